@@ -14,6 +14,7 @@ from rlcli.config.schemas import CollectConfig, Config, PolicyConfig
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError, in_words
 from rlcli.modules import ActorCritic, build_actor_critic
+from rlcli.modules.build import RECURRENT, Recurrence
 from rlcli.processes.cores import cores
 
 WORTH_A_THREAD = 32_000_000  # multiply-adds of one layer for a minibatch above which a second thread pays
@@ -42,8 +43,16 @@ def actor_and_critic(cfg: CollectConfig, env: EnvBase) -> ActorCritic:
     p = cfg.policy
     return build_actor_critic(
         env.observation_spec, env.action_spec, shared=p.shared, distribution=p.distribution, init_std=p.init_std,
-        state_dependent_std=p.state_dependent_std, **network_options(cfg),
+        state_dependent_std=p.state_dependent_std, recurrence=recurrence(cfg), **network_options(cfg),
     )  # fmt: skip
+
+
+def recurrence(cfg: CollectConfig) -> Recurrence | None:
+    """The recurrent layer of the policy; None where it has none."""
+    p = cfg.policy
+    if p.kind not in RECURRENT:
+        return None
+    return Recurrence(p.kind, p.recurrent_size, p.recurrent_layers, {"recurrent_backend": p.recurrent_backend})
 
 
 def network_options(cfg: CollectConfig) -> dict[str, Any]:
@@ -51,7 +60,7 @@ def network_options(cfg: CollectConfig) -> dict[str, Any]:
     p = cfg.policy
     activation = None if p.activation == "auto" else p.activation
     return {
-        "net": p.kind, "hidden": p.hidden, "activation": activation, "orthogonal": p.orthogonal, "generator": cfg.seed
+        "net": "auto" if p.kind in RECURRENT else p.kind, "hidden": p.hidden, "activation": activation, "orthogonal": p.orthogonal, "generator": cfg.seed
     }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from rlcli.kernels.scan import scan
 from rlcli.keys import (
     ADVANTAGE,
     DONE,
+    IS_INIT,
     NEXT,
     REWARD,
     STATE_VALUE,
@@ -43,6 +44,7 @@ from rlcli.objectives.loss import Loss
 from rlcli.objectives.value import PopArt, ValueNorm
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.objectives.value.estimators import make_estimator
+from rlcli.transforms import state_keys
 
 
 class PolicyGradient(Algorithm):
@@ -107,7 +109,8 @@ class PolicyGradient(Algorithm):
         read = [key for key in map(unravel, loss.in_keys) if key not in later]
         read += [key for key in map(unravel, estimator.in_keys) if as_tuple(key)[0] != NEXT]
         keep: list[Key] = [*dict.fromkeys(read), REWARD, DONE, TERMINATED, TRUNCATED]
-        keep += [under_next(key) for key in read if key in observed]
+        remembered = {IS_INIT, *(key for net in loss.networks for key in state_keys(net))}
+        keep += [under_next(key) for key in read if key in observed and key not in remembered]
         keep += [TRAJ_IDS] if self.cfg.collector.trajs_per_batch or self.stores else []
         return [*keep, *keys_of(self.cfg.memory.keep)]
 

@@ -1,9 +1,9 @@
 """A recurrent policy's state: `("next", h)` of step t is `h` of row t+1.
 
-What such a policy needs of its env, a marker of first steps and a place for its state, are transforms, added once when
-a collector is built; a policy whose state would have no place is refused.  A `TensorDictPrimer` gives `h` its rows and,
-at resets, its default; the policy's program writes row t+1.  `States` says which keys may be carried so, and which keep
-what they hold since nobody writes them (random actions, a policy that only reads them).
+A `TensorDictPrimer` gives `h` its rows and, at resets, its default (`rlcli.envs.policy_transforms` adds it where it is
+missing); the policy's program writes row t+1. A policy whose state would have no place is refused. `States` says which
+keys may be carried so, and which keep what they hold since nobody writes them (random actions, a policy that only reads
+them).
 """
 
 from __future__ import annotations
@@ -11,40 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any
 
-from torch import nn
-
 from rlcli.envs import EnvBase, SerialEnv, TransformedEnv
+from rlcli.envs.policy_transforms import keys_of, written_states
 from rlcli.envs.tensordict_lanes import TensorDictLanes
 from rlcli.errors import ArgumentError
-from rlcli.keys import IS_INIT, NEXT, STEP_RESULTS, Key, as_tuple, show, unravel
+from rlcli.keys import IS_INIT, STEP_RESULTS, Key, show
 from rlcli.lanes.lanes import Lanes, Schema
-from rlcli.transforms import InitTracker, TensorDictPrimer, Transform
-
-
-def missing_transforms(env: EnvBase, policy: Any) -> list[Transform]:
-    """InitTracker and primers for every recurrent part of the policy, unless the env's specs hold their keys already.
-
-    A part is recurrent when it has `make_tensordict_primer()`.  A policy that reads `is_init`, or writes the next value
-    of a key, gets the InitTracker too; the primer of such a key is the env's to have.
-    """
-    specs = (env.full_observation_spec, env.full_state_spec)
-    present = {unravel(key) for spec in specs for key in spec.keys(True, True)}
-    primers = [part.make_tensordict_primer() for part in _recurrent_parts(policy)]
-    found: list[Transform] = []
-    marked = primers or IS_INIT in _keys(policy, "in_keys") or set(written_states(policy)) & present
-    if marked and IS_INIT not in present:
-        found.append(InitTracker())
-    for primer in primers:
-        if not set(primer.out_keys) <= present:
-            found.append(primer)
-            present |= set(primer.out_keys)
-    return found
-
-
-def written_states(policy: Any) -> list[Key]:
-    """The root names of what the policy says it writes under `next`, from its `out_keys`."""
-    found = [as_tuple(key) for key in _keys(policy, "out_keys")]
-    return [unravel(key[1:]) for key in found if key[0] == NEXT and len(key) > 1]
+from rlcli.transforms import TensorDictPrimer, Transform, state_keys
 
 
 def refuse_lost_states(policy: Any, offered: Iterable[Key]) -> None:
@@ -62,11 +35,11 @@ def refuse_lost_states(policy: Any, offered: Iterable[Key]) -> None:
         Naming the key, and the transforms to add.
     """
     offered = set(offered)
-    own = [key for part in _recurrent_parts(policy) for key in part.make_tensordict_primer().out_keys]
+    own = state_keys(policy)
     for key in [*own, *written_states(policy)]:
         if key not in offered:
             raise no_place(key, by_itself=key in own)
-    if IS_INIT in _keys(policy, "in_keys") and IS_INIT not in offered:
+    if IS_INIT in keys_of(policy, "in_keys") and IS_INIT not in offered:
         raise ArgumentError(
             "the policy reads is_init, which the env does not offer",
             fix="Leave auto_register_policy_transforms=True, or use TransformedEnv(env, InitTracker()).",
@@ -87,16 +60,6 @@ def no_place(key: Key, *, by_itself: bool = False) -> ArgumentError:
         else f"Use TransformedEnv(env, TensorDictPrimer({{{name}: Unbounded((size,))}})), "
         "or give the module a make_tensordict_primer() that returns it.",
     )
-
-
-def _recurrent_parts(policy: Any) -> list[Any]:
-    if not isinstance(policy, nn.Module):
-        return []
-    return [module for module in policy.modules() if hasattr(module, "make_tensordict_primer")]
-
-
-def _keys(policy: Any, name: str) -> list[Key]:
-    return [unravel(key) for key in getattr(policy, name, None) or ()]
 
 
 # ---- the keys of one collector ---------------------------------------------------------------------------------------

@@ -15,10 +15,11 @@ from rlcli.collectors.devices import Placement, on_device, same_device
 from rlcli.collectors.options import Stepping
 from rlcli.collectors.programs import Program, RandomProgram, Setting, TensorDictProgram, lower
 from rlcli.collectors.schema import BatchSchema, Kept, always, keeper, schema_of
-from rlcli.collectors.states import missing_transforms, refuse_lost_states, transforms_of
+from rlcli.collectors.states import refuse_lost_states, transforms_of
 from rlcli.envs import EnvBase, GymEnv, TransformedEnv
 from rlcli.envs.base import own_methods, steps_as_ours
 from rlcli.envs.mdp import on_tensordicts
+from rlcli.envs.policy_transforms import with_policy_transforms
 from rlcli.envs.spaces import ACTIONS, action_format, drawn_alike, from_gym_space
 from rlcli.envs.tensordict_lanes import TensorDictLanes
 from rlcli.envs.transformed import transforms_on
@@ -107,11 +108,9 @@ def with_transforms(env: EnvBase, policy: Any, max_frames_per_traj: int | None, 
         raise ArgumentError("max_frames_per_traj must be at least 1", why=f"got {max_frames_per_traj}")
     counted = any(isinstance(t, StepCounter) for t in transforms_of(env))
     extra: list[Transform] = [] if max_frames_per_traj is None or counted else [StepCounter()]
-    if auto and policy is not None:
-        extra += missing_transforms(env, policy)
     for transform in extra:
         env = TransformedEnv(env, transform)
-    return env
+    return with_policy_transforms(env, policy) if auto and policy is not None else env
 
 
 def with_delta(

@@ -42,6 +42,7 @@ _GRADIENT = _keys("policy", "shared init_std state_dependent_std")  # of the act
 GREEDY = _keys("policy", "dueling eps_init eps_end eps_frames")  # of one that chooses by value
 _ACTS = ("policy.exploration", "collector.init_random_frames")
 _NET = Part(uses=(*_LAYERS, *_GRADIENT, *GREEDY, *_ACTS))
+_RECURRENT = Part(uses=(*_NET.uses, *_keys("policy", "recurrent_size recurrent_layers recurrent_backend")))
 
 _ESTIMATES = _keys(
     "value",
@@ -70,6 +71,8 @@ CHOICES: dict[str, dict[str, Part]] = {
         "mlp": _NET,
         "cnn": _NET,
         "dict": _NET,
+        "gru": _RECURRENT,
+        "lstm": _RECURRENT,
         "auto": _NET,
         "random": Part(),
         "checkpoint": Part(uses=("policy.path", *_ACTS)),

@@ -104,6 +104,13 @@ class PolicyConfig:
         None,
         "one trunk for actor and critic instead of one each; null: where it has convolutions and hidden layers",
     )
+    recurrent_size: int = option(64, "units of the recurrent layer, which reads the last hidden one", ge=1)
+    recurrent_layers: int = option(1, "recurrent layers on top of each other", ge=1)
+    recurrent_backend: str = option(
+        "auto",
+        "what runs it over sequences; auto: the fastest that can, here",
+        choices=("auto", "reference", "pad", "scan", "cpu", "triton"),
+    )
     orthogonal: bool = option(True, "orthogonal initial weights, small for the last actor layer")
     distribution: str = option(
         "auto",

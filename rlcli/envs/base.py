@@ -8,6 +8,7 @@ of the fast loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from inspect import signature
 from numbers import Integral
 from typing import Any
 
@@ -31,7 +32,21 @@ def _other_name(name: str) -> Any:
     return property(lambda env: getattr(env, name), lambda env, spec: setattr(env, name, spec))
 
 
-class EnvBase:
+class _WithPolicy(type):
+    """Takes `policy=` of any env's constructor."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        asked = "policy" in kwargs and "policy" not in signature(cls.__init__).parameters  # type: ignore[misc]
+        policy = kwargs.pop("policy") if asked else None
+        env = super().__call__(*args, **kwargs)
+        if policy is None:
+            return env
+        from rlcli.envs.policy_transforms import with_policy_transforms  # which knows the envs with transforms
+
+        return with_policy_transforms(env, policy)
+
+
+class EnvBase(metaclass=_WithPolicy):
     """An environment that reads and writes TensorDicts.
 
     Parameters
@@ -40,6 +55,9 @@ class EnvBase:
         `()` for a single env, `(N,)` for N stepped together.
     device : torch device, optional
         Where its tensors live; None keeps the CPU without stamping a device on TensorDicts.
+    policy : callable, optional
+        Of every env: what its recurrent parts need that its specs do not have, an `InitTracker` and primers of their
+        states, is put around it. What is returned is a `TransformedEnv` then.
 
     Notes
     -----

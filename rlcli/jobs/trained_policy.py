@@ -19,10 +19,10 @@ from tensordict.nn import set_interaction_type
 from torch import Tensor
 
 from rlcli.collectors.build import EXPLORATION
-from rlcli.collectors.states import missing_transforms
 from rlcli.config.schemas import Config
 from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.envs.mdp import merged, on_tensordicts
+from rlcli.envs.policy_transforms import with_policy_transforms
 from rlcli.errors import ArgumentError, ConfigError, MissingKeyError, NumericsError, RlcliError, in_words
 from rlcli.keys import ACTION, IS_INIT, OBSERVATION, RESET, REWARD, Key, show
 from rlcli.lanes.make import configured
@@ -72,8 +72,7 @@ class TrainedPolicy:
     """
 
     def __init__(self, config: Config, networks: ActorCritic, env: EnvBase, *, frames: int = 0) -> None:
-        for transform in missing_transforms(env, networks.actor):
-            env = TransformedEnv(env, transform)
+        env = with_policy_transforms(env, networks.actor)
         base, transforms = (env.base_env, env.transforms) if isinstance(env, TransformedEnv) else (env, [])
         lanes = base.lanes  # type: ignore[attr-defined]
         self.config, self.frames = config, frames

@@ -1,5 +1,5 @@
-"""The update: steps along a loss's gradient, one a minibatch, and the target networks after them; with the minibatches
-that a batch is cut into, and the means of what the steps report.
+"""The update: steps along a loss's gradient, one a minibatch, and the target networks after them; with the means of what
+the steps report.
 
 Reads the loss's in_keys and any mask; changes the parameters; gives mean diagnostics, and of losses on stored rows each
 row's error. Which rows it is given, and how often, is the loop's affair. Knows nothing of envs, collectors, checkpoints
@@ -20,6 +20,7 @@ from rlcli.errors import ArgumentError
 from rlcli.keys import TD_ERROR, Key
 from rlcli.learning.flat import FlatParameters
 from rlcli.learning.gradient import Gradient, GradientChoice
+from rlcli.learning.minibatches import Minibatch, Minibatches, SequenceMinibatches, with_starts
 from rlcli.learning.optimizer import FlatOptimizer, Guard, Schedule, Step, schedule
 from rlcli.objectives.loss import Loss
 from rlcli.objectives.reduction import MASK_KEYS, mask_of
@@ -95,7 +96,8 @@ class Update:
         self.epochs, self.target_kl, self.compile = epochs, target_kl, compile
         self.gradient = GradientChoice(loss, self.flat, gradient, compile)
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
-        self.minibatches = Minibatches(batch_size, self.generator)
+        kind = SequenceMinibatches if loss.recurrent else Minibatches
+        self.minibatches: Minibatches = kind(batch_size, self.generator)
         # looking at a number costs nothing on a CPU and stops the queue of a GPU; targets follow only a step made
         cpu = self.flat.tensor.device.type == "cpu"
         self._look = cpu or not self.optimizer.can_skip or targets is not None
@@ -199,8 +201,14 @@ class Update:
         return {key: x for key in self._keys if (x := batch.get(key, None)) is not None}
 
     def columns(self, batch: TensorDictBase) -> Minibatch:
-        """The same `[N, ...]` over all batch dims, of the rows that masks let through."""
-        columns = {key: x.detach().reshape(-1, *x.shape[batch.ndim :]) for key, x in self.loss.columns(batch).items()}
+        """The same `[N, ...]` over all batch dims, of the rows that masks let through.
+
+        Of a recurrent loss `is_init` says where the rows of `batch` begin as well.
+        """
+        read = self.loss.columns(batch)
+        if self.loss.recurrent:
+            read = with_starts(read, batch)
+        columns = {key: x.detach().reshape(-1, *x.shape[batch.ndim :]) for key, x in read.items()}
         mask = mask_of(columns)
         if mask is None:
             return columns
@@ -272,53 +280,6 @@ def load_state_beside(module: nn.Module, state: Mapping[str, Any], *others: nn.M
     if state.keys() != held.keys():
         raise KeyError(f"the saved {type(module).__name__} holds {sorted(state)}, this one {sorted(held)}")
     module.load_state_dict(dict(state), strict=False)
-
-
-# ---- minibatches -------------------------------------------------------------------------------------------------
-Minibatch = dict[Key, Tensor]
-
-
-class Minibatches:
-    """Draws epochs from batches of columns `{key: Tensor [N, ...]}`, each gathered once an epoch.
-
-    ```
-    columns   [N]  r0 r1 r2 r3 r4 r5 r6        epoch: permutation 4 0 6 2 5 1 3
-    shuffled  [N]  r4 r0 r6|r2 r5 r1|r3        minibatches of 3, views of the copy; the last one may be shorter
-    ```
-
-    Parameters
-    ----------
-    batch_size : int
-        Rows of a minibatch.
-    generator : torch.Generator
-        Of the permutations; on the CPU.
-    """
-
-    def __init__(self, batch_size: int, generator: torch.Generator) -> None:
-        if batch_size < 1:
-            raise ArgumentError("batch_size must be at least 1", why=f"got {batch_size}")
-        self.batch_size, self.generator = batch_size, generator
-        self._shuffled: Minibatch = {}
-        self._views: list[Minibatch] = []
-
-    def epoch(self, columns: Mapping[Key, Tensor]) -> Iterator[Minibatch]:
-        """Minibatches of one epoch. They live in buffers that the next epoch overwrites."""
-        self._fit(columns)
-        n = next(iter(columns.values())).shape[0]
-        order = torch.randperm(n, generator=self.generator)
-        for key, x in columns.items():
-            torch.index_select(x, 0, order.to(x.device, non_blocking=True), out=self._shuffled[key])
-        return iter(self._views)
-
-    def _fit(self, columns: Mapping[Key, Tensor]) -> None:
-        """Buffers, and their views, for columns of these shapes; kept while the shapes stay."""
-        kinds = {k: (x.shape, x.dtype, x.device) for k, x in columns.items()}
-        if kinds == {k: (x.shape, x.dtype, x.device) for k, x in self._shuffled.items()}:
-            return
-        self._shuffled = {k: torch.empty_like(x, memory_format=torch.contiguous_format) for k, x in columns.items()}
-        n = next(iter(columns.values())).shape[0]
-        starts = range(0, n, self.batch_size)
-        self._views = [{k: x[i : i + self.batch_size] for k, x in self._shuffled.items()} for i in starts]
 
 
 # ---- diagnostics -------------------------------------------------------------------------------------------------

@@ -48,6 +48,11 @@ if TYPE_CHECKING:
     from rlcli.modules.nets import activation_class as activation_class
     from rlcli.modules.nets import orthogonal_ as orthogonal_
     from rlcli.modules.nets import seeded as seeded
+    from rlcli.modules.recurrent import GRUModule as GRUModule
+    from rlcli.modules.recurrent import LSTMModule as LSTMModule
+    from rlcli.modules.recurrent import RecurrentModule as RecurrentModule
+    from rlcli.modules.recurrent import recurrent_mode as recurrent_mode
+    from rlcli.modules.recurrent import set_recurrent_mode as set_recurrent_mode
     from rlcli.modules.values import ActorValueOperator as ActorValueOperator
     from rlcli.modules.values import QValueActor as QValueActor
     from rlcli.modules.values import QValueModule as QValueModule

@@ -9,8 +9,10 @@ observation(s), action -> layers -> state_action_value                          
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -29,13 +31,50 @@ from rlcli.modules.encoders import convolves, network, observation_keys
 from rlcli.modules.exploration import EGreedyModule
 from rlcli.modules.head import ActionHead, LogScaleExtractor, action_head, single_action
 from rlcli.modules.nets import MLP, DuelingHead, StateActionMLP, seeded
+from rlcli.modules.recurrent import GRUModule, LSTMModule
 from rlcli.modules.values import ActorValueOperator, QValueActor, ValueOperator
 from rlcli.specs import Bounded, Categorical, Composite, OneHot, TensorSpec, Unbounded
 
 Activation = str | type[nn.Module]
 
 TRUNK_KEY: Key = "hidden"
+ENCODED_KEY: Key = "encoded"  # what a recurrent layer reads
+RECURRENT = {"gru": GRUModule, "lstm": LSTMModule}
 POLICY_GAIN, VALUE_GAIN = 0.01, 1.0  # Huang et al. 2022, "The 37 implementation details of PPO", detail 2
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """A recurrent layer behind the hidden ones.
+
+    Attributes
+    ----------
+    kind : {"gru", "lstm"}
+    size, layers : int
+        Units, and layers on top of each other.
+    options : dict
+        See `rlcli.modules.RecurrentModule`.
+    """
+
+    kind: str = "gru"
+    size: int = 64
+    layers: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def after(self, encoder: nn.Module, keys: Sequence[Key]) -> TensorDictSequential:
+        """What `encoder [*B, features]` makes of `keys`, and what is remembered of it at `hidden`."""
+        module = RECURRENT[self.kind](
+            encoder.out_features, self.size, self.layers, in_key=ENCODED_KEY, out_key=TRUNK_KEY, **self.options
+        )
+        for name, weight in module.layers.named_parameters():
+            if name.startswith("bias"):
+                nn.init.zeros_(weight)
+            elif name.startswith("weight_hh"):
+                for gate in weight.detach().split(self.size):
+                    nn.init.orthogonal_(gate)
+            else:
+                nn.init.orthogonal_(weight)
+        return TensorDictSequential(TensorDictModule(encoder, list(keys), [ENCODED_KEY]), module)
 
 
 def build_actor_critic(
@@ -52,6 +91,7 @@ def build_actor_critic(
     state_dependent_std: bool = False,
     in_keys: Sequence[Key] | None = None,
     return_log_prob: bool = True,
+    recurrence: Recurrence | None = None,
     generator: int | torch.Generator | None = None,
     device: torch.device | str | None = None,
 ) -> ActorCritic:
@@ -85,6 +125,8 @@ def build_actor_critic(
         Which observations to read, in order; default all but the counters that transforms add.
     return_log_prob : bool
         The actor also writes `sample_log_prob`.
+    recurrence : Recurrence, optional
+        A recurrent layer at the end of the trunk, which actor and critic then share.
     generator : int or torch.Generator, optional
         Seed of the initial weights; torch's global random state is then left alone.
     device : torch.device or str, optional
@@ -113,21 +155,33 @@ def build_actor_critic(
         state_dependent_std=split,
         return_log_prob=return_log_prob,
     )
+    if recurrence is not None:
+        if shared is False:
+            raise ConfigError(
+                "a recurrent policy has one trunk for actor and critic", where="policy.shared=false",
+                why="a critic with a state of its own is not stepped while frames are collected",
+                fix="Leave policy.shared out.",
+            )  # fmt: skip
+        shared = True
     if shared is None:
         shared = (hidden is None or len(hidden) > 0) and convolves(observation_spec, keys, net)
     with seeded(generator):
         if shared:
-            if hidden is not None and not hidden:
+            if hidden is not None and not hidden and recurrence is None:
                 raise ConfigError(
                     "a shared trunk needs a hidden layer",
                     where="policy.hidden",
                     fix="Set policy.shared=false.",
                 )
-            trunk = net_of(None)
-            policy_layer = MLP(trunk.out_features, outputs, (), orthogonal=orthogonal, last_gain=POLICY_GAIN)
-            value_layer = MLP(trunk.out_features, 1, (), orthogonal=orthogonal, last_gain=VALUE_GAIN)
+            encoder = net_of(None)
+            trunk: TensorDictModuleBase = TensorDictModule(encoder, keys, [TRUNK_KEY])
+            width = encoder.out_features
+            if recurrence is not None:
+                trunk, width = recurrence.after(encoder, keys), recurrence.size
+            policy_layer = MLP(width, outputs, (), orthogonal=orthogonal, last_gain=POLICY_GAIN)
+            value_layer = MLP(width, 1, (), orthogonal=orthogonal, last_gain=VALUE_GAIN)
             operator = ActorValueOperator(
-                TensorDictModule(trunk, keys, [TRUNK_KEY]),
+                trunk,
                 actor_of(policy_layer, [TRUNK_KEY]),
                 ValueOperator(value_layer, [TRUNK_KEY], [STATE_VALUE]),
             )

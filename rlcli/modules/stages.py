@@ -34,6 +34,7 @@ from rlcli.modules.encoders import DictEncoder, DictNet, Flat, OneHotIndex
 from rlcli.modules.exploration import EGreedyModule
 from rlcli.modules.head import LogScaleExtractor, StateIndependentScale
 from rlcli.modules.nets import MLP, NatureCNN
+from rlcli.modules.recurrent import GRUModule, LSTMModule, RecurrentModule
 from rlcli.modules.values import QValueModule
 
 # modules that neither keep what they are given nor write to it, and look at nothing else
@@ -54,7 +55,7 @@ class Stage(NamedTuple):
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The outputs in the order of `out_keys`."""
-        out = self.module(*inputs)
+        out = self.module.on_tensors(*inputs) if self.recurrent else self.module(*inputs)
         if isinstance(out, dict | TensorDictBase):
             return tuple(out[k] for k in self.out_keys)
         return out if isinstance(out, tuple) else (out,)
@@ -77,9 +78,14 @@ class Stage(NamedTuple):
         values.update(zip(self.out_keys, written, strict=True))
 
     @property
+    def recurrent(self) -> bool:
+        """Whether it reads a state and writes the next one: one step at a time, or over sequences."""
+        return isinstance(self.module, RecurrentModule)
+
+    @property
     def touched(self) -> tuple[Key, ...]:
         """What it writes to: its outputs, and its inputs where it may work in place on them."""
-        known = self.layers is not None or self.only_reads
+        known = self.layers is not None or self.only_reads or self.recurrent
         return self.out_keys if known else (*self.out_keys, *self.in_keys)
 
     @property
@@ -128,7 +134,7 @@ def take_apart(net: Any) -> Parts | None:
         if isinstance(leaf, ProbabilisticTensorDictModule):
             head = leaf
         else:
-            stages.append(Stage(leaf.module, tuple(map(unravel, leaf.in_keys)), tuple(map(unravel, leaf.out_keys))))
+            stages.append(_stage(leaf))
     return Parts(tuple(stages), head)
 
 
@@ -137,10 +143,14 @@ def take_apart_values(net: Any) -> ValueParts | None:
     leaves = list(_leaves(net, QValueModule, EGreedyModule))
     exploration = leaves.pop() if leaves and type(leaves[-1]) is EGreedyModule else None
     choice = leaves.pop() if leaves and type(leaves[-1]) is QValueModule else None
-    if choice is None or not leaves or not all(isinstance(leaf, TensorDictModule) for leaf in leaves):
+    if choice is None or not leaves or not all(isinstance(x, TensorDictModule | RecurrentModule) for x in leaves):
         return None
-    stages = [Stage(x.module, tuple(map(unravel, x.in_keys)), tuple(map(unravel, x.out_keys))) for x in leaves]
-    return ValueParts(tuple(stages), choice, exploration)
+    return ValueParts(tuple(map(_stage, leaves)), choice, exploration)
+
+
+def _stage(leaf: TensorDictModule | RecurrentModule) -> Stage:
+    module = leaf if isinstance(leaf, RecurrentModule) else leaf.module
+    return Stage(module, tuple(map(unravel, leaf.in_keys)), tuple(map(unravel, leaf.out_keys)))
 
 
 def _leaves(net: Any, *heads: type) -> Iterator[Any]:
@@ -155,6 +165,9 @@ def _leaves(net: Any, *heads: type) -> Iterator[Any]:
     elif usual(net, TensorDictModule):
         told = net._kwargs is not None or net.method is not None or net.method_kwargs or net._get_kwargs
         yield None if told or net.strict or net.inplace is not True or "_" in net.in_keys else net
+    elif type(net) in (GRUModule, LSTMModule):
+        own = hooked(net) or hooked(net.layers) or type(net.layers) is not net.kind
+        yield None if own else net
     else:
         yield net if type(net) in heads and not hooked(net) else None
 
@@ -195,6 +208,7 @@ _SETTINGS = (
     (ProbabilisticTensorDictModule, itemgetter("_in_keys", "_out_keys", "dist_keys", "return_log_prob")),
     (QValueModule, itemgetter("action_value_key", "action_mask_key", "action_space")),
     (EGreedyModule, itemgetter("action_key", "action_mask_key", "n")),
+    (RecurrentModule, itemgetter("_in_keys", "_out_keys", "recurrent_backend", "default_recurrent_mode")),
 )
 
 

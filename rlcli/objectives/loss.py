@@ -18,6 +18,7 @@ from rlcli.keys import ADVANTAGE, STATE_VALUE, VALUE_TARGET, Key, show
 from rlcli.objectives.keyed import NETWORKS, KeyedModule
 from rlcli.objectives.networks import Columns
 from rlcli.objectives.reduction import REDUCTIONS, filled, mask_of, may_ask
+from rlcli.transforms import recurrent_parts
 
 Terms = dict[str, Tensor]
 
@@ -77,6 +78,11 @@ class Loss(KeyedModule, ABC):
     def networks(self) -> Sequence[nn.Module]:
         """Networks of the policy, which are saved with it; whatever else the loss holds an update saves."""
         return [net for name in NETWORKS if isinstance(net := getattr(self, name, None), nn.Module)]
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether a network of it remembers: its rows are sequences then, which begin where `is_init` is set."""
+        return any(map(recurrent_parts, self.networks))
 
     @abstractmethod
     def terms(self, columns: Columns, batch_dims: int = 1) -> Terms:

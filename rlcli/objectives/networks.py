@@ -2,7 +2,7 @@
 
 A network that can be taken apart (`rlcli.modules.stages`) does nothing but hand tensors from one inner module to the
 next; then those are called directly, as long as nobody changes it. Any other is called as it is, on a tensordict made
-for it. `Lowered` is any network, `Density` the distribution of an actor's actions; `alone` keeps parameters that a
+for it. Recurrent ones run over sequences. `Lowered` is any network, `Density` the distribution of an actor's actions; `alone` keeps parameters that a
 computation may use from learning by it.
 """
 
@@ -25,6 +25,7 @@ from rlcli.errors import ArgumentError, RlcliError, in_words
 from rlcli.keys import ACTION_LOG_PROB, SAMPLE_LOG_PROB, STATE_VALUE, Key, show, unravel
 from rlcli.modules.distributions import Family, family_of, param_keys
 from rlcli.modules.distributions.family import Params
+from rlcli.modules.recurrent import set_recurrent_mode
 from rlcli.modules.stages import Stage, Structure, take_apart
 
 Columns = Mapping[Key, Tensor]
@@ -172,14 +173,15 @@ class Lowered:
 
     def _evaluate(self, columns: Columns, batch_dims: int, skip: int) -> dict[Key, Tensor]:
         values, (stages, read) = dict(columns), self._found()
-        if stages is None:
-            first = next(iter(columns.values()))
-            inputs: Any = {k: x for k, x in columns.items() if k in read}
-            out = self.module(TensorDict(inputs, batch_size=first.shape[:batch_dims]))
-            values.update((k, out.get(k)) for k in self.out_keys)  # type: ignore[misc]
-            return values
-        for stage in stages[skip:]:
-            stage.run(values)
+        with set_recurrent_mode(True):
+            if stages is None:
+                first = next(iter(columns.values()))
+                inputs: Any = {k: x for k, x in columns.items() if k in read}
+                out = self.module(TensorDict(inputs, batch_size=first.shape[:batch_dims]))
+                values.update((k, out.get(k)) for k in self.out_keys)  # type: ignore[misc]
+                return values
+            for stage in stages[skip:]:
+                stage.run(values)
         return values
 
 
@@ -309,8 +311,9 @@ class Known(NamedTuple):
 
     def _evaluate(self, columns: Columns) -> tuple[Params, dict[Key, Tensor]]:
         values = dict(columns)
-        for stage in self.stages:
-            stage.run(values)
+        with set_recurrent_mode(True):
+            for stage in self.stages:
+                stage.run(values)
         return tuple(values[k] for k in self.param_keys), values
 
 
@@ -384,7 +387,8 @@ class Density:
         """The distribution of a batch `size`, the general way, and a tensordict with what the actor's net wrote."""
         inputs: Any = {k: columns[k] for k in self.in_keys if k in columns}
         td = TensorDict(inputs, batch_size=size)
-        return fitted("the actor", lambda: self.actor.get_dist(td), lambda: inputs), td
+        with set_recurrent_mode(True):
+            return fitted("the actor", lambda: self.actor.get_dist(td), lambda: inputs), td
 
     def _entropy(self, dist: torch.distributions.Distribution) -> Tensor:
         try:

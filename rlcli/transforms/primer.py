@@ -6,8 +6,10 @@ The policy writes the state of the next step under `next`; a step without one (r
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
+from torch import nn
 
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key, show, under_next
@@ -73,6 +75,23 @@ class TensorDictPrimer(Transform):
 
     def bind(self, rows, n):
         return _Rows([rows[key] for key in self.out_keys], self.default_value)
+
+
+def primers_of(policy: Any) -> list[TensorDictPrimer]:
+    """The primers of a policy's recurrent parts: of every module in it with a `make_tensordict_primer()`."""
+    return [part.make_tensordict_primer() for part in recurrent_parts(policy)]
+
+
+def recurrent_parts(policy: Any) -> list[Any]:
+    """The modules of a policy that have a state which goes from step to step."""
+    if not isinstance(policy, nn.Module):
+        return []
+    return [part for part in policy.modules() if hasattr(part, "make_tensordict_primer")]
+
+
+def state_keys(policy: Any) -> list[Key]:
+    """Where those states are read."""
+    return [key for primer in primers_of(policy) for key in primer.out_keys]
 
 
 class _Rows(RowOp):

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map
 
 from rlcli.errors import ArgumentError
 from rlcli.keys import IS_INIT, Key, show, under_next, unravel
+from rlcli.modules.recurrent import set_recurrent_mode
 from rlcli.objectives.networks import Columns, Lowered, fitted, value_key
 from rlcli.objectives.value.observations import Observations
 from rlcli.objectives.value.reading import need_count
@@ -264,7 +265,8 @@ class SequenceValues:
 
     def _flat(self, columns: Columns, shape: tuple[int, int]) -> dict[Key, Tensor]:
         """The values of sequences `shape`, one after the other."""
-        value = self.module(TensorDict(dict(columns), batch_size=shape)).get(self.key)
+        with set_recurrent_mode(True):
+            value = self.module(TensorDict(dict(columns), batch_size=shape)).get(self.key)
         return {self.key: value.reshape(shape[0] * shape[1], -1)}
 
 

@@ -1,0 +1,52 @@
+"""What a policy needs of its env: a marker of first steps, and a place for the state that it hands to its next step.
+
+Found from specs, so that what an env below has already is not added again. `policy=` of every env and a collector's
+`auto_register_policy_transforms` ask here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlcli.envs.base import EnvBase
+from rlcli.envs.transformed import TransformedEnv
+from rlcli.keys import IS_INIT, NEXT, Key, as_tuple, unravel
+from rlcli.transforms import InitTracker, Transform, primers_of
+
+
+def missing_transforms(env: EnvBase, policy: Any) -> list[Transform]:
+    """InitTracker and primers for every recurrent part of the policy, unless the env's specs hold their keys already.
+
+    A part is recurrent when it has `make_tensordict_primer()`.  A policy that reads `is_init`, or writes the next value
+    of a key, gets the InitTracker too; the primer of such a key is the env's to have.
+    """
+    specs = (env.full_observation_spec, env.full_state_spec)
+    present = {unravel(key) for spec in specs for key in spec.keys(True, True)}
+    primers = primers_of(policy)
+    found: list[Transform] = []
+    marked = primers or IS_INIT in keys_of(policy, "in_keys") or set(written_states(policy)) & present
+    if marked and IS_INIT not in present:
+        found.append(InitTracker())
+    for primer in primers:
+        if not set(primer.out_keys) <= present:
+            found.append(primer)
+            present |= set(primer.out_keys)
+    return found
+
+
+def with_policy_transforms(env: EnvBase, policy: Any) -> EnvBase:
+    """The env with what is missing on its outside; itself where nothing is."""
+    for transform in missing_transforms(env, policy):
+        env = TransformedEnv(env, transform)
+    return env
+
+
+def written_states(policy: Any) -> list[Key]:
+    """The root names of what the policy says it writes under `next`, from its `out_keys`."""
+    found = [as_tuple(key) for key in keys_of(policy, "out_keys")]
+    return [unravel(key[1:]) for key in found if key[0] == NEXT and len(key) > 1]
+
+
+def keys_of(policy: Any, name: str) -> list[Key]:
+    """The policy's `in_keys` or `out_keys`; none where it does not say."""
+    return [unravel(key) for key in getattr(policy, name, None) or ()]

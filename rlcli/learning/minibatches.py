@@ -1,0 +1,100 @@
+"""The minibatches that a batch is cut into: shuffled rows, or shuffled sequences where a network remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.keys import IS_INIT, Key
+
+Minibatch = dict[Key, Tensor]
+
+
+class Minibatches:
+    """Draws epochs from batches of columns `{key: Tensor [N, ...]}`, each gathered once an epoch.
+
+    ```
+    columns   [N]  r0 r1 r2 r3 r4 r5 r6        epoch: permutation 4 0 6 2 5 1 3
+    shuffled  [N]  r4 r0 r6|r2 r5 r1|r3        minibatches of 3, views of the copy; the last one may be shorter
+    ```
+
+    Parameters
+    ----------
+    batch_size : int
+        Rows of a minibatch.
+    generator : torch.Generator
+        Of the permutations; on the CPU.
+    """
+
+    def __init__(self, batch_size: int, generator: torch.Generator) -> None:
+        if batch_size < 1:
+            raise ArgumentError("batch_size must be at least 1", why=f"got {batch_size}")
+        self.batch_size, self.generator = batch_size, generator
+        self._shuffled: Minibatch = {}
+        self._views: list[Minibatch] = []
+
+    def epoch(self, columns: Mapping[Key, Tensor]) -> Iterator[Minibatch]:
+        """Minibatches of one epoch. They live in buffers that the next epoch overwrites."""
+        order, ends = self.draw(columns)
+        renewed = self._fit(columns)
+        for key, x in columns.items():
+            torch.index_select(x, 0, order.to(x.device, non_blocking=True), out=self._shuffled[key])
+        if renewed or ends != self._ends:
+            self._ends = ends
+            parts = zip([0, *ends[:-1]], ends, strict=True)
+            self._views = [{k: x[start:end] for k, x in self._shuffled.items()} for start, end in parts]
+        return iter(self._views)
+
+    def draw(self, columns: Mapping[Key, Tensor]) -> tuple[Tensor, list[int]]:
+        """The rows of an epoch in a new order, int64 `[N]`, and where each minibatch ends among them."""
+        n = next(iter(columns.values())).shape[0]
+        return torch.randperm(n, generator=self.generator), [*range(self.batch_size, n, self.batch_size), n]
+
+    def _fit(self, columns: Mapping[Key, Tensor]) -> bool:
+        """Buffers for columns of these shapes, kept while the shapes stay; whether they are new."""
+        kinds = {k: (x.shape, x.dtype, x.device) for k, x in columns.items()}
+        if kinds == {k: (x.shape, x.dtype, x.device) for k, x in self._shuffled.items()}:
+            return False
+        self._shuffled = {k: torch.empty_like(x, memory_format=torch.contiguous_format) for k, x in columns.items()}
+        return True
+
+    _ends: list[int] | None = None
+
+
+class SequenceMinibatches(Minibatches):
+    """The same of whole sequences, which begin where `is_init` is set and keep their order inside.
+
+    ```
+    columns   [N]  a0 a1 a2|b0|c0 c1|d0        epoch: permutation c a d b
+    shuffled  [N]  c0 c1 a0 a1 a2|d0 b0        minibatches of about 4 rows: one ends with the sequence that fills it
+    ```
+    """
+
+    def draw(self, columns: Mapping[Key, Tensor]) -> tuple[Tensor, list[int]]:
+        begins = columns[IS_INIT].reshape(-1).cpu()
+        starts = begins.nonzero().squeeze(1)
+        lengths = torch.diff(starts, append=starts.new_tensor([len(begins)]))
+        order = torch.randperm(len(starts), generator=self.generator)
+        lengths, starts = lengths[order], starts[order]
+        ends = lengths.cumsum(0)
+        rows = torch.repeat_interleave(starts - (ends - lengths), lengths) + torch.arange(len(begins))
+        minibatch = (ends - lengths) // self.batch_size
+        last = torch.cat([minibatch[1:] != minibatch[:-1], minibatch.new_ones(1, dtype=torch.bool)])
+        return rows, ends[last].tolist()
+
+
+def with_starts(columns: Mapping[Key, Tensor], batch: TensorDictBase) -> Minibatch:
+    """Columns `[*B, ...]` whose `is_init` is set where rows begin, too: the last of the batch dims is time."""
+    is_init = columns.get(IS_INIT)
+    if is_init is None:
+        raise MissingKeyError(
+            "the batch has no is_init", why="a recurrent network is trained on sequences, and must know where they begin",
+            fix="Append InitTracker() to the env, or leave auto_register_policy_transforms=True.",
+        )  # fmt: skip
+    marked = is_init.clone()
+    marked.reshape(batch.shape)[..., 0] = True
+    return {**columns, IS_INIT: marked}

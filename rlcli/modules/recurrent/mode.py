@@ -1,0 +1,41 @@
+"""Whether recurrent modules take one step or run over sequences: a setting of the code around them."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar, Token
+from typing import Any
+
+from rlcli.errors import ArgumentError
+
+_MODE: ContextVar[bool | None] = ContextVar("recurrent_mode", default=None)
+_NAMES = {True: True, False: False, None: None, "recurrent": True, "sequential": False}
+
+
+class set_recurrent_mode:
+    """What is called in this context runs over sequences, or takes one step.
+
+    Parameters
+    ----------
+    mode : bool or {"recurrent", "sequential"} or None
+        True or "recurrent": batches are sequences, `[*B, T]` or flat `[N]`. False or "sequential": every row of a batch
+        is a step of an env of its own. None: as each module's `default_recurrent_mode` says.
+    """
+
+    def __init__(self, mode: bool | str | None = True) -> None:
+        if not isinstance(mode, bool | str | None) or mode not in _NAMES:
+            raise ArgumentError(
+                f"there is no recurrent mode {mode!r}", fix='Use True ("recurrent"), False ("sequential") or None.'
+            )
+        self.mode = _NAMES[mode]
+        self._before: list[Token[bool | None]] = []
+
+    def __enter__(self) -> None:
+        self._before.append(_MODE.set(self.mode))
+
+    def __exit__(self, *raised: Any) -> None:
+        _MODE.reset(self._before.pop())
+
+
+def recurrent_mode() -> bool | None:
+    """What the nearest `set_recurrent_mode` says; None where there is none."""
+    return _MODE.get()

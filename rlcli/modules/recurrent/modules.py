@@ -1,0 +1,367 @@
+"""`GRUModule` and `LSTMModule`: recurrent layers on tensordicts, with the parameters of `torch.nn.GRU` and `LSTM`.
+
+One step at a time they read `state` and write `("next", state)`, which a collector carries from step to step. Over
+sequences a state is read where a trajectory begins and at the first step of each sequence, and comes from the step
+before everywhere else: nothing is padded. Shape letters: `I` inputs, `H` units, `L` layers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor, nn
+
+from rlcli.errors import ArgumentError, MissingKeyError, one_of
+from rlcli.kernels.recurrent import BACKENDS, Weights, gru, lstm
+from rlcli.keys import IS_INIT, NEXT, Key, as_tuple, show, under_next, unravel
+from rlcli.modules.recurrent.mode import recurrent_mode
+from rlcli.modules.recurrent.sequences import Sequences, sequences
+from rlcli.specs import Unbounded
+from rlcli.transforms import TensorDictPrimer
+
+STATE = "recurrent_state"
+State = tuple[Tensor, ...]  # of one layer: what it hands to the next step, its output first
+
+
+class RecurrentModule(TensorDictModuleBase, ABC):
+    """Base of both cells.
+
+    Parameters
+    ----------
+    input_size, hidden_size : int
+        `I` and `H`.
+    num_layers : int
+        `L`; each reads what the one below writes.
+    bias : bool
+    batch_first : True
+        Data are `[*B, T, I]`.
+    dropout : float
+        Between layers, in training mode.
+    recurrent_backend : str
+        One of `rlcli.kernels.recurrent.BACKENDS`.
+    recurrent_compute_dtype : torch.dtype, optional
+        Of the products, on a GPU: bfloat16 beside float32. States stay float32.
+    recurrent_recompute : bool or {"none", "full"}
+        Keep the states alone for the backward pass, and compute gates again: less memory, one more product.
+    in_key, in_keys : key, or sequence of keys
+        What is read: the input, the states, and `is_init`, which is appended where it is not named.
+    out_key, out_keys : key, or sequence of keys
+        What is written: the features `[*B, H]`, and the states under `next`.
+    device : torch.device, optional
+    default_recurrent_mode : bool, optional
+        What it does where no `set_recurrent_mode` says: True, runs over sequences.
+    """
+
+    kind: ClassVar[type[nn.RNNBase]]
+    states: ClassVar[tuple[str, ...]]  # default names
+
+    def __init__(
+        self,
+        input_size: int | None = None,
+        hidden_size: int | None = None,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = True,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        recurrent_backend: str = "auto",
+        recurrent_compute_dtype: torch.dtype | None = None,
+        recurrent_recompute: bool | str = False,
+        in_key: Key | None = None,
+        in_keys: Sequence[Key] | None = None,
+        out_key: Key | None = None,
+        out_keys: Sequence[Key] | None = None,
+        device: torch.device | str | None = None,
+        default_recurrent_mode: bool | None = None,
+        layers: nn.RNNBase | None = None,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        one_of("recurrent_backend", recurrent_backend, BACKENDS)
+        if layers is None:
+            if input_size is None or hidden_size is None:
+                raise ArgumentError(f"{name} needs input_size and hidden_size", fix="Or give it torch's own layers.")
+            layers = self.kind(
+                input_size, hidden_size, num_layers, bias=bias, batch_first=batch_first, dropout=dropout,
+                bidirectional=bidirectional, device=device,
+            )  # fmt: skip
+        elif input_size is not None or hidden_size is not None:
+            raise ArgumentError(f"{name} was given layers and sizes for new ones", fix="Give one of the two.")
+        if not layers.batch_first:
+            raise ArgumentError(f"{name} reads [*B, T, I]", why="batch_first=False is [T, *B, I]")
+        if layers.bidirectional:
+            raise ArgumentError(f"{name} runs forward in time", why="a policy has not seen what comes later")
+        if getattr(layers, "proj_size", 0):
+            raise ArgumentError(f"{name} has no projections", why=f"proj_size is {layers.proj_size}")
+        setattr(self, self.kind.__name__.lower(), layers)
+        self.in_keys = self._keys(either("in_key", in_key, in_keys), [*self.states, IS_INIT], "in_keys")
+        self.out_keys = self._keys(either("out_key", out_key, out_keys), [(NEXT, x) for x in self.states], "out_keys")
+        self.recurrent_backend, self.default_recurrent_mode = recurrent_backend, default_recurrent_mode
+        self.recurrent_compute_dtype = recurrent_compute_dtype
+        self.recurrent_recompute = recurrent_recompute in (True, "full")
+
+    def _keys(self, given: tuple[Key | None, Sequence[Key] | None], others: list[Key], what: str) -> list[Key]:
+        """All keys: the one that was given and the usual others, or those that were given, with `is_init`."""
+        key, keys = given
+        found = [unravel(k) for k in ([key, *others] if keys is None else keys)]
+        if what == "in_keys" and len(found) == len(others):
+            found.append(IS_INIT)
+        if len(found) != 1 + len(others) or (what == "in_keys" and as_tuple(found[-1])[-1] != IS_INIT):
+            ends = ", and is_init" if what == "in_keys" else ", which lie under next"
+            raise ArgumentError(
+                f"{type(self).__name__} has {1 + len(self.states)} {what}" + ends * (what == "in_keys"),
+                where=f"{what}={list(keys or [])}",
+                why=f"they are those of the features and of {' and '.join(self.states)}"
+                if what == "out_keys"
+                else f"they are those of the input and of {' and '.join(self.states)}",
+            )
+        return found
+
+    @property
+    def layers(self) -> nn.RNNBase:
+        """torch's own module: the parameters, and their names."""
+        return getattr(self, self.kind.__name__.lower())
+
+    @property
+    def state_keys(self) -> list[Key]:
+        """Where the states are read."""
+        return [unravel(key) for key in self.in_keys[1:-1]]
+
+    def make_tensordict_primer(self) -> TensorDictPrimer:
+        """The transform that gives an env the states, zero at resets."""
+        shape = (self.layers.num_layers, self.layers.hidden_size)
+        dtype = self.layers.weight_ih_l0.dtype
+        return TensorDictPrimer({key: Unbounded(shape, dtype=dtype) for key in self.state_keys})
+
+    @property
+    def runs_over_sequences(self) -> bool:
+        """What a call does now."""
+        mode = recurrent_mode()
+        return bool(self.default_recurrent_mode if mode is None else mode)
+
+    # ---- calls ------------------------------------------------------------------------------------------------------
+    def forward(self, td: TensorDictBase) -> TensorDictBase:
+        """Write features and next states of `td [*B]`.
+
+        Raises
+        ------
+        MissingKeyError, ArgumentError
+            A key is missing, a shape does not fit, or sequences are wanted of data without time.
+        """
+        if self.runs_over_sequences and not td.ndim:
+            raise ArgumentError(
+                f"{type(self).__name__} runs over sequences, and the data have no time",
+                why="their batch size is ()",
+                fix="Give [*B, T] or flat [N], or call it under set_recurrent_mode(False).",
+            )
+        x, *states, is_init = (td.get(key, None) for key in self.in_keys)
+        if is_init is not None and is_init.ndim == td.ndim:
+            is_init = is_init.unsqueeze(-1)
+        for key, value in zip(self.out_keys, self.on_tensors(x, *states, is_init), strict=True):
+            td.set(key, value)
+        return td
+
+    def on_tensors(self, x: Tensor, *rest: Tensor | None) -> State:
+        """Features and next states, of the tensors at `in_keys`.
+
+        Parameters
+        ----------
+        x : Tensor `[*B, I]`
+        *rest : Tensor or None
+            States `[*B, L, H]` and `is_init`, bool `[*B, 1]`.
+
+        Returns
+        -------
+        tuple of Tensor
+            `[*B, H]`, and `[*B, L, H]` each.
+        """
+        *states, is_init = rest
+        self._check_input(x)
+        return self._over_sequences(x, states, is_init) if self.runs_over_sequences else self._step(x, states)
+
+    def _step(self, x: Tensor, states: Sequence[Tensor | None]) -> State:
+        missing = [show(key) for key, state in zip(self.state_keys, states, strict=True) if state is None]
+        if missing:
+            raise MissingKeyError(
+                f"the data have no {', '.join(missing)}",
+                where=type(self).__name__,
+                why="one step goes on from the state before it",
+                fix="Give the env policy=..., or append module.make_tensordict_primer() to it.",
+            )
+        size = x.shape[:-1]
+        flat = [self._checked(s, size) for s in states]  # type: ignore[arg-type]
+        below, found = x.reshape(-1, x.shape[-1]), []
+        for layer, weights in enumerate(self._weights()):
+            state = self.cell(below, tuple(s[:, layer] for s in flat), weights)
+            found.append(state)
+            below = self._between(layer, state[0])
+        after = (torch.stack(parts, 1).reshape(*size, *flat[0].shape[1:]) for parts in zip(*found, strict=True))
+        return found[-1][0].reshape(*size, -1), *after
+
+    def _over_sequences(self, x: Tensor, states: Sequence[Tensor | None], is_init: Tensor | None) -> State:
+        if is_init is None:
+            raise MissingKeyError(
+                f"the data have no {show(self.in_keys[-1])}",
+                where=type(self).__name__,
+                why="sequences say there where trajectories begin",
+                fix="Give the env policy=..., append InitTracker() to it, or use a SliceSampler.",
+            )
+        size = x.shape[:-1]
+        if is_init.shape[: len(size)] != size or is_init.numel() != size.numel():
+            raise ArgumentError(
+                f"{show(self.in_keys[-1])} is not one flag a row", where=type(self).__name__,
+                why=f"its shape is {tuple(is_init.shape)}, the data are {tuple(size)}",
+            )  # fmt: skip
+        begins = is_init.reshape(size).bool()
+        if not size.numel():
+            shape = (*size, self.layers.num_layers, self.layers.hidden_size)
+            return x.new_empty(*size, shape[-1]), *(x.new_empty(shape) for _ in states)
+        where = sequences(begins)
+        stored = [s for s in states if s is not None]
+        if len(stored) == len(states):
+            flat, source = [self._checked(s, size) for s in stored], where.sources
+        else:
+            self._check_begun(begins)
+            nothing = x.new_zeros(1, self.layers.num_layers, self.layers.hidden_size)
+            flat, source = [nothing] * len(states), where.begins.long() - 1
+        below, found = where.laid_out(x.reshape(-1, x.shape[-1])), []
+        for layer, weights in enumerate(self._weights()):
+            state = self.run(below, tuple(s[:, layer] for s in flat), source, weights)
+            found.append(state)
+            below = self._between(layer, state[0])
+        return self._written(found, where, size)
+
+    def _written(self, found: list[State], where: Sequences, size: torch.Size) -> State:
+        """Features, and the states of all layers after every step, as the batch has its rows."""
+        parts = [[where.in_order(x) for x in state] for state in found]
+        after = (
+            (x[0].unsqueeze(1) if len(x) == 1 else torch.stack(x, 1)).reshape(*size, len(x), -1)
+            for x in zip(*parts, strict=True)
+        )
+        return parts[-1][0].reshape(*size, -1), *after
+
+    @abstractmethod
+    def cell(self, x: Tensor, state: State, weights: Weights) -> State:
+        """One step of one layer, `[M, I]` and `[M, H]`."""
+
+    @abstractmethod
+    def run(self, x: Tensor, state: State, source: Tensor, weights: Weights) -> State:
+        """One layer over sequences `[B, T, I]`, from stored states `[S, H]`; see `rlcli.kernels.recurrent`."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """How a kernel is to be run."""
+        return {"backend": self.recurrent_backend, "recompute": self.recurrent_recompute}
+
+    def _weights(self) -> list[Weights]:
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        layers = self.layers
+        return [
+            Weights(*(getattr(layers, f"{name}_l{layer}", None) for name in names))
+            for layer in range(layers.num_layers)
+        ]
+
+    def _between(self, layer: int, features: Tensor) -> Tensor:
+        layers = self.layers
+        if not layers.dropout or not self.training or layer == layers.num_layers - 1:
+            return features
+        return nn.functional.dropout(features, layers.dropout)
+
+    # ---- what is refused --------------------------------------------------------------------------------------------
+    def _check_input(self, x: Tensor | None) -> None:
+        if x is None:
+            raise MissingKeyError(f"the data have no {show(self.in_keys[0])}", where=type(self).__name__)
+        if not x.ndim or x.shape[-1] != self.layers.input_size:
+            raise ArgumentError(
+                f"{show(self.in_keys[0])} does not fit {type(self).__name__}",
+                why=f"it has the shape {tuple(x.shape)}, and input_size is {self.layers.input_size}",
+                fix="Encode it first, to a vector of that size.",
+            )
+
+    def _checked(self, state: Tensor, size: torch.Size) -> Tensor:
+        """A state `[*B, L, H]` as `[M, L, H]`."""
+        expected = (*size, self.layers.num_layers, self.layers.hidden_size)
+        if state.shape != expected:
+            raise ArgumentError(
+                "a stored state does not fit the recurrent module",
+                where=f"{type(self).__name__}, {', '.join(map(show, self.state_keys))}",
+                why=f"expected {expected}, got {tuple(state.shape)}",
+                fix="The last two dims are num_layers and hidden_size, as make_tensordict_primer() has them.",
+            )
+        return state.reshape(-1, *expected[len(size) :])
+
+    def _check_begun(self, begins: Tensor) -> None:
+        """Refuse sequences that go on from a step that is not there, and whose state is not stored either."""
+        if begins.is_meta or torch.compiler.is_compiling():
+            return
+        first = begins.reshape(-1, begins.shape[-1])[:, 0]
+        if not bool(first.all()):
+            raise MissingKeyError(
+                f"the data have no {' and '.join(map(show, self.state_keys))}",
+                where=type(self).__name__,
+                why=f"{int((~first).sum())} of {len(first)} sequences begin inside of a trajectory",
+                fix="Keep the states (keep_keys), or set is_init where a sequence begins, to start from zeros.",
+            )
+
+
+class GRUModule(RecurrentModule):
+    """A GRU (Cho et al. 2014, arXiv:1406.1078, as `torch.nn.GRU` has it) on tensordicts; `.gru` holds its parameters.
+
+    Parameters
+    ----------
+    *args, **options
+        See `RecurrentModule`. `in_keys` are those of the input, the state and `is_init`; `out_keys` of the features and
+        of the state under `next`.
+    gru : torch.nn.GRU, optional
+        Layers that are there already, in place of the sizes.
+    """
+
+    kind = nn.GRU
+    states = (STATE,)
+
+    def __init__(self, *args: Any, gru: nn.GRU | None = None, **options: Any) -> None:
+        super().__init__(*args, layers=gru, **options)
+
+    def cell(self, x, state, weights):
+        return (torch.gru_cell(x, *state, *weights),)
+
+    def run(self, x, state, source, weights):
+        return (gru(x, *state, source, weights, **self.options),)
+
+
+class LSTMModule(RecurrentModule):
+    """An LSTM (Hochreiter and Schmidhuber 1997, as `torch.nn.LSTM` has it) on tensordicts; `.lstm` holds its parameters.
+
+    Parameters
+    ----------
+    *args, **options
+        See `RecurrentModule`. `in_keys` are those of the input, the state, the cell and `is_init`; `out_keys` of the
+        features, and of state and cell under `next`.
+    lstm : torch.nn.LSTM, optional
+        Layers that are there already, in place of the sizes.
+    """
+
+    kind = nn.LSTM
+    states = (f"{STATE}_h", f"{STATE}_c")
+
+    def __init__(self, *args: Any, lstm: nn.LSTM | None = None, **options: Any) -> None:
+        super().__init__(*args, layers=lstm, **options)
+
+    def cell(self, x, state, weights):
+        return torch.lstm_cell(x, state, *weights)
+
+    def run(self, x, state, source, weights):
+        return lstm(x, *state, source, weights, **self.options)
+
+
+def either(name: str, key: Key | None, keys: Sequence[Key] | None) -> tuple[Key | None, Sequence[Key] | None]:
+    """One key or all of them."""
+    if (key is None) == (keys is None):
+        raise ArgumentError(f"a recurrent module needs {name} or {name}s", why="it was given both" * (key is not None))
+    return key, keys

@@ -1,0 +1,91 @@
+"""Where the rows of a batch lie in the sequences that a recurrent layer runs over.
+
+```
+[B, T]      a0 a1 a2|b0 b1       as it is: trajectories begin inside of rows too; a row's first step goes on from the
+            c0 c1 c2 c3 c4       state that is stored with it
+flat [N]    a0 a1|b0 b1|c0 c1    slices of one length are rows           a0 a1   b0 b1   c0 c1
+            a0 a1 a2|b0|c0 c1|d0 others are put one behind the other,    a0 a1 a2
+                                 as many as the longest one has room for b0 c0 c1
+                                 a row may end early                     d0  .  .
+```
+A flat batch is cut wherever `is_init` is set. Shape letters: `B` rows and `T` steps of sequences, `N` rows of the batch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Sequences(NamedTuple):
+    """The layout of a batch.
+
+    Attributes
+    ----------
+    begins : bool Tensor `[B, T]`
+        A step goes on from a stored state, not from the step before. All of column 0 does.
+    rows : int64 Tensor `[B, T]` or None
+        Which row of the batch lies where; None: they are in order. Where a sequence ends early some row stands in.
+    back : int64 Tensor `[N]` or None
+        The place `[B * T]` of each row of the batch.
+    """
+
+    begins: Tensor
+    rows: Tensor | None = None
+    back: Tensor | None = None
+
+    @property
+    def sources(self) -> Tensor:
+        """int64 `[B, T]`: the row of the batch whose stored state a step begins from, -1 where it goes on."""
+        rows = self.rows
+        if rows is None:
+            rows = torch.arange(self.begins.numel(), device=self.begins.device).view(self.begins.shape)
+        return torch.where(self.begins, rows, -1)
+
+    def laid_out(self, x: Tensor) -> Tensor:
+        """`[B, T, *shape]` of `x [N, *shape]`."""
+        if self.rows is not None:
+            x = x.index_select(0, self.rows.reshape(-1))
+        return x.reshape(*self.begins.shape, *x.shape[1:])
+
+    def in_order(self, x: Tensor) -> Tensor:
+        """`[N, *shape]` of `x [B, T, *shape]`."""
+        x = x.reshape(-1, *x.shape[2:])
+        return x if self.back is None else x.index_select(0, self.back)
+
+
+def sequences(is_init: Tensor) -> Sequences:
+    """Lay out a batch whose trajectories, or slices of them, begin where `is_init [*B]` is set.
+
+    A flat batch is read on the host, to see how long its slices are.
+    """
+    if is_init.ndim > 1 or is_init.is_meta or torch.compiler.is_compiling():
+        begins = is_init.reshape(-1, is_init.shape[-1]).clone()
+        begins[:, 0] = True
+        return Sequences(begins)
+    count, device = len(is_init), is_init.device
+    starts = [0, *(is_init[1:].nonzero().squeeze(1) + 1).tolist()]
+    lengths = [after - start for start, after in zip(starts, [*starts[1:], count], strict=True)]
+    longest = max(lengths)
+    if min(lengths) == longest:
+        begins = torch.zeros(len(starts), longest, dtype=torch.bool, device=device)
+        begins[:, 0] = True
+        return Sequences(begins)
+    first, room = [0], longest  # rows that a sequence begins with; steps that the last one has left
+    for start, length in zip(starts, lengths, strict=True):
+        if length > room:
+            first.append(start)
+            room = longest
+        room -= length
+    first_rows = torch.tensor(first, device=device)
+    place = torch.arange(count, device=device)
+    sequence = torch.bucketize(place, first_rows, right=True) - 1
+    back = sequence * longest + place - first_rows[sequence]
+    rows = torch.zeros(len(first) * longest, dtype=torch.long, device=device)
+    rows[back] = place
+    begins = torch.zeros_like(rows, dtype=torch.bool)
+    begins[back[torch.tensor(starts, device=device)]] = True
+    shape = (len(first), longest)
+    return Sequences(begins.view(shape), rows.view(shape), back)
