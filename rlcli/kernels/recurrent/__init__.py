@@ -1,0 +1,195 @@
+"""One layer of a GRU or an LSTM over sequences in which trajectories begin anywhere, behind one function per cell.
+
+Nothing is padded: a step's state comes from the step before, or from a row of the states that trajectories begin with.
+
+| backend | what |
+|---|---|
+| `reference` | the loop in plain torch, the oracle |
+| `cpu` | one product for all inputs, a compiled step, a backward written by hand |
+| `triton` | the whole loop in one launch |
+| `pad` | trajectories padded to one length, through torch's own GRU and LSTM (cuDNN, oneDNN) |
+| `scan` | torch's scan operator, which `torch.compile` takes whole |
+
+Shape letters: `B` sequences, `T` steps, `I` inputs, `H` units, `S` rows of states, `G` gates (GRU 3, LSTM 4).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlcli.errors import ArgumentError, one_of
+
+__all__ = ["BACKENDS", "Weights", "backend_for", "gru", "lstm"]
+
+BACKENDS = ("auto", "reference", "pad", "scan", "cpu", "triton")
+GATES = {"gru": 3, "lstm": 4}
+DTYPES = (torch.float32, torch.float64)
+FIX = "Use backend='auto'"
+
+
+class Weights(NamedTuple):
+    """A layer's weights, the gates in torch.nn's order: GRU r, z, n; LSTM i, f, g, o."""
+
+    ih: Tensor  # [G*H, I]
+    hh: Tensor  # [G*H, H]
+    bias_ih: Tensor | None  # [G*H]
+    bias_hh: Tensor | None  # [G*H]
+
+
+def gru(
+    x: Tensor, state: Tensor, source: Tensor, weights: Weights, *, backend: str = "auto", recompute: bool = False
+) -> Tensor:
+    """The state of a GRU after every step.
+
+    Parameters
+    ----------
+    x : Tensor, ``[B, T, I]``
+        Inputs. Any strides.
+    state : Tensor, ``[S, H]``
+        The states that trajectories begin with. A row may serve many of them, or none.
+    source : Tensor, int64, ``[B, T]``
+        The row of `state` that a step begins from, -1 where it goes on from the step before. A sequence's first step
+        begins from a row.
+    weights : Weights
+    backend : {"auto", "reference", "pad", "scan", "cpu", "triton"}
+        `auto` takes the fastest that can serve, so it never fails.
+    recompute : bool
+        Save less for the backward pass, which computes the gates again: the states are kept, nothing else. A backend
+        that saves no gates does the same either way.
+
+    Returns
+    -------
+    Tensor, ``[B, T, H]``
+        Differentiable in `x`, `state` and the weights; once, and as often as one likes in `reference`.
+
+    Raises
+    ------
+    ArgumentError
+        Shapes, dtypes or devices do not fit, the backend is unknown, or it cannot serve this call.
+    """
+    return _unroll("gru", x, (state,), source, weights, backend, recompute)[0]
+
+
+def lstm(
+    x: Tensor,
+    state: Tensor,
+    cell: Tensor,
+    source: Tensor,
+    weights: Weights,
+    *,
+    backend: str = "auto",
+    recompute: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The state and the cell of an LSTM after every step, ``[B, T, H]`` each, both differentiable.
+
+    `cell` is ``[S, H]`` as `state` is; everything else is as in `gru`.
+    """
+    h, c = _unroll("lstm", x, (state, cell), source, weights, backend, recompute)
+    return h, c
+
+
+def _unroll(
+    cell: str,
+    x: Tensor,
+    states: tuple[Tensor, ...],
+    source: Tensor,
+    weights: Weights,
+    backend: str,
+    recompute: bool,
+) -> tuple[Tensor, ...]:
+    _check(cell, x, states, source, weights)
+    name = backend_for(backend, cell, x, weights)
+    if x.is_meta or not x.shape[0] or not x.shape[1]:  # no numbers to compute with: the shapes alone
+        return tuple(x.new_empty(*x.shape[:2], s.shape[1]) for s in states)
+    run = getattr(importlib.import_module(f"{__name__}.{name}"), cell)  # loaded now: most bring a compiler
+    found = run(x, *states, source, weights, recompute=recompute)
+    return found if isinstance(found, tuple) else (found,)
+
+
+# ---- which backend --------------------------------------------------------------------------------------------------
+def backend_for(asked: str, cell: str, x: Tensor, weights: Weights) -> str:
+    """The backend that a call takes, never "auto".
+
+    Raises
+    ------
+    ArgumentError
+        It is unknown, or cannot serve such a call: why, and what will.
+    """
+    one_of("backend", asked, BACKENDS)
+    one_of("cell", cell, GATES)
+    if asked == "auto":
+        return next(name for name in _preferred(x) if _refusal(name, x, weights) is None)
+    why = _refusal(asked, x, weights)
+    if why is not None:
+        raise ArgumentError(f"the {asked} backend cannot be used here", why=why, fix=FIX)
+    return asked
+
+
+def _preferred(x: Tensor) -> tuple[str, ...]:
+    """Backends from the fastest down to one that takes everything."""
+    return ("reference",)
+
+
+def _refusal(name: str, x: Tensor, weights: Weights) -> str | None:
+    """Why a backend cannot serve, or None."""
+    if name == "reference":
+        return None
+    if x.dtype not in DTYPES:
+        return f"it takes float32 and float64, and the tensors are {x.dtype}"
+    if name == "cpu" and x.device.type not in ("cpu", "meta"):
+        return f"the tensors are on {x.device}"
+    if name == "triton":
+        if importlib.util.find_spec("triton") is None:
+            return "it needs triton, which is not installed (pip install triton)"
+        return importlib.import_module(f"{__name__}.triton").refusal(x, weights)
+    return None
+
+
+# ---- what a call must be --------------------------------------------------------------------------------------------
+def _check(cell: str, x: Tensor, states: tuple[Tensor, ...], source: Tensor, weights: Weights) -> None:
+    if x.ndim != 3:
+        raise ArgumentError("x has the wrong shape", why=f"[B, T, I] is wanted, got {list(x.shape)}")
+    if not x.is_floating_point():
+        raise ArgumentError(f"x is {x.dtype}", why="a recurrent net's inputs are floats", fix="Use x.float().")
+    if weights.hh.ndim != 2 or weights.hh.shape[0] != GATES[cell] * weights.hh.shape[1]:
+        wanted = f"[{GATES[cell]} H, H] is wanted for a {cell.upper()}, got {list(weights.hh.shape)}"
+        raise ArgumentError("weights.hh has the wrong shape", why=wanted)
+    wide, units = weights.hh.shape
+    named = {"state": states[0], "cell": states[-1]} if len(states) > 1 else {"state": states[0]}
+    rows = states[0].shape[0] if states[0].ndim else 0
+    tensors: list[tuple[str, Tensor | None, tuple[int, ...], torch.dtype]] = [
+        ("source", source, tuple(x.shape[:2]), torch.int64),
+        *((name, tensor, (rows, units), x.dtype) for name, tensor in named.items()),
+        ("weights.ih", weights.ih, (wide, x.shape[2]), x.dtype),
+        ("weights.hh", weights.hh, (wide, units), x.dtype),
+        ("weights.bias_ih", weights.bias_ih, (wide,), x.dtype),
+        ("weights.bias_hh", weights.bias_hh, (wide,), x.dtype),
+    ]
+    for name, tensor, shape, dtype in tensors:
+        if tensor is None:
+            continue
+        if tuple(tensor.shape) != shape:
+            why = f"{list(shape)} is wanted, got {list(tensor.shape)}"
+            raise ArgumentError(f"{name} has the wrong shape", why=why)
+        if tensor.dtype != dtype:
+            raise ArgumentError(f"{name} is {tensor.dtype}", why=f"{dtype} is wanted", fix=f"Use {name}.to({dtype}).")
+        if tensor.device != x.device:
+            raise ArgumentError(f"{name} is on {tensor.device}, but x is on {x.device}")
+    if not rows:
+        raise ArgumentError("state has no rows", why="every sequence begins from one")
+    if x.device.type == "cpu" and source.numel() and not torch.compiler.is_compiling():
+        _check_source(source, rows)  # elsewhere the host would have to wait for the numbers
+
+
+def _check_source(source: Tensor, rows: int) -> None:
+    if source[:, 0].amin() < 0:
+        raise ArgumentError("source is -1 at a sequence's first step", why="there is no step before it to go on from")
+    low, high = (int(x) for x in source.aminmax())
+    if low < -1 or high >= rows:
+        found = high if high >= rows else low
+        raise ArgumentError(f"source names row {found} of state", why=f"there are {rows}, and -1 for none")

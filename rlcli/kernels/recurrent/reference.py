@@ -1,0 +1,56 @@
+"""GRU and LSTM in plain torch, one step after another: differentiable as often as one likes, the oracle of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+
+def gru(x: Tensor, state: Tensor, source: Tensor, weights: Any, *, recompute: bool = False) -> Tensor:
+    """See `rlcli.kernels.recurrent.gru`."""
+    return _unroll(gru_step, x, (state,), source, weights)[0]
+
+
+def lstm(
+    x: Tensor, state: Tensor, cell: Tensor, source: Tensor, weights: Any, *, recompute: bool = False
+) -> tuple[Tensor, Tensor]:
+    """See `rlcli.kernels.recurrent.lstm`."""
+    h, c = _unroll(lstm_step, x, (state, cell), source, weights)
+    return h, c
+
+
+def gru_step(x: Tensor, h: Tensor, weights: Any) -> tuple[Tensor]:
+    """The state ``[N, H]`` after one step of inputs ``[N, I]``."""
+    rx, zx, nx = linear(x, weights.ih, weights.bias_ih).chunk(3, -1)
+    rh, zh, nh = linear(h, weights.hh, weights.bias_hh).chunk(3, -1)
+    z = torch.sigmoid(zx + zh)
+    n = torch.tanh(nx + torch.sigmoid(rx + rh) * nh)
+    return (n + z * (h - n),)
+
+
+def lstm_step(x: Tensor, h: Tensor, c: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
+    """The state and the cell ``[N, H]`` after one step of inputs ``[N, I]``."""
+    gates = linear(x, weights.ih, weights.bias_ih) + linear(h, weights.hh, weights.bias_hh)
+    i, f, g, o = gates.chunk(4, -1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(c), c
+
+
+def _unroll(
+    step: Callable[..., tuple[Tensor, ...]], x: Tensor, states: tuple[Tensor, ...], source: Tensor, weights: Any
+) -> tuple[Tensor, ...]:
+    now = tuple(s[source[:, 0]] for s in states)
+    steps = []
+    for t in range(x.shape[1]):
+        if t:
+            row = source[:, t]
+            fresh, begins = row.clamp(min=0), (row >= 0)[:, None]
+            # selected, not multiplied: nothing of what lies before a beginning reaches it, were it NaN
+            now = tuple(torch.where(begins, s[fresh], h) for s, h in zip(states, now, strict=True))
+        now = step(x[:, t], *now, weights)
+        steps.append(now)
+    return tuple(torch.stack(each, 1) for each in zip(*steps, strict=True))
