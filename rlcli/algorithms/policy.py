@@ -59,8 +59,9 @@ def network_options(cfg: CollectConfig) -> dict[str, Any]:
     """What the networks of every algorithm are built with."""
     p = cfg.policy
     activation = None if p.activation == "auto" else p.activation
+    net = "auto" if p.kind in RECURRENT else p.kind
     return {
-        "net": "auto" if p.kind in RECURRENT else p.kind, "hidden": p.hidden, "activation": activation, "orthogonal": p.orthogonal, "generator": cfg.seed
+        "net": net, "hidden": p.hidden, "activation": activation, "orthogonal": p.orthogonal, "generator": cfg.seed
     }  # fmt: skip
 
 

@@ -44,7 +44,7 @@ from rlcli.objectives.loss import Loss
 from rlcli.objectives.value import PopArt, ValueNorm
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.objectives.value.estimators import make_estimator
-from rlcli.transforms import state_keys
+from rlcli.transforms.primer import state_keys
 
 
 class PolicyGradient(Algorithm):

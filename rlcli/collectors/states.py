@@ -17,7 +17,8 @@ from rlcli.envs.tensordict_lanes import TensorDictLanes
 from rlcli.errors import ArgumentError
 from rlcli.keys import IS_INIT, STEP_RESULTS, Key, show
 from rlcli.lanes.lanes import Lanes, Schema
-from rlcli.transforms import TensorDictPrimer, Transform, state_keys
+from rlcli.transforms import TensorDictPrimer, Transform
+from rlcli.transforms.primer import state_keys
 
 
 def refuse_lost_states(policy: Any, offered: Iterable[Key]) -> None:

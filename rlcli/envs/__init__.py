@@ -8,6 +8,7 @@ from rlcli.envs.base import EnvBase
 from rlcli.envs.lanes_env import GymEnv, NativeEnv, make_native
 from rlcli.envs.mdp import step_mdp
 from rlcli.envs.parallel import ParallelEnv
+from rlcli.envs.policy_transforms import with_policy_transforms
 from rlcli.envs.serial import SerialEnv
 from rlcli.envs.spec_check import check_env_specs
 from rlcli.envs.transforms import *  # noqa: F403
@@ -28,5 +29,6 @@ __all__ = [
     "make_native",
     "set_exploration_type",
     "step_mdp",
+    "with_policy_transforms",
     *_transforms,
 ]

@@ -35,15 +35,13 @@ def _other_name(name: str) -> Any:
 class _WithPolicy(type):
     """Takes `policy=` of any env's constructor."""
 
+    wired: Callable[[Any, Any], Any]  # `policy_transforms` gives it: it knows the envs with transforms, and those this
+
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         asked = "policy" in kwargs and "policy" not in signature(cls.__init__).parameters  # type: ignore[misc]
         policy = kwargs.pop("policy") if asked else None
         env = super().__call__(*args, **kwargs)
-        if policy is None:
-            return env
-        from rlcli.envs.policy_transforms import with_policy_transforms  # which knows the envs with transforms
-
-        return with_policy_transforms(env, policy)
+        return env if policy is None else _WithPolicy.wired(env, policy)
 
 
 class EnvBase(metaclass=_WithPolicy):

@@ -11,7 +11,8 @@ from typing import Any
 from rlcli.envs.base import EnvBase
 from rlcli.envs.transformed import TransformedEnv
 from rlcli.keys import IS_INIT, NEXT, Key, as_tuple, unravel
-from rlcli.transforms import InitTracker, Transform, primers_of
+from rlcli.transforms import InitTracker, Transform
+from rlcli.transforms.primer import primers_of
 
 
 def missing_transforms(env: EnvBase, policy: Any) -> list[Transform]:
@@ -39,6 +40,9 @@ def with_policy_transforms(env: EnvBase, policy: Any) -> EnvBase:
     for transform in missing_transforms(env, policy):
         env = TransformedEnv(env, transform)
     return env
+
+
+type(EnvBase).wired = staticmethod(with_policy_transforms)  # type: ignore[attr-defined]
 
 
 def written_states(policy: Any) -> list[Key]:

@@ -92,7 +92,7 @@ def with_starts(columns: Mapping[Key, Tensor], batch: TensorDictBase) -> Minibat
     is_init = columns.get(IS_INIT)
     if is_init is None:
         raise MissingKeyError(
-            "the batch has no is_init", why="a recurrent network is trained on sequences, and must know where they begin",
+            "the batch has no is_init", why="a recurrent network must know where the sequences of a batch begin",
             fix="Append InitTracker() to the env, or leave auto_register_policy_transforms=True.",
         )  # fmt: skip
     marked = is_init.clone()

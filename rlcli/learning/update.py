@@ -1,5 +1,5 @@
-"""The update: steps along a loss's gradient, one a minibatch, and the target networks after them; with the means of what
-the steps report.
+"""The update: steps along a loss's gradient, one a minibatch, and the target networks after them; with the means of
+what the steps report.
 
 Reads the loss's in_keys and any mask; changes the parameters; gives mean diagnostics, and of losses on stored rows each
 row's error. Which rows it is given, and how often, is the loop's affair. Knows nothing of envs, collectors, checkpoints

@@ -31,7 +31,7 @@ from rlcli.modules.encoders import convolves, network, observation_keys
 from rlcli.modules.exploration import EGreedyModule
 from rlcli.modules.head import ActionHead, LogScaleExtractor, action_head, single_action
 from rlcli.modules.nets import MLP, DuelingHead, StateActionMLP, seeded
-from rlcli.modules.recurrent import GRUModule, LSTMModule
+from rlcli.modules.recurrent import GRUModule, LSTMModule, RecurrentModule
 from rlcli.modules.values import ActorValueOperator, QValueActor, ValueOperator
 from rlcli.specs import Bounded, Categorical, Composite, OneHot, TensorSpec, Unbounded
 
@@ -39,7 +39,7 @@ Activation = str | type[nn.Module]
 
 TRUNK_KEY: Key = "hidden"
 ENCODED_KEY: Key = "encoded"  # what a recurrent layer reads
-RECURRENT = {"gru": GRUModule, "lstm": LSTMModule}
+RECURRENT: dict[str, type[RecurrentModule]] = {"gru": GRUModule, "lstm": LSTMModule}
 POLICY_GAIN, VALUE_GAIN = 0.01, 1.0  # Huang et al. 2022, "The 37 implementation details of PPO", detail 2
 
 
@@ -64,7 +64,12 @@ class Recurrence:
     def after(self, encoder: nn.Module, keys: Sequence[Key]) -> TensorDictSequential:
         """What `encoder [*B, features]` makes of `keys`, and what is remembered of it at `hidden`."""
         module = RECURRENT[self.kind](
-            encoder.out_features, self.size, self.layers, in_key=ENCODED_KEY, out_key=TRUNK_KEY, **self.options
+            encoder.out_features,  # type: ignore[arg-type]
+            self.size,
+            self.layers,
+            in_key=ENCODED_KEY,
+            out_key=TRUNK_KEY,
+            **self.options,
         )
         for name, weight in module.layers.named_parameters():
             if name.startswith("bias"):

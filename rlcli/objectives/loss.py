@@ -18,7 +18,7 @@ from rlcli.keys import ADVANTAGE, STATE_VALUE, VALUE_TARGET, Key, show
 from rlcli.objectives.keyed import NETWORKS, KeyedModule
 from rlcli.objectives.networks import Columns
 from rlcli.objectives.reduction import REDUCTIONS, filled, mask_of, may_ask
-from rlcli.transforms import recurrent_parts
+from rlcli.transforms.primer import recurrent_parts
 
 Terms = dict[str, Tensor]
 

@@ -2,8 +2,8 @@
 
 A network that can be taken apart (`rlcli.modules.stages`) does nothing but hand tensors from one inner module to the
 next; then those are called directly, as long as nobody changes it. Any other is called as it is, on a tensordict made
-for it. Recurrent ones run over sequences. `Lowered` is any network, `Density` the distribution of an actor's actions; `alone` keeps parameters that a
-computation may use from learning by it.
+for it. Recurrent ones run over sequences. `Lowered` is any network, `Density` the distribution of an actor's actions;
+`alone` keeps parameters that a computation may use from learning by it.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from rlcli.transforms.multi_step import MultiStepTransform
 from rlcli.transforms.next_observation_delta import NextObservationDelta
 from rlcli.transforms.next_state import NextStateReconstructor
 from rlcli.transforms.norms import RewardNorm, RunningNorm
-from rlcli.transforms.primer import TensorDictPrimer, primers_of, recurrent_parts, state_keys
+from rlcli.transforms.primer import TensorDictPrimer
 
 __all__ = [
     "CatFrames",

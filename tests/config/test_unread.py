@@ -106,7 +106,7 @@ def test_what_a_verb_reads_an_option_with_is_said_in_words():
     assert read_with(Config, leaves(Config)["memory.fill_value"]) is None
     table = leaves(CollectConfig)
     assert read_with(CollectConfig, table["run.keep"]) is read_with(CollectConfig, table["policy.dueling"]) is None
-    assert read_with(CollectConfig, table["policy.init_std"]) == "with policy=mlp | cnn | dict | auto"
+    assert read_with(CollectConfig, table["policy.init_std"]) == "with policy=mlp | cnn | dict | gru | lstm | auto"
     assert read_with(CollectConfig, table["policy.exploration"]) == "not with policy=random"
 
 

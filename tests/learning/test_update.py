@@ -12,8 +12,8 @@ from torch import nn
 
 from rlcli.errors import ArgumentError, DamagedDataError, NumericsError
 from rlcli.learning.flat import FlatParameters
-from rlcli.learning.optimizer import OPTIMIZERS, FlatOptimizer, Linear
 from rlcli.learning.minibatches import Minibatches
+from rlcli.learning.optimizer import OPTIMIZERS, FlatOptimizer, Linear
 from rlcli.learning.update import Update
 from rlcli.objectives import ClipPPOLoss
 from rlcli.objectives.value import GAE

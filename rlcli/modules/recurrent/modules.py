@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError, MissingKeyError, one_of
 from rlcli.kernels.recurrent import BACKENDS, Weights, gru, lstm
-from rlcli.keys import IS_INIT, NEXT, Key, as_tuple, show, under_next, unravel
+from rlcli.keys import IS_INIT, NEXT, Key, as_tuple, show, unravel
 from rlcli.modules.recurrent.mode import recurrent_mode
 from rlcli.modules.recurrent.sequences import Sequences, sequences
 from rlcli.specs import Unbounded
@@ -57,7 +57,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         What it does where no `set_recurrent_mode` says: True, runs over sequences.
     """
 
-    kind: ClassVar[type[nn.RNNBase]]
+    kind: ClassVar[type[nn.GRU] | type[nn.LSTM]]
     states: ClassVar[tuple[str, ...]]  # default names
 
     def __init__(
@@ -109,7 +109,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
     def _keys(self, given: tuple[Key | None, Sequence[Key] | None], others: list[Key], what: str) -> list[Key]:
         """All keys: the one that was given and the usual others, or those that were given, with `is_init`."""
         key, keys = given
-        found = [unravel(k) for k in ([key, *others] if keys is None else keys)]
+        found = [unravel(k) for k in ([key, *others] if keys is None else keys)]  # type: ignore[arg-type, list-item]
         if what == "in_keys" and len(found) == len(others):
             found.append(IS_INIT)
         if len(found) != 1 + len(others) or (what == "in_keys" and as_tuple(found[-1])[-1] != IS_INIT):
@@ -136,7 +136,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
     def make_tensordict_primer(self) -> TensorDictPrimer:
         """The transform that gives an env the states, zero at resets."""
         shape = (self.layers.num_layers, self.layers.hidden_size)
-        dtype = self.layers.weight_ih_l0.dtype
+        dtype = next(self.layers.parameters()).dtype
         return TensorDictPrimer({key: Unbounded(shape, dtype=dtype) for key in self.state_keys})
 
     @property
@@ -263,7 +263,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         layers = self.layers
         return [
-            Weights(*(getattr(layers, f"{name}_l{layer}", None) for name in names))
+            Weights(*(getattr(layers, f"{name}_l{layer}", None) for name in names))  # type: ignore[arg-type]
             for layer in range(layers.num_layers)
         ]
 
@@ -336,7 +336,7 @@ class GRUModule(RecurrentModule):
 
 
 class LSTMModule(RecurrentModule):
-    """An LSTM (Hochreiter and Schmidhuber 1997, as `torch.nn.LSTM` has it) on tensordicts; `.lstm` holds its parameters.
+    """An LSTM (Hochreiter and Schmidhuber 1997, as `torch.nn.LSTM` has it) on tensordicts; `.lstm` has its parameters.
 
     Parameters
     ----------

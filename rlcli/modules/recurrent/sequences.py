@@ -8,7 +8,7 @@ flat [N]    a0 a1|b0 b1|c0 c1    slices of one length are rows           a0 a1  
                                  as many as the longest one has room for b0 c0 c1
                                  a row may end early                     d0  .  .
 ```
-A flat batch is cut wherever `is_init` is set. Shape letters: `B` rows and `T` steps of sequences, `N` rows of the batch.
+A flat batch is cut wherever `is_init` is set. Shape letters: `B` rows and `T` steps of sequences, `N` rows of a batch.
 """
 
 from __future__ import annotations
