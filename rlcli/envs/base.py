@@ -8,7 +8,7 @@ of the fast loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from inspect import signature
+from inspect import Signature, signature
 from numbers import Integral
 from typing import Any
 
@@ -42,6 +42,12 @@ class _WithPolicy(type):
         policy = kwargs.pop("policy") if asked else None
         env = super().__call__(*args, **kwargs)
         return env if policy is None else _WithPolicy.wired(env, policy)
+
+    @property
+    def __signature__(cls) -> Signature:
+        """That of the constructor."""
+        own = signature(cls.__init__)  # type: ignore[misc]
+        return own.replace(parameters=list(own.parameters.values())[1:])
 
 
 class EnvBase(metaclass=_WithPolicy):

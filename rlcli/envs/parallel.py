@@ -124,7 +124,7 @@ def _described(maker: Maker) -> tuple[GymRecipe, dict[str, Any]]:
     """How an env is made, and with which options a `GymEnv` shows it."""
     if isinstance(maker, str):
         maker = partial(GymEnv, maker)
-    if isinstance(maker, partial) and maker.func is GymEnv:
+    if isinstance(maker, partial) and maker.func is GymEnv and "policy" not in maker.keywords:
         arguments = inspect.signature(GymEnv).bind(*maker.args, **maker.keywords)
         arguments.apply_defaults()
         more = arguments.arguments.pop("kwargs")  # one of them may have that name

@@ -1,8 +1,4 @@
-"""All 28 code blocks of the documents by name: where each is run, or what it still needs.
-
-A block that needs something is run too, and must fail for want of it: once that is there, its test fails until the
-block is moved to `RUN` and given a test of what it does.
-"""
+"""All 28 code blocks of the documents by name: where each is run."""
 
 from __future__ import annotations
 
@@ -10,20 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
-from seed_blocks import Block, read_seed, run, span
+from seed_blocks import Block, read_seed, span
 
-WORLD = """
-from rlcli.collectors import Collector
-from rlcli.data import LazyTensorStorage, ReplayBuffer, SliceSampler, TensorDictReplayBuffer
-from rlcli.envs import GymEnv
-from rlcli.modules import MLP
-import torch
-N, train_steps, policy, loss_fn, train = 60, 3, None, len, len
-make_env = lambda: GymEnv("CartPole-v1")
-env = make_env()
-"""
 PAGES, TUTORIAL, RECIPES = "test_buffer_pages.py", "test_memory_tutorial.py", "test_seed_recipes.py"
-WORKERS = "test_worker_pages.py"
+WORKERS, RECURRENT = "test_worker_pages.py", "test_recurrent_pages.py"
 
 # name -> (block, the file of this folder that runs it)
 RUN = {
@@ -73,26 +59,13 @@ RUN = {
     "004 knob 6": (Block("004", "gae_full = GAE(", after="Knob 6"), TUTORIAL),
     "004 knob 7": (Block("004", "with tempfile.TemporaryDirectory() as tmpdir:", after="Knob 7"), TUTORIAL),
     "004 knob 8": (Block("004", "collector = Collector(", after="Knob 8"), RECIPES),
+    "003 slices for a recurrent policy": (
+        Block("003", "from torchrl.data.replay_buffers import SliceSampler", after="The flat 1-D output"), RECURRENT,
+    ),
+    "003 a recurrent policy for an env": (Block("003", "from torchrl.envs import GymEnv"), RECURRENT),
+    "004 knob 9": (Block("004", "from torchrl.modules import GRUModule", after="Knob 9"), RECURRENT),
     "004 recipe A": (Block("004", "collector = Collector(", after="Recipe A"), RECIPES),
     "004 recipe B": (Block("004", "env_maker_delta = lambda", after="Recipe B"), RECIPES),
-}  # fmt: skip
-
-# name -> (block, what rlcli does not have yet)
-WAIT = {
-    "003 slices for a recurrent policy": (
-        Block(
-            "003", "from torchrl.data.replay_buffers import SliceSampler", after="The flat 1-D output", preamble=WORLD,
-        ),
-        "recurrent modules: set_recurrent_mode and a recurrent policy",
-    ),
-    "003 a recurrent policy for an env": (
-        Block("003", "from torchrl.envs import GymEnv", preamble=WORLD),
-        "recurrent modules: GRUModule, and GymEnv(policy=)",
-    ),
-    "004 knob 9": (
-        Block("004", "from torchrl.modules import GRUModule", after="Knob 9"),
-        "recurrent modules: GRUModule(recurrent_backend=)",
-    ),
 }  # fmt: skip
 
 # an older page says the same of the same blocks, in older names
@@ -103,8 +76,8 @@ REPEATED = {
 IMPORTS = Block("004", "import tempfile")
 
 
-def test_the_documents_have_28_blocks_and_25_of_them_run():
-    assert (len(RUN), len(WAIT)) == (25, 3)
+def test_all_28_blocks_of_the_documents_run():
+    assert len(RUN) == 28
     for block, file in RUN.values():
         assert block.starts in (Path(__file__).parent / file).read_text(encoding="utf-8")
 
@@ -112,7 +85,7 @@ def test_the_documents_have_28_blocks_and_25_of_them_run():
 @pytest.mark.parametrize("number", ["000", "001", "002", "003", "004"])
 def test_no_code_of_a_document_is_left_out(number):
     text = read_seed(number)
-    blocks = [block for block, _ in (*RUN.values(), *WAIT.values())] + [*REPEATED.values(), IMPORTS]
+    blocks = [block for block, _ in RUN.values()] + [*REPEATED.values(), IMPORTS]
     seen = set()
     for block in blocks:
         if block.seed == number:
@@ -120,10 +93,3 @@ def test_no_code_of_a_document_is_left_out(number):
     code = re.compile(r"\s*(>>> [^#]|\.\.\. |from torchrl|import |\w+ = [\w.]+\()")
     left = [line for i, line in enumerate(text.splitlines()) if code.match(line) and i not in seen]
     assert not left, "\n".join(left)
-
-
-@pytest.mark.parametrize("name", WAIT)
-def test_what_a_block_waits_for(name, request):
-    block, needs = WAIT[name]
-    request.node.add_marker(pytest.mark.xfail(raises=ImportError, strict=True, reason=f"needs {needs}"))
-    run(block)
