@@ -30,12 +30,12 @@ class Observations:
     following : dict of key to Tensor, gather tensor or None
         As the batch keeps them; None where it does not.
     states : dict of key to Tensor ``[N, *shape]``
-        What a recurrent network reads where a sequence begins.
+        What a recurrent network reads where a sequence begins, as far as the batch has it.
     """
 
     def __init__(self, td: TensorDictBase, keys: Sequence[Key], states: Sequence[Key] = ()) -> None:
         self.shape = td.shape
-        self.states = {k: _rows(need(td, k, "the value network"), td.ndim) for k in states}
+        self.states = {k: _rows(x, td.ndim) for k in states if (x := td.get(k, None)) is not None}
         self.root = {k: _rows(need(td, k, "the value network"), td.ndim) for k in keys}
         self.following: dict[Key, Any] = {k: next_or_rebuilt(td, k) for k in keys}
 
