@@ -202,9 +202,8 @@ def test_a_mode_is_of_its_thread_and_ends_where_its_code_raises():
 def test_keys_are_named_all_or_one_for_the_others_to_follow():
     net = GRUModule(INPUTS, H, in_keys=["obs", "rhs"], out_keys=["features", ("next", "rhs")])
     assert net.in_keys == ["obs", "rhs", "is_init"] and net.state_keys == ["rhs"]
-    net = LSTMModule(
-        I, H, in_keys=["obs", ("deep", "h"), "c", "is_init"], out_keys=["f", ("next", "deep", "h"), ("next", "c")]
-    )
+    deep = {"in_keys": ["obs", ("deep", "h"), "c", "is_init"], "out_keys": ["f", ("next", "deep", "h"), ("next", "c")]}
+    net = LSTMModule(INPUTS, H, **deep)
     assert net.state_keys == [("deep", "h"), "c"]
     assert module(LSTMModule).in_keys == ["observation", "recurrent_state_h", "recurrent_state_c", "is_init"]
     primer = LSTMModule(INPUTS, H, 2, in_key="o", out_key="f").make_tensordict_primer()

@@ -3,10 +3,11 @@
 import pytest
 import torch
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
-from rlcli.errors import ArgumentError
+from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.modules import GRUModule, LSTMModule
 from rlcli.objectives.value import GAE
 
 OBS, HIDDEN = 3, 5
@@ -141,3 +142,78 @@ def test_slices_one_after_the_other_are_chunks():
     torch.testing.assert_close(parts["advantage"], estimator(network())(td.clone())["advantage"], rtol=0, atol=1e-12)
     with pytest.raises(ArgumentError, match="has 16"):
         estimator(network(), num_chunks=5)(td)
+
+
+# ---- rlcli's own recurrent modules -----------------------------------------------------------------------------------
+def remembering(kind, layers=1):
+    torch.manual_seed(0)
+    recurrent = kind(OBS, HIDDEN, layers, in_key="observation", out_key="features").double()
+    head = TensorDictModule(nn.Linear(HIDDEN, 1).double(), ["features"], ["state_value"])
+    return TensorDictSequential(recurrent, head)
+
+
+def with_states(td, net, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    for key in net[0].state_keys:
+        td[key] = torch.randn(*td.shape, net[0].layers.num_layers, HIDDEN, generator=g, dtype=torch.float64)
+    return td
+
+
+@torch.no_grad()
+def step_by_step(net, td):
+    """State value and next value of every row: each step is taken on its own, a successor is one more step."""
+    value, following = torch.zeros(2, *td.shape, 1, dtype=torch.float64)
+    rows = td.reshape(-1, td.shape[-1])
+    for i, row in enumerate(rows):
+        state = None
+        for t in range(len(row)):
+            first = bool(row["is_init"][t]) or state is None
+            state = row[t].select(*net[0].state_keys) if first else state
+            step = net(TensorDict({"observation": row["observation"][t], **dict(state.items())}))
+            state = step["next"].select(*net[0].state_keys)
+            after = net(TensorDict({"observation": row["next", "observation"][t], **dict(state.items())}))
+            value.reshape(-1, td.shape[-1], 1)[i, t] = step["state_value"]
+            following.reshape(-1, td.shape[-1], 1)[i, t] = after["state_value"]
+    return value, following
+
+
+@pytest.mark.parametrize("kind", [GRUModule, LSTMModule])
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("shape", [(4, 12), (40,)])
+@pytest.mark.parametrize("options", [{}, {"num_chunks": 3}, {"shifted": True, "shifted_budget": 20}])
+def test_the_value_of_a_successor_is_one_more_step_from_the_state_after(kind, layers, shape, options):
+    net = remembering(kind, layers)
+    td = with_states(batch(1, shape), net)
+    td["is_init"][..., 0, :] = torch.rand(td["is_init"][..., 0, :].shape) < 0.5  # some rows go on from a stored state
+    out = estimator(net, **options)(td.clone())
+    value, following = step_by_step(net, td)
+    torch.testing.assert_close(out["state_value"], value)
+    step = td["next"]
+    delta = step["reward"] + 0.97 * following.masked_fill(step["terminated"], 0) - value
+    carry = torch.zeros_like(delta.select(-2, 0))
+    for t in reversed(range(shape[-1])):
+        carry = delta.select(-2, t) + 0.97 * 0.9 * (~step["done"]).double().select(-2, t) * carry
+        torch.testing.assert_close(out["advantage"].select(-2, t), carry)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_a_chunk_inside_a_trajectory_goes_on_from_the_state_before_it(rate):
+    net = remembering(LSTMModule, 2)
+    td = with_states(batch(0, (50,), end_rate=rate), net)
+    whole, parts = estimator(net)(td.clone()), estimator(net, num_chunks=7)(td.clone())
+    torch.testing.assert_close(parts["state_value"], whole["state_value"], rtol=0, atol=1e-12)
+    torch.testing.assert_close(parts["advantage"], whole["advantage"], rtol=0, atol=1e-12)
+    bare = td.exclude(*net[0].state_keys)
+    for out in (estimator(net, value_chunk_size=9)(bare.clone()), estimator(net)(bare.clone())):
+        zeros = td.clone()
+        for key in net[0].state_keys:
+            zeros[key].zero_()
+        torch.testing.assert_close(out["state_value"], estimator(net)(zeros)["state_value"])
+
+
+def test_a_sequence_that_goes_on_from_a_state_nobody_kept_is_refused():
+    net = remembering(GRUModule)
+    td = batch(1, (4, 12))
+    td["is_init"][:2, 0] = False
+    with pytest.raises(MissingKeyError, match="2 of 4 sequences begin inside of a trajectory"):
+        estimator(net)(td)

@@ -1,8 +1,8 @@
 """Calling a value network on the observations of a batch: on rows, or on sequences where it is recurrent.
 
-In chunks where memory is short; those of a recurrent network begin only where a sequence starts anyway, since one that
-began inside a trajectory would begin without the state before it, and give other numbers. In a lower precision where
-that is asked for: less time and memory, values off by its rounding.
+In chunks where memory is short; one of a recurrent network that begins inside a trajectory goes on from the state that
+the chunk before it ended with, and where the network does not say what that is, chunks begin only where a sequence
+starts anyway. In a lower precision where that is asked for: less time and memory, values off by its rounding.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -111,14 +112,15 @@ def _is_float32(x: Any) -> bool:
     return isinstance(x, Tensor) and x.dtype is torch.float32
 
 
-def _called(net: Any, columns: Columns, key: Key, rows: int) -> Tensor:
-    """Values `[rows, F]` of a network, or the sentence that it does not fit what it was given.
+def _called(net: Any, columns: Columns, key: Key, rows: int) -> dict[Key, Tensor]:
+    """What a network writes, its values `[rows, F]` checked, or the sentence that it does not fit what it was given.
 
     Parameters
     ----------
     net : callable from columns to columns
     """
-    value = fitted("the value network", lambda: net(columns)[key], lambda: columns)
+    written = fitted("the value network", lambda: net(columns), lambda: columns)
+    value = written[key]
     if value.ndim != 2 or len(value) != rows:
         raise ArgumentError(
             f"the value network must write one row of {show(key)} for each row it reads",
@@ -126,7 +128,7 @@ def _called(net: Any, columns: Columns, key: Key, rows: int) -> Tensor:
             why=f"expected ({rows}, 1), got {tuple(value.shape)}",
             fix="Use value.unsqueeze(-1)." if tuple(value.shape) == (rows,) else None,
         )
-    return value
+    return written
 
 
 class RowValues:
@@ -175,11 +177,11 @@ class RowValues:
     def _rows(self, columns: Columns, chunk_rows: int | None) -> Tensor:
         net, n = computed_in(self._compute_dtype, self.net), next(iter(columns.values())).shape[0]
         if chunk_rows is None or chunk_rows >= n:
-            return _called(net, columns, self.key, n)
+            return _called(net, columns, self.key, n)[self.key]
         starts = range(0, n, chunk_rows)
         parts = ({k: x[i : i + chunk_rows] for k, x in columns.items()} for i in starts)
         return torch.cat(
-            [_called(net, x, self.key, min(chunk_rows, n - i)) for i, x in zip(starts, parts, strict=True)]
+            [_called(net, x, self.key, min(chunk_rows, n - i))[self.key] for i, x in zip(starts, parts, strict=True)]
         )
 
     def sequences(
@@ -252,26 +254,43 @@ class SequenceValues:
         pick = seen.picker(row.reshape(-1), following.reshape(-1))
         width = row.shape[1]
         values = []
-        for first, last in _pieces(starts, following, seen.shape.numel(), chunk_rows):  # of slots `[R * S]`
+        before: dict[Key, Tensor] = {}  # the states `[1, *shape]` that the last piece ended with
+        pieces = _pieces(starts, following, seen.shape.numel(), chunk_rows, inside=bool(self.state_keys))
+        for first, last in pieces:  # of slots `[R * S]`
             shape = ((last - first) // width, width) if len(row) > 1 else (1, last - first)
             columns: dict[Any, Tensor] = {
                 key: x.reshape(*shape, *x.shape[1:]) for key, x in pick(slice(first, last)).items()
             }
-            columns[IS_INIT] = starts.reshape(-1)[first:last].reshape(*shape, 1)
+            begins = starts.reshape(-1)[first:last].reshape(*shape, 1)
+            if before and first % width and not begins[0, 0].any():
+                columns |= {key: _from(columns.get(key), state, shape) for key, state in before.items()}
+            columns[IS_INIT] = begins
             net = computed_in(self._compute_dtype, partial(self._flat, shape=shape))
-            values.append(_called(net, columns, self.key, last - first))
+            written = _called(net, columns, self.key, last - first)
+            values.append(written[self.key])
+            before = {key: written[under_next(key)][-1:] for key in self.state_keys}
         found = torch.cat(values) if len(values) != 1 else values[0]
         return found.reshape(*row.shape, -1), None if pick.known is None else pick.known.reshape(row.shape)
 
     def _flat(self, columns: Columns, shape: tuple[int, int]) -> dict[Key, Tensor]:
-        """The values of sequences `shape`, one after the other."""
+        """The values of sequences `shape`, one after the other, and the states after them."""
         with set_recurrent_mode(True):
-            value = self.module(TensorDict(dict(columns), batch_size=shape)).get(self.key)
-        return {self.key: value.reshape(shape[0] * shape[1], -1)}
+            out = self.module(TensorDict(dict(columns), batch_size=shape))
+        values = out.get(self.key).reshape(shape[0] * shape[1], -1)
+        return {self.key: values} | {k: out.get(k).flatten(0, 1) for k in map(under_next, self.state_keys)}
 
 
-def _pieces(starts: Tensor, following: Tensor, count: int, chunk_rows: int | None) -> list[tuple[int, int]]:
-    """Stretches of slots that begin where a sequence or, in a batch of one, a trajectory begins.
+def _from(states: Tensor | None, state: Tensor, shape: tuple[int, int]) -> Tensor:
+    """The states of a sequence `[1, S, *shape]` whose first step goes on from `state`; zeros where none are stored."""
+    states = state.new_zeros(*shape, *state.shape[1:]) if states is None else states.clone()
+    states[0, :1] = state
+    return states
+
+
+def _pieces(
+    starts: Tensor, following: Tensor, count: int, chunk_rows: int | None, *, inside: bool
+) -> list[tuple[int, int]]:
+    """Stretches of slots that begin where a sequence or, in a batch of one, a trajectory begins; anywhere if `inside`.
 
     A chunk is counted in rows of the batch, `count` of them: the slots of next observations (`following`) come
     with the rows before them.
@@ -282,7 +301,16 @@ def _pieces(starts: Tensor, following: Tensor, count: int, chunk_rows: int | Non
     if rows > 1:
         many = max(1, chunk_rows * rows // count)
         return [(i * width, min(i + many, rows) * width) for i in range(0, rows, many)]
-    before = [0, *(~following[0]).cumsum(0).tolist()]  # rows, slot by slot
+    rows_so_far = (~following[0]).cumsum(0)
+    if inside:
+        full = torch.arange(chunk_rows, count, chunk_rows, device=starts.device) + 1
+        cuts = [
+            0,
+            *torch.searchsorted(rows_so_far, full).tolist(),
+            width,
+        ]  # a chunk ends before the row that is too many
+        return list(pairwise(cuts))
+    before = [0, *rows_so_far.tolist()]  # rows, slot by slot
     edges = [*(i for i in starts[0].nonzero().squeeze(1).tolist() if i), width]
     pieces, first = [], 0
     for edge, after in zip(edges, [*edges[1:], None], strict=True):
