@@ -165,7 +165,10 @@ RewardClipping RewardNorm SignTransform
 # Kind of a part that is named in a list of names, or is an env's id -> ours
 NAMED: dict[str, dict[str, Part]] = {
     "env": {},
-    "wrapper": {name: Part(f"gymnasium.wrappers:{name}") for name in _GYMNASIUM.split()},
+    "wrapper": {
+        **{name: Part(f"gymnasium.wrappers:{name}") for name in _GYMNASIUM.split()},
+        "SelectEntries": Part("rlcli.lanes.wrappers:SelectEntries"),
+    },
     "transform": {name: Part(f"rlcli.transforms:{name}") for name in _TRANSFORMS.split()},
 }
 
