@@ -1,9 +1,9 @@
 """A step of GRU or LSTM layers on the rows of a batch: from the states in row t to those in row t+1, no tensor made.
 
 The oracle is the module's own step, and its bits are kept: these are the operations of `torch.gru_cell` and
-`torch.lstm_cell` in their order, on memory that lies as theirs does: a product of rows that lie apart, or at odd places,
-may differ in the last bit, and so may `sigmoid` and `tanh` in the last few numbers of a row. What is contiguous there is
-contiguous here, and gates share a call only where no row has such a rest.
+`torch.lstm_cell` in their order, on memory that lies as theirs does. A product of rows that lie apart, or at odd
+places, may differ in the last bit, and so may `sigmoid` and `tanh` in the last few numbers of a row. What is contiguous
+there is contiguous here, and gates share a call only where no row has such a rest.
 
 Shape letters: `N` rows, `L` layers, `I` inputs, `H` units.
 """
