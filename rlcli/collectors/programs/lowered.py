@@ -27,6 +27,7 @@ from rlcli.kernels.mlp import on_rows
 from rlcli.keys import ACTION, Key, show, under_next
 from rlcli.lanes.lanes import Schema
 from rlcli.modules.distributions.family import Family
+from rlcli.modules.recurrent import recurrent_mode
 from rlcli.modules.stages import Stage, Structure
 
 Rows = dict[Key, list[Tensor]]
@@ -283,6 +284,12 @@ class _BoundLowered(Bound):
         self.act = self._actor(self.first)  # type: ignore[method-assign, assignment]
 
     def begin(self, noise, first, last) -> None:
+        if self.states and recurrent_mode():
+            raise ArgumentError(
+                "a recurrent policy acts one step at a time",
+                why="set_recurrent_mode(True) is in force around its collector",
+                fix="Put it around what learns from batches alone.",
+            )
         self._follow_weights(first)
         self.first = first  # of the steps that noise was drawn for
         draw = self.program.draw
