@@ -359,16 +359,38 @@ def test_layers_that_are_replaced_between_two_batches_are_followed(kind):
         assert torch.equal(policy(batch[:, 5].select(*policy.in_keys).clone())["logits"], batch["logits"][:, 5])
 
 
-@pytest.mark.parametrize("name", ["weight_hh_l0", "bias_ih_l0"])
-def test_a_state_that_is_nan_is_named(name):
-    policy = actor()
-    head = policy.module[0][2].module
-    nn.init.zeros_(head.weight)
-    collector = Collector(serial(3), policy, frames_per_batch=30)
+class Blind(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(UNITS, 2)
+
+    def forward(self, x):
+        return self.linear(x.nan_to_num())
+
+
+@pytest.mark.parametrize("keep", [None, ["action"], ["action", "recurrent_state"]])
+@pytest.mark.parametrize("head", [None, Blind()], ids=["plain", "blind"])
+def test_a_state_that_is_nan_is_named_whoever_reads_it(head, keep):
+    policy = actor(head=head)
+    collector = Collector(serial(3), policy, frames_per_batch=30, keep_keys=keep)
+    assert type(collector.engine.program) is LoweredProgram
     collector.rollout()
-    getattr(policy.module[0][1].layers, name).data[-1] = torch.nan
-    with pytest.raises(NumericsError, match="not finite"):
+    policy.module[0][1].gru.weight_hh_l0.data[-1] = torch.nan
+    with pytest.raises(NumericsError, match="not finite" if head is None else "hidden|recurrent_state"):
         collector.rollout()
+
+
+def test_layers_that_drop_features_out_do_so_once_they_train():
+    policy = actor("lstm", 2, dropout=0.9).eval()
+    collector = Collector(serial(3), policy, frames_per_batch=30)
+    assert type(collector.engine.program) is LoweredProgram
+    collector.rollout()
+    batch = collector.rollout()
+    assert torch.equal(policy(batch[:, 5].select(*policy.in_keys).clone())["logits"], batch["logits"][:, 5])
+    policy.train()
+    batch = collector.rollout()
+    policy.eval()
+    assert not torch.equal(policy(batch[:, 5].select(*policy.in_keys).clone())["logits"], batch["logits"][:, 5])
 
 
 def test_sequences_around_a_collector_are_refused():

@@ -197,7 +197,7 @@ class _BoundLowered(Bound):
         if not any(program.called):
             return runs[0] if len(runs) == 1 else _all(runs)
         choosing = set_interaction_type(program.setting.exploration)
-        passed = [(key, self._as_shown(key)) for key in program.called_keys & program.written.keys()]
+        passed = [(key, self._as_shown(key)) for key in program.called_keys & self.kept.keys()]  # from stage to stage
 
         def forward(t: int) -> None:
             values.clear()
