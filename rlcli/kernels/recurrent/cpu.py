@@ -18,7 +18,7 @@ matrix whose rows or columns are contiguous, and is a thousand times slower on o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,9 +28,9 @@ from torch.autograd.function import once_differentiable
 
 from rlcli.kernels.mlp import one_dnn
 from rlcli.kernels.recurrent import cpu_loops
+from rlcli.kernels.recurrent.cpu_product import panels
 
 WORTHY = 1 << 20  # multiplications from which on oneDNN gains more than its call costs (10 us)
-PACKED = 64  # steps that pay for packing the recurrent weights
 TOGETHER = 1024  # rows of steps whose gates are made anew together
 
 
@@ -105,17 +105,15 @@ class Call:
         """The outputs ``[B, T, H]``, and what the backward pass needs besides them."""
         outputs = tuple(self.x.new_empty(self.B, self.T, self.H) for _ in self.states)
         now = [s.index_select(0, self.source[:, 0]) for s in self.states]
-        product = _repeated(self.hh, self.B, self.T, self.step_bias)
+        weight = panels(self.hh, self.step_bias)
+        step = self.x.new_empty(self.B, weight.shape[0] * weight.shape[2])
         gates: list[Tensor] = []
         for first, span in self._blocks(keep):
             gates = self._inputs(first, span, hidden=keep)
-            if self.loops is None:
-                continue
-            plan = self._plan(first, span, {"h c": outputs, "now_h now_c": now, "gates hidden": gates})
-            run, at = self.loops.forward, plan.ctypes.data
-            for t in range(first, first + span):
-                step = product(now[0])  # named, so that it lives while it is read
-                run(at, step.data_ptr(), t)
+            places = {"h c": outputs, "now_h now_c": now, "gates hidden": gates, "weight step": (weight, step)}
+            plan = self._plan(first, span, places, panels=len(weight))
+            if self.loops is not None:
+                self.loops.forward(plan.ctypes.data)
         return outputs, gates if keep else []
 
     def backward(
@@ -124,28 +122,23 @@ class Call:
         """Gradients of x, of the source (none), and of what was given; `kept` becomes those of the gates."""
         of_outputs = [y if y is None else y.contiguous() for y in of_outputs]
         of_states = [torch.zeros_like(s) for s in self.states]
-        now = [self.x.new_empty(self.B, self.H) for _ in self.states]
+        now = [self.x.new_zeros(self.B, self.H) for _ in self.states]
+        weight = panels(self.hh.t())
+        step = self.x.new_empty(self.B, weight.shape[0] * weight.shape[2])
         work = self.x.new_empty(self.B, self.hh.shape[0])
-        product = _repeated(self.hh.t(), self.B, self.T, None)
         found = Gradients(self, needs)
-        reaches = now[0]  # the last step's states go nowhere else: not read
         for first, span in reversed(self._blocks(bool(kept))):
             gates = kept or self._inputs(first, span, hidden=True)
             before = self.x.new_empty(self.B * span, self.H)
             places = {"h c": outputs, "of_h of_c": of_outputs, "of_state of_cell": of_states, "now_h now_c": now,
-                      "gates hidden": gates, "before work": (before, work)}  # fmt: skip
-            plan = self._plan(first, span, places)
+                      "gates hidden": gates, "before work weight step": (before, work, weight, step)}  # fmt: skip
+            plan = self._plan(first, span, places, panels=len(weight))
             if self.loops is not None:
-                run, at = self.loops.backward, plan.ctypes.data
-                self.loops.before(at)
+                self.loops.before(plan.ctypes.data)
                 if not kept:
-                    steps = _linear(before, self.hh, self.step_bias)
-                    self.loops.gates(at, steps.data_ptr())
-                for t in range(first + span - 1, first - 1, -1):
-                    run(at, reaches.data_ptr(), t)
-                    reaches = product(work)
-                if not first:
-                    run(at, reaches.data_ptr(), -1)
+                    steps = _linear(before, self.hh, self.step_bias)  # named, so that it lives while it is read
+                    self.loops.gates(plan.ctypes.data, steps.data_ptr())
+                self.loops.backward(plan.ctypes.data)
             found.add(first, span, gates, before)
         return found.x, None, *of_states, found.ih, found.hh, found.bias_ih, found.bias_hh
 
@@ -165,16 +158,13 @@ class Call:
         span = self.T if whole else max(1, TOGETHER // self.B)
         return [(first, min(span, self.T - first)) for first in range(0, self.T, span)]
 
-    def _plan(self, first: int, span: int, places: dict[str, Sequence[Tensor | None]]) -> np.ndarray:
+    def _plan(self, first: int, span: int, places: Mapping[str, Sequence[Tensor | None]], panels: int) -> np.ndarray:
         plan = np.zeros(1, cpu_loops.PLAN)
-        places = {"source": (self.source,), "state cell": self.states, **places}
-        found = {
-            name: tensor.data_ptr()
-            for names, tensors in places.items()
-            for name, tensor in zip(names.split(), tensors, strict=False)
-            if tensor is not None
-        }
-        for name, number in (self.sizes | {"first": first, "span": span} | found).items():
+        numbers = self.sizes | {"first": first, "span": span, "low": 0, "high": self.B, "panels": panels}
+        for names, tensors in ({"source": (self.source,), "state cell": self.states, **places}).items():
+            for name, tensor in zip(names.split(), tensors, strict=False):
+                numbers[name] = 0 if tensor is None else tensor.data_ptr()
+        for name, number in numbers.items():
             plan[name] = number
         return plan
 
@@ -218,17 +208,3 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if _is_one_dnns(weight, x.shape[0]):
         return one_dnn()(x, weight, bias, "none", [], None)  # type: ignore[misc]
     return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
-
-
-def _repeated(weight: Tensor, rows: int, times: int, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """The same for inputs ``[rows, I]`` again and again; a result may lie where the last one did."""
-    if _is_one_dnns(weight, rows):
-        linear = one_dnn()
-        assert linear is not None
-        pack = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
-        packed = pack(weight, rows) if pack is not None and times >= PACKED else weight
-        return lambda x: linear(x, packed, bias, "none", [], None)
-    transposed, out = weight.t(), weight.new_empty(rows, weight.shape[0])
-    if bias is None:
-        return lambda x: torch.mm(x, transposed, out=out)
-    return lambda x: torch.addmm(bias, x, transposed, out=out)

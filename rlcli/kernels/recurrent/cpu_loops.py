@@ -1,12 +1,12 @@
-"""What a step does besides its product, compiled: activations, states that begin, and their gradients.
+"""All steps of a layer in one compiled loop, forward and backward: products, activations, states that begin.
 
 A row is done by short loops over few arrays, one after another: LLVM vectorises no loop whose arrays may overlap in
 more ways than it will check, and a row lies in the first cache anyway. `tanh` is a rational function that vectorises
 (within 3e-7 of the truth; libm's is called a number at a time and takes ten times as long), `sigmoid` is a tanh; NaN
 stays NaN. In float64 both are libm's.
 
-Arrays come as addresses in a `PLAN`; whoever calls keeps them alive. Letters as in `rlcli.kernels.recurrent`; rows of
-gates and the like are those of `span` steps from `first` on, ``[B * span, ...]``.
+Arrays come as addresses in a `PLAN`; whoever calls keeps them alive. Letters as in `rlcli.kernels.recurrent`, `W` the
+width of a panel; gates and the like are those of `span` steps from `first` on.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from numba.extending import overload
 
 from rlcli.kernels.bytes import pointer
 from rlcli.kernels.compiled import compiled
+from rlcli.kernels.recurrent.cpu_product import BYTES, multiply
 
 FIELDS = (
     "B", "T", "H", "S", "first", "span",
+    "low", "high",  # sequences to do
     "source",  # [B, T]
     "state", "cell",  # [S, H]
     "h", "c",  # [B, T, H], the states after every step
@@ -36,6 +38,8 @@ FIELDS = (
     "of_h", "of_c",  # [B, T, H], gradients of the states; 0: none
     "of_state", "of_cell",  # [S, H], their gradients
     "work",  # [B, G*H], gradients of what the recurrent weights gave
+    "weight",  # panels of the recurrent weights, backward of their transpose
+    "panels", "step",  # their number, and [B, panels * W], what they give
 )  # fmt: skip
 PLAN = np.dtype([(name, np.int64) for name in FIELDS])
 
@@ -187,57 +191,48 @@ def _fill(target, number):
 
 
 @compiled(borrows=True)
-def _begin(source, t, steps, state, now):
-    """States that begin at step t take the place of those that came from the step before."""
-    if t < steps:
-        for b in range(len(now)):
-            row = source[b, t]
-            if row >= 0:
-                _copy(state[row], now[b])
+def _begin(source, state, now):
+    """States that begin take the place of those that came from the step before."""
+    for b in range(len(now)):
+        if source[b] >= 0:
+            _copy(state[source[b]], now[b])
 
 
 @compiled(borrows=True)
-def _end(source, t, steps, of_state, now):
-    """The other way round: what reaches a state that began at step t is its own, and nothing of the step before."""
-    zero = now.dtype.type(0)
+def _end(source, of_state, now):
+    """The other way round: what reaches a state that begins is its own, and nothing of the step before."""
     for b in range(len(now)):
-        if t == steps:
-            _fill(now[b], zero)
-        elif source[b, t] >= 0:
-            _add(now[b], of_state[source[b, t]])
-            _fill(now[b], zero)
+        if source[b] >= 0:
+            _add(now[b], of_state[source[b]])
+            _fill(now[b], now.dtype.type(0))
 
 
 # ---- the functions to call -------------------------------------------------------------------------------------------
 class Loops(NamedTuple):
-    """Of one cell and dtype; the first argument is always the address of a `PLAN`."""
+    """Of one cell and dtype; the argument is the address of a `PLAN`."""
 
-    forward: Callable[[int, int, int], None]  # plan, product [B, G*H] of step t, t
+    forward: Callable[[int], None]
     before: Callable[[int], None]
-    gates: Callable[[int, int], None]  # plan, product [B * span, G*H] of all these steps
-    backward: Callable[[int, int, int], None]  # plan, product [B, H] of step t + 1, t from T - 1 down to -1
+    gates: Callable[[int, int], None]  # also given what all the steps' recurrent products gave, [B * span, G*H]
+    backward: Callable[[int], None]
 
 
 @cache
 def loops(cell: str, dtype: torch.dtype) -> Loops:
-    """Compile those of a cell, or load them."""
+    """Those of a cell; each is compiled or loaded at its first call."""
     number = {torch.float32: np.float32, torch.float64: np.float64}[dtype]
     forward, gates, backward = {"gru": _gru, "lstm": _lstm}[cell](number)
-    return Loops(forward, _shared(number), gates, backward)
+    return Loops(forward, _before(number), gates, backward)
 
 
-STEP = types.void(types.int64, types.int64, types.int64)
-ALL = types.void(types.int64, types.int64)
-
-
-def _shared(number: Any) -> Any:
-    @compiled(types.void(types.int64))
+def _before(number: Any) -> Any:
+    @compiled()
     def before(plan):
         p = carray(pointer(plan), (1,), PLAN)[0]
         source = carray(pointer(p.source), (p.B, p.T), np.int64)
         state, h = carray(pointer(p.state), (p.S, p.H), number), carray(pointer(p.h), (p.B, p.T, p.H), number)
         found = carray(pointer(p.before), (p.B, p.span, p.H), number)
-        for b in range(p.B):
+        for b in range(p.low, p.high):
             for i in range(p.span):
                 t = p.first + i
                 row = source[b, t]
@@ -247,115 +242,135 @@ def _shared(number: Any) -> Any:
 
 
 def _lstm(number: Any) -> tuple[Any, Any, Any]:
-    @compiled(STEP)
-    def forward(plan, step, t):
-        p = carray(pointer(plan), (1,), PLAN)[0]
-        B, T, H = p.B, p.T, p.H
-        source = carray(pointer(p.source), (B, T), np.int64)
-        gates, step = carray(pointer(p.gates), (B, p.span, 4 * H), number), carray(pointer(step), (B, 4 * H), number)
-        now_h, now_c = carray(pointer(p.now_h), (B, H), number), carray(pointer(p.now_c), (B, H), number)
-        h, c = carray(pointer(p.h), (B, T, H), number), carray(pointer(p.c), (B, T, H), number)
-        for b in range(B):
-            g = gates[b, t - p.first]
-            _lstm_gates(g, step[b])
-            _lstm_cell(g[:H], g[H : 2 * H], g[2 * H : 3 * H], now_c[b])
-            _lstm_out(g[3 * H :], now_c[b], now_h[b])
-            _copy(now_c[b], c[b, t])
-            _copy(now_h[b], h[b, t])
-        _begin(source, t + 1, T, carray(pointer(p.state), (p.S, H), number), now_h)
-        _begin(source, t + 1, T, carray(pointer(p.cell), (p.S, H), number), now_c)
+    width = BYTES // np.dtype(number).itemsize
 
-    @compiled(ALL)
-    def gates(plan, step):
+    @compiled()
+    def forward(plan):
+        p = carray(pointer(plan), (1,), PLAN)[0]
+        B, T, H, rows = p.B, p.T, p.H, slice(p.low, p.high)
+        source = carray(pointer(p.source), (B, T), np.int64)[rows]
+        state, cell = carray(pointer(p.state), (p.S, H), number), carray(pointer(p.cell), (p.S, H), number)
+        now_h, now_c = carray(pointer(p.now_h), (B, H), number)[rows], carray(pointer(p.now_c), (B, H), number)[rows]
+        h, c = carray(pointer(p.h), (B, T, H), number)[rows], carray(pointer(p.c), (B, T, H), number)[rows]
+        gates = carray(pointer(p.gates), (B, p.span, 4 * H), number)[rows]
+        weight = carray(pointer(p.weight), (p.panels, 1 + H, width), number)
+        step = carray(pointer(p.step), (B, p.panels * width), number)[rows]
+        for t in range(p.first, p.first + p.span):
+            if t:
+                _begin(source[:, t], state, now_h)
+                _begin(source[:, t], cell, now_c)
+            multiply(now_h, weight, step)
+            for b in range(len(now_h)):
+                g = gates[b, t - p.first]
+                _lstm_gates(g, step[b, : 4 * H])
+                _lstm_cell(g[:H], g[H : 2 * H], g[2 * H : 3 * H], now_c[b])
+                _lstm_out(g[3 * H :], now_c[b], now_h[b])
+                _copy(now_c[b], c[b, t])
+                _copy(now_h[b], h[b, t])
+
+    @compiled()
+    def gates(plan, steps):
         p = carray(pointer(plan), (1,), PLAN)[0]
         found = carray(pointer(p.gates), (p.B * p.span, 4 * p.H), number)
-        step = carray(pointer(step), (p.B * p.span, 4 * p.H), number)
-        for i in range(len(found)):
+        step = carray(pointer(steps), (p.B * p.span, 4 * p.H), number)
+        for i in range(p.low * p.span, p.high * p.span):
             _lstm_gates(found[i], step[i])
 
-    @compiled(STEP)
-    def backward(plan, step, t):
+    @compiled()
+    def backward(plan):
         p = carray(pointer(plan), (1,), PLAN)[0]
-        B, T, H = p.B, p.T, p.H
-        source = carray(pointer(p.source), (B, T), np.int64)
-        gates, step = carray(pointer(p.gates), (B, p.span, 4 * H), number), carray(pointer(step), (B, H), number)
-        now_h, now_c = carray(pointer(p.now_h), (B, H), number), carray(pointer(p.now_c), (B, H), number)
-        of_h, of_c = carray(pointer(p.of_h), (B, T, H), number), carray(pointer(p.of_c), (B, T, H), number)
-        c, cell = carray(pointer(p.c), (B, T, H), number), carray(pointer(p.cell), (p.S, H), number)
-        work = carray(pointer(p.work), (B, 4 * H), number)
-        if t + 1 < T:
-            for b in range(B):
-                _copy(step[b], now_h[b])
-        _end(source, t + 1, T, carray(pointer(p.of_state), (p.S, H), number), now_h)
-        _end(source, t + 1, T, carray(pointer(p.of_cell), (p.S, H), number), now_c)
-        if t < 0:
-            return
-        for b in range(B):
-            dh, dc, g = now_h[b], now_c[b], gates[b, t - p.first]
-            if p.of_h:
-                _add(of_h[b, t], dh)
-            if p.of_c:
-                _add(of_c[b, t], dc)
-            row = source[b, t]
-            _lstm_back_out(g[3 * H :], c[b, t], dh, dc, work[b, :H])
-            _lstm_back_cell(g[:H], g[H : 2 * H], g[2 * H : 3 * H], cell[row] if row >= 0 else c[b, t - 1], dc)
-            _copy(g, work[b])
+        B, T, H, rows = p.B, p.T, p.H, slice(p.low, p.high)
+        source = carray(pointer(p.source), (B, T), np.int64)[rows]
+        cell, c = carray(pointer(p.cell), (p.S, H), number), carray(pointer(p.c), (B, T, H), number)[rows]
+        now_h, now_c = carray(pointer(p.now_h), (B, H), number)[rows], carray(pointer(p.now_c), (B, H), number)[rows]
+        of_h, of_c = carray(pointer(p.of_h), (B, T, H), number)[rows], carray(pointer(p.of_c), (B, T, H), number)[rows]
+        of_state, of_cell = carray(pointer(p.of_state), (p.S, H), number), carray(pointer(p.of_cell), (p.S, H), number)
+        gates = carray(pointer(p.gates), (B, p.span, 4 * H), number)[rows]
+        weight = carray(pointer(p.weight), (p.panels, 1 + 4 * H, width), number)
+        step = carray(pointer(p.step), (B, p.panels * width), number)[rows]
+        work = carray(pointer(p.work), (B, 4 * H), number)[rows]
+        for t in range(p.first + p.span - 1, p.first - 1, -1):
+            for b in range(len(now_h)):
+                dh, dc, g = now_h[b], now_c[b], gates[b, t - p.first]
+                if p.of_h:
+                    _add(of_h[b, t], dh)
+                if p.of_c:
+                    _add(of_c[b, t], dc)
+                row = source[b, t]
+                _lstm_back_out(g[3 * H :], c[b, t], dh, dc, work[b, :H])
+                _lstm_back_cell(g[:H], g[H : 2 * H], g[2 * H : 3 * H], cell[row] if row >= 0 else c[b, t - 1], dc)
+                _copy(g, work[b])
+            multiply(work, weight, step)
+            for b in range(len(now_h)):
+                _copy(step[b, :H], now_h[b])
+            _end(source[:, t], of_state, now_h)
+            _end(source[:, t], of_cell, now_c)
 
     return forward, gates, backward
 
 
 def _gru(number: Any) -> tuple[Any, Any, Any]:
-    @compiled(STEP)
-    def forward(plan, step, t):
-        p = carray(pointer(plan), (1,), PLAN)[0]
-        B, T, H = p.B, p.T, p.H
-        source = carray(pointer(p.source), (B, T), np.int64)
-        gates, step = carray(pointer(p.gates), (B, p.span, 3 * H), number), carray(pointer(step), (B, 3 * H), number)
-        hidden = carray(pointer(p.hidden), (B, p.span, H), number)
-        now_h, h = carray(pointer(p.now_h), (B, H), number), carray(pointer(p.h), (B, T, H), number)
-        for b in range(B):
-            g = gates[b, t - p.first]
-            _gru_gates(g, step[b])
-            if p.hidden:
-                _copy(step[b, 2 * H :], hidden[b, t - p.first])
-            _gru_out(g[H : 2 * H], g[2 * H :], now_h[b])
-            _copy(now_h[b], h[b, t])
-        _begin(source, t + 1, T, carray(pointer(p.state), (p.S, H), number), now_h)
+    width = BYTES // np.dtype(number).itemsize
 
-    @compiled(ALL)
-    def gates(plan, step):
+    @compiled()
+    def forward(plan):
+        p = carray(pointer(plan), (1,), PLAN)[0]
+        B, T, H, rows = p.B, p.T, p.H, slice(p.low, p.high)
+        source = carray(pointer(p.source), (B, T), np.int64)[rows]
+        state = carray(pointer(p.state), (p.S, H), number)
+        now, h = carray(pointer(p.now_h), (B, H), number)[rows], carray(pointer(p.h), (B, T, H), number)[rows]
+        gates = carray(pointer(p.gates), (B, p.span, 3 * H), number)[rows]
+        hidden = carray(pointer(p.hidden), (B, p.span, H), number)[rows]
+        weight = carray(pointer(p.weight), (p.panels, 1 + H, width), number)
+        step = carray(pointer(p.step), (B, p.panels * width), number)[rows]
+        for t in range(p.first, p.first + p.span):
+            if t:
+                _begin(source[:, t], state, now)
+            multiply(now, weight, step)
+            for b in range(len(now)):
+                g = gates[b, t - p.first]
+                _gru_gates(g, step[b, : 3 * H])
+                if p.hidden:
+                    _copy(step[b, 2 * H : 3 * H], hidden[b, t - p.first])
+                _gru_out(g[H : 2 * H], g[2 * H :], now[b])
+                _copy(now[b], h[b, t])
+
+    @compiled()
+    def gates(plan, steps):
         p = carray(pointer(plan), (1,), PLAN)[0]
         H = p.H
         found = carray(pointer(p.gates), (p.B * p.span, 3 * H), number)
         hidden = carray(pointer(p.hidden), (p.B * p.span, H), number)
-        step = carray(pointer(step), (p.B * p.span, 3 * H), number)
-        for i in range(len(found)):
+        step = carray(pointer(steps), (p.B * p.span, 3 * H), number)
+        for i in range(p.low * p.span, p.high * p.span):
             _gru_gates(found[i], step[i])
             _copy(step[i, 2 * H :], hidden[i])
 
-    @compiled(STEP)
-    def backward(plan, step, t):
+    @compiled()
+    def backward(plan):
         p = carray(pointer(plan), (1,), PLAN)[0]
-        B, T, H = p.B, p.T, p.H
-        source = carray(pointer(p.source), (B, T), np.int64)
-        gates, step = carray(pointer(p.gates), (B, p.span, 3 * H), number), carray(pointer(step), (B, H), number)
-        hidden = carray(pointer(p.hidden), (B, p.span, H), number)
-        now_h, of_h = carray(pointer(p.now_h), (B, H), number), carray(pointer(p.of_h), (B, T, H), number)
-        before = carray(pointer(p.before), (B, p.span, H), number)
-        work = carray(pointer(p.work), (B, 3 * H), number)
-        if t + 1 < T:
-            for b in range(B):
-                _add(step[b], now_h[b])
-        _end(source, t + 1, T, carray(pointer(p.of_state), (p.S, H), number), now_h)
-        if t < 0:
-            return
-        for b in range(B):
-            i = t - p.first
-            dh, g = now_h[b], gates[b, i]
-            if p.of_h:
-                _add(of_h[b, t], dh)
-            _gru_back(g[:H], g[H : 2 * H], g[2 * H :], hidden[b, i], before[b, i], dh)
-            _copy(g[: 2 * H], work[b, : 2 * H])
-            _copy(hidden[b, i], work[b, 2 * H :])
+        B, T, H, rows = p.B, p.T, p.H, slice(p.low, p.high)
+        source = carray(pointer(p.source), (B, T), np.int64)[rows]
+        now, of_h = carray(pointer(p.now_h), (B, H), number)[rows], carray(pointer(p.of_h), (B, T, H), number)[rows]
+        of_state = carray(pointer(p.of_state), (p.S, H), number)
+        gates = carray(pointer(p.gates), (B, p.span, 3 * H), number)[rows]
+        hidden = carray(pointer(p.hidden), (B, p.span, H), number)[rows]
+        before = carray(pointer(p.before), (B, p.span, H), number)[rows]
+        weight = carray(pointer(p.weight), (p.panels, 1 + 3 * H, width), number)
+        step = carray(pointer(p.step), (B, p.panels * width), number)[rows]
+        work = carray(pointer(p.work), (B, 3 * H), number)[rows]
+        for i in range(p.span - 1, -1, -1):
+            t = p.first + i
+            for b in range(len(now)):
+                g = gates[b, i]
+                if p.of_h:
+                    _add(of_h[b, t], now[b])
+                _gru_back(g[:H], g[H : 2 * H], g[2 * H :], hidden[b, i], before[b, i], now[b])
+                _copy(g[: 2 * H], work[b, : 2 * H])
+                _copy(hidden[b, i], work[b, 2 * H :])
+            multiply(work, weight, step)
+            for b in range(len(now)):
+                _add(step[b, :H], now[b])
+            _end(source[:, t], of_state, now)
 
     return forward, gates, backward
