@@ -7,8 +7,9 @@ forward    gates = x W_ih'                    one product over all steps, column
 backward   one launch                         time backwards: gates become the gradients before their nonlinearities
            W, x, biases                       one product or sum each, over all steps
 ```
-Programs never wait for each other. Recurrent weights that a program can hold are loaded once (RESIDENT); others come
-from the L2 cache block by block in every step, with the state of the step before, read from where it was stored.
+Programs never wait for each other. Recurrent weights that fit a multiprocessor's shared memory are loaded once
+(RESIDENT); others come from the L2 cache block by block in every step, as does the state of the step before, from where
+it was stored.
 
 | columns of gates | 0 | 1 | 2 | 3 | inputs' part | recurrent part |
 |---|---|---|---|---|---|---|
@@ -36,8 +37,8 @@ from rlcli.errors import ArgumentError
 from rlcli.kernels.recurrent import Weights
 
 PRECISIONS = ("ieee", "tf32", "bf16")  # of the factors: all 24 bits of a float32, 11, 8; float64 is always whole
-RESIDENT = 128 * 1024  # bytes of weights that a program holds, at most: half of a multiprocessor's registers
-SHARED = 224 * 1024  # bytes of shared memory in the interpreter, which has none
+SHARED = 227 * 1024  # bytes of shared memory where there is no GPU to ask: an H100's
+SCRATCH = 24 * 1024  # bytes of it for everything but weights
 
 
 # ---- whether, and how -----------------------------------------------------------------------------------------------
@@ -49,8 +50,9 @@ def refusal(x: Tensor, weights: Weights, precision: str | None = None) -> str | 
         return f"it has no precision {precision!r}, but {', '.join(PRECISIONS)}"
     if x.dtype == torch.float64 and precision not in (None, "ieee"):
         return f"{precision} is a precision of float32, and the tensors are float64"
-    if weights.hh.numel() >= 2**31:
-        return f"it counts the recurrent weights in 32 bits, and {weights.hh.shape[1]} units have {weights.hh.numel()}"
+    wide, units = weights.hh.shape
+    if wide * (units + 15) >= 2**31:  # each row at a multiple of 16 numbers
+        return f"it counts recurrent weights in 32 bits, and {units} units have {wide * units} of them"
     if x.device.type == "cuda":
         if torch.version.hip is not None:
             return "it is written for NVIDIA's GPUs"
@@ -66,8 +68,8 @@ def _default_precision(x: Tensor) -> str:
     """That of torch's own GRU and LSTM on a GPU: tf32 unless cuDNN was told otherwise."""
     if x.dtype == torch.float64:
         return "ieee"
-    cudnn = torch.backends.cudnn
-    return "tf32" if (cudnn.rnn.fp32_precision == "tf32" if hasattr(cudnn, "rnn") else cudnn.allow_tf32) else "ieee"
+    said = getattr(getattr(torch.backends.cudnn, "rnn", None), "fp32_precision", None)  # from torch 2.9 on
+    return "tf32" if (torch.backends.cudnn.allow_tf32 if said is None else said == "tf32") else "ieee"
 
 
 @contextmanager
@@ -90,19 +92,24 @@ def _blocks(x: Tensor, gates: int, size: int, precision: str, *, backward: bool)
     """The sizes of a program's blocks, in a kernel's own names."""
     width = max(16, triton.next_power_of_2(size))
     item = 2 if precision == "bf16" else x.element_size()
+    device = torch.cuda.get_device_properties(x.device) if x.is_cuda else None
+    room = getattr(device, "shared_memory_per_block_optin", SHARED) - SCRATCH
     # the interpreter has no products of bfloat16; float32 holds them whole
     how = {"PRECISION": ("wide" if x.device.type == "cpu" else "ieee") if precision == "bf16" else precision}
-    if precision != "ieee" and gates * width * width * item <= RESIDENT:
-        return {"RESIDENT": True, "ROWS": 16, "COLUMNS": width, "DEPTH": width, "STAGES": 1, **how,
-                "num_warps": max(2, min(8, width // 8))}  # fmt: skip
-    shared = torch.cuda.get_device_properties(x.device).shared_memory_per_block_optin if x.is_cuda else SHARED
-    # more sequences share a read of the weights once there is a program for every multiprocessor
-    rows = max(16, min(64, triton.next_power_of_2(triton.cdiv(x.shape[0], 128))))
-    columns = min(128 if rows == 16 and shared >= 160 * 1024 else 64, width)
+    if precision != "ieee" and gates * width * width * item <= room:
+        return {
+            "RESIDENT": True, "ROWS": 16, "COLUMNS": width, "DEPTH": width, "STAGES": 1,
+            "num_warps": max(2, min(8, width // 8)), **how,
+        }  # fmt: skip
+    # with a program for every multiprocessor, more sequences share what is read of the weights
+    rows = max(16, min(64, triton.next_power_of_2(triton.cdiv(x.shape[0], 128)))) if item < 8 else 16
+    columns = min(128 if rows == 16 and room >= 128 * 1024 else 64, width)
     depth = min((256 if backward else 128) // item, width)  # one or two cache lines of a row of weights
     stage = (rows + columns * (1 if backward else gates)) * depth * item
-    return {"RESIDENT": False, "ROWS": rows, "COLUMNS": columns, "DEPTH": max(16, depth), **how,
-            "STAGES": max(1, min(4, (shared - 16 * 1024) // stage)), "num_warps": 4 if columns < 64 else 8}  # fmt: skip
+    return {
+        "RESIDENT": False, "ROWS": rows, "COLUMNS": columns, "DEPTH": depth, "STAGES": max(1, min(4, room // stage)),
+        "num_warps": 4 if columns < 64 else 8, **how,
+    }  # fmt: skip
 
 
 # ---- the two cells --------------------------------------------------------------------------------------------------
@@ -159,16 +166,13 @@ class Unrolled(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        source, x, *weights = ctx.saved_tensors[:6]
-        *both, gates = ctx.saved_tensors[6:]
+        source, x, ih, hh, bias_ih, bias_hh, *both, gates = ctx.saved_tensors
         states, outputs = both[: len(both) // 2], both[len(both) // 2 :]
         if not ctx.kept:
             gates = None
         ctx.kept = False
-        found = ctx.layer.backward(
-            x, source, Weights(*weights), states, outputs, gates, gradients, ctx.needs_input_grad[3:]
-        )
-        return None, None, None, *found
+        weights, needed = Weights(ih, hh, bias_ih, bias_hh), ctx.needs_input_grad[3:]
+        return None, None, None, *ctx.layer.backward(x, source, weights, states, outputs, gates, gradients, needed)
 
 
 class _Layer(NamedTuple):
@@ -230,7 +234,7 @@ class _Layer(NamedTuple):
             if needed[2]:
                 found[2] = (onto.t() @ self._before(source, first[0], outputs[0], x)).to(x.dtype)
             if needed[1]:
-                flat = x.reshape(-1, x.shape[2]).to(gates.dtype)
+                flat = x.flatten(0, 1).to(gates.dtype)
                 found[1] = self.turned((into.t() @ flat).to(x.dtype), back=True)
                 del flat
             if needed[0]:
@@ -268,7 +272,7 @@ class _Layer(NamedTuple):
 
     def _inputs(self, x: Tensor, ih: Tensor, columns: int) -> Tensor:
         """The inputs' part of all gates ``[B*T, columns*H]``, without biases; other columns are not written."""
-        flat = x.reshape(-1, x.shape[2]).to(self.kind(x))
+        flat = x.flatten(0, 1).to(self.kind(x))
         gates = flat.new_empty(len(flat), columns * self.size)
         with _products_in(self.precision):
             torch.mm(flat, self.turned(ih).to(flat.dtype).t(), out=gates[:, : len(ih)])
@@ -351,10 +355,7 @@ def _gates(gates, bias, at, j, mask, size, pitch, FLOAT: tl.constexpr, LAST: tl.
     a = tl.load(place, mask, other=0.0).to(FLOAT)
     b = tl.load(place + size, mask, other=0.0).to(FLOAT)
     c = tl.load(place + 2 * size, mask, other=0.0).to(FLOAT)
-    if LAST:
-        d = tl.load(place + 3 * size, mask, other=0.0).to(FLOAT)
-    else:
-        d = tl.full(mask.shape, 0.0, FLOAT)
+    d = tl.load(place + 3 * size, mask, other=0.0).to(FLOAT) if LAST else tl.full(mask.shape, 0.0, FLOAT)
     if BIAS:
         here = j < size
         a += tl.load(bias + j, here, other=0.0)[None, :]
@@ -392,7 +393,7 @@ def _finish(gates, h, c, at, j, mask, size, pitch, last, g0, g1, g2, g3, LSTM: t
     return out, new
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "steps"])  # else a first call with a new number of them compiles
 def _forward(
     gates, weight, bias, source, state, cell, h, c,
     rows, steps, size, pitch, wide,
@@ -426,10 +427,7 @@ def _forward(
             first = (row * size)[:, None] + j[None, :]
             fresh = mask & begins[:, None]
             out = tl.where(begins[:, None], tl.load(state + first, fresh, other=0.0), out)
-            if LSTM:
-                last = tl.where(begins[:, None], tl.load(cell + first, fresh, other=0.0), last)
-            else:
-                last = out
+            last = tl.where(begins[:, None], tl.load(cell + first, fresh, other=0.0), last) if LSTM else out
             left = out.to(weight.dtype.element_ty)
             g0 = n0
             g1 = n1
@@ -446,14 +444,12 @@ def _forward(
             out, last = _finish(gates, h, c, at, j, mask, size, wide, last, g0, g1, g2, g3, LSTM, KEEP)
         else:
             before = tl.where(begins, state + row * size, h + (at - 1) * size)[:, None]
+            before_last = tl.where(begins, cell + row * size, c + (at - 1) * size)[:, None]
             for start in range(0, size, COLUMNS):
                 j = start + tl.arange(0, COLUMNS)
                 mask = here[:, None] & (j < size)[None, :]
                 g0, g1, g2, g3 = _gates(gates, bias, at, j, mask, size, wide, FLOAT, LSTM, True)
-                if LSTM:
-                    last = tl.load(tl.where(begins, cell + row * size, c + (at - 1) * size)[:, None] + j, mask, other=0.0)
-                else:
-                    last = tl.load(before + j[None, :], mask, other=0.0)
+                last = tl.load(before_last + j[None, :], mask, other=0.0)
                 for low in tl.range(0, size, DEPTH, num_stages=STAGES):
                     k = low + tl.arange(0, DEPTH)
                     left = tl.load(before + k[None, :], here[:, None] & (k < size)[None, :], other=0.0)
@@ -506,7 +502,7 @@ def _gradients(
     return d0, d1, d2, d3, past, from_c
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "steps"])
 def _backward(
     gates, weight, bias, source, place, cell, c, of_h, of_c, carry_h, carry_c, starts_h, starts_c,
     h0, h1, h2, c0, c1, c2, rows, steps, size, pitch,
@@ -589,7 +585,7 @@ def _backward(
             tl.debug_barrier()  # the next step reads what this one stored
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["steps"])
 def _states_before(source, state, h, before, steps, size, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     at = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     j = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
