@@ -4,6 +4,7 @@ On a machine with a CUDA device the same cases run compiled, on the device; with
 for a GPU that is not there.
 """
 
+import importlib
 import os
 import subprocess
 import sys
@@ -27,9 +28,10 @@ def kernels():
     before = os.environ.get("TRITON_INTERPRET")
     if DEVICE == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
-    from rlcli.kernels.recurrent import triton
-
-    yield triton
+    name = f"{recurrent.__name__}.triton"
+    sys.modules.pop(name, None)  # a kernel is the interpreter's or the compiler's from its definition on
+    yield importlib.import_module(name)
+    del sys.modules[name]
     os.environ.pop("TRITON_INTERPRET", None)
     if before is not None:
         os.environ["TRITON_INTERPRET"] = before
@@ -262,7 +264,7 @@ def test_it_refuses_a_cpu_without_the_interpreter_and_weights_it_cannot_count(ke
     x, hh = torch.empty(1, 1, 1, device="meta"), torch.empty(3 * 30000, 30000, device="meta")
     why = kernels.refusal(x, Weights(hh, hh, None, None))
     assert why == "it counts recurrent weights in 32 bits, and 30000 units have 2700000000 of them"
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(kernels, "INTERPRETED", False)
     why = kernels.refusal(torch.empty(1, 1, 1), Call("gru", 1, 1, 1, 1).weights)
     assert why == "it runs on CUDA devices, and the tensors are on cpu"
 

@@ -37,6 +37,7 @@ from rlcli.errors import ArgumentError
 from rlcli.kernels.recurrent import Weights
 
 PRECISIONS = ("ieee", "tf32", "bf16")  # of the factors: all 24 bits of a float32, 11, 8; float64 is always whole
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # as the kernels below are from their definition on
 SHARED = 227 * 1024  # bytes of shared memory where there is no GPU to ask: an H100's
 SCRATCH = 24 * 1024  # bytes of it for everything but weights
 
@@ -59,7 +60,7 @@ def refusal(x: Tensor, weights: Weights, precision: str | None = None) -> str | 
         major, minor = torch.cuda.get_device_capability(x.device)
         if major < 8:
             return f"it needs compute capability 8.0 (Ampere) or later, and {x.device} has {major}.{minor}"
-    elif x.device.type != "meta" and os.environ.get("TRITON_INTERPRET") != "1":
+    elif x.device.type != "meta" and not INTERPRETED:
         return f"it runs on CUDA devices, and the tensors are on {x.device}"
     return None
 
@@ -95,7 +96,7 @@ def _blocks(x: Tensor, gates: int, size: int, precision: str, *, backward: bool)
     device = torch.cuda.get_device_properties(x.device) if x.is_cuda else None
     room = getattr(device, "shared_memory_per_block_optin", SHARED) - SCRATCH
     # the interpreter has no products of bfloat16; float32 holds them whole
-    how = {"PRECISION": ("wide" if x.device.type == "cpu" else "ieee") if precision == "bf16" else precision}
+    how = {"PRECISION": ("wide" if INTERPRETED else "ieee") if precision == "bf16" else precision}
     if precision != "ieee" and gates * width * width * item <= room:
         return {
             "RESIDENT": True, "ROWS": 16, "COLUMNS": width, "DEPTH": width, "STAGES": 1,
