@@ -267,7 +267,7 @@ TRIES = 8
 
 
 class PrioritizedSliceSampler(SliceSampler):
-    """Draw slices by the priority of their first row.
+    """Draw slices by the priority of their first row, behind their burn-in.
 
     Every row of a slice has that row's `priority_weight`, of which the largest in a sample is 1. Priorities are given
     for rows, as in `PrioritizedSampler`.
@@ -314,7 +314,8 @@ class PrioritizedSliceSampler(SliceSampler):
         draw = super().sample(ring, batch_size)
         assert draw.lengths is not None
         repeats = np.full(len(draw.lengths), draw.padded) if draw.padded else draw.lengths
-        weight = self.priorities.weight_among(draw.rows[np.cumsum(repeats) - repeats])
+        first = np.cumsum(repeats) - repeats + (0 if draw.burn_in is None else draw.burn_in)
+        weight = self.priorities.weight_among(draw.rows[first])
         draw.columns[WEIGHT] = weight.repeat_interleave(torch.from_numpy(repeats))
         return draw
 
