@@ -282,9 +282,9 @@ class OffPolicy(Loop):
                 index, errors = sample["index"].reshape(-1), errors.reshape(-1)
                 # what pads slices has the index of a row that counts, and nothing is learned of burn-in
                 mask, burn = mask_of(columns), columns.get(BURN_IN)
-                counts = ~burn if mask is None and burn is not None else mask if burn is None else mask & ~burn
-                if counts is not None:
-                    counts = counts.reshape(-1)
+                apart = [x.reshape(-1) for x in (burn, None if mask is None else ~mask) if x is not None]
+                if apart:
+                    counts = ~torch.stack(apart).any(0)
                     index, errors = index[counts], errors[counts]
                 with stage("sample"):
                     buffer.update_priority(index, errors)
