@@ -276,7 +276,7 @@ class PrioritizedSliceSampler(SliceSampler):
     ----------
     max_capacity, alpha, beta, eps, reduction, max_priority_within_buffer
         See `PrioritizedSampler`.
-    **slices
+    num_slices, slice_len, strict_length, burn_in, **slices
         As for `SliceSampler`; `span` and `weighting` do not apply.
     """
 
@@ -290,10 +290,17 @@ class PrioritizedSliceSampler(SliceSampler):
         eps: float = 1e-8,
         reduction: str = "max",
         max_priority_within_buffer: bool = False,
+        *,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        strict_length: bool = True,
+        burn_in: int = 0,
         **slices: Any,
     ) -> None:
         need_no_span(type(self), slices)
-        super().__init__(**slices)
+        super().__init__(
+            num_slices=num_slices, slice_len=slice_len, strict_length=strict_length, burn_in=burn_in, **slices
+        )
         self.priorities = PrioritizedSampler(max_capacity, alpha, beta, eps, reduction, max_priority_within_buffer)
         self.priorities.random = self.random
 
