@@ -160,13 +160,7 @@ def build_actor_critic(
         state_dependent_std=split,
         return_log_prob=return_log_prob,
     )
-    if recurrence is not None:
-        if shared is False:
-            raise ConfigError(
-                "a recurrent policy has one trunk for actor and critic", where="policy.shared=false",
-                why="a critic with a state of its own is not stepped while frames are collected",
-                fix="Leave policy.shared out.",
-            )  # fmt: skip
+    if recurrence is not None:  # a critic with a state of its own would not be stepped while frames are collected
         shared = True
     if shared is None:
         shared = (hidden is None or len(hidden) > 0) and convolves(observation_spec, keys, net)
