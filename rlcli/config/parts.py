@@ -95,7 +95,11 @@ CHOICES: dict[str, dict[str, Part]] = {
         ),
         "a2c": Part("rlcli.algorithms.a2c:A2C", (*POLICY_GRADIENT, "loss.clip_value")),
         "reinforce": Part("rlcli.algorithms.reinforce:Reinforce", (*POLICY_GRADIENT, "loss.baseline")),
-        "dqn": Part("rlcli.algorithms.dqn:DQN", (*BOOTSTRAPPED, *GREEDY, "loss.double"), off_policy=True),
+        "dqn": Part(
+            "rlcli.algorithms.dqn:DQN",
+            (*BOOTSTRAPPED, *GREEDY, *_keys("loss", "double start_state")),
+            off_policy=True,
+        ),
         "sac": Part(
             "rlcli.algorithms.sac:SAC",
             (*BOOTSTRAPPED, *_keys("loss", "alpha alpha_init target_entropy")),
@@ -122,7 +126,12 @@ CHOICES: dict[str, dict[str, Part]] = {
         "prioritized": Part("rlcli.data.samplers:PrioritizedSampler", ("sampler.alpha", "sampler.beta")),
         "slice": Part(
             "rlcli.data.samplers:SliceSampler",
-            _keys("sampler", "slice_len num_slices strict_length span weighting"),
+            _keys("sampler", "slice_len num_slices strict_length span weighting burn_in"),
+            draws="slices",
+        ),
+        "prioritized_slice": Part(
+            "rlcli.data.samplers:PrioritizedSliceSampler",
+            _keys("sampler", "slice_len num_slices strict_length alpha beta burn_in"),
             draws="slices",
         ),
     },

@@ -17,6 +17,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from rlcli.collectors.schema import RowSchema
+from rlcli.config.schemas import by_priority
 from rlcli.data.fields import Field
 from rlcli.data.next_obs import Rows
 from rlcli.data.next_obs.pool import Ends
@@ -214,7 +215,7 @@ def planned_buffer(cfg: Any, rows: RowSchema, mode: str, init_rows: int = 0) -> 
     index = _index_bytes(storage, rows, mode, count) + rows.lanes * sum(fields[key].width for key in stacks)
     about = f"about; episodes of {EPISODE} steps"
     columns.append(Entry(BUFFER, "index", index, device="cpu", peak=index, per_frame=index / count, note=about))
-    if cfg.sampler.kind == "prioritized":
+    if by_priority(cfg):
         nbytes = priority_bytes(storage.max_size)
         columns.append(Entry(BUFFER, PRIORITIES, nbytes, device="cpu", peak=nbytes, per_frame=nbytes / count))
     return columns
