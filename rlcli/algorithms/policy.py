@@ -52,7 +52,16 @@ def recurrence(cfg: CollectConfig) -> Recurrence | None:
     p = cfg.policy
     if p.kind not in RECURRENT:
         return None
-    return Recurrence(p.kind, p.recurrent_size, p.recurrent_layers, {"recurrent_backend": p.recurrent_backend})
+    if p.shared is False:
+        raise ConfigError(
+            "a recurrent policy has one trunk for actor and critic", where="policy.shared=false",
+            why="a critic with a state of its own is not stepped while frames are collected",
+            fix="Leave policy.shared out.",
+        )  # fmt: skip
+    options = {
+        "recurrent_backend": p.recurrent_backend, "recurrent_recompute": cfg.memory.recurrent_recompute
+    }  # fmt: skip
+    return Recurrence(p.kind, p.recurrent_size, p.recurrent_layers, options)
 
 
 def network_options(cfg: CollectConfig) -> dict[str, Any]:

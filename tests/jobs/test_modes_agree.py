@@ -8,7 +8,7 @@ import torch
 PENDULUM = ["env.id=Pendulum-v1", "policy.activation=relu", "env.max_episode_steps=50"]
 
 
-@pytest.mark.parametrize("task", [[], PENDULUM], ids=["CartPole", "Pendulum"])
+@pytest.mark.parametrize("task", [[], PENDULUM, ["policy=gru"]], ids=["CartPole", "Pendulum", "recurrent"])
 def test_full_and_exact_end_with_the_same_weights_bit_for_bit_with_two_value_calls(weights_after, task):
     full = weights_after("memory=full", "value.two_calls=true", *task)
     exact = weights_after("memory=exact", "value.two_calls=true", *task)
@@ -30,6 +30,6 @@ def test_the_same_seed_gives_the_same_weights(weights_after):
     assert torch.equal(weights_after("seed=1"), weights_after("seed=1"))
 
 
-@pytest.mark.parametrize("task", [[], PENDULUM], ids=["CartPole", "Pendulum"])
+@pytest.mark.parametrize("task", [[], PENDULUM, ["policy=lstm"]], ids=["CartPole", "Pendulum", "recurrent"])
 def test_envs_in_worker_processes_end_with_the_same_weights(weights_after, task):
     assert torch.equal(weights_after(*task), weights_after("env.workers=2", *task))

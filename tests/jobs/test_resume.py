@@ -41,6 +41,16 @@ TASKS = {
     "collectors in workers": ["collector=multi_sync", "collector.num_workers=2"],
     "collectors in workers, trajectories": ["collector=multi_sync", "collector.trajs_per_batch=7"],
     "padded trajectories": ["collector.split_trajs=true"],
+    "recurrent": ["policy=gru"],
+    "recurrent, of two layers": [
+        "policy=lstm",
+        "policy.recurrent_layers=2",
+        "value.shifted=true",
+        "value.normaliser=popart",
+        "memory=compact",
+    ],
+    "recurrent, whole trajectories": ["policy=gru", "collector.trajs_per_batch=7"],
+    "recurrent, collectors in workers": ["policy=gru", "collector=multi_sync", "collector.num_workers=2"],
     "shared net, annealed clip": ["policy.shared=true", "loss.anneal_clip=true", "optim=adamw", "loss.clip_value=0.2"],
 }
 

@@ -4,6 +4,8 @@ from itertools import pairwise
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from rlcli.errors import ArgumentError
@@ -12,6 +14,7 @@ from rlcli.kernels.recurrent import Weights
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 CELLS = ("gru", "lstm")
+FAST = ("cpu", "pad", "scan")
 
 
 class Call:
@@ -92,6 +95,108 @@ def test_nothing_before_a_beginning_reaches_what_follows(cell):
     assert of_state[4].isfinite().all()
 
 
+SIZES = [  # B, T, I, H
+    (3, 7, 4, 5), (1, 1, 2, 3), (5, 1, 3, 16), (1, 12, 7, 4), (33, 40, 9, 37),
+]  # fmt: skip
+
+
+def equal(call, backend, **options):
+    """Outputs and every gradient are the reference's, and so are outputs that nobody differentiates."""
+    expected, found = call.run(), call.run(backend, **options)
+    assert all(close(y, e) for y, e in zip(found, expected, strict=True))
+    with torch.no_grad():
+        assert all(close(y, e) for y, e in zip(call.run(backend, **options), expected, strict=True))
+    if any(x.requires_grad for x in call.inputs):
+        gradients = call.gradients(found)
+        assert all(close(g, e) for g, e in zip(gradients, call.gradients(expected), strict=True))
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("backend", FAST)
+class TestEqualsTheReference:
+    @pytest.mark.parametrize("size", SIZES)
+    def test_sizes(self, backend, cell, dtype, recompute, size):
+        equal(Call(6, cell, *size, dtype=dtype), backend, recompute=recompute)
+
+    @pytest.mark.parametrize("where", ["none", "all", "first", "last"])
+    def test_places_of_beginnings(self, backend, cell, dtype, recompute, where):
+        call = Call(7, cell, B=4, T=9, I=3, H=6, rate=float(where == "all"), dtype=dtype)
+        at = {"first": 1, "last": -1}.get(where)
+        if at is not None:
+            call.source[::2, at] = 2
+        equal(call, backend, recompute=recompute)
+
+    def test_one_state_for_all(self, backend, cell, dtype, recompute):
+        equal(Call(8, cell, B=3, T=8, I=3, H=6, S=1, dtype=dtype), backend, recompute=recompute)
+
+    def test_states_that_nobody_uses(self, backend, cell, dtype, recompute):
+        call = Call(8, cell, B=3, T=8, I=3, H=6, S=40, dtype=dtype)
+        call.source.clamp_(max=4)
+        equal(call, backend, recompute=recompute)
+        assert not call.gradients(call.run(backend))[1][5:].any()
+
+    def test_without_bias(self, backend, cell, dtype, recompute):
+        call = Call(9, cell, B=3, T=8, I=3, H=6, bias=False, dtype=dtype)
+        equal(call, backend, recompute=recompute)
+        bias = torch.randn_like(call.weights.ih[:, 0])
+        for name in ("bias_ih", "bias_hh"):
+            both = call.weights
+            call.weights = both._replace(**{name: bias.requires_grad_()})
+            equal(call, backend, recompute=recompute)
+            call.weights = both
+
+    def test_strides(self, backend, cell, dtype, recompute):
+        call = Call(10, cell, B=3, T=8, I=6, H=5, dtype=dtype)
+        with torch.no_grad():
+            call.x = call.x.transpose(0, 1).contiguous().transpose(0, 1)[..., ::2]
+            call.states = tuple(s.t().contiguous().t() for s in call.states)
+            call.weights = call.weights._replace(ih=call.weights.ih[:, ::2], hh=call.weights.hh.t().contiguous().t())
+            call.source = call.source.t().contiguous().t()
+        for x in call.inputs:
+            x.requires_grad_()
+        equal(call, backend, recompute=recompute)
+
+    def test_gradients_of_some(self, backend, cell, dtype, recompute):
+        call = Call(11, cell, B=3, T=8, I=4, H=5, dtype=dtype)
+        for wanted in call.inputs:
+            for x in call.inputs:
+                x.requires_grad_(x is wanted)
+            equal(call, backend, recompute=recompute)
+
+    def test_a_gradient_of_one_output(self, backend, cell, dtype, recompute):
+        call = Call(12, cell, B=3, T=8, I=4, H=5, dtype=dtype)
+        for i in range(len(call.states)):
+            of_expected = torch.autograd.grad(call.run()[i].sum(), call.inputs)
+            of_found = torch.autograd.grad(call.run(backend, recompute=recompute)[i].sum(), call.inputs)
+            assert all(close(g, e) for g, e in zip(of_found, of_expected, strict=True))
+
+    def test_backward_twice(self, backend, cell, dtype, recompute):
+        call = Call(13, cell, B=3, T=8, I=4, H=5, dtype=dtype)
+        total = sum(y.sum() for y in call.run(backend, recompute=recompute))
+        once = torch.autograd.grad(total, call.inputs, retain_graph=True)
+        again = torch.autograd.grad(total, call.inputs)
+        assert all(torch.equal(g, e) for g, e in zip(again, once, strict=True))
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("backend", FAST)
+@given(
+    st.integers(0, 10_000), st.tuples(st.integers(1, 5), st.integers(1, 12), st.integers(1, 6), st.integers(1, 20)),
+    st.sampled_from([0.0, 0.1, 0.5, 1.0]), st.booleans(), st.booleans(), st.sampled_from(list(TOLERANCE)),
+)  # fmt: skip
+def test_every_backend_is_the_loop(backend, cell, seed, size, rate, bias, recompute, dtype):
+    equal(Call(seed, cell, *size, rate=rate, bias=bias, dtype=dtype), backend, recompute=recompute)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("backend", FAST)
+def test_sizes_that_take_the_big_products(backend, cell):
+    equal(Call(14, cell, B=40, T=70, I=100, H=130, rate=0.03), backend)
+    equal(Call(15, cell, B=70, T=20, I=130, H=100, rate=0.03), backend, recompute=True)
+
+
 def wrong(**changes):
     call = Call(3, changes.pop("cell", "gru"), B=2, T=3, I=4, H=5)
     for name, change in changes.items():
@@ -133,15 +238,73 @@ def test_a_backend_that_cannot_serve_says_why():
     call = Call(3, "gru", B=2, T=3, I=4, H=5)
     with pytest.raises(ArgumentError, match=r"unknown backend 'cuda'\. Choose one of auto, reference, pad"):
         call.run("cuda")
+    half = Call(3, "gru", B=2, T=3, I=4, H=5, dtype=torch.bfloat16)
+    for backend in FAST:
+        with pytest.raises(ArgumentError) as caught:
+            half.run(backend)
+        assert str(caught.value) == (
+            f"the {backend} backend cannot be used here: it takes float32 and float64, and the tensors are "
+            "torch.bfloat16. Use backend='auto'"
+        )
+    assert half.run("auto")[0].dtype == torch.bfloat16
+
+
+def test_which_backend_is_taken():
+    call = Call(3, "gru", B=2, T=3, I=4, H=5)
+    assert recurrent.backend_for("auto", "gru", call.x, call.weights) == "cpu"
+    assert recurrent.backend_for("auto", "gru", call.x.half(), call.weights) == "reference"
+    assert recurrent.backend_for("pad", "lstm", call.x, call.weights) == "pad"
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_what_torch_compile_traces(cell):
+    call = Call(16, cell, B=3, T=6, I=4, H=5)
+    compiled = torch.compile(lambda: call.run("auto"), backend="aot_eager", fullgraph=True)
+    expected, found = call.run(), compiled()
+    assert all(close(y, e) for y, e in zip(found, expected, strict=True))
+    assert all(close(g, e) for g, e in zip(call.gradients(found), call.gradients(expected), strict=True))
+    with torch.no_grad():
+        assert all(close(y, e) for y, e in zip(compiled(), expected, strict=True))
 
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_shapes_without_numbers(cell):
     call = Call(4, cell, B=2, T=3, I=4, H=5)
-    call.x, call.source = call.x.to("meta"), call.source.to("meta")
-    call.states = tuple(s.to("meta") for s in call.states)
-    call.weights = Weights(*(w.to("meta") for w in call.weights))
-    assert all(y.is_meta and y.shape == (2, 3, 5) for y in call.run("auto"))
+    real = call.gradients(call.run("auto"))
+    call.x, call.source = call.x.to("meta").detach().requires_grad_(), call.source.to("meta")
+    call.states = tuple(s.to("meta").detach().requires_grad_() for s in call.states)
+    call.weights = Weights(*(w.to("meta").detach().requires_grad_() for w in call.weights))
+    for backend in ("auto", *FAST, "reference"):
+        outputs = call.run(backend)
+        assert all(y.is_meta and y.shape == (2, 3, 5) for y in outputs)
+        planned = torch.autograd.grad(sum(y.sum() for y in outputs), call.inputs)
+        assert [g.shape for g in planned] == [g.shape for g in real]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("cell", CELLS)
+def test_what_is_saved_for_the_backward_pass(cell, recompute):
+    """Floats a step and unit besides inputs, outputs and weights: the gates and what a GRU's r multiplies, or none."""
+    sizes = {}
+    for device in ("cpu", "meta"):
+        call = Call(17, cell, B=8, T=16, I=32, H=32, S=8)
+        x, source = call.x.detach().to(device), call.source.to(device)
+        states = [s.detach().to(device).requires_grad_() for s in call.states]
+        weights = Weights(*(w.detach().to(device).requires_grad_() for w in call.weights))
+        seen = {}
+
+        def pack(y, seen=seen):
+            seen[id(y)] = y
+            return y
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda y: y):
+            outputs = getattr(recurrent, cell)(x, *states, source, weights, backend="cpu", recompute=recompute)
+        sizes[device] = sorted(y.numel() for y in seen.values())
+        assert outputs is not None
+    assert sizes["cpu"] == sizes["meta"]
+    steps = 8 * 16 * 32
+    kept = sum(sizes["cpu"]) - x.numel() - source.numel() - sum(y.numel() for y in (*states, *weights))
+    assert kept == steps * (len(states) + (0 if recompute else 4))
 
 
 @pytest.mark.parametrize("cell", CELLS)

@@ -1,0 +1,210 @@
+"""GRU and LSTM on a CPU: what all steps share is one product, what a step has of its own is one compiled pass.
+
+```
+forward    gates = x Wih' + b        all steps, one product
+           step t                    h Whh', then activations, the new state, and the states that begin at t + 1
+backward   step t                    d(gates of t) in place of the gates, then d(h of t-1) = d(gates) Whh
+           dx, dWih, dWhh, db        all steps, one product each
+```
+A step works on buffers ``[B, H]``, which stay in cache: rows of ``[B, T, H]`` lie a power of two apart, nearly always.
+
+Saved for the backward pass are inputs, outputs and activated gates (a GRU's also what `r` multiplies): 6 and 7 floats a
+unit and step. Little is made besides, as the gates' memory becomes that of their gradients. With `recompute` inputs and
+outputs are all; blocks of steps get their gates back by one more product.
+
+The big products are oneDNN's where torch brings it and they are big enough, as in `rlcli.kernels.mlp`; it takes any
+matrix whose rows or columns are contiguous, and is a thousand times slower on others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from rlcli.kernels.mlp import one_dnn
+from rlcli.kernels.recurrent import cpu_loops
+from rlcli.kernels.recurrent.cpu_product import panels
+
+WORTHY = 1 << 20  # multiplications from which on oneDNN gains more than its call costs (10 us)
+TOGETHER = 1024  # rows of steps whose gates are made anew together
+
+
+def gru(x: Tensor, state: Tensor, source: Tensor, weights: Any, *, recompute: bool = False) -> Tensor:
+    """See `rlcli.kernels.recurrent.gru`."""
+    return _unroll("gru", x, source, weights, (state,), recompute)[0]
+
+
+def lstm(
+    x: Tensor, state: Tensor, cell: Tensor, source: Tensor, weights: Any, *, recompute: bool = False
+) -> tuple[Tensor, Tensor]:
+    """See `rlcli.kernels.recurrent.lstm`."""
+    h, c = _unroll("lstm", x, source, weights, (state, cell), recompute)
+    return h, c
+
+
+def _unroll(
+    cell: str, x: Tensor, source: Tensor, weights: Any, states: tuple[Tensor, ...], recompute: bool
+) -> tuple[Tensor, ...]:
+    given = (*states, *weights)
+    if torch.is_grad_enabled() and any(y is not None and y.requires_grad for y in (x, *given)):
+        return Unroll.apply(cell, recompute, x, source, *given)
+    return Call(cell, x, source, given).forward(keep=False)[0]
+
+
+class Unroll(torch.autograd.Function):
+    """All steps of a layer; differentiable once."""
+
+    @staticmethod
+    def forward(ctx: Any, cell: str, recompute: bool, x: Tensor, source: Tensor, *given: Tensor | None) -> Any:
+        ctx.set_materialize_grads(False)
+        ctx.cell, ctx.outputs = cell, len(given) - 4
+        outputs, kept = Call(cell, x, source, given).forward(keep=not recompute)
+        ctx.save_for_backward(x, source, *given, *outputs, *kept)
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *of_outputs: Tensor | None) -> tuple[Any, ...]:
+        x, source, *saved = ctx.saved_tensors
+        n = ctx.outputs
+        given, outputs, kept = saved[: n + 4], saved[n + 4 : 2 * n + 4], saved[2 * n + 4 :]
+        if _graph_stays():
+            kept = [y.clone() for y in kept]
+        call = Call(ctx.cell, x, source, given)
+        return None, None, *call.backward(outputs, kept, of_outputs, ctx.needs_input_grad[2:])
+
+
+def _graph_stays() -> bool:
+    """Whether another backward pass may follow this one, so that it may not write over what was saved."""
+    ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return ask is None or ask()
+
+
+class Call:
+    """One layer over one batch. `given` are the states, one or two, and the four weights."""
+
+    def __init__(self, cell: str, x: Tensor, source: Tensor, given: Sequence[Tensor | None]) -> None:
+        self.cell, self.x, self.source = cell, x.detach(), source.contiguous()
+        self.states = [s.detach().contiguous() for s in given[:-4] if s is not None]
+        self.ih, self.hh = (w.detach().contiguous() for w in given[-4:-2] if w is not None)
+        bias_ih, bias_hh = (b if b is None else b.detach() for b in given[-2:])
+        if cell == "lstm" and bias_ih is not None and bias_hh is not None:
+            bias_ih, bias_hh = bias_ih + bias_hh, None
+        # a GRU multiplies what its own state gave, bias included, by a gate
+        self.bias, self.step_bias = bias_ih, bias_hh
+        self.sizes = {"B": x.shape[0], "T": x.shape[1], "H": self.hh.shape[1], "S": self.states[0].shape[0]}
+        self.B, self.T, self.H, self.S = self.sizes.values()
+        self.loops = None if x.is_meta else cpu_loops.loops(cell, x.dtype)  # no numbers: the memory alone
+
+    def forward(self, keep: bool) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+        """The outputs ``[B, T, H]``, and what the backward pass needs besides them."""
+        outputs = tuple(self.x.new_empty(self.B, self.T, self.H) for _ in self.states)
+        now = [s.index_select(0, self.source[:, 0]) for s in self.states]
+        weight = panels(self.hh, self.step_bias)
+        step = self.x.new_empty(self.B, weight.shape[0] * weight.shape[2])
+        gates: list[Tensor] = []
+        for first, span in self._blocks(keep):
+            gates = self._inputs(first, span, hidden=keep)
+            places = {"h c": outputs, "now_h now_c": now, "gates hidden": gates, "weight step": (weight, step)}
+            plan = self._plan(first, span, places, panels=len(weight))
+            if self.loops is not None:
+                self.loops.forward(plan.ctypes.data)
+        return outputs, gates if keep else []
+
+    def backward(
+        self, outputs: Sequence[Tensor], kept: list[Tensor], of_outputs: Sequence[Tensor | None], needs: Sequence[bool]
+    ) -> tuple[Tensor | None, ...]:
+        """Gradients of x, of the source (none), and of what was given; `kept` becomes those of the gates."""
+        of_outputs = [y if y is None else y.contiguous() for y in of_outputs]
+        of_states = [torch.zeros_like(s) for s in self.states]
+        now = [self.x.new_zeros(self.B, self.H) for _ in self.states]
+        weight = panels(self.hh.t())
+        step = self.x.new_empty(self.B, weight.shape[0] * weight.shape[2])
+        work = self.x.new_empty(self.B, self.hh.shape[0])
+        found = Gradients(self, needs)
+        for first, span in reversed(self._blocks(bool(kept))):
+            gates = kept or self._inputs(first, span, hidden=True)
+            before = self.x.new_empty(self.B * span, self.H)
+            places = {"h c": outputs, "of_h of_c": of_outputs, "of_state of_cell": of_states, "now_h now_c": now,
+                      "gates hidden": gates, "before work weight step": (before, work, weight, step)}  # fmt: skip
+            plan = self._plan(first, span, places, panels=len(weight))
+            if self.loops is not None:
+                self.loops.before(plan.ctypes.data)
+                if not kept:
+                    steps = _linear(before, self.hh, self.step_bias)  # named, so that it lives while it is read
+                    self.loops.gates(plan.ctypes.data, steps.data_ptr())
+                self.loops.backward(plan.ctypes.data)
+            found.add(first, span, gates, before)
+        return found.x, None, *of_states, found.ih, found.hh, found.bias_ih, found.bias_hh
+
+    def rows(self, first: int, span: int) -> Tensor:
+        """The inputs of some steps, ``[B * span, I]``."""
+        return self.x[:, first : first + span].reshape(self.B * span, self.x.shape[2])
+
+    def _inputs(self, first: int, span: int, hidden: bool) -> list[Tensor]:
+        """What the inputs give to the gates of some steps, and room for what a GRU keeps besides."""
+        gates = [_linear(self.rows(first, span), self.ih, self.bias)]
+        if hidden and self.cell == "gru":
+            gates.append(self.x.new_empty(self.B * span, self.H))
+        return gates
+
+    def _blocks(self, whole: bool) -> list[tuple[int, int]]:
+        """The first and the number of the steps that are done together."""
+        span = self.T if whole else max(1, TOGETHER // self.B)
+        return [(first, min(span, self.T - first)) for first in range(0, self.T, span)]
+
+    def _plan(self, first: int, span: int, places: Mapping[str, Sequence[Tensor | None]], panels: int) -> np.ndarray:
+        plan = np.zeros(1, cpu_loops.PLAN)
+        numbers = self.sizes | {"first": first, "span": span, "low": 0, "high": self.B, "panels": panels}
+        for names, tensors in ({"source": (self.source,), "state cell": self.states, **places}).items():
+            for name, tensor in zip(names.split(), tensors, strict=False):
+                numbers[name] = 0 if tensor is None else tensor.data_ptr()
+        for name, number in numbers.items():
+            plan[name] = number
+        return plan
+
+
+class Gradients:
+    """Of the inputs and the weights, None where nobody asks; summed over blocks of steps."""
+
+    def __init__(self, call: Call, needs: Sequence[bool]) -> None:
+        self.call = call
+        self.needs = dict(zip(("ih", "hh", "bias_ih", "bias_hh"), needs[-4:], strict=True))
+        self.x = torch.empty_like(call.x, memory_format=torch.contiguous_format) if needs[0] else None
+        self.ih = self.hh = self.bias_ih = self.bias_hh = None
+
+    def add(self, first: int, span: int, gates: list[Tensor], before: Tensor) -> None:
+        """Of a block, given the gradients of its gates and the states that its steps began with."""
+        call, of_gates = self.call, gates[0]
+        if self.x is not None:
+            self.x[:, first : first + span] = _linear(of_gates, call.ih.t()).view(call.B, span, -1)
+        self._sum("ih", lambda: _linear(call.rows(first, span).t(), of_gates.t()).t())
+        self._sum("bias_ih", lambda: of_gates.sum(0))
+        if len(gates) > 1:
+            of_gates[:, 2 * call.H :] = gates[1]
+        self._sum("hh", lambda: _linear(before.t(), of_gates.t()).t())
+        self._sum("bias_hh", lambda: of_gates.sum(0))
+
+    def _sum(self, name: str, part: Callable[[], Tensor]) -> None:
+        if self.needs[name]:
+            so_far = getattr(self, name)
+            setattr(self, name, part().contiguous() if so_far is None else so_far.add_(part()))
+
+
+# ---- products --------------------------------------------------------------------------------------------------------
+def _is_one_dnns(weight: Tensor, rows: int) -> bool:
+    """Whether oneDNN is the faster one."""
+    worthy = rows * weight.numel() >= WORTHY and weight.dtype == torch.float32 and not weight.is_meta
+    return worthy and one_dnn() is not None
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``[N, O]`` of ``[N, I]`` and ``[O, I]``, both contiguous or transposes of such."""
+    if _is_one_dnns(weight, x.shape[0]):
+        return one_dnn()(x, weight, bias, "none", [], None)  # type: ignore[misc]
+    return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
