@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from rlcli.bench import collect_loops as by_hand
+from rlcli.lanes.make import GymRecipe
 
 
 def test_rows_that_envpool_spends_on_resets_are_not_counted():
@@ -16,3 +17,17 @@ def test_rows_that_envpool_spends_on_resets_are_not_counted():
     assert torch.equal(stored["counted"], stored["reward"] == 1)  # a reset pays nothing
     assert (~stored["counted"]).sum() > 10
     assert (stored["next_obs"][~stored["counted"]].abs() <= 0.05).all()  # what CartPole's resets show
+
+
+def test_the_recurrent_loop_stores_the_state_that_each_step_began_with():
+    torch.manual_seed(0)
+    encoder, cell, head = torch.nn.Linear(4, 8), torch.nn.GRUCell(8, 8), torch.nn.Linear(8, 2)
+    collect = by_hand.recurrent(GymRecipe("CartPole-v1").make, 3, 40, encoder, cell, head)
+    before, stored = collect(), collect()
+    rows = {key: torch.cat((before[key], stored[key])) for key in stored}
+    over = rows["terminated"] | rows["truncated"]
+    with torch.no_grad():
+        written = cell(encoder(rows["obs"].flatten(0, 1)), rows["state"].flatten(0, 1)).view(80, 3, 8)
+    expected = torch.where(over[..., None], 0.0, written)[:-1]
+    assert over.any() and torch.allclose(rows["state"][1:], expected, atol=1e-6)
+    assert not rows["state"][0].any()
