@@ -197,7 +197,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         size = x.shape[:-1]
         flat = [self._checked(s, size) for s in states]  # type: ignore[arg-type]
         below, found = x.reshape(-1, x.shape[-1]), []
-        for layer, weights in enumerate(self._weights()):
+        for layer, weights in enumerate(self.weights()):
             state = self.cell(below, tuple(s[:, layer] for s in flat), weights)
             found.append(state)
             below = self._between(layer, state[0])
@@ -231,7 +231,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
             nothing = x.new_zeros(1, self.layers.num_layers, self.layers.hidden_size)
             flat, source = [nothing] * len(states), where.begins.long() - 1
         below, found = where.laid_out(x.reshape(-1, x.shape[-1])), []
-        for layer, weights in enumerate(self._weights()):
+        for layer, weights in enumerate(self.weights()):
             state = self.run(below, tuple(s[:, layer] for s in flat), source, weights)
             found.append(state)
             below = self._between(layer, state[0])
@@ -276,7 +276,8 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         """How a kernel is to be run."""
         return {"backend": self.recurrent_backend, "recompute": self.recurrent_recompute}
 
-    def _weights(self) -> list[Weights]:
+    def weights(self) -> list[Weights]:
+        """Those of every layer, as they are now."""
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         layers = self.layers
         return [
