@@ -21,6 +21,7 @@ from rlcli.keys import BURN_IN
 from rlcli.learning.hooks import Hooks
 from rlcli.learning.update import Update, load_state_beside, state_beside
 from rlcli.objectives.reduction import mask_of
+from rlcli.objectives.sequences import warmed_up
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.report.tally import ValueRows
 
@@ -196,7 +197,7 @@ class BufferedOnPolicy(OnPolicy):
     ) -> None:
         super().__init__(collector, estimator, update, total_frames, hooks)
         self.buffer: ReplayBuffer = collector.replay_buffer
-        self.slice_len = slice_len
+        self.slice_len, self.rows_unrolled = slice_len, 0
 
     def learn(self, delivered: Delivered, progress: float) -> TensorDictBase:
         """Update on samples of what is stored."""
@@ -206,15 +207,27 @@ class BufferedOnPolicy(OnPolicy):
         for _ in update.passes():
             for _ in range(-(-delivered.frames // self.buffer.batch_size)):
                 with stage("sample"):
-                    sample = self.buffer.sample()
+                    sample = self.unrolled(self.buffer.sample())
                 sample = self.value(sample if length is None else sample.reshape(-1, length))
                 with stage("update"):
                     update.on(update.columns(sample))
         return delivered.raw
 
+    def unrolled(self, sample: TensorDictBase) -> TensorDictBase:
+        """A sample whose slices begin with known states: those of rows that keep none come from the rows before them.
+
+        The networks as they are now run over these, from the last row that keeps a state, and leave them out.
+        """
+        burn_in = sample.get(BURN_IN, None)
+        if burn_in is None:
+            return sample
+        self.rows_unrolled += int(burn_in.sum())
+        return warmed_up(sample, burn_in, self.update.loss.networks[0])
+
     def figures(self) -> dict[str, float]:
-        """Those of the update, and `rows_drawn`."""
-        return super().figures() | {"rows_drawn": self.hooks.valued.rows}
+        """Those of the update, `rows_drawn`, and `rows_unrolled` before slices where few rows keep a state."""
+        own = {"rows_drawn": float(self.hooks.valued.rows)}
+        return super().figures() | own | ({"rows_unrolled": float(self.rows_unrolled)} if self.rows_unrolled else {})
 
 
 class OffPolicy(Loop):

@@ -13,17 +13,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from rlcli.keys import BURN_IN, IS_INIT, Key, under_next
+from rlcli.keys import BURN_IN, IS_INIT, Key, under_next, unravel
 from rlcli.modules.recurrent import set_recurrent_mode
 from rlcli.objectives.networks import Columns, fitted
 from rlcli.objectives.reduction import per_row
 from rlcli.objectives.value.network import SequenceValues
 from rlcli.objectives.value.reading import Ends
 from rlcli.objectives.value.successors import shifted_values
+from rlcli.transforms.primer import state_keys
 
 
 class BurnIn(NamedTuple):
@@ -75,6 +76,31 @@ def without_burn_in(columns: Columns, burn: Tensor) -> tuple[dict[Key, Tensor], 
     last = ends.nonzero().squeeze(1)
     before = {key: x[warming] for key, x in columns.items() if key != BURN_IN}
     return rest, BurnIn(before, number[last] - 1, last + 1 - number[last])
+
+
+@torch.no_grad()
+def warmed_up(sample: TensorDictBase, burn_in: Tensor, network: TensorDictModuleBase) -> TensorDictBase:
+    """A flat sample without its burn-in, its slices begun from the states that `network` leaves them with.
+
+    Parameters
+    ----------
+    sample : TensorDict `[N]`
+    burn_in : bool Tensor `[N]`
+    """
+    rest = sample[~burn_in].exclude(BURN_IN)
+    flags: dict[Key, Tensor] = {IS_INIT: sample[IS_INIT]}
+    _, before = without_burn_in(flags, burn_in)
+    if before is None:
+        return rest
+    read = [key for key in map(unravel, network.in_keys) if sample.get(key, None) is not None]
+    with set_recurrent_mode(True):
+        out = network(sample[burn_in].select(*read))
+    rest.set(IS_INIT, rest[IS_INIT].index_fill(0, before.following, True))
+    for key in state_keys(network):
+        states = rest[key].clone()
+        states[before.following] = out.get(under_next(key))[before.last]
+        rest.set(key, states)
+    return rest
 
 
 class SequenceActionValues:

@@ -293,8 +293,13 @@ class TrajectoryIndex:
                 return Slices(rows if written == len(rows) else rows[:written], sizes)
             numbers, weights = self._eligible(least, left + right, by_rows)
 
-    def led_in(self, slices: Slices, most: int) -> tuple[Slices, np.ndarray]:
+    def led_in(self, slices: Slices, most: int | np.ndarray) -> tuple[Slices, np.ndarray]:
         """Slices that begin up to `most` rows earlier, as far as their trajectories go back.
+
+        Parameters
+        ----------
+        most : int, or int64 array ``[count]``
+            For all of them, or for each.
 
         Returns
         -------
@@ -306,7 +311,8 @@ class TrajectoryIndex:
 
         first = slices.rows[np.cumsum(slices.lengths) - slices.lengths]
         _, positions, numbers = self._whose(first)
-        rows, added = np.empty(len(slices.rows) + most * len(first), np.int64), np.empty(len(first), np.int64)
+        most = np.broadcast_to(np.asarray(most, np.int64), first.shape)
+        rows, added = np.empty(len(slices.rows) + most.sum(), np.int64), np.empty(len(first), np.int64)
         count = led_in(*self.arrays.of_trajectories, numbers, positions, slices.lengths, most, rows, added)
         return Slices(rows[:count], slices.lengths + added), added
 

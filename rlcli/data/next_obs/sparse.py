@@ -144,14 +144,27 @@ class SparseColumns:
         chosen = rows[torch.from_numpy(places[at])].to(device)
         return sparse_rows(numbers.shape, Sparse(torch.from_numpy(at).to(device), chosen, nothing))
 
-    def held_before(self, key: Key, numbers: np.ndarray, lanes: int) -> np.ndarray:
-        """Steps from the last row of a lane that holds something, int64 ``[N]`` for rows of these numbers; -1: none."""
+    @property
+    def state_key(self) -> Key | None:
+        """A column of recurrent states; all of them hold something in the same rows."""
+        return next((key for key, (_, _, nothing) in self._held.items() if math.isnan(nothing)), None)
+
+    def held_before(self, key: Key, numbers: np.ndarray, lanes: int, base: int) -> np.ndarray:
+        """Steps from the last row of its lane that holds something to a row, int64 ``[N]``; -1: none does.
+
+        Parameters
+        ----------
+        numbers : int64 array ``[N]``
+        base : int
+            The lowest number that is live.
+        """
         held = self._held[key][0]
-        back = np.full(len(numbers), -1)
-        for lane in range(lanes) if len(held) else ():
-            mine, own = np.flatnonzero(numbers % lanes == lane), held[held % lanes == lane]
+        held, back = held[np.searchsorted(held, base) :], np.full(len(numbers), -1)
+        for lane in np.unique(numbers % lanes) if len(held) else ():
+            mine, own = np.flatnonzero(numbers % lanes == lane), held if lanes == 1 else held[held % lanes == lane]
             place = np.searchsorted(own, numbers[mine], side="right") - 1
-            back[mine[place >= 0]] = (numbers[mine[place >= 0]] - own[place[place >= 0]]) // lanes
+            found = place >= 0
+            back[mine[found]] = (numbers[mine[found]] - own[place[found]]) // lanes
         return back
 
     def state_dict(self, base: int) -> list[list[Any]]:

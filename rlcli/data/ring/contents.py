@@ -129,6 +129,17 @@ class Contents:
         numbers = self.space.numbers_of(rows, self.index.cursor)
         return out | {key: self.sparse.read(key, numbers, self.storage.device) for key in chosen}
 
+    def steps_from_state(self, rows: np.ndarray) -> np.ndarray | None:
+        """Steps from the last row that keeps a recurrent state to each of these rows of its trajectory, int64 ``[N]``.
+
+        -1 where none is left: it was written over. None where every row keeps its own, or there are no states.
+        """
+        key = self.sparse.state_key
+        if key is None:
+            return None
+        numbers = self.space.numbers_of(rows, self.index.cursor)
+        return self.sparse.held_before(key, numbers, self.space.lanes, self.first)
+
     def _read(self, rows: np.ndarray, asked: list[Key] | None) -> dict[Key, Tensor]:
         fields, exact = self.layout.fields, self.layout.exact
         for key in asked or ():

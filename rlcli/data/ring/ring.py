@@ -123,6 +123,10 @@ class Ring:
         """Columns that are read beside the fields: they hold something in few rows."""
         return self.contents.sparse.keys
 
+    def steps_from_state(self, rows: np.ndarray) -> np.ndarray | None:
+        """See `Contents.steps_from_state`."""
+        return self.contents.steps_from_state(rows)
+
     @property
     def exact(self) -> bool:
         """Next observations are kept once."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rlcli.data.ring.ring import Ring
 
 MARKERS: tuple[Key, ...] = (TRAJ_IDS, "episode", DONE)
+TRIES = 32  # to draw slices whose states are known
 
 
 class SliceSampler(Sampler):
@@ -65,7 +66,9 @@ class SliceSampler(Sampler):
         needs it.
     burn_in : int
         Rows of its trajectory before a slice that warm up a recurrent state: so many, or as few as there are. They
-        are flagged in `("collector", "burn_in")`; the batch is larger by them.
+        are flagged in `("collector", "burn_in")`; the batch is larger by them. Where few rows keep a state
+        (`recurrent_state_stride` of a collector), every slice is read from the last one before it that does, and what
+        lies between is flagged as well.
     cache_values : bool
         No effect: where trajectories begin and end is at hand in any case.
     weighting : str
@@ -139,15 +142,51 @@ class SliceSampler(Sampler):
     def sample(self, ring: Ring, batch_size: int) -> Draw:
         count, length = self.slices(batch_size)
         self._check(ring, length)
-        rows, lengths = self._choose(ring, count, length)
-        if self.burn_in:
-            slices, burn_in = ring.index.led_in(Slices(rows, lengths), self.burn_in)
+        rows, lengths = self._known(ring, count, length)
+        burn_in = self._burn_in(ring, rows, lengths)
+        if burn_in is not None:
+            slices, burn_in = ring.index.led_in(Slices(rows, lengths), burn_in)
             return Draw(*slices, burn_in=burn_in)
         if self.pad_output and len(rows) < len(lengths) * length:
             first = np.cumsum(lengths) - lengths
             place = first[:, None] + np.minimum(np.arange(length), lengths[:, None] - 1)  # [slices, length]
             rows = rows[place.reshape(-1)]
         return Draw(rows, lengths, padded=length if self.pad_output else 0)
+
+    def _known(self, ring: Ring, count: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """`_choose` of slices whose recurrent states are known, where few rows keep one.
+
+        The last row that keeps one may be written over before those that go on from it: such slices are drawn anew.
+        """
+        rows, lengths = self._choose(ring, count, length)
+        for _ in range(TRIES):
+            back = ring.steps_from_state(rows[np.cumsum(lengths) - lengths])
+            if back is None or not (lost := back < 0).any():
+                return rows, lengths
+            more, sizes = self._choose(ring, int(lost.sum()), length)
+            rows = np.concatenate([rows[~np.repeat(lost, lengths)], more])
+            lengths = np.concatenate([lengths[~lost], sizes])
+        raise ArgumentError(
+            "the recurrent states of most stored slices are not known", why="the rows that keep them were written over",
+            fix="Use a larger storage, or a smaller recurrent_state_stride.",
+        )  # fmt: skip
+
+    def _burn_in(self, ring: Ring, rows: np.ndarray, lengths: np.ndarray) -> np.ndarray | None:
+        """Rows to read before each slice: those that were asked for, and on to one that keeps a recurrent state."""
+        first = rows[np.cumsum(lengths) - lengths]
+        if (back := ring.steps_from_state(first)) is None:
+            return np.full(len(first), self.burn_in) if self.burn_in else None
+        if self.pad_output:
+            raise ArgumentError(
+                "pad_output needs every state", why="slices begin in rows whose recurrent state was not kept",
+                fix="Leave pad_output out, or collect with recurrent_state_stride=1.",
+            )  # fmt: skip
+        if not self.burn_in:
+            return back
+        slices, added = ring.index.led_in(Slices(rows, lengths), self.burn_in)
+        before = ring.steps_from_state(slices.rows[np.cumsum(slices.lengths) - slices.lengths])
+        assert before is not None
+        return np.where(before < 0, back, added + before)  # the rows before it may be gone: a shorter burn-in
 
     def _choose(self, ring: Ring, count: int, length: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows `[M]` of `count` slices, each perhaps padded already where that is asked for, and their lengths."""
