@@ -81,6 +81,20 @@ def test_the_reference_is_torchs_own_on_each_trajectory(cell, bias):
     assert (call.source[:, 1:] >= 0).any() and (call.source[:, 1:] < 0).any()
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("cell", CELLS)
+def test_threads(cell, recompute):
+    threads = torch.get_num_threads()
+    call = Call(18, cell, B=50, T=70, I=60, H=70, S=4, rate=0.03)
+    small = Call(19, cell, B=3, T=7, I=5, H=6)
+    try:
+        torch.set_num_threads(3)
+        equal(call, "cpu", recompute=recompute)
+        equal(small, "cpu", recompute=recompute)
+    finally:
+        torch.set_num_threads(threads)
+
+
 @pytest.mark.parametrize("cell", CELLS)
 def test_nothing_before_a_beginning_reaches_what_follows(cell):
     call = Call(2, cell, B=2, T=9, I=3, H=4, rate=0.0)
