@@ -95,6 +95,13 @@ def _tile(
     return types.void(like, *(types.int64,) * 10), generate
 
 
+@compiled(borrows=True)
+def copy(source, target):
+    """As many numbers as `target` has: a loop that vectorises, which an assignment of slices does not."""
+    for j in range(len(target)):
+        target[j] = source[j]
+
+
 @compiled()
 def multiply(left, panels, out):
     """``[N, K]`` by ``[P, 1 + K, W]`` into ``[N, O]``, all contiguous."""
@@ -112,17 +119,11 @@ def multiply(left, panels, out):
                 _tile(like, first, depth, 1, depth, panel, bias, 0, target, wide, many)
             else:
                 _tile(like, first, depth, 1, depth, panel, bias, 0, rest.ctypes.data, width, many)
-                out[r : r + many, p * width :] = rest[:many, :few]
+                for i in range(many):
+                    copy(rest[i], out[r + i, p * width :])
 
 
 DEPTH = 256  # rows that are taken together: a panel of them fits the first cache
-
-
-@compiled(borrows=True)
-def copy(source, target):
-    """As many numbers as `target` has: a loop that vectorises, which an assignment of slices does not."""
-    for j in range(len(target)):
-        target[j] = source[j]
 
 
 @compiled(borrows=True)
@@ -154,8 +155,10 @@ def add_outer(left, right, out):
                 if few == width:
                     target, stride = out.ctypes.data + (r * wide + o) * size, wide
                 else:
-                    rest[:many, :few] = out[r : r + many, o:]
+                    for i in range(many):
+                        copy(out[r + i, o:], rest[i, :few])
                     target, stride = rest.ctypes.data, width
                 _tile(like, first, 1, ROWS, deep, panel.ctypes.data, target, stride, target, stride, many)
                 if few < width:
-                    out[r : r + many, o:] = rest[:many, :few]
+                    for i in range(many):
+                        copy(rest[i], out[r + i, o:])
