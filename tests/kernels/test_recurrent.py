@@ -81,6 +81,21 @@ def test_the_reference_is_torchs_own_on_each_trajectory(cell, bias):
     assert (call.source[:, 1:] >= 0).any() and (call.source[:, 1:] < 0).any()
 
 
+@pytest.mark.parametrize("backend", ["auto", *FAST, "reference"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_autocast_leaves_the_state_in_the_dtype_of_the_weights(backend, cell):
+    call = Call(20, cell, B=3, T=7, I=5, H=6)
+    call.x = call.x.detach().bfloat16().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = call.run(backend)
+    of_found = call.gradients(found)
+    assert of_found[0].dtype == torch.bfloat16
+    call.x = call.x.detach().float().requires_grad_()
+    expected = call.run()
+    assert all(close(y, e) for y, e in zip(found, expected, strict=True))
+    assert all(close(g, e) for g, e in zip(of_found[1:], call.gradients(expected)[1:], strict=True))
+
+
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("cell", CELLS)
 def test_threads(cell, recompute):
