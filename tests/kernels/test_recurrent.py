@@ -81,6 +81,35 @@ def test_the_reference_is_torchs_own_on_each_trajectory(cell, bias):
     assert (call.source[:, 1:] >= 0).any() and (call.source[:, 1:] < 0).any()
 
 
+@pytest.mark.parametrize("backend", ["auto", *FAST, "reference"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_autocast_leaves_the_state_in_the_dtype_of_the_weights(backend, cell):
+    call = Call(20, cell, B=3, T=7, I=5, H=6)
+    call.x = call.x.detach().bfloat16().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = call.run(backend)
+    of_found = call.gradients(found)
+    assert of_found[0].dtype == torch.bfloat16
+    call.x = call.x.detach().float().requires_grad_()
+    expected = call.run()
+    assert all(close(y, e) for y, e in zip(found, expected, strict=True))
+    assert all(close(g, e) for g, e in zip(of_found[1:], call.gradients(expected)[1:], strict=True))
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("cell", CELLS)
+def test_threads(cell, recompute):
+    threads = torch.get_num_threads()
+    call = Call(18, cell, B=50, T=70, I=60, H=70, S=4, rate=0.03)
+    small = Call(19, cell, B=3, T=7, I=5, H=6)
+    try:
+        torch.set_num_threads(3)
+        equal(call, "cpu", recompute=recompute)
+        equal(small, "cpu", recompute=recompute)
+    finally:
+        torch.set_num_threads(threads)
+
+
 @pytest.mark.parametrize("cell", CELLS)
 def test_nothing_before_a_beginning_reaches_what_follows(cell):
     call = Call(2, cell, B=2, T=9, I=3, H=4, rate=0.0)

@@ -45,7 +45,7 @@ class Weights(NamedTuple):
 def gru(
     x: Tensor, state: Tensor, source: Tensor, weights: Weights, *, backend: str = "auto", recompute: bool = False
 ) -> Tensor:
-    """The state of a GRU after every step.
+    """The state of a GRU after every step, in the dtype of the weights, also under autocast.
 
     Parameters
     ----------
@@ -103,6 +103,11 @@ def _unroll(
     backend: str,
     recompute: bool,
 ) -> tuple[Tensor, ...]:
+    if x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type):
+        # errors of a state grow with the steps it is carried through, and compiled steps know no other dtype
+        with torch.autocast(x.device.type, enabled=False):
+            x, *states_ = (y.to(weights.hh.dtype) for y in (x, *states))
+            return _unroll(cell, x, tuple(states_), source, weights, backend, recompute)
     _check(cell, x, states, source, weights)
     name = backend_for(backend, cell, x, weights)
     if not x.shape[0] or not x.shape[1]:

@@ -12,13 +12,14 @@ Saved for the backward pass are inputs, outputs and activated gates (a GRU's als
 unit and step. Little is made besides, as the gates' memory becomes that of their gradients. With `recompute` inputs and
 outputs are all; blocks of steps get their gates back by one more product.
 
-The big products are oneDNN's where torch brings it and they are big enough, as in `rlcli.kernels.mlp`; it takes any
-matrix whose rows or columns are contiguous, and is a thousand times slower on others.
+On more than one thread the products of all steps are oneDNN's where torch brings it and they are big enough, as in
+`rlcli.kernels.mlp`; it takes matrices whose rows or columns are contiguous, and is a thousand times slower on others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -28,9 +29,10 @@ from torch.autograd.function import once_differentiable
 
 from rlcli.kernels.mlp import one_dnn
 from rlcli.kernels.recurrent import cpu_loops
-from rlcli.kernels.recurrent.cpu_product import panels
+from rlcli.kernels.recurrent.cpu_product import ROWS, add_outer, multiply, panels
 
 WORTHY = 1 << 20  # multiplications from which on oneDNN gains more than its call costs (10 us)
+PER_THREAD = 1 << 23  # multiplications below which waking another core costs more than it saves
 TOGETHER = 1024  # rows of steps whose gates are made anew together
 
 
@@ -99,6 +101,9 @@ class Call:
         self.bias, self.step_bias = bias_ih, bias_hh
         self.sizes = {"B": x.shape[0], "T": x.shape[1], "H": self.hh.shape[1], "S": self.states[0].shape[0]}
         self.B, self.T, self.H, self.S = self.sizes.values()
+        # sequences know nothing of each other; each thread sums the gradients of their first states for itself
+        work = self.T * self.hh.numel() * self.B // PER_THREAD
+        self.threads = max(1, min(torch.get_num_threads(), self.B // ROWS, work))
         self.loops = None if x.is_meta else cpu_loops.loops(cell, x.dtype)  # no numbers: the memory alone
 
     def forward(self, keep: bool) -> tuple[tuple[Tensor, ...], list[Tensor]]:
@@ -113,7 +118,7 @@ class Call:
             places = {"h c": outputs, "now_h now_c": now, "gates hidden": gates, "weight step": (weight, step)}
             plan = self._plan(first, span, places, panels=len(weight))
             if self.loops is not None:
-                self.loops.forward(plan.ctypes.data)
+                self._spread(self.loops.forward, plan)
         return outputs, gates if keep else []
 
     def backward(
@@ -121,7 +126,7 @@ class Call:
     ) -> tuple[Tensor | None, ...]:
         """Gradients of x, of the source (none), and of what was given; `kept` becomes those of the gates."""
         of_outputs = [y if y is None else y.contiguous() for y in of_outputs]
-        of_states = [torch.zeros_like(s) for s in self.states]
+        of_states = [self.x.new_zeros(self.threads, self.S, self.H) for _ in self.states]
         now = [self.x.new_zeros(self.B, self.H) for _ in self.states]
         weight = panels(self.hh.t())
         step = self.x.new_empty(self.B, weight.shape[0] * weight.shape[2])
@@ -134,13 +139,29 @@ class Call:
                       "gates hidden": gates, "before work weight step": (before, work, weight, step)}  # fmt: skip
             plan = self._plan(first, span, places, panels=len(weight))
             if self.loops is not None:
-                self.loops.before(plan.ctypes.data)
+                self._spread(self.loops.before, plan)
                 if not kept:
                     steps = _linear(before, self.hh, self.step_bias)  # named, so that it lives while it is read
-                    self.loops.gates(plan.ctypes.data, steps.data_ptr())
-                self.loops.backward(plan.ctypes.data)
+                    plan["steps"] = steps.data_ptr()
+                    self._spread(self.loops.gates, plan)
+                self._spread(self.loops.backward, plan)
             found.add(first, span, gates, before)
-        return found.x, None, *of_states, found.ih, found.hh, found.bias_ih, found.bias_hh
+        sums = [y[0] if self.threads == 1 else y.sum(0) for y in of_states]
+        return found.x, None, *sums, found.ih, found.hh, found.bias_ih, found.bias_hh
+
+    def _spread(self, loop: Callable[[int], None], plan: np.ndarray) -> None:
+        """Every sequence, in threads where there is enough to do for each."""
+        if self.threads == 1:
+            loop(plan.ctypes.data)
+            return
+        plans, own = np.repeat(plan, self.threads), self.S * self.H * self.x.element_size()
+        for i, part in enumerate(plans):
+            part["low"], part["high"] = self.B * i // self.threads, self.B * (i + 1) // self.threads
+            part["of_state"] += own * i
+            part["of_cell"] += own * i
+        with ThreadPoolExecutor(self.threads) as pool:
+            for _ in pool.map(loop, [plans[i:].ctypes.data for i in range(self.threads)]):
+                pass
 
     def rows(self, first: int, span: int) -> Tensor:
         """The inputs of some steps, ``[B * span, I]``."""
@@ -183,11 +204,11 @@ class Gradients:
         call, of_gates = self.call, gates[0]
         if self.x is not None:
             self.x[:, first : first + span] = _linear(of_gates, call.ih.t()).view(call.B, span, -1)
-        self._sum("ih", lambda: _linear(call.rows(first, span).t(), of_gates.t()).t())
+        self._sum("ih", lambda: _outer(call.rows(first, span), of_gates).t())
         self._sum("bias_ih", lambda: of_gates.sum(0))
         if len(gates) > 1:
             of_gates[:, 2 * call.H :] = gates[1]
-        self._sum("hh", lambda: _linear(before.t(), of_gates.t()).t())
+        self._sum("hh", lambda: _outer(before, of_gates).t())
         self._sum("bias_hh", lambda: of_gates.sum(0))
 
     def _sum(self, name: str, part: Callable[[], Tensor]) -> None:
@@ -196,15 +217,33 @@ class Gradients:
             setattr(self, name, part().contiguous() if so_far is None else so_far.add_(part()))
 
 
-# ---- products --------------------------------------------------------------------------------------------------------
-def _is_one_dnns(weight: Tensor, rows: int) -> bool:
-    """Whether oneDNN is the faster one."""
-    worthy = rows * weight.numel() >= WORTHY and weight.dtype == torch.float32 and not weight.is_meta
-    return worthy and one_dnn() is not None
+# ---- products of all steps -------------------------------------------------------------------------------------------
+def _ours(x: Tensor) -> bool:
+    """Whether to use our own products, which are as fast as any on one thread."""
+    return not x.is_meta and torch.get_num_threads() == 1
+
+
+def _one_dnns(x: Tensor, outputs: int) -> bool:
+    return x.numel() * outputs >= WORTHY and x.dtype == torch.float32 and not x.is_meta and one_dnn() is not None
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``[N, O]`` of ``[N, I]`` and ``[O, I]``, both contiguous or transposes of such."""
-    if _is_one_dnns(weight, x.shape[0]):
+    """``[N, O]`` of ``[N, K]`` and ``[O, K]``, the one contiguous, the other perhaps a transpose."""
+    if _ours(x):
+        out = x.new_empty(x.shape[0], weight.shape[0])
+        multiply(x.numpy(), panels(weight, bias).numpy(), out.numpy())
+        return out
+    if _one_dnns(x, weight.shape[0]):
         return one_dnn()(x, weight, bias, "none", [], None)  # type: ignore[misc]
     return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
+
+
+def _outer(left: Tensor, right: Tensor) -> Tensor:
+    """``[N, O]`` of ``[K, N]`` and ``[K, O]``, both contiguous."""
+    if _ours(left):
+        out = left.new_zeros(left.shape[1], right.shape[1])
+        add_outer(left.numpy(), right.numpy(), out.numpy())
+        return out
+    if _one_dnns(left, right.shape[1]):
+        return one_dnn()(left.t(), right.t(), None, "none", [], None)  # type: ignore[misc]
+    return torch.mm(left.t(), right)

@@ -23,7 +23,7 @@ from numba.extending import overload
 
 from rlcli.kernels.bytes import pointer
 from rlcli.kernels.compiled import compiled
-from rlcli.kernels.recurrent.cpu_product import BYTES, multiply
+from rlcli.kernels.recurrent.cpu_product import BYTES, copy, multiply
 
 FIELDS = (
     "B", "T", "H", "S", "first", "span",
@@ -39,6 +39,7 @@ FIELDS = (
     "of_state", "of_cell",  # [S, H], their gradients
     "work",  # [B, G*H], gradients of what the recurrent weights gave
     "weight",  # panels of the recurrent weights, backward of their transpose
+    "steps",  # [B * span, G*H], what the recurrent weights give to all these steps, where the gates are made anew
     "panels", "step",  # their number, and [B, panels * W], what they give
 )  # fmt: skip
 PLAN = np.dtype([(name, np.int64) for name in FIELDS])
@@ -173,12 +174,6 @@ def _gru_back(r, z, new, hidden, before, dh):
 
 # ---- both ------------------------------------------------------------------------------------------------------------
 @compiled(borrows=True, **FAST)
-def _copy(source, target):
-    for j in range(len(target)):
-        target[j] = source[j]
-
-
-@compiled(borrows=True, **FAST)
 def _add(source, target):
     for j in range(len(target)):
         target[j] += source[j]
@@ -195,7 +190,7 @@ def _begin(source, state, now):
     """States that begin take the place of those that came from the step before."""
     for b in range(len(now)):
         if source[b] >= 0:
-            _copy(state[source[b]], now[b])
+            copy(state[source[b]], now[b])
 
 
 @compiled(borrows=True)
@@ -213,7 +208,7 @@ class Loops(NamedTuple):
 
     forward: Callable[[int], None]
     before: Callable[[int], None]
-    gates: Callable[[int, int], None]  # also given what all the steps' recurrent products gave, [B * span, G*H]
+    gates: Callable[[int], None]
     backward: Callable[[int], None]
 
 
@@ -236,7 +231,7 @@ def _before(number: Any) -> Any:
             for i in range(p.span):
                 t = p.first + i
                 row = source[b, t]
-                _copy(state[row] if row >= 0 else h[b, t - 1], found[b, i])
+                copy(state[row] if row >= 0 else h[b, t - 1], found[b, i])
 
     return before
 
@@ -265,14 +260,14 @@ def _lstm(number: Any) -> tuple[Any, Any, Any]:
                 _lstm_gates(g, step[b, : 4 * H])
                 _lstm_cell(g[:H], g[H : 2 * H], g[2 * H : 3 * H], now_c[b])
                 _lstm_out(g[3 * H :], now_c[b], now_h[b])
-                _copy(now_c[b], c[b, t])
-                _copy(now_h[b], h[b, t])
+                copy(now_c[b], c[b, t])
+                copy(now_h[b], h[b, t])
 
     @compiled()
-    def gates(plan, steps):
+    def gates(plan):
         p = carray(pointer(plan), (1,), PLAN)[0]
         found = carray(pointer(p.gates), (p.B * p.span, 4 * p.H), number)
-        step = carray(pointer(steps), (p.B * p.span, 4 * p.H), number)
+        step = carray(pointer(p.steps), (p.B * p.span, 4 * p.H), number)
         for i in range(p.low * p.span, p.high * p.span):
             _lstm_gates(found[i], step[i])
 
@@ -299,10 +294,10 @@ def _lstm(number: Any) -> tuple[Any, Any, Any]:
                 row = source[b, t]
                 _lstm_back_out(g[3 * H :], c[b, t], dh, dc, work[b, :H])
                 _lstm_back_cell(g[:H], g[H : 2 * H], g[2 * H : 3 * H], cell[row] if row >= 0 else c[b, t - 1], dc)
-                _copy(g, work[b])
+                copy(g, work[b])
             multiply(work, weight, step)
             for b in range(len(now_h)):
-                _copy(step[b, :H], now_h[b])
+                copy(step[b, :H], now_h[b])
             _end(source[:, t], of_state, now_h)
             _end(source[:, t], of_cell, now_c)
 
@@ -331,20 +326,20 @@ def _gru(number: Any) -> tuple[Any, Any, Any]:
                 g = gates[b, t - p.first]
                 _gru_gates(g, step[b, : 3 * H])
                 if p.hidden:
-                    _copy(step[b, 2 * H : 3 * H], hidden[b, t - p.first])
+                    copy(step[b, 2 * H : 3 * H], hidden[b, t - p.first])
                 _gru_out(g[H : 2 * H], g[2 * H :], now[b])
-                _copy(now[b], h[b, t])
+                copy(now[b], h[b, t])
 
     @compiled()
-    def gates(plan, steps):
+    def gates(plan):
         p = carray(pointer(plan), (1,), PLAN)[0]
         H = p.H
         found = carray(pointer(p.gates), (p.B * p.span, 3 * H), number)
         hidden = carray(pointer(p.hidden), (p.B * p.span, H), number)
-        step = carray(pointer(steps), (p.B * p.span, 3 * H), number)
+        step = carray(pointer(p.steps), (p.B * p.span, 3 * H), number)
         for i in range(p.low * p.span, p.high * p.span):
             _gru_gates(found[i], step[i])
-            _copy(step[i, 2 * H :], hidden[i])
+            copy(step[i, 2 * H :], hidden[i])
 
     @compiled()
     def backward(plan):
@@ -366,8 +361,8 @@ def _gru(number: Any) -> tuple[Any, Any, Any]:
                 if p.of_h:
                     _add(of_h[b, t], now[b])
                 _gru_back(g[:H], g[H : 2 * H], g[2 * H :], hidden[b, i], before[b, i], now[b])
-                _copy(g[: 2 * H], work[b, : 2 * H])
-                _copy(hidden[b, i], work[b, 2 * H :])
+                copy(g[: 2 * H], work[b, : 2 * H])
+                copy(hidden[b, i], work[b, 2 * H :])
             multiply(work, weight, step)
             for b in range(len(now)):
                 _add(step[b, :H], now[b])
