@@ -14,12 +14,10 @@ from typing import NamedTuple
 
 import torch
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from rlcli.keys import BURN_IN, IS_INIT, Key, under_next
-from rlcli.modules.recurrent import set_recurrent_mode
-from rlcli.objectives.networks import Columns, fitted
+from rlcli.objectives.networks import Columns, Lowered
 from rlcli.objectives.reduction import per_row
 from rlcli.objectives.value.network import SequenceValues
 from rlcli.objectives.value.reading import Ends
@@ -82,7 +80,7 @@ class SequenceActionValues:
 
     Parameters
     ----------
-    network : TensorDictModuleBase
+    network : Lowered
         Reads `is_init`, and writes its next state under `next`.
     key : key
         Where it writes the values of actions.
@@ -90,8 +88,8 @@ class SequenceActionValues:
         Slices begin from the state that is stored with their first row, where a sample has it; else from zero.
     """
 
-    def __init__(self, network: TensorDictModuleBase, key: Key, stored: bool) -> None:
-        self.net, self.stored = SequenceValues(network, key=key), stored
+    def __init__(self, network: Lowered, key: Key, stored: bool) -> None:
+        self.net, self.stored = SequenceValues(network.module, net=network, key=key), stored
 
     @property
     def observed(self) -> list[Key]:
@@ -137,14 +135,12 @@ class SequenceActionValues:
         """`is_init` and states of the rows that are learned from, as this network's burn-in leaves them."""
         before, keys = burn_in.columns, [*self.observed, IS_INIT]
         keys += self.net.state_keys if self._has_states(columns) else ()
-        rows = TensorDict({key: before[key] for key in keys if key in before}, batch_size=before[IS_INIT].shape[:1])  # type: ignore[arg-type]
-        with set_recurrent_mode(True):
-            out = fitted("the network of action values", lambda: self.net.module(rows), lambda: before)
+        written = self.net.net({key: before[key] for key in keys if key in before})
         begins = columns[IS_INIT].clone()
         begins[burn_in.following] = True
         found: dict[Key, Tensor] = {IS_INIT: begins}
         for key in self.net.state_keys:
-            after = out.get(under_next(key))[burn_in.last]
+            after = written[under_next(key)][burn_in.last]
             states = columns[key].clone() if key in keys else after.new_zeros(len(begins), *after.shape[1:])
             states[burn_in.following] = after
             found[key] = states
