@@ -7,13 +7,14 @@ Every comparison is between sides that do the same work on the same env engine; 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import gymnasium as gym
 import torch
 from tensordict import TensorDictBase
+from torch import nn
 
 from rlcli.bench import collect_loops as by_hand
 from rlcli.bench import peers
@@ -24,14 +25,17 @@ from rlcli.collectors import Collector
 from rlcli.config.installed import has, install
 from rlcli.envs import EnvBase, GymEnv, NativeEnv, SerialEnv, TransformedEnv, make_native
 from rlcli.errors import ConfigError, NumericsError
-from rlcli.keys import DONE, REWARD, TERMINATED, TRUNCATED, under_next
+from rlcli.keys import DONE, REWARD, TERMINATED, TRUNCATED, Key, under_next
 from rlcli.lanes.envpool import EnvpoolEngine
 from rlcli.lanes.make import GymRecipe
 from rlcli.modules import ActorCritic, build_actor_critic
+from rlcli.modules.build import Recurrence
+from rlcli.modules.recurrent.modules import STATE
 from rlcli.objectives.value import GAE
 from rlcli.transforms import Compose, RewardSum, RunningNorm, StepCounter
 
 BARS = {1: ">= 1.2", 8: ">= 1.5", 64: ">= 1.2"}
+UNITS = 64  # of the recurrent actor
 FLAGS = [REWARD, DONE, TERMINATED, TRUNCATED]
 
 
@@ -52,6 +56,7 @@ def measure(settings: dict[str, Any]) -> Report:
     for lanes, bar in BARS.items():
         _against_hand(report, settings, settings["env.id"], lanes, bar)
     _against_bare_and_peers(report, settings)
+    _recurrent(report, settings)
     if continuous and not problems:
         for lanes in (1, 8):
             _against_hand(report, settings, continuous, lanes, ">= 1.0")
@@ -63,9 +68,11 @@ def measure(settings: dict[str, Any]) -> Report:
 
 
 # ---- ours ------------------------------------------------------------------------------------------------------
-def _ours(env: EnvBase, pair: ActorCritic, frames: int, mode: str, policy: Any = None) -> Callable[[], TensorDictBase]:
+def _ours(
+    env: EnvBase, pair: ActorCritic, frames: int, mode: str, policy: Any = None, states: Sequence[Key] = ()
+) -> Callable[[], TensorDictBase]:
     observed = list(env.full_observation_spec.keys(True, True))
-    keep = [*observed, *map(under_next, observed), "action", "sample_log_prob", *FLAGS]
+    keep = [*observed, *map(under_next, observed), *states, "action", "sample_log_prob", *FLAGS]
     collector = Collector(
         env, policy or pair.actor, frames_per_batch=frames, next_obs=mode, keep_keys=keep, seed=0, track_traj_ids=False
     )
@@ -185,6 +192,39 @@ def _against_bare_and_peers(report: Report, settings: dict[str, Any]) -> None:
             report.ratios.append(ratio(report.sides, f"{label}: {name}", mine, bar))
 
 
+def _recurrent(report: Report, settings: dict[str, Any]) -> None:
+    env_id, lanes = settings["env.id"], 8
+    steps = settings["frames_per_batch"] // lanes
+    make = GymRecipe(env_id).make
+    env = _envs(make, lanes)
+    pair = build_actor_critic(
+        env.observation_spec, env.action_spec, hidden=(UNITS,), activation="tanh", shared=True, generator=0,
+        recurrence=Recurrence("gru", UNITS),
+    )  # fmt: skip
+    trunk, head = pair.actor.module[:2]
+    encoder, cells = trunk.module
+    cell = nn.GRUCell(UNITS, UNITS)
+    cell.load_state_dict({name.removesuffix("_l0"): weight for name, weight in cells.layers.state_dict().items()})
+    label = f"{env_id} x{lanes}, a GRU of {UNITS}"
+    hand = by_hand.recurrent(make, lanes, steps, encoder.module, cell, head.module)
+    sides: dict[str, Callable[[], Any]] = {f"{label}: hand-written": hand}
+    for mode in ("full", "exact"):
+        ours = _ours(_envs(make, lanes), pair, lanes * steps, mode, states=cells.state_keys)
+        sides[f"{label}: rlcli {mode}"] = ours
+    _check(report, label, pair, sides[f"{label}: rlcli full"](), hand())
+    if settings["peers"]:
+        side = peers.torchrl_recurrent_collector(env_id, lanes, steps, UNITS)
+        if side is None:
+            report.leave_out("torchrl")
+        else:
+            sides[f"{label}: torchrl Collector"] = side
+    _time(report, settings, sides, lanes * steps)
+    for other, bar in (("hand-written", ">= 1.0"), ("torchrl Collector", ">= 10")):
+        for mode in ("full", "exact"):
+            if f"{label}: {other}" in sides:
+                report.ratios.append(ratio(report.sides, f"{label}: {other}", f"{label}: rlcli {mode}", bar))
+
+
 def _faces(report: Report, settings: dict[str, Any]) -> None:
     env_id, lanes = settings["env.id"], 8
     steps = settings["frames_per_batch"] // lanes
@@ -234,15 +274,29 @@ def _check(report: Report, label: str, pair: ActorCritic, ours: TensorDictBase, 
         "log_prob": ours["sample_log_prob"].T,
         "over": ours["next", "done"].squeeze(-1).T,
     }
+    if "state" in hand:
+        mine["state"] = ours[STATE].squeeze(2).transpose(0, 1)
     theirs = {**hand, "over": hand["terminated"] | hand["truncated"]}
     for name, side in (("rlcli", mine), ("hand-written", theirs)):
         inside = ~side["over"][:-1]
         if not torch.equal(side["next_obs"][:-1][inside], side["obs"][1:][inside]):
             raise NumericsError(f"{name} stored rows that do not follow each other", where=label)
         with torch.no_grad():
-            td = ours.select().reshape(-1)[:0]
-            law = pair.actor.get_dist(td.new_empty(side["obs"].shape[:2]).set("observation", side["obs"]))
+            td = ours.select().reshape(-1)[:0].new_empty(side["obs"].shape[:2]).set("observation", side["obs"])
+            if "state" in side:
+                td.set(STATE, side["state"].unsqueeze(2))
+                _check_states(report, f"{label}, {name}", pair.actor.module[0](td.copy())["next", STATE], side)
+            law = pair.actor.get_dist(td)
             gap = float((law.log_prob(side["action"]) - side["log_prob"]).abs().max())
         report.checks[f"{label}, {name}: log-probabilities of the stored actions"] = f"largest difference {gap:.1e}"
         if gap > 1e-4:
             raise NumericsError(f"{name} stored wrong log-probabilities", where=label, why=f"off by {gap:.1e}")
+
+
+def _check_states(report: Report, label: str, written: torch.Tensor, side: dict) -> None:
+    """Each step's state is what the step before wrote, `[T, N, 1, H]`, or zero where an episode began."""
+    expected = torch.where(side["over"][..., None], 0.0, written.squeeze(2))[:-1]
+    gap = float((expected - side["state"][1:]).abs().max())
+    report.checks[f"{label}: stored states"] = f"largest difference {gap:.1e}"
+    if gap > 1e-4:
+        raise NumericsError("stored states do not follow each other", where=label, why=f"off by {gap:.1e}")

@@ -151,6 +151,55 @@ def continuous(make: Callable[[], gym.Env], lanes: int, steps: int, net: nn.Modu
     return collect
 
 
+def recurrent(
+    make: Callable[[], gym.Env], lanes: int, steps: int, encoder: nn.Module, cell: nn.GRUCell, head: nn.Module,
+    seed: int = 0,
+) -> Callable[[], Stored]:  # fmt: skip
+    """`discrete` with a memory: each step's state is stored, and begins at zero with every episode."""
+    envs: Any = SyncVectorEnv([make] * lanes, autoreset_mode=AutoresetMode.SAME_STEP)
+    state = {"obs": torch.as_tensor(envs.reset(seed=seed)[0]), "h": torch.zeros(lanes, cell.hidden_size)}
+    width = envs.single_observation_space.shape
+
+    def collect() -> Stored:
+        obs_rows = torch.empty(steps, lanes, *width)
+        next_rows = torch.empty(steps, lanes, *width)
+        state_rows = torch.empty(steps, lanes, cell.hidden_size)
+        actions = torch.empty(steps, lanes, dtype=torch.int64)
+        log_probs = torch.empty(steps, lanes)
+        rewards = torch.empty(steps, lanes)
+        terminated = torch.empty(steps, lanes, dtype=torch.bool)
+        truncated = torch.empty(steps, lanes, dtype=torch.bool)
+        obs, h = state["obs"], state["h"]
+        for t in range(steps):
+            state_rows[t] = h
+            with torch.no_grad():
+                h = cell(encoder(obs), h)
+                law = Categorical(logits=head(h))
+                action = law.sample()
+                log_probs[t] = law.log_prob(action)
+            obs_rows[t] = obs
+            actions[t] = action
+            after, reward, term, trunc, infos = envs.step(action.numpy())
+            following = torch.as_tensor(after, dtype=torch.float32)
+            next_rows[t] = following
+            if "final_obs" in infos:
+                over = np.flatnonzero(infos["_final_obs"])
+                for lane in over:
+                    next_rows[t, lane] = torch.as_tensor(infos["final_obs"][lane])
+                h[over] = 0.0
+            rewards[t] = torch.as_tensor(reward)
+            terminated[t] = torch.as_tensor(term)
+            truncated[t] = torch.as_tensor(trunc)
+            obs = following
+        state.update(obs=obs, h=h)
+        return Stored(
+            obs=obs_rows, next_obs=next_rows, state=state_rows, action=actions, log_prob=log_probs, reward=rewards,
+            terminated=terminated, truncated=truncated,
+        )  # fmt: skip
+
+    return collect
+
+
 class Point(gym.Env):
     """A point that is pushed towards a goal: dict observations, box actions, one numpy operation a step."""
 

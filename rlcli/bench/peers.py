@@ -52,6 +52,31 @@ def _torchrl_actor(env: Any) -> Any:
     )  # fmt: skip
 
 
+def torchrl_recurrent_collector(env_id: str, lanes: int, steps: int, units: int) -> Callable[[], object] | None:
+    """torchrl's Collector over a SerialEnv with its GRUModule between two layers; None where it is not installed."""
+    try:
+        from tensordict.nn import TensorDictModule, TensorDictSequential
+        from torchrl.collectors import Collector
+        from torchrl.envs import Compose, GymEnv, InitTracker, SerialEnv, TransformedEnv
+        from torchrl.modules import GRUModule, OneHotCategorical, ProbabilisticActor
+    except ImportError:
+        return None
+    gru = GRUModule(input_size=units, hidden_size=units, in_key="encoded", out_key="hidden")
+    bare = SerialEnv(lanes, lambda: GymEnv(env_id))
+    env = TransformedEnv(bare, Compose(InitTracker(), gru.make_tensordict_primer()))
+    observed, actions = env.observation_spec["observation"].shape[-1], env.action_spec.shape[-1]
+    encoder = nn.Sequential(nn.Linear(observed, units), nn.Tanh())
+    core = TensorDictSequential(
+        TensorDictModule(encoder, in_keys=["observation"], out_keys=["encoded"]), gru,
+        TensorDictModule(nn.Linear(units, actions), in_keys=["hidden"], out_keys=["logits"]),
+    )  # fmt: skip
+    actor = ProbabilisticActor(
+        core, in_keys=["logits"], spec=env.action_spec, distribution_class=OneHotCategorical, return_log_prob=True
+    )
+    collector = iter(Collector(env, actor, frames_per_batch=lanes * steps, total_frames=-1))
+    return lambda: next(collector)
+
+
 def sb3_collector(env_id: str, lanes: int, steps: int) -> Callable[[], object] | None:
     """SB3's `PPO.collect_rollouts`: acting, values and advantages of N envs in a DummyVecEnv."""
     try:

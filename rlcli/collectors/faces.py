@@ -102,8 +102,10 @@ def _policy(engine: Engine) -> Iterator[Face]:
     if isinstance(program, TensorDictProgram):
         yield Face("policy", _class(program.policy), "TensorDicts, as it is, once a step", program.why)
     elif isinstance(program, LoweredProgram):
-        for stage, layers in zip(program.stages, program.layers, strict=True):
-            if layers is not None:
+        for stage, layers, cells in zip(program.stages, program.layers, program.cells, strict=True):
+            if cells is not None:
+                yield Face("policy", _stage(stage), "columns, replayed", "a step of its layers, from rows to the next")
+            elif layers is not None:
                 yield Face("policy", _stage(stage), "columns, replayed", "plain layers: the same products on rows")
             elif stage.scale is not None:
                 yield Face("policy", _stage(stage), "columns, once a batch", "it is the same at every step")

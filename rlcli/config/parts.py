@@ -42,7 +42,13 @@ _GRADIENT = _keys("policy", "shared init_std state_dependent_std")  # of the act
 GREEDY = _keys("policy", "dueling eps_init eps_end eps_frames")  # of one that chooses by value
 _ACTS = ("policy.exploration", "collector.init_random_frames")
 _NET = Part(uses=(*_LAYERS, *_GRADIENT, *GREEDY, *_ACTS))
-_RECURRENT = Part(uses=(*_NET.uses, *_keys("policy", "recurrent_size recurrent_layers recurrent_backend")))
+_RECURRENT = Part(
+    uses=(
+        *_NET.uses,
+        *_keys("policy", "recurrent_size recurrent_layers recurrent_backend"),
+        *_keys("memory", "recurrent_state_stride recurrent_recompute"),
+    )
+)
 
 _ESTIMATES = _keys(
     "value",

@@ -221,6 +221,15 @@ class MemoryConfig:
         "together when they are read; whole stores stacks",
         choices=("auto", "whole"),
     )
+    recurrent_state_stride: int | str = option(
+        "auto",
+        "a recurrent state is kept at the first rows of episodes and batches, and every so many rows of an episode; "
+        "auto: 16 where slices are drawn, else at first rows alone",
+        ge=1, words=("auto",),
+    )  # fmt: skip
+    recurrent_recompute: bool = option(
+        False, "the gates of a recurrent layer are computed again in the backward pass, not kept for it"
+    )
     keep: list[Any] = option([], "further policy outputs to store, by key")
 
 

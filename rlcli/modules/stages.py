@@ -83,6 +83,11 @@ class Stage(NamedTuple):
         return isinstance(self.module, RecurrentModule)
 
     @property
+    def state_keys(self) -> tuple[Key, ...]:
+        """Where it reads its states; none where it is not recurrent."""
+        return tuple(self.module.state_keys) if self.recurrent else ()
+
+    @property
     def touched(self) -> tuple[Key, ...]:
         """What it writes to: its outputs, and its inputs where it may work in place on them."""
         known = self.layers is not None or self.only_reads or self.recurrent
@@ -102,6 +107,15 @@ class Stage(NamedTuple):
     def layers(self) -> list[Layer] | None:
         """The module's layers where it is a plain stack: it can be replayed, not called."""
         return layers_of(self.module) if len(self.in_keys) == len(self.out_keys) == 1 else None
+
+    @property
+    def cells(self) -> RecurrentModule | None:
+        """The module where it is recurrent layers and nothing else: a step of them can be replayed, not called."""
+        if not isinstance(self.module, RecurrentModule):
+            return None
+        drops = self.module.layers.dropout and self.module.layers.num_layers > 1
+        weights = (p for layer in self.module.weights() for p in layer if p is not None)
+        return None if drops or not all(isinstance(p, nn.Parameter) for p in weights) else self.module
 
     @property
     def scale(self) -> StateIndependentScale | None:
@@ -209,6 +223,7 @@ _SETTINGS = (
     (QValueModule, itemgetter("action_value_key", "action_mask_key", "action_space")),
     (EGreedyModule, itemgetter("action_key", "action_mask_key", "n")),
     (RecurrentModule, itemgetter("_in_keys", "_out_keys", "recurrent_backend", "default_recurrent_mode")),
+    (nn.RNNBase, itemgetter("dropout")),
 )
 
 

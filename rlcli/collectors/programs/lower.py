@@ -27,7 +27,7 @@ from rlcli.collectors.programs.lowered import Draw, LoweredProgram
 from rlcli.collectors.programs.program import Program, Setting
 from rlcli.collectors.programs.tensordict_policy import TensorDictProgram
 from rlcli.errors import ArgumentError, NumericsError
-from rlcli.keys import ACTION, END_FLAGS, Key, show, unravel
+from rlcli.keys import ACTION, END_FLAGS, Key, show, under_next, unravel
 from rlcli.lanes.actions import ActionFormat
 from rlcli.lanes.lanes import Schema
 from rlcli.modules.distributions import CATEGORICAL, ONE_HOT, Family, family_of, param_keys
@@ -109,6 +109,8 @@ def _lowered(
     parts = _parts(policy)
     if parts is None:
         return None, "a module of it is more than a plain TensorDictModule: a class of its own, a hook, a keyword"
+    if why := _no_step(parts.stages, program.states):
+        return None, why
     written = _written(parts.stages, example, len(setting.batch_size))
     draw = _greedy_draw(parts, setting) if isinstance(parts, ValueParts) else _draw(parts.head, setting, example)
     if draw is None:
@@ -141,14 +143,27 @@ def _whole(program: TensorDictProgram, whole: bool, tried: Any) -> str:
         return "the env is stepped on tensordicts, and is given all that it writes"
     if tried is None:
         return "it is no module that can be copied"
-    if program.states:
-        return "it writes its state under next"
     if program.rewrites:
         return f"it writes to its input, {', '.join(map(show, program.rewrites))}"
     if program.placement.policy_is_elsewhere:
         return f"it acts on {program.placement.policy}"
     exploration = program.setting.exploration
     return "" if exploration in _CHOICES else f"exploration_type is {exploration}"
+
+
+def _no_step(stages: Sequence[Stage], states: Sequence[Key]) -> str:
+    """Why the states that it writes do not all go from rows to the next ones; nothing where they do, or there are none.
+
+    `states` are those that a call of it wrote.
+    """
+    recurrent = [stage for stage in stages if stage.recurrent]
+    if any(stage.module.runs_over_sequences for stage in recurrent):
+        return "it runs over sequences where nothing says otherwise: default_recurrent_mode=True"
+    if any(stage.out_keys[1:] != tuple(map(under_next, stage.state_keys)) for stage in recurrent):
+        return "it writes its state under another name than it reads it"
+    if sorted(show(key) for stage in recurrent for key in stage.state_keys) != sorted(map(show, states)):
+        return "it writes its state under next, and is no GRUModule or LSTMModule"
+    return ""
 
 
 def _parts(policy: Any) -> Parts | ValueParts | None:
@@ -208,7 +223,12 @@ def _written(stages: Sequence[Stage], example: TensorDictBase, batch_dims: int) 
     values = {key: example.get(key, None) for stage in stages for key in stage.out_keys}
     if any(value is None or value.dtype != torch.float32 for value in values.values()):
         return None
-    return {key: (tuple(value.shape[batch_dims:]), np.dtype(np.float32)) for key, value in values.items()}
+    states = {under_next(key) for stage in stages for key in stage.state_keys}  # these have rows already
+    return {
+        key: (tuple(value.shape[batch_dims:]), np.dtype(np.float32))
+        for key, value in values.items()
+        if key not in states
+    }
 
 
 def _on_offer(family: Family, width: int, actions: ActionFormat) -> bool:
@@ -260,7 +280,8 @@ def _same(program: LoweredProgram, example: TensorDictBase, shown: dict[Key, np.
     """Whether the stages, and the family's log-probability of its action, give the module's numbers on the probe."""
     dims = example.batch_dims
     lanes = example.batch_size.numel()
-    rows = {key: [value.reshape(lanes, *value.shape[dims:])] * 2 for key, value in shown.items()}
+    first = {key: value.reshape(lanes, *value.shape[dims:]) for key, value in shown.items()}
+    rows = {key: [value, value.copy()] for key, value in first.items()}
     with torch.inference_mode(False), _undrawn(), torch.no_grad():
         bound = program.bind(Columns(1, {}, rows), lanes)
         bound.fill_constants(0)  # type: ignore[attr-defined]
@@ -268,11 +289,12 @@ def _same(program: LoweredProgram, example: TensorDictBase, shown: dict[Key, np.
             bound.forward(0)  # type: ignore[attr-defined]
         except (ArgumentError, NumericsError):  # what its stages say of being called one by one
             return False
-    for key, kept in bound.kept.items():  # type: ignore[attr-defined]
-        expected = example.get(key)
-        # a NaN on both sides is no difference: it is found, and named, before the first step
-        if not torch.allclose(kept[0].reshape(expected.shape), expected, rtol=1e-5, atol=1e-6, equal_nan=True):
-            return False
+    for stage in program.stages:
+        for key in stage.out_keys:
+            expected, found = example.get(key), bound.rows[key][0]  # type: ignore[attr-defined]
+            # a NaN on both sides is no difference: it is found, and named, before the first step
+            if not torch.allclose(found.reshape(expected.shape), expected, rtol=1e-5, atol=1e-6, equal_nan=True):
+                return False
     return _same_log_prob(program, example, bound.params, lanes)  # type: ignore[attr-defined]
 
 

@@ -1,8 +1,8 @@
 """An actor taken apart: network stages on raw row tensors, then a draw from a known family in numpy.
 
 Per step: a few `addmm(out=)` on views of the weights (bitwise what the module computes), one add of noise drawn ahead,
-one argmax or multiply-add.  No TensorDict, distribution or tensor is made.  Log-probabilities are computed once per
-batch from the parameters kept on the way.
+one argmax or multiply-add.  No TensorDict, distribution or tensor is made.  Recurrent layers take their state from its
+row, and write it to the next one.  Log-probabilities are computed once per batch from the parameters kept on the way.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from rlcli.collectors.batch import Columns
 from rlcli.collectors.programs.called import PASSED_ON, not_finite, raised, refuse_unsound, take
 from rlcli.collectors.programs.program import Bound, Program, Setting
 from rlcli.errors import ArgumentError, NumericsError
+from rlcli.kernels.cells import on_rows as step_on_rows
 from rlcli.kernels.mlp import on_rows
-from rlcli.keys import ACTION, Key, show
+from rlcli.keys import ACTION, Key, show, under_next
 from rlcli.lanes.lanes import Schema
 from rlcli.modules.distributions.family import Family
+from rlcli.modules.recurrent import recurrent_mode
 from rlcli.modules.stages import Stage, Structure
 
 Rows = dict[Key, list[Tensor]]
@@ -53,7 +55,7 @@ class LoweredProgram(Program):
     Parameters
     ----------
     stages : sequence of Stage
-        Those that are plain stacks now are replayed, the others called.
+        Those that are plain stacks or recurrent layers now are replayed, the others called.
     draw : Draw
     setting : Setting
     written : Schema
@@ -67,15 +69,22 @@ class LoweredProgram(Program):
         self.actions = actions = setting.actions
         flat = {key for key, (shape, _) in written.items() if len(shape) == 1}
         self.layers = [stage.layers if flat.issuperset(stage.out_keys) else None for stage in stages]
+        self.cells = [stage.cells for stage in stages]
         self.called: list[bool] = []  # of each stage, whether it is given tensors of its own
         self.called_keys: set[Key] = set()  # what called stages read, and may write to
+        read: set[Key] = set()
         for i, stage in enumerate(stages):
-            known = self.layers[i] is not None or stage.only_reads
+            known = self.layers[i] is not None or self.cells[i] is not None or stage.only_reads
             self.called.append(stage.scale is None and not (known and self.called_keys.isdisjoint(stage.in_keys)))
             if self.called[i]:
-                self.layers[i] = None
+                self.layers[i] = self.cells[i] = None
                 self.called_keys.update(stage.in_keys)
-        self.reads = {key for stage in stages for key in stage.in_keys} - set(written)
+            read.update(stage.in_keys[:-1] if self.cells[i] is not None else stage.in_keys)  # is_init: rows are reset
+        self.reads = read - set(written)
+        self.states = [key for stage in stages for key in stage.state_keys]
+        # features are a part of the state, which is looked at: where nobody wants them they need no column
+        others = {key for stage in stages if not stage.recurrent for key in stage.out_keys}
+        self.passing = {stage.out_keys[0] for stage in stages if stage.recurrent} - others - {*draw.param_keys}
         self.live: Schema = {}
         self.once: Schema = {**written, ACTION: (actions.stored[0], taken)}
         self.log_prob_key, self.log_prob_shape = draw.log_prob_key, draw.log_prob_shape
@@ -112,13 +121,14 @@ class LoweredProgram(Program):
             It has to be run, or writes, otherwise.
         """
         new = self._take_apart(policy)
-        if not isinstance(new, LoweredProgram) or (new.reads, new.once) != (self.reads, self.once):
+        before, after = ((program.reads, program.once, program.states) for program in (self, new))
+        if not isinstance(new, LoweredProgram) or before != after:
             raise ArgumentError(
                 "the policy was changed after its collector was made",
                 why="what it reads and writes, or where it is hooked, decided how its batches are laid out",
                 fix="Make a new collector after such changes.",
             )
-        self.stages, self.layers, self.draw = new.stages, new.layers, new.draw
+        self.stages, self.layers, self.cells, self.draw = new.stages, new.layers, new.cells, new.draw
         self.called, self.called_keys = new.called, new.called_keys
         self._policy, self._structure = policy, new._structure
         self.version += 1
@@ -130,12 +140,19 @@ class _BoundLowered(Bound):
         self.data = columns.data
         steps = columns.steps
         # kept time-major: every row is contiguous, and one pass at the end makes the log-probabilities
+        passing = program.passing - columns.data.keys()
         self.kept = {
-            key: torch.empty(steps, lanes, *shape, dtype=torch.float32) for key, (shape, _) in program.written.items()
+            key: torch.empty(steps, lanes, *shape, dtype=torch.float32)
+            for key, (shape, _) in program.written.items()
+            if key not in passing
         }
         self.shown = {key: columns.rows[key][:steps] for key in sorted(program.reads, key=str)}
+        self.states = {key: columns.rows[key] for key in program.states}
         self.rows: Rows = {key: [torch.from_numpy(row) for row in rows] for key, rows in self.shown.items()}
+        for key, rows in self.states.items():
+            self.rows[under_next(key)] = [torch.from_numpy(row) for row in rows[1:]]
         self.rows |= {key: list(kept.unbind(0)) for key, kept in self.kept.items()}
+        self.rows |= {key: [torch.empty(lanes, *program.written[key][0])] * steps for key in passing}
         self.params = [self.kept[key] for key in program.draw.param_keys]
         self.param_rows = [
             tuple(param[t].numpy() for param in self.params) for t in range(steps)
@@ -164,9 +181,15 @@ class _BoundLowered(Bound):
         values: dict[Key, Tensor] = {}  # of the step, what called stages read and write
         runs: list[Callable[[int], None]] = []
         program = self.program
-        for stage, layers, called in zip(program.stages, program.layers, program.called, strict=True):
+        for stage, layers, cells, called in zip(
+            program.stages, program.layers, program.cells, program.called, strict=True
+        ):
             if called:
                 runs.append(self._call(stage, values))
+            elif cells is not None:
+                x, *before = (self.rows[key] for key in stage.in_keys[:-1])
+                features, *after = (self.rows[key] for key in stage.out_keys)
+                runs.append(step_on_rows(cells.weights(), x, before, after, features))
             elif layers is not None:
                 runs.append(on_rows(layers, self.rows[stage.in_keys[0]], self.rows[stage.out_keys[0]]))
             elif stage.scale is None:
@@ -209,7 +232,7 @@ class _BoundLowered(Bound):
 
     def _copier(self, key: Key) -> Callable[[int], Tensor]:
         """What a called stage gets to read: row t as the env shows it, in memory of its own."""
-        if key in self.kept:
+        if key in self.program.written:
             rows = self._as_shown(key)
             return lambda t: rows[t].clone()
         shown = self.shown[key] if self.program.setting.batch_size else [row[0] for row in self.shown[key]]
@@ -222,8 +245,9 @@ class _BoundLowered(Bound):
     def _places(self) -> list[tuple[int, torch.dtype, tuple[int, ...]]]:
         """Where the replayed weights lie now; load_state_dict(assign=True), .data = and .double() move them."""
         linear = [layer.linear for layers in self.program.layers for layer in layers or ()]
-        parameters = (p for layer in linear for p in (layer.weight, layer.bias) if p is not None)
-        return [(p.data_ptr(), p.dtype, p.stride()) for p in parameters]
+        parameters: list[Tensor | None] = [p for layer in linear for p in (layer.weight, layer.bias)]
+        parameters += [p for cells in self.program.cells if cells is not None for own in cells.weights() for p in own]
+        return [(p.data_ptr(), p.dtype, p.stride()) for p in parameters if p is not None]
 
     def fill_constants(self, first: int) -> None:
         """Outputs that are the same at every step, from step `first` on."""
@@ -239,6 +263,14 @@ class _BoundLowered(Bound):
                     where=f"before step {first} of the batch; the env was not stepped",
                 )  # fmt: skip
 
+    def _check_states(self, first: int, last: int) -> None:
+        """A state that is NaN stays so until its episode ends: it is looked at where it is stored, and in the end."""
+        for key, rows in self.states.items():
+            if key in self.data:
+                refuse_unsound(key, self.data[key][:, first:last])
+            if np.isnan(rows[last]).any():
+                raise not_finite(under_next(key), f"step {last - 1} of the batch")
+
     def _follow_weights(self, first: int) -> None:
         if self.version != self.program.version or self._places() != self.seen:
             self._bind_weights()
@@ -252,6 +284,12 @@ class _BoundLowered(Bound):
         self.act = self._actor(self.first)  # type: ignore[method-assign, assignment]
 
     def begin(self, noise, first, last) -> None:
+        if self.states and recurrent_mode():
+            raise ArgumentError(
+                "a recurrent policy acts one step at a time",
+                why="set_recurrent_mode(True) is in force around its collector",
+                fix="Put it around what learns from batches alone.",
+            )
         self._follow_weights(first)
         self.first = first  # of the steps that noise was drawn for
         draw = self.program.draw
@@ -334,6 +372,7 @@ class _BoundLowered(Bound):
         if self.program.draw.chosen_key in data:
             best = self.params[0][first:last].amax(-1, keepdim=True)  # before exploration, as the module writes it
             data[self.program.draw.chosen_key][:, first:last] = best.numpy().swapaxes(0, 1)
+        self._check_states(first, last)
         for key, kept in self.kept.items():
             if key in data:
                 data[key][:, first:last] = kept[first:last].numpy().swapaxes(0, 1)
