@@ -255,12 +255,6 @@ class SequenceValues:
         self.net = Lowered(network) if net is None else net
         self._cuts = bool(parts) and all(isinstance(part, RecurrentModule) for part in parts)
 
-    def from_zeros(self) -> SequenceValues:
-        """This network, which begins sequences with states of zero, not with stored ones."""
-        other = copy.copy(self)
-        other.state_keys = ()
-        return other
-
     def with_parameters(self, params: TensorDictBase) -> RowValues:
         """Refused: it values a step and its successor in one sequence, which has one set of parameters."""
         raise ArgumentError(
