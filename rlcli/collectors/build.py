@@ -16,7 +16,7 @@ from rlcli.collectors.collector import Collector
 from rlcli.collectors.devices import resolve
 from rlcli.config import registry
 from rlcli.config.installed import accelerator
-from rlcli.config.schemas import CollectConfig, Config, EnvConfig
+from rlcli.config.schemas import CollectConfig, Config, EnvConfig, is_off_policy
 from rlcli.envs import EnvBase
 from rlcli.envs.build import build_env
 from rlcli.keys import Key, unravel
@@ -86,6 +86,8 @@ def state_stride(cfg: CollectConfig) -> int:
     if isinstance(asked, int):
         return asked
     if not isinstance(cfg, Config) or c.trajs_per_batch or c.split_trajs:  # what is cut out of batches is kept whole
+        return 1
+    if is_off_policy(cfg):  # samples of a buffer do not read on from the row before that keeps a state yet
         return 1
     whole = registry.part("sampler", cfg.sampler.kind).draws == "batch"
     return c.frames_per_batch if whole else SLICED

@@ -27,7 +27,7 @@ from tensordict.nn.utils import biased_softplus
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.errors import ArgumentError, MissingKeyError, RlcliError
 from rlcli.kernels.mlp import OWN_CALLS, Layer, hooked, hooked_everywhere, hooks_of, layers_of, usual
 from rlcli.keys import Key, show, unravel
 from rlcli.modules.encoders import DictEncoder, DictNet, Flat, OneHotIndex
@@ -64,6 +64,8 @@ class Stage(NamedTuple):
         """Read from and write to `values`; a key that is not there is None, as a `TensorDictModule` has it."""
         try:
             written = self(*map(values.get, self.in_keys))  # type: ignore[arg-type]
+        except RlcliError:  # which says what is missing
+            raise
         except Exception as error:
             missing = [show(k) for k in self.in_keys if k not in values]
             if missing:

@@ -112,9 +112,10 @@ class DQNLoss(BootstrappedLoss):
         self.take_up_networks()
 
     def _values_of(self, network: TensorDictModuleBase) -> Lowered | SequenceActionValues:
+        found = action_values(network)
         if recurrent_parts(network):
-            return SequenceActionValues(network, self.tensor_keys.action_value, self.start_state == "stored")
-        return action_values(network)
+            return SequenceActionValues(found, self.tensor_keys.action_value, self.start_state == "stored")
+        return found
 
     @property
     def loss_keys(self) -> list[str]:

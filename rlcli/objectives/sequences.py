@@ -10,6 +10,7 @@ values     Q(t0) Q(t1) Q(t2), and of the observation after each: one more step f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from rlcli.keys import BURN_IN, IS_INIT, Key, under_next, unravel
 from rlcli.modules.recurrent import set_recurrent_mode
-from rlcli.objectives.networks import Columns, fitted
+from rlcli.objectives.networks import Columns, Lowered
 from rlcli.objectives.reduction import per_row
 from rlcli.objectives.value.network import SequenceValues
 from rlcli.objectives.value.reading import Ends
@@ -68,13 +69,14 @@ def without_burn_in(columns: Columns, burn: Tensor) -> tuple[dict[Key, Tensor], 
     burn : bool Tensor `[N]`
     """
     warming, learned = burn.nonzero().squeeze(1), (~burn).nonzero().squeeze(1)
-    rest = {key: x[learned] for key, x in columns.items() if key != BURN_IN}
+    columns = without(columns, [BURN_IN])
+    rest = {key: x[learned] for key, x in columns.items()}
     if not len(warming):
         return rest, None
     ends = burn[:-1] & ~burn[1:]
     number = burn.long().cumsum(0)
     last = ends.nonzero().squeeze(1)
-    before = {key: x[warming] for key, x in columns.items() if key != BURN_IN}
+    before = {key: x[warming] for key, x in columns.items()}
     return rest, BurnIn(before, number[last] - 1, last + 1 - number[last])
 
 
@@ -108,7 +110,7 @@ class SequenceActionValues:
 
     Parameters
     ----------
-    network : TensorDictModuleBase
+    network : Lowered
         Reads `is_init`, and writes its next state under `next`.
     key : key
         Where it writes the values of actions.
@@ -116,8 +118,8 @@ class SequenceActionValues:
         Slices begin from the state that is stored with their first row, where a sample has it; else from zero.
     """
 
-    def __init__(self, network: TensorDictModuleBase, key: Key, stored: bool) -> None:
-        self.net, self.stored = SequenceValues(network, key=key), stored
+    def __init__(self, network: Lowered, key: Key, stored: bool) -> None:
+        self.net, self.stored = SequenceValues(network.module, net=network, key=key), stored
 
     @property
     def observed(self) -> list[Key]:
@@ -143,38 +145,35 @@ class SequenceActionValues:
         ends : Ends
         burn_in : BurnIn, optional
         """
-        columns, size, net = dict(columns), ends.cut.shape, self.net
+        columns, size = dict(columns), ends.cut.shape
         if not self.stored:
-            columns[IS_INIT] = columns[IS_INIT].clone()
-            columns[IS_INIT].reshape(size)[..., 0] = True
+            begins = columns[IS_INIT].clone()
+            begins.reshape(size)[..., 0] = True
+            columns = {**without(columns, self.net.state_keys), IS_INIT: begins}
         if burn_in is not None:
             columns |= self._warmed_up(columns, burn_in)
-        elif not self._has_states(columns):
-            net = net.from_zeros()
         td = TensorDict(columns, batch_size=size)  # type: ignore[arg-type]
-        found = shifted_values(td, net, ends, len(size) - 1, budget=None)
+        found = shifted_values(td, self.net, ends, len(size) - 1, budget=None)
         return found.value, found.next_value
-
-    def _has_states(self, columns: Columns) -> bool:
-        return self.stored and all(key in columns for key in self.net.state_keys)
 
     @torch.no_grad()
     def _warmed_up(self, columns: Columns, burn_in: BurnIn) -> dict[Key, Tensor]:
         """`is_init` and states of the rows that are learned from, as this network's burn-in leaves them."""
-        before, keys = burn_in.columns, [*self.observed, IS_INIT]
-        keys += self.net.state_keys if self._has_states(columns) else ()
-        rows = TensorDict({key: before[key] for key in keys if key in before}, batch_size=before[IS_INIT].shape[:1])  # type: ignore[arg-type]
-        with set_recurrent_mode(True):
-            out = fitted("the network of action values", lambda: self.net.module(rows), lambda: before)
+        written = self.net.net({key: burn_in.columns[key] for key in self.in_keys if key in burn_in.columns})
         begins = columns[IS_INIT].clone()
         begins[burn_in.following] = True
         found: dict[Key, Tensor] = {IS_INIT: begins}
         for key in self.net.state_keys:
-            after = out.get(under_next(key))[burn_in.last]
-            states = columns[key].clone() if key in keys else after.new_zeros(len(begins), *after.shape[1:])
+            after = written[under_next(key)][burn_in.last]
+            states = columns[key].clone() if key in columns else after.new_zeros(len(begins), *after.shape[1:])
             states[burn_in.following] = after
             found[key] = states
         return found
+
+
+def without(columns: Columns, keys: Sequence[Key]) -> dict[Key, Tensor]:
+    """All other columns."""
+    return {key: x for key, x in columns.items() if key not in keys}
 
 
 def slice_ends(columns: Columns, done: Key, terminated: Key, size: torch.Size) -> Ends:

@@ -15,7 +15,7 @@ import torch
 from rlcli.collectors.schema import RowSchema
 from rlcli.config import registry
 from rlcli.config.option import value_at
-from rlcli.config.schemas import CollectConfig, draws_slices
+from rlcli.config.schemas import CollectConfig
 from rlcli.config.validate import validate
 from rlcli.data.fields import Field
 from rlcli.data.storages.memmap import disk_need as rows_on_disk
@@ -230,7 +230,7 @@ def _of_stages(cfg: Any, plan: Plan, over: int) -> Iterator[Sequence[Mapping[str
     if "update" in peaks and cfg.sampler.batch_size > 1:
         s, half = cfg.sampler, {}
         rows = s.batch_size // 2
-        if draws_slices(cfg):
+        if registry.part("sampler", s.kind).draws == "slices":
             slices, length = slices_of(cfg)
             rows = slices // 2 * length
             half = {"sampler.num_slices": slices // 2} if s.num_slices else {}

@@ -134,9 +134,10 @@ def test_a_run_cut_again_and_again_still_ends_the_same(run):
     same(decided(resume("cut")), whole)
 
 
-def test_exact_and_full_learn_the_same_weights(run):
+@pytest.mark.parametrize("more", [[], [*SLICES, "policy=gru", "sampler.burn_in=2"]], ids=["mlp", "gru"])
+def test_exact_and_full_learn_the_same_weights(run, more):
     """The rows that are drawn, and what they read, do not depend on how next observations are kept."""
-    states = [final_state(run(f"run.dir={mode}", *DQN, f"memory={mode}")) for mode in ("exact", "full")]
+    states = [final_state(run(f"run.dir={mode}", *DQN, *more, f"memory={mode}")) for mode in ("exact", "full")]
     for name, x in states[0]["policy"].items():
         assert torch.equal(x, states[1]["policy"][name]), name
 

@@ -317,6 +317,17 @@ def test_a_plan_of_stored_slices_loads_the_buffers_kernels_as_its_run_does(monke
     assert len(loaded) == 1
 
 
+def test_what_an_update_of_a_recurrent_network_on_slices_holds_is_planned():
+    words = ["recipe=dqn_cartpole", "policy=gru", "sampler=slice", "sampler.slice_len=16", "sampler.batch_size=128"]
+    peaks = []
+    for burn_in in (0, 16):
+        planned = rlcli.plan([*words, f"sampler.burn_in={burn_in}", *QUIET])
+        (peak,) = (each for each in planned.peaks if each.stage == "update")
+        assert not peak.unknown and peak.rows == 128 + 8 * burn_in
+        peaks.append(peak.bytes)
+    assert 0 < peaks[0] < peaks[1]
+
+
 @pytest.mark.parametrize("cut", ["collector.split_trajs=true", "collector.trajs_per_batch=2"])
 def test_the_value_stage_of_whole_trajectories_is_not_guessed(cut):
     planned = rlcli.plan([cut])

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Size, Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map
 
 from rlcli.errors import ArgumentError
 from rlcli.keys import IS_INIT, Key, show, under_next, unravel
-from rlcli.modules.recurrent import RecurrentModule, set_recurrent_mode
+from rlcli.modules.recurrent import RecurrentModule
 from rlcli.objectives.networks import Columns, Lowered, fitted, value_key
 from rlcli.objectives.value.observations import Observations
 from rlcli.objectives.value.reading import need_count
@@ -225,12 +225,18 @@ class SequenceValues:
         under `next` as well is its state: read where a sequence begins, as the batch holds it.
     compute_dtype : torch.dtype, optional
         The lower precision it is called in.
+    net : Lowered, optional
+        The same network, where not all of it is to be called.
     key : key, optional
         Where it writes values, if not where a critic does.
     """
 
     def __init__(
-        self, network: TensorDictModuleBase, compute_dtype: torch.dtype | None = None, key: Key | None = None
+        self,
+        network: TensorDictModuleBase,
+        compute_dtype: torch.dtype | None = None,
+        net: Lowered | None = None,
+        key: Key | None = None,
     ) -> None:
         self.module, self._compute_dtype = network, compute_dtype
         keys = [unravel(key) for key in network.in_keys]
@@ -246,13 +252,8 @@ class SequenceValues:
         self.in_keys: list[Key] = [key for key in keys if key != IS_INIT and key not in self.state_keys]
         self.key = value_key(network) if key is None else key
         parts = recurrent_parts(network)
+        self.net = Lowered(network) if net is None else net
         self._cuts = bool(parts) and all(isinstance(part, RecurrentModule) for part in parts)
-
-    def from_zeros(self) -> SequenceValues:
-        """This network, which begins sequences with states of zero, not with stored ones."""
-        other = copy.copy(self)
-        other.state_keys = ()
-        return other
 
     def with_parameters(self, params: TensorDictBase) -> RowValues:
         """Refused: it values a step and its successor in one sequence, which has one set of parameters."""
@@ -290,10 +291,9 @@ class SequenceValues:
 
     def _flat(self, columns: Columns, shape: tuple[int, ...]) -> dict[Key, Tensor]:
         """The values of sequences `shape`, one after the other, and the states after them."""
-        with set_recurrent_mode(True):
-            out = self.module(TensorDict(dict(columns), batch_size=shape))
+        written = self.net(columns, len(shape))
         read: list[Key] = [self.key, *map(under_next, self.state_keys)]
-        return {key: out.get(key).reshape(math.prod(shape), *out.get(key).shape[len(shape) :]) for key in read}
+        return {key: written[key].reshape(math.prod(shape), *written[key].shape[len(shape) :]) for key in read}
 
 
 def _from(states: Tensor | None, state: Tensor, shape: tuple[int, ...]) -> Tensor:
