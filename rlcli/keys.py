@@ -25,6 +25,7 @@ END_FLAGS = ("done", "terminated", "truncated")
 TRAJ_IDS = ("collector", "traj_ids")
 POLICY_VERSION = ("collector", "policy_version")
 COLLECTOR_MASK = ("collector", "mask")
+BURN_IN = ("collector", "burn_in")
 
 STATE_VALUE = "state_value"
 ACTION_VALUE = "action_value"

@@ -115,7 +115,8 @@ class Algorithm(ABC):
         update, buffer = self.update(loss), None
         if self.stores:
             device = devices(cfg)["train_device"]
-            buffer = build_buffer(cfg, run, device, collector, self.rebuilt(estimator, env))
+            n_steps = 1 if loss.recurrent else cfg.loss.n_steps  # which sums them along slices
+            buffer = build_buffer(cfg, run, device, collector, self.rebuilt(estimator, env), n_steps)
             collector.replay_buffer = buffer
         return Parts(collector, update, estimator, buffer)
 

@@ -9,9 +9,11 @@ import torch
 
 from rlcli.algorithms.algorithm import Algorithm, Parts
 from rlcli.collectors.build import devices, keys_of
+from rlcli.config import registry
 from rlcli.config.parts import BOOTSTRAPPED
+from rlcli.config.schemas import by_priority
 from rlcli.envs import EnvBase
-from rlcli.keys import Key
+from rlcli.keys import TRAJ_IDS, Key
 from rlcli.learning.hooks import Hooks
 from rlcli.learning.loops import Loop, OffPolicy
 from rlcli.learning.optimizer import Linear, optimizer_options
@@ -52,8 +54,9 @@ class Bootstrapped(Algorithm):
         return loss if device is None else loss.to(device)
 
     def keys(self, loss: Loss, estimator: ValueEstimator | None, env: EnvBase) -> list[Key]:
-        """What the loss reads, and nothing else."""
-        return [*loss.in_keys, *keys_of(self.cfg.memory.keep)]
+        """What the loss reads, and whose slices are drawn."""
+        ids = [TRAJ_IDS] if registry.part("sampler", self.cfg.sampler.kind).draws == "slices" else []
+        return [*loss.in_keys, *ids, *keys_of(self.cfg.memory.keep)]
 
     def update(self, loss: Loss) -> Update:
         """With the target networks' way to follow."""
@@ -76,5 +79,5 @@ class Bootstrapped(Algorithm):
         return OffPolicy(
             parts.collector, parts.update, cfg.total_frames, hooks, updates_per_frame=cfg.optim.updates_per_frame,
             learning_starts=cfg.collector.init_random_frames, explore=exploring[0].step if exploring else None,
-            beta=Linear(cfg.sampler.beta, 1.0).at if cfg.sampler.kind == "prioritized" else None,
+            beta=Linear(cfg.sampler.beta, 1.0).at if by_priority(cfg) else None,
         )  # fmt: skip

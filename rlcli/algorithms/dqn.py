@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from rlcli.algorithms.bootstrapped import Bootstrapped
-from rlcli.algorithms.policy import network_options
+from rlcli.algorithms.policy import network_options, recurrence
 from rlcli.config.parts import GREEDY
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
 from rlcli.modules import ActorCritic, QValueActor, build_q_actor
 from rlcli.objectives import DQNLoss
+from rlcli.transforms.primer import recurrent_parts
 
 
 class DQN(Bootstrapped):
     """`loss=dqn`."""
 
-    uses = (*Bootstrapped.uses, *GREEDY, "loss.double")
+    uses = (*Bootstrapped.uses, *GREEDY, "loss.double", "loss.start_state")
 
     def networks(self, env: EnvBase) -> ActorCritic:
         p = self.cfg.policy
         return build_q_actor(
             env.observation_spec, env.action_spec, dueling=p.dueling, eps_init=p.eps_init, eps_end=p.eps_end,
-            eps_frames=p.eps_frames, **network_options(self.cfg),
+            eps_frames=p.eps_frames, recurrence=recurrence(self.cfg), **network_options(self.cfg),
         )  # fmt: skip
 
     def objective(self, policy: ActorCritic, env: EnvBase) -> DQNLoss:
@@ -35,4 +36,7 @@ class DQN(Bootstrapped):
                 fix="Return rlcli.modules.QValueActor(net, spec=action_spec), with an EGreedyModule behind it to "
                 "explore.",
             )
-        return DQNLoss(network, loss_function=o.distance, double_dqn=o.double, gamma=self.cfg.value.gamma)
+        return DQNLoss(
+            network, loss_function=o.distance, double_dqn=o.double, gamma=self.cfg.value.gamma,
+            n_steps=o.n_steps if recurrent_parts(network) else 1, start_state=o.start_state,
+        )  # fmt: skip

@@ -58,7 +58,10 @@ def recurrence(cfg: CollectConfig) -> Recurrence | None:
             why="a critic with a state of its own is not stepped while frames are collected",
             fix="Leave policy.shared out.",
         )  # fmt: skip
-    return Recurrence(p.kind, p.recurrent_size, p.recurrent_layers, {"recurrent_backend": p.recurrent_backend})
+    options = {
+        "recurrent_backend": p.recurrent_backend, "recurrent_recompute": cfg.memory.recurrent_recompute
+    }  # fmt: skip
+    return Recurrence(p.kind, p.recurrent_size, p.recurrent_layers, options)
 
 
 def network_options(cfg: CollectConfig) -> dict[str, Any]:

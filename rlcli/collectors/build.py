@@ -16,7 +16,7 @@ from rlcli.collectors.collector import Collector
 from rlcli.collectors.devices import resolve
 from rlcli.config import registry
 from rlcli.config.installed import accelerator
-from rlcli.config.schemas import CollectConfig, EnvConfig
+from rlcli.config.schemas import CollectConfig, Config, EnvConfig
 from rlcli.envs import EnvBase
 from rlcli.envs.build import build_env
 from rlcli.keys import Key, unravel
@@ -30,6 +30,8 @@ EXPLORATION = {
     "mean": InteractionType.MEAN,
     "deterministic": InteractionType.DETERMINISTIC,
 }
+
+SLICED = 16  # every so many states are kept where slices are drawn
 
 
 def build_collector(
@@ -54,7 +56,7 @@ def build_collector(
         "exploration_type": EXPLORATION[cfg.policy.exploration], "weights_swap": cfg.weights.swap,
         "storing_device": places["storing_device"], "env_device": places["env_device"],
         "policy_device": places["policy_device"], "no_cuda_sync": cfg.device.no_cuda_sync, "seed": cfg.seed,
-        "episode_seeds": True,
+        "episode_seeds": True, "recurrent_state_stride": state_stride(cfg),
     }  # fmt: skip
     if c.kind == "sync":
         return Collector(env, actor, **options)
@@ -76,6 +78,17 @@ def workers_env(packages: Sequence[str], cfg: EnvConfig) -> EnvBase:
     for name in packages:
         importlib.import_module(name)
     return build_env(cfg)
+
+
+def state_stride(cfg: CollectConfig) -> int:
+    """Every how many rows of an episode a recurrent state is kept, beside first rows."""
+    asked, c = cfg.memory.recurrent_state_stride, cfg.collector
+    if isinstance(asked, int):
+        return asked
+    if not isinstance(cfg, Config) or c.trajs_per_batch or c.split_trajs:  # what is cut out of batches is kept whole
+        return 1
+    whole = registry.part("sampler", cfg.sampler.kind).draws == "batch"
+    return c.frames_per_batch if whole else SLICED
 
 
 def in_this_process(cfg: CollectConfig) -> CollectConfig:

@@ -146,6 +146,10 @@ class Collector(BaseCollector):
         Add what a recurrent policy needs of its env where it is missing.  Row t holds the state that step t began with
         and, under `next`, the one it wrote (never in `compact`; in `exact` once, gathered when read).  `keep_keys` that
         name the state only store it at the root alone.
+    recurrent_state_stride : int
+        A recurrent state is kept in every so many rows of an episode, in its first one and in the first ones of a
+        batch, and not under `next`; all other rows read NaN. Slices of a replay buffer begin at any row all the same:
+        the state there is computed from the last kept one.
 
     Attributes
     ----------
@@ -209,6 +213,7 @@ class Collector(BaseCollector):
         trust_policy: bool | None = None,
         use_buffers: bool | None = None,
         auto_register_policy_transforms: bool = True,
+        recurrent_state_stride: int = 1,
         create_env_kwargs: dict[str, Any] | None = None,
         seed: int | None = None,
         episode_seeds: bool = False,

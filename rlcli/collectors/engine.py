@@ -22,8 +22,9 @@ from rlcli.collectors.loop import BoundBatch, RewardRows
 from rlcli.collectors.options import Stepping
 from rlcli.collectors.programs import Bound, TensorDictProgram, holding
 from rlcli.collectors.programs.program import TorchStream
-from rlcli.collectors.schema import BATCH, ROW, refuse_unknown
+from rlcli.collectors.schema import BATCH, ROW, SPARSE, refuse_unknown
 from rlcli.collectors.states import States
+from rlcli.collectors.stored_states import KeptStates, StateClock
 from rlcli.collectors.wiring import Wired
 from rlcli.envs.late_columns import LateColumns
 from rlcli.envs.serial import times_called
@@ -94,7 +95,8 @@ class Engine:
         self._awaited = schema.kept.awaited  # until the first batch
         self._waiting: list[int] = []  # finished lanes that the next batch begins by resetting
         n = lanes.n
-        self.live = schema.written(ROW)
+        self.live = schema.written(ROW) | schema.written(SPARSE)
+        self.clock = StateClock(n, schema.stride)
         self.states = States([*faces.inside, *faces.after], lanes, self.live)
         self.states.learn(program.states, program.rewrites)
         if isinstance(program, TensorDictProgram):
@@ -166,6 +168,7 @@ class Engine:
             op.reset(0, lanes)
             op.end()
         self.fresh[lanes] = True
+        self.clock.restart(lanes)
         self._waiting = []
         if self.track_ids and new_ids:
             self.current_ids[lanes] = self.ids.get_traj_and_increment(len(lanes))
@@ -194,6 +197,7 @@ class Engine:
                 "ids": self.current_ids.copy(),
                 "carrier": {spell(key): array.copy() for key, array in self.carrier.items()},
                 "fresh": self.fresh.copy(),
+                "states_due": self.clock.state_dict(),
                 "waiting": list(self._waiting),
             }
         return state
@@ -220,6 +224,7 @@ class Engine:
         """Go on with the episodes that were open; the lanes that could not."""
         self.current_ids[:] = state["ids"]
         self.fresh = np.asarray(state["fresh"], np.bool_)
+        self.clock.load_state_dict(state["states_due"])
         for key, array in self.carrier.items():
             array[...] = np.asarray(state["carrier"][spell(key)])
         lost = self.lanes.load_state_dict(state["lanes"], replay=replay)
@@ -312,7 +317,8 @@ class Engine:
         if seconds is not None:
             seconds.total = time.perf_counter() - started
         shape = (self.lanes.n, taken)
-        return Filled(data, late, self.carrier, batch.finals, self.schema, shape, raw_reward, seconds)
+        kept = {} if batch.states is None else batch.states.kept(taken)
+        return Filled(data, late, self.carrier, batch.finals, self.schema, shape, raw_reward, seconds, states=kept)
 
     def _take_late(self, data: dict[Key, np.ndarray], steps: int, random_steps: int) -> dict[Key, torch.Tensor]:
         late = {key: column for columns in self.late for key, column in columns.take(steps).items()}
@@ -346,7 +352,7 @@ class Engine:
 
     def memory_for(self, steps: int) -> Schema:
         """Key -> (shape, dtype) of the arrays that a batch of so many steps is written to."""
-        stored = {key for key in self.live if self.schema.delivers(key)}
+        stored = {key for key in self.live if self.schema.delivers(key)}.difference(self.schema.sparse)
         return memory_for(steps, self.lanes.n, self.live, stored, self.schema.written(BATCH))
 
     def _make(self, steps: int) -> BoundBatch:
@@ -366,9 +372,13 @@ class Engine:
         program, random = (
             holding(p.bind(columns, lanes.n), columns, self.states.held(p.states)) for p in (self.program, self.random)
         )
+        ops = self.row_ops(rows, columns.data)
+        kept = {key: rows[key] for key in self.schema.sparse}
+        states = KeptStates(kept, self.clock) if kept else None
+        ops += [] if states is None else [states]
         batch = BoundBatch(
-            columns, lanes, step, reset, program, random,
-            self.row_ops(rows, columns.data), FiniteRows(lanes, self.env_rows(rows), floats), finals,
+            columns, lanes, step, reset, program, random, ops, FiniteRows(lanes, self.env_rows(rows), floats), finals,
+            states,
         )  # fmt: skip
         columns.settle()
         return batch

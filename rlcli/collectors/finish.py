@@ -6,8 +6,9 @@ all workers of a run, also after a resume; ids are given out in (step, lane) ord
 
 from __future__ import annotations
 
+import math
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
@@ -16,8 +17,9 @@ from tensordict import TensorDict
 
 from rlcli.collectors.batch import Finals
 from rlcli.collectors.schema import BatchSchema
+from rlcli.collectors.stored_states import Kept
 from rlcli.data.next_obs import build_exact, build_full
-from rlcli.data.next_obs.sparse import sparse_where
+from rlcli.data.next_obs.sparse import Sparse, sparse_rows, sparse_where
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, END_FLAGS, REWARD, TERMINATED, TRUNCATED, Key, as_tuple, show, under_next
 from rlcli.lanes.lanes import Outcome
@@ -93,6 +95,8 @@ class Filled:
         Where the time went, if that was asked for.
     done : bool ndarray `[N, T, 1]`, optional
         The env's own ends, whatever `set_truncated` flags; None where the batch has none.
+    states : dict
+        Key -> the rows that keep a recurrent state, and their states.
     """
 
     columns: dict[Key, np.ndarray]
@@ -104,6 +108,7 @@ class Filled:
     raw_reward: np.ndarray | None = None
     seconds: Seconds | None = None
     done: np.ndarray | None = None
+    states: Kept = field(default_factory=dict)
 
     @property
     def reward(self) -> np.ndarray | None:
@@ -171,6 +176,10 @@ def assemble(filled: Filled, *, batched: bool, delta: NextObservationDelta | Non
             )
         if schema.delivers(key):
             _put(root, as_tuple(key), tensor if batched else tensor[0])
+    for key, (places, states) in filled.states.items():
+        at = torch.from_numpy(places[:, 1] * steps + places[:, 0])
+        few = Sparse(at, torch.from_numpy(states), math.nan)
+        _put(root, as_tuple(key), sparse_rows(shape if batched else shape[1:], few))
     wanted = schema.successors
     if wanted:
         now = {key: tensors[key] for key in wanted}

@@ -14,6 +14,7 @@ import numpy as np
 from rlcli.collectors.batch import Columns, Finals
 from rlcli.collectors.checks import FiniteRows
 from rlcli.collectors.programs import Bound
+from rlcli.collectors.stored_states import KeptStates
 from rlcli.errors import NumericsError
 from rlcli.keys import spell
 from rlcli.lanes.lanes import Lanes
@@ -34,6 +35,8 @@ class BoundBatch:
         Transforms that run in the loop, in order.
     shown : FiniteRows
         The env's float observations: a policy that writes NaN may have been shown one.
+    states : KeptStates or None
+        What keeps some rows of a recurrent policy's states; one of `row_ops`.
     """
 
     columns: Columns
@@ -45,6 +48,7 @@ class BoundBatch:
     row_ops: list[RowOp]
     shown: FiniteRows
     finals: Finals
+    states: KeptStates | None = None
     ended: bool = False  # whether the last run stopped at an episode's end
 
     def run(self, act: Callable, steps: Iterable[int], keep_finals: bool, reset_when_done: bool) -> int:

@@ -252,7 +252,7 @@ def _refuse_steps(steps: int | None) -> None:
 
 
 _SAVED = ("keys", "columns", "late", "carrier", "finals", "lanes", "steps", "raw_reward", "done", "version", "episodes",
-          "next_id", "outside", "begins")  # fmt: skip
+          "next_id", "outside", "begins", "states")  # fmt: skip
 
 
 def _plain(part: Part) -> dict[str, Any]:

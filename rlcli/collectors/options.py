@@ -57,7 +57,15 @@ def counted(name: str, value: Any) -> int:
     return number
 
 
-_LEAST = {"frames_per_batch": 1, "init_random_frames": 0, "seed": 0, "num_workers": 1, "num_threads": 1, "max_lag": 0}
+_LEAST = {
+    "frames_per_batch": 1,
+    "recurrent_state_stride": 1,
+    "init_random_frames": 0,
+    "seed": 0,
+    "num_workers": 1,
+    "num_threads": 1,
+    "max_lag": 0,
+}
 
 
 def function(name: str, value: Any) -> Any:
@@ -142,6 +150,7 @@ class Stepping:
     update_at_each_batch: bool = False
     weights_swap: str = "rollout"
     auto_register_policy_transforms: bool = True
+    recurrent_state_stride: int = 1
     seed: int | None = None
     episode_seeds: bool = False
     first_lane: int = 0
@@ -149,8 +158,9 @@ class Stepping:
     traj_pool: Any = None
 
     def __post_init__(self) -> None:
-        for name in ("frames_per_batch", "total_frames", "init_random_frames", "max_frames_per_traj", "seed"):
-            if getattr(self, name) is not None or name in ("frames_per_batch", "total_frames"):
+        must = ("frames_per_batch", "total_frames", "recurrent_state_stride")
+        for name in (*must, "init_random_frames", "max_frames_per_traj", "seed"):
+            if getattr(self, name) is not None or name in must:
                 object.__setattr__(self, name, counted(name, getattr(self, name)))
         if (asked := self.keep_keys) is not None:
             keys = tuple(asked) if isinstance(asked, Iterable) and not isinstance(asked, str) else None

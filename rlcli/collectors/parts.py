@@ -19,6 +19,7 @@ import torch
 
 from rlcli.collectors.batch import Finals
 from rlcli.collectors.finish import Filled, Seconds
+from rlcli.collectors.stored_states import Kept
 from rlcli.collectors.worker import Part
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, TRAJ_IDS, Key, show
@@ -92,7 +93,21 @@ def merged(parts: Sequence[Part], memory: Mapping[Key, np.ndarray]) -> Filled:
     raw = None if first.raw_reward is None else _stacked([p.raw_reward for p in parts], steps)  # type: ignore[misc]
     done = columns.get(DONE) if first.done is None else _stacked([p.done for p in parts], steps)  # type: ignore[misc]
     schema = dataclasses.replace(first.schema, lanes=lanes)
-    return Filled(columns, late, carrier, _finals(parts, steps), schema, (lanes, steps), raw, _seconds(parts), done)
+    return Filled(
+        columns, late, carrier, _finals(parts, steps), schema, (lanes, steps), raw, _seconds(parts), done,
+        states=_states(parts),
+    )  # fmt: skip
+
+
+def _states(parts: Sequence[Part]) -> Kept:
+    """The states that all of them kept, in (lane, t) order."""
+    return {
+        key: (
+            np.concatenate([part.states[key][0] + (0, at) for part, at in _placed(parts)]),
+            np.concatenate([part.states[key][1] for part in parts]),
+        )
+        for key in parts[0].states
+    }
 
 
 def _longer(x: torch.Tensor, steps: int) -> torch.Tensor:

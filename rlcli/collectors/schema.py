@@ -40,7 +40,7 @@ from rlcli.specs.dtypes import torch_dtype
 from rlcli.transforms import Faces
 from rlcli.transforms.delta_codec import delta_key, encode, kept_key, saves, scale_key
 
-ROW, BATCH, PASS, LATE = "row", "batch", "pass", "late"
+ROW, SPARSE, BATCH, PASS, LATE = "row", "sparse", "batch", "pass", "late"
 MODES = ("full", "compact", "exact", "delta")
 
 
@@ -76,9 +76,10 @@ class Entry:
         Whether the consumer gets it.
     next_stored : bool
         Whether the consumer gets `("next", key)` too, as far as the mode keeps it.
-    written : {"row", "batch", "pass", "late"}
-        When: by the loop, row by row; once a batch, when its loop is over; by a transform's pass after that, which
-        brings its own arrays; or, beside all that was planned, by steps that are taken as they come.
+    written : {"row", "sparse", "batch", "pass", "late"}
+        When: by the loop, row by row; the same, and few of the rows are kept; once a batch, when its loop is over; by a
+        transform's pass after that, which brings its own arrays; or, beside all that was planned, by steps that are
+        taken as they come.
     """
 
     key: Key
@@ -107,6 +108,9 @@ class BatchSchema:
         Those whose next row, t+1, is the true successor: it is kept where an episode ends.
     late : tuple of Entry
         What steps were seen to write beside; one takes the place of the entry with its key.
+    stride : int
+        Of entries of which few rows are kept: every so many of an episode, and those that an episode or batch begins
+        with.
     """
 
     lanes: int
@@ -115,6 +119,7 @@ class BatchSchema:
     entries: tuple[Entry, ...]
     observations: tuple[Key, ...]
     late: tuple[Entry, ...] = ()
+    stride: int = 1
 
     def __getstate__(self) -> dict:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # and nothing cached
@@ -122,6 +127,11 @@ class BatchSchema:
     def written(self, when: str) -> Schema:
         """Key -> (shape, dtype) of the entries that are written then."""
         return {entry.key: (entry.shape, entry.dtype) for entry in self.entries if entry.written == when}  # type: ignore[misc]
+
+    @cached_property
+    def sparse(self) -> list[Key]:
+        """Entries of which the consumer gets few rows."""
+        return [entry.key for entry in self.entries if entry.written == SPARSE and entry.stored]
 
     @cached_property
     def delivered(self) -> dict[Key, Entry]:
@@ -177,8 +187,9 @@ class BatchSchema:
 
 
 def schema_of(
-    lanes: int, faces: Faces, rows: Schema, once: Schema, kept: Kept, *, mode: str, track_ids: bool, track_version: bool
-) -> BatchSchema:
+    lanes: int, faces: Faces, rows: Schema, once: Schema, kept: Kept, *, mode: str, track_ids: bool,
+    track_version: bool, states: Sequence[Key] = (), stride: int = 1,
+) -> BatchSchema:  # fmt: skip
     """The schema of batches that these parts write.
 
     Parameters
@@ -189,19 +200,24 @@ def schema_of(
         What policy and random actions write once a batch.
     track_ids, track_version : bool
         Whether batches may hold trajectory ids and the policy's version.
+    states : sequence of keys
+        Whose next value the policy writes.
+    stride : int
+        Of the rows that keep them; 1 is all.
     """
     live: Schema = {**faces.rows, **rows}
     columns: Schema = {**once, **always(track_ids, track_version)}
     read_later = {key for t in faces.after for key in t.reads({**live, **columns})}
     if REWARD in faces.needs:
         read_later.add(REWARD)
-    observations = [key for key in faces.rows if as_tuple(key)[0] != RAW]
+    few = set(states) if stride > 1 else set()
+    observations = [key for key in faces.rows if as_tuple(key)[0] != RAW and key not in few]
 
     def entry(key: Key, kind: tuple[tuple[int, ...], np.dtype], written: str, follows: Iterable[Key]) -> Entry:
         return Entry(key, *kind, kept(key), key in follows and kept(under_next(key)), written)
 
     entries = [
-        *(entry(key, kind, ROW, observations) for key, kind in live.items()),
+        *(entry(key, kind, SPARSE if key in few else ROW, observations) for key, kind in live.items()),
         *(
             entry(key, kind, BATCH, ())
             for key, kind in columns.items()
@@ -209,7 +225,7 @@ def schema_of(
         ),
         *(entry(key, kind, PASS, faces.columns) for key, kind in faces.columns.items()),
     ]
-    return BatchSchema(lanes, mode, kept, tuple(entries), tuple(observations))
+    return BatchSchema(lanes, mode, kept, tuple(entries), tuple(observations), stride=stride)
 
 
 def always(track_ids: bool = True, track_version: bool = True) -> Schema:
@@ -302,6 +318,8 @@ class RowSchema:
         What `delta` keeps differences in.
     keeps_overflows : bool
         Whether `delta` keeps next observations whole that no difference holds.
+    states : dict
+        Recurrent states, kept in every `stride`-th row of an episode and the first ones of episodes and batches.
     """
 
     lanes: int
@@ -312,6 +330,8 @@ class RowSchema:
     kinds: Mapping[Key, int]
     delta_dtype: torch.dtype = torch.float16
     keeps_overflows: bool = False
+    states: Mapping[Key, Field] = dataclasses.field(default_factory=dict)
+    stride: int = 1
 
     @classmethod
     def of(cls, schema: BatchSchema, env: EnvBase, lanes: int, steps: int) -> RowSchema:
@@ -319,12 +339,18 @@ class RowSchema:
         full = dataclasses.replace(schema, mode="full")  # what a mode leaves out, `stored` says
         fields = {key: _field(entry) for key, entry in full.delivered.items() if key not in full.copies}
         copies = {key: _field(entry) for key, entry in full.copies.items()}
+        states = {key: fields.pop(key) for key in full.sparse}
         successors: dict[Key, Field] = {under_next(key): fields[key] for key in full.successors}
-        return cls(lanes, steps, fields, copies, successors, _kinds(env))
+        return cls(lanes, steps, fields, copies, successors, _kinds(env), states=states, stride=schema.stride)
 
     @property
     def frames(self) -> int:
         return self.lanes * self.steps
+
+    @property
+    def kept_states(self) -> int:
+        """Rows of a batch that keep states, where no episode ends in it."""
+        return self.lanes * -(-self.steps // self.stride)
 
     def stored(self, mode: str) -> dict[Key, Field]:
         """What every row holds in a mode; the few next observations that `exact` keeps apart are not among it."""

@@ -242,7 +242,7 @@ class Cutter:
         lanes = batch if batch.ndim == 2 else batch.unsqueeze(0)
         self.count, self.steps = lanes.shape
         columns = {
-            unravel(key): x.full() if is_sparse(key) and isinstance(x, Rows) else x
+            unravel(key): x.full() if is_sparse(key, x) and isinstance(x, Rows) else x
             for key, x in lanes.items(True, True)
         }
         lazy = {unravel(as_tuple(key)[1:]): x.full() for key, x in columns.items() if isinstance(x, Rows)}

@@ -247,6 +247,7 @@ def wire(
         lanes.n, faces, program.live, {**random.once, **program.once},
         _kept(env, lanes, shown, program, random, stepping.keep_keys),
         mode=mode, track_ids=stepping.track_traj_ids, track_version=stepping.tracks_version,
+        states=program.states, stride=stepping.recurrent_state_stride,
     )  # fmt: skip
     return Wired(env, lanes, transforms_on(env), faces, used, own, program, random, batches)
 

@@ -27,6 +27,7 @@ from rlcli.collectors.finish import Filled, Seconds, TrajectoryPool, assemble
 from rlcli.collectors.options import Stepping
 from rlcli.collectors.schema import PASS, BatchSchema
 from rlcli.collectors.shared_batch import SharedSlots
+from rlcli.collectors.stored_states import Kept
 from rlcli.collectors.wiring import make_env
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, Key, show, under_next, unravel
@@ -99,6 +100,8 @@ class Part:
         Observations outside their bounds since the last part, as `Bounds.figures` gives them.
     begins : bool or None
         The parent's to say: see `Told.begins`.
+    states : dict
+        See `Filled`.
     """
 
     lanes: int
@@ -118,6 +121,7 @@ class Part:
     next_id: int
     outside: dict[str, dict[str, Any]] = field(default_factory=dict)
     begins: bool | None = None
+    states: Kept = field(default_factory=dict)
 
 
 def columns_of(engine: Engine) -> Schema:
@@ -258,7 +262,7 @@ class CollectorWorker:
             {key: filled.carrier[key] for key in wanted}, filled.finals.places, filled.finals.stacked(),
             filled.schema, filled.raw_reward, None if filled.done is filled.columns.get(DONE) else filled.done,
             filled.seconds, self.collector.policy_version, self.collector.episodes, self.collector.ids.next_id,
-            self._outside(),
+            self._outside(), states=filled.states,
         )  # fmt: skip
 
     def _outside(self) -> dict[str, dict[str, Any]]:

@@ -42,7 +42,13 @@ _GRADIENT = _keys("policy", "shared init_std state_dependent_std")  # of the act
 GREEDY = _keys("policy", "dueling eps_init eps_end eps_frames")  # of one that chooses by value
 _ACTS = ("policy.exploration", "collector.init_random_frames")
 _NET = Part(uses=(*_LAYERS, *_GRADIENT, *GREEDY, *_ACTS))
-_RECURRENT = Part(uses=(*_NET.uses, *_keys("policy", "recurrent_size recurrent_layers recurrent_backend")))
+_RECURRENT = Part(
+    uses=(
+        *_NET.uses,
+        *_keys("policy", "recurrent_size recurrent_layers recurrent_backend"),
+        *_keys("memory", "recurrent_state_stride recurrent_recompute"),
+    )
+)
 
 _ESTIMATES = _keys(
     "value",
@@ -89,7 +95,11 @@ CHOICES: dict[str, dict[str, Part]] = {
         ),
         "a2c": Part("rlcli.algorithms.a2c:A2C", (*POLICY_GRADIENT, "loss.clip_value")),
         "reinforce": Part("rlcli.algorithms.reinforce:Reinforce", (*POLICY_GRADIENT, "loss.baseline")),
-        "dqn": Part("rlcli.algorithms.dqn:DQN", (*BOOTSTRAPPED, *GREEDY, "loss.double"), off_policy=True),
+        "dqn": Part(
+            "rlcli.algorithms.dqn:DQN",
+            (*BOOTSTRAPPED, *GREEDY, *_keys("loss", "double start_state")),
+            off_policy=True,
+        ),
         "sac": Part(
             "rlcli.algorithms.sac:SAC",
             (*BOOTSTRAPPED, *_keys("loss", "alpha alpha_init target_entropy")),
@@ -116,7 +126,12 @@ CHOICES: dict[str, dict[str, Part]] = {
         "prioritized": Part("rlcli.data.samplers:PrioritizedSampler", ("sampler.alpha", "sampler.beta")),
         "slice": Part(
             "rlcli.data.samplers:SliceSampler",
-            _keys("sampler", "slice_len num_slices strict_length span weighting"),
+            _keys("sampler", "slice_len num_slices strict_length span weighting burn_in"),
+            draws="slices",
+        ),
+        "prioritized_slice": Part(
+            "rlcli.data.samplers:PrioritizedSliceSampler",
+            _keys("sampler", "slice_len num_slices strict_length alpha beta burn_in"),
             draws="slices",
         ),
     },

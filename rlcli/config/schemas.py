@@ -221,6 +221,15 @@ class MemoryConfig:
         "together when they are read; whole stores stacks",
         choices=("auto", "whole"),
     )
+    recurrent_state_stride: int | str = option(
+        "auto",
+        "a recurrent state is kept at the first rows of episodes and batches, and every so many rows of an episode; "
+        "auto: 16 where slices are drawn, else at first rows alone",
+        ge=1, words=("auto",),
+    )  # fmt: skip
+    recurrent_recompute: bool = option(
+        False, "the gates of a recurrent layer are computed again in the backward pass, not kept for it"
+    )
     keep: list[Any] = option([], "further policy outputs to store, by key")
 
 
@@ -249,8 +258,8 @@ class SamplerConfig:
 
     kind: str = option(
         "minibatch",
-        "minibatch: a batch reshuffled every epoch; random, prioritized: rows of a storage; slice: parts of its "
-        "trajectories",
+        "minibatch: a batch reshuffled every epoch; random, prioritized: rows of a storage; slice, prioritized_slice: "
+        "parts of its trajectories",
         choices=choices("sampler"),
     )
     batch_size: int = option(256, "rows of an update", ge=1)
@@ -265,6 +274,9 @@ class SamplerConfig:
         "transition",
         "a trajectory's chance is in proportion to its rows (transition), or the same for all (trajectory)",
         choices=("transition", "trajectory"),
+    )
+    burn_in: int = option(
+        0, "rows before a slice, further ones, that only warm up the state of a recurrent policy", ge=0
     )
     alpha: float = option(0.6, "how much priorities count", ge=0)
     beta: float = option(0.4, "how much of the bias weights undo at the start; rises to 1", ge=0, le=1)
@@ -338,6 +350,9 @@ class LossConfig:
     baseline: bool = option(True, "subtract a learned value from returns")
     distance: str = option("smooth_l1", "of a value and its target", choices=("smooth_l1", "l2", "l1"))
     double: bool = option(False, "the trained net chooses the next action, the target net values it")
+    start_state: str = option(
+        "stored", "the state that slices begin from, of a recurrent policy", choices=("stored", "zero")
+    )
     n_steps: int = option(1, "rewards summed before the next value", ge=1)
     tau: float = option(1.0, "share of the trained weights that target nets take over at a time", gt=0, le=1)
     target_every: int = option(1, "updates from one such time to the next", ge=1)
@@ -437,6 +452,16 @@ def is_off_policy(cfg: Config) -> bool:
 def draws_slices(cfg: Config) -> bool:
     """Whether a policy gradient learns from slices of stored rows."""
     return not is_off_policy(cfg) and registry.part("sampler", cfg.sampler.kind).draws == "slices"
+
+
+def remembers(cfg: CollectConfig) -> bool:
+    """Whether the policy is one of ours with a recurrent layer."""
+    return "policy.recurrent_size" in registry.part("policy", cfg.policy.kind).uses
+
+
+def by_priority(cfg: Config) -> bool:
+    """Whether errors say which stored rows are drawn."""
+    return "sampler.beta" in registry.part("sampler", cfg.sampler.kind).uses
 
 
 VERBS: dict[str, type[Any]] = {"train": Config, "collect": CollectConfig}

@@ -15,7 +15,7 @@ from rlcli.config.installed import check_devices, check_env, lacking
 from rlcli.config.option import Leaf, choices, leaves, value_at
 from rlcli.config.parts import CHOICES
 from rlcli.config.problem import Problem, did_you_mean, unknown
-from rlcli.config.schemas import Config, draws_slices, is_off_policy
+from rlcli.config.schemas import Config, by_priority, draws_slices, is_off_policy, remembers
 from rlcli.config.unread import check_typed
 
 
@@ -243,10 +243,28 @@ def _rows_of_off_policy(cfg: Config) -> Iterator[Problem]:
     if cfg.storage.kind == "none":
         yield Problem(f"loss={kind} learns from stored rows, and storage=none keeps none", "use storage=tensor")
     yield from _room(cfg)
-    if registry.part("sampler", sampler := cfg.sampler.kind).draws == "batch":
+    yield from _draws_of_off_policy(cfg)
+
+
+def _draws_of_off_policy(cfg: Config) -> Iterator[Problem]:
+    """Single rows, or slices where the policy remembers."""
+    kind, policy, sampler = cfg.loss.kind, cfg.policy.kind, cfg.sampler.kind
+    draws, users = registry.part("sampler", sampler).draws, policy in registry.users_names("policy")
+    along = remembers(cfg) and kind != "sac"
+    instead = f"use sampler={'slice' if along else 'random'} or sampler=prioritized{'_slice' * along}"
+    if remembers(cfg) and kind == "sac":
+        yield Problem(f"policy={policy} remembers, and loss=sac has no networks that do", "use loss=dqn, or policy=mlp")
+    elif draws == "batch":
+        yield Problem(f"loss={kind} draws rows of a storage, and sampler={sampler} cuts one batch", instead)
+    elif along and draws == "rows":
+        yield Problem(f"policy={policy} learns along trajectories, and sampler={sampler} draws single rows", instead)
+    elif draws == "slices" and not (along or users):
+        yield Problem(f"loss={kind} learns from single rows with policy={policy}", instead)
+    if draws == "slices" and not cfg.collector.track_traj_ids:
+        yield Problem(f"sampler={sampler} needs collector.track_traj_ids=true", "leave out track_traj_ids=false")
+    if cfg.loss.start_state != "stored" and not (remembers(cfg) or users):
         yield Problem(
-            f"loss={kind} draws rows of a storage, and sampler={sampler} cuts one batch",
-            "use sampler=random or sampler=prioritized",
+            f"loss.start_state={cfg.loss.start_state} is of a state that policy={policy} lacks", "leave it out"
         )
 
 
@@ -268,6 +286,8 @@ def _rows_of_policy_gradient(cfg: Config) -> Iterator[Problem]:
 
 def _gradient_of_slices(cfg: Config) -> Iterator[Problem]:
     c, by = cfg.collector, f"sampler={cfg.sampler.kind}"
+    if by_priority(cfg):
+        yield Problem(f"{by} draws by the errors of rows, and loss={cfg.loss.kind} gives none", "use sampler=slice")
     if cfg.storage.kind == "none":
         yield Problem(
             f"{by} draws from stored rows, and storage=none keeps none",
@@ -296,8 +316,11 @@ def _slices(cfg: Config) -> Iterator[Problem]:
     s = cfg.sampler
     if "sampler.slice_len" not in registry.part("sampler", s.kind).uses:
         return
-    if is_off_policy(cfg):
-        yield Problem(f"loss={cfg.loss.kind} learns from single rows", "use sampler=random or sampler=prioritized")
+    if s.burn_in and not is_off_policy(cfg):
+        yield Problem(
+            f"sampler.burn_in has no meaning with loss={cfg.loss.kind}, which begins slices from their stored states",
+            "leave it out, or use loss=dqn",
+        )
     if s.span and s.strict_length:
         yield Problem(
             "sampler.span cuts slices at the ends of trajectories, sampler.strict_length wants whole ones",

@@ -16,7 +16,7 @@ from tensordict import TensorDict
 from rlcli.collectors import BaseCollector
 from rlcli.collectors.schema import RowSchema
 from rlcli.config import registry
-from rlcli.config.schemas import Config
+from rlcli.config.schemas import Config, by_priority
 from rlcli.errors import ResourceError
 from rlcli.keys import Key, under_next
 from rlcli.runs.folder import BUFFER, ROWS, Run, note_new
@@ -31,7 +31,12 @@ OF_RUN = "run"  # beside rows under `storage.scratch_dir`: whose they are
 
 
 def build_buffer(
-    cfg: Config, run: Run, device: torch.device | None, collector: BaseCollector, rebuilt: Sequence[Key] = ()
+    cfg: Config,
+    run: Run,
+    device: torch.device | None,
+    collector: BaseCollector,
+    rebuilt: Sequence[Key] = (),
+    n_steps: int = 1,
 ) -> ReplayBuffer:
     """Storage, sampler and what a sample passes, seeded from the run's seed.
 
@@ -43,6 +48,8 @@ def build_buffer(
         Asked for the schema of its rows.
     rebuilt : sequence of keys
         Observations whose next value samples get from the row that follows in the storage (`compact`).
+    n_steps : int
+        Rewards that samples sum before their next observation.
     """
     from rlcli.data.buffer.replay_buffer import ReplayBuffer
     from rlcli.data.buffer.tensordict_buffer import TensorDictReplayBuffer
@@ -60,8 +67,8 @@ def build_buffer(
         buffer.append_transform(NextObservationDelta())
     if rebuilt:
         buffer.append_transform(NextStateReconstructor(rebuilt))
-    if cfg.loss.n_steps > 1:
-        buffer.append_transform(MultiStepTransform(cfg.loss.n_steps, cfg.value.gamma))
+    if n_steps > 1:
+        buffer.append_transform(MultiStepTransform(n_steps, cfg.value.gamma))
     return buffer
 
 
@@ -83,7 +90,7 @@ def build_sampler(cfg: Config) -> Sampler:
 
     s = cfg.sampler
     options = registry.arguments("sampler", s)
-    if s.kind == "prioritized":
+    if by_priority(cfg):
         options["max_capacity"] = cfg.storage.max_size
     if {"num_slices", "slice_len"} <= options.keys():
         options["num_slices"], options["slice_len"] = slices_of(cfg)
@@ -178,17 +185,20 @@ def _identity(run: Run) -> str:
 def load_buffer_compiler(cfg: Config) -> None:
     """The buffer's kernels, on four rows: half a second that would fall into the first batch."""
     from rlcli.data.buffer.tensordict_buffer import TensorDictReplayBuffer
-    from rlcli.data.samplers import PrioritizedSampler, RandomSampler, SliceSampler
+    from rlcli.data.samplers import PrioritizedSampler, PrioritizedSliceSampler, RandomSampler, SliceSampler
     from rlcli.data.storages import LazyTensorStorage
 
     one, no = torch.zeros(4, 1), torch.zeros(4, 1, dtype=torch.bool)
     following = {"observation": one, "reward": one, "done": no, "terminated": no, "truncated": no}
     rows = TensorDict({"observation": one, "action": one, "next": following}, [4])
     sampler: Sampler = RandomSampler(seed=0)
-    if cfg.sampler.kind == "prioritized":
+    slices = registry.part("sampler", cfg.sampler.kind).draws == "slices"
+    if by_priority(cfg) and slices:
+        sampler = PrioritizedSliceSampler(8, 0.6, 0.4, slice_len=2, burn_in=1, seed=0)
+    elif by_priority(cfg):
         sampler = PrioritizedSampler(8, 0.6, 0.4, seed=0)
-    elif cfg.sampler.kind == "slice":
-        sampler = SliceSampler(slice_len=2, seed=0)
+    elif slices:
+        sampler = SliceSampler(slice_len=2, burn_in=1, seed=0)
     exact = "exact" if cfg.memory.next_obs == "exact" else "full"
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), sampler=sampler, batch_size=2, next_obs=exact)
     buffer.extend(rows)

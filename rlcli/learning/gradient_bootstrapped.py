@@ -25,6 +25,7 @@ from rlcli.objectives.dqn import DQNLoss
 from rlcli.objectives.networks import Columns, Lowered
 from rlcli.objectives.reduction import MASK_KEYS
 from rlcli.objectives.sac import SACLoss
+from rlcli.objectives.sequences import SequenceActionValues
 
 NOTHING = np.empty(0, np.float32)
 NO_STEPS = np.empty(0, np.int64)
@@ -101,8 +102,8 @@ def _all_of(flat: FlatParameters, nets: Sequence[Replay], *others: Tensor) -> bo
     return sorted([*held, *map(id, others)]) == sorted(map(id, flat.parameters))
 
 
-def _replayed(values: Lowered, trained: bool) -> Replay | None:
-    stages = values.stages or ()
+def _replayed(values: Lowered | SequenceActionValues, trained: bool) -> Replay | None:
+    stages = (values.stages or ()) if isinstance(values, Lowered) else ()
     if len(stages) != 1 or stages[0].layers is None:
         return None
     return Replay(stages[0].layers, trained)

@@ -17,6 +17,7 @@ from torch import nn
 
 from rlcli.collectors import BaseCollector, Delivered
 from rlcli.data.next_obs import move
+from rlcli.keys import BURN_IN
 from rlcli.learning.hooks import Hooks
 from rlcli.learning.update import Update, load_state_beside, state_beside
 from rlcli.objectives.reduction import mask_of
@@ -278,10 +279,13 @@ class OffPolicy(Loop):
                 columns = update.read(sample)
                 errors = update.on(columns)
             if self.by_priority and errors is not None:
-                index, mask = sample["index"], mask_of(columns)
-                if mask is not None:  # what pads slices has the index of a row that counts
-                    mask = mask.reshape(-1)
-                    index, errors = index.reshape(-1)[mask], errors.reshape(-1)[mask]
+                index, errors = sample["index"].reshape(-1), errors.reshape(-1)
+                # what pads slices has the index of a row that counts, and nothing is learned of burn-in
+                mask, burn = mask_of(columns), columns.get(BURN_IN)
+                apart = [x.reshape(-1) for x in (burn, None if mask is None else ~mask) if x is not None]
+                if apart:
+                    counts = ~torch.stack(apart).any(0)
+                    index, errors = index[counts], errors[counts]
                 with stage("sample"):
                     buffer.update_priority(index, errors)
             self.owed -= 1

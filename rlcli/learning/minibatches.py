@@ -8,6 +8,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from rlcli.data.next_obs import Rows
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import IS_INIT, Key
 
@@ -40,13 +41,16 @@ class Minibatches:
     def epoch(self, columns: Mapping[Key, Tensor]) -> Iterator[Minibatch]:
         """Minibatches of one epoch. They live in buffers that the next epoch overwrites."""
         order, ends = self.draw(columns)
-        renewed = self._fit(columns)
-        for key, x in columns.items():
-            torch.index_select(x, 0, order.to(x.device, non_blocking=True), out=self._shuffled[key])
+        few = {key: x for key, x in columns.items() if isinstance(x, Rows) and x.sparse}  # most rows hold nothing
+        renewed = self._fit({key: x for key, x in columns.items() if key not in few}) or bool(few)
+        for key, buffer in self._shuffled.items():
+            x = columns[key]
+            torch.index_select(x, 0, order.to(x.device, non_blocking=True), out=buffer)
+        shuffled = self._shuffled | {key: x.index_select(0, order.to(x.device)) for key, x in few.items()}
         if renewed or ends != self._ends:
             self._ends = ends
             parts = zip([0, *ends[:-1]], ends, strict=True)
-            self._views = [{k: x[start:end] for k, x in self._shuffled.items()} for start, end in parts]
+            self._views = [{k: x[start:end] for k, x in shuffled.items()} for start, end in parts]
         return iter(self._views)
 
     def draw(self, columns: Mapping[Key, Tensor]) -> tuple[Tensor, list[int]]:

@@ -25,7 +25,7 @@ from tensordict.nn import (
 from torch import nn
 
 from rlcli.errors import ArgumentError, ConfigError
-from rlcli.keys import OBSERVATION, STATE_ACTION_VALUE, STATE_VALUE, Key, show
+from rlcli.keys import ACTION_VALUE, OBSERVATION, STATE_ACTION_VALUE, STATE_VALUE, Key, show
 from rlcli.modules.actors import ActorCritic, ProbabilisticActor
 from rlcli.modules.encoders import convolves, network, observation_keys
 from rlcli.modules.exploration import EGreedyModule
@@ -205,6 +205,7 @@ def build_q_actor(
     eps_end: float = 0.05,
     eps_frames: int = 10_000,
     in_keys: Sequence[Key] | None = None,
+    recurrence: Recurrence | None = None,
     generator: int | torch.Generator | None = None,
 ) -> ActorCritic:
     """An epsilon-greedy actor on action values; `.actor` is `TensorDictSequential(QValueActor, EGreedyModule)`.
@@ -217,6 +218,8 @@ def build_q_actor(
         Values as a state's value plus advantages, from one trunk.
     eps_init, eps_end, eps_frames
         See `EGreedyModule`.
+    recurrence : Recurrence, optional
+        A recurrent layer behind the hidden ones.
 
     Raises
     ------
@@ -232,13 +235,21 @@ def build_q_actor(
             why=f"it is {spec!r}",
             fix="Use loss=sac for continuous actions, or loss=ppo_clip.",
         )
+    net_of = partial(
+        network, observation_spec, keys, net=net, hidden=hidden, activation=activation, orthogonal=orthogonal
+    )
     with seeded(generator):
-        features = None if dueling else spec.n
-        module: nn.Module = network(
-            observation_spec, keys, features, net=net, hidden=hidden, activation=activation, orthogonal=orthogonal
-        )
-        if dueling:
+        module: nn.Module
+        if recurrence is not None:
+            trunk = recurrence.after(net_of(None), keys)
+            size, same = recurrence.size, nn.Identity()
+            head = DuelingHead(same, size, spec.n) if dueling else MLP(size, spec.n, (), orthogonal=orthogonal)
+            module = TensorDictSequential(trunk, TensorDictModule(head, [TRUNK_KEY], [ACTION_VALUE]))
+        elif dueling:
+            module = net_of(None)
             module = DuelingHead(module, module.out_features, spec.n)  # type: ignore[arg-type]
+        else:
+            module = net_of(spec.n)
     values = QValueActor(module, in_keys=keys, spec=spec)
     return ActorCritic(TensorDictSequential(values, EGreedyModule(spec, eps_init, eps_end, eps_frames)), None)  # type: ignore[arg-type]
 

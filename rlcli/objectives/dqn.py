@@ -1,25 +1,33 @@
-"""Q-learning of discrete actions: DQN (Mnih et al. 2015), double (arXiv:1509.06461), n-step and prioritized.
+"""Q-learning of discrete actions: DQN (Mnih et al. 2015), double (arXiv:1509.06461), n-step, prioritized and recurrent
+(R2D2, Kapturowski et al. 2019).
 
 Reads the network's in_keys, those under `next`, action, reward, terminated and what `bootstrap` names. Writes `loss`.
+A network that remembers learns from slices of trajectories, `is_init` where they begin (`sequences`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
-from rlcli.errors import ArgumentError
-from rlcli.keys import ACTION_VALUE, TD_ERROR, Key, show, under_next
+from rlcli.errors import ArgumentError, one_of
+from rlcli.keys import ACTION_VALUE, BURN_IN, IS_INIT, STEPS_TO_NEXT_OBS, TD_ERROR, Key, show, under_next, unravel
 from rlcli.modules.stages import Stage, take_apart_values
 from rlcli.modules.values import QValueActor, action_space_of, chosen, greedy
 from rlcli.objectives.bootstrap import BootstrappedLoss, Pair, mean_of, next_columns, target_of
 from rlcli.objectives.loss import Terms
 from rlcli.objectives.networks import Columns, Lowered, plain_stages
 from rlcli.objectives.reduction import value_error
+from rlcli.objectives.sequences import SequenceActionValues, burn_in_of, flat, slice_ends, without_burn_in
+from rlcli.objectives.value.reading import Ends, need_count
 from rlcli.specs import TensorSpec
+from rlcli.transforms.primer import recurrent_parts
+
+START_STATES = ("stored", "zero")
 
 
 class DQNLoss(BootstrappedLoss):
@@ -38,6 +46,10 @@ class DQNLoss(BootstrappedLoss):
         "categorical" or "one_hot"; by default what the network says.
     reduction : {"mean", "sum", "none"}
     gamma : float
+    n_steps : int
+        Of a recurrent network: rewards that a target sums before the next value, fewer where a slice ends.
+    start_state : {"stored", "zero"}
+        Of a recurrent network: the state that slices begin from. One that was not stored is zero.
     **upstream
         See `BootstrappedLoss`.
 
@@ -59,9 +71,13 @@ class DQNLoss(BootstrappedLoss):
         action_space: str | TensorSpec | None = None,
         reduction: str | None = "mean",
         gamma: float | None = 0.99,
+        n_steps: int = 1,
+        start_state: str = "stored",
         **upstream: Any,
     ) -> None:
         super().__init__(loss_function, gamma, reduction, upstream)
+        one_of("start_state", start_state, START_STATES)
+        self.n_steps, self.start_state = need_count("n_steps", n_steps), start_state
         if double_dqn and not delay_value:
             raise ArgumentError("double_dqn=True needs delay_value=True", why="without a target network both are one")
         spec = action_space if isinstance(action_space, TensorSpec) else None
@@ -78,13 +94,27 @@ class DQNLoss(BootstrappedLoss):
         self.action_space: str = action_space_of(said or (known if spec is None else None), spec)  # type: ignore
         self.value_network, self.delay_value, self.double_dqn = value_network, delay_value, double_dqn
         self.target_value_network = target_of(value_network) if delay_value else None
-        self.take_up_networks()
         if (parts := take_apart_values(value_network)) is not None:
             self.tensor_keys.action_value = parts.choice.action_value_key
+        self.take_up_networks()
+        if n_steps > 1 and not self.recurrent:
+            raise ArgumentError(
+                "n_steps are those of a recurrent network", why="the batch of another one says how many it has",
+                fix="Use MultiStepTransform(n_steps, gamma) in the buffer.",
+            )  # fmt: skip
 
     def take_up_networks(self) -> None:
-        self.online = action_values(self.value_network)
-        self.delayed = self.online if self.target_value_network is None else action_values(self.target_value_network)
+        self.online = self._values_of(self.value_network)
+        self.delayed = self.online if self.target_value_network is None else self._values_of(self.target_value_network)
+
+    def set_keys(self, **names: Key) -> None:
+        super().set_keys(**names)
+        self.take_up_networks()
+
+    def _values_of(self, network: TensorDictModuleBase) -> Lowered | SequenceActionValues:
+        if recurrent_parts(network):
+            return SequenceActionValues(network, self.tensor_keys.action_value, self.start_state == "stored")
+        return action_values(network)
 
     @property
     def loss_keys(self) -> list[str]:
@@ -97,7 +127,12 @@ class DQNLoss(BootstrappedLoss):
     @property
     def in_keys(self) -> list[Key]:
         own = self.online.in_keys
-        return [*own, self.tensor_keys.action, *map(under_next, own), *self.next_keys]
+        observed = self.online.observed if isinstance(self.online, SequenceActionValues) else own
+        return [*own, self.tensor_keys.action, *map(under_next, observed), *self.next_keys]
+
+    @property
+    def optional_keys(self) -> Sequence[Key]:
+        return [*super().optional_keys, BURN_IN] if self.recurrent else super().optional_keys
 
     def target_pairs(self) -> list[Pair]:
         return [] if self.target_value_network is None else [(self.value_network, self.target_value_network)]
@@ -107,17 +142,73 @@ class DQNLoss(BootstrappedLoss):
 
     def terms(self, columns: Columns, batch_dims: int = 1) -> Terms:
         columns, mask, weights = self.rows(columns, batch_dims)
-        if (key := self.tensor_keys.action_value) not in self.online.out_keys:
+        key = self.tensor_keys.action_value
+        if key not in map(unravel, self.value_network.out_keys):
             raise ArgumentError(
                 f"the network of DQNLoss does not write {show(key)}",
-                why=f"it writes {', '.join(map(show, self.online.out_keys))}",
+                why=f"it writes {', '.join(map(show, self.value_network.out_keys))}",
                 fix="Use QValueActor(net, spec=env.action_spec), or loss.set_keys(action_value=...)",
             )
-        values = self.online(columns, batch_dims)[key]
+        online, delayed = self.online, self.delayed
+        if isinstance(online, SequenceActionValues) or isinstance(delayed, SequenceActionValues):
+            return self._of_slices(columns, batch_dims, mask, weights)
+        values = online(columns, batch_dims)[key]
+        with torch.no_grad():
+            later = next_columns(columns, online.in_keys)
+            next_values = delayed(later, batch_dims)[key]
+            choosing = online(later, batch_dims)[key] if self.double_dqn else next_values
+        return self._from(columns, values, choosing, next_values, None, mask, weights)
+
+    def _of_slices(
+        self, columns: dict[Key, Tensor], batch_dims: int, mask: Tensor | None, weights: Tensor | None
+    ) -> Terms:
+        """`terms` of a network that remembers; errors of rows that only warm it up are 0."""
+        if STEPS_TO_NEXT_OBS in columns:
+            raise ArgumentError(
+                "a recurrent network takes the next row for the successor",
+                why=f"the batch has {show(STEPS_TO_NEXT_OBS)}: its successors are several steps away",
+                fix="Leave out MultiStepTransform, and use DQNLoss(n_steps=...).",
+            )
+        self.need(columns, IS_INIT)
+        burn, burn_in = burn_in_of(columns), None
+        if burn is not None:
+            columns, burn_in = without_burn_in(flat(columns, batch_dims), burn.reshape(-1))
+            mask, weights = (None if x is None else x.reshape(-1)[~burn.reshape(-1)] for x in (mask, weights))
+            batch_dims = 1
+        size = self.need(columns, self.next_keys[0]).shape[:batch_dims]
+        ends = slice_ends(columns, self.next_keys[1], self.ended_key(columns), size)
+        online, delayed = self.online, self.delayed
+        assert isinstance(online, SequenceActionValues) and isinstance(delayed, SequenceActionValues)
+        values, following = online(columns, ends, burn_in)
+        following = following.detach()
+        with torch.no_grad():
+            next_values = following if delayed is online else delayed(columns, ends, burn_in)[1]
+        choosing = following if self.double_dqn else next_values
+        terms = self._from(columns, values, choosing, next_values, ends, mask, weights)
+        if burn is not None:
+            error = terms[TD_ERROR]
+            terms[TD_ERROR] = error.new_zeros(burn.shape).masked_scatter_(~burn, error)
+        return terms
+
+    def _from(
+        self,
+        columns: Columns,
+        values: Tensor,
+        choosing: Tensor,
+        next_values: Tensor,
+        ends: Ends | None,
+        mask: Tensor | None,
+        weights: Tensor | None,
+    ) -> Terms:
+        """Terms from values `[*B, n]`: of a step, of the next one to choose by, and of the target network there.
+
+        Parameters
+        ----------
+        ends : Ends, optional
+            Of a batch whose rows follow each other up to them; targets are of `n_steps`.
+        """
         value = chosen(values, self.need(columns, self.tensor_keys.action), self.action_space)
         with torch.no_grad():
-            later = next_columns(columns, self.online.in_keys)
-            next_values = self.delayed(later, batch_dims)[key]
             if next_values.shape != values.shape:
                 raise ArgumentError(
                     "the target network values other actions than the value network",
@@ -125,11 +216,14 @@ class DQNLoss(BootstrappedLoss):
                     fix="Replace both, and make their updater anew.",
                 )
             if self.double_dqn:
-                best = greedy(self.online(later, batch_dims)[key], self.action_space)
-                next_value = chosen(next_values, best, self.action_space)
+                next_value = chosen(next_values, greedy(choosing, self.action_space), self.action_space)
             else:
                 next_value = next_values.amax(-1)
             target = self.target(columns, next_value)
+            for _ in range(self.n_steps - 1):  # r + gamma (r' + gamma (... Q)), up to an end
+                assert ends is not None
+                after = torch.where(ends.cut[..., :-1], next_value[..., :-1], target[..., 1:])
+                target = self.target(columns, torch.cat([after, next_value[..., -1:]], -1))
             error = (value - target).abs()
         loss = self.reduced(value_error(value, target, self.loss_function), mask, weights)
         return {"loss": loss, "q_value": mean_of(value, mask), TD_ERROR: error}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -215,12 +216,15 @@ def _learned(cfg: Any, rows: RowSchema, learning: Learning, peaks: list[Peak]) -
     read = {key: known[key] for key in map(unravel, loss.in_keys) if key in known}
     drawn = _draws(cfg)
     batch_size = cfg.sampler.batch_size if drawn else min(cfg.sampler.batch_size, rows.frames)
+    slices = slices_of(cfg)[0] if drawn and loss.recurrent else 0
+    if slices:
+        batch_size += slices * cfg.sampler.burn_in
     count = batch_size if drawn else rows.frames
     if learning.estimator is not None and learning.estimator.shifted:
         entries.append(read_entry("minibatches", "the rows that count", read, count, device))
     copied = ("sample", "rows of an update") if drawn else ("minibatches", "a shuffled copy of what the loss reads")
     entries.append(read_entry(*copied, read, count, device))
-    peaks.append(_counted("update", batch_size, device, lambda: update_peak(loss, read, batch_size, device)))
+    peaks.append(_counted("update", batch_size, device, lambda: update_peak(loss, read, batch_size, device, slices)))
     return entries
 
 
@@ -265,7 +269,7 @@ def _device(cfg: CollectConfig, stage: str) -> str:
 
 
 # ---- an update ---------------------------------------------------------------------------------------------------
-def update_peak(loss: Any, fields: Mapping[Key, Field], rows: int, device: str) -> LiveBytes:
+def update_peak(loss: Any, fields: Mapping[Key, Field], rows: int, device: str, slices: int = 0) -> LiveBytes:
     """The most that one minibatch step holds: activations, their gradients, temporaries.
 
     Parameters
@@ -273,10 +277,13 @@ def update_peak(loss: Any, fields: Mapping[Key, Field], rows: int, device: str) 
     loss : module from a tensordict to `loss...` terms
     fields : mapping
         Must hold the loss's in_keys.
+    slices : int
+        Of a recurrent loss on stored rows: how many there are, each with a next observation behind it.
     """
     copied = on_meta(loss)
     columns = {key: fields[key].empty(rows, META) for key in copied.in_keys if key in fields}
-    with LiveBytes(reorders=device == "cpu") as live:
+    asked = Answers(slices / (rows + slices), slices - 1, False) if slices else nullcontext()
+    with asked, LiveBytes(reorders=device == "cpu") as live:
         terms = copied(TensorDict(columns, batch_size=[rows]))
         total = sum(terms[name] for name in terms.keys() if name.startswith("loss"))  # noqa: SIM118
         assert isinstance(total, Tensor)

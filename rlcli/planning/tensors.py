@@ -7,6 +7,7 @@ or a net of any size costs nothing here.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,6 +17,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from rlcli.collectors.schema import RowSchema
+from rlcli.config.schemas import by_priority
 from rlcli.data.fields import Field
 from rlcli.data.next_obs import Rows
 from rlcli.data.next_obs.pool import Ends
@@ -83,6 +85,9 @@ def batch_without_memory(rows: RowSchema, mode: str, added: Mapping[Key, Field] 
     nothing = torch.empty(0, dtype=torch.int64, device=META)
     for key, field in rows.overflows(mode).items():  # a column is there before anything overflows
         columns[key] = sparse_rows(shape, Sparse(nothing, field.empty(0, META)))
+    kept = torch.empty(rows.kept_states, dtype=torch.int64, device=META)
+    for key, field in rows.states.items():
+        columns[key] = sparse_rows(shape, Sparse(kept, field.empty(rows.kept_states, META), math.nan))
     batch = TensorDict({}, batch_size=shape, device=META)
     for key, column in columns.items():
         batch.set(key, column)
@@ -112,7 +117,7 @@ def planned_batch(
         _ = lazy[0].index  # is built, and shared by all keys
     claims = Claims(foretold=True)
     found = {entry.key: entry for entry in batch_entries(batch, map(before, rows.successors), claims=claims)}
-    fields = {**rows.stored(mode), **(added or {}), **rows.successors}
+    fields = {**rows.stored(mode), **(added or {}), **rows.successors, **rows.states}
     order = [show(key) for key in (*fields, *rows.overflows(mode))]
     shapes = {show(key): ((rows.lanes, rows.steps, *field.shape), _name(field.dtype)) for key, field in fields.items()}
     entries = []
@@ -210,7 +215,7 @@ def planned_buffer(cfg: Any, rows: RowSchema, mode: str, init_rows: int = 0) -> 
     index = _index_bytes(storage, rows, mode, count) + rows.lanes * sum(fields[key].width for key in stacks)
     about = f"about; episodes of {EPISODE} steps"
     columns.append(Entry(BUFFER, "index", index, device="cpu", peak=index, per_frame=index / count, note=about))
-    if cfg.sampler.kind == "prioritized":
+    if by_priority(cfg):
         nbytes = priority_bytes(storage.max_size)
         columns.append(Entry(BUFFER, PRIORITIES, nbytes, device="cpu", peak=nbytes, per_frame=nbytes / count))
     return columns

@@ -39,6 +39,7 @@ SAC = [
     "env.id=Pendulum-v1", "collector.frames_per_batch=10", "collector.init_random_frames=50",
     "env.max_episode_steps=40", *SMALL,
 ]  # fmt: skip
+SLICES = ["sampler=slice", "sampler.slice_len=8", "policy.recurrent_size=8"]
 TASKS = {
     "dqn": DQN,
     "dqn full": [*DQN, "memory=full"],
@@ -48,6 +49,15 @@ TASKS = {
     "dqn dueling, soft": [*DQN, "policy.dueling=true", "loss.tau=0.1"],
     "dqn two dims": [*DQN, "storage.ndim=2"],
     "dqn frame stacks": [*DQN, "env.frame_stack=3"],
+    "dqn gru, burn-in": [*DQN, *SLICES, "policy=gru", "sampler.burn_in=3"],
+    "dqn lstm prioritized n-step": [
+        *DQN,
+        *SLICES,
+        "policy=lstm",
+        "sampler=prioritized_slice",
+        "loss.n_steps=3",
+        "loss.start_state=zero",
+    ],
     "sac": SAC,
     "sac fixed alpha": [*SAC, "loss.alpha=0.2", "sampler=prioritized"],
 }
@@ -192,6 +202,22 @@ def test_the_greedy_policy_of_a_run_can_be_evaluated(run):
     assert len(found.returns) == 3
 
 
+@pytest.mark.parametrize("kind", ["multi_sync", "multi_async", "async"])
+def test_a_policy_that_remembers_learns_from_what_workers_collect(run, kind):
+    words = [*DQN, *SLICES, "policy=gru", "sampler=prioritized_slice", "sampler.burn_in=2", "total_frames=500"]
+    made = run("run.dir=a", *words, f"collector={kind}", "collector.num_workers=2" if kind != "async" else "seed=1")
+    assert made.summary["status"] == "done" and made.metrics()[-1]["updates"] > 10
+
+
+def test_states_are_stored_where_slices_begin_from_them(run):
+    widths = {}
+    for start in ("stored", "zero"):
+        run(f"run.dir={start}", *DQN, *SLICES, "policy=gru", f"loss.start_state={start}", "total_frames=400")
+        ring = final_state(open_run(start))["buffer"]["rows"]["ring"]
+        widths[start] = str(ring)
+    assert "recurrent_state" in widths["stored"] and "recurrent_state" not in widths["zero"]
+
+
 def test_rows_of_a_buffer_are_in_the_ledger(run):
     memory = run("run.dir=a", *DQN).summary["memory"]
     text = str(memory)
@@ -214,6 +240,24 @@ def test_rows_of_a_buffer_are_in_the_ledger(run):
             ["loss.target_entropy has no meaning with loss.alpha=0.1"],
         ),
         (["loss.n_steps=3"], ["loss.n_steps has no meaning with loss=ppo_clip"]),
+        (
+            [*DQN, "policy=gru"],
+            ["policy=gru learns along trajectories, and sampler=random draws", "use sampler=slice or"],
+        ),
+        ([*DQN, "policy=gru", "sampler=prioritized"], ["sampler=prioritized draws single rows"]),
+        ([*DQN, "policy=gru", "sampler=minibatch"], ["sampler=minibatch cuts one batch; use sampler=slice or"]),
+        ([*DQN, "sampler=slice"], ["loss=dqn learns from single rows with policy=auto; use sampler=random"]),
+        ([*DQN, *SLICES, "policy=gru", "collector.track_traj_ids=false"], ["needs collector.track_traj_ids=true"]),
+        ([*SAC, "policy=gru"], ["policy=gru remembers, and loss=sac has no networks that do; use loss=dqn"]),
+        ([*SAC, "sampler=slice"], ["loss=sac learns from single rows"]),
+        ([*DQN, "loss.start_state=zero"], ["loss.start_state=zero is of a state that policy=auto lacks"]),
+        (["loss.start_state=zero"], ["loss.start_state has no meaning with loss=ppo_clip"]),
+        ([*DQN, "sampler.burn_in=2"], ["sampler.burn_in has no meaning with sampler=random"]),
+        (
+            ["storage=tensor", "sampler=slice", "policy=gru", "sampler.burn_in=2"],
+            ["sampler.burn_in has no meaning with loss=ppo_clip"],
+        ),
+        (["storage=tensor", "sampler=prioritized_slice"], ["draws by the errors of rows", "use sampler=slice"]),
         ([*DQN, "storage.scratch_dir=x"], ["storage.scratch_dir has no meaning with storage=tensor"]),
     ],
 )

@@ -14,7 +14,7 @@ from rlcli.kernels.recurrent import Weights
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 CELLS = ("gru", "lstm")
-FAST = ("cpu",)
+FAST = ("cpu", "pad", "scan")
 
 
 class Call:
@@ -238,15 +238,73 @@ def test_a_backend_that_cannot_serve_says_why():
     call = Call(3, "gru", B=2, T=3, I=4, H=5)
     with pytest.raises(ArgumentError, match=r"unknown backend 'cuda'\. Choose one of auto, reference, pad"):
         call.run("cuda")
+    half = Call(3, "gru", B=2, T=3, I=4, H=5, dtype=torch.bfloat16)
+    for backend in FAST:
+        with pytest.raises(ArgumentError) as caught:
+            half.run(backend)
+        assert str(caught.value) == (
+            f"the {backend} backend cannot be used here: it takes float32 and float64, and the tensors are "
+            "torch.bfloat16. Use backend='auto'"
+        )
+    assert half.run("auto")[0].dtype == torch.bfloat16
+
+
+def test_which_backend_is_taken():
+    call = Call(3, "gru", B=2, T=3, I=4, H=5)
+    assert recurrent.backend_for("auto", "gru", call.x, call.weights) == "cpu"
+    assert recurrent.backend_for("auto", "gru", call.x.half(), call.weights) == "reference"
+    assert recurrent.backend_for("pad", "lstm", call.x, call.weights) == "pad"
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_what_torch_compile_traces(cell):
+    call = Call(16, cell, B=3, T=6, I=4, H=5)
+    compiled = torch.compile(lambda: call.run("auto"), backend="aot_eager", fullgraph=True)
+    expected, found = call.run(), compiled()
+    assert all(close(y, e) for y, e in zip(found, expected, strict=True))
+    assert all(close(g, e) for g, e in zip(call.gradients(found), call.gradients(expected), strict=True))
+    with torch.no_grad():
+        assert all(close(y, e) for y, e in zip(compiled(), expected, strict=True))
 
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_shapes_without_numbers(cell):
     call = Call(4, cell, B=2, T=3, I=4, H=5)
-    call.x, call.source = call.x.to("meta"), call.source.to("meta")
-    call.states = tuple(s.to("meta") for s in call.states)
-    call.weights = Weights(*(w.to("meta") for w in call.weights))
-    assert all(y.is_meta and y.shape == (2, 3, 5) for y in call.run("auto"))
+    real = call.gradients(call.run("auto"))
+    call.x, call.source = call.x.to("meta").detach().requires_grad_(), call.source.to("meta")
+    call.states = tuple(s.to("meta").detach().requires_grad_() for s in call.states)
+    call.weights = Weights(*(w.to("meta").detach().requires_grad_() for w in call.weights))
+    for backend in ("auto", *FAST, "reference"):
+        outputs = call.run(backend)
+        assert all(y.is_meta and y.shape == (2, 3, 5) for y in outputs)
+        planned = torch.autograd.grad(sum(y.sum() for y in outputs), call.inputs)
+        assert [g.shape for g in planned] == [g.shape for g in real]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("cell", CELLS)
+def test_what_is_saved_for_the_backward_pass(cell, recompute):
+    """Floats a step and unit besides inputs, outputs and weights: the gates and what a GRU's r multiplies, or none."""
+    sizes = {}
+    for device in ("cpu", "meta"):
+        call = Call(17, cell, B=8, T=16, I=32, H=32, S=8)
+        x, source = call.x.detach().to(device), call.source.to(device)
+        states = [s.detach().to(device).requires_grad_() for s in call.states]
+        weights = Weights(*(w.detach().to(device).requires_grad_() for w in call.weights))
+        seen = {}
+
+        def pack(y, seen=seen):
+            seen[id(y)] = y
+            return y
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda y: y):
+            outputs = getattr(recurrent, cell)(x, *states, source, weights, backend="cpu", recompute=recompute)
+        sizes[device] = sorted(y.numel() for y in seen.values())
+        assert outputs is not None
+    assert sizes["cpu"] == sizes["meta"]
+    steps = 8 * 16 * 32
+    kept = sum(sizes["cpu"]) - x.numel() - source.numel() - sum(y.numel() for y in (*states, *weights))
+    assert kept == steps * (len(states) + (0 if recompute else 4))
 
 
 @pytest.mark.parametrize("cell", CELLS)

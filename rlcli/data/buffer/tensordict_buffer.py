@@ -13,7 +13,7 @@ from rlcli.data.shared import RegionWriter
 from rlcli.data.storages import Storage
 from rlcli.data.storages.list_storage import ObjectRing, items_of
 from rlcli.errors import ArgumentError, MissingKeyError
-from rlcli.keys import COLLECTOR_MASK, INDEX, Key, show, unravel
+from rlcli.keys import BURN_IN, COLLECTOR_MASK, INDEX, Key, show, unravel
 
 
 class TensorDictReplayBuffer(ReplayBuffer):
@@ -77,6 +77,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
         index, priority = sample.get(INDEX), sample.get(self.priority_key)
         if (real := sample.get(COLLECTOR_MASK, None)) is not None and real.shape == index.shape:
             index, priority = index[real], priority[real]  # padding repeats a row, and the loss does not see it
+        if (burn := sample.get(BURN_IN, None)) is not None:  # nothing is learned of them
+            index, priority = index[~burn], priority[~burn]
         if isinstance(self.ring, ObjectRing):
             self.update_priority(index.reshape(len(index), -1)[:, 0], priority.reshape(len(index), -1))
             return

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
@@ -61,7 +62,9 @@ def tensors_of(batch: TensorDictBase) -> dict[str, Tensor]:
         out[_ENDS] = packed.ends
         out |= {_EXTRA + name_of(key): x for key, x in packed.extra.items()}
     for key, sparse in packed.sparse.items():
-        out |= {_AT + name_of(key): sparse.at, _FEW + name_of(key): sparse.rows}
+        few = {_AT + name_of(key): sparse.at, _FEW + name_of(key): sparse.rows}
+        whole = {name_of(key): batch.get(key).full()}  # a file tells rows that hold nothing from zeros
+        out |= whole if math.isnan(sparse.nothing) else few
     return out
 
 

@@ -293,6 +293,23 @@ class TrajectoryIndex:
                 return Slices(rows if written == len(rows) else rows[:written], sizes)
             numbers, weights = self._eligible(least, left + right, by_rows)
 
+    def led_in(self, slices: Slices, most: int) -> tuple[Slices, np.ndarray]:
+        """Slices that begin up to `most` rows earlier, as far as their trajectories go back.
+
+        Returns
+        -------
+        Slices
+        added : int64 array ``[count]``
+            Rows that each was given.
+        """
+        from rlcli.kernels.index.draw import led_in
+
+        first = slices.rows[np.cumsum(slices.lengths) - slices.lengths]
+        _, positions, numbers = self._whose(first)
+        rows, added = np.empty(len(slices.rows) + most * len(first), np.int64), np.empty(len(first), np.int64)
+        count = led_in(*self.arrays.of_trajectories, numbers, positions, slices.lengths, most, rows, added)
+        return Slices(rows[:count], slices.lengths + added), added
+
     def _eligible(self, least: int, both: int, by_rows: bool) -> tuple[np.ndarray, np.ndarray]:
         """Trajectories of at least `least` rows and their cumulated weights, counted once for each `version`."""
         from rlcli.kernels.index.draw import eligible

@@ -55,7 +55,7 @@ def pack(batch: TensorDictBase) -> Packed:
         return Packed(batch, None, {})
     plain, extra = batch.copy(), {}
     ends: Tensor | None = None
-    sparse = {key: sparse_of(rows, batch.ndim) for key, rows in found.items() if is_sparse(key)}
+    sparse = {key: sparse_of(rows, batch.ndim) for key, rows in found.items() if is_sparse(key, rows)}
     plain, found = plain.exclude(*sparse), {key: rows for key, rows in found.items() if key not in sparse}
     for key, rows in found.items():
         own = rows.ends
@@ -84,9 +84,7 @@ def move(batch: TensorDictBase, device: torch.device | str, *, non_blocking: boo
     packed = pack(batch)
     ends = None if packed.ends is None else packed.ends.to(device, non_blocking=non_blocking)
     extra = {key: x.to(device, non_blocking=non_blocking) for key, x in packed.extra.items()}
-    sparse = {
-        key: Sparse(*(x.to(device, non_blocking=non_blocking) for x in rows)) for key, rows in packed.sparse.items()
-    }
+    sparse = {key: rows.to(device, non_blocking=non_blocking) for key, rows in packed.sparse.items()}
     moved = Packed(packed.batch.to(device, non_blocking=non_blocking), ends, extra, sparse)
     # these ends were right before: looking at them again would make the host wait for the copy
     return _lazy(moved, None if ends is None else Ends.trusted(batch.shape, ends))
@@ -119,7 +117,8 @@ def concat(batches: Sequence[TensorDictBase]) -> TensorDictBase:
     sparse = {}
     for key in packed[0].sparse:
         at, order = _moved([p.sparse[key].at for p in packed], steps)
-        sparse[key] = Sparse(at, torch.cat([p.sparse[key].rows for p in packed])[order])
+        rows = torch.cat([p.sparse[key].rows for p in packed])[order]
+        sparse[key] = Sparse(at, rows, packed[0].sparse[key].nothing)
     if any(p.ends is None for p in packed):
         return unpack(Packed(joined, None, {}, sparse))
     ends, order = _moved([p.ends for p in packed if p.ends is not None], steps)

@@ -27,7 +27,7 @@ class Pool:
         The two do not fit each other, or `obs` cannot be viewed that way without a copy.
     """
 
-    __slots__ = ("extra", "feature", "obs", "version")
+    __slots__ = ("extra", "feature", "obs", "sparse", "version")
 
     def __init__(self, obs: Tensor, extra: Tensor) -> None:
         self.feature = tuple(extra.shape[1:])
@@ -43,7 +43,7 @@ class Pool:
             )
         if obs.ndim != extra.ndim:
             obs = self._flat(obs)
-        self.obs, self.extra = obs, extra
+        self.obs, self.extra, self.sparse = obs, extra, False
         self.version = _version(obs, extra)
 
     def _flat(self, obs: Tensor) -> Tensor:

@@ -100,6 +100,15 @@ class Rows(Tensor):
         return self._where.index if isinstance(self._where, Ends) else self._where
 
     @property
+    def sparse(self) -> bool:
+        """Whether it is a column of few rows (`rlcli.data.next_obs.sparse`), and no next observations."""
+        return self._pool.sparse
+
+    @sparse.setter
+    def sparse(self, said: bool) -> None:
+        self._pool.sparse = said
+
+    @property
     def ends(self) -> Tensor | None:
         """Flat positions `[E]` that read `extra`, if these are all rows of a batch in storage order."""
         return self._where.positions if isinstance(self._where, Ends) else None
@@ -199,23 +208,27 @@ class Rows(Tensor):
         return (plain.requires_grad_() if self.requires_grad else plain).__reduce_ex__(protocol)
 
     # ---- torch.compile, and whoever counts inner tensors --------------------------------------------------
-    def __tensor_flatten__(self) -> tuple[list[str], None]:
-        return ["obs", "extra", "index"], None
+    def __tensor_flatten__(self) -> tuple[list[str], bool]:
+        return ["obs", "extra", "index"], self.sparse
 
     @staticmethod
-    def __tensor_unflatten__(inner: dict[str, Tensor], context: None, size: Any, stride: Any) -> Rows:
-        return Rows(inner["obs"], inner["extra"], inner["index"])
+    def __tensor_unflatten__(inner: dict[str, Tensor], context: bool, size: Any, stride: Any) -> Rows:
+        rows = Rows(inner["obs"], inner["extra"], inner["index"])
+        rows.sparse = context
+        return rows
 
 
 def _for_a_process(rows: Rows) -> tuple:
     """What goes to another process: memory that both share, of which `rows` keeps hold. A gathered copy would not last
     until the other has it."""
     rows.check()
-    return _arrived, (rows.obs, rows.extra, rows.index, rows.requires_grad)
+    return _arrived, (rows.obs, rows.extra, rows.index, rows.sparse, rows.requires_grad)
 
 
-def _arrived(obs: Tensor, extra: Tensor, index: Tensor, requires_grad: bool) -> Tensor:
-    return Rows(obs, extra, index).requires_grad_(requires_grad)
+def _arrived(obs: Tensor, extra: Tensor, index: Tensor, sparse: bool, requires_grad: bool) -> Tensor:
+    rows = Rows(obs, extra, index)
+    rows.sparse = sparse
+    return rows.requires_grad_(requires_grad)
 
 
 ForkingPickler.register(Rows, _for_a_process)

@@ -1,11 +1,11 @@
-"""Columns that hold something in few rows and zeros in all others; only those few are kept.
+"""Columns that hold something in few rows and nothing in all others; only those few are kept.
 
 ```
-batch   Rows over one row of zeros ++ the few rows      index 0 0 0 1 0 0 2 0
+batch   Rows over one row of nothing ++ the few rows    index 0 0 0 1 0 0 2 0
 ring    number of the step's row -> row                 3 -> jump, 6 -> jump
 ```
-`next_obs=delta` keeps the next observations of rows whose difference no codec can hold this way. Which rows those
-are, the difference itself tells.
+`next_obs=delta` keeps the next observations of rows whose difference no codec can hold this way: nothing is zero, and
+which rows those are, the difference itself tells. Recurrent states are kept every few steps this way: nothing is NaN.
 """
 
 from __future__ import annotations
@@ -25,25 +25,37 @@ from rlcli.transforms.delta_codec import KEPT
 
 
 class Sparse(NamedTuple):
-    """The rows that hold something: ascending flat positions int64 `[K]`, and their values `[K, *F]`."""
+    """The rows that hold something: ascending flat positions int64 `[K]`, and their values `[K, *F]`.
+
+    All others read `nothing`.
+    """
 
     at: Tensor
     rows: Tensor
+    nothing: float = 0.0
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Sparse:
+        """The same on a device."""
+        at, rows = (x.to(device, non_blocking=non_blocking) for x in (self.at, self.rows))
+        return Sparse(at, rows, self.nothing)
 
 
-def is_sparse(key: Key) -> bool:
-    """Whether a key is one of these columns."""
-    return as_tuple(key)[:2] == (NEXT, KEPT)
+def is_sparse(key: Key, column: Tensor | None = None) -> bool:
+    """Whether a key, or what a batch has under it, is one of these columns."""
+    return as_tuple(key)[:2] == (NEXT, KEPT) or (isinstance(column, Rows) and column.sparse)
 
 
 def sparse_rows(shape: Sequence[int], sparse: Sparse) -> Rows:
     """The column `[*shape, *F]`; without rows it takes the bytes of one."""
-    zeros = sparse.rows.new_zeros(1, *sparse.rows.shape[1:])
+    nothing = sparse.rows.new_full((1, *sparse.rows.shape[1:]), sparse.nothing)
+    index = torch.zeros((), dtype=torch.int32, device=nothing.device).expand(*shape)
     if len(sparse.at):
         index = torch.zeros(math.prod(shape), dtype=torch.int32, device=sparse.rows.device)
         index[sparse.at] = torch.arange(1, len(sparse.at) + 1, dtype=torch.int32, device=index.device)
-        return Rows(zeros, sparse.rows.contiguous(), index.view(*shape))
-    return Rows(zeros, sparse.rows.contiguous(), torch.zeros((), dtype=torch.int32, device=zeros.device).expand(*shape))
+        index = index.view(*shape)
+    column = Rows(nothing, sparse.rows.contiguous(), index)
+    column.sparse = True
+    return column
 
 
 def sparse_where(rows: Tensor, values: Tensor) -> Rows:
@@ -55,11 +67,11 @@ def sparse_where(rows: Tensor, values: Tensor) -> Rows:
 def sparse_of(column: Tensor, batch_dims: int) -> Sparse:
     """The inverse of `sparse_rows`, of plain tensors too."""
     count = math.prod(column.shape[:batch_dims])
-    if isinstance(column, Rows) and len(column.obs) == 1 and column.index.ndim == batch_dims:
+    if isinstance(column, Rows) and column.sparse and column.index.ndim == batch_dims:
         column.check()
-        index = column.index.reshape(count)
+        index, nothing = column.index.reshape(count), column.obs.reshape(-1)[:1]
         at = index.nonzero().squeeze(-1)
-        return Sparse(at, column.extra.index_select(0, index[at].long() - 1))
+        return Sparse(at, column.extra.index_select(0, index[at].long() - 1), float(nothing) if len(nothing) else 0.0)
     flat = (column.full() if isinstance(column, Rows) else column).reshape(count, *column.shape[batch_dims:])
     at = bytes_of(flat).any(1).nonzero().squeeze(-1).to(flat.device)
     return Sparse(at, flat[at])
@@ -69,7 +81,7 @@ class SparseColumns:
     """The sparse columns of a ring, by number of step and lane: `step * lanes + lane`, which never wraps."""
 
     def __init__(self) -> None:
-        self._held: dict[Key, tuple[np.ndarray, Tensor]] = {}
+        self._held: dict[Key, tuple[np.ndarray, Tensor, float]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._held)
@@ -86,12 +98,11 @@ class SparseColumns:
 
     @property
     def nbytes(self) -> int:
-        return sum(numbers.nbytes + rows.nbytes for numbers, rows in self._held.values())
+        return sum(numbers.nbytes + rows.nbytes for numbers, rows, _ in self._held.values())
 
-    @staticmethod
-    def take(given: dict[Key, Tensor], batch_dims: int) -> dict[Key, Sparse]:
+    def take(self, given: dict[Key, Tensor], batch_dims: int) -> dict[Key, Sparse]:
         """Take these columns out of those of a batch."""
-        found = [key for key in given if type(key) is tuple and is_sparse(key)]
+        found = [key for key, column in given.items() if key in self._held or is_sparse(key, column)]
         return {key: sparse_of(given.pop(key), batch_dims) for key in found}
 
     def put(self, taken: Mapping[Key, Sparse], numbers: np.ndarray, base: int) -> None:
@@ -106,7 +117,8 @@ class SparseColumns:
             The lowest number that is live: those below are forgotten sooner or later.
         """
         for key in {**self._held, **taken}:
-            old, rows = self._held[key] if key in self._held else (np.empty(0, np.int64), taken[key].rows[:0].cpu())
+            nothing = taken[key].nothing if key in taken else self._held[key][2]
+            old, rows = self._held[key][:2] if key in self._held else (np.empty(0, np.int64), taken[key].rows[:0].cpu())
             sparse = taken.get(key, Sparse(torch.empty(0, dtype=torch.int64), rows[:0]))
             sparse = Sparse(sparse.at.cpu(), sparse.rows.detach().cpu())
             written = numbers[sparse.at.numpy()]
@@ -120,25 +132,39 @@ class SparseColumns:
                 rows = torch.cat((rows, sparse.rows[torch.from_numpy(counts)]))
                 order = np.argsort(old, kind="stable")
                 old, rows = old[order], rows[torch.from_numpy(order)]
-            self._held[key] = old, rows
+            self._held[key] = old, rows, nothing
 
     def read(self, key: Key, numbers: np.ndarray, device: torch.device) -> Rows:
         """The column of some rows, int64 ``[N]``."""
-        held, rows = self._held[key]
+        held, rows, nothing = self._held[key]
         if not len(held):
-            return sparse_rows(numbers.shape, Sparse(torch.empty(0, dtype=torch.int64), rows.to(device)))
+            return sparse_rows(numbers.shape, Sparse(torch.empty(0, dtype=torch.int64), rows.to(device), nothing))
         places = np.minimum(np.searchsorted(held, numbers), len(held) - 1)
         at = np.flatnonzero(held[places] == numbers)
         chosen = rows[torch.from_numpy(places[at])].to(device)
-        return sparse_rows(numbers.shape, Sparse(torch.from_numpy(at).to(device), chosen))
+        return sparse_rows(numbers.shape, Sparse(torch.from_numpy(at).to(device), chosen, nothing))
+
+    def held_before(self, key: Key, numbers: np.ndarray, lanes: int) -> np.ndarray:
+        """Steps from the last row of a lane that holds something, int64 ``[N]`` for rows of these numbers; -1: none."""
+        held = self._held[key][0]
+        back = np.full(len(numbers), -1)
+        for lane in range(lanes) if len(held) else ():
+            mine, own = np.flatnonzero(numbers % lanes == lane), held[held % lanes == lane]
+            place = np.searchsorted(own, numbers[mine], side="right") - 1
+            back[mine[place >= 0]] = (numbers[mine[place >= 0]] - own[place[place >= 0]]) // lanes
+        return back
 
     def state_dict(self, base: int) -> list[list[Any]]:
-        """Key, numbers and rows of every column, the live ones only."""
+        """Key, numbers, rows and whether nothing is NaN, of every column; the live rows only."""
         out: list[list[Any]] = []
-        for key, (numbers, rows) in self._held.items():
+        for key, (numbers, rows, nothing) in self._held.items():
             first = int(np.searchsorted(numbers, base))
-            out.append([list(as_tuple(key)), torch.from_numpy(numbers[first:].copy()), rows[first:].clone()])
+            live = torch.from_numpy(numbers[first:].copy()), rows[first:].clone()
+            out.append([list(as_tuple(key)), *live, math.isnan(nothing)])
         return out
 
     def load_state_dict(self, state: Sequence[Sequence[Any]]) -> None:
-        self._held = {unravel(tuple(key)): (numbers.numpy().copy(), rows) for key, numbers, rows in state}
+        self._held = {
+            unravel(tuple(key)): (numbers.numpy().copy(), rows, math.nan if unknown else 0.0)
+            for key, numbers, rows, unknown in state
+        }

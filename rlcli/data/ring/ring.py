@@ -28,7 +28,6 @@ from rlcli.data.index import TrajectoryIndex
 from rlcli.data.index.markers import NO_ASK, Asked, Markers, agreed
 from rlcli.data.next_obs.pairs import SidePool
 from rlcli.data.next_obs.rows import Rows
-from rlcli.data.next_obs.sparse import SparseColumns
 from rlcli.data.ring.contents import Contents
 from rlcli.data.ring.layout import NOTHING, Layout, saved_layout
 from rlcli.data.ring.plans import Plans
@@ -246,7 +245,7 @@ class Ring:
             return rows
         with self._whole_write(lead.numel()):
             given = columns_of(batch)
-            sparse = SparseColumns.take(given, len(lead))
+            sparse = self.contents.sparse.take(given, len(lead))
             if not self.fields:
                 self._begin(given, lead)
             self.contents.layout.check(given, lead, self.storage.ndim)
@@ -286,7 +285,7 @@ class Ring:
         """
         self.storage.need_writable()
         given = columns_of(batch)
-        sparse = SparseColumns.take(given, batch.ndim)
+        sparse = self.contents.sparse.take(given, batch.ndim)
         given = {key: c.full() if isinstance(c, Rows) else c for key, c in given.items()}
         if not self.fields:
             raise ArgumentError("nothing was stored yet, so there is no row to write over")

@@ -267,7 +267,7 @@ TRIES = 8
 
 
 class PrioritizedSliceSampler(SliceSampler):
-    """Draw slices by the priority of their first row.
+    """Draw slices by the priority of their first row, behind their burn-in.
 
     Every row of a slice has that row's `priority_weight`, of which the largest in a sample is 1. Priorities are given
     for rows, as in `PrioritizedSampler`.
@@ -276,7 +276,7 @@ class PrioritizedSliceSampler(SliceSampler):
     ----------
     max_capacity, alpha, beta, eps, reduction, max_priority_within_buffer
         See `PrioritizedSampler`.
-    **slices
+    num_slices, slice_len, strict_length, burn_in, **slices
         As for `SliceSampler`; `span` and `weighting` do not apply.
     """
 
@@ -290,10 +290,17 @@ class PrioritizedSliceSampler(SliceSampler):
         eps: float = 1e-8,
         reduction: str = "max",
         max_priority_within_buffer: bool = False,
+        *,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        strict_length: bool = True,
+        burn_in: int = 0,
         **slices: Any,
     ) -> None:
         need_no_span(type(self), slices)
-        super().__init__(**slices)
+        super().__init__(
+            num_slices=num_slices, slice_len=slice_len, strict_length=strict_length, burn_in=burn_in, **slices
+        )
         self.priorities = PrioritizedSampler(max_capacity, alpha, beta, eps, reduction, max_priority_within_buffer)
         self.priorities.random = self.random
 
@@ -314,7 +321,8 @@ class PrioritizedSliceSampler(SliceSampler):
         draw = super().sample(ring, batch_size)
         assert draw.lengths is not None
         repeats = np.full(len(draw.lengths), draw.padded) if draw.padded else draw.lengths
-        weight = self.priorities.weight_among(draw.rows[np.cumsum(repeats) - repeats])
+        first = np.cumsum(repeats) - repeats + (0 if draw.burn_in is None else draw.burn_in)
+        weight = self.priorities.weight_among(draw.rows[first])
         draw.columns[WEIGHT] = weight.repeat_interleave(torch.from_numpy(repeats))
         return draw
 

@@ -35,12 +35,15 @@ class Draw:
         What the sampler knows beside the rows (`priority_weight`, a padding mask).
     padded : int
         Where above 0, `rows` hold slices of this length, of which only the first `lengths` rows are real.
+    burn_in : int64 array ``[slices]`` or None
+        Rows that each slice begins with to warm up a recurrent state, and which nothing is learned from.
     """
 
     rows: np.ndarray
     lengths: np.ndarray | None = None
     columns: dict[Key, Tensor] = field(default_factory=dict)
     padded: int = 0
+    burn_in: np.ndarray | None = None
 
 
 class Sampler:

@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.index.drawing import check_request
+from rlcli.data.index.drawing import Slices, check_request
 from rlcli.data.samplers.sampler import Draw, Sampler, need_size
 from rlcli.errors import ArgumentError, MissingKeyError
-from rlcli.keys import COLLECTOR_MASK, DONE, IS_INIT, TRAJ_IDS, TRUNCATED, Key, as_tuple, show, unravel
+from rlcli.keys import BURN_IN, COLLECTOR_MASK, DONE, IS_INIT, TRAJ_IDS, TRUNCATED, Key, as_tuple, show, unravel
 
 if TYPE_CHECKING:
     from rlcli.data.ring.ring import Ring
@@ -63,6 +63,9 @@ class SliceSampler(Sampler):
         Repeat the last row of short slices up to `slice_len` and mark real rows in `("collector", "mask")`; repeats
         carry no end flags. Only `strict_length=False` or `span` gives short slices. Discouraged: nothing in rlcli
         needs it.
+    burn_in : int
+        Rows of its trajectory before a slice that warm up a recurrent state: so many, or as few as there are. They
+        are flagged in `("collector", "burn_in")`; the batch is larger by them.
     cache_values : bool
         No effect: where trajectories begin and end is at hand in any case.
     weighting : str
@@ -89,6 +92,7 @@ class SliceSampler(Sampler):
         strict_length: bool = True,
         span: bool | int | tuple = False,
         pad_output: bool = False,
+        burn_in: int = 0,
         cache_values: bool = False,
         weighting: str = "transition",
         seed: int | None = None,
@@ -110,13 +114,18 @@ class SliceSampler(Sampler):
                 "leave pad_output out.",
                 stacklevel=2,
             )
+        self.burn_in = need_size("burn_in", burn_in) if burn_in else 0
+        if burn_in and pad_output:
+            raise ArgumentError(
+                "pad_output and burn_in exclude each other", why="both make slices longer", fix="Leave pad_output out."
+            )
         check_request(self.slice_len or 1, 1, span if self.slice_len else bool(span), weighting)
         self.weighting, self.strict_length, self.span, self.pad_output = weighting, strict_length, span, pad_output
         self._marks = SliceMarks(truncated_key)
 
     @property
     def ragged(self) -> bool:  # type: ignore[override]
-        return (not self.strict_length or bool(self.span)) and not self.pad_output
+        return (not self.strict_length or bool(self.span) or self.burn_in > 0) and not self.pad_output
 
     def batch_size(self) -> int | None:
         return None if self.num_slices is None or self.slice_len is None else self.num_slices * self.slice_len
@@ -131,6 +140,9 @@ class SliceSampler(Sampler):
         count, length = self.slices(batch_size)
         self._check(ring, length)
         rows, lengths = self._choose(ring, count, length)
+        if self.burn_in:
+            slices, burn_in = ring.index.led_in(Slices(rows, lengths), self.burn_in)
+            return Draw(*slices, burn_in=burn_in)
         if self.pad_output and len(rows) < len(lengths) * length:
             first = np.cumsum(lengths) - lengths
             place = first[:, None] + np.minimum(np.arange(length), lengths[:, None] - 1)  # [slices, length]
@@ -144,6 +156,9 @@ class SliceSampler(Sampler):
 
     def mark(self, columns: dict[Key, Tensor], draw: Draw) -> None:
         self._marks.write(columns, draw)
+        if draw.burn_in is not None and draw.lengths is not None:
+            flags = np.arange(len(draw.rows)) < np.repeat(_starts(draw) + draw.burn_in, draw.lengths)
+            columns[BURN_IN] = torch.from_numpy(flags).to(next(iter(columns.values())).device)
 
     def slices(self, batch_size: int) -> tuple[int, int]:
         """Number and length of the slices of a batch.
@@ -290,7 +305,7 @@ def _mark(
 ) -> None:
     """Mark by plain indexing, flags of any dtype and shape on any device."""
     assert draw.lengths is not None
-    starts = np.arange(len(draw.lengths)) * draw.padded if draw.padded else draw.lengths.cumsum() - draw.lengths
+    starts = _starts(draw)
     init[torch.from_numpy(starts).to(init.device)] = 1
     if terminated is None or truncated is None or done is None:
         return
@@ -299,6 +314,12 @@ def _mark(
     ended = _for_each(terminated[lasts] != 0, flat.shape[1])
     flat[lasts] = torch.where(ended, flat[lasts], torch.ones((), dtype=flat.dtype, device=flat.device))
     done[lasts] = 1
+
+
+def _starts(draw: Draw) -> np.ndarray:
+    """The first row of each slice, int64 `[slices]`."""
+    assert draw.lengths is not None
+    return np.arange(len(draw.lengths)) * draw.padded if draw.padded else draw.lengths.cumsum() - draw.lengths
 
 
 def _terminated(done: Tensor | None, truncated: Tensor | None) -> Tensor | None:

@@ -104,8 +104,11 @@ class RegionWriter:
                 f"{show(self.without)} would give rows priorities, which only the buffer's owner can",
                 fix=f"Leave it out (batch.exclude({self.without!r})), or call update_priority on the buffer.",
             )
-        if any(is_sparse(key) for key in keys):
-            raise ArgumentError("a shared buffer takes next_obs full or exact", why="these rows hold differences")
+        if any(is_sparse(key, column) for key, column in keys.items()):
+            raise ArgumentError(
+                "a shared buffer takes next_obs full or exact",
+                why="these rows hold differences, or states here and there",
+            )
         lanes = batch.shape.numel() // max(1, batch.shape[-1]) if self.place.ndim > 1 else 1
         if batch.shape.numel() > self.place.max_size // max(1, lanes) * max(1, lanes):
             raise ArgumentError(

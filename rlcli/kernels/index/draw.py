@@ -175,6 +175,23 @@ def draw(
 
 
 @compiled(borrows=True)
+def led_in(
+    scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, numbers: np.ndarray,
+    positions: np.ndarray, lengths: np.ndarray, most: int, rows: np.ndarray, added: np.ndarray,
+) -> int:  # fmt: skip
+    """Slices from these positions of these trajectories, each begun up to `most` rows earlier; the number of rows."""
+    written = 0
+    for i in range(len(lengths)):
+        traj = numbers[i]
+        added[i] = min(most, positions[i] - span_of(scalars, runs, lanes, trajs, traj)[1])
+        first, count = positions[i] - added[i], added[i] + lengths[i]
+        run = run_at(runs, trajs, traj, first)
+        fill(scalars, runs, lanes, trajs[LANE, traj], run, first, count, rows[written:])
+        written += count
+    return written
+
+
+@compiled(borrows=True)
 def mark(init: int, terminated: int, truncated: int, done: int, width: int, fresh: bool, lengths: np.ndarray) -> None:
     """Boundary flags `[M, width]`, one byte each, at addresses, of slices that lie end to end.
 

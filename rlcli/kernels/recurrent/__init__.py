@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rlcli.errors import ArgumentError, one_of
+from rlcli.kernels.recurrent import reference, scan
 
 __all__ = ["BACKENDS", "Weights", "backend_for", "gru", "lstm"]
 
@@ -104,10 +105,11 @@ def _unroll(
 ) -> tuple[Tensor, ...]:
     _check(cell, x, states, source, weights)
     name = backend_for(backend, cell, x, weights)
-    if x.is_meta or not x.shape[0] or not x.shape[1]:  # no numbers to compute with: the shapes alone
+    if not x.shape[0] or not x.shape[1]:
         return tuple(x.new_empty(*x.shape[:2], s.shape[1]) for s in states)
-    run = getattr(importlib.import_module(f"{__name__}.{name}"), cell)  # loaded now: most bring a compiler
-    found = run(x, *states, source, weights, recompute=recompute)
+    if x.is_meta and name in ("pad", "triton"):  # they need numbers; what is saved is much the same
+        name = "cpu"
+    found = getattr(_module(name), cell)(x, *states, source, weights, recompute=recompute)
     return found if isinstance(found, tuple) else (found,)
 
 
@@ -132,7 +134,10 @@ def backend_for(asked: str, cell: str, x: Tensor, weights: Weights) -> str:
 
 def _preferred(x: Tensor) -> tuple[str, ...]:
     """Backends from the fastest down to one that takes everything."""
-    return ("cpu", "reference") if x.device.type == "cpu" else ("reference",)
+    if torch.compiler.is_compiling():
+        return ("scan", "reference")
+    fast = {"cpu": ("cpu",), "meta": ("cpu",), "cuda": ("triton", "pad")}
+    return (*fast.get(x.device.type, ()), "reference")
 
 
 def _refusal(name: str, x: Tensor, weights: Weights) -> str | None:
@@ -146,8 +151,14 @@ def _refusal(name: str, x: Tensor, weights: Weights) -> str | None:
     if name == "triton":
         if importlib.util.find_spec("triton") is None:
             return "it needs triton, which is not installed (pip install triton)"
-        return importlib.import_module(f"{__name__}.triton").refusal(x, weights)
+        return _module(name).refusal(x, weights)
     return None
+
+
+def _module(name: str) -> Any:
+    # those that `torch.compile` traces are here; the others bring compilers, and are loaded by the first who needs them
+    traced = {"reference": reference, "scan": scan}
+    return traced[name] if name in traced else importlib.import_module(f"{__name__}.{name}")
 
 
 # ---- what a call must be --------------------------------------------------------------------------------------------

@@ -23,19 +23,18 @@ def lstm(
     return h, c
 
 
-def gru_step(x: Tensor, h: Tensor, weights: Any) -> tuple[Tensor]:
-    """The state ``[N, H]`` after one step of inputs ``[N, I]``."""
-    rx, zx, nx = linear(x, weights.ih, weights.bias_ih).chunk(3, -1)
-    rh, zh, nh = linear(h, weights.hh, weights.bias_hh).chunk(3, -1)
+def gru_step(inputs: Tensor, h: Tensor, hh: Tensor, bias: Tensor | None) -> tuple[Tensor]:
+    """The state ``[N, H]`` after a step whose inputs gave ``[N, 3H]`` to the gates."""
+    rx, zx, nx = inputs.chunk(3, -1)
+    rh, zh, nh = linear(h, hh, bias).chunk(3, -1)
     z = torch.sigmoid(zx + zh)
     n = torch.tanh(nx + torch.sigmoid(rx + rh) * nh)
     return (n + z * (h - n),)
 
 
-def lstm_step(x: Tensor, h: Tensor, c: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
-    """The state and the cell ``[N, H]`` after one step of inputs ``[N, I]``."""
-    gates = linear(x, weights.ih, weights.bias_ih) + linear(h, weights.hh, weights.bias_hh)
-    i, f, g, o = gates.chunk(4, -1)
+def lstm_step(inputs: Tensor, h: Tensor, c: Tensor, hh: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The state and the cell ``[N, H]`` after a step whose inputs gave ``[N, 4H]`` to the gates."""
+    i, f, g, o = (inputs + linear(h, hh, bias)).chunk(4, -1)
     c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(c), c
 
@@ -43,6 +42,7 @@ def lstm_step(x: Tensor, h: Tensor, c: Tensor, weights: Any) -> tuple[Tensor, Te
 def _unroll(
     step: Callable[..., tuple[Tensor, ...]], x: Tensor, states: tuple[Tensor, ...], source: Tensor, weights: Any
 ) -> tuple[Tensor, ...]:
+    inputs = linear(x, weights.ih, weights.bias_ih)
     now = tuple(s[source[:, 0]] for s in states)
     steps = []
     for t in range(x.shape[1]):
@@ -51,6 +51,6 @@ def _unroll(
             fresh, begins = row.clamp(min=0), (row >= 0)[:, None]
             # selected, not multiplied: nothing of what lies before a beginning reaches it, were it NaN
             now = tuple(torch.where(begins, s[fresh], h) for s, h in zip(states, now, strict=True))
-        now = step(x[:, t], *now, weights)
+        now = step(inputs[:, t], *now, weights.hh, weights.bias_hh)
         steps.append(now)
     return tuple(torch.stack(each, 1) for each in zip(*steps, strict=True))

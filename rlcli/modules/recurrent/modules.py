@@ -225,7 +225,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         where = sequences(begins)
         stored = [s for s in states if s is not None]
         if len(stored) == len(states):
-            flat, source = [self._checked(s, size) for s in stored], where.sources
+            flat, source = self._begun([self._checked(s, size) for s in stored], where)
         else:
             self._check_begun(begins)
             nothing = x.new_zeros(1, self.layers.num_layers, self.layers.hidden_size)
@@ -236,6 +236,23 @@ class RecurrentModule(TensorDictModuleBase, ABC):
             found.append(state)
             below = self._between(layer, state[0])
         return self._written(found, where, size)
+
+    def _begun(self, states: list[Tensor], where: Sequences) -> tuple[list[Tensor], Tensor]:
+        """The states that trajectories begin with `[S, L, H]`, and which of them a step begins from `[B, T]`.
+
+        Read of no other row: on a GPU, which is not asked how many there are, they stay where they lie.
+        """
+        source, lazy = where.sources, any(hasattr(s, "full") for s in states)
+        if (source.is_cuda and not lazy) or source.is_meta or torch.compiler.is_compiling():
+            return states, source
+        rows = source[where.begins]
+        numbers = torch.full_like(source, -1)
+        numbers[where.begins] = torch.arange(len(rows), device=source.device)
+        states = [s.index_select(0, rows) for s in states]
+        states = [s.full() if hasattr(s, "full") else s for s in states]  # of a column that holds few rows
+        if lazy:
+            self._check_kept(states)
+        return states, numbers
 
     def _written(self, found: list[State], where: Sequences, size: torch.Size) -> State:
         """Features, and the states of all layers after every step, as the batch has its rows."""
@@ -295,6 +312,19 @@ class RecurrentModule(TensorDictModuleBase, ABC):
                 fix="The last two dims are num_layers and hidden_size, as make_tensordict_primer() has them.",
             )
         return state.reshape(-1, *expected[len(size) :])
+
+    def _check_kept(self, states: list[Tensor]) -> None:
+        """Refuse sequences that begin in a row whose state was not kept."""
+        unknown = torch.stack([s.isnan().flatten(1).any(1) for s in states]).any(0)
+        if bool(unknown.any()):
+            raise ArgumentError(
+                f"the state that a sequence begins with was not kept, {', '.join(map(show, self.state_keys))}",
+                where=type(self).__name__,
+                why=f"{int(unknown.sum())} of {len(unknown)} begin between two rows that keep one "
+                "(recurrent_state_stride)",
+                fix="Draw slices from a buffer, which reads on from the row before that keeps one, or use "
+                "recurrent_state_stride=1.",
+            )
 
     def _check_begun(self, begins: Tensor) -> None:
         """Refuse sequences that go on from a step that is not there, and whose state is not stored either."""

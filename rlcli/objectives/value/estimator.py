@@ -75,7 +75,7 @@ class ValueEstimator(KeyedModule, ABC):
         Every value is 0, so that targets are sums of rewards; only without a network.
     shifted : bool
         One pass of the network over the rows of a batch with the next observations of their ends inserted. A row
-        that has no room for all drops its last steps: `shifted_valid` tells which count.
+        that has no room for all drops its last steps: `shifted_valid` tells which count. `single_call` is another name.
     shifted_budget : int
         Observations that a row may hold beside its own; the next one of its last step takes one.
     average : bool
@@ -149,6 +149,7 @@ class ValueEstimator(KeyedModule, ABC):
         time_dim: int | None = None,
         num_chunks: int | None = None,
         num_chunk: int | None = None,
+        single_call: bool | None = None,
         value_chunk_size: int | None = None,
         two_calls: bool = False,
         compute_dtype: torch.dtype | None = None,
@@ -167,6 +168,7 @@ class ValueEstimator(KeyedModule, ABC):
             )
         if network_gradient and not differentiable:
             raise ArgumentError("network_gradient=True needs differentiable=True", why="no gradient flows without it")
+        shifted = bool(either("shifted", shifted or None, "single_call", single_call))
         if shifted and two_calls:
             raise ArgumentError("shifted and two_calls exclude each other", why="one call cannot be two")
         self.gamma = need_rate("gamma", gamma)

@@ -8,6 +8,7 @@ starts anyway. In a lower precision where that is asked for: less time and memor
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -23,10 +24,11 @@ from torch.utils._pytree import tree_map
 
 from rlcli.errors import ArgumentError
 from rlcli.keys import IS_INIT, Key, show, under_next, unravel
-from rlcli.modules.recurrent import set_recurrent_mode
+from rlcli.modules.recurrent import RecurrentModule, set_recurrent_mode
 from rlcli.objectives.networks import Columns, Lowered, fitted, value_key
 from rlcli.objectives.value.observations import Observations
 from rlcli.objectives.value.reading import need_count
+from rlcli.transforms.primer import recurrent_parts
 
 
 class Chunks:
@@ -223,9 +225,13 @@ class SequenceValues:
         under `next` as well is its state: read where a sequence begins, as the batch holds it.
     compute_dtype : torch.dtype, optional
         The lower precision it is called in.
+    key : key, optional
+        Where it writes values, if not where a critic does.
     """
 
-    def __init__(self, network: TensorDictModuleBase, compute_dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, network: TensorDictModuleBase, compute_dtype: torch.dtype | None = None, key: Key | None = None
+    ) -> None:
         self.module, self._compute_dtype = network, compute_dtype
         keys = [unravel(key) for key in network.in_keys]
         written = [unravel(key) for key in network.out_keys]
@@ -238,7 +244,15 @@ class SequenceValues:
             )
         self.state_keys = tuple(key for key in keys if under_next(key) in written)
         self.in_keys: list[Key] = [key for key in keys if key != IS_INIT and key not in self.state_keys]
-        self.key = value_key(network)
+        self.key = value_key(network) if key is None else key
+        parts = recurrent_parts(network)
+        self._cuts = bool(parts) and all(isinstance(part, RecurrentModule) for part in parts)
+
+    def from_zeros(self) -> SequenceValues:
+        """This network, which begins sequences with states of zero, not with stored ones."""
+        other = copy.copy(self)
+        other.state_keys = ()
+        return other
 
     def with_parameters(self, params: TensorDictBase) -> RowValues:
         """Refused: it values a step and its successor in one sequence, which has one set of parameters."""
@@ -257,12 +271,14 @@ class SequenceValues:
         before: dict[Key, Tensor] = {}  # the states `[1, *shape]` that the last piece ended with
         pieces = _pieces(starts, following, seen.shape.numel(), chunk_rows, inside=bool(self.state_keys))
         for first, last in pieces:  # of slots `[R * S]`
-            shape = ((last - first) // width, width) if len(row) > 1 else (1, last - first)
+            shape: tuple[int, ...] = ((last - first) // width, width)
+            if len(row) == 1:  # ours run over the slices of a flat batch side by side
+                shape = (last - first,) if self._cuts else (1, last - first)
             columns: dict[Any, Tensor] = {
                 key: x.reshape(*shape, *x.shape[1:]) for key, x in pick(slice(first, last)).items()
             }
             begins = starts.reshape(-1)[first:last].reshape(*shape, 1)
-            if before and first % width and not begins[0, 0].any():
+            if before and first % width and not begins.reshape(-1)[0]:
                 columns |= {key: _from(columns.get(key), state, shape) for key, state in before.items()}
             columns[IS_INIT] = begins
             net = computed_in(self._compute_dtype, partial(self._flat, shape=shape))
@@ -272,18 +288,18 @@ class SequenceValues:
         found = torch.cat(values) if len(values) != 1 else values[0]
         return found.reshape(*row.shape, -1), None if pick.known is None else pick.known.reshape(row.shape)
 
-    def _flat(self, columns: Columns, shape: tuple[int, int]) -> dict[Key, Tensor]:
+    def _flat(self, columns: Columns, shape: tuple[int, ...]) -> dict[Key, Tensor]:
         """The values of sequences `shape`, one after the other, and the states after them."""
         with set_recurrent_mode(True):
             out = self.module(TensorDict(dict(columns), batch_size=shape))
-        values = out.get(self.key).reshape(shape[0] * shape[1], -1)
-        return {self.key: values} | {k: out.get(k).flatten(0, 1) for k in map(under_next, self.state_keys)}
+        read: list[Key] = [self.key, *map(under_next, self.state_keys)]
+        return {key: out.get(key).reshape(math.prod(shape), *out.get(key).shape[len(shape) :]) for key in read}
 
 
-def _from(states: Tensor | None, state: Tensor, shape: tuple[int, int]) -> Tensor:
-    """The states of a sequence `[1, S, *shape]` whose first step goes on from `state`; zeros where none are stored."""
+def _from(states: Tensor | None, state: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The states of a sequence, `[1, S, *shape]` or flat, that goes on from `state`; zeros where none are stored."""
     states = state.new_zeros(*shape, *state.shape[1:]) if states is None else states.clone()
-    states[0, :1] = state
+    states.reshape(-1, *state.shape[1:])[:1] = state
     return states
 
 

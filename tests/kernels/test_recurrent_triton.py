@@ -1,0 +1,343 @@
+"""The GRU and LSTM in Triton's interpreter: outputs and gradients against the loop, whether weights fit or not.
+
+On a machine with a CUDA device the same cases run compiled, on the device; without one the compiler runs all the same,
+for a GPU that is not there.
+"""
+
+import importlib
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from rlcli.errors import ArgumentError
+from rlcli.kernels import recurrent
+from rlcli.kernels.recurrent import Weights, reference
+
+pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+CELLS = ("gru", "lstm")
+# The interpreter takes products of tf32 in float32. On a device its factors have 11 bits, those of bfloat16 8.
+TOLERANCE = {"ieee": 1e-5, "tf32": 1e-5 if DEVICE == "cpu" else 4e-3, "bf16": 2e-2, "float64": 1e-12}
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    before = os.environ.get("TRITON_INTERPRET")
+    if DEVICE == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"
+    name = f"{recurrent.__name__}.triton"
+    sys.modules.pop(name, None)  # a kernel is the interpreter's or the compiler's from its definition on
+    yield importlib.import_module(name)
+    del sys.modules[name]
+    os.environ.pop("TRITON_INTERPRET", None)
+    if before is not None:
+        os.environ["TRITON_INTERPRET"] = before
+
+
+@pytest.fixture
+def streamed(kernels, monkeypatch):
+    """No weights fit a program."""
+    monkeypatch.setattr(kernels, "SHARED", kernels.SCRATCH)
+
+
+class Call:
+    """Arguments of one call. `begins` is a rate, or where trajectories begin besides the first step."""
+
+    def __init__(self, cell, B, T, I, H, begins=0.3, S=None, bias=True, dtype=torch.float32, seed=0):  # noqa: E741
+        g = torch.Generator().manual_seed(seed)
+        gates, S = (4 if cell == "lstm" else 3) * H, S or B + 3
+
+        def new(*shape, scale=1.0):
+            return (torch.randn(*shape, generator=g, dtype=torch.float64) * scale).to(DEVICE, dtype).requires_grad_()
+
+        self.cell, self.x = cell, new(B, T, I)
+        self.states = [new(S, H) for _ in range(2 if cell == "lstm" else 1)]
+        biases = (new(gates), new(gates)) if bias else (None, None)
+        self.weights = Weights(new(gates, I, scale=I**-0.5), new(gates, H, scale=H**-0.5), *biases)
+        starts = torch.rand(B, T, generator=g) < begins if isinstance(begins, float) else torch.zeros(B, T).bool()
+        if not isinstance(begins, float):
+            starts[:, begins] = True
+        starts[:, 0] = True
+        self.source = torch.where(starts, torch.randint(0, S, (B, T), generator=g), -1).to(DEVICE)
+
+    @property
+    def inputs(self):
+        return [x for x in (self.x, *self.states, *self.weights) if x is not None]
+
+    def run(self, module, **options):
+        found = getattr(module, self.cell)(self.x, *self.states, self.source, self.weights, **options)
+        return list(found) if isinstance(found, tuple) else [found]
+
+    def everything(self, module, **options):
+        """Outputs, then gradients."""
+        outputs = self.run(module, **options)
+        g = torch.Generator().manual_seed(1)
+        of = [torch.randn(y.shape, generator=g, dtype=torch.float64).to(y) for y in outputs]
+        return [*outputs, *torch.autograd.grad(outputs, self.inputs, of)]
+
+
+def furthest(got, want):
+    """The largest error of any output or gradient, against the size of what it is of."""
+    assert [(x.shape, x.dtype) for x in got] == [(x.shape, x.dtype) for x in want]
+    return max((a - b).abs().max().item() / (1 + b.abs().max().item()) for a, b in zip(got, want, strict=True))
+
+
+def check(kernels, call, precision, **options):
+    got, want = call.everything(kernels, precision=precision, **options), call.everything(reference)
+    assert furthest(got, want) <= TOLERANCE["float64" if call.x.dtype == torch.float64 else precision]
+
+
+# ---- results --------------------------------------------------------------------------------------------------------
+SIZES = [(1, 1, 1, 5), (3, 4, 7, 16), (2, 5, 3, 33), (18, 2, 4, 5), (2, 3, 5, 130)]
+BEGINS = {"none": [], "all": slice(None), "first": [1], "last": [-1]}
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("precision", ["ieee", "tf32"], ids=["streamed", "resident"])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("cell", CELLS)
+def test_outputs_and_gradients_are_the_references(kernels, cell, size, precision, recompute):
+    check(kernels, Call(cell, *size, seed=sum(size)), precision, recompute=recompute)
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32"], ids=["streamed", "resident"])
+@pytest.mark.parametrize("begins", BEGINS)
+@pytest.mark.parametrize("cell", CELLS)
+def test_trajectories_begin_anywhere(kernels, cell, begins, precision):
+    check(kernels, Call(cell, 3, 5, 2, 5, BEGINS[begins]), precision)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_weights_that_fit_give_what_weights_that_do_not_give(kernels, streamed, cell):
+    assert not kernels._blocks(torch.empty(3, 6, 4), 4, 33, "tf32", backward=False)["RESIDENT"]
+    check(kernels, Call(cell, 3, 6, 4, 33), "tf32")
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_float64_is_whole(kernels, cell, recompute):
+    check(kernels, Call(cell, 3, 6, 4, 33, dtype=torch.float64), None, recompute=recompute)
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("H", [5, 130], ids=["resident", "streamed"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_bf16_stays_within_its_error(kernels, monkeypatch, cell, H, recompute):
+    if H == 130:
+        monkeypatch.setattr(kernels, "SHARED", kernels.SCRATCH)
+    call = Call(cell, 3, 4, 4, H)
+    error = furthest(call.everything(kernels, precision="bf16", recompute=recompute), call.everything(reference))
+    assert 1e-4 < error <= TOLERANCE["bf16"]  # the lower end: it is not float32
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_without_biases(kernels, cell):
+    check(kernels, Call(cell, 2, 3, 4, 5, bias=False), "ieee")
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32"], ids=["streamed", "resident"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_state_may_be_shared_by_all(kernels, cell, precision):
+    check(kernels, Call(cell, 3, 5, 2, 5, S=1), precision)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_any_strides(kernels, cell):
+    call = Call(cell, 3, 5, 4, 6)
+    for name in ("x", "source"):
+        old = getattr(call, name).detach()
+        new = old.transpose(0, 1).contiguous().transpose(0, 1)
+        setattr(call, name, new.requires_grad_(old.is_floating_point()))
+    call.states = [s.detach().t().contiguous().t().requires_grad_() for s in call.states]
+    check(kernels, call, "ieee")
+    outcomes = []
+    for module, options in ((kernels, {"precision": "ieee"}), (reference, {})):
+        out = call.run(module, **options)[0]
+        gradient = torch.linspace(0, 1, 90, device=DEVICE).view(6, 3, 5).permute(1, 2, 0)  # and one that is spread out
+        outcomes.append([*torch.autograd.grad(out, call.inputs, gradient, retain_graph=True),
+                         *torch.autograd.grad(out.sum(), call.inputs)])  # fmt: skip
+    assert furthest(*outcomes) <= TOLERANCE["ieee"]
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32"], ids=["streamed", "resident"])
+def test_either_output_of_an_lstm_alone(kernels, precision):
+    call = Call("lstm", 2, 4, 3, 5)
+    for n in range(2):
+        got, want = (
+            torch.autograd.grad(call.run(module, **options)[n].square().sum(), call.inputs)
+            for module, options in ((kernels, {"precision": precision}), (reference, {}))
+        )
+        assert furthest(got, want) <= TOLERANCE[precision]
+
+
+@pytest.mark.parametrize("n", range(6), ids=["x", "state", "ih", "hh", "bias_ih", "bias_hh"])
+def test_a_gradient_of_one_input_alone(kernels, n):
+    call = Call("gru", 2, 4, 3, 5)
+    for m, each in enumerate(call.inputs):
+        each.requires_grad_(m == n)
+    got, want = (
+        torch.autograd.grad(call.run(module, **options)[0].square().sum(), call.inputs[n])
+        for module, options in ((kernels, {"precision": "ieee"}), (reference, {}))
+    )
+    assert furthest(got, want) <= TOLERANCE["ieee"]
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32"], ids=["streamed", "resident"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_second_backward_pass_finds_the_same(kernels, cell, precision):
+    call = Call(cell, 3, 5, 2, 5)
+    loss = sum(y.square().sum() for y in call.run(kernels, precision=precision))
+    first, second, third = (torch.autograd.grad(loss, call.inputs, retain_graph=True) for _ in range(3))
+    assert furthest(second, first) <= TOLERANCE[precision]
+    assert all(map(torch.equal, second, third))
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32"], ids=["streamed", "resident"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_nan_stays_in_its_trajectory(kernels, cell, precision):
+    call = Call(cell, 2, 6, 3, 5, begins=[3])
+    with torch.no_grad():
+        call.x[0, 1] = float("nan")
+        call.x[1, 4] = float("nan")
+    outputs = call.run(kernels, precision=precision)
+    for y in outputs:
+        spoilt = y.isnan().all(-1)
+        assert torch.equal(spoilt, y.isnan().any(-1))
+        assert spoilt.nonzero().tolist() == [[0, 1], [0, 2], [1, 4], [1, 5]]
+    (found,) = torch.autograd.grad(sum(y.nan_to_num().sum() for y in outputs), call.x)
+    assert found.isnan().any(-1).nonzero().tolist() == [[0, 0], [0, 1], [0, 2], [1, 3], [1, 4], [1, 5]]
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32"], ids=["streamed", "resident"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_without_gradients_the_numbers_are_the_same(kernels, cell, precision):
+    call = Call(cell, 3, 5, 2, 5)
+    with torch.no_grad():
+        plain = call.run(kernels, precision=precision)
+    assert all(map(torch.equal, plain, call.run(kernels, precision=precision)))
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_the_function_of_the_cell_takes_it(kernels, cell):
+    call = Call(cell, 3, 4, 2, 5)
+    got = call.everything(recurrent, backend="triton")
+    assert furthest(got, call.everything(kernels)) == 0
+
+
+# ---- what is kept ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("precision", ["ieee", "bf16"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_what_is_kept_for_the_backward_pass(kernels, cell, precision, recompute):
+    call = Call(cell, 3, 5, 4, 8)
+    given = {id(x) for x in (*call.inputs, call.source)}
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        call.run(kernels, precision=precision, recompute=recompute)
+    ours = [x for x in kept if id(x) not in given]
+    steps = 3 * 5 * 8
+    outputs = len(call.states) * steps * 4
+    gates = 0 if recompute else 4 * steps * (2 if precision == "bf16" else 4)
+    assert sum(x.untyped_storage().nbytes() for x in ours) == outputs + gates
+
+
+# ---- what it refuses ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("dtype", "precision", "why"),
+    [
+        (torch.float16, None, "it takes float32 and float64, and the tensors are torch.float16"),
+        (torch.float32, "fp8", "it has no precision 'fp8', but ieee, tf32, bf16"),
+        (torch.float64, "tf32", "tf32 is a precision of float32, and the tensors are float64"),
+    ],
+)
+def test_why_it_refuses_a_call(kernels, dtype, precision, why):
+    call = Call("gru", 2, 2, 2, 3, dtype=dtype)
+    assert kernels.refusal(call.x, call.weights, precision) == why
+    with pytest.raises(ArgumentError, match=f"the triton backend cannot be used here: {why}"):
+        call.run(kernels, precision=precision)
+
+
+def test_it_refuses_a_cpu_without_the_interpreter_and_weights_it_cannot_count(kernels, monkeypatch):
+    x, hh = torch.empty(1, 1, 1, device="meta"), torch.empty(3 * 30000, 30000, device="meta")
+    why = kernels.refusal(x, Weights(hh, hh, None, None))
+    assert why == "it counts recurrent weights in 32 bits, and 30000 units have 2700000000 of them"
+    monkeypatch.setattr(kernels, "INTERPRETED", False)
+    why = kernels.refusal(torch.empty(1, 1, 1), Call("gru", 1, 1, 1, 1).weights)
+    assert why == "it runs on CUDA devices, and the tensors are on cpu"
+
+
+@pytest.mark.parametrize("told", ["tf32", "ieee"])
+def test_the_precision_is_that_of_torchs_own_on_a_gpu(kernels, monkeypatch, told):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", told == "tf32")
+    assert kernels._default_precision(torch.empty(1)) == told
+    assert kernels._default_precision(torch.empty(1, dtype=torch.float64)) == "ieee"
+
+
+# ---- the compiler ---------------------------------------------------------------------------------------------------
+COMPILE = """
+import re
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from rlcli.kernels.recurrent import triton as kernels
+
+INTEGERS = ("rows", "steps", "size", "pitch", "wide", "h0", "h1", "h2", "c0", "c1", "c2")
+
+
+def compiled(kernel, float_, precision, H, is_lstm, **constants):
+    x = torch.empty(constants.pop("B"), 1, 1, dtype=getattr(torch, float_), device="meta")
+    sizes = kernels._blocks(x, 4 if is_lstm else 3, H, precision, backward=kernel == "_backward")
+    warps = sizes.pop("num_warps")
+    constants |= {"LSTM": is_lstm, **sizes}
+    types = {name: "constexpr" for name in constants}
+    kind = "bf16" if precision == "bf16" else {"float32": "fp32", "float64": "fp64"}[float_]
+    fn = getattr(kernels, kernel)
+    for name in fn.arg_names:
+        whole = "i32" if name in INTEGERS else "*i64" if name in ("source", "place") else None
+        factor = name in ("gates", "weight")
+        types.setdefault(name, whole or "*" + (kind if factor else {"float32": "fp32", "float64": "fp64"}[float_]))
+    types = {name: types[name] for name in fn.arg_names}
+    aligned = [name for name in types if types[name][0] == "*" or name == "pitch" or (name == "size" and H % 16 == 0)]
+    attributes = {(list(types).index(name),): [["tt.divisibility", 16]] for name in aligned}
+    source = ASTSource(fn, types, constexprs=constants, attrs=attributes)
+    found = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    assert found.metadata.shared <= kernels.SHARED, (kernel, precision, H, found.metadata.shared)
+    return found, sizes
+
+
+def barriers(found):
+    return len(re.findall(r"(?:gpu|ttg)\\.barrier", found.asm["ttgir"]))
+
+
+CASES = [
+    (False, "float32", "tf32", 130, 16), (False, "float32", "tf32", 128, 16), (False, "float32", "bf16", 256, 16384),
+    (False, "float64", "ieee", 64, 16),
+    (True, "float32", "tf32", 33, 16), (True, "float32", "bf16", 128, 16), (True, "float32", "bf16", 256, 16),
+    (True, "float32", "ieee", 5, 16),
+]
+for is_lstm, float_, precision, H, B in CASES:
+    keep = H % 2 == 0
+    found, sizes = compiled("_forward", float_, precision, H, is_lstm, B=B, KEEP=keep)
+    if sizes["RESIDENT"]:  # loaded before the loop over steps, and never in it
+        before, loop = found.asm["ttgir"].split("scf.for", 1)
+        side = f"tensor<{sizes['DEPTH']}x{sizes['COLUMNS']}x!tt.ptr"
+        assert sizes["ROWS"] != sizes["DEPTH"] and side in before and side not in loop
+    else:  # threads wait for what others stored; the interpreter has one thread, so no result shows it
+        assert barriers(found) == 1 + keep
+    found, sizes = compiled("_backward", float_, precision, H, is_lstm, B=B, AGAIN=not keep, STARTS=keep)
+    assert barriers(found) == (1 if sizes["RESIDENT"] else 4)
+"""
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="the other tests compile")
+def test_the_compiler_takes_it_for_a_gpu(tmp_path):
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
