@@ -115,6 +115,22 @@ def test_what_cannot_be_measured_is_a_sentence(words, sentence):
     assert sentence in str(error.value)
 
 
+def test_on_a_gpu_a_pass_is_over_when_the_device_is_and_its_bars_are_others(monkeypatch):
+    passes, waits = [], []
+    monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
+    names = (rnn.AUTO, rnn.RECOMPUTE, rnn.MODULE, rnn.FLOOR, rnn.PAD, "torchrl, triton")
+    sides = {name: rnn.Side(lambda: passes.append(1), rnn.Results([], [])) for name in names}
+    report = rnn.Report("rnn", {}, "pass")
+    rnn._time(report, "x", sides, torch.device("cuda"), {"rounds": 7, "seconds": 1e-5})
+    assert len(waits) == len(passes) > 0
+    bars = {(ratio.over[3:], ratio.under[3:]): ratio.bar for ratio in report.ratios if ratio.bar}
+    assert bars == {
+        (rnn.AUTO, rnn.FLOOR): "<= 1.3",
+        (rnn.PAD, rnn.AUTO): ">= 3",
+        ("torchrl, triton", rnn.MODULE): ">= 1.5",
+    }
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_a_sentence():
     with pytest.raises(ConfigError, match="no CUDA GPU is visible"):
