@@ -21,7 +21,7 @@ from rlcli.config.installed import install
 from rlcli.config.run_files import write_whole
 from rlcli.errors import ResourceError
 from rlcli.processes.cores import cores
-from rlcli.report.figures import Table
+from rlcli.report.figures import NOTHING, Table
 
 
 @dataclass
@@ -96,10 +96,16 @@ class Report:
     checks: dict[str, Any] = field(default_factory=dict)  # what was asserted equal, and how equal it was
     notes: list[str] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)  # sides that cannot be measured here, and why
 
     def leave_out(self, peer: str) -> None:
         """Note that a framework is missing here."""
-        self.notes.append(f"{peer} is not installed: left out ({install('peers')})")
+        self.note(f"{peer} is not installed: left out ({install('peers')})")
+
+    def note(self, line: str) -> None:
+        """Say something once, however many cases it is true of."""
+        if line not in self.notes:
+            self.notes.append(line)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, every round included, as JSON-ready values."""
@@ -198,8 +204,13 @@ def publish(report: Report, path: Path | str = "bench.json") -> None:
     from rich.console import Console
 
     times = Table(["side", "median", "min", "max"])
-    for side in sorted(report.sides, key=lambda s: s.median):
-        times.add(side.name, *map(shown, (side.median, *side.spread)))
+    cases = list(dict.fromkeys(_case(name) for name in (*(side.name for side in report.sides), *report.refused)))
+    for case in cases:
+        for side in sorted((s for s in report.sides if _case(s.name) == case), key=lambda s: s.median):
+            times.add(side.name, *map(shown, (side.median, *side.spread)))
+        for name, why in report.refused.items():
+            if _case(name) == case:
+                times.add(f"{name}: {why}", *[NOTHING] * 3)
     ratios = Table(["time of", "over time of", "median", "min", "max", "bar"], left=2)
     for r in report.ratios:
         numbers = (f"{x:.2f}" for x in (r.median, min(r.rounds), max(r.rounds)))
@@ -219,6 +230,11 @@ def publish(report: Report, path: Path | str = "bench.json") -> None:
     with _written(path):
         write_whole(Path(path), json.dumps(report.as_dict(), indent=1))
     console.print(f"every round is in {path}")
+
+
+def _case(side: str) -> str:
+    """What a side was measured on: `[64, 512]` of `[64, 512]: rlcli`, "" where all sides had the same."""
+    return side.rpartition(": ")[0]
 
 
 _VERDICT = {None: "", True: " met", False: " missed"}

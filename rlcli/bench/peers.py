@@ -196,6 +196,32 @@ def torchrl_update(
     return run
 
 
+def torchrl_recurrent(layer: nn.GRU | nn.LSTM) -> dict[str, Any]:
+    """torchrl's module around that layer by backend, or a sentence why it cannot be had; empty where it is missing.
+
+    Each reads "x" and "is_init" of a TensorDict `[B, T]`, starts from zeros, and writes "features". On a GPU products
+    are in tf32, as those of torch.nn's layers are. Nothing is compiled: that takes longer than a bench.
+    """
+    try:
+        from torchrl.modules import GRUModule, LSTMModule
+    except ImportError:
+        return {}
+    kind, cell, states = (GRUModule, "gru", ["h"]) if isinstance(layer, nn.GRU) else (LSTMModule, "lstm", ["h", "c"])
+    found: dict[str, Any] = {}
+    for backend in ("pad", "scan", "triton"):
+        if backend == "triton" and next(layer.parameters()).device.type != "cuda":
+            continue
+        try:
+            found[backend] = kind(
+                in_keys=["x", *states, "is_init"], out_keys=["features", *(("next", s) for s in states)],
+                default_recurrent_mode=True, recurrent_backend=backend, recurrent_matmul_precision="fast",
+                **{cell: layer},
+            )  # fmt: skip
+        except (ImportError, NotImplementedError) as missing:  # a package that the backend needs
+            found[backend] = str(missing)
+    return found
+
+
 # ---- a whole run on N envs in one process ----------------------------------------------------------------------------
 
 UNSEEN = 1 << 30  # seed of the episodes that are played at the end; training has small ones

@@ -156,12 +156,25 @@ SETTINGS: dict[str, Settings] = {
         "threads": _THREADS,
         "peers": Setting(True, "measure torchrl and SB3 too, where they are installed"),
     },
+    "rnn": {
+        "cell": Setting("both", "which cell", choices=("both", "gru", "lstm")),
+        "sequences": Setting([32, 128], "sequences of a batch, one size after the other", 1, 10**6),
+        "steps": Setting([128, 64], "steps of a sequence, by size; one number serves all sizes", 1, 10**6),
+        "units": Setting([128, 256], "units of the layer, by size; one number serves all sizes", 1, 10**5),
+        "inputs": Setting(0, "numbers of an input; 0 for as many as units", 0, 10**6),
+        "resets": Setting([1, 3, 10], "percent of the steps at which a trajectory begins, one after the other", 0, 100),
+        "backends": Setting("reference,pad,scan,cpu,triton", "what is measured beside auto; backends= leaves all out"),
+        "device": Setting("cpu", "where; cuda has sizes of its own", choices=("cpu", "cuda")),
+        "seconds": Setting(0.05, "about how long a side computes in a round", 0.001, 60),
+        "rounds": _ROUNDS,
+        "threads": _THREADS,
+        "peers": Setting(True, "measure torchrl too, where it is installed"),
+    },
     "start": {"rounds": _ROUNDS},
 }
 
 # what SB3's zoo trains these with; in place of the defaults above
 _ZOO: dict[str, dict[str, Any]] = {
-    "ppo": {},
     "dqn": {
         "env.num": 1, "total_frames": 50_000, "collector.frames_per_batch": 256, "sampler.batch_size": 64,
         "optim.updates_per_frame": 0.5, "optim.lr": 2.3e-3, "value.gamma": 0.99, "policy.hidden": [256, 256],
@@ -174,13 +187,21 @@ _ZOO: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+# bench -> the setting by which its defaults differ, and those that do, by its value
+_OWN: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
+    "train": ("algo", _ZOO),
+    "rnn": ("device", {"cuda": {"sequences": [128], "steps": [128], "units": [256], "resets": [3]}}),
+}
+
+
 def settings_of(bench: str, words: Sequence[str]) -> Settings:
-    """The settings of a bench; those of `train` with the defaults of the algorithm that the words name."""
+    """The settings of a bench; defaults that depend on another setting are those for what the words say of it."""
     known = SETTINGS[bench]
-    if bench != "train":
+    if bench not in _OWN:
         return known
-    algo = next((word.partition("=")[2] for word in reversed(words) if word.startswith("algo=")), "ppo")
-    own = _ZOO.get(algo, {})
+    by, defaults = _OWN[bench]
+    said = next((word.partition("=")[2] for word in reversed(words) if word.startswith(f"{by}=")), known[by].default)
+    own = defaults.get(said, {})
     return {name: setting._replace(default=own.get(name, setting.default)) for name, setting in known.items()}
 
 

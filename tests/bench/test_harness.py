@@ -55,6 +55,24 @@ def test_the_file_holds_every_round_and_the_machine(tmp_path, capsys):
     assert "met" in shown and "2 ms" in shown and "a note" in shown
 
 
+def test_the_table_has_a_side_for_each_case_and_those_that_cannot_be_measured(tmp_path, capsys):
+    names = ["small: b", "large: a", "small: a", "large: b"]
+    report = Report("x", {}, "step", [Side(name, [float(i)] * 7) for i, name in enumerate(names, 1)])
+    report.refused["small: c"] = "it needs a GPU"
+    publish(report, tmp_path / "bench.json")
+    shown = capsys.readouterr().out
+    found = [line.split("│")[1].strip() for line in shown.splitlines() if line.startswith("│")]
+    assert found == ["small: b", "small: a", "small: c: it needs a GPU", "large: a", "large: b"]
+    assert json.loads((tmp_path / "bench.json").read_text())["refused"] == report.refused
+
+
+def test_a_line_that_is_true_of_many_cases_is_said_once():
+    report = Report("x", {}, "step")
+    for peer in ("torchrl", "SB3", "torchrl"):
+        report.leave_out(peer)
+    assert [note.split()[0] for note in report.notes] == ["torchrl", "SB3"]
+
+
 def test_a_folder_that_cannot_be_written_is_a_sentence_before_and_after(tmp_path):
     for write in (lambda path: claim(path), lambda path: publish(Report("x", {}, "step"), path)):
         with pytest.raises(ResourceError, match=r"cannot write .*gone/bench.json"):
