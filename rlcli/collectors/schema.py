@@ -259,8 +259,8 @@ def keeper(
     known : iterable of keys
         Every key that a batch of this collector may hold.
     states : sequence of keys
-        The observation keys whose next value the policy writes: a list of keys that names only the state itself does
-        not store that value a second time.
+        The observation keys whose next value the policy writes, and markers: a list of keys that names only the state
+        itself does not store that value a second time.
     late : bool
         Whether steps may write keys that nobody has declared.
 

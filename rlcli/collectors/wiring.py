@@ -24,7 +24,7 @@ from rlcli.envs.spaces import ACTIONS, action_format, drawn_alike, from_gym_spac
 from rlcli.envs.tensordict_lanes import TensorDictLanes
 from rlcli.envs.transformed import transforms_on
 from rlcli.errors import ArgumentError
-from rlcli.keys import REWARD, Key, as_tuple, under_next, unravel
+from rlcli.keys import IS_INIT, REWARD, Key, as_tuple, under_next, unravel
 from rlcli.lanes.actions import ActionFormat
 from rlcli.lanes.bounds import Interval
 from rlcli.lanes.lanes import Lanes, Schema
@@ -322,7 +322,7 @@ def _kept(
     delta, parts = delta_of(env), (delta_key, scale_key, kept_key)
     coded = {} if delta is None else {part(key): under_next(key) for key in delta.keys for part in parts}
     asked = None if keep_keys is None else [coded.get(as_tuple(key), key) for key in keep_keys]
-    return keeper(asked, list(shown), known, program.states, late=late)
+    return keeper(asked, list(shown), known, [*program.states, IS_INIT], late=late)  # false in every successor
 
 
 def _legal(env: EnvBase, intervals: dict[Key, Interval], key: Key, values: np.ndarray) -> np.ndarray:

@@ -160,7 +160,7 @@ def _foreseen(
     unknown = [f"what stage {p.stage} holds for a moment is not known: {p.unknown}" for p in peaks if p.unknown]
     found = Plan(
         verb, cfg.recipe or verb, cfg.env.id, rows.frames, rows.lanes, cfg.total_frames, mode, tuple(entries),
-        per_end(rows) if mode == "exact" else 0, tuple(peaks), process | noise_of(rows),
+        per_end(rows, mode), tuple(peaks), process | noise_of(rows),
         workers=envs.workers, worker=envs.worker, env_bytes=envs.each + noise_of_lane(rows), modes=modes,
         warnings=[*warnings_for(cfg, rows, modes), *unknown], networks=layers(learning.policy),
     )  # fmt: skip

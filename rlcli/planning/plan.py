@@ -81,7 +81,8 @@ class Plan:
         Every tensor that stays, by component; those of "rollout" and "params+optim" are the very bytes that the run's
         own ledger will show, as long as no episode ends inside a batch.
     per_end : int
-        Bytes that each episode ending inside a batch adds (`exact`).
+        Bytes that each episode ending inside a batch adds: its next observation in `exact`, a recurrent state of which
+        few rows are kept.
     peaks : sequence of Peak
     process : dict from part to bytes
         "after imports" and what is loaded and made after that; measured in this process.

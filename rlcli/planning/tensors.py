@@ -132,9 +132,10 @@ def before(key: Key) -> Key:
     return unravel(as_tuple(key)[1:])
 
 
-def per_end(rows: RowSchema) -> int:
-    """Bytes that one more end costs an `exact` batch."""
-    return sum(field.width for field in rows.successors.values()) + POINTER if rows.successors else 0
+def per_end(rows: RowSchema, mode: str) -> int:
+    """Bytes that one more end costs a batch: its next observation in `exact`, and the state that begins an episode."""
+    kept = rows.successors if mode == "exact" else {}
+    return sum(field.width for field in (*kept.values(), *rows.states.values())) + (POINTER if kept else 0)
 
 
 # ---- learning ----------------------------------------------------------------------------------------------------

@@ -299,3 +299,15 @@ def test_a_policy_that_is_stepped_without_its_state_is_an_error():
     head = TensorDictModule(lambda x: nn.functional.one_hot(x[..., :2].argmax(-1), 2), ["features"], ["action"])
     with pytest.raises(MissingKeyError, match="one step goes on from the state before it"):
         GymEnv("CartPole-v1").rollout(3, TensorDictSequential(net, head))
+
+
+def test_a_lower_precision_is_tritons_and_another_is_refused(monkeypatch):
+    seen = []
+    monkeypatch.setattr("rlcli.modules.recurrent.modules.gru", lambda x, *given, **options: seen.append(options) or x)
+    net = GRUModule(H, H, in_key="observation", out_key="features", recurrent_compute_dtype=torch.bfloat16)
+    td = TensorDict({"observation": torch.zeros(2, 3, H), "is_init": torch.ones(2, 3, 1, dtype=torch.bool)}, [2, 3])
+    with set_recurrent_mode(True):
+        net(td)
+    assert seen == [{"backend": "auto", "recompute": False, "precision": "bf16"}]
+    with pytest.raises(ArgumentError, match="recurrent_compute_dtype=torch.float16"):
+        GRUModule(H, H, in_key="observation", out_key="features", recurrent_compute_dtype=torch.float16)

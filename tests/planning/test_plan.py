@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import math
 import mmap
 import os
 import re
@@ -48,6 +49,9 @@ SMALL = {
     "ppo_kl": ["total_frames=2048"],
     "ppo_multi": ["total_frames=2048"],
     "ppo_shifted": ["total_frames=2048"],
+    "ppo_gru": ["total_frames=2048"],
+    "ppo_lstm": ["total_frames=2048"],
+    "dqn_recurrent": ["total_frames=1280", "collector.init_random_frames=640", "storage.max_size=2000"],
     "recipe_a": ["total_frames=2048"],
     "recipe_b": ["total_frames=2048"],
     "a2c_cartpole": ["total_frames=512", "collector.frames_per_batch=256"],
@@ -100,14 +104,19 @@ def _bytes(entries, ledger):
 
 def _same(run, planned, ends):
     told = planned.as_dict()["entries"]
+    per_end = 0
     for component in ("rollout", "params+optim"):
         said, held = _bytes(told, component), _bytes(run.summary["memory"]["entries"], component)
         for (_, key), (nbytes, shape) in held.items():
-            following = key.startswith("next.") and planned.next_obs == "exact" and key == "next.observation"
-            more = ends * planned.per_end if following else 0
             planned_bytes, planned_shape = said.pop((component, key))
+            following = planned.next_obs == "exact" and key == "next.observation"
+            few = key.startswith("recurrent_state") and planned_bytes < math.prod(shape) * 4  # not of every row
+            width = 4 * math.prod(shape[2:]) if following or few else 0
+            more = ends * (width + 4 * following)
+            per_end += more // max(ends, 1)
             assert (planned_bytes + more, planned_shape if nbytes else shape) == (nbytes, shape), key
         assert not said, said
+    assert not ends or per_end == planned.per_end
     if planned.component("buffer"):
         held = _bytes(run.summary["memory"]["entries"], "buffer")
         assert held.keys() == _bytes(planned.as_dict()["entries"], "buffer").keys()

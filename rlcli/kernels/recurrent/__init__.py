@@ -43,8 +43,9 @@ class Weights(NamedTuple):
 
 
 def gru(
-    x: Tensor, state: Tensor, source: Tensor, weights: Weights, *, backend: str = "auto", recompute: bool = False
-) -> Tensor:
+    x: Tensor, state: Tensor, source: Tensor, weights: Weights, *, backend: str = "auto", recompute: bool = False,
+    precision: str | None = None,
+) -> Tensor:  # fmt: skip
     """The state of a GRU after every step, in the dtype of the weights, also under autocast.
 
     Parameters
@@ -62,6 +63,9 @@ def gru(
     recompute : bool
         Save less for the backward pass, which computes the gates again: the states are kept, nothing else. A backend
         that saves no gates does the same either way.
+    precision : {"ieee", "tf32", "bf16"}, optional
+        Of the products of `triton`, whose states stay what they are; None: what torch's own layers take there. Other
+        backends compute in the dtype of the weights.
 
     Returns
     -------
@@ -73,7 +77,7 @@ def gru(
     ArgumentError
         Shapes, dtypes or devices do not fit, the backend is unknown, or it cannot serve this call.
     """
-    return _unroll("gru", x, (state,), source, weights, backend, recompute)[0]
+    return _unroll("gru", x, (state,), source, weights, backend, recompute, precision)[0]
 
 
 def lstm(
@@ -85,12 +89,13 @@ def lstm(
     *,
     backend: str = "auto",
     recompute: bool = False,
+    precision: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The state and the cell of an LSTM after every step, ``[B, T, H]`` each, both differentiable.
 
     `cell` is ``[S, H]`` as `state` is; everything else is as in `gru`.
     """
-    h, c = _unroll("lstm", x, (state, cell), source, weights, backend, recompute)
+    h, c = _unroll("lstm", x, (state, cell), source, weights, backend, recompute, precision)
     return h, c
 
 
@@ -102,19 +107,21 @@ def _unroll(
     weights: Weights,
     backend: str,
     recompute: bool,
+    precision: str | None,
 ) -> tuple[Tensor, ...]:
     if x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type):
         # errors of a state grow with the steps it is carried through, and compiled steps know no other dtype
         with torch.autocast(x.device.type, enabled=False):
             x, *states_ = (y.to(weights.hh.dtype) for y in (x, *states))
-            return _unroll(cell, x, tuple(states_), source, weights, backend, recompute)
+            return _unroll(cell, x, tuple(states_), source, weights, backend, recompute, precision)
     _check(cell, x, states, source, weights)
     name = backend_for(backend, cell, x, weights)
     if not x.shape[0] or not x.shape[1]:
         return tuple(x.new_empty(*x.shape[:2], s.shape[1]) for s in states)
     if x.is_meta and name in ("pad", "triton"):  # they need numbers; what is saved is much the same
         name = "cpu"
-    found = getattr(_module(name), cell)(x, *states, source, weights, recompute=recompute)
+    own = {"precision": precision} if name == "triton" else {}
+    found = getattr(_module(name), cell)(x, *states, source, weights, recompute=recompute, **own)
     return found if isinstance(found, tuple) else (found,)
 
 

@@ -25,6 +25,7 @@ from rlcli.specs import Unbounded
 from rlcli.transforms import TensorDictPrimer
 
 STATE = "recurrent_state"
+PRECISIONS = {torch.bfloat16: "bf16", torch.float32: "ieee"}
 State = tuple[Tensor, ...]  # of one layer: what it hands to the next step, its output first
 
 
@@ -45,7 +46,8 @@ class RecurrentModule(TensorDictModuleBase, ABC):
     recurrent_backend : str
         One of `rlcli.kernels.recurrent.BACKENDS`.
     recurrent_compute_dtype : torch.dtype, optional
-        Of the products, on a GPU: bfloat16 beside float32. States stay float32.
+        Of the products in Triton's kernels, on a GPU: bfloat16 or float32; None is what torch's own layers take there.
+        States stay float32, and other backends compute in it.
     recurrent_recompute : bool or {"none", "full"}
         Keep the states alone for the backward pass, and compute gates again: less memory, one more product.
     in_key, in_keys : key, or sequence of keys
@@ -84,6 +86,11 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         super().__init__()
         name = type(self).__name__
         one_of("recurrent_backend", recurrent_backend, BACKENDS)
+        if recurrent_compute_dtype not in (None, *PRECISIONS):
+            raise ArgumentError(
+                f"{name} has no recurrent_compute_dtype={recurrent_compute_dtype}",
+                fix="Use torch.bfloat16, torch.float32, or None.",
+            )
         if layers is None:
             if input_size is None or hidden_size is None:
                 raise ArgumentError(f"{name} needs input_size and hidden_size", fix="Or give it torch's own layers.")
@@ -274,7 +281,8 @@ class RecurrentModule(TensorDictModuleBase, ABC):
     @property
     def options(self) -> dict[str, Any]:
         """How a kernel is to be run."""
-        return {"backend": self.recurrent_backend, "recompute": self.recurrent_recompute}
+        precision = None if self.recurrent_compute_dtype is None else PRECISIONS[self.recurrent_compute_dtype]
+        return {"backend": self.recurrent_backend, "recompute": self.recurrent_recompute, "precision": precision}
 
     def weights(self) -> list[Weights]:
         """Those of every layer, as they are now."""
