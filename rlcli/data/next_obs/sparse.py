@@ -64,17 +64,23 @@ def sparse_where(rows: Tensor, values: Tensor) -> Rows:
     return sparse_rows(rows.shape, Sparse(at, values.flatten(0, rows.ndim - 1)[at]))
 
 
-def sparse_of(column: Tensor, batch_dims: int) -> Sparse:
-    """The inverse of `sparse_rows`, of plain tensors too."""
+def nothing_of(key: Key) -> float:
+    """What a column of this key reads in rows that hold nothing."""
+    return 0.0 if is_sparse(key) else math.nan
+
+
+def sparse_of(column: Tensor, batch_dims: int, nothing: float = 0.0) -> Sparse:
+    """The inverse of `sparse_rows`, of plain tensors too, whose rows hold something unless they are `nothing`."""
     count = math.prod(column.shape[:batch_dims])
     if isinstance(column, Rows) and column.sparse and column.index.ndim == batch_dims:
         column.check()
-        index, nothing = column.index.reshape(count), column.obs.reshape(-1)[:1]
+        index, read = column.index.reshape(count), column.obs.reshape(-1)[:1]
         at = index.nonzero().squeeze(-1)
-        return Sparse(at, column.extra.index_select(0, index[at].long() - 1), float(nothing) if len(nothing) else 0.0)
+        return Sparse(at, column.extra.index_select(0, index[at].long() - 1), float(read) if len(read) else 0.0)
     flat = (column.full() if isinstance(column, Rows) else column).reshape(count, *column.shape[batch_dims:])
-    at = bytes_of(flat).any(1).nonzero().squeeze(-1).to(flat.device)
-    return Sparse(at, flat[at])
+    unlike = bytes_of(flat) != bytes_of(flat.new_full((1, *flat.shape[1:]), nothing))
+    at = unlike.any(1).nonzero().squeeze(-1).to(flat.device)
+    return Sparse(at, flat[at], nothing)
 
 
 class SparseColumns:
@@ -103,7 +109,7 @@ class SparseColumns:
     def take(self, given: dict[Key, Tensor], batch_dims: int) -> dict[Key, Sparse]:
         """Take these columns out of those of a batch."""
         found = [key for key, column in given.items() if key in self._held or is_sparse(key, column)]
-        return {key: sparse_of(given.pop(key), batch_dims) for key in found}
+        return {key: sparse_of(given.pop(key), batch_dims, nothing_of(key)) for key in found}
 
     def put(self, taken: Mapping[Key, Sparse], numbers: np.ndarray, base: int) -> None:
         """Remember what a batch held.
@@ -168,16 +174,13 @@ class SparseColumns:
         return back
 
     def state_dict(self, base: int) -> list[list[Any]]:
-        """Key, numbers, rows and whether nothing is NaN, of every column; the live rows only."""
+        """Key, numbers and rows of every column, the live ones only."""
         out: list[list[Any]] = []
-        for key, (numbers, rows, nothing) in self._held.items():
+        for key, (numbers, rows, _) in self._held.items():
             first = int(np.searchsorted(numbers, base))
-            live = torch.from_numpy(numbers[first:].copy()), rows[first:].clone()
-            out.append([list(as_tuple(key)), *live, math.isnan(nothing)])
+            out.append([list(as_tuple(key)), torch.from_numpy(numbers[first:].copy()), rows[first:].clone()])
         return out
 
     def load_state_dict(self, state: Sequence[Sequence[Any]]) -> None:
-        self._held = {
-            unravel(tuple(key)): (numbers.numpy().copy(), rows, math.nan if unknown else 0.0)
-            for key, numbers, rows, unknown in state
-        }
+        held = ((unravel(tuple(key)), numbers.numpy().copy(), rows) for key, numbers, rows in state)
+        self._held = {key: (numbers, rows, nothing_of(key)) for key, numbers, rows in held}
