@@ -17,7 +17,7 @@ NAMES = {
     "update": "one PPO update against plain torch written by hand",
     "gae": "advantages of batches of many shapes against another framework's functions",
     "value": "the value stage by net size: two calls, one pass, shifted, chunks; time and peak memory",
-    "rnn": "GRU and LSTM with resets inside the sequence against torch.nn without any; time and memory",
+    "rnn": "GRU and LSTM with resets inside the sequence against torch.nn without any",
     "extend": "writing rows to a buffer against other buffers and a bare copy",
     "sample": "drawing slices and images from a buffer against other buffers, by its size",
     "memory": "bytes of a stored step in every storage, and a run's memory against what plan said",

@@ -55,15 +55,21 @@ class Stage(NamedTuple):
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The outputs in the order of `out_keys`."""
-        out = self.module.on_tensors(*inputs) if self.recurrent else self.module(*inputs)
+        return self._outputs(self.module.on_tensors(*inputs) if self.recurrent else self.module(*inputs))
+
+    def _outputs(self, out: Any) -> tuple[Tensor, ...]:
         if isinstance(out, dict | TensorDictBase):
             return tuple(out[k] for k in self.out_keys)
         return out if isinstance(out, tuple) else (out,)
 
     def run(self, values: dict[Key, Tensor]) -> None:
-        """Read from and write to `values`; a key that is not there is None, as a `TensorDictModule` has it."""
+        """Read from and write to `values`; a key that is not there is None, as a `TensorDictModule` has it.
+
+        What remembers runs over sequences.
+        """
         try:
-            written = self(*map(values.get, self.in_keys))  # type: ignore[arg-type]
+            call = self.module.on_sequences if self.recurrent else self.module
+            written = self._outputs(call(*map(values.get, self.in_keys)))
         except RlcliError:  # which says what is missing
             raise
         except Exception as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -27,6 +27,7 @@ from rlcli.modules.distributions import Family, family_of, param_keys
 from rlcli.modules.distributions.family import Params
 from rlcli.modules.recurrent import set_recurrent_mode
 from rlcli.modules.stages import Stage, Structure, take_apart
+from rlcli.transforms.primer import recurrent_parts
 
 Columns = Mapping[Key, Tensor]
 T = TypeVar("T")
@@ -57,6 +58,11 @@ def fitted(what: str, run: Callable[[], T], read: Callable[[], Columns]) -> T:
             why=in_words(error),
             fix="Compare with the shapes, dtypes and numbers that it was made for.",
         ) from error
+
+
+def over_sequences(network: nn.Module) -> AbstractContextManager[None]:
+    """In this context a network that remembers runs over sequences."""
+    return set_recurrent_mode(True) if recurrent_parts(network) else nullcontext()
 
 
 class Watched(Generic[T]):
@@ -173,15 +179,15 @@ class Lowered:
 
     def _evaluate(self, columns: Columns, batch_dims: int, skip: int) -> dict[Key, Tensor]:
         values, (stages, read) = dict(columns), self._found()
-        with set_recurrent_mode(True):
-            if stages is None:
-                first = next(iter(columns.values()))
-                inputs: Any = {k: x for k, x in columns.items() if k in read}
+        if stages is None:
+            first = next(iter(columns.values()))
+            inputs: Any = {k: x for k, x in columns.items() if k in read}
+            with over_sequences(self.module):
                 out = self.module(TensorDict(inputs, batch_size=first.shape[:batch_dims]))
-                values.update((k, out.get(k)) for k in self.out_keys)  # type: ignore[misc]
-                return values
-            for stage in stages[skip:]:
-                stage.run(values)
+            values.update((k, out.get(k)) for k in self.out_keys)  # type: ignore[misc]
+            return values
+        for stage in stages[skip:]:
+            stage.run(values)
         return values
 
 
@@ -311,9 +317,8 @@ class Known(NamedTuple):
 
     def _evaluate(self, columns: Columns) -> tuple[Params, dict[Key, Tensor]]:
         values = dict(columns)
-        with set_recurrent_mode(True):
-            for stage in self.stages:
-                stage.run(values)
+        for stage in self.stages:
+            stage.run(values)
         return tuple(values[k] for k in self.param_keys), values
 
 
@@ -387,7 +392,7 @@ class Density:
         """The distribution of a batch `size`, the general way, and a tensordict with what the actor's net wrote."""
         inputs: Any = {k: columns[k] for k in self.in_keys if k in columns}
         td = TensorDict(inputs, batch_size=size)
-        with set_recurrent_mode(True):
+        with over_sequences(self.actor):
             return fitted("the actor", lambda: self.actor.get_dist(td), lambda: inputs), td
 
     def _entropy(self, dist: torch.distributions.Distribution) -> Tensor:

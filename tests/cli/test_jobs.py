@@ -95,7 +95,8 @@ def test_a_sweep_with_one_bad_value_runs_nothing(rlcli, started):
 def test_a_glob_sweeps_over_recipes(rlcli, started):
     assert rlcli("train -m recipe=glob(ppo_*,exclude=[ppo_half*,ppo_pong])")[0] == 0
     found = [cfg.recipe for _, (cfg, _), _ in started]
-    assert found == ["ppo_compact", "ppo_delta", "ppo_exact", "ppo_full", "ppo_kl", "ppo_multi", "ppo_shifted"]
+    names = "compact delta exact full gru kl lstm multi shifted"
+    assert found == [f"ppo_{name}" for name in names.split()]
 
 
 def fail_on(monkeypatch, seed, error):

@@ -188,9 +188,16 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         tuple of Tensor
             `[*B, H]`, and `[*B, L, H]` each.
         """
+        if self.runs_over_sequences:
+            return self.on_sequences(x, *rest)
+        self._check_input(x)
+        return self._step(x, rest[:-1])
+
+    def on_sequences(self, x: Tensor, *rest: Tensor | None) -> State:
+        """The same over sequences, whatever mode is set."""
         *states, is_init = rest
         self._check_input(x)
-        return self._over_sequences(x, states, is_init) if self.runs_over_sequences else self._step(x, states)
+        return self._over_sequences(x, states, is_init)
 
     def _step(self, x: Tensor, states: Sequence[Tensor | None]) -> State:
         missing = [show(key) for key, state in zip(self.state_keys, states, strict=True) if state is None]

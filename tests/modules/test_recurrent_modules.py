@@ -309,5 +309,5 @@ def test_a_lower_precision_is_tritons_and_another_is_refused(monkeypatch):
     with set_recurrent_mode(True):
         net(td)
     assert seen == [{"backend": "auto", "recompute": False, "precision": "bf16"}]
-    with pytest.raises(ArgumentError, match="recurrent_compute_dtype=torch.float16"):
+    with pytest.raises(ArgumentError, match=r"recurrent_compute_dtype=torch\.float16"):
         GRUModule(H, H, in_key="observation", out_key="features", recurrent_compute_dtype=torch.float16)
