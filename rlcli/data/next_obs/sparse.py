@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlcli.data.fields import Field
 from rlcli.data.next_obs.pairs import bytes_of
 from rlcli.data.next_obs.rows import Rows
 from rlcli.keys import NEXT, Key, as_tuple, unravel
@@ -104,6 +105,10 @@ class SparseColumns:
     @property
     def nbytes(self) -> int:
         return sum(column.nbytes for column in self._held.values())
+
+    def of_keys(self) -> dict[Key, tuple[Field, int]]:
+        """What a row of each column is, and the bytes that the column takes."""
+        return {key: (Field.of(column.rows), column.nbytes) for key, column in self._held.items()}
 
     def take(self, given: dict[Key, Tensor], batch_dims: int) -> dict[Key, Sparse]:
         """Take these columns out of those of a batch."""
@@ -204,6 +209,11 @@ class _Column:
     def _clear(self, like: Tensor) -> None:
         self._numbers, self._places, self._rows = np.empty(0, np.int64), np.empty(0, np.int64), like.clone()
         self._head = self._tail = self._first = self._end = 0
+
+    @property
+    def rows(self) -> Tensor:
+        """Some rows `[N, *F]`."""
+        return self._rows
 
     @property
     def held(self) -> np.ndarray:

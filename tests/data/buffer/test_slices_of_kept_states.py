@@ -1,7 +1,9 @@
 """Slices of a buffer whose rows keep few recurrent states: unrolled from the last one kept, they are the dense ones."""
 
+import math
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,7 +17,9 @@ from rlcli.data import (
     SliceSamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
+from rlcli.data.next_obs.sparse import Sparse, SparseColumns
 from rlcli.envs import GymEnv, SerialEnv
+from rlcli.learning.hooks import stored_entries
 from rlcli.modules import build_actor_critic
 from rlcli.modules.build import Recurrence
 from rlcli.objectives.sequences import warmed_up
@@ -139,12 +143,23 @@ def test_a_row_written_over_is_not_gone_on_from():
     check(buffer, policy, dense, "gru")
 
 
-def test_the_rows_take_a_fraction_of_the_bytes():
+def test_the_ledger_says_what_few_rows_save():
     _, pairs = collected("gru", 3, 23, 6)
-    held = []
-    for part in (0, 1):
-        buffer = ReplayBuffer(storage=LazyTensorStorage(500), batch_size=8)
-        for pair in pairs:
-            buffer.extend(pair[part])
-        held.append(buffer.ring.contents.sparse.nbytes or buffer.ring.fields["recurrent_state"].width * 500)
-    assert held[1] < held[0] / 2
+    buffers = [ReplayBuffer(storage=LazyTensorStorage(500), batch_size=8) for _ in range(2)]
+    for pair in pairs:
+        for buffer, batch in zip(buffers, pair, strict=True):
+            buffer.extend(batch)
+    whole, few = ({entry.key: entry for entry in stored_entries(buffer)}["recurrent_state"] for buffer in buffers)
+    assert (whole.saved, few.note) == (0, "few rows") and few.bytes + few.saved == 2 * 7 * 4 * len(buffers[1])
+    assert few.bytes < whole.bytes / 2
+    assert sum(entry.bytes for entry in stored_entries(buffers[1])) == buffers[1].ring.nbytes
+
+
+def test_a_state_of_zeros_takes_no_memory_and_a_write_does_not_copy_what_is_there():
+    columns, rows = SparseColumns(), torch.cat([torch.zeros(1, 9), torch.ones(3, 9)])
+    for first in range(0, 4000, 40):
+        columns.put({"h": Sparse(torch.arange(0, 40, 10), rows, math.nan)}, np.arange(first, first + 40), first - 400)
+        memory = columns.of_keys()["h"][0], columns.nbytes
+    assert memory[1] <= (33 * 9 * 4 + 44 * 16) * 2  # of 44 live ones, 33 have a row
+    held = columns.read("h", np.arange(3600, 4000), torch.device("cpu")).full()
+    assert torch.equal(held[::10], rows.repeat(10, 1)) and int(held.isnan().all(1).sum()) == 360
