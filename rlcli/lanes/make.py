@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
@@ -13,10 +13,12 @@ import numpy as np
 from rlcli.config import registry
 from rlcli.config.problem import raise_all
 from rlcli.config.registry import wrapper_call
-from rlcli.config.schemas import AtariConfig, EnvConfig
 from rlcli.errors import ArgumentError, ConfigError, EnvError, in_words
 from rlcli.lanes.building import building, register_atari
 from rlcli.lanes.lanes import NUMBERS
+
+if TYPE_CHECKING:  # workers of envs read this file for the recipe alone
+    from rlcli.config.schemas import AtariConfig, EnvConfig
 
 Wrapper = Callable[[gym.Env], gym.Env]
 
