@@ -210,7 +210,7 @@ def schema_of(
     read_later = {key for t in faces.after for key in t.reads({**live, **columns})}
     if REWARD in faces.needs:
         read_later.add(REWARD)
-    few = set(states) if stride > 1 else set()
+    few = {key for key in states if stride > 1 and live[key][1].kind == "f"}  # no whole number says: not kept
     observations = [key for key in faces.rows if as_tuple(key)[0] != RAW and key not in few]
 
     def entry(key: Key, kind: tuple[tuple[int, ...], np.dtype], written: str, follows: Iterable[Key]) -> Entry:

@@ -13,7 +13,7 @@ from rlcli.collectors import BaseCollector, Delivered
 from rlcli.keys import show
 from rlcli.learning.evaluation import PeriodicEvaluation, one_thread
 from rlcli.report.clock import Clock
-from rlcli.report.ledger import Entry
+from rlcli.report.ledger import Entry, kept_few
 from rlcli.report.reporter import Reporter
 from rlcli.report.tally import ValueRows
 from rlcli.runs.session import Saver, due
@@ -193,7 +193,7 @@ def _others(collector: BaseCollector) -> list[Entry]:
     """What a collector holds beside its batch: trajectories that have not ended, the rows of its buffer."""
     held = collector.trajectories
     entries = [] if held is None else [Entry("trajectories", "held back", held.nbytes)]
-    return entries if collector.replay_buffer is None else [*entries, *_stored(collector.replay_buffer)]
+    return entries if collector.replay_buffer is None else [*entries, *stored_entries(collector.replay_buffer)]
 
 
 def priority_bytes(rows: int) -> int:
@@ -205,7 +205,7 @@ def priority_bytes(rows: int) -> int:
     return 2 * 8 * elements
 
 
-def _stored(buffer: ReplayBuffer) -> list[Entry]:
+def stored_entries(buffer: ReplayBuffer) -> list[Entry]:
     """One entry a key, in bytes of the rows that are stored; index, own next observations and priorities follow."""
     ring = buffer.ring
     if not ring.fields:
@@ -225,7 +225,12 @@ def _stored(buffer: ReplayBuffer) -> list[Entry]:
         entries.append(
             Entry(BUFFER, show(key), held, shape, kind, device, per_frame=held / rows, saved=saved, note=note)
         )
-    own = ring.nbytes - storage.nbytes
+    few = ring.sparse_fields()
+    for key, (field, held) in few.items():
+        saved, note = kept_few(key, rows * field.width, held)
+        about = ((rows, *field.shape), str(field.dtype).removeprefix("torch."), "cpu")
+        entries.append(Entry(BUFFER, show(key), held, *about, per_frame=held / rows, saved=saved, note=note))
+    own = ring.nbytes - storage.nbytes - sum(held for _, held in few.values())
     entries.append(Entry(BUFFER, "index", own, per_frame=own / rows, saved=-own if ring.exact else 0))
     if (capacity := getattr(buffer.sampler, "max_capacity", None)) is not None:
         nbytes = priority_bytes(capacity)

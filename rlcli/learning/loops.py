@@ -44,6 +44,8 @@ class Loop(ABC):
     ----------
     iteration : int
         Batches so far.
+    rows_unrolled : int
+        Rows of samples that only brought states up to where slices begin.
     init_rows : int
         Rows that its buffer began with.
     explore : callable or None
@@ -55,7 +57,7 @@ class Loop(ABC):
     def __init__(self, collector: BaseCollector, update: Update, total_frames: int, hooks: Hooks | None = None) -> None:
         self.collector, self.update, self.total_frames = collector, update, total_frames
         self.hooks = Hooks() if hooks is None else hooks
-        self.iteration = self.init_rows = 0
+        self.iteration = self.init_rows = self.rows_unrolled = 0
         self.explore: Callable[[int], None] | None = None
 
     def run(self) -> None:
@@ -98,16 +100,16 @@ class Loop(ABC):
         self.init_rows = rows
 
     def figures(self) -> dict[str, float]:
-        """Of the update, since they were last asked for."""
-        return self.update.figures()
+        """Of the update, since they were last asked for, and `rows_unrolled` where there are any."""
+        return self.update.figures() | ({"rows_unrolled": float(self.rows_unrolled)} if self.rows_unrolled else {})
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """Everything the loop needs to go on as if it had never stopped, beside modules, update and buffer."""
-        return {"iteration": self.iteration}
+        return {"iteration": self.iteration, "rows_unrolled": self.rows_unrolled}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.iteration = int(state["iteration"])
+        self.iteration, self.rows_unrolled = int(state["iteration"]), int(state["rows_unrolled"])
 
 
 class OnPolicy(Loop):
@@ -197,7 +199,7 @@ class BufferedOnPolicy(OnPolicy):
     ) -> None:
         super().__init__(collector, estimator, update, total_frames, hooks)
         self.buffer: ReplayBuffer = collector.replay_buffer
-        self.slice_len, self.rows_unrolled = slice_len, 0
+        self.slice_len = slice_len
 
     def learn(self, delivered: Delivered, progress: float) -> TensorDictBase:
         """Update on samples of what is stored."""
@@ -225,9 +227,8 @@ class BufferedOnPolicy(OnPolicy):
         return warmed_up(sample, burn_in, self.update.loss.networks[0])
 
     def figures(self) -> dict[str, float]:
-        """Those of the update, `rows_drawn`, and `rows_unrolled` before slices where few rows keep a state."""
-        own = {"rows_drawn": float(self.hooks.valued.rows)}
-        return super().figures() | own | ({"rows_unrolled": float(self.rows_unrolled)} if self.rows_unrolled else {})
+        """Those of the update, and `rows_drawn`."""
+        return super().figures() | {"rows_drawn": float(self.hooks.valued.rows)}
 
 
 class OffPolicy(Loop):
@@ -288,6 +289,8 @@ class OffPolicy(Loop):
         while self.owed >= 1:
             with stage("sample"):
                 sample = buffer.sample()
+            if (burn_in := sample.get(BURN_IN, None)) is not None:
+                self.rows_unrolled += int(burn_in.sum())
             with stage("update"):
                 columns = update.read(sample)
                 errors = update.on(columns)

@@ -28,7 +28,7 @@ from rlcli.learning.flat import spans_of
 from rlcli.learning.hooks import BUFFER, PRIORITIES, priority_bytes
 from rlcli.learning.optimizer import FlatOptimizer
 from rlcli.objectives.value.estimator import ValueEstimator
-from rlcli.report.ledger import Claims, Entry, batch_entries, learner_entries
+from rlcli.report.ledger import FEW_ROWS, Claims, Entry, batch_entries, learner_entries
 
 if TYPE_CHECKING:
     from rlcli.data.codes.packing import CodedRows
@@ -213,6 +213,11 @@ def planned_buffer(cfg: Any, rows: RowSchema, mode: str, init_rows: int = 0) -> 
     ):  # found in the row that follows, and the index
         shape, dtype = (count, *field.shape), _name(field.dtype)
         columns.append(Entry(BUFFER, show(key), 0, shape, dtype, device, note="exact"))
+    for key, field in rows.states.items():  # beside the storage, each with its number and place; zeros are places alone
+        kept = min(count, -(-count * rows.kept_states // rows.frames))
+        nbytes = kept * (field.width + 16) * 9 // 8  # room for up to a quarter more
+        shape, dtype, note = (count, *field.shape), _name(field.dtype), f"about; {FEW_ROWS}"
+        columns.append(Entry(BUFFER, show(key), nbytes, shape, dtype, "cpu", nbytes, nbytes / count, note=note))
     index = _index_bytes(storage, rows, mode, count) + rows.lanes * sum(fields[key].width for key in stacks)
     about = f"about; episodes of {EPISODE} steps"
     columns.append(Entry(BUFFER, "index", index, device="cpu", peak=index, per_frame=index / count, note=about))

@@ -18,6 +18,7 @@ from rlcli.keys import Key, as_tuple, show, under_next, unravel
 from rlcli.transforms.delta_codec import KEPT, delta_key, scale_key
 
 ROLLOUT = "rollout"
+FEW_ROWS = "few rows"
 LEARNER = "params+optim"
 
 
@@ -230,16 +231,14 @@ def _gathered(key: Key, value: Rows, frames: int, claims: Claims) -> Entry:
     held = claims.claim(value.extra) + sum(claims.claim(tensor) for tensor in _pointers(value))
     held += claims.claim(value.obs)  # nothing, unless the batch dropped the observations themselves
     full = value.numel() * value.element_size()
-    kept = KEPT in as_tuple(key)  # beside differences: `full` has no such key
-    return Entry(
-        ROLLOUT,
-        show(key),
-        held,
-        *_describe(value),
-        per_frame=held / frames,
-        saved=-held if kept else full - held,
-        note="overflows" if kept else "exact",
-    )
+    saved, note = kept_few(key, full, held) if value.sparse else (full - held, "exact")
+    return Entry(ROLLOUT, show(key), held, *_describe(value), per_frame=held / frames, saved=saved, note=note)
+
+
+def kept_few(key: Key, full: int, held: int) -> tuple[int, str]:
+    """What is saved by a column of which few rows are kept, and what to say of it."""
+    overflows = KEPT in as_tuple(key)  # beside differences: `full` has no such key
+    return (-held, "overflows") if overflows else (full - held, FEW_ROWS)
 
 
 def _pointers(rows: Rows) -> list[Tensor]:

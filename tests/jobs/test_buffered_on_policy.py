@@ -29,6 +29,11 @@ SLICES = [*BASE, "storage=tensor", "storage.max_size=512", "sampler=slice", "sam
 SLICES += ["sampler.batch_size=64"]
 TASKS = {
     "exact": SLICES,
+    "gru, few states": [*SLICES, "policy=gru", "policy.recurrent_size=8", "memory.recurrent_state_stride=5"],
+    "gru, few states, strict": [
+        *SLICES, "policy=gru", "policy.recurrent_size=8", "sampler.strict_length=true", "sampler.slice_len=4",
+    ],
+    "lstm, few states, memmap": [*SLICES, "policy=lstm", "policy.recurrent_size=8", "storage=memmap"],
     "full, two dims": [*SLICES, "memory=full", "storage.ndim=2"],
     "compact shifted chunks, memmap": [
         *SLICES, "memory=compact", "storage=memmap", "value.shifted=true", "value.num_chunks=4",

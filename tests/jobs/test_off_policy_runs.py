@@ -49,6 +49,15 @@ TASKS = {
     "dqn dueling, soft": [*DQN, "policy.dueling=true", "loss.tau=0.1"],
     "dqn two dims": [*DQN, "storage.ndim=2"],
     "dqn frame stacks": [*DQN, "env.frame_stack=3"],
+    "dqn gru, few states": [*DQN, *SLICES, "policy=gru", "memory.recurrent_state_stride=5"],
+    "dqn lstm, few states, slices by priority": [
+        *DQN,
+        *SLICES,
+        "policy=lstm",
+        "sampler=prioritized_slice",
+        "memory.recurrent_state_stride=7",
+        "sampler.burn_in=2",
+    ],
     "dqn gru, burn-in": [*DQN, *SLICES, "policy=gru", "sampler.burn_in=3"],
     "dqn lstm prioritized n-step": [
         *DQN,

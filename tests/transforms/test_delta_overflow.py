@@ -220,7 +220,7 @@ def test_a_ring_of_differences_gives_what_a_full_one_gives_however_it_is_written
         want, got = full[:], coded[:]
         rows = (want[NEXT_OBS] - want["observation"]).abs().amax(-1) > 65504
         same_next(got[NEXT_OBS], want[NEXT_OBS], rows)
-        live = {int(number) for numbers, *_ in coded.ring.contents.sparse._held.values() for number in numbers}
+        live = {number for _, numbers, _ in coded.ring.contents.sparse.state_dict(0) for number in numbers.tolist()}
         assert {n for n in live if n >= coded.ring.base * coded.ring.lanes} == set(
             coded.ring.space.numbers_of(rows_of(rows), coded.ring.cursor)
         )

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
@@ -22,7 +21,7 @@ from torch import Tensor
 from rlcli.data.fields import DTYPES, has_rows, kind_of
 from rlcli.data.files.journal import Record
 from rlcli.data.next_obs.packing import Packed, pack, unpack
-from rlcli.data.next_obs.sparse import Sparse
+from rlcli.data.next_obs.sparse import Sparse, nothing_of
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, NEXT, TRUNCATED, Key, as_tuple, show, unravel
 from rlcli.typed import Misfit
@@ -62,9 +61,7 @@ def tensors_of(batch: TensorDictBase) -> dict[str, Tensor]:
         out[_ENDS] = packed.ends
         out |= {_EXTRA + name_of(key): x for key, x in packed.extra.items()}
     for key, sparse in packed.sparse.items():
-        few = {_AT + name_of(key): sparse.at, _FEW + name_of(key): sparse.rows}
-        whole = {name_of(key): batch.get(key).full()}  # a file tells rows that hold nothing from zeros
-        out |= whole if math.isnan(sparse.nothing) else few
+        out |= {_AT + name_of(key): sparse.at, _FEW + name_of(key): sparse.rows}
     return out
 
 
@@ -101,7 +98,7 @@ def batch_of(tensors: dict[str, Tensor], record: Record, layout: Mapping[str, An
     ends = tensors.pop(_ENDS, None)
     extra = {key_of(n.removeprefix(_EXTRA)): tensors.pop(n) for n in list(tensors) if n.startswith(_EXTRA)}
     named = [n.removeprefix(_AT) for n in tensors if n.startswith(_AT)]
-    sparse = {key_of(n): Sparse(tensors.pop(_AT + n), tensors.pop(_FEW + n)) for n in named}
+    sparse = {key_of(n): Sparse(tensors.pop(_AT + n), tensors.pop(_FEW + n), nothing_of(key_of(n))) for n in named}
     for key, places in sparse.items():
         if len(places.at) and not (int(places.at.min()) >= 0 and int(places.at.max()) < record["frames"]):
             raise Misfit("rows are named that the batch does not have", show(key))

@@ -10,6 +10,7 @@ which rows those are, the difference itself tells. Recurrent states are kept eve
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlcli.data.fields import Field
 from rlcli.data.next_obs.pairs import bytes_of
 from rlcli.data.next_obs.rows import Rows
 from rlcli.keys import NEXT, Key, as_tuple, unravel
@@ -64,24 +66,30 @@ def sparse_where(rows: Tensor, values: Tensor) -> Rows:
     return sparse_rows(rows.shape, Sparse(at, values.flatten(0, rows.ndim - 1)[at]))
 
 
-def sparse_of(column: Tensor, batch_dims: int) -> Sparse:
-    """The inverse of `sparse_rows`, of plain tensors too."""
+def nothing_of(key: Key) -> float:
+    """What a column of this key reads in rows that hold nothing."""
+    return 0.0 if is_sparse(key) else math.nan
+
+
+def sparse_of(column: Tensor, batch_dims: int, nothing: float = 0.0) -> Sparse:
+    """The inverse of `sparse_rows`, of plain tensors too, whose rows hold something unless they are `nothing`."""
     count = math.prod(column.shape[:batch_dims])
     if isinstance(column, Rows) and column.sparse and column.index.ndim == batch_dims:
         column.check()
-        index, nothing = column.index.reshape(count), column.obs.reshape(-1)[:1]
+        index, read = column.index.reshape(count), column.obs.reshape(-1)[:1]
         at = index.nonzero().squeeze(-1)
-        return Sparse(at, column.extra.index_select(0, index[at].long() - 1), float(nothing) if len(nothing) else 0.0)
+        return Sparse(at, column.extra.index_select(0, index[at].long() - 1), float(read) if len(read) else 0.0)
     flat = (column.full() if isinstance(column, Rows) else column).reshape(count, *column.shape[batch_dims:])
-    at = bytes_of(flat).any(1).nonzero().squeeze(-1).to(flat.device)
-    return Sparse(at, flat[at])
+    unlike = bytes_of(flat) != bytes_of(flat.new_full((1, *flat.shape[1:]), nothing))
+    at = unlike.any(1).nonzero().squeeze(-1).to(flat.device)
+    return Sparse(at, flat[at], nothing)
 
 
 class SparseColumns:
     """The sparse columns of a ring, by number of step and lane: `step * lanes + lane`, which never wraps."""
 
     def __init__(self) -> None:
-        self._held: dict[Key, tuple[np.ndarray, Tensor, float]] = {}
+        self._held: dict[Key, _Column] = {}
 
     def __bool__(self) -> bool:
         return bool(self._held)
@@ -92,18 +100,20 @@ class SparseColumns:
 
     def copy(self) -> SparseColumns:
         """The same columns; what is put into one is not in the other."""
-        made = SparseColumns()
-        made._held = dict(self._held)
-        return made
+        return copy.deepcopy(self)
 
     @property
     def nbytes(self) -> int:
-        return sum(numbers.nbytes + rows.nbytes for numbers, rows, _ in self._held.values())
+        return sum(column.nbytes for column in self._held.values())
+
+    def of_keys(self) -> dict[Key, tuple[Field, int]]:
+        """What a row of each column is, and the bytes that the column takes."""
+        return {key: (Field.of(column.rows), column.nbytes) for key, column in self._held.items()}
 
     def take(self, given: dict[Key, Tensor], batch_dims: int) -> dict[Key, Sparse]:
         """Take these columns out of those of a batch."""
         found = [key for key, column in given.items() if key in self._held or is_sparse(key, column)]
-        return {key: sparse_of(given.pop(key), batch_dims) for key in found}
+        return {key: sparse_of(given.pop(key), batch_dims, nothing_of(key)) for key in found}
 
     def put(self, taken: Mapping[Key, Sparse], numbers: np.ndarray, base: int) -> None:
         """Remember what a batch held.
@@ -112,42 +122,34 @@ class SparseColumns:
         ----------
         numbers : int64 array ``[rows]``
             Of the batch's rows, in its flat order; what they held before is forgotten. Of one that is there twice the
-            last counts. A column that is not `taken` holds zeros in all of them.
+            last counts. A column that is not `taken` holds nothing in all of them.
         base : int
-            The lowest number that is live: those below are forgotten sooner or later.
+            The lowest number that is live: those below are forgotten.
         """
+        last: np.ndarray | None = None
         for key in {**self._held, **taken}:
-            nothing = taken[key].nothing if key in taken else self._held[key][2]
-            old, rows = self._held[key][:2] if key in self._held else (np.empty(0, np.int64), taken[key].rows[:0].cpu())
-            sparse = taken.get(key, Sparse(torch.empty(0, dtype=torch.int64), rows[:0]))
-            sparse = Sparse(sparse.at.cpu(), sparse.rows.detach().cpu())
-            written = numbers[sparse.at.numpy()]
-            last = len(numbers) - 1 - np.unique(numbers[::-1], return_index=True)[1] if len(written) else ()
-            counts = np.isin(sparse.at.numpy(), last) & (written >= base)
-            if len(old) and (np.isin(old, numbers).any() or (old < base).sum() > len(old) // 2):
-                live = ~np.isin(old, numbers) & (old >= base)
-                old, rows = old[live], rows[torch.from_numpy(live)]
-            if counts.any():
-                old = np.concatenate((old, written[counts]))
-                rows = torch.cat((rows, sparse.rows[torch.from_numpy(counts)]))
-                order = np.argsort(old, kind="stable")
-                old, rows = old[order], rows[torch.from_numpy(order)]
-            self._held[key] = old, rows, nothing
+            if key not in self._held:
+                self._held[key] = _Column(taken[key].rows[:0].detach().cpu(), nothing_of(key))
+            column = self._held[key]
+            column.forget(numbers, base)
+            if key not in taken or not len(taken[key].at):
+                continue
+            if last is None:
+                last = len(numbers) - 1 - np.unique(numbers[::-1], return_index=True)[1]
+            at = taken[key].at.cpu().numpy()
+            counts = np.flatnonzero(np.isin(at, last) & (numbers[at] >= base))
+            column.add(numbers[at[counts]], taken[key].rows.detach().cpu()[torch.from_numpy(counts)])
 
     def read(self, key: Key, numbers: np.ndarray, device: torch.device) -> Rows:
         """The column of some rows, int64 ``[N]``."""
-        held, rows, nothing = self._held[key]
-        if not len(held):
-            return sparse_rows(numbers.shape, Sparse(torch.empty(0, dtype=torch.int64), rows.to(device), nothing))
-        places = np.minimum(np.searchsorted(held, numbers), len(held) - 1)
-        at = np.flatnonzero(held[places] == numbers)
-        chosen = rows[torch.from_numpy(places[at])].to(device)
-        return sparse_rows(numbers.shape, Sparse(torch.from_numpy(at).to(device), chosen, nothing))
+        at, rows = self._held[key].read(numbers)
+        sparse = Sparse(torch.from_numpy(at).to(device), rows.to(device), self._held[key].nothing)
+        return sparse_rows(numbers.shape, sparse)
 
     @property
     def state_key(self) -> Key | None:
         """A column of recurrent states; all of them hold something in the same rows."""
-        return next((key for key, (_, _, nothing) in self._held.items() if math.isnan(nothing)), None)
+        return next((key for key, column in self._held.items() if math.isnan(column.nothing)), None)
 
     def held_before(self, key: Key, numbers: np.ndarray, lanes: int, base: int) -> np.ndarray:
         """Steps from the last row of its lane that holds something to a row, int64 ``[N]``; -1: none does.
@@ -158,7 +160,7 @@ class SparseColumns:
         base : int
             The lowest number that is live.
         """
-        held = self._held[key][0]
+        held = self._held[key].held
         held, back = held[np.searchsorted(held, base) :], np.full(len(numbers), -1)
         for lane in np.unique(numbers % lanes) if len(held) else ():
             mine, own = np.flatnonzero(numbers % lanes == lane), held if lanes == 1 else held[held % lanes == lane]
@@ -168,16 +170,128 @@ class SparseColumns:
         return back
 
     def state_dict(self, base: int) -> list[list[Any]]:
-        """Key, numbers, rows and whether nothing is NaN, of every column; the live rows only."""
+        """Key, numbers and rows of every column, the live ones only."""
         out: list[list[Any]] = []
-        for key, (numbers, rows, nothing) in self._held.items():
-            first = int(np.searchsorted(numbers, base))
-            live = torch.from_numpy(numbers[first:].copy()), rows[first:].clone()
-            out.append([list(as_tuple(key)), *live, math.isnan(nothing)])
+        for key, column in self._held.items():
+            live = column.held[np.searchsorted(column.held, base) :].copy()
+            out.append([list(as_tuple(key)), torch.from_numpy(live), column.read(live)[1]])
         return out
 
     def load_state_dict(self, state: Sequence[Sequence[Any]]) -> None:
-        self._held = {
-            unravel(tuple(key)): (numbers.numpy().copy(), rows, math.nan if unknown else 0.0)
-            for key, numbers, rows, unknown in state
-        }
+        self._held = {}
+        for path, numbers, rows in state:
+            key = unravel(tuple(path))
+            self._held[key] = _Column(rows[:0], nothing_of(key))
+            self._held[key].add(numbers.numpy(), rows)
+
+
+class _Column:
+    """One of them: numbers that ascend, and the place of each one's row.
+
+    Both are queues with room behind: a write costs what it brings, not what is there.
+
+    ```
+    numbers   .  .  7  9 12 15  .     places   .  .  4  5 -1  6  .     rows   r4 r5 r6  .
+                    ^head       ^tail                                         ^first    ^end
+    ```
+    Places count all rows that were ever kept; -1 is a row of zeros, as states are at resets, and takes no memory.
+
+    Parameters
+    ----------
+    like : Tensor ``[0, *F]``
+    nothing : float
+    """
+
+    def __init__(self, like: Tensor, nothing: float) -> None:
+        self.nothing = nothing
+        self._clear(like)
+
+    def _clear(self, like: Tensor) -> None:
+        self._numbers, self._places, self._rows = np.empty(0, np.int64), np.empty(0, np.int64), like.clone()
+        self._head = self._tail = self._first = self._end = 0
+
+    @property
+    def rows(self) -> Tensor:
+        """Some rows `[N, *F]`."""
+        return self._rows
+
+    @property
+    def held(self) -> np.ndarray:
+        """The numbers of all rows that hold something."""
+        return self._numbers[self._head : self._tail]
+
+    @property
+    def nbytes(self) -> int:
+        return self._numbers.nbytes + self._places.nbytes + self._rows.nbytes
+
+    def forget(self, numbers: np.ndarray, base: int) -> None:
+        """What lies below `base`, and these."""
+        dropped = int(np.searchsorted(self.held, base))
+        self._head += dropped
+        if self._head < self._tail and len(numbers) and numbers.min() <= self.held[-1]:
+            gone = np.isin(self.held, numbers)
+            dropped += int(gone.sum())
+            self._set(self.held[~gone], self._places[self._head : self._tail][~gone])
+        if not dropped:
+            return
+        places = self._places[self._head : self._tail]
+        places = places[places >= 0]
+        if self._head == self._tail:
+            self._clear(self._rows[:0])
+        elif len(places) and int(places.min()) - self._first > (self._end - self._first) // 2:
+            first = int(places.min())
+            self._rows[: self._end - first] = self._rows[first - self._first : self._end - self._first].clone()
+            self._first = first
+
+    def add(self, numbers: np.ndarray, rows: Tensor) -> None:
+        """Rows ``[N, *F]`` of numbers that hold nothing."""
+        if not len(numbers):
+            return
+        own = (bytes_of(rows) != 0).any(1).numpy() if math.isnan(self.nothing) else np.ones(len(rows), bool)
+        count, behind = int(own.sum()), self._head == self._tail or numbers.min() > self.held[-1]
+        self._make_room(len(numbers), count)
+        self._rows[self._end - self._first : self._end - self._first + count] = rows[torch.from_numpy(own)]
+        places = np.full(len(numbers), -1)
+        places[own] = np.arange(self._end, self._end + count)
+        self._end += count
+        order = np.argsort(numbers, kind="stable")
+        new = slice(self._tail, self._tail + len(numbers))
+        self._numbers[new], self._places[new] = numbers[order], places[order]
+        self._tail = new.stop
+        if not behind:
+            order = np.argsort(self.held, kind="stable")
+            self._set(self.held[order], self._places[self._head : self._tail][order])
+
+    def read(self, numbers: np.ndarray) -> tuple[np.ndarray, Tensor]:
+        """Which of some rows int64 ``[N]`` hold something, and what."""
+        if not len(self.held):
+            return np.empty(0, np.int64), self._rows[:0]
+        found = np.minimum(np.searchsorted(self.held, numbers), len(self.held) - 1)
+        at = np.flatnonzero(self.held[found] == numbers)
+        places = self._places[self._head + found[at]]
+        rows = self._rows.new_zeros(len(at), *self._rows.shape[1:])
+        own = places >= 0
+        rows[torch.from_numpy(own)] = self._rows[torch.from_numpy(places[own] - self._first)]
+        return at, rows
+
+    def _set(self, numbers: np.ndarray, places: np.ndarray) -> None:
+        self._tail = self._head + len(numbers)
+        self._numbers[self._head : self._tail], self._places[self._head : self._tail] = numbers, places
+
+    def _make_room(self, numbers: int, rows: int) -> None:
+        live, kept = self._tail - self._head, self._end - self._first
+        if self._tail + numbers > len(self._numbers):
+            size = _room(live + numbers, len(self._numbers))
+            old, places = self._numbers, self._places
+            self._numbers, self._places = np.empty(size, np.int64), np.empty(size, np.int64)
+            self._numbers[:live], self._places[:live] = old[self._head : self._tail], places[self._head : self._tail]
+            self._head, self._tail = 0, live
+        if kept + rows > len(self._rows):
+            grown = self._rows.new_empty(_room(kept + rows, len(self._rows)), *self._rows.shape[1:])
+            grown[:kept] = self._rows[:kept]
+            self._rows = grown
+
+
+def _room(needed: int, now: int) -> int:
+    """A quarter more than is needed, where there are not as many already with some to spare."""
+    return now if needed * 9 // 8 < now else needed + needed // 4

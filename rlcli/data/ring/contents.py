@@ -132,13 +132,16 @@ class Contents:
     def steps_from_state(self, rows: np.ndarray) -> np.ndarray | None:
         """Steps from the last row that keeps a recurrent state to each of these rows of its trajectory, int64 ``[N]``.
 
-        -1 where none is left: it was written over. None where every row keeps its own, or there are no states.
+        -1 where none is left of its trajectory: it was written over. None where every row keeps its own, or there are
+        no states.
         """
         key = self.sparse.state_key
         if key is None:
             return None
-        numbers = self.space.numbers_of(rows, self.index.cursor)
-        return self.sparse.held_before(key, numbers, self.space.lanes, self.first)
+        space = self.space
+        steps = self.sparse.held_before(key, space.numbers_of(rows, self.index.cursor), space.lanes, self.first)
+        before = (rows - np.maximum(steps, 0) * space.lanes) % space.size
+        return np.where(self.index.numbers(before) == self.index.numbers(rows), steps, -1)
 
     def _read(self, rows: np.ndarray, asked: list[Key] | None) -> dict[Key, Tensor]:
         fields, exact = self.layout.fields, self.layout.exact

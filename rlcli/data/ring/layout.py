@@ -163,7 +163,7 @@ _STATE = record(
     observations=_KEYS, markers=record(traj_key=listed(text()), end_keys=_KEYS),
     codes=listed(row(KEY, choice(INDEX, codes.BITS, codes.ONE_HOT, codes.NARROW), choice(0, 1, 2, 4))),
     index=mapping(), slots=tensor(torch.uint8, None, None),
-    sparse=listed(row(KEY, tensor(torch.int64, None), anything, flag)),
+    sparse=listed(row(KEY, tensor(torch.int64, None), anything)),
     stacks=listed(row(KEY, whole(2, 1 << 20), mapping())),
 )  # fmt: skip
 
@@ -194,7 +194,7 @@ def saved_layout(state: Any) -> Layout:
         field = fields[unravel(tuple(key))]
         if kind in (codes.ONE_HOT, codes.NARROW) and not 1 <= wide <= field.dtype.itemsize * field.shape.numel():
             raise Misfit(f"{key} would be packed into {wide} bytes")
-    for key, at, rows, _ in state["sparse"]:
+    for key, at, rows in state["sparse"]:
         if len(at) != len(rows) or bool((at.diff() <= 0).any()):
             raise Misfit(f"{len(at)} numbers of {len(rows)} rows", show(tuple(key)))
     markers = Markers.of_state(state["markers"])

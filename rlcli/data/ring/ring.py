@@ -123,6 +123,10 @@ class Ring:
         """Columns that are read beside the fields: they hold something in few rows."""
         return self.contents.sparse.keys
 
+    def sparse_fields(self) -> dict[Key, tuple[Field, int]]:
+        """What a row of each of those is, and the bytes that the column takes."""
+        return self.contents.sparse.of_keys()
+
     def steps_from_state(self, rows: np.ndarray) -> np.ndarray | None:
         """See `Contents.steps_from_state`."""
         return self.contents.steps_from_state(rows)
