@@ -87,7 +87,7 @@ def state_stride(cfg: CollectConfig) -> int:
         return asked
     if not isinstance(cfg, Config) or c.trajs_per_batch or c.split_trajs:  # what is cut out of batches is kept whole
         return 1
-    if is_off_policy(cfg):  # samples of a buffer do not read on from the row before that keeps a state yet
+    if is_off_policy(cfg):  # batches of few steps, of which most rows would be first ones
         return 1
     whole = registry.part("sampler", cfg.sampler.kind).draws == "batch"
     return c.frames_per_batch if whole else SLICED

@@ -224,7 +224,7 @@ class MemoryConfig:
     recurrent_state_stride: int | str = option(
         "auto",
         "a recurrent state is kept at the first rows of episodes and batches, and every so many rows of an episode; "
-        "auto: 16 where slices are drawn, else at first rows alone",
+        "auto: 16 where a policy gradient draws slices, every row where another loss does, else first rows alone",
         ge=1, words=("auto",),
     )  # fmt: skip
     recurrent_recompute: bool = option(

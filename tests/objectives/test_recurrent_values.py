@@ -80,11 +80,16 @@ def test_every_trajectory_is_valued_as_if_it_were_alone(shape):
     td, net = batch(1, shape), network()
     out = estimator(net)(td.clone())
     value, following = one_by_one(net, td)
+    are_estimates(out, td, value, following)
+
+
+def are_estimates(out, td, value, following):
+    """`out` is what the recursion makes of these values, step by step."""
     torch.testing.assert_close(out["state_value"], value)
     step = td["next"]
     delta = step["reward"] + 0.97 * following.masked_fill(step["terminated"], 0) - value
     carry = torch.zeros_like(delta.select(-2, 0))
-    for t in reversed(range(shape[-1])):
+    for t in reversed(range(td.shape[-1])):
         carry = delta.select(-2, t) + 0.97 * 0.9 * (~step["done"]).double().select(-2, t) * carry
         torch.testing.assert_close(out["advantage"].select(-2, t), carry)
 
@@ -187,13 +192,7 @@ def test_the_value_of_a_successor_is_one_more_step_from_the_state_after(kind, la
     td["is_init"][..., 0, :] = torch.rand(td["is_init"][..., 0, :].shape) < 0.5  # some rows go on from a stored state
     out = estimator(net, **options)(td.clone())
     value, following = step_by_step(net, td)
-    torch.testing.assert_close(out["state_value"], value)
-    step = td["next"]
-    delta = step["reward"] + 0.97 * following.masked_fill(step["terminated"], 0) - value
-    carry = torch.zeros_like(delta.select(-2, 0))
-    for t in reversed(range(shape[-1])):
-        carry = delta.select(-2, t) + 0.97 * 0.9 * (~step["done"]).double().select(-2, t) * carry
-        torch.testing.assert_close(out["advantage"].select(-2, t), carry)
+    are_estimates(out, td, value, following)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1])

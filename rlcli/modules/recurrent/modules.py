@@ -8,7 +8,7 @@ before everywhere else: nothing is padded. Shape letters: `I` inputs, `H` units,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -210,11 +210,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
             )
         size = x.shape[:-1]
         flat = [self._checked(s, size) for s in states]  # type: ignore[arg-type]
-        below, found = x.reshape(-1, x.shape[-1]), []
-        for layer, weights in enumerate(self.weights()):
-            state = self.cell(below, tuple(s[:, layer] for s in flat), weights)
-            found.append(state)
-            below = self._between(layer, state[0])
+        found = self._layers(x.reshape(-1, x.shape[-1]), flat, self.cell)
         after = (torch.stack(parts, 1).reshape(*size, *flat[0].shape[1:]) for parts in zip(*found, strict=True))
         return found[-1][0].reshape(*size, -1), *after
 
@@ -244,12 +240,19 @@ class RecurrentModule(TensorDictModuleBase, ABC):
             self._check_begun(begins)
             nothing = x.new_zeros(1, self.layers.num_layers, self.layers.hidden_size)
             flat, source = [nothing] * len(states), where.begins.long() - 1
-        below, found = where.laid_out(x.reshape(-1, x.shape[-1])), []
-        for layer, weights in enumerate(self.weights()):
-            state = self.run(below, tuple(s[:, layer] for s in flat), source, weights)
-            found.append(state)
-            below = self._between(layer, state[0])
+        laid_out = where.laid_out(x.reshape(-1, x.shape[-1]))
+        found = self._layers(laid_out, flat, lambda below, state, weights: self.run(below, state, source, weights))
         return self._written(found, where, size)
+
+    def _layers(
+        self, below: Tensor, states: Sequence[Tensor], run: Callable[[Tensor, State, Weights], State]
+    ) -> list[State]:
+        """What every layer hands on, given its part of the states `[*, L, H]` and the features of the one below."""
+        found = []
+        for layer, weights in enumerate(self.weights()):
+            found.append(run(below, tuple(s[:, layer] for s in states), weights))
+            below = self._between(layer, found[-1][0])
+        return found
 
     def _begun(self, states: list[Tensor], where: Sequences) -> tuple[list[Tensor], Tensor]:
         """The states that trajectories begin with `[S, L, H]`, and which of them a step begins from `[B, T]`.
