@@ -362,6 +362,10 @@ class RowSchema:
                 found |= _coded(as_tuple(key)[1:], field, self.delta_dtype)
         return found
 
+    def with_states(self) -> RowSchema:
+        """The same with a state in every row, as samples of a buffer have it."""
+        return dataclasses.replace(self, fields={**self.fields, **self.states}, states={})
+
     def overflows(self, mode: str) -> dict[Key, Field]:
         """Columns for next observations that no difference can stand for, where a run keeps them."""
         if mode != "delta" or not self.keeps_overflows:

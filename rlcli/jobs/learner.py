@@ -118,7 +118,7 @@ class Learner:
         self.reporter = reporter_of(cfg, run, stop, verb="train", observed=observed, resume_at=resume_at)
         self.reporter.memory.process = process
         modules = {"policy": policy, "loss": self.update.loss}
-        self.reporter.watch(Watched(modules, self.update.optimizer.optimizer, device or "cpu"))
+        self.reporter.watch(Watched(modules, self.update.optimizer.optimizer, device or "cpu", self.update.saved))
         self.saver = Saver(
             run, {"policy": policy, "update": self.update, "collector": self.collector, "reporter": self.reporter},
             config=to_dict(cfg), versions=surroundings(self.threads, places.values(), registry.imported),

@@ -11,7 +11,10 @@ import gc
 from functools import partial
 from typing import Any
 
+import torch
+
 from rlcli.algorithms import algorithm_of
+from rlcli.algorithms.policy import choose_threads
 from rlcli.collectors import BaseCollector, Collector
 from rlcli.collectors.build import build_collector, in_this_process
 from rlcli.collectors.faces import Face
@@ -22,6 +25,7 @@ from rlcli.jobs.collection import policy_to_look_at, stored_keys
 from rlcli.jobs.env_mode import settled
 from rlcli.jobs.init_rows import count_init_rows
 from rlcli.keys import Key, unravel
+from rlcli.learning.evaluation import one_thread
 from rlcli.planning.envs import EVALUATION, Envs, lanes_apart, lanes_of, measured, played, workers_of
 from rlcli.planning.fit import advice_for, modes_of, places_of, warnings_for
 from rlcli.planning.foresee import (
@@ -57,12 +61,13 @@ def plan(cfg: CollectConfig, verb: str) -> Plan:
     gc.collect()
     give_back()
     imported = resident()
-    with random_streams.kept():
+    with random_streams.kept(), one_thread():
         env = build_env(lanes_of(cfg, 1))
         try:
             first = grown(imported)
             before = resident()
             policy = policy_to_look_at(cfg, env)
+            torch.set_num_threads(choose_threads(cfg, policy))  # they say which kernels run, and what those hold
             networks = grown(before)
             envs = measured(cfg, None if policy is None else policy.actor)
             before = resident()

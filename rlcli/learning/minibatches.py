@@ -69,6 +69,11 @@ class Minibatches:
     _ends: list[int] | None = None
 
 
+def whole_sequences(batch_size: int, sequences: int, steps: int) -> int:
+    """How many of so many sequences of one length the first minibatch holds, which is the largest."""
+    return min(sequences, -(-batch_size // steps))
+
+
 class SequenceMinibatches(Minibatches):
     """The same of whole sequences, which begin where `is_init` is set and keep their order inside.
 

@@ -22,8 +22,10 @@ from rlcli.learning.flat import FlatParameters
 from rlcli.learning.gradient import Gradient, GradientChoice
 from rlcli.learning.minibatches import Minibatch, Minibatches, SequenceMinibatches, with_starts
 from rlcli.learning.optimizer import FlatOptimizer, Guard, Schedule, Step, schedule
+from rlcli.modules.recurrent import RecurrentModule
 from rlcli.objectives.loss import Loss
 from rlcli.objectives.reduction import MASK_KEYS, mask_of
+from rlcli.report.peaks import LargestSaved
 
 if TYPE_CHECKING:
     from rlcli.objectives.bootstrap import TargetUpdate
@@ -65,6 +67,11 @@ class Update:
         `auto` takes the closed form where it fits.
     compile : bool
         Compile the loss with torch.compile (then always autograd).
+
+    Attributes
+    ----------
+    saved : list of LargestSaved
+        What each recurrent layer of the networks saves for the backward pass; nothing is counted in compiled graphs.
     """
 
     def __init__(
@@ -94,6 +101,7 @@ class Update:
         self.optimizer = FlatOptimizer(optimizer, self.flat.tensor, self.lr.at(0.0), **(optimizer_options or {}))
         self.step = Step(self.flat, self.optimizer, max_grad_norm, Guard(max_nonfinite))
         self.epochs, self.target_kl, self.compile = epochs, target_kl, compile
+        self.saved = watch_saved(loss)
         self.gradient = GradientChoice(loss, self.flat, gradient, compile)
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
         kind = SequenceMinibatches if loss.recurrent else Minibatches
@@ -241,6 +249,16 @@ class Update:
         self.generator.set_state(state["generator"].cpu())
         if self.targets is not None:
             self.targets.load_state_dict(state["targets"])
+
+
+def watch_saved(loss: Loss) -> list[LargestSaved]:
+    """What each recurrent layer of a loss's networks saves for the backward pass, from now on."""
+    layers = {part for net in loss.networks for part in net.modules() if isinstance(part, RecurrentModule)}
+    watched = []
+    for part in layers:
+        watched.append(LargestSaved())
+        part.saving = watched[-1].of
+    return watched
 
 
 _LOSS, _MEANS = "loss.", "means."

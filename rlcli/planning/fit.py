@@ -15,11 +15,12 @@ import torch
 from rlcli.collectors.schema import RowSchema
 from rlcli.config import registry
 from rlcli.config.option import value_at
-from rlcli.config.schemas import CollectConfig
+from rlcli.config.schemas import CollectConfig, remembers
 from rlcli.config.validate import validate
 from rlcli.data.fields import Field
 from rlcli.data.storages.memmap import disk_need as rows_on_disk
 from rlcli.envs.build import env_workers
+from rlcli.kernels.recurrent import WITHOUT_NUMBERS
 from rlcli.keys import Key, show
 from rlcli.learning.buffer import slices_of
 from rlcli.learning.hooks import BUFFER
@@ -332,6 +333,12 @@ def warnings_for(cfg: CollectConfig, rows: RowSchema, modes: Sequence[Mode]) -> 
         elif 1 / limit > 0.25:
             share = f"{100 / limit:.0f} %"
             yield f"memory=exact keeps at least {share} of the next observations: episodes end within {limit} steps"
+    backend = cfg.policy.recurrent_backend
+    if remembers(cfg) and backend in WITHOUT_NUMBERS:
+        yield (
+            f"policy.recurrent_backend={backend} is counted as {WITHOUT_NUMBERS[backend]} is: what stages hold for a "
+            "moment is about right"
+        )
     if mode == "compact":
         yield "memory=compact approximates the values of rows whose successor is not kept; memory=exact does not"
 

@@ -172,10 +172,9 @@ def _state_of(name: str, options: Mapping[str, Any], elements: int, dtype: torch
     return {key: torch.empty(elements if x.ndim else (), dtype=x.dtype, device=META) for key, x in state}
 
 
-def read_entry(component: str, what: str, fields: Mapping[Key, Field], rows: int, device: str) -> Entry:
-    """A copy of what the loss reads of so many rows."""
-    nbytes = rows * sum(field.width for field in fields.values())
-    return Entry(component, what, nbytes, device=device, peak=nbytes)
+def bytes_held(columns: Mapping[Key, Tensor]) -> int:
+    """Of columns that share no memory, those of few rows among them."""
+    return sum(x.nbytes_held if isinstance(x, Rows) else x.nbytes for x in columns.values())
 
 
 def spare_entry(rows: RowSchema, mode: str, device: str, count: int = 1) -> Entry:

@@ -58,6 +58,9 @@ def _tables(plan: Plan) -> Iterator[Table]:
         where = "" if peak.device == "cpu" else f", on {peak.device}"
         held = "not known" if peak.unknown else figures.size(peak.bytes)
         process.add(f"{peak.stage} for a moment, {figures.count(peak.rows)} rows{where}", held)
+        if peak.saved:
+            process.add(f"  {figures.BACKWARD}", figures.size(peak.saved))
+            process.add("  memory.recurrent_recompute spares of it", figures.size(peak.spared))
     process.add("= stages together", figures.size(at_once(plan.peaks)))
     process.add("= RAM", figures.size(plan.total), strong=True)
     if plan.workers:

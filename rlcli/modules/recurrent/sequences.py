@@ -59,13 +59,17 @@ class Sequences(NamedTuple):
 def sequences(is_init: Tensor) -> Sequences:
     """Lay out a batch whose trajectories, or slices of them, begin where `is_init [*B]` is set.
 
-    A flat batch is read on the host, to see how long its slices are.
+    A flat batch is read on the host, to see how long its slices are; without memory it is asked how many they are, and
+    they are of one length.
     """
-    if is_init.ndim > 1 or is_init.is_meta or torch.compiler.is_compiling():
+    if is_init.ndim > 1 or torch.compiler.is_compiling():
         begins = is_init.reshape(-1, is_init.shape[-1]).clone()
         begins[:, 0] = True
         return Sequences(begins)
     count, device = len(is_init), is_init.device
+    if is_init.is_meta:
+        many = int(is_init[1:].sum()) + 1
+        return Sequences(is_init.new_empty(many, count // many))
     starts = [0, *(is_init[1:].nonzero().squeeze(1) + 1).tolist()]
     lengths = [after - start for start, after in zip(starts, [*starts[1:], count], strict=True)]
     longest = max(lengths)
