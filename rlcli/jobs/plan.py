@@ -38,7 +38,7 @@ from rlcli.planning.foresee import (
     working,
 )
 from rlcli.planning.plan import Plan, layers
-from rlcli.planning.tensors import per_end
+from rlcli.planning.tensors import out_of_step, per_end
 from rlcli.processes.memory import give_back, grown, resident
 from rlcli.report.metrics import load_tensorboard, wants_tensorboard
 from rlcli.runs import random_streams
@@ -165,7 +165,7 @@ def _foreseen(
     unknown = [f"what stage {p.stage} holds for a moment is not known: {p.unknown}" for p in peaks if p.unknown]
     found = Plan(
         verb, cfg.recipe or verb, cfg.env.id, rows.frames, rows.lanes, cfg.total_frames, mode, tuple(entries),
-        per_end(rows, mode), tuple(peaks), process | noise_of(rows),
+        per_end(rows, mode), out_of_step(rows), tuple(peaks), process | noise_of(rows),
         workers=envs.workers, worker=envs.worker, env_bytes=envs.each + noise_of_lane(rows), modes=modes,
         warnings=[*warnings_for(cfg, rows, modes), *unknown], networks=layers(learning.policy),
     )  # fmt: skip

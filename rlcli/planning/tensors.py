@@ -138,6 +138,11 @@ def per_end(rows: RowSchema, mode: str) -> int:
     return sum(field.width for field in (*kept.values(), *rows.states.values())) + (POINTER if kept else 0)
 
 
+def out_of_step(rows: RowSchema) -> int:
+    """Bytes that a batch may hold more once episodes have ended: its rows of kept states lie anywhere then."""
+    return (rows.most_kept_states - rows.kept_states) * sum(field.width for field in rows.states.values())
+
+
 # ---- learning ----------------------------------------------------------------------------------------------------
 def planned_learner(
     policy: nn.Module, loss: nn.Module, optimizer: str, options: Mapping[str, Any], device: str = "cpu"
@@ -196,16 +201,20 @@ def planned_buffer(cfg: Any, rows: RowSchema, mode: str, init_rows: int = 0) -> 
     stacks = frame_stacks(cfg, rows) if mode == cfg.memory.next_obs else {}
     held = fields | {key: _frame(fields[key]) for key in stacks}
     coded = _packed(cfg, rows, held, stacks)
+    widths = {key: held[key].width if (width := coded.width(key)) is None else width for key in fields}
+    reserved = _in_files(storage, math.ceil(sum(widths.values())), count)
+    # a ring that goes round drops a file once its last row is gone
+    goes_round = device == "disk" and cfg.total_frames + init_rows > count
     columns = []
     for key, field in fields.items():
-        width, note = coded.width(key), "packed"
-        if width is None:
-            width, note = held[key].width, "one frame a row" if key in stacks else ""
+        width, note = widths[key], "one frame a row" if key in stacks else ""
+        note = note if coded.width(key) is None else "packed"
         if storage.kind == "compressed" and field.dtype is torch.uint8 and width >= WIDE:
             part = SINGLE if key in stacks else WHOLE
             width, note = max(1, width // part), f"about a {part}th of its bytes: it depends on the images"
         dtype, shape = _name(field.dtype), (count, *field.shape)
-        nbytes = round(count * width)
+        note = "; ".join(filter(None, (note, "about, by whole files" if goes_round else "")))
+        nbytes = round(reserved * width)
         columns.append(Entry(BUFFER, show(key), nbytes, shape, dtype, device, nbytes, width, note=note))
     for key, field in (
         rows.successors.items() if mode == "exact" else ()
@@ -224,6 +233,16 @@ def planned_buffer(cfg: Any, rows: RowSchema, mode: str, init_rows: int = 0) -> 
         nbytes = priority_bytes(storage.max_size)
         columns.append(Entry(BUFFER, PRIORITIES, nbytes, device="cpu", peak=nbytes, per_frame=nbytes / count))
     return columns
+
+
+def _in_files(storage: Any, row_bytes: int, count: int) -> int:
+    """Rows that are reserved for so many."""
+    if storage.kind not in _DISK:
+        return count
+    from rlcli.data.storages.storage import rows_for
+
+    rows = rows_for(row_bytes, storage.max_size)
+    return -(-count // rows) * rows
 
 
 def _index_bytes(storage: Any, rows: RowSchema, mode: str, count: int) -> int:

@@ -87,7 +87,8 @@ def _networks(plan: Plan) -> Table:
 
 def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.per_end:
-        yield f"every episode that ends inside a batch adds {figures.size(plan.per_end)}", ""
+        more = f", and batches after it may hold {figures.size(plan.out_of_step)} more" if plan.out_of_step else ""
+        yield f"every episode that ends inside a batch adds {figures.size(plan.per_end)}{more}", ""
     for text in plan.warnings:
         yield f"! {text}", "yellow"
     for text in plan.advice:

@@ -158,3 +158,55 @@ def test_slices_without_memory_lie_as_slices_do():
     with Answers(lambda n: 5, 4, False):
         planned = sequences(begins.to("meta"))
     assert planned.begins.shape == sequences(begins).begins.shape == (5, 7)
+
+
+def entry(entries, component, key):
+    (found,) = (x for x in entries if (x["component"], x["key"]) == (component, key))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("stride", "fewer"),
+    [(1, 0), (4, 0), (40, 0), (48, 0), (64, 0), (100, 0), (200, 8)],  # the 200th step comes in no batch of this run
+)
+def test_rows_that_keep_states_are_planned_for_batches_of_any_length(stride, fewer, tmp_path, monkeypatch):
+    monkeypatch.setattr("rlcli.report.reporter.LEDGER_EVERY", 0.0)
+    words = [*BATCHES, "total_frames=1536", "policy=gru", f"memory.recurrent_state_stride={stride}"]  # [8, 64] thrice
+    planned, memory = planned_and_run(words, tmp_path)
+    told = entry(planned.as_dict()["entries"], "rollout", "recurrent_state")
+    held = entry(memory["entries"], "rollout", "recurrent_state")
+    assert (told["bytes"] - fewer * 4 * UNITS, told["shape"]) == (held["peak"], held["shape"])
+
+
+def test_ends_put_kept_states_out_of_step_by_no_more_than_the_plan_says(tmp_path, monkeypatch, capsys):
+    from rlcli.planning.view import show_plan
+
+    monkeypatch.setattr("rlcli.report.reporter.LEDGER_EVERY", 0.0)
+    words = [*DQN, "env.max_episode_steps=40", "memory.recurrent_state_stride=16"]  # [8, 16] a batch
+    planned, memory = planned_and_run(words, tmp_path)
+    told = entry(planned.as_dict()["entries"], "rollout", "recurrent_state")["bytes"]
+    held = entry(memory["entries"], "rollout", "recurrent_state")
+    width = 4 * UNITS
+    assert planned.out_of_step == 8 * width and planned.per_end == width + 4 + 4 * 2
+    assert told < held["peak"] <= told + planned.out_of_step + 8 * width  # all eight envs end in one batch
+    show_plan(planned)
+    assert "batches after it may hold 2.0 KiB more" in capsys.readouterr().out
+    assert not rlcli.plan([*BATCHES, *QUIET]).out_of_step
+
+
+@pytest.mark.parametrize("size", [1000, 2000, 3000])
+@pytest.mark.parametrize("storage", ["tensor", "memmap"])
+def test_a_buffer_holds_about_the_states_that_are_planned(storage, size, tmp_path):
+    words = [
+        *DQN, "policy=lstm", "memory.recurrent_state_stride=4", f"storage={storage}", f"storage.max_size={size}",
+        "total_frames=2560", "optim.updates_per_frame=0.01",
+    ]  # fmt: skip
+    planned, memory = planned_and_run(words, tmp_path)
+    told, held = planned.as_dict()["entries"], memory["entries"]
+    for key in ("recurrent_state_h", "recurrent_state_c"):
+        line = entry(told, "buffer", key)
+        assert line["note"].startswith("about")
+        assert line["bytes"] == pytest.approx(entry(held, "buffer", key)["bytes"], rel=0.25)
+    assert entry(told, "buffer", "observation")["bytes"] == entry(held, "buffer", "observation")["bytes"]
+    (note,) = {line["note"] for line in told if line["key"] == "observation" and line["component"] == "buffer"}
+    assert ("whole files" in note) is (storage == "memmap" and size < 2560)
