@@ -291,11 +291,10 @@ def modes_of(
     for name in MODES:
         added, index = estimates(name)
         entries = planned_batch(rows, name, added=added, index=index)
-        others = sum(field.width for field in {**rows.fields, **rows.copies, **added}.values()) * rows.frames
-        if name == "compact":
-            others -= sum(field.width for field in rows.copies.values()) * rows.frames
+        others = {*map(show, (*rows.fields, *rows.copies, *added, *rows.states))}
+        kept = sum(entry.bytes for entry in entries if entry.key not in others)
         whole, n = sum(entry.bytes for entry in entries), max(rows.frames, 1)
-        found.append(Mode(name, whole / n, (whole - others) / n, whole, buffer_bytes(cfg, rows, name, init_rows)))
+        found.append(Mode(name, whole / n, kept / n, whole, buffer_bytes(cfg, rows, name, init_rows)))
     full = found[0]
     return [Mode(m.name, m.per_frame, m.next_obs, m.bytes, m.buffer, _against(rows, m, full)) for m in found]
 

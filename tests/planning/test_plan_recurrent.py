@@ -210,3 +210,12 @@ def test_a_buffer_holds_about_the_states_that_are_planned(storage, size, tmp_pat
     assert entry(told, "buffer", "observation")["bytes"] == entry(held, "buffer", "observation")["bytes"]
     (note,) = {line["note"] for line in told if line["key"] == "observation" and line["component"] == "buffer"}
     assert ("whole files" in note) is (storage == "memmap" and size < 2560)
+
+
+@pytest.mark.parametrize("recipe", ["ppo_gru", "dqn_recurrent"])
+def test_states_are_no_next_observations(recipe):
+    for stride in (1, 16):
+        modes = rlcli.plan([f"recipe={recipe}", f"memory.recurrent_state_stride={stride}", *QUIET]).modes
+        of = {mode.name: mode.next_obs for mode in modes}
+        assert (of["full"], of["compact"], of["delta"]) == (8, 0, 4), "two floats"
+        assert 4 < of["exact"] < 8 if recipe == "ppo_gru" else of["exact"] < 1  # where each lies, if something asks
