@@ -112,6 +112,11 @@ def shares(cfg: CollectConfig) -> list[range]:
     return dealt(cfg.env.num, count)
 
 
+def shares_meanwhile(cfg: CollectConfig) -> list[range]:
+    """The same of workers that collect while this process learns; none where it waits for them."""
+    return shares(cfg) if cfg.collector.kind in ("multi_async", "async") else []
+
+
 def keys_of(entries: Sequence[Any]) -> list[Key]:
     """The keys that `memory.keep` spells."""
     return [unravel(tuple(entry) if isinstance(entry, list) else entry) for entry in entries]

@@ -152,7 +152,8 @@ class Learner:
         lines += [self.init_rows.line] if self.init_rows is not None else []
         with random_streams.kept():  # what is only tried must not move what a resumed run has just put back
             self.algorithm.load_kernels()  # now, not inside the first batch's timing
-            learning = Learning(self.policy, self.update.loss, self.estimator)
+            rebuilt = self.algorithm.rebuilt(self.estimator, self.env)
+            learning = Learning(self.policy, self.update.loss, self.estimator, rebuilt)
             stored = 0 if self.buffer is None else self.buffer.ring.nbytes
             self.reporter.memory.expected = expected(
                 cfg, collector, learning, self.imported, init_rows=self.loop.init_rows, stored=stored

@@ -101,7 +101,10 @@ def plan(cfg: CollectConfig, verb: str) -> Plan:
                     alone = dataclasses.replace(envs, workers=envs.workers - gone)
                 if isinstance(changed, Config) and policy is not None:
                     on_cpu = dataclasses.replace(changed, device=here.device)
-                    parts = dataclasses.replace(learning, estimator=algorithm_of(on_cpu).estimator(policy))
+                    algorithm = algorithm_of(on_cpu)
+                    estimator = algorithm.estimator(policy)
+                    rebuilt = algorithm.rebuilt(estimator, env)
+                    parts = dataclasses.replace(learning, estimator=estimator, rebuilt=rebuilt)
                 return _foreseen(changed, verb, collector, parts, process | more, envs=alone, init_rows=init_rows)
 
             found = foreseen(cfg)
@@ -135,7 +138,7 @@ def _learning(cfg: CollectConfig, env: EnvBase, policy: Any) -> tuple[Learning, 
         return Learning(policy), stored_keys(cfg, observed, policy)
     algorithm = algorithm_of(cfg)
     estimator, loss = algorithm.estimator(policy), algorithm.loss(policy, env)
-    return Learning(policy, loss, estimator), algorithm.keys(loss, estimator, env)
+    return Learning(policy, loss, estimator, algorithm.rebuilt(estimator, env)), algorithm.keys(loss, estimator, env)
 
 
 def _foreseen(

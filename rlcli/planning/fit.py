@@ -25,9 +25,9 @@ from rlcli.keys import Key, show
 from rlcli.learning.buffer import slices_of
 from rlcli.learning.hooks import BUFFER
 from rlcli.planning.envs import workers_of
-from rlcli.planning.foresee import at_once, bytes_on
+from rlcli.planning.foresee import MINIBATCHES, UPDATE, VALUES, at_once, bytes_on
 from rlcli.planning.plan import Mode, Place, Plan
-from rlcli.planning.tensors import buffer_bytes, planned_batch
+from rlcli.planning.tensors import POINTER, SPARE, buffer_bytes, planned_batch
 from rlcli.processes.memory import free_memory
 from rlcli.report.figures import size
 from rlcli.report.ledger import LEARNER, ROLLOUT
@@ -223,12 +223,12 @@ def _stored_in_ram(plan: Plan) -> int:
 def _of_stages(cfg: Any, plan: Plan, over: int) -> Iterator[Sequence[Mapping[str, Any]]]:
     """What is held for a moment."""
     peaks = {peak.stage: peak.bytes for peak in plan.peaks}
-    if peaks.get("values"):
+    if values := peaks.get(VALUES):
         now = cfg.value.num_chunks or 1
-        chunks = min(now * max(2, math.ceil(peaks["values"] / max(peaks["values"] - over, 1 << 20))), cfg.env.num)
+        chunks = min(now * max(2, math.ceil(values / max(values - over, 1 << 20))), cfg.env.num)
         if chunks > now:
             yield [{"value.num_chunks": chunks}]
-    if "update" in peaks and cfg.sampler.batch_size > 1:
+    if UPDATE in peaks and cfg.sampler.batch_size > 1:
         s, half = cfg.sampler, {}
         rows = s.batch_size // 2
         if registry.part("sampler", s.kind).draws == "slices":
@@ -239,7 +239,7 @@ def _of_stages(cfg: Any, plan: Plan, over: int) -> Iterator[Sequence[Mapping[str
 
 
 def _of_batches(cfg: Any, plan: Plan, over: int) -> Iterator[Sequence[Mapping[str, Any]]]:
-    growing = _batches(plan) + sum(p.bytes for p in plan.peaks if p.stage == "values")
+    growing = _batches(plan) + sum(p.bytes for p in plan.peaks if p.stage == VALUES)
     if growing:
         rows = cfg.collector.frames_per_batch * max(0.01, 1 - 1.02 * over / growing)
         if plan.verb == "train" and registry.part("sampler", cfg.sampler.kind).draws == "batch":
@@ -251,7 +251,7 @@ def _of_batches(cfg: Any, plan: Plan, over: int) -> Iterator[Sequence[Mapping[st
 
 def _batches(plan: Plan) -> int:
     """Bytes of the batch, the one before it, and the copy that minibatches are cut from."""
-    return sum(map(plan.component, (ROLLOUT, "spare batch", "minibatches")))
+    return sum(map(plan.component, (ROLLOUT, SPARE, MINIBATCHES)))
 
 
 def _scaled(size: int, nbytes: int, over: int) -> int:
@@ -324,7 +324,7 @@ def warnings_for(cfg: CollectConfig, rows: RowSchema, modes: Sequence[Mode]) -> 
     limit = _limit(cfg)
     if mode == "exact" and limit and not note:
         ends = 1 / rows.steps + 1 / limit
-        if ends * (width + 4) + 4 >= width > 0:
+        if ends * (width + POINTER) + POINTER >= width > 0:
             yield (
                 f"memory=exact costs more than it saves here: episodes are at most {limit} steps long, so at least "
                 f"{100 / limit:.0f} % of the rows keep their next observation apart; use memory=full"

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlcli.collectors import BaseCollector
-from rlcli.collectors.build import delta_dtype_of, devices, keeps_overflows, shares
+from rlcli.collectors.build import delta_dtype_of, devices, keeps_overflows, shares_meanwhile
 from rlcli.collectors.options import AHEAD, next_steps
 from rlcli.collectors.schema import RowSchema
 from rlcli.config.schemas import CollectConfig, draws_slices, is_off_policy
@@ -55,6 +55,7 @@ from rlcli.transforms.primer import state_keys
 
 aten = torch.ops.aten
 VALUES, UPDATE = "values", "update"  # stages
+MINIBATCHES, SAMPLE = "minibatches", "sample"  # in the ledger
 # what libraries touch when they are first used, as measured: 5 to 20 MiB where something learns, 3 where nothing does
 WORKING, WORKING_TO_COLLECT = 10 << 20, 3 << 20
 
@@ -118,11 +119,14 @@ class Learning:
         None while actions are random.
     loss, estimator : module or None
         None while frames are only collected; off-policy losses need no estimator.
+    rebuilt : sequence of keys
+        Observations whose next value samples get from the row that follows, where it is known.
     """
 
     policy: Any = None
     loss: Any = None
     estimator: Any = None
+    rebuilt: Sequence[Key] = ()
 
 
 def expected(
@@ -186,7 +190,7 @@ def tensors_of(
     cfg: CollectConfig, collector: BaseCollector, learning: Learning, init_rows: int
 ) -> tuple[RowSchema, list[Entry], list[Peak]]:
     """What rows hold, the tensors that stay, and what stages hold for a moment."""
-    parts = shares(cfg) if cfg.collector.kind in ("multi_async", "async") else []
+    parts = shares_meanwhile(cfg)
     lanes = max(map(len, parts)) if parts else cfg.env.num  # of one batch
     mode, device = cfg.memory.next_obs, _device(cfg, "storing_device")
     steps = next_steps(cfg.collector.frames_per_batch, cfg.total_frames, lanes, 0)
@@ -205,7 +209,7 @@ def tensors_of(
     estimator, loss = learning.estimator, learning.loss
     added, index = estimates_of(cfg, estimator, mode)
     if estimator is not None:
-        peaks.append(_values(cfg, estimator, rows, _device(cfg, "train_device")))
+        peaks.append(_values(cfg, learning, rows, _device(cfg, "train_device")))
     entries += planned_batch(rows, mode, added=added, index=index, device=device)
     if cfg.total_frames > rows.frames:
         entries.append(spare_entry(rows, mode, device, len(parts) * (AHEAD + 1) or 1))
@@ -231,10 +235,10 @@ def _learned(cfg: Any, rows: RowSchema, learning: Learning, peaks: list[Peak]) -
     count = step.frames + warming
     held = bytes_held(columns) * count // step.frames if drawn else bytes_held(columns_read(loss, rows, added))
     if estimator is not None and estimator.shifted:
-        entries.append(Entry("minibatches", "the rows that count", held, device=device, peak=held))
+        entries.append(Entry(MINIBATCHES, "the rows that count", held, device=device, peak=held))
     at_most = ", at most" if warming and rows.states else ""
     component, what = (
-        ("sample", "rows of an update") if drawn else ("minibatches", "a shuffled copy of what the loss reads")
+        (SAMPLE, "rows of an update") if drawn else (MINIBATCHES, "a shuffled copy of what the loss reads")
     )
     entries.append(Entry(component, what + at_most, held, device=device, peak=held))
     sequences = step.lanes if loss.recurrent else 0
@@ -266,15 +270,15 @@ def _of_a_step(cfg: Any, rows: RowSchema, loss: Any) -> tuple[RowSchema, int]:
     return dataclasses.replace(rows.with_states(), lanes=slices, steps=length), slices * before
 
 
-def _values(cfg: Any, estimator: ValueEstimator, rows: RowSchema, device: str) -> Peak:
+def _values(cfg: Any, learning: Learning, rows: RowSchema, device: str) -> Peak:
     """The value stage, above what it is given and what it adds to a batch, or to a sample where rows are drawn."""
     if cfg.collector.split_trajs or cfg.collector.trajs_per_batch:
         return Peak(VALUES, 0, 0, rows.frames, device, unknown="batches are as long as the trajectories in them")
-    mode, flat, unknown = cfg.memory.next_obs, False, False
+    estimator, mode, flat, unknown = learning.estimator, cfg.memory.next_obs, False, False
     if _draws(cfg):
         slices, steps = slices_of(cfg)
         rows, flat = dataclasses.replace(rows.with_states(), lanes=slices, steps=steps), not cfg.sampler.strict_length
-        unknown = mode == "compact" and all(field.dtype.is_floating_point for field in rows.successors.values())
+        unknown = bool(learning.rebuilt)
         mode = "full" if mode == "delta" or unknown else mode  # what samples hold
     at_once = rows_at_once(estimator, rows, flat)
     return _counted(VALUES, at_once, device, lambda: stage_peak(estimator, rows, mode, flat=flat, unknown=unknown))

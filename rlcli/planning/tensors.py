@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 Module = TypeVar("Module", bound=nn.Module)
 META = torch.device("meta")
+SPARE = "spare batch"  # in the ledger
 POINTER = 4  # bytes of an int32: where an end, or a successor, lies
 EPISODE = 100  # steps of an episode: what is not known before a run
 WORDS = 5  # 64-bit numbers of a run, and of a trajectory
@@ -186,7 +187,7 @@ def spare_entry(rows: RowSchema, mode: str, device: str, count: int = 1) -> Entr
     """The batch before, which is alive while the next one is collected; or as many as workers write ahead."""
     nbytes = count * sum(entry.bytes for entry in planned_batch(rows, mode))
     what = "the one before, while the next is collected" if count == 1 else f"{count} that workers write ahead"
-    return Entry("spare batch", what, nbytes, device=device, peak=nbytes)
+    return Entry(SPARE, what, nbytes, device=device, peak=nbytes)
 
 
 # ---- buffers -----------------------------------------------------------------------------------------------------
