@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -89,6 +89,15 @@ class Peak:
     rows: int
     device: str = "cpu"
     unknown: str = ""
+    saved: int = 0
+    spared: int = 0
+
+
+class Held(NamedTuple):
+    """What a stage holds; the fields are those of `Peak`."""
+
+    peak: int
+    kept: int
     saved: int = 0
     spared: int = 0
 
@@ -244,9 +253,6 @@ def _learned(cfg: Any, rows: RowSchema, learning: Learning, peaks: list[Peak]) -
     sequences = step.lanes if loss.recurrent else 0
     together = count if is_off_policy(cfg) else step.frames
     peak = _counted(UPDATE, together, device, lambda: update_peak(loss, columns, device, sequences))
-    if sequences and not peak.unknown:
-        saved, whole, few = (saved_bytes(loss, columns, sequences, recompute=x) for x in (None, False, True))
-        peak = dataclasses.replace(peak, saved=saved, spared=whole - few)
     apart = 0
     if together > step.frames:  # the loss takes what is learned from out of the sample, with states of its own
         states = {IS_INIT, *(key for net in loss.networks for key in state_keys(net))}
@@ -289,13 +295,13 @@ def _draws(cfg: Any) -> bool:
     return is_off_policy(cfg) or draws_slices(cfg)
 
 
-def _counted(stage: str, rows: int, device: str, count: Callable[[], LiveBytes]) -> Peak:
+def _counted(stage: str, rows: int, device: str, count: Callable[[], Held]) -> Peak:
     """A stage's peak; of a network that cannot be run without memory (it looks at numbers), the reason instead."""
     try:
-        live = count()
+        held = count()
     except Exception as error:  # a network may raise anything; the plan says so
         return Peak(stage, 0, 0, rows, device, unknown=in_words(error, 160))
-    return Peak(stage, live.peak, live.kept, rows, device)
+    return Peak(stage, held.peak, held.kept, rows, device, saved=held.saved, spared=held.spared)
 
 
 def parameter_bytes(*modules: Any) -> int:
@@ -317,7 +323,7 @@ def columns_read(loss: Any, rows: RowSchema, added: Mapping[Key, Field]) -> dict
     return {key: x.reshape(-1, *x.shape[2:]) for key, x in loss.columns(batch).items()}
 
 
-def update_peak(loss: Any, columns: Mapping[Key, Tensor], device: str, sequences: int = 0) -> LiveBytes:
+def update_peak(loss: Any, columns: Mapping[Key, Tensor], device: str, sequences: int = 0) -> Held:
     """The most that one minibatch step holds: activations, their gradients, temporaries.
 
     Parameters
@@ -329,29 +335,21 @@ def update_peak(loss: Any, columns: Mapping[Key, Tensor], device: str, sequences
         How many there are, of one length each, where the loss is recurrent.
     """
     copied = on_meta(loss)
+    saved = watch_saved(copied)
     with _asked(sequences), LiveBytes(reorders=device == "cpu") as live:
         total, terms = total_of(copied, columns)
         total.backward()
         del terms, total
-    return live
-
-
-def saved_bytes(loss: Any, columns: Mapping[Key, Tensor], sequences: int, recompute: bool | None = None) -> int:
-    """What the recurrent layers of such a step save for its backward pass, beside what they read.
-
-    Parameters
-    ----------
-    recompute : bool, optional
-        Whether they compute their gates again; None: as they do.
-    """
-    copied = on_meta(loss)
+    if not saved:
+        return Held(live.peak, live.kept)
     for part in copied.modules():
-        if isinstance(part, RecurrentModule) and recompute is not None:
-            part.recurrent_recompute = recompute
-    saved = watch_saved(copied)
+        if isinstance(part, RecurrentModule):
+            part.recurrent_recompute = not part.recurrent_recompute
+    other = watch_saved(copied)
     with _asked(sequences):
         total_of(copied, columns)
-    return LargestSaved.total(saved) or 0
+    now = LargestSaved.total(saved) or 0
+    return Held(live.peak, live.kept, now, abs(now - (LargestSaved.total(other) or 0)))
 
 
 def _asked(sequences: int) -> AbstractContextManager[Any]:
@@ -400,7 +398,7 @@ def stage_peak(
     *,
     flat: bool = False,
     unknown: bool = False,
-) -> LiveBytes:
+) -> Held:
     """Bytes of one batch's value stage, less those that it leaves behind.
 
     Parameters
@@ -419,8 +417,7 @@ def stage_peak(
         with Answers(lambda n: -(-n // _slots(estimator, rows)), ends, unknown), LiveBytes() as live:
             stage(batch)
         left = live.now  # the batch is alive, and with it what was written
-    live.peak, live.kept = live.peak - left, max(live.kept - left, 0)
-    return live
+    return Held(live.peak - left, max(live.kept - left, 0))
 
 
 def rows_at_once(estimator: ValueEstimator, rows: RowSchema, flat: bool = False) -> int:

@@ -89,6 +89,8 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.per_end:
         more = f", and batches after it may hold {figures.size(plan.out_of_step)} more" if plan.out_of_step else ""
         yield f"every episode that ends inside a batch adds {figures.size(plan.per_end)}{more}", ""
+    if any(peak.saved for peak in plan.peaks):
+        yield "recurrent stages are counted for sequences in which no episode ends; where some end, they hold more", ""
     for text in plan.warnings:
         yield f"! {text}", "yellow"
     for text in plan.advice:
