@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from typing import Any, TypeVar
 
 from rlcli.config.problem import Problem
 
-Check: TypeAlias = Callable[[Any], Iterable[Problem]]
+Check = TypeVar("Check", bound=Callable[[Any], Iterable[Problem]])
 
-CHECKS: dict[Check, tuple[str, ...]] = {}  # each with the beginnings of the keys that it reads
+CHECKS: dict[
+    Callable[[Any], Iterable[Problem]], tuple[str, ...]
+] = {}  # with the beginnings of the keys that each reads
 
 
 def check(*reads: str) -> Callable[[Check], Check]:
