@@ -255,7 +255,7 @@ def pong_by_rule(cfg: EnvConfig, frames: int) -> Iterator[TensorDictBase]:
 
 def trained_cartpole(frames: int) -> tuple[list[TensorDictBase], float]:
     """Pictures of CartPole as a trained policy plays it, and the policy's mean return; it is trained first."""
-    from rlcli.jobs.collection import policy_to_look_at
+    from rlcli.jobs.acting_policy import policy_to_look_at
 
     with tempfile.TemporaryDirectory() as folder:
         rlcli("train", "recipe=ppo_exact", "console=off", "logger=none", f"run.dir={folder}/run")
