@@ -9,9 +9,7 @@ from rlcli.config.problem import Problem
 
 Check = TypeVar("Check", bound=Callable[[Any], Iterable[Problem]])
 
-CHECKS: dict[
-    Callable[[Any], Iterable[Problem]], tuple[str, ...]
-] = {}  # with the beginnings of the keys that each reads
+CHECKS: dict[Callable[[Any], Iterable[Problem]], tuple[str, ...]] = {}  # with where the keys begin that each reads
 
 
 def check(*reads: str) -> Callable[[Check], Check]:
