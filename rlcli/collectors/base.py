@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -114,7 +113,6 @@ class BaseCollector:
         self.frames = self.batches = 0
         self.closed = False
         self.background = Background()
-        self._left = False  # from within its thread, which closes then
         self._stored = False  # whether something of the last batch went to the buffer
         self._warned_of: set[str] = set()  # keys whose values left their bounds
 
@@ -504,9 +502,7 @@ class BaseCollector:
         self._refuse_closed()
         if self.background.thread is None:
             self._part()
-        self.background.start(self._work)
-        # a thread that still ran while the interpreter ends would abort the process
-        atexit.register(self._end_thread, self._at_exit)
+        self.background.start(self, self._close, self._end_batch, self._at_exit)
 
     def pause(self) -> AbstractContextManager[None]:
         """Have the thread that collects wait, from the end of its batch on until the end of `with`.
@@ -523,21 +519,6 @@ class BaseCollector:
     def _part(self) -> None:
         """A thread will collect: nothing that another one changes may act."""
 
-    def _work(self) -> None:
-        try:
-            for _ in self:
-                if self.background.stopping:
-                    break
-        except BaseException as error:  # kept for the thread that called start: async_shutdown raises it
-            self.background.failure = error
-        try:
-            if self._left:
-                self._close()
-        except BaseException as error:
-            self.background.failure = self.background.failure or error
-        finally:
-            atexit.unregister(self._end_thread)
-
     def async_shutdown(self, timeout: float | None = None) -> None:
         """Stop the thread after its current batch, and close the envs; what it raised is raised here, once.
 
@@ -549,17 +530,11 @@ class BaseCollector:
             The batch was not whole after `timeout` seconds: the thread ends with it, and nothing was closed yet. Where
             worker processes collect, they are ended instead, and the batch is lost.
         """
-        self._end_thread(timeout)
-        if self.background.thread is not None:  # the thread's own call
-            self._left = True
-            return
-        try:
-            self._close()
-        finally:
-            self.background.raise_failure()
-
-    def _end_thread(self, timeout: float | None = None) -> None:
-        self.background.end(timeout, self._end_batch)
+        if self.background.end(timeout, self._end_batch):
+            try:
+                self._close()
+            finally:
+                self.background.raise_failure()
 
     def _end_batch(self, waited: float | None) -> None:
         """Have a thread end in the middle of its batch, where that can be."""
