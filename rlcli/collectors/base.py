@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 
 from rlcli.collectors.background import Background
 from rlcli.collectors.delivered import Collected, Delivered
-from rlcli.collectors.options import Counted, Delivery, Stepping, function
+from rlcli.collectors.options import Counted, Delivery, Stepping, counted, function
 from rlcli.collectors.schema import BatchSchema, RowSchema
 from rlcli.collectors.weights import POLICY, Source, Weights
 from rlcli.data.splitting import split_trajectories
@@ -102,8 +102,10 @@ class BaseCollector:
     _weights: Weights
     _updater: WeightUpdaterBase | None
     replay_buffer: Any
+    seed: int
     split_trajs: bool
     trajectories: CompleteTrajectories | None
+    update_at_each_batch: bool
 
     def __init__(self, delivery: Delivery, trajectories: CompleteTrajectories | None) -> None:
         self.postproc, self.split_trajs, self.trajectories = delivery.postproc, delivery.split_trajs, trajectories
@@ -291,8 +293,35 @@ class BaseCollector:
         """Keep the actions of open episodes, so that `load_state_dict` can replay them; False where that is no use."""
         raise NotImplementedError
 
+    def reset(self) -> None:
+        """Begin the next batch with new episodes in all lanes."""
+        self.background.refuse()
+        self._begin_episodes()
+
+    def _begin_episodes(self) -> None:
+        """The next batch begins with new ones."""
+        raise NotImplementedError
+
+    def set_seed(self, seed: int, *, episode_seeds: bool = False) -> int:
+        """Seed env, exploration and ids' order; the first episode included.  Returns a seed for the next user."""
+        self.background.refuse()
+        self.seed = counted("seed", seed)
+        self._seed(self.seed, episode_seeds)
+        self._begin_episodes()
+        return self.seed + 1
+
+    def _seed(self, seed: int, episode_seeds: bool) -> None:
+        """Have all that is random begin with this seed."""
+        raise NotImplementedError
+
     def state_dict(self) -> dict[str, Any]:
         """Between two batches, everything that decides the following ones (the policy's weights apart)."""
+        self.background.refuse()
+        state = {"frames": self.frames, "policy_version": self.policy_version, **self._state()}
+        return state if self.trajectories is None else state | {"trajectories": self.trajectories.state_dict()}
+
+    def _state(self) -> dict[str, Any]:
+        """The part of `state_dict` that is of what steps the envs."""
         raise NotImplementedError
 
     def load_state_dict(self, state: dict[str, Any], *, replay: bool = True) -> list[int]:
@@ -366,6 +395,11 @@ class BaseCollector:
         collected, pieces = self._advance(steps, timed, stage)
         return Delivered(collected.batch, tuple(pieces), *collected[1:])
 
+    def _before_batch(self) -> None:
+        self._refuse_closed()
+        if self.update_at_each_batch:
+            self.update_policy_weights_()
+
     def _refuse_closed(self) -> None:
         if self.closed:
             raise ArgumentError("the collector was shut down", fix="Make a new one.")
@@ -434,6 +468,8 @@ class BaseCollector:
         """The run is over: its open trajectories will not go on."""
         if self.trajectories is not None:
             self.trajectories.finish()
+            if self.trajectories.deliver_leftovers:
+                self._begin_episodes()  # should collecting go on, it goes on with new ones
 
     def _processed(self, piece: TensorDictBase) -> TensorDictBase:
         if self.postproc is not None:
@@ -443,12 +479,12 @@ class BaseCollector:
             called("post_collect_hook", self._hook, piece)
         return piece
 
-    def _store(self, piece: TensorDictBase) -> None:
+    def _store(self, piece: TensorDictBase, **member: Any) -> None:
         if self.extend_buffer:
-            self.replay_buffer.extend(piece)
+            self.replay_buffer.extend(piece, **member)
         else:
             for t in range(piece.shape[-1]):
-                self.replay_buffer.add(piece[..., t])
+                self.replay_buffer.add(piece[..., t], **member)
 
     # ---- what is called --------------------------------------------------------------------------------------------
     @property
