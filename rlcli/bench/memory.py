@@ -19,8 +19,8 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
-from rlcli.bench import peers
 from rlcli.bench.harness import Figure, Report, interleave, ratio
+from rlcli.bench.peers import buffers as peers
 from rlcli.bench.settings import env_problems
 from rlcli.collectors import Collector
 from rlcli.config.compose import configure

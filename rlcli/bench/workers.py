@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from rlcli.bench import peers, split
+from rlcli.bench import split
 from rlcli.bench.bare_envs import Independent, busy
 from rlcli.bench.harness import Report, Side, fill, ratio
+from rlcli.bench.peers import workers as peers
 from rlcli.bench.settings import env_problems
 from rlcli.collectors import Collector, MultiSyncCollector
 from rlcli.envs import GymEnv, ParallelEnv, SerialEnv
