@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from rlcli.errors import ArgumentError, ConfigError, EnvError, NumericsError, check_seconds, in_words, one_of
+from rlcli.errors import ArgumentError, EnvError, check_seconds, one_of
 from rlcli.keys import Key
 from rlcli.lanes.contract import broken, named, place_of
 from rlcli.lanes.lanes import NONE
@@ -46,10 +46,9 @@ from rlcli.processes.channel import NOTHING, packed
 from rlcli.processes.cores import cores
 from rlcli.processes.crew import Crew, Lost
 from rlcli.processes.region import Region
-from rlcli.processes.restarts import POLICIES, Restarts, time_to_build
+from rlcli.processes.restarts import NOT_REPLACED, POLICIES, Restarts, time_to_build
 from rlcli.processes.worker import Worker
 
-_OURS = (ArgumentError, ConfigError, NumericsError)  # no env's fault: another process would raise them too
 _TRIES = {"repeats": "a first try", "load_state_dict": "a replay"}  # of episodes, by many steps each
 _OF_LANES = ("started", "episodes", "fingerprints")  # of a saved state: one entry a lane
 
@@ -254,18 +253,13 @@ class ParallelLanes(ReplayableLanes):
         new = []
         while self.crew.failed:
             index, cause = next(iter(self.crew.failed.items()))
-            if isinstance(cause, _OURS):
+            if isinstance(cause, NOT_REPLACED):
                 del self.crew.failed[index]  # the worker lives
                 raise cause
-            lost, place = isinstance(cause, Lost), place_of(self, self.parts[index])
-            said = f"the worker of {place} " + (cause.how if isinstance(cause, Lost) else f"raised {in_words(cause)}")
-            self._counted.another(
-                self.name,
-                index,
-                said,
-                None if lost else cause,
+            said = self._counted.another(
+                self.name, index, f"the worker of {place_of(self, self.parts[index])}", cause,
                 fix="Correct what ends them; env.mode=serial shows it plainly.",
-            )
+            )  # fmt: skip
             warnings.warn(f"{said}; it is replaced, and new episodes begin in its place", stacklevel=2)
             self.restarts[index] = self.restarts[index][0] + 1, self.restarts[index][1]
             self._fallen.add(index)
