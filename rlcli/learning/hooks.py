@@ -17,6 +17,7 @@ from rlcli.report.ledger import Entry, kept_few
 from rlcli.report.reporter import Reporter
 from rlcli.report.tally import ValueRows
 from rlcli.runs.session import Saver, due
+from rlcli.specs.dtypes import dtype_name
 
 if TYPE_CHECKING:
     from rlcli.data.buffer.replay_buffer import ReplayBuffer
@@ -217,7 +218,7 @@ def stored_entries(buffer: ReplayBuffer) -> list[Entry]:
     for key, field in ring.fields.items():
         width = ring.packing.width(key)
         held = 0 if width is None else round(share * width)
-        kind = str(field.dtype).removeprefix("torch.")
+        kind = dtype_name(field.dtype)
         saved = 0 if width == field.width else rows * field.width - held
         note = "exact" if width is None else "" if width == field.width else "packed"
         note = "one frame a row" if key in ring.stacks else note
@@ -228,7 +229,7 @@ def stored_entries(buffer: ReplayBuffer) -> list[Entry]:
     few = ring.sparse_fields()
     for key, (field, held) in few.items():
         saved, note = kept_few(key, rows * field.width, held)
-        about = ((rows, *field.shape), str(field.dtype).removeprefix("torch."), "cpu")
+        about = ((rows, *field.shape), dtype_name(field.dtype), "cpu")
         entries.append(Entry(BUFFER, show(key), held, *about, per_frame=held / rows, saved=saved, note=note))
     own = ring.nbytes - storage.nbytes - sum(held for _, held in few.values())
     entries.append(Entry(BUFFER, "index", own, per_frame=own / rows, saved=-own if ring.exact else 0))
