@@ -65,6 +65,11 @@ def fields_of(columns: Mapping[Key, Tensor], lead: int = 1) -> dict[Key, Field]:
     return {key: Field.of(column, lead) for key, column in columns.items()}
 
 
+def width_of(fields: Mapping[Key, Field]) -> int:
+    """Bytes of one row of all of them."""
+    return sum(field.width for field in fields.values())
+
+
 def column_offsets(
     fields: Mapping[Key, Field], rows: int, packed: Sequence[int | None] | None = None
 ) -> tuple[dict[Key, int], int]:

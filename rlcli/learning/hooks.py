@@ -10,6 +10,7 @@ import numpy as np
 from tensordict import TensorDictBase
 
 from rlcli.collectors import BaseCollector, Delivered
+from rlcli.data.fields import width_of
 from rlcli.keys import show
 from rlcli.learning.evaluation import PeriodicEvaluation, one_thread
 from rlcli.report.clock import Clock
@@ -212,7 +213,7 @@ def stored_entries(buffer: ReplayBuffer) -> list[Entry]:
     if not ring.fields:
         return []
     rows, storage = max(len(ring), 1), buffer.storage
-    plain = sum(field.width for field in storage.fields.values())
+    plain = width_of(storage.fields)
     share = storage.nbytes / max(plain, 1)  # bytes held for each byte of a row: fewer than rows where compressed
     entries, device = [], str(storage.device)
     for key, field in ring.fields.items():

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rlcli.collectors.schema import RowSchema
 from rlcli.config.schemas import by_priority
-from rlcli.data.fields import Field
+from rlcli.data.fields import Field, width_of
 from rlcli.data.next_obs import Rows
 from rlcli.data.next_obs.pool import Ends
 from rlcli.data.next_obs.sparse import Sparse, sparse_rows
@@ -176,7 +176,7 @@ def _state_of(name: str, options: Mapping[str, Any], elements: int, dtype: torch
 
 def read_entry(component: str, what: str, fields: Mapping[Key, Field], rows: int, device: str) -> Entry:
     """A copy of what the loss reads of so many rows."""
-    nbytes = rows * sum(field.width for field in fields.values())
+    nbytes = rows * width_of(fields)
     return Entry(component, what, nbytes, device=device, peak=nbytes)
 
 
@@ -246,7 +246,7 @@ def _index_bytes(storage: Any, rows: RowSchema, mode: str, count: int) -> int:
     table += 8 * _power(2 * trajectories) if ids else 0
     if mode != "exact":
         return table
-    return table + trajectories * (8 + sum(field.width for field in rows.successors.values())) * 9 // 8
+    return table + trajectories * (8 + width_of(rows.successors)) * 9 // 8
 
 
 def _frame(stack: Field) -> Field:
