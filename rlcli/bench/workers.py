@@ -22,7 +22,7 @@ from rlcli.collectors import Collector, MultiSyncCollector
 from rlcli.envs import GymEnv, ParallelEnv, SerialEnv
 from rlcli.errors import NumericsError
 from rlcli.lanes.make import GymRecipe
-from rlcli.lanes.parallel_lanes import dealt
+from rlcli.lanes.shares import dealt
 from rlcli.modules import build_actor_critic
 from rlcli.processes.cores import cores
 

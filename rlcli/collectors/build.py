@@ -20,7 +20,7 @@ from rlcli.config.schemas import CollectConfig, Config, EnvConfig, is_off_policy
 from rlcli.envs import EnvBase
 from rlcli.envs.build import build_env
 from rlcli.keys import Key, unravel
-from rlcli.lanes.parallel_lanes import dealt
+from rlcli.lanes.shares import dealt
 from rlcli.modules import ActorCritic
 from rlcli.processes.cores import cores
 
