@@ -30,6 +30,7 @@ from rlcli.lanes.observations import BadValue, Leaf
 from rlcli.modules import ActorCritic
 from rlcli.specs.dtypes import dtype_name
 from rlcli.transforms import Compose, Transform
+from rlcli.transforms.compose import schemas_before
 
 
 class TrainedPolicy:
@@ -265,10 +266,7 @@ def _needed(transforms: Sequence[Transform], schema: Mapping, read: Sequence[Key
 
     One that does not say what it writes is kept. One that follows from rewards cannot be had: a policy is shown none.
     """
-    schemas, now = [], {**schema, REWARD: ((1,), np.dtype(np.float32))}
-    for transform in transforms:
-        schemas.append(dict(now))
-        now.update(transform.plan(now))
+    schemas = schemas_before(transforms, {**schema, REWARD: ((1,), np.dtype(np.float32))})
     wanted, found = set(read), []
     for transform, before in zip(reversed(transforms), reversed(schemas), strict=True):
         written = set(transform.writes(before))
