@@ -46,6 +46,7 @@ from rlcli.data.next_obs import move
 from rlcli.errors import ArgumentError, one_of
 from rlcli.keys import COLLECTOR_MASK, Key
 from rlcli.processes.crew import Crew
+from rlcli.processes.worker import USUAL_METHOD
 from rlcli.transforms import NextObservationDelta
 
 _COUNTED = ("lag", "largest_lag", "restarts", "lost_frames", "cause", "begins")  # of a worker, in a checkpoint
@@ -132,7 +133,7 @@ class MultiProcessCollector(BaseCollector):
         body, threads = sent("hooks", self._hooks), counted("num_threads", num_threads)
         self.crew = CollectorCrew(
             [Sent(one.pickled(), body, threads, _quiet(filter_warnings_subprocess)) for one in each],
-            start_method=start_method or ("forkserver" if sys.platform == "linux" else "spawn"), seed=self.seed,
+            start_method=start_method or USUAL_METHOD, seed=self.seed,
             first_lane=options.get("first_lane", 0), all_lanes=options.get("all_lanes"), on_error=on_worker_error,
         )  # fmt: skip
         try:

@@ -15,6 +15,7 @@ from rlcli.config.option import branches, find, option
 from rlcli.config.parts import choices
 
 _IN_PROCESSES = {"env.mode": ("auto", "parallel")}
+_START_METHODS = ("auto", "forkserver", "spawn", "fork")
 
 
 @dataclass
@@ -61,7 +62,7 @@ class EnvConfig:
     start_method: str = option(
         "auto",
         "how those processes are made; auto: forkserver on Linux, else spawn",
-        choices=("auto", "forkserver", "spawn", "fork"),
+        choices=_START_METHODS,
         when=_IN_PROCESSES,
     )
     kwargs: dict[str, Any] = option(
@@ -143,7 +144,7 @@ class CollectorConfig:
     start_method: str = option(
         "auto",
         "how those processes are made; auto: forkserver on Linux, else spawn",
-        choices=("auto", "forkserver", "spawn", "fork"),
+        choices=_START_METHODS,
     )
     on_worker_error: str = option(
         "raise",
