@@ -26,7 +26,8 @@ from rlcli.collectors.delivered import Collected
 from rlcli.collectors.devices import NOT_COPIED, one_device, own_copy, own_device, place
 from rlcli.collectors.engine import Engine
 from rlcli.collectors.finish import Filled, TrajectoryPool, assemble
-from rlcli.collectors.options import Stepping, divided, next_steps, steps_of, whole
+from rlcli.collectors.frames import next_steps, steps_of
+from rlcli.collectors.options import Stepping, divided, whole
 from rlcli.collectors.programs.program import TorchStream
 from rlcli.collectors.schema import BatchSchema, RowSchema
 from rlcli.collectors.weights import FollowedWeights, Receiver
