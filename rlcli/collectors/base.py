@@ -396,6 +396,7 @@ class BaseCollector:
         return Delivered(collected.batch, tuple(pieces), *collected[1:])
 
     def _before_batch(self) -> None:
+        self.background.refuse()
         self._refuse_closed()
         if self.update_at_each_batch:
             self.update_policy_weights_()

@@ -321,7 +321,6 @@ class Collector(BaseCollector):
         random_steps : int, optional
             How many of them, the first, take random actions; by default those that `init_random_frames` asks for.
         """
-        self.background.refuse()
         self._before_batch()
         if self.pre_collect_hook is not None:
             called("pre_collect_hook", self.pre_collect_hook)
