@@ -143,6 +143,28 @@ def test_a_row_written_over_is_not_gone_on_from():
     check(buffer, policy, dense, "gru")
 
 
+def test_rows_of_another_trajectory_that_lie_between_are_not_counted():
+    policy, pairs = collected("gru", 3, 23, 6)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100), sampler=SAMPLERS["slices"](), batch_size=20 * LENGTH)
+    few = pairs[0][1]
+    for piece in (few[0, :7], few[1, 2:5], few[0, 7:20]):  # one trajectory, and rows between that keep no state
+        buffer.extend(piece)
+    assert check(buffer, policy, dense_states(pairs, "gru"), "gru")
+
+
+@pytest.mark.parametrize("lanes", [1, 3, 64])
+def test_the_last_row_of_its_lane_that_keeps_a_state_is_found(lanes):
+    random = np.random.default_rng(lanes)
+    kept = np.flatnonzero(random.random(lanes * 50) < 0.2)
+    columns = SparseColumns()
+    columns.put({"h": Sparse(torch.from_numpy(kept), torch.ones(len(kept), 1), math.nan)}, np.arange(lanes * 50), 0)
+    numbers, base = np.arange(lanes * 10, lanes * 50), lanes * 10
+    found = columns.held_before("h", numbers, lanes, base)
+    for number, steps in zip(numbers.tolist(), found.tolist(), strict=True):
+        mine = [other for other in kept.tolist() if base <= other <= number and other % lanes == number % lanes]
+        assert steps == ((number - mine[-1]) // lanes if mine else -1)
+
+
 def test_the_ledger_says_what_few_rows_save():
     _, pairs = collected("gru", 3, 23, 6)
     buffers = [ReplayBuffer(storage=LazyTensorStorage(500), batch_size=8) for _ in range(2)]
