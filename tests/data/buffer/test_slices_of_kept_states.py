@@ -132,6 +132,27 @@ def test_rows_before_the_first_state_that_is_left_are_never_a_start():
     assert lost and not lost & found and found
 
 
+@pytest.mark.parametrize("size", [90, 400])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_an_epoch_has_every_row_of_a_known_state_once(drop_last, size):
+    _, pairs = collected("gru", 3, 23, 6)
+    sampler = SliceSamplerWithoutReplacement(slice_len=LENGTH, strict_length=False, seed=0, drop_last=drop_last)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(size), sampler=sampler, batch_size=10 * LENGTH)
+    for _, few in pairs:
+        buffer.extend(few)
+    live = buffer.ring.space.live_rows(buffer.ring.cursor)
+    known = live[buffer.ring.steps_from_state(live) >= 0].tolist()
+    assert len(known) < len(live)
+    for _ in range(4):
+        drawn, over = [], False
+        while not over:
+            sample, info = buffer.sample(return_info=True)
+            drawn += torch.as_tensor(info["index"])[~sample[BURN_IN]].tolist()
+            over = buffer.sampler.ran_out
+        assert len(set(drawn)) == len(drawn) and set(drawn) <= set(known)
+        assert drop_last or len(drawn) == len(known)
+
+
 def test_a_row_written_over_is_not_gone_on_from():
     policy, pairs = collected("gru", 1, 23, 3)
     buffer = ReplayBuffer(storage=LazyTensorStorage(100), sampler=SAMPLERS["slices"](), batch_size=20 * LENGTH)
