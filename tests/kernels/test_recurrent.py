@@ -60,6 +60,13 @@ def close(a, b):
     return not b.numel() or (a - b).abs().max() <= TOLERANCE[b.dtype] * (1 + b.abs().max())
 
 
+@pytest.fixture
+def set_threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_reference_is_torchs_own_on_each_trajectory(cell, bias):
@@ -98,16 +105,36 @@ def test_autocast_leaves_the_state_in_the_dtype_of_the_weights(backend, cell):
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("cell", CELLS)
-def test_threads(cell, recompute):
-    threads = torch.get_num_threads()
-    call = Call(18, cell, B=50, T=70, I=60, H=70, S=4, rate=0.03)
-    small = Call(19, cell, B=3, T=7, I=5, H=6)
-    try:
-        torch.set_num_threads(3)
-        equal(call, "cpu", recompute=recompute)
-        equal(small, "cpu", recompute=recompute)
-    finally:
-        torch.set_num_threads(threads)
+def test_threads(cell, recompute, set_threads):
+    set_threads(3)
+    equal(Call(18, cell, B=50, T=70, I=60, H=70, S=4, rate=0.03), "cpu", recompute=recompute)
+    equal(Call(19, cell, B=3, T=7, I=5, H=6), "cpu", recompute=recompute)
+
+
+VIEWS = {  # of which a reshape to rows is one again, where it can be
+    "part of a row": lambda draw: draw(3, 8, 9)[..., 2:6],
+    "every other number": lambda draw: draw(3, 8, 8)[..., ::2],
+    "every other step": lambda draw: draw(1, 16, 4)[:, ::2],
+    "one step": lambda draw: draw(5, 3, 4)[:, 1:2],
+    "turned": lambda draw: draw(4, 8, 3).permute(2, 1, 0),
+    "one row for all": lambda draw: draw(4).expand(3, 8, 4),
+    "one sequence for all": lambda draw: draw(1, 8, 4).expand(3, 8, 4),
+    "one number for a row": lambda draw: draw(3, 8, 1).expand(3, 8, 4),
+}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("cell", CELLS)
+def test_inputs_may_be_views(cell, view, recompute, threads, set_threads):
+    set_threads(threads)
+    g = torch.Generator().manual_seed(0)
+    x = VIEWS[view](lambda *shape: torch.randn(shape, generator=g))
+    call = Call(21, cell, *x.shape, H=5)
+    call.x = x.requires_grad_()
+    for backend in FAST:
+        equal(call, backend, recompute=recompute)
 
 
 @pytest.mark.parametrize("cell", CELLS)

@@ -115,6 +115,9 @@ def _slices(cfg: Config) -> Iterator[Problem]:
     s = cfg.sampler
     if "sampler.slice_len" not in registry.part("sampler", s.kind).uses:
         return
+    if registry.part("sampler", s.kind).draws == "batch":
+        yield from _slices_of_batches(cfg)
+        return
     if s.burn_in and not is_off_policy(cfg):
         yield Problem(
             f"sampler.burn_in has no meaning with loss={cfg.loss.kind}, which begins slices from their stored states",
@@ -147,6 +150,25 @@ def _slices(cfg: Config) -> Iterator[Problem]:
                 f"a slice of {length} rows is longer than the {steps} rows of an env that the storage holds",
                 "use a shorter sampler.slice_len or a larger storage.max_size",
             )
+
+
+def _slices_of_batches(cfg: Config) -> Iterator[Problem]:
+    """Slices that minibatches are made of, which begin from stored states."""
+    length, stride = cfg.sampler.slice_len, cfg.memory.recurrent_state_stride
+    if length is None or is_off_policy(cfg):
+        return
+    if not remembers(cfg) and cfg.policy.kind not in registry.users_names("policy"):
+        yield Problem(
+            f"sampler.slice_len has no meaning with sampler={cfg.sampler.kind} and policy={cfg.policy.kind}, which "
+            "learns from single rows",
+            "use policy=gru | lstm, or sampler.slice_len=null",
+        )
+    elif isinstance(stride, int) and length % stride:
+        yield Problem(
+            f"slices of sampler.slice_len={length} begin from stored states, and "
+            f"memory.recurrent_state_stride={stride} keeps none there",
+            f"use memory.recurrent_state_stride=auto, or sampler.slice_len={max(1, length // stride) * stride}",
+        )
 
 
 def _room(cfg: Config) -> Iterator[Problem]:

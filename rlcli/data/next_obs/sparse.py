@@ -85,6 +85,13 @@ def sparse_of(column: Tensor, batch_dims: int, nothing: float = 0.0) -> Sparse:
     return Sparse(at, flat[at], nothing)
 
 
+def held(column: Tensor) -> Tensor:
+    """bool `[N]`: in which rows of a column of recurrent states `[N, *F]` one is held; NaN is none."""
+    if isinstance(column, Rows) and column.sparse:
+        return column.index != 0
+    return ~column.flatten(1).isnan().any(1)
+
+
 class SparseColumns:
     """The sparse columns of a ring, by number of step and lane: `step * lanes + lane`, which never wraps."""
 
@@ -160,13 +167,10 @@ class SparseColumns:
         base : int
             The lowest number that is live.
         """
-        held = self._held[key].held
-        held, back = held[np.searchsorted(held, base) :], np.full(len(numbers), -1)
-        for lane in np.unique(numbers % lanes) if len(held) else ():
-            mine, own = np.flatnonzero(numbers % lanes == lane), held if lanes == 1 else held[held % lanes == lane]
-            place = np.searchsorted(own, numbers[mine], side="right") - 1
-            found = place >= 0
-            back[mine[found]] = (numbers[mine[found]] - own[place[found]]) // lanes
+        from rlcli.kernels.index.read import marked_before  # loads the compiler, which takes half a second
+
+        held, back = self._held[key].held, np.empty(len(numbers), np.int64)
+        marked_before(held[np.searchsorted(held, base) :], numbers, lanes, back)
         return back
 
     def state_dict(self, base: int) -> list[list[Any]]:

@@ -164,8 +164,8 @@ class Call:
                 pass
 
     def rows(self, first: int, span: int) -> Tensor:
-        """The inputs of some steps, ``[B * span, I]``."""
-        return self.x[:, first : first + span].reshape(self.B * span, self.x.shape[2])
+        """The inputs of some steps, ``[B * span, I]``, contiguous: of strided ones a reshape may be a view."""
+        return self.x[:, first : first + span].reshape(self.B * span, self.x.shape[2]).contiguous()
 
     def _inputs(self, first: int, span: int, hidden: bool) -> list[Tensor]:
         """What the inputs give to the gates of some steps, and room for what a GRU keeps besides."""

@@ -132,6 +132,27 @@ def test_rows_before_the_first_state_that_is_left_are_never_a_start():
     assert lost and not lost & found and found
 
 
+@pytest.mark.parametrize("size", [90, 400])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_an_epoch_has_every_row_of_a_known_state_once(drop_last, size):
+    _, pairs = collected("gru", 3, 23, 6)
+    sampler = SliceSamplerWithoutReplacement(slice_len=LENGTH, strict_length=False, seed=0, drop_last=drop_last)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(size), sampler=sampler, batch_size=10 * LENGTH)
+    for _, few in pairs:
+        buffer.extend(few)
+    live = buffer.ring.space.live_rows(buffer.ring.cursor)
+    known = live[buffer.ring.steps_from_state(live) >= 0].tolist()
+    assert len(known) < len(live)
+    for _ in range(4):
+        drawn, over = [], False
+        while not over:
+            sample, info = buffer.sample(return_info=True)
+            drawn += torch.as_tensor(info["index"])[~sample[BURN_IN]].tolist()
+            over = buffer.sampler.ran_out
+        assert len(set(drawn)) == len(drawn) and set(drawn) <= set(known)
+        assert drop_last or len(drawn) == len(known)
+
+
 def test_a_row_written_over_is_not_gone_on_from():
     policy, pairs = collected("gru", 1, 23, 3)
     buffer = ReplayBuffer(storage=LazyTensorStorage(100), sampler=SAMPLERS["slices"](), batch_size=20 * LENGTH)
@@ -141,6 +162,28 @@ def test_a_row_written_over_is_not_gone_on_from():
     at = int((~buffer[:]["recurrent_state"].full().flatten(1).isnan().any(1)).nonzero()[3])
     buffer[[at]] = buffer[:][[at + 1]]  # keeps no state
     check(buffer, policy, dense, "gru")
+
+
+def test_rows_of_another_trajectory_that_lie_between_are_not_counted():
+    policy, pairs = collected("gru", 3, 23, 6)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100), sampler=SAMPLERS["slices"](), batch_size=20 * LENGTH)
+    few = pairs[0][1]
+    for piece in (few[0, :7], few[1, 2:5], few[0, 7:20]):  # one trajectory, and rows between that keep no state
+        buffer.extend(piece)
+    assert check(buffer, policy, dense_states(pairs, "gru"), "gru")
+
+
+@pytest.mark.parametrize("lanes", [1, 3, 64])
+def test_the_last_row_of_its_lane_that_keeps_a_state_is_found(lanes):
+    random = np.random.default_rng(lanes)
+    kept = np.flatnonzero(random.random(lanes * 50) < 0.2)
+    columns = SparseColumns()
+    columns.put({"h": Sparse(torch.from_numpy(kept), torch.ones(len(kept), 1), math.nan)}, np.arange(lanes * 50), 0)
+    numbers, base = np.arange(lanes * 10, lanes * 50), lanes * 10
+    found = columns.held_before("h", numbers, lanes, base)
+    for number, steps in zip(numbers.tolist(), found.tolist(), strict=True):
+        mine = [other for other in kept.tolist() if base <= other <= number and other % lanes == number % lanes]
+        assert steps == ((number - mine[-1]) // lanes if mine else -1)
 
 
 def test_the_ledger_says_what_few_rows_save():
