@@ -237,10 +237,11 @@ class TestEqualsTheReference:
         assert all(torch.equal(g, e) for g, e in zip(again, once, strict=True))
 
 
+@pytest.mark.parametrize("backend", ["cpu", "pad"])
 @pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("cell", CELLS)
-def test_a_gradient_can_be_differentiated(cell, bias, alone):
+def test_a_gradient_can_be_differentiated(cell, bias, alone, backend):
     call = Call(22, cell, B=3, T=6, I=4, H=5, bias=bias, dtype=torch.float64)
     if alone:
         for x in call.inputs[1:]:
@@ -248,8 +249,8 @@ def test_a_gradient_can_be_differentiated(cell, bias, alone):
         call.states = tuple(s.detach() for s in call.states)
     wanted = [x for x in call.inputs if x.requires_grad]
     found = []
-    for backend in ("cpu", "reference"):
-        loss = call.run(backend)[-1].sum()
+    for by in (backend, "reference"):
+        loss = call.run(by)[-1].sum()
         of_loss = torch.autograd.grad(loss, wanted, create_graph=True)
         found.append(torch.autograd.grad(loss + sum(g.square().sum() for g in of_loss), wanted))
     assert all(close(g, e) for g, e in zip(*found, strict=True))

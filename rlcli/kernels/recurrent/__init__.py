@@ -71,8 +71,7 @@ def gru(
     Returns
     -------
     Tensor, ``[B, T, H]``
-        Differentiable in `x`, `state` and the weights, and again (create_graph=True) at the price of the loop, except
-        through `pad`.
+        Differentiable in `x`, `state` and the weights, and again (create_graph=True) at the price of the loop.
 
     Raises
     ------
