@@ -17,7 +17,7 @@ from rlcli.config import registry
 from rlcli.config.option import value_at
 from rlcli.config.schemas import CollectConfig, remembers
 from rlcli.config.validate import validate
-from rlcli.data.fields import Field
+from rlcli.data.fields import Field, width_of
 from rlcli.data.storages.memmap import disk_need as rows_on_disk
 from rlcli.envs.build import env_workers
 from rlcli.kernels.recurrent import WITHOUT_NUMBERS
@@ -320,7 +320,7 @@ def warnings_for(cfg: CollectConfig, rows: RowSchema, modes: Sequence[Mode]) -> 
     note = next(m.note for m in modes if m.name == mode)
     if note:
         yield f"memory={mode} {note}; use memory={'exact' if mode == 'delta' else 'full'}"
-    width = sum(field.width for field in rows.successors.values())
+    width = width_of(rows.successors)
     limit = _limit(cfg)
     if mode == "exact" and limit and not note:
         ends = 1 / rows.steps + 1 / limit

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlcli.collectors import BaseCollector
 from rlcli.collectors.build import delta_dtype_of, devices, keeps_overflows, shares_meanwhile
-from rlcli.collectors.options import AHEAD, next_steps
+from rlcli.collectors.frames import AHEAD, next_steps
 from rlcli.collectors.schema import RowSchema
 from rlcli.config.schemas import CollectConfig, draws_slices, is_off_policy
 from rlcli.data.fields import Field
@@ -269,7 +269,9 @@ def _of_a_step(cfg: Any, rows: RowSchema, loss: Any) -> tuple[RowSchema, int]:
     size, recurrent = cfg.sampler.batch_size, loss.recurrent
     if not _draws(cfg):
         if recurrent:
-            return dataclasses.replace(rows, lanes=whole_sequences(size, rows.lanes, rows.steps)), 0
+            length = min(cfg.sampler.slice_len or rows.steps, rows.steps)
+            sequences = whole_sequences(size, rows.frames // length, length)
+            return dataclasses.replace(rows, lanes=sequences, steps=length), 0
         return dataclasses.replace(rows, lanes=1, steps=min(size, rows.frames)), 0
     slices, length = slices_of(cfg) if recurrent else (1, size)
     before = cfg.sampler.burn_in + (rows.stride - 1 if rows.states else 0) if recurrent else 0

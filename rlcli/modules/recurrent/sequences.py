@@ -13,10 +13,15 @@ A flat batch is cut wherever `is_init` is set. Shape letters: `B` rows and `T` s
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+
+from rlcli.kernels.recurrent import unread
+
+T = TypeVar("T")
 
 
 class Sequences(NamedTuple):
@@ -44,6 +49,15 @@ class Sequences(NamedTuple):
             rows = torch.arange(self.begins.numel(), device=self.begins.device).view(self.begins.shape)
         return torch.where(self.begins, rows, -1)
 
+    def begun(self) -> Tensor | None:
+        """int64 `[S]`: the steps among `B * T` that go on from a stored state; None where nobody may know."""
+        if self.begins.is_meta:
+            return answered(self._begun)
+        return None if unread(self.begins) else self._begun()
+
+    def _begun(self) -> Tensor:
+        return self.begins.reshape(-1).nonzero().squeeze(1)
+
     def laid_out(self, x: Tensor) -> Tensor:
         """`[B, T, *shape]` of `x [N, *shape]`."""
         if self.rows is not None:
@@ -56,20 +70,27 @@ class Sequences(NamedTuple):
         return x if self.back is None else x.index_select(0, self.back)
 
 
+def answered(ask: Callable[[], T]) -> T | None:
+    """What is asked of a tensor without numbers, for which a plan answers; None where nobody does."""
+    try:
+        return ask()
+    except RuntimeError:
+        return None
+
+
 def sequences(is_init: Tensor) -> Sequences:
     """Lay out a batch whose trajectories, or slices of them, begin where `is_init [*B]` is set.
 
-    A flat batch is read on the host, to see how long its slices are; without memory it is asked how many they are, and
-    they are of one length.
+    A flat batch is read on the host, to see how long its slices are. Where it has no numbers, and somebody answers how
+    many there are, they are of one length.
     """
-    if is_init.ndim > 1 or torch.compiler.is_compiling():
+    if is_init.ndim == 1 and is_init.is_meta and (ends := answered(lambda: int(is_init[1:].sum()))) is not None:
+        return Sequences(is_init.new_empty(ends + 1, len(is_init) // (ends + 1)))
+    if is_init.ndim > 1 or unread(is_init):
         begins = is_init.reshape(-1, is_init.shape[-1]).clone()
         begins[:, 0] = True
         return Sequences(begins)
     count, device = len(is_init), is_init.device
-    if is_init.is_meta:
-        many = int(is_init[1:].sum()) + 1
-        return Sequences(is_init.new_empty(many, count // many))
     starts = [0, *(is_init[1:].nonzero().squeeze(1) + 1).tolist()]
     lengths = [after - start for start, after in zip(starts, [*starts[1:], count], strict=True)]
     longest = max(lengths)
