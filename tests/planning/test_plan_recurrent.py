@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 import rlcli
 from rlcli.keys import IS_INIT
 from rlcli.learning.minibatches import SequenceMinibatches, whole_sequences
 from rlcli.learning.update import Update
+from rlcli.modules import GRUModule, set_recurrent_mode
 from rlcli.modules.recurrent.sequences import sequences
 from rlcli.planning.foresee import Answers
 from rlcli.report.peaks import LiveBytes
@@ -110,6 +112,8 @@ def updates(monkeypatch):
             "policy=gru",
             "sampler.batch_size=64",
         ],
+        [*BATCHES, "policy=gru", "sampler.slice_len=16"],
+        [*BATCHES, "policy=lstm", "sampler.slice_len=32", "sampler.batch_size=120", "memory.recurrent_state_stride=1"],
         [*SLICES, "policy=gru"],
         [*DQN, "sampler.burn_in=0"],
         DQN,
@@ -220,3 +224,14 @@ def test_states_are_no_next_observations(recipe):
         of = {mode.name: mode.next_obs for mode in modes}
         assert (of["full"], of["compact"], of["delta"]) == (8, 0, 4), "two floats"
         assert 4 < of["exact"] < 8 if recipe == "ppo_gru" else of["exact"] < 1  # where each lies, if something asks
+
+
+@pytest.mark.parametrize("shape", [(35,), (5, 7)])
+def test_a_layer_without_memory_runs_where_nobody_answers_for_it(shape):
+    gru = GRUModule(3, 4, in_key="observation", out_key="features").to("meta")
+    columns = {
+        "observation": torch.empty(*shape, 3), "is_init": torch.empty(*shape, 1, dtype=torch.bool),
+        "recurrent_state": torch.empty(*shape, 1, 4),
+    }  # fmt: skip
+    with set_recurrent_mode(True):
+        assert gru(TensorDict(columns, shape).to("meta"))["features"].shape == (*shape, 4)
