@@ -354,6 +354,12 @@ class RowSchema:
         return self.lanes * (1 + -(-(self.steps - math.gcd(self.steps, self.stride)) // self.stride))
 
     @property
+    def share_of_kept_states(self) -> float:
+        """Of all rows, over many batches."""
+        apart = self.steps - math.gcd(self.steps, self.stride)  # the others of those that are due begin a batch
+        return (1 + apart / self.stride) / self.steps
+
+    @property
     def most_kept_states(self) -> int:
         """The same of a later batch, in which no episode ends either: it may begin anywhere in an episode."""
         return self.lanes * (1 + -(-(self.steps - 1) // self.stride))
