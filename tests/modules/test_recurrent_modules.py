@@ -175,6 +175,27 @@ def test_dropout_lies_between_layers_in_training_mode():
     assert single.training
 
 
+@pytest.mark.parametrize("size", [(3, 6), (8,)])
+@pytest.mark.parametrize("kind", CELLS)
+def test_torch_func_maps_over_data_and_weights(kind, size):
+    net = module(kind, 2)
+    td = torch.stack([data(net, *size, seed=seed) for seed in range(2)])
+    tensors = [td[key] for key in net.in_keys]
+    found = torch.vmap(net.on_sequences)(*tensors)
+    for i in range(2):
+        for y, expected in zip(found, net.on_sequences(*(x[i] for x in tensors)), strict=True):
+            torch.testing.assert_close(y[i], expected)
+    weights = dict(net.named_parameters())
+
+    def total(weights):
+        with set_recurrent_mode(True):
+            return torch.func.functional_call(net, weights, (td[0].clone(),))["features"].sum()
+
+    of_weights = torch.func.grad(total)(weights)
+    for name, expected in zip(weights, torch.autograd.grad(total(weights), list(weights.values())), strict=True):
+        torch.testing.assert_close(of_weights[name], expected)
+
+
 # ---- which mode ------------------------------------------------------------------------------------------------------
 def test_the_nearest_mode_counts_and_the_default_where_there_is_none():
     net, by_default = module(GRUModule), module(GRUModule, default_recurrent_mode=True)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import Field
+from rlcli.data.fields import Field, check_fit
 from rlcli.data.next_obs.pairs import bytes_of
 from rlcli.data.next_obs.rows import Rows
 from rlcli.keys import NEXT, Key, as_tuple, unravel
@@ -121,6 +121,23 @@ class SparseColumns:
         """Take these columns out of those of a batch."""
         found = [key for key, column in given.items() if key in self._held or is_sparse(key, column)]
         return {key: sparse_of(given.pop(key), batch_dims, nothing_of(key)) for key in found}
+
+    def check(self, taken: Mapping[Key, Sparse]) -> None:
+        """Refuse states that do not fit those of the rows that are there.
+
+        Raises
+        ------
+        ArgumentError
+            Keys are missing or new, or a dtype or shape differs.
+        """
+        held = {key: Field.of(column.rows) for key, column in self._held.items() if math.isnan(column.nothing)}
+        check_fit(held, {key: sparse.rows for key, sparse in taken.items() if math.isnan(nothing_of(key))})
+
+    def emptied(self) -> SparseColumns:
+        """The same columns, without a row."""
+        out = SparseColumns()
+        out._held = {key: _Column(column.rows[:0], column.nothing) for key, column in self._held.items()}
+        return out
 
     def put(self, taken: Mapping[Key, Sparse], numbers: np.ndarray, base: int) -> None:
         """Remember what a batch held.

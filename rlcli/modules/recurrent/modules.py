@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError, MissingKeyError, one_of
 from rlcli.kernels.mlp import OWN_CALLS, hooks_of
-from rlcli.kernels.recurrent import BACKENDS, Weights, gru, lstm
+from rlcli.kernels.recurrent import BACKENDS, Weights, gru, lstm, unread
 from rlcli.keys import IS_INIT, NEXT, Key, as_tuple, show, unravel
 from rlcli.modules.recurrent.mode import recurrent_mode
 from rlcli.modules.recurrent.sequences import Sequences, sequences
@@ -268,7 +268,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         Read of no other row: on a GPU, which is not asked how many there are, they stay where they lie.
         """
         source, lazy = where.sources, any(hasattr(s, "full") for s in states)
-        if (source.is_cuda and not lazy) or source.is_meta or torch.compiler.is_compiling():
+        if (source.is_cuda and not lazy) or unread(source):
             return states, source
         rows = source[where.begins]
         numbers = torch.full_like(source, -1)
@@ -385,7 +385,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
 
     def _check_begun(self, begins: Tensor) -> None:
         """Refuse sequences that go on from a step that is not there, and whose state is not stored either."""
-        if begins.is_meta or torch.compiler.is_compiling():
+        if unread(begins):
             return
         first = begins.reshape(-1, begins.shape[-1])[:, 0]
         if not bool(first.all()):

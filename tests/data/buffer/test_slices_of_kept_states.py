@@ -19,6 +19,7 @@ from rlcli.data import (
 )
 from rlcli.data.next_obs.sparse import Sparse, SparseColumns
 from rlcli.envs import GymEnv, SerialEnv
+from rlcli.errors import ArgumentError
 from rlcli.learning.hooks import stored_entries
 from rlcli.modules import build_actor_critic
 from rlcli.modules.build import Recurrence
@@ -184,6 +185,51 @@ def test_the_last_row_of_its_lane_that_keeps_a_state_is_found(lanes):
     for number, steps in zip(numbers.tolist(), found.tolist(), strict=True):
         mine = [other for other in kept.tolist() if base <= other <= number and other % lanes == number % lanes]
         assert steps == ((number - mine[-1]) // lanes if mine else -1)
+
+
+def other_states(few, state):
+    return few.exclude("recurrent_state").set("recurrent_state", state)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (lambda few: other_states(few, torch.zeros(*few.shape, 2, 9)), r"expected float32\[2, 7\] a row, got .*2, 9"),
+        (lambda few: other_states(few, few["recurrent_state"].full().double()), "got float64"),
+        (lambda few: few.exclude("recurrent_state"), "missing recurrent_state"),
+    ],
+    ids=["shape", "dtype", "none"],
+)
+def test_states_that_do_not_fit_are_refused_before_a_row_is_written(changed, said):
+    _, pairs = collected("gru", 3, 23, 6)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100), sampler=SAMPLERS["slices"](), batch_size=20 * LENGTH)
+    few = pairs[0][1]
+    buffer.extend(few)
+    before = buffer[:]["recurrent_state"].full()
+    with pytest.raises(ArgumentError, match=said):
+        buffer.extend(changed(few))
+    with pytest.raises(ArgumentError, match=said):
+        buffer[[0, 1]] = changed(few)[0, :2]
+    assert len(buffer) == few.numel()
+    torch.testing.assert_close(buffer[:]["recurrent_state"].full(), before, rtol=0, atol=0, equal_nan=True)
+
+
+def test_rows_that_all_keep_a_state_follow_those_of_which_few_do_and_not_the_other_way_round():
+    _, pairs = collected("gru", 3, 23, 6)
+    full, few = pairs[0][0].exclude(("next", "recurrent_state")), pairs[0][1]
+    buffer = ReplayBuffer(storage=LazyTensorStorage(200), sampler=SAMPLERS["slices"](), batch_size=20 * LENGTH)
+    for _ in range(2):
+        buffer.extend(few)
+        buffer.extend(full)
+        assert torch.equal(buffer[69:138]["recurrent_state"].full(), full["recurrent_state"].flatten(0, 1))
+        buffer.empty()
+    buffer.extend(full)
+    assert not buffer[:]["recurrent_state"].full().isnan().any()
+    buffer.empty(fields=True)
+    buffer.extend(full)
+    with pytest.raises(ArgumentError, match="keeps recurrent_state in few of its rows, and the rows stored before"):
+        buffer.extend(few)
+    assert len(buffer) == full.numel()
 
 
 def test_the_ledger_says_what_few_rows_save():
