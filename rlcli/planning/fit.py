@@ -21,12 +21,12 @@ from rlcli.data.storages.memmap import disk_need as rows_on_disk
 from rlcli.envs.build import env_workers
 from rlcli.keys import Key, show
 from rlcli.learning.buffer import slices_of
-from rlcli.learning.hooks import BUFFER
 from rlcli.planning.envs import workers_of
 from rlcli.planning.foresee import at_once, bytes_on
 from rlcli.planning.plan import Mode, Place, Plan
 from rlcli.planning.tensors import buffer_bytes, planned_batch
 from rlcli.processes.memory import free_memory
+from rlcli.report.buffer_entries import BUFFER
 from rlcli.report.figures import size
 from rlcli.report.ledger import LEARNER, ROLLOUT
 

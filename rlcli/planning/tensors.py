@@ -25,9 +25,9 @@ from rlcli.data.next_obs.sparse import Sparse, sparse_rows
 from rlcli.keys import APPROXIMATED, SHIFTED_VALID, Key, as_tuple, show, unravel
 from rlcli.learning.buffer import frame_stacks
 from rlcli.learning.flat import spans_of
-from rlcli.learning.hooks import BUFFER, PRIORITIES, priority_bytes
 from rlcli.learning.optimizer import FlatOptimizer
 from rlcli.objectives.value.estimator import ValueEstimator
+from rlcli.report.buffer_entries import BUFFER, PRIORITIES, priority_bytes
 from rlcli.report.ledger import FEW_ROWS, Claims, Entry, batch_entries, learner_entries
 from rlcli.specs.dtypes import dtype_name
 

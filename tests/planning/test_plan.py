@@ -31,12 +31,12 @@ from rlcli.envs.build import build_env
 from rlcli.jobs.plan import plan
 from rlcli.keys import DONE
 from rlcli.lanes.noise import drawn_ahead
-from rlcli.learning.hooks import priority_bytes
 from rlcli.planning.envs import EVALUATION, one_more, to_come
 from rlcli.planning.fit import advice_for
 from rlcli.planning.plan import Place
 from rlcli.planning.tensors import planned_learner
 from rlcli.planning.view import show_plan
+from rlcli.report.buffer_entries import priority_bytes
 from rlcli.report.reporter import Reporter
 
 work_out = partial(plan, verb="train")
