@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlcli.data.fields import width_of
+from rlcli.kernels.sum_tree.levels import tree_bytes
 from rlcli.keys import show
 from rlcli.report.ledger import Entry, kept_few
 from rlcli.specs.dtypes import dtype_name
@@ -13,15 +14,6 @@ if TYPE_CHECKING:
     from rlcli.data.buffer.replay_buffer import ReplayBuffer
 
 BUFFER, PRIORITIES = "buffer", "priorities"
-
-
-def priority_bytes(rows: int) -> int:
-    """What a prioritized sampler of so many rows holds: trees of sums and of minima, float64, eight children a node."""
-    level = elements = -(-rows // 8) * 8
-    while level > 8:
-        level = -(-level // 64) * 8
-        elements += level
-    return 2 * 8 * elements
 
 
 def stored_entries(buffer: ReplayBuffer) -> list[Entry]:
@@ -52,6 +44,6 @@ def stored_entries(buffer: ReplayBuffer) -> list[Entry]:
     own = ring.nbytes - storage.nbytes - sum(held for _, held in few.values())
     entries.append(Entry(BUFFER, "index", own, per_frame=own / rows, saved=-own if ring.exact else 0))
     if (capacity := getattr(buffer.sampler, "max_capacity", None)) is not None:
-        nbytes = priority_bytes(capacity)
+        nbytes = tree_bytes(capacity)
         entries.append(Entry(BUFFER, PRIORITIES, nbytes, per_frame=nbytes / rows))
     return entries
