@@ -85,7 +85,7 @@ def state_stride(cfg: CollectConfig) -> int:
     asked, c = cfg.memory.recurrent_state_stride, cfg.collector
     if isinstance(asked, int):
         return asked
-    if not isinstance(cfg, Config) or c.trajs_per_batch or c.split_trajs:  # what is cut out of batches is kept whole
+    if not isinstance(cfg, Config):  # frames on disk, for whoever reads them
         return 1
     if is_off_policy(cfg):  # batches of few steps, of which most rows would be first ones
         return 1
