@@ -152,7 +152,9 @@ class _BoundLowered(Bound):
         for key, rows in self.states.items():
             self.rows[under_next(key)] = [torch.from_numpy(row) for row in rows[1:]]
         self.rows |= {key: list(kept.unbind(0)) for key, kept in self.kept.items()}
-        self.rows |= {key: [torch.empty(lanes, *program.written[key][0])] * steps for key in passing}
+        self.rows |= {
+            key: [torch.empty(lanes, *program.written[key][0], dtype=torch.float32)] * steps for key in passing
+        }
         self.params = [self.kept[key] for key in program.draw.param_keys]
         self.param_rows = [
             tuple(param[t].numpy() for param in self.params) for t in range(steps)
