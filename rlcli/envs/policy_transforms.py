@@ -39,11 +39,11 @@ def missing_transforms(env: EnvBase, policy: Any) -> list[Transform]:
 
 
 def _check_states(policy: Any) -> None:
-    """Refuse two modules that would write over each other's state; one around another may speak for it."""
+    """Refuse two modules that write over each other's state; one around another may speak for it."""
     parts = recurrent_parts(policy)
     inner = [part for part in parts if not any(other in parts for other in list(part.modules())[1:])]
-    counts = Counter(key for part in inner for key in part.make_tensordict_primer().out_keys)
-    twice = [show(key) for key, count in counts.items() if count > 1]
+    written = Counter(key for part in inner for key in set(written_states(part)))
+    twice = [show(key) for key, count in written.items() if count > 1]
     if twice:
         raise ArgumentError(
             f"two modules of the policy have one state, {', '.join(twice)}",
