@@ -353,6 +353,16 @@ def test_what_is_more_than_its_layers_is_called_and_says_why(case):
         collector.rollout()
 
 
+@pytest.mark.parametrize("part", [0, 1, 2], ids=["encoder", "cells", "head"])
+def test_weights_of_another_dtype_are_noticed(part):
+    policy = actor()
+    with Collector(serial(3), policy, frames_per_batch=30) as collector:
+        collector.rollout()
+        policy.module[0][part].double()
+        with pytest.raises(ArgumentError, match="its weights are float64, and rows are float32"):
+            collector.rollout()
+
+
 def test_a_hook_that_nobody_would_call_is_refused():
     policy = changed(lambda cells: cells.gru.register_forward_hook(lambda *_: None))
     with pytest.raises(ArgumentError, match="a hook or a forward that would never run"):
