@@ -1,4 +1,4 @@
-"""From the options of a collector with workers to those of each of them: where one is a list, it has an entry for each."""
+"""From the options of a collector with workers to those of each: where one is a list, it has an entry for each."""
 
 from __future__ import annotations
 
