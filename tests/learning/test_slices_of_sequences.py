@@ -171,3 +171,17 @@ def test_a_loss_that_does_not_remember_has_no_slices():
     policy = networks()
     with pytest.raises(ArgumentError, match=r"at least one row.*got 0"):
         Update(ClipPPOLoss(policy.actor, policy.critic), slice_len=0)
+
+
+@pytest.mark.parametrize("slice_len", [None, 10])
+def test_padding_behind_rows_needs_no_state(slice_len):
+    """Workers that are preempted leave rows of which none keeps a state."""
+    policy, found = networks(), []
+    mask = torch.arange(STEPS).expand(LANES, STEPS) < torch.tensor([[40], [13], [26]])
+    for stride in (1, 10):
+        batch = batches_of(policy, stride)[-1].exclude("advantage", "value_target", "state_value")
+        batch["collector", "mask"] = mask
+        batch = GAE(gamma=0.99, lmbda=0.9, value_network=policy.critic)(batch)
+        columns = Update(ClipPPOLoss(policy.actor, policy.critic), slice_len=slice_len).columns(batch)
+        found.append(columns["value_target"])
+    assert len(found[0]) == 79 and torch.equal(*found)
