@@ -13,6 +13,7 @@ from rlcli.data.next_obs import Rows
 from rlcli.data.next_obs.sparse import held
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import IS_INIT, Key, show
+from rlcli.objectives.reduction import begun, mask_of
 
 Minibatch = dict[Key, Tensor]
 
@@ -94,14 +95,18 @@ class SequenceMinibatches(Minibatches):
 
 
 def with_starts(columns: Mapping[Key, Tensor], batch: TensorDictBase) -> Minibatch:
-    """Columns `[*B, ...]` whose `is_init` is set where rows begin, too: the last of the batch dims is time."""
+    """Columns `[*B, ...]` whose `is_init` is set where rows begin, too, and behind masked ones.
+
+    The last of the batch dims is time.
+    """
     is_init = columns.get(IS_INIT)
     if is_init is None:
         raise MissingKeyError(
             "the batch has no is_init", why="a recurrent network must know where the sequences of a batch begin",
             fix="Append InitTracker() to the env, or leave auto_register_policy_transforms=True.",
         )  # fmt: skip
-    marked = is_init.clone()
+    mask = mask_of(columns)
+    marked = is_init.clone() if mask is None else begun(is_init, mask.reshape(batch.shape))
     marked.reshape(batch.shape)[..., 0] = True
     return {**columns, IS_INIT: marked}
 
