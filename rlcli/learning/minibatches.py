@@ -94,10 +94,10 @@ class SequenceMinibatches(Minibatches):
         return rows, ends[last].tolist()
 
 
-def with_starts(columns: Mapping[Key, Tensor], batch: TensorDictBase) -> Minibatch:
+def with_starts(columns: Mapping[Key, Tensor], batch: TensorDictBase, states: Sequence[Key]) -> Minibatch:
     """Columns `[*B, ...]` whose `is_init` is set where rows begin, too, and behind masked ones.
 
-    The last of the batch dims is time.
+    The last of the batch dims is time. `states` are what sequences begin with that go on from rows which are not there.
     """
     is_init = columns.get(IS_INIT)
     if is_init is None:
@@ -108,6 +108,12 @@ def with_starts(columns: Mapping[Key, Tensor], batch: TensorDictBase) -> Minibat
     mask = mask_of(columns)
     marked = is_init.clone() if mask is None else begun(is_init, mask.reshape(batch.shape))
     marked.reshape(batch.shape)[..., 0] = True
+    missing = [show(key) for key in states if key not in columns]
+    if missing and (inside := int((marked.bool() & ~is_init.bool()).sum())):
+        raise MissingKeyError(
+            f"the batch has no {' and '.join(missing)}", why=f"{inside} sequences begin inside of a trajectory",
+            fix="Keep the states (keep_keys), or set is_init where a sequence begins, to start from zeros.",
+        )  # fmt: skip
     return {**columns, IS_INIT: marked}
 
 

@@ -212,3 +212,27 @@ def test_what_follows_masked_rows_begins_from_its_own_state(first):
     log_prob, _, written = update.loss.density(columns, columns["action"])
     assert torch.allclose(log_prob, columns["sample_log_prob"], atol=1e-5)
     assert torch.allclose(update.loss.criticised(columns, written)["state_value"], values, atol=1e-5)
+
+
+@pytest.mark.parametrize("slice_len", [None, 7])
+def test_batches_that_cannot_be_learned_from_are_refused(slice_len):
+    policy = networks()
+    batch = batches_of(policy, 1)[-1]
+    update = Update(ClipPPOLoss(policy.actor, policy.critic), slice_len=slice_len)
+    for empty in (batch[:, :0], batch[:0]):
+        with pytest.raises(ArgumentError, match="the batch has no rows"):
+            update(empty)
+    with pytest.raises(MissingKeyError, match="the batch has no recurrent_state"):
+        update(batch.exclude("recurrent_state"))
+    batch["mask"] = torch.zeros(LANES, STEPS, dtype=torch.bool)
+    with pytest.raises(ArgumentError, match="no row of the batch counts"):
+        update(batch)
+
+
+def test_rows_that_begin_with_their_trajectories_need_no_state():
+    policy = networks()
+    batch = batches_of(policy, 1, count=1)[0]  # what is reset begins from zeros
+    update, losses = Update(ClipPPOLoss(policy.actor, policy.critic), batch_size=LANES * STEPS), []
+    for rows in (batch, batch.exclude("recurrent_state")):
+        losses.append(update.loss.terms(update.columns(rows))["loss_objective"])
+    assert torch.equal(*losses)
