@@ -15,6 +15,7 @@ from rlcli.config.option import branches, find, option
 from rlcli.config.parts import choices
 
 _IN_PROCESSES = {"env.mode": ("auto", "parallel")}
+_START_METHODS = ("auto", "forkserver", "spawn", "fork")
 
 
 @dataclass
@@ -61,7 +62,7 @@ class EnvConfig:
     start_method: str = option(
         "auto",
         "how those processes are made; auto: forkserver on Linux, else spawn",
-        choices=("auto", "forkserver", "spawn", "fork"),
+        choices=_START_METHODS,
         when=_IN_PROCESSES,
     )
     kwargs: dict[str, Any] = option(
@@ -143,7 +144,7 @@ class CollectorConfig:
     start_method: str = option(
         "auto",
         "how those processes are made; auto: forkserver on Linux, else spawn",
-        choices=("auto", "forkserver", "spawn", "fork"),
+        choices=_START_METHODS,
     )
     on_worker_error: str = option(
         "raise",
@@ -455,9 +456,14 @@ def is_off_policy(cfg: Config) -> bool:
     return registry.part("algorithm", cfg.loss.kind).off_policy
 
 
+def draws(cfg: Config) -> str:
+    """What the sampler draws: parts of the "batch" that was just collected, stored "rows", or "slices" of them."""
+    return registry.part("sampler", cfg.sampler.kind).draws
+
+
 def draws_slices(cfg: Config) -> bool:
     """Whether a policy gradient learns from slices of stored rows."""
-    return not is_off_policy(cfg) and registry.part("sampler", cfg.sampler.kind).draws == "slices"
+    return not is_off_policy(cfg) and draws(cfg) == "slices"
 
 
 def remembers(cfg: CollectConfig) -> bool:

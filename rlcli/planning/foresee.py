@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlcli.collectors import BaseCollector
 from rlcli.collectors.build import delta_dtype_of, devices, keeps_overflows, shares
-from rlcli.collectors.options import AHEAD, next_steps
+from rlcli.collectors.frames import AHEAD, next_steps
 from rlcli.collectors.schema import RowSchema
 from rlcli.config.schemas import CollectConfig, draws_slices, is_off_policy
 from rlcli.data.fields import Field

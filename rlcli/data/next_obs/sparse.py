@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import Field
+from rlcli.data.fields import Field, check_fit
 from rlcli.data.next_obs.pairs import bytes_of
 from rlcli.data.next_obs.rows import Rows
 from rlcli.keys import NEXT, Key, as_tuple, unravel
@@ -58,6 +58,15 @@ def sparse_rows(shape: Sequence[int], sparse: Sparse) -> Rows:
     column = Rows(nothing, sparse.rows.contiguous(), index)
     column.sparse = True
     return column
+
+
+def blanked(column: Rows, where: Tensor) -> Rows:
+    """The column with a row of zeros wherever bool `[*B]` says; all of them take the bytes of one."""
+    zeros = column.extra.new_zeros(1, *column.extra.shape[1:])
+    index = column.index.masked_fill(where, len(column.extra) + 1)
+    out = Rows(column.obs, torch.cat((column.extra, zeros)), index)
+    out.sparse = True
+    return out
 
 
 def sparse_where(rows: Tensor, values: Tensor) -> Rows:
@@ -122,6 +131,23 @@ class SparseColumns:
         found = [key for key, column in given.items() if key in self._held or is_sparse(key, column)]
         return {key: sparse_of(given.pop(key), batch_dims, nothing_of(key)) for key in found}
 
+    def check(self, taken: Mapping[Key, Sparse]) -> None:
+        """Refuse states that do not fit those of the rows that are there.
+
+        Raises
+        ------
+        ArgumentError
+            Keys are missing or new, or a dtype or shape differs.
+        """
+        held = {key: Field.of(column.rows) for key, column in self._held.items() if math.isnan(column.nothing)}
+        check_fit(held, {key: sparse.rows for key, sparse in taken.items() if math.isnan(nothing_of(key))})
+
+    def emptied(self) -> SparseColumns:
+        """The same columns, without a row."""
+        out = SparseColumns()
+        out._held = {key: _Column(column.rows[:0], column.nothing) for key, column in self._held.items()}
+        return out
+
     def put(self, taken: Mapping[Key, Sparse], numbers: np.ndarray, base: int) -> None:
         """Remember what a batch held.
 
@@ -167,13 +193,10 @@ class SparseColumns:
         base : int
             The lowest number that is live.
         """
-        held = self._held[key].held
-        held, back = held[np.searchsorted(held, base) :], np.full(len(numbers), -1)
-        for lane in np.unique(numbers % lanes) if len(held) else ():
-            mine, own = np.flatnonzero(numbers % lanes == lane), held if lanes == 1 else held[held % lanes == lane]
-            place = np.searchsorted(own, numbers[mine], side="right") - 1
-            found = place >= 0
-            back[mine[found]] = (numbers[mine[found]] - own[place[found]]) // lanes
+        from rlcli.kernels.index.read import marked_before  # loads the compiler, which takes half a second
+
+        held, back = self._held[key].held, np.empty(len(numbers), np.int64)
+        marked_before(held[np.searchsorted(held, base) :], numbers, lanes, back)
         return back
 
     def state_dict(self, base: int) -> list[list[Any]]:
