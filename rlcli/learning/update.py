@@ -163,6 +163,8 @@ class Update:
         names = list(vars(self.loss.tensor_keys).values())
         if names != self._names:
             self._names, self._keys = names, [*self.loss.in_keys, *self.loss.optional_keys]
+            states = {key for net in self.loss.networks for key in state_keys(net)}
+            self._states = [key for key in self._keys if key in states]
 
     def passes(self) -> Iterator[None]:
         """Epochs over one batch: at most `epochs`, none after one that moved the policy by `target_kl`."""
@@ -228,17 +230,18 @@ class Update:
         Of a recurrent loss `is_init` says where the rows of `batch` and the slices of sequences begin as well.
         """
         read = self.loss.columns(batch)
+        if not batch.shape.numel():
+            raise ArgumentError("the batch has no rows", why=f"its shape is {tuple(batch.shape)}")
         if self.loss.recurrent:
-            read = with_starts(read, batch)
+            read = with_starts(read, batch, self._states)
         columns = {key: x.detach().reshape(-1, *x.shape[batch.ndim :]) for key, x in read.items()}
         mask = mask_of(columns)
         if mask is not None:
             rows = mask.reshape(-1).nonzero().squeeze(-1)
+            if not len(rows):
+                raise ArgumentError("no row of the batch counts", why="its masks let none through")
             columns = {k: x.index_select(0, rows) for k, x in columns.items() if k not in MASK_KEYS}
-        if self.slice_len is None:
-            return columns
-        states = dict.fromkeys(key for net in self.loss.networks for key in state_keys(net))
-        return with_slices(columns, list(states), self.slice_len)
+        return columns if self.slice_len is None else with_slices(columns, self._states, self.slice_len)
 
     # ---- checkpoints ---------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
