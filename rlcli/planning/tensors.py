@@ -214,7 +214,8 @@ def planned_buffer(cfg: Any, rows: RowSchema, mode: str, init_rows: int = 0) -> 
         shape, dtype = (count, *field.shape), _name(field.dtype)
         columns.append(Entry(BUFFER, show(key), 0, shape, dtype, device, note="exact"))
     for key, field in rows.states.items():  # beside the storage, each with its number and place; zeros are places alone
-        kept = min(count, -(-count * rows.kept_states // rows.frames))
+        share = (1 + (rows.steps - 1) / rows.stride) / rows.steps  # an episode is anywhere where a batch begins
+        kept = min(count, math.ceil(count * share))
         nbytes = kept * (field.width + 16) * 9 // 8  # room for up to a quarter more
         shape, dtype, note = (count, *field.shape), _name(field.dtype), f"about; {FEW_ROWS}"
         columns.append(Entry(BUFFER, show(key), nbytes, shape, dtype, "cpu", nbytes, nbytes / count, note=note))
