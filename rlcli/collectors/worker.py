@@ -33,10 +33,10 @@ from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, Key, show, under_next, unravel
 from rlcli.lanes.lanes import Schema
 from rlcli.processes.channel import Channel, unpacked
-from rlcli.processes.crew import serve
 from rlcli.processes.line import Line
 from rlcli.processes.pulse import BEAT, beat
 from rlcli.processes.region import Region
+from rlcli.processes.serving import serve
 from rlcli.processes.streams import seed_streams
 from rlcli.weight_update.newest import SharedNewest
 from rlcli.weight_update.receiver import ModelsReceiver
@@ -99,7 +99,7 @@ class Part:
     outside : dict
         Observations outside their bounds since the last part, as `Bounds.figures` gives them.
     begins : bool or None
-        The parent's to say: see `Told.begins`.
+        The parent's to say: see `WorkerRecord.begins`.
     states : dict
         See `Filled`.
     """

@@ -6,13 +6,15 @@ Found from specs, so that what an env below has already is not added again. `pol
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from rlcli.envs.base import EnvBase
 from rlcli.envs.transformed import TransformedEnv
-from rlcli.keys import IS_INIT, NEXT, Key, as_tuple, unravel
+from rlcli.errors import ArgumentError
+from rlcli.keys import IS_INIT, NEXT, Key, as_tuple, show, unravel
 from rlcli.transforms import InitTracker, Transform
-from rlcli.transforms.primer import primers_of
+from rlcli.transforms.primer import primers_of, recurrent_parts
 
 
 def missing_transforms(env: EnvBase, policy: Any) -> list[Transform]:
@@ -24,6 +26,7 @@ def missing_transforms(env: EnvBase, policy: Any) -> list[Transform]:
     specs = (env.full_observation_spec, env.full_state_spec)
     present = {unravel(key) for spec in specs for key in spec.keys(True, True)}
     primers = primers_of(policy)
+    _check_states(policy)
     found: list[Transform] = []
     marked = primers or IS_INIT in keys_of(policy, "in_keys") or set(written_states(policy)) & present
     if marked and IS_INIT not in present:
@@ -33,6 +36,20 @@ def missing_transforms(env: EnvBase, policy: Any) -> list[Transform]:
             found.append(primer)
             present |= set(primer.out_keys)
     return found
+
+
+def _check_states(policy: Any) -> None:
+    """Refuse two modules that write over each other's state; one around another may speak for it."""
+    parts = recurrent_parts(policy)
+    inner = [part for part in parts if not any(other in parts for other in list(part.modules())[1:])]
+    written = Counter(key for part in inner for key in set(written_states(part)))
+    twice = [show(key) for key, count in written.items() if count > 1]
+    if twice:
+        raise ArgumentError(
+            f"two modules of the policy have one state, {', '.join(twice)}",
+            why="each would go on from what the other one wrote",
+            fix='Name the states apart: in_keys=["x", "h"], out_keys=["features", ("next", "h")].',
+        )
 
 
 def with_policy_transforms(env: EnvBase, policy: Any) -> EnvBase:

@@ -30,9 +30,9 @@ from rlcli.config.recipes import find_recipes
 from rlcli.data.samplers import PrioritizedSampler
 from rlcli.envs.build import build_env
 from rlcli.jobs.plan import plan
+from rlcli.kernels.sum_tree.levels import tree_bytes
 from rlcli.keys import DONE
 from rlcli.lanes.noise import drawn_ahead
-from rlcli.learning.hooks import priority_bytes
 from rlcli.planning.envs import EVALUATION, one_more, to_come
 from rlcli.planning.fit import advice_for
 from rlcli.planning.plan import Place
@@ -355,6 +355,22 @@ def test_states_in_few_rows_of_a_buffer_are_those_of_episodes_that_are_anywhere_
     assert planned == pytest.approx(kept / (64 * batches * steps), rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("words", "rows"),
+    [
+        ([], 512),  # a minibatch ends with the sequence that fills it
+        (["env.num=4"], 256),
+        (["sampler.slice_len=16"], 256),
+        (["sampler.slice_len=100"], 300),
+        (["sampler.slice_len=4096"], 512),
+    ],
+    ids=str,
+)
+def test_a_minibatch_of_sequences_is_planned_as_long_as_they_are(words, rows):
+    planned = rlcli.plan(["recipe=ppo_gru", "env.num=1", *words, *QUIET])
+    assert [(peak.rows, peak.unknown) for peak in planned.peaks if peak.stage == "update"] == [(rows, "")]
+
+
 @pytest.mark.parametrize("cut", ["collector.split_trajs=true", "collector.trajs_per_batch=2"])
 def test_the_value_stage_of_whole_trajectories_is_not_guessed(cut):
     planned = rlcli.plan([cut])
@@ -451,7 +467,7 @@ def test_priorities_are_counted_as_a_sampler_holds_them(rows):
     finally:
         tracemalloc.stop()
     assert sampler.max_capacity == rows
-    assert priority_bytes(rows) <= held <= priority_bytes(rows) + 4096  # beside it: some hundred bytes of other objects
+    assert tree_bytes(rows) <= held <= tree_bytes(rows) + 4096  # beside it: some hundred bytes of other objects
 
 
 def test_the_priorities_of_a_run_are_in_its_plan_and_in_its_ledger(tmp_path):
@@ -465,9 +481,9 @@ def test_the_priorities_of_a_run_are_in_its_plan_and_in_its_ledger(tmp_path):
     planned = rlcli.plan(overrides)
     run = rlcli.train([*overrides, f"run.dir={tmp_path / 'run'}"])
     for entries in (planned.as_dict()["entries"], run.summary["memory"]["entries"]):
-        assert [e["bytes"] for e in entries if e["key"] == "priorities"] == [priority_bytes(5000)]
+        assert [e["bytes"] for e in entries if e["key"] == "priorities"] == [tree_bytes(5000)]
     plain = rlcli.plan([*overrides, "sampler=random"])
-    assert planned.component("buffer") - plain.component("buffer") == priority_bytes(5000)
+    assert planned.component("buffer") - plain.component("buffer") == tree_bytes(5000)
 
 
 def worker_processes():

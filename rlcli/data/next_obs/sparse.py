@@ -94,6 +94,13 @@ def sparse_of(column: Tensor, batch_dims: int, nothing: float = 0.0) -> Sparse:
     return Sparse(at, flat[at], nothing)
 
 
+def held(column: Tensor) -> Tensor:
+    """bool `[N]`: in which rows of a column of recurrent states `[N, *F]` one is held; NaN is none."""
+    if isinstance(column, Rows) and column.sparse:
+        return column.index != 0
+    return ~column.flatten(1).isnan().any(1)
+
+
 class SparseColumns:
     """The sparse columns of a ring, by number of step and lane: `step * lanes + lane`, which never wraps."""
 

@@ -18,6 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rlcli.kernels.recurrent import unread
+
 
 class Sequences(NamedTuple):
     """The layout of a batch.
@@ -61,7 +63,7 @@ def sequences(is_init: Tensor) -> Sequences:
 
     A flat batch is read on the host, to see how long its slices are.
     """
-    if is_init.ndim > 1 or is_init.is_meta or torch.compiler.is_compiling():
+    if is_init.ndim > 1 or unread(is_init):
         begins = is_init.reshape(-1, is_init.shape[-1]).clone()
         begins[:, 0] = True
         return Sequences(begins)
