@@ -87,7 +87,7 @@ def state_stride(cfg: CollectConfig) -> int:
         return asked
     if not isinstance(cfg, Config):  # frames on disk, for whoever reads them
         return 1
-    if is_off_policy(cfg):  # batches of few steps, of which most rows would be first ones
+    if is_off_policy(cfg):  # batches of few steps, of which most rows would be first ones; shared buffers take all
         return 1
     whole = draws(cfg) == "batch"
     return (cfg.sampler.slice_len or c.frames_per_batch) if whole else SLICED

@@ -355,9 +355,8 @@ class RowSchema:
 
     @property
     def share_of_kept_states(self) -> float:
-        """Of all rows, over many batches."""
-        apart = self.steps - math.gcd(self.steps, self.stride)  # the others of those that are due begin a batch
-        return (1 + apart / self.stride) / self.steps
+        """Of all rows, over many batches: an episode is anywhere when a batch begins."""
+        return (1 + (self.steps - 1) / self.stride) / self.steps
 
     @property
     def most_kept_states(self) -> int:
