@@ -206,8 +206,8 @@ def test_ends_put_kept_states_out_of_step_by_no_more_than_the_plan_says(tmp_path
 def test_a_buffer_holds_about_the_states_that_are_planned(storage, size, stride, tmp_path):
     words = [
         *DQN, "policy=lstm", f"memory.recurrent_state_stride={stride}", f"storage={storage}",
-        f"storage.max_size={size}",
-        "total_frames=2560", "optim.updates_per_frame=0.01",
+        f"storage.max_size={size}", f"total_frames={max(size, 2560)}", "optim.updates_per_frame=0.01",
+        "collector.frames_per_batch=120", "collector.init_random_frames=0",  # 15 steps: batches begin in any phase of 4
     ]  # fmt: skip
     planned, memory = planned_and_run(words, tmp_path)
     told, held = planned.as_dict()["entries"], memory["entries"]
