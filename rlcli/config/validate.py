@@ -159,6 +159,34 @@ def check_policy(cfg: Any) -> Iterator[Problem]:
         yield Problem(f"policy.path={policy.path} does not exist", "rlcli ls runs lists runs", only_here=True)
 
 
+def check_recurrence(cfg: Any) -> Iterator[Problem]:
+    """A recurrent policy: who shares its trunk, and what runs it over sequences."""
+    if not remembers(cfg):
+        return
+    policy = cfg.policy
+    if policy.shared is False and not (isinstance(cfg, Config) and is_off_policy(cfg)):  # they do not read it
+        yield Problem(
+            f"policy.shared=false has no meaning with policy={policy.kind}: a critic with a state of its own is not "
+            "stepped while frames are collected",
+            "leave it out",
+        )
+    if not isinstance(cfg, Config):
+        return  # one step of the policy is the same with all backends
+    if policy.recurrent_backend == "triton" and _without_gpu(cfg):
+        yield Problem(
+            "policy.recurrent_backend=triton runs on a GPU", "use policy.recurrent_backend=auto, or device=cuda"
+        )
+    if policy.recurrent_backend == "cpu" and cfg.device.kind in ("cuda", "mps", "split"):
+        yield Problem(
+            f"policy.recurrent_backend=cpu does not run on device={cfg.device.kind}",
+            "use policy.recurrent_backend=auto",
+        )
+
+
+def _without_gpu(cfg: Any) -> bool:
+    return cfg.device.kind == "cpu" or not installed.torch_has_cuda()
+
+
 def check_kwargs(cfg: Any) -> Iterator[Problem]:
     for kind, group in registry.GROUPS.items():
         options = getattr(cfg, group, None)
@@ -327,6 +355,8 @@ def _slices(cfg: Config) -> Iterator[Problem]:
             "give one of them",
         )
     one, other = (s.slice_len or 0), (s.num_slices or 0)
+    if (s.slice_len is not None and s.slice_len < 1) or (s.num_slices is not None and s.num_slices < 1):
+        return  # out of range, which is said already
     if not one and not other:
         yield Problem(f"sampler={s.kind} needs sampler.slice_len or sampler.num_slices", "give one of them")
     elif one and other and one * other != s.batch_size:
@@ -347,6 +377,12 @@ def _slices(cfg: Config) -> Iterator[Problem]:
             yield Problem(
                 f"a slice of {length} rows is longer than the {steps} rows of an env that the storage holds",
                 "use a shorter sampler.slice_len or a larger storage.max_size",
+            )
+        elif s.burn_in and length + s.burn_in > steps:
+            yield Problem(
+                f"sampler.burn_in={s.burn_in} and a slice of {length} rows are more than the {steps} rows of an env "
+                "that the storage holds",
+                f"use sampler.burn_in <= {steps - length}, or a larger storage.max_size",
             )
 
 
@@ -428,7 +464,7 @@ def _values(cfg: Config) -> Iterator[Problem]:
         yield Problem("value.shifted and value.two_calls exclude each other", "leave one out")
     if v.num_chunks is not None and v.value_chunk_size is not None:
         yield Problem("value.num_chunks and value.value_chunk_size are two ways to say one thing", "give one of them")
-    if v.backend == "triton" and (cfg.device.kind == "cpu" or not installed.torch_has_cuda()):
+    if v.backend == "triton" and _without_gpu(cfg):
         yield Problem("value.backend=triton runs on a GPU", "use value.backend=auto, or device=cuda")
     if v.kind == "vtrace" and v.c_thresh > v.rho_thresh:
         yield Problem(
@@ -479,6 +515,7 @@ _READ: dict[Callable[[Any], Iterable[Problem]], tuple[str, ...]] = {
     check_collector: ("collector.",),
     check_workers: ("collector.", "env.", "weights."),
     check_policy: ("policy.",),
+    check_recurrence: ("policy.", "loss.kind.", "device.kind."),
     check_kwargs: tuple(f"{group}.kind." for group in registry.GROUPS.values()),
     check_modes: ("env.",),
     check_wrappers: ("env.wrappers.", "env.transforms."),
