@@ -261,6 +261,31 @@ def test_shapes_that_do_not_fit_are_named():
     assert "not one flag a row" in said(td)
 
 
+@pytest.mark.parametrize("mode", [True, False])
+@pytest.mark.parametrize("key", ["observation", "recurrent_state"])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float64])
+def test_a_dtype_that_is_not_the_weights_is_said_of_the_key_that_has_it(mode, key, dtype):
+    net = module(GRUModule).float()
+    td = data(net, 3, 4).float()
+    td[key] = td[key].to(dtype)
+    text = said(td, net, mode=mode)
+    assert text.startswith(f"{key} is {dtype} (GRUModule): the weights are torch.float32. Use {key}.to(torch.float32)")
+
+
+def test_no_rows_are_a_batch_too():
+    net = module(GRUModule)
+    for mode in (True, False):
+        with set_recurrent_mode(mode):
+            assert net(data(net, 3, 4)[:0])["features"].shape == (0, 4, H)
+
+
+@pytest.mark.parametrize("written", ["h", ("next", "g")])
+def test_a_state_that_is_written_where_no_step_finds_it_is_refused_by_envs(written):
+    net = GRUModule(4, H, in_keys=["observation", "h"], out_keys=["features", written])
+    with pytest.raises(ArgumentError, match="would forget its state h at every step"):
+        GymEnv("CartPole-v1", policy=net)
+
+
 def test_data_without_time_are_no_sequences():
     assert "the data have no time" in said(data(module(GRUModule), 3)[0])
 

@@ -141,7 +141,20 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         return [unravel(key) for key in self.in_keys[1:-1]]
 
     def make_tensordict_primer(self) -> TensorDictPrimer:
-        """The transform that gives an env the states, zero at resets."""
+        """The transform that gives an env the states, zero at resets.
+
+        Raises
+        ------
+        ArgumentError
+            A state is not written where the next step will find it.
+        """
+        for key, written in zip(self.state_keys, self.out_keys[1:], strict=True):
+            if written != (wanted := unravel((NEXT, *as_tuple(key)))):
+                raise ArgumentError(
+                    f"{type(self).__name__} would forget its state {show(key)} at every step",
+                    where=f"out_keys={self.out_keys}", why=f"it writes the next one at {written!r}",
+                    fix=f"Write it at {wanted!r}.",
+                )  # fmt: skip
         shape = (self.layers.num_layers, self.layers.hidden_size)
         dtype = next(self.layers.parameters()).dtype
         return TensorDictPrimer({key: Unbounded(shape, dtype=dtype) for key in self.state_keys})
@@ -209,10 +222,10 @@ class RecurrentModule(TensorDictModuleBase, ABC):
                 fix="Give the env policy=..., or append module.make_tensordict_primer() to it.",
             )
         size = x.shape[:-1]
-        flat = [self._checked(s, size) for s in states]  # type: ignore[arg-type]
+        flat = [self._checked(s, size, key) for s, key in zip(states, self.state_keys, strict=True)]  # type: ignore[arg-type]
         found = self._layers(x.reshape(-1, x.shape[-1]), flat, self.cell)
         after = (torch.stack(parts, 1).reshape(*size, *flat[0].shape[1:]) for parts in zip(*found, strict=True))
-        return found[-1][0].reshape(*size, -1), *after
+        return found[-1][0].reshape(*size, self.layers.hidden_size), *after
 
     def _over_sequences(self, x: Tensor, states: Sequence[Tensor | None], is_init: Tensor | None) -> State:
         if is_init is None:
@@ -235,7 +248,8 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         where = sequences(begins)
         stored = [s for s in states if s is not None]
         if len(stored) == len(states):
-            flat, source = self._begun([self._checked(s, size) for s in stored], where)
+            flat = [self._checked(s, size, key) for s, key in zip(stored, self.state_keys, strict=True)]
+            flat, source = self._begun(flat, where)
         else:
             self._check_begun(begins)
             nothing = x.new_zeros(1, self.layers.num_layers, self.layers.hidden_size)
@@ -319,17 +333,27 @@ class RecurrentModule(TensorDictModuleBase, ABC):
                 why=f"it has the shape {tuple(x.shape)}, and input_size is {self.layers.input_size}",
                 fix="Encode it first, to a vector of that size.",
             )
+        self._check_dtype(x, self.in_keys[0])
 
-    def _checked(self, state: Tensor, size: torch.Size) -> Tensor:
-        """A state `[*B, L, H]` as `[M, L, H]`."""
+    def _check_dtype(self, x: Tensor, key: Key) -> None:
+        dtype = self.layers.weight_hh_l0.dtype
+        if x.dtype != dtype and not (x.is_floating_point() and _under_autocast(x)):
+            raise ArgumentError(
+                f"{show(key)} is {x.dtype}", where=type(self).__name__, why=f"the weights are {dtype}",
+                fix=f"Use {show(key)}.to({dtype}).",
+            )  # fmt: skip
+
+    def _checked(self, state: Tensor, size: torch.Size, key: Key) -> Tensor:
+        """The state `[*B, L, H]` at `key` as `[M, L, H]`."""
         expected = (*size, self.layers.num_layers, self.layers.hidden_size)
         if state.shape != expected:
             raise ArgumentError(
                 "a stored state does not fit the recurrent module",
-                where=f"{type(self).__name__}, {', '.join(map(show, self.state_keys))}",
+                where=f"{type(self).__name__}, {show(key)}",
                 why=f"expected {expected}, got {tuple(state.shape)}",
                 fix="The last two dims are num_layers and hidden_size, as make_tensordict_primer() has them.",
             )
+        self._check_dtype(state, key)
         return state.reshape(-1, *expected[len(size) :])
 
     def _check_kept(self, states: list[Tensor]) -> None:
@@ -407,6 +431,11 @@ class LSTMModule(RecurrentModule):
 
     def run(self, x, state, source, weights):
         return lstm(x, *state, source, weights, **self.options)
+
+
+def _under_autocast(x: Tensor) -> bool:
+    kind = x.device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def either(name: str, key: Key | None, keys: Sequence[Key] | None) -> tuple[Key | None, Sequence[Key] | None]:
