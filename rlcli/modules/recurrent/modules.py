@@ -20,7 +20,7 @@ from rlcli.errors import ArgumentError, MissingKeyError, one_of
 from rlcli.kernels.recurrent import BACKENDS, Weights, gru, lstm
 from rlcli.keys import IS_INIT, NEXT, Key, as_tuple, show, unravel
 from rlcli.modules.recurrent.mode import recurrent_mode
-from rlcli.modules.recurrent.sequences import Sequences, sequences
+from rlcli.modules.recurrent.sequences import Sequences, begun, sequences
 from rlcli.specs import Unbounded
 from rlcli.transforms import TensorDictPrimer
 
@@ -141,20 +141,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         return [unravel(key) for key in self.in_keys[1:-1]]
 
     def make_tensordict_primer(self) -> TensorDictPrimer:
-        """The transform that gives an env the states, zero at resets.
-
-        Raises
-        ------
-        ArgumentError
-            A state is not written where the next step will find it.
-        """
-        for key, written in zip(self.state_keys, self.out_keys[1:], strict=True):
-            if written != (wanted := unravel((NEXT, *as_tuple(key)))):
-                raise ArgumentError(
-                    f"{type(self).__name__} would forget its state {show(key)} at every step",
-                    where=f"out_keys={self.out_keys}", why=f"it writes the next one at {written!r}",
-                    fix=f"Write it at {wanted!r}.",
-                )  # fmt: skip
+        """The transform that gives an env the states, zero at resets."""
         shape = (self.layers.num_layers, self.layers.hidden_size)
         dtype = next(self.layers.parameters()).dtype
         return TensorDictPrimer({key: Unbounded(shape, dtype=dtype) for key in self.state_keys})
@@ -183,6 +170,8 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         x, *states, is_init = (td.get(key, None) for key in self.in_keys)
         if is_init is not None and is_init.ndim == td.ndim:
             is_init = is_init.unsqueeze(-1)
+        if is_init is not None and self.runs_over_sequences:
+            is_init = begun(td, is_init)
         for key, value in zip(self.out_keys, self.on_tensors(x, *states, is_init), strict=True):
             td.set(key, value)
         return td
