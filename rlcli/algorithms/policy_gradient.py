@@ -127,13 +127,14 @@ class PolicyGradient(Algorithm):
         return read if self.cfg.memory.next_obs == "compact" and plain else []
 
     def update(self, loss: Loss) -> Update:
-        """Its minibatch order is drawn from the run's seed."""
-        cfg, o, epsilon = self.cfg, self.cfg.optim, self.cfg.loss.clip_epsilon
+        """Its minibatch order is drawn from the run's seed; slices that a buffer draws are not cut again."""
+        cfg, o, s, epsilon = self.cfg, self.cfg.optim, self.cfg.sampler, self.cfg.loss.clip_epsilon
         return Update(
             loss, optimizer=o.kind, lr=Linear(o.lr) if o.anneal_lr else o.lr, optimizer_options=optimizer_options(o),
-            epochs=o.epochs, batch_size=cfg.sampler.batch_size, max_grad_norm=o.max_grad_norm,
-            target_kl=cfg.loss.target_kl, clip_epsilon=Linear(epsilon) if cfg.loss.anneal_clip else None,
-            generator=torch.Generator().manual_seed(cfg.seed), compile=o.compile,
+            epochs=o.epochs, batch_size=s.batch_size, slice_len=None if self.stores else s.slice_len,
+            max_grad_norm=o.max_grad_norm, target_kl=cfg.loss.target_kl,
+            clip_epsilon=Linear(epsilon) if cfg.loss.anneal_clip else None, compile=o.compile,
+            generator=torch.Generator().manual_seed(cfg.seed),
         )  # fmt: skip
 
     def loop(self, parts: Parts, policy: ActorCritic, hooks: Hooks) -> Loop:

@@ -16,8 +16,9 @@ import numpy as np
 from rlcli.lanes.gym_lanes import strip
 from rlcli.lanes.make import GymRecipe
 from rlcli.processes.channel import Channel, packed, unpacked
-from rlcli.processes.crew import Crew, serve
+from rlcli.processes.crew import Crew
 from rlcli.processes.line import Line
+from rlcli.processes.serving import serve
 from rlcli.processes.worker import Worker
 
 MAKE, STEP = 1, 2  # orders to a process

@@ -17,9 +17,9 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from rlcli.bench import collect_loops as by_hand
-from rlcli.bench import peers
 from rlcli.bench.bare_envs import bare
 from rlcli.bench.harness import Report, interleave, ratio
+from rlcli.bench.peers import collecting as peers
 from rlcli.bench.settings import env_problems
 from rlcli.collectors import Collector
 from rlcli.config.installed import has, install

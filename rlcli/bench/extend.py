@@ -13,9 +13,9 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from rlcli.bench import peers
 from rlcli.bench.buffer_loops import ByHand, bare_copy, image_rows, seven_keys
 from rlcli.bench.harness import Report, interleave, ratio
+from rlcli.bench.peers import buffers as peers
 from rlcli.data import LazyTensorStorage, TensorDictReplayBuffer
 from rlcli.data.storages import LazyMemmapStorage
 from rlcli.errors import NumericsError

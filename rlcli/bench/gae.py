@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rlcli.bench.harness import Figure, Report, Side, interleave, ratio
-from rlcli.bench.peers import torchrl_estimates
+from rlcli.bench.peers.learning import torchrl_estimates
 from rlcli.errors import NumericsError
 from rlcli.objectives.value.functional import generalized_advantage_estimate
 

@@ -19,8 +19,8 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
-from rlcli.bench import peers
 from rlcli.bench.harness import Figure, Report, interleave, ratio
+from rlcli.bench.peers import buffers as peers
 from rlcli.bench.settings import env_problems
 from rlcli.collectors import Collector
 from rlcli.config.compose import configure
@@ -255,7 +255,7 @@ def pong_by_rule(cfg: EnvConfig, frames: int) -> Iterator[TensorDictBase]:
 
 def trained_cartpole(frames: int) -> tuple[list[TensorDictBase], float]:
     """Pictures of CartPole as a trained policy plays it, and the policy's mean return; it is trained first."""
-    from rlcli.jobs.collection import policy_to_look_at
+    from rlcli.jobs.acting_policy import policy_to_look_at
 
     with tempfile.TemporaryDirectory() as folder:
         rlcli("train", "recipe=ppo_exact", "console=off", "logger=none", f"run.dir={folder}/run")

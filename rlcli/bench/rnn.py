@@ -18,7 +18,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from rlcli.bench.harness import Figure, Report, fill, ratio
-from rlcli.bench.peers import torchrl_recurrent
+from rlcli.bench.peers.learning import torchrl_recurrent
 from rlcli.collectors.devices import resolve
 from rlcli.config.problem import raise_all, unknown
 from rlcli.errors import ArgumentError, ConfigError, NumericsError, in_words

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from rlcli.bench import peers
 from rlcli.bench.buffer_loops import LENGTH, gather_images, image_rows, numbers_of, small_rows
 from rlcli.bench.harness import Report, interleave, ratio
+from rlcli.bench.peers import buffers as peers
 from rlcli.data import LazyTensorStorage, SliceSampler, TensorDictReplayBuffer
 from rlcli.errors import ConfigError, NumericsError
 

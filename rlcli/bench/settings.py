@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from rlcli.config.installed import check_env
+from rlcli.config.checks.machine import check_env
 from rlcli.config.problem import Problem, did_you_mean, raise_all
 
 MIN_ROUNDS = 7  # a median of fewer says little on a shared machine

@@ -15,7 +15,7 @@ from typing import Any, cast
 from gymnasium import Space, spaces
 
 from rlcli.bench.harness import Figure, Report, interleave, ratio
-from rlcli.bench.peers import sb3_run
+from rlcli.bench.peers.runs import sb3_run
 from rlcli.config.compose import configure
 from rlcli.config.installed import install
 from rlcli.config.schemas import Config

@@ -14,7 +14,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 from rlcli.bench.harness import Report, interleave, ratio
-from rlcli.bench.peers import torchrl_update
+from rlcli.bench.peers.learning import torchrl_update
 from rlcli.errors import NumericsError
 from rlcli.learning.update import Update
 from rlcli.modules import ActorCritic, build_actor_critic

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rlcli.bench import peers
 from rlcli.bench.harness import Report, Side, interleave, ratio
+from rlcli.bench.peers import weights as peers
 from rlcli.bench.weight_workers import (
     ACT,
     COPY,

@@ -13,15 +13,16 @@ from typing import Any
 
 import torch
 
-from rlcli.bench import peers, split
+from rlcli.bench import split
 from rlcli.bench.bare_envs import Independent, busy
 from rlcli.bench.harness import Report, Side, fill, ratio
+from rlcli.bench.peers import workers as peers
 from rlcli.bench.settings import env_problems
 from rlcli.collectors import Collector, MultiSyncCollector
 from rlcli.envs import GymEnv, ParallelEnv, SerialEnv
 from rlcli.errors import NumericsError
 from rlcli.lanes.make import GymRecipe
-from rlcli.lanes.parallel_lanes import dealt
+from rlcli.lanes.shares import dealt
 from rlcli.modules import build_actor_critic
 from rlcli.processes.cores import cores
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from rlcli.errors import ArgumentError, ResourceError, in_words
 
@@ -27,6 +28,7 @@ class Background:
         self.failure: BaseException | None = None
         self.in_batch = False
         self._stop = threading.Event()
+        self._closes = False  # what it works with, when it ends
         self._turn = threading.Condition()  # of the thread, and of who pauses it
         self._pausing: list[int] = []  # threads that want it to wait, or make it wait
 
@@ -40,13 +42,42 @@ class Background:
         """Whether no further batch is to begin."""
         return self._stop.is_set()
 
-    def start(self, work: Callable[[], None]) -> None:
-        """Begin the thread."""
+    def start(
+        self, batches: Iterable, close: Callable[[], None], late: Callable[[float | None], None], at_exit: float | None
+    ) -> None:
+        """Begin a thread that goes through the batches.
+
+        Parameters
+        ----------
+        batches : iterable
+        close : callable
+            Called at the thread's end, where it called `end` itself.
+        late : callable
+            See `end`, which the interpreter calls as it ends: a thread that still ran then would abort the process.
+        at_exit : float, optional
+            Seconds that the batch has to be whole in then; without a limit by default.
+        """
         if self.thread is not None:
             raise ArgumentError("the collector was started before", fix="Make a new one to collect again.")
         self._stop.clear()
-        self.thread = threading.Thread(target=work, name="rlcli-collector", daemon=True)
+        self.thread = threading.Thread(target=self._work, args=(batches, close), name="rlcli-collector", daemon=True)
+        atexit.register(self.end, at_exit, late)
         self.thread.start()
+
+    def _work(self, batches: Iterable, close: Callable[[], None]) -> None:
+        try:
+            for _ in batches:
+                if self.stopping:
+                    break
+        except BaseException as error:  # kept for the thread that called start: `raise_failure`
+            self.failure = error
+        try:
+            if self._closes:
+                close()
+        except BaseException as error:
+            self.failure = self.failure or error
+        finally:
+            atexit.unregister(self.end)
 
     @contextlib.contextmanager
     def batch(self) -> Iterator[None]:
@@ -99,21 +130,24 @@ class Background:
                 fix="async_shutdown() raises the error itself.",
             ) from self.failure  # fmt: skip
 
-    def end(self, timeout: float | None, late: Callable[[float | None], None]) -> None:
+    def end(self, timeout: float | None, late: Callable[[float | None], None]) -> bool:
         """Stop the thread after its batch; where that takes longer than `timeout` seconds, `late` ends or refuses it.
 
-        Called by the thread itself, it returns at once: the thread ends with its batch.
+        Called by the thread itself, it returns False at once: the thread ends, and closes, after its batch.
         """
         with self._turn:
             self._stop.set()
             self._turn.notify_all()
-        if self.thread is None or self.mine:
-            return
-        self.thread.join(timeout)
-        if self.thread.is_alive():
-            late(timeout)
-            self.thread.join()
-        self.thread = None
+        if self.mine:
+            self._closes = True
+            return False
+        if self.thread is not None:
+            self.thread.join(timeout)
+            if self.thread.is_alive():
+                late(timeout)
+                self.thread.join()
+            self.thread = None
+        return True
 
     def raise_failure(self) -> None:
         """What the thread raised, once."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +12,7 @@ from tensordict import TensorDictBase
 
 from rlcli.collectors.background import Background
 from rlcli.collectors.delivered import Collected, Delivered
-from rlcli.collectors.options import Counted, Delivery, Stepping, function
+from rlcli.collectors.options import Counted, Delivery, Stepping, counted, function
 from rlcli.collectors.schema import BatchSchema, RowSchema
 from rlcli.collectors.weights import POLICY, Source, Weights
 from rlcli.data.splitting import split_trajectories
@@ -103,8 +102,10 @@ class BaseCollector:
     _weights: Weights
     _updater: WeightUpdaterBase | None
     replay_buffer: Any
+    seed: int
     split_trajs: bool
     trajectories: CompleteTrajectories | None
+    update_at_each_batch: bool
 
     def __init__(self, delivery: Delivery, trajectories: CompleteTrajectories | None) -> None:
         self.postproc, self.split_trajs, self.trajectories = delivery.postproc, delivery.split_trajs, trajectories
@@ -114,7 +115,6 @@ class BaseCollector:
         self.frames = self.batches = 0
         self.closed = False
         self.background = Background()
-        self._left = False  # from within its thread, which closes then
         self._stored = False  # whether something of the last batch went to the buffer
         self._warned_of: set[str] = set()  # keys whose values left their bounds
 
@@ -293,8 +293,35 @@ class BaseCollector:
         """Keep the actions of open episodes, so that `load_state_dict` can replay them; False where that is no use."""
         raise NotImplementedError
 
+    def reset(self) -> None:
+        """Begin the next batch with new episodes in all lanes."""
+        self.background.refuse()
+        self._begin_episodes()
+
+    def _begin_episodes(self) -> None:
+        """The next batch begins with new ones."""
+        raise NotImplementedError
+
+    def set_seed(self, seed: int, *, episode_seeds: bool = False) -> int:
+        """Seed env, exploration and ids' order; the first episode included.  Returns a seed for the next user."""
+        self.background.refuse()
+        self.seed = counted("seed", seed)
+        self._seed(self.seed, episode_seeds)
+        self._begin_episodes()
+        return self.seed + 1
+
+    def _seed(self, seed: int, episode_seeds: bool) -> None:
+        """Have all that is random begin with this seed."""
+        raise NotImplementedError
+
     def state_dict(self) -> dict[str, Any]:
         """Between two batches, everything that decides the following ones (the policy's weights apart)."""
+        self.background.refuse()
+        state = {"frames": self.frames, "policy_version": self.policy_version, **self._state()}
+        return state if self.trajectories is None else state | {"trajectories": self.trajectories.state_dict()}
+
+    def _state(self) -> dict[str, Any]:
+        """The part of `state_dict` that is of what steps the envs."""
         raise NotImplementedError
 
     def load_state_dict(self, state: dict[str, Any], *, replay: bool = True) -> list[int]:
@@ -368,6 +395,12 @@ class BaseCollector:
         collected, pieces = self._advance(steps, timed, stage)
         return Delivered(collected.batch, tuple(pieces), *collected[1:])
 
+    def _before_batch(self) -> None:
+        self.background.refuse()
+        self._refuse_closed()
+        if self.update_at_each_batch:
+            self.update_policy_weights_()
+
     def _refuse_closed(self) -> None:
         if self.closed:
             raise ArgumentError("the collector was shut down", fix="Make a new one.")
@@ -436,6 +469,8 @@ class BaseCollector:
         """The run is over: its open trajectories will not go on."""
         if self.trajectories is not None:
             self.trajectories.finish()
+            if self.trajectories.deliver_leftovers:
+                self._begin_episodes()  # should collecting go on, it goes on with new ones
 
     def _processed(self, piece: TensorDictBase) -> TensorDictBase:
         if self.postproc is not None:
@@ -445,12 +480,12 @@ class BaseCollector:
             called("post_collect_hook", self._hook, piece)
         return piece
 
-    def _store(self, piece: TensorDictBase) -> None:
+    def _store(self, piece: TensorDictBase, **member: Any) -> None:
         if self.extend_buffer:
-            self.replay_buffer.extend(piece)
+            self.replay_buffer.extend(piece, **member)
         else:
             for t in range(piece.shape[-1]):
-                self.replay_buffer.add(piece[..., t])
+                self.replay_buffer.add(piece[..., t], **member)
 
     # ---- what is called --------------------------------------------------------------------------------------------
     @property
@@ -504,9 +539,7 @@ class BaseCollector:
         self._refuse_closed()
         if self.background.thread is None:
             self._part()
-        self.background.start(self._work)
-        # a thread that still ran while the interpreter ends would abort the process
-        atexit.register(self._end_thread, self._at_exit)
+        self.background.start(self, self._close, self._end_batch, self._at_exit)
 
     def pause(self) -> AbstractContextManager[None]:
         """Have the thread that collects wait, from the end of its batch on until the end of `with`.
@@ -523,21 +556,6 @@ class BaseCollector:
     def _part(self) -> None:
         """A thread will collect: nothing that another one changes may act."""
 
-    def _work(self) -> None:
-        try:
-            for _ in self:
-                if self.background.stopping:
-                    break
-        except BaseException as error:  # kept for the thread that called start: async_shutdown raises it
-            self.background.failure = error
-        try:
-            if self._left:
-                self._close()
-        except BaseException as error:
-            self.background.failure = self.background.failure or error
-        finally:
-            atexit.unregister(self._end_thread)
-
     def async_shutdown(self, timeout: float | None = None) -> None:
         """Stop the thread after its current batch, and close the envs; what it raised is raised here, once.
 
@@ -549,17 +567,11 @@ class BaseCollector:
             The batch was not whole after `timeout` seconds: the thread ends with it, and nothing was closed yet. Where
             worker processes collect, they are ended instead, and the batch is lost.
         """
-        self._end_thread(timeout)
-        if self.background.thread is not None:  # the thread's own call
-            self._left = True
-            return
-        try:
-            self._close()
-        finally:
-            self.background.raise_failure()
-
-    def _end_thread(self, timeout: float | None = None) -> None:
-        self.background.end(timeout, self._end_batch)
+        if self.background.end(timeout, self._end_batch):
+            try:
+                self._close()
+            finally:
+                self.background.raise_failure()
 
     def _end_batch(self, waited: float | None) -> None:
         """Have a thread end in the middle of its batch, where that can be."""

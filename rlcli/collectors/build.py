@@ -20,7 +20,7 @@ from rlcli.config.schemas import CollectConfig, Config, EnvConfig, is_off_policy
 from rlcli.envs import EnvBase
 from rlcli.envs.build import build_env
 from rlcli.keys import Key, unravel
-from rlcli.lanes.parallel_lanes import dealt
+from rlcli.lanes.shares import dealt
 from rlcli.modules import ActorCritic
 from rlcli.processes.cores import cores
 
@@ -90,7 +90,7 @@ def state_stride(cfg: CollectConfig) -> int:
     if is_off_policy(cfg):  # batches of few steps, of which most rows would be first ones
         return 1
     whole = registry.part("sampler", cfg.sampler.kind).draws == "batch"
-    return c.frames_per_batch if whole else SLICED
+    return (cfg.sampler.slice_len or c.frames_per_batch) if whole else SLICED
 
 
 def in_this_process(cfg: CollectConfig) -> CollectConfig:

@@ -26,7 +26,8 @@ from rlcli.collectors.delivered import Collected
 from rlcli.collectors.devices import NOT_COPIED, one_device, own_copy, own_device, place
 from rlcli.collectors.engine import Engine
 from rlcli.collectors.finish import Filled, TrajectoryPool, assemble
-from rlcli.collectors.options import Stepping, counted, divided, next_steps, steps_of, whole
+from rlcli.collectors.frames import next_steps, steps_of
+from rlcli.collectors.options import Stepping, divided, whole
 from rlcli.collectors.programs.program import TorchStream
 from rlcli.collectors.schema import BatchSchema, RowSchema
 from rlcli.collectors.weights import FollowedWeights, Receiver
@@ -283,16 +284,10 @@ class Collector(BaseCollector):
     # ---- iteration ---------------------------------------------------------------------------------------------
     @property
     def frames_in_batch(self) -> int:
-        """Frames of a full batch after rounding to whole steps of all envs."""
         return steps_of(self.frames_per_batch, self.lanes.n) * self.lanes.n
 
     def steps_left(self) -> int:
         return next_steps(self.frames_per_batch, self.total_frames, self.lanes.n, self.frames)
-
-    def _finish(self) -> None:
-        super()._finish()
-        if self.trajectories is not None and self.trajectories.deliver_leftovers:
-            self.engine.begun = False  # what was open is delivered: should collecting go on, it goes on with new ones
 
     def rollout(self, steps: int | None = None) -> TensorDictBase:
         """Collect one raw batch; `deliver` makes of it what a consumer is to get.
@@ -326,15 +321,12 @@ class Collector(BaseCollector):
         random_steps : int, optional
             How many of them, the first, take random actions; by default those that `init_random_frames` asks for.
         """
-        self.background.refuse()
-        self._refuse_closed()
-        if self.update_at_each_batch:
-            self.update_policy_weights_()
+        self._before_batch()
         if self.pre_collect_hook is not None:
             called("pre_collect_hook", self.pre_collect_hook)
             self._refuse_closed()
         if self.reset_at_each_iter:
-            self.engine.begun = False
+            self._begin_episodes()
         if steps < 1:
             raise ArgumentError("a batch has at least one step", why=f"got {steps}")
         self.stream.shared = self.background.mine
@@ -384,7 +376,6 @@ class Collector(BaseCollector):
     # ---- what there is to know -----------------------------------------------------------------------------------
     @property
     def schema(self) -> BatchSchema:
-        """What batches hold; once steps are taken, with what nobody declared and they wrote."""
         return self.engine.schema
 
     def rows(self, lanes: int = 1, steps: int = 1) -> RowSchema:
@@ -407,7 +398,6 @@ class Collector(BaseCollector):
 
     @property
     def envs(self) -> int:
-        """How many envs are stepped together."""
         return self.lanes.n
 
     @property
@@ -442,7 +432,6 @@ class Collector(BaseCollector):
     # ---- episodes ----------------------------------------------------------------------------------------------
     @property
     def episodes(self) -> list[int]:
-        """The number of the episode that each env is in, or has just ended; -1 before the first."""
         return list(self.lanes.episodes)
 
     def limit_episodes(self, steps: int) -> bool:
@@ -557,31 +546,21 @@ class Collector(BaseCollector):
         """Take weights over from another process, where those of a publication would be."""
         self._weights.follow(receiver)
 
-    def reset(self) -> None:
-        """Begin the next batch with new episodes in all lanes."""
-        self.background.refuse()
+    def _begin_episodes(self) -> None:
         self.engine.begun = False
 
-    def set_seed(self, seed: int, *, episode_seeds: bool = False) -> int:
-        """Seed env, exploration and ids' order; the first episode included.  Returns a seed for the next user."""
-        self.background.refuse()
-        self.seed = seed = counted("seed", seed)
+    def _seed(self, seed: int, episode_seeds: bool) -> None:
         self.stream.reseed(self._stepping.process_seed(seed))
         self.engine.reseed(seed)
         self._seed_lanes(seed, episode_seeds)
-        self.engine.begun = False
-        return seed + 1
 
     def _seed_lanes(self, seed: int, every_episode: bool) -> None:
         s = self._stepping
         self.lanes.seed(seed, every_episode=every_episode, first_lane=s.first_lane, total=s.all_lanes)
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
-    def state_dict(self) -> dict[str, Any]:
-        """Between two batches, everything that decides the following ones (the policy's weights apart)."""
-        self.background.refuse()
-        state = {"frames": self.frames, "policy_version": self.policy_version, "engine": self.engine.state_dict()}
-        return state if self.trajectories is None else state | {"trajectories": self.trajectories.state_dict()}
+    def _state(self) -> dict[str, Any]:
+        return {"engine": self.engine.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any], *, replay: bool = True) -> list[int]:
         """Continue where `state_dict` was taken; call `set_seed` with the run's seed first.
@@ -612,7 +591,7 @@ class Collector(BaseCollector):
         """
         self.background.refuse()
         self.frames = frames
-        self.engine.begun = False
+        self._begin_episodes()
         for lane, number in enumerate(episodes):
             self.lanes.episodes[lane] = max(self.lanes.episodes[lane], number)
         self.ids.restart_at(max([self.ids.next_id - 1, *taken]) + 1)

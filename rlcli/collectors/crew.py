@@ -20,7 +20,7 @@ from rlcli.collectors.answers import say
 from rlcli.collectors.shared_batch import SharedBatch
 from rlcli.collectors.told import Told
 from rlcli.collectors.worker import TARGET, Part, Sent, signs_of
-from rlcli.errors import ArgumentError, ConfigError, EnvError, NumericsError, RlcliError, in_words, one_of
+from rlcli.errors import ArgumentError, EnvError, RlcliError, in_words, one_of
 from rlcli.keys import Key, show
 from rlcli.lanes.lanes import Schema
 from rlcli.processes.channel import packed
@@ -28,12 +28,11 @@ from rlcli.processes.crew import Crew, Lost
 from rlcli.processes.files import room_for
 from rlcli.processes.pulse import Pulse
 from rlcli.processes.region import Region
-from rlcli.processes.restarts import POLICIES, Restarts, time_to_build
+from rlcli.processes.restarts import NOT_REPLACED, POLICIES, Restarts, time_to_build
 from rlcli.processes.worker import Worker
 
 CALL = 1
 _FILES = 6  # that a worker takes of its parent, with its first batches
-_OURS = (ArgumentError, ConfigError, NumericsError)  # no env's fault: another process would raise them too
 
 
 class Order(NamedTuple):
@@ -297,7 +296,7 @@ class CollectorCrew:
             except Exception as error:
                 index = self.crew.awaited
                 error.add_note(f"In worker {self._place(index)}.")
-                if self.on_error == "raise" or isinstance(error, _OURS):
+                if self.on_error == "raise" or isinstance(error, NOT_REPLACED):
                     self._orders[index].popleft()
                     self.told[index].begins = False
                     raise
@@ -386,7 +385,7 @@ class CollectorCrew:
 
     def _begin_anew(self, index: int, cause: BaseException) -> None:
         """A new process, in which nothing was made yet."""
-        if isinstance(cause, _OURS):
+        if isinstance(cause, NOT_REPLACED):
             self._orders[index].clear()
             raise cause
         if self.on_error == "raise" or not self.crew.close.alive:
@@ -394,10 +393,9 @@ class CollectorCrew:
             for begun in self._orders:
                 begun.clear()
             raise self._refusal(cause) from None
-        said = f"worker {self._place(index)} {cause.how if isinstance(cause, Lost) else f'raised {in_words(cause)}'}"
         try:
-            self._restarts.another(
-                self.name, index, said, None if isinstance(cause, Lost) else cause,
+            said = self._restarts.another(
+                self.name, index, f"worker {self._place(index)}", cause,
                 fix="Correct what ends them; a Collector shows it plainly.",
             )  # fmt: skip
         except EnvError:

@@ -1,12 +1,7 @@
-"""From the options of a collector with workers to those of each of them: where one is a list, it has an entry for each.
-
-Steps follow from frames as they do for one collector of all envs; where workers have shares of their own, the last
-batch cuts the longest first.
-"""
+"""From the options of a collector with workers to those of each: where one is a list, it has an entry for each."""
 
 from __future__ import annotations
 
-import bisect
 import difflib
 import inspect
 import warnings
@@ -149,18 +144,3 @@ def one_of_all(name: str, value: Any, workers: int) -> Any:
             f"{name} has more than one device", why="the rows of all workers make one batch", fix="Give one of them."
         )
     return value[0]
-
-
-def cut(shares: Sequence[int], lanes: Sequence[int], frames: int) -> int:
-    """The least number of steps with which shares of a batch, cut to it, hold so many frames; else their longest.
-
-    Parameters
-    ----------
-    shares, lanes : sequence of int
-        Steps and lanes of each worker.
-    """
-
-    def held(steps: int) -> int:
-        return sum(min(share, steps) * n for share, n in zip(shares, lanes, strict=True))
-
-    return bisect.bisect_left(range(max(shares)), frames, key=held)

@@ -46,6 +46,7 @@ from rlcli.data.next_obs import move
 from rlcli.errors import ArgumentError, one_of
 from rlcli.keys import COLLECTOR_MASK, Key
 from rlcli.processes.crew import Crew
+from rlcli.processes.worker import USUAL_METHOD
 from rlcli.transforms import NextObservationDelta
 
 _COUNTED = ("lag", "largest_lag", "restarts", "lost_frames", "cause", "begins")  # of a worker, in a checkpoint
@@ -132,7 +133,7 @@ class MultiProcessCollector(BaseCollector):
         body, threads = sent("hooks", self._hooks), counted("num_threads", num_threads)
         self.crew = CollectorCrew(
             [Sent(one.pickled(), body, threads, _quiet(filter_warnings_subprocess)) for one in each],
-            start_method=start_method or ("forkserver" if sys.platform == "linux" else "spawn"), seed=self.seed,
+            start_method=start_method or USUAL_METHOD, seed=self.seed,
             first_lane=options.get("first_lane", 0), all_lanes=options.get("all_lanes"), on_error=on_worker_error,
         )  # fmt: skip
         try:
@@ -163,11 +164,6 @@ class MultiProcessCollector(BaseCollector):
     def _random_frames(self) -> int:
         """How many are still to be taken with random actions."""
         return max(0, self.init_random_frames - self.frames)
-
-    def _before_batch(self) -> None:
-        self._refuse_closed()
-        if self.update_at_each_batch:
-            self.update_policy_weights_()
 
     def _collected(
         self,
@@ -255,15 +251,10 @@ class MultiProcessCollector(BaseCollector):
             self._member = index  # whose piece is stored next
             yield rows[0] if not self.batched and dims[index if self._has_members else 0] == 1 else rows
 
-    def _store(self, piece: TensorDictBase) -> None:
-        member = {}
+    def _store(self, piece: TensorDictBase, **member: Any) -> None:
         if self._has_members:
-            member = {"buffer": self._member if self.trajectories is None else self.trajectories.group}
-        if self.extend_buffer:
-            self.replay_buffer.extend(piece, **member)
-        else:
-            for t in range(piece.shape[-1]):
-                self.replay_buffer.add(piece[..., t], **member)
+            member["buffer"] = self._member if self.trajectories is None else self.trajectories.group
+        super()._store(piece, **member)
 
     # ---- what there is to know -----------------------------------------------------------------------------------
     @property
@@ -342,18 +333,11 @@ class MultiProcessCollector(BaseCollector):
         self._weights.register(name, module, used or name)
 
     # ---- seeds, hooks, episodes ----------------------------------------------------------------------------------
-    def reset(self) -> None:
-        """Begin the next batch with new episodes in all lanes."""
-        self.background.refuse()
+    def _begin_episodes(self) -> None:
         self.crew.reset()
 
-    def set_seed(self, seed: int, *, episode_seeds: bool = False) -> int:
-        """Seed envs and exploration; see `Collector.set_seed`."""
-        self.background.refuse()
-        self.seed = counted("seed", seed)
-        self.crew.call("set_seed", self.seed, episode_seeds=episode_seeds)
-        self.crew.reset()
-        return self.seed + 1
+    def _seed(self, seed: int, episode_seeds: bool) -> None:
+        self.crew.call("set_seed", seed, episode_seeds=episode_seeds)
 
     def _set_hooks(self, before: Callable | None, after: Callable | None) -> None:
         self.background.refuse()
@@ -371,15 +355,9 @@ class MultiProcessCollector(BaseCollector):
         return all(self.crew.keep("remember_episodes", longest))
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
-    def state_dict(self) -> dict[str, Any]:
-        """Between two batches, everything that decides the following ones (the policy's weights apart)."""
-        self.background.refuse()
-        state = {
-            "frames": self.frames, "policy_version": self.policy_version, "outside": self.outside.figures(),
-            "workers": self.crew.call("state_dict"),
-            "told": [{name: getattr(told, name) for name in _COUNTED} for told in self.crew.told],
-        }  # fmt: skip
-        return state if self.trajectories is None else state | {"trajectories": self.trajectories.state_dict()}
+    def _state(self) -> dict[str, Any]:
+        told = [{name: getattr(told, name) for name in _COUNTED} for told in self.crew.told]
+        return {"outside": self.outside.figures(), "workers": self.crew.call("state_dict"), "told": told}
 
     def load_state_dict(self, state: dict[str, Any], *, replay: bool = True) -> list[int]:
         """Continue where `state_dict` was taken; see `Collector.load_state_dict`."""
@@ -409,11 +387,6 @@ class MultiProcessCollector(BaseCollector):
         of = [(told.frames, used, numbers[told.first_lane : told.first_lane + told.lanes]) for told in self.crew.told]
         self.crew.each("call", [("begin_anew", *each) for each in of])
         self.crew.learn()
-
-    def _finish(self) -> None:
-        super()._finish()
-        if self.trajectories is not None and self.trajectories.deliver_leftovers:
-            self.crew.reset()  # what was open is delivered: should collecting go on, it goes on with new ones
 
     def _end_batch(self, waited: float | None) -> None:
         self.crew.close()

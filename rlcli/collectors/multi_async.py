@@ -14,9 +14,10 @@ from tensordict import TensorDictBase
 from rlcli.collectors.base import Stage, no_stage
 from rlcli.collectors.crew import Order, ShutDown
 from rlcli.collectors.delivered import Collected, Delivered
+from rlcli.collectors.frames import AHEAD, next_steps, steps_of
 from rlcli.collectors.multi import MultiProcessCollector
 from rlcli.collectors.multi_sync import MultiSyncCollector
-from rlcli.collectors.options import AHEAD, counted, next_steps, steps_of
+from rlcli.collectors.options import counted
 from rlcli.collectors.schema import BatchSchema
 from rlcli.collectors.worker import Part
 from rlcli.errors import ArgumentError, in_words, one_of

@@ -14,9 +14,9 @@ from tensordict import TensorDictBase
 
 from rlcli.collectors.crew import Order
 from rlcli.collectors.delivered import Collected
-from rlcli.collectors.each_worker import cut
+from rlcli.collectors.frames import cut, next_steps, steps_of
 from rlcli.collectors.multi import MultiProcessCollector
-from rlcli.collectors.options import next_steps, steps_of, whole
+from rlcli.collectors.options import whole
 from rlcli.collectors.worker import STOP
 from rlcli.errors import ArgumentError
 from rlcli.keys import COLLECTOR_MASK

@@ -1,7 +1,6 @@
 """The options of a collector: `Stepping`, which a worker needs, and `Delivery`, which stays with its parent.
 
-How many steps each batch takes follows from them: whole steps of all envs, and a last batch that is cut.  What
-contradicts itself or something else is refused here, before anything is built.
+What contradicts itself or something else is refused here, before anything is built.
 """
 
 from __future__ import annotations
@@ -382,20 +381,3 @@ def divided(options: Mapping[str, Any]) -> tuple[Stepping, Delivery]:
         return {field.name: options[field.name] for field in fields(part) if field.name in options}
 
     return Stepping(**of(Stepping)), Delivery(**of(Delivery))
-
-
-def steps_of(frames: int, lanes: int) -> int:
-    """Steps per env for a number of frames, rounded up to whole steps of all `lanes` envs."""
-    return -(-frames // lanes)
-
-
-AHEAD = 2  # batches that an asynchronous worker has been asked for and that were not delivered: it never waits
-
-
-def next_steps(frames_per_batch: int, total_frames: int, lanes: int, done: int) -> int:
-    """Steps of the next batch after `done` frames; 0 when the run is over.
-
-    `total_frames` (-1: without end) is exact to one step of all envs: the last batch is cut.
-    """
-    usual = steps_of(frames_per_batch, lanes)
-    return usual if total_frames < 0 else min(usual, steps_of(max(0, total_frames - done), lanes))

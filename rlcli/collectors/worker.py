@@ -33,10 +33,10 @@ from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, Key, show, under_next, unravel
 from rlcli.lanes.lanes import Schema
 from rlcli.processes.channel import Channel, unpacked
-from rlcli.processes.crew import serve
 from rlcli.processes.line import Line
 from rlcli.processes.pulse import BEAT, beat
 from rlcli.processes.region import Region
+from rlcli.processes.serving import serve
 from rlcli.processes.streams import seed_streams
 from rlcli.weight_update.newest import SharedNewest
 from rlcli.weight_update.receiver import ModelsReceiver

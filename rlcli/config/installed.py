@@ -1,4 +1,4 @@
-"""Checks against this machine, without importing torch: environment ids, optional packages, devices."""
+"""What this machine has, without importing torch: ids of envs, optional packages, accelerators."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import functools
 import re
 import sys
 from importlib.util import find_spec
-from typing import Any
 
-from rlcli.config import registry
-from rlcli.config.problem import Problem, did_you_mean
+from rlcli.config.problem import Problem
 
 # Extra -> the modules that it brings, each with the name of its distribution
 EXTRAS = {
@@ -22,7 +20,6 @@ EXTRAS = {
     "video": {"imageio": "imageio", "imageio_ffmpeg": "imageio-ffmpeg"},
     "peers": {"torchrl": "torchrl", "stable_baselines3": "stable-baselines3"},
 }
-_OF_GYMNASIUM = ("mujoco", "box2d")  # extras of envs that gymnasium holds in a module of this name
 
 
 def known_ids() -> list[str]:
@@ -52,58 +49,9 @@ def lacking(extra: str, what: str) -> list[Problem]:
     return [Problem(f"{what} needs the package {package}", install(extra), only_here=True) for package in absent]
 
 
-def check_env(cfg: Any) -> list[Problem]:
-    """The env id exists here and its packages are installed."""
-    env_id, kind = cfg.env.id, cfg.env.kind
-    if kind == "envpool":
-        return lacking("envpool", "env=envpool")
-    if kind == "atari" or env_id.startswith("ALE/"):
-        return lacking("atari", f"env.id={env_id}")
-    if env_id in registry.names("env"):
-        return []
-    from gymnasium.envs.registration import registry as known
-
-    # gymnasium accepts an id without version and takes the newest
-    ids = {**known, **{re.sub(r"-v\d+$", "", name): spec for name, spec in known.items()}}
-    if env_id not in ids:
-        if game := re.fullmatch(r"(\w+?)(NoFrameskip|Deterministic)-v\d+", env_id):  # what ALE/ ids were called before
-            return [Problem(f"unknown env id {env_id!r}", f"write env=atari env.id=ALE/{game[1]}-v5")]
-        hint = did_you_mean(env_id, (*known_ids(), *registry.users_names("env")))
-        if not hint or env_id.isidentifier() or "/" in env_id:  # not the form of an id of gymnasium's
-            hint = f"{hint or 'rlcli ls envs lists them'}; if a package of yours registers it, add --import PACKAGE"
-        return [Problem(f"unknown env id {env_id!r}", hint)]
-    entry = ids[env_id].entry_point
-    module = entry if isinstance(entry, str) else getattr(entry, "__module__", "")
-    extra = next((extra for extra in _OF_GYMNASIUM if module.startswith(f"gymnasium.envs.{extra}")), None)
-    return lacking(extra, f"env.id={env_id}") if extra else []
-
-
 def accelerator() -> str:
     """What `device=split` acts and learns on: this system's kind of accelerator."""
     return "mps" if sys.platform == "darwin" else "cuda"
-
-
-def check_devices(cfg: Any) -> list[Problem]:
-    """Every named device could exist with this torch on this system; using it shows whether it does."""
-    wanted = [
-        (
-            "device",
-            cfg.device.kind,
-            {"split": accelerator(), "auto": "cpu"}.get(cfg.device.kind, cfg.device.kind),
-        )
-    ]
-    for name in ("env_device", "policy_device", "storing_device", "train_device"):
-        if (device := getattr(cfg.device, name)) is not None:
-            wanted.append((f"device.{name}", device, device))
-    found = []
-    for key, given, device in wanted:
-        if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", device):
-            found.append(Problem(f"{key}={given!r} is not a device", "use cpu, cuda, cuda:<number> or mps"))
-        elif device.startswith("cuda") and not torch_has_cuda():
-            found.append(Problem(f"{key}={given} is not there: the installed torch is a CPU build", f"use {key}=cpu"))
-        elif device == "mps" and sys.platform != "darwin":
-            found.append(Problem(f"{key}={given} is not there: mps exists on macOS only", f"use {key}=cpu"))
-    return [problem._replace(only_here=True) for problem in found]
 
 
 @functools.cache

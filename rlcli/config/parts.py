@@ -121,7 +121,7 @@ CHOICES: dict[str, dict[str, Part]] = {
         REGISTERED: Part(uses=_KEPT),
     },
     "sampler": {
-        "minibatch": Part(draws="batch"),
+        "minibatch": Part(uses=("sampler.slice_len",), draws="batch"),
         "random": Part("rlcli.data.samplers:RandomSampler"),
         "prioritized": Part("rlcli.data.samplers:PrioritizedSampler", ("sampler.alpha", "sampler.beta")),
         "slice": Part(

@@ -15,6 +15,7 @@ from rlcli.config.option import branches, find, option
 from rlcli.config.parts import choices
 
 _IN_PROCESSES = {"env.mode": ("auto", "parallel")}
+_START_METHODS = ("auto", "forkserver", "spawn", "fork")
 
 
 @dataclass
@@ -61,7 +62,7 @@ class EnvConfig:
     start_method: str = option(
         "auto",
         "how those processes are made; auto: forkserver on Linux, else spawn",
-        choices=("auto", "forkserver", "spawn", "fork"),
+        choices=_START_METHODS,
         when=_IN_PROCESSES,
     )
     kwargs: dict[str, Any] = option(
@@ -143,7 +144,7 @@ class CollectorConfig:
     start_method: str = option(
         "auto",
         "how those processes are made; auto: forkserver on Linux, else spawn",
-        choices=("auto", "forkserver", "spawn", "fork"),
+        choices=_START_METHODS,
     )
     on_worker_error: str = option(
         "raise",
@@ -224,7 +225,8 @@ class MemoryConfig:
     recurrent_state_stride: int | str = option(
         "auto",
         "a recurrent state is kept at the first rows of episodes and batches, and every so many rows of an episode; "
-        "auto: 16 where a policy gradient draws slices, every row where another loss does, else first rows alone",
+        "auto: 16 where a policy gradient draws slices, every row where another loss does, sampler.slice_len with "
+        "sampler=minibatch, where that is null first rows alone",
         ge=1, words=("auto",),
     )  # fmt: skip
     recurrent_recompute: bool = option(
@@ -263,7 +265,12 @@ class SamplerConfig:
         choices=choices("sampler"),
     )
     batch_size: int = option(256, "rows of an update", ge=1)
-    slice_len: int | None = option(None, "rows of a slice; null: batch_size / num_slices", ge=1)
+    slice_len: int | None = option(
+        None,
+        "rows of a slice, at most; null: batch_size / num_slices, or with sampler=minibatch the whole sequences of a "
+        "recurrent policy",
+        ge=1,
+    )
     num_slices: int | None = option(None, "slices of a sample; null: batch_size / slice_len", ge=1)
     strict_length: bool = option(False, "only from trajectories of at least slice_len rows; else short ones whole")
     span: bool = option(

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key, as_tuple, show, unravel
+from rlcli.specs.dtypes import dtype_name
 from rlcli.typed import Misfit, choice, listed, row, text, whole
 
 DTYPES = {
-    str(x).removeprefix("torch."): x
+    dtype_name(x): x
     for x in vars(torch).values()
     if isinstance(x, torch.dtype) and not str(x).startswith(("torch.q", "torch.bits"))
 }
@@ -56,12 +57,17 @@ class Field:
         return torch.empty((count, *self.shape), dtype=self.dtype, device=device)
 
     def __str__(self) -> str:
-        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+        return f"{dtype_name(self.dtype)}{list(self.shape)}"
 
 
 def fields_of(columns: Mapping[Key, Tensor], lead: int = 1) -> dict[Key, Field]:
     """The fields of columns `[*lead dims, *F]`."""
     return {key: Field.of(column, lead) for key, column in columns.items()}
+
+
+def width_of(fields: Mapping[Key, Field]) -> int:
+    """Bytes of one row of all of them."""
+    return sum(field.width for field in fields.values())
 
 
 def column_offsets(
@@ -121,10 +127,7 @@ def check_fit(fields: Mapping[Key, Field], columns: Mapping[Key, Tensor], lead: 
 
 def listed_fields(fields: Mapping[Key, Field]) -> list[list[Any]]:
     """Fields as JSON can hold them: key, dtype, shape."""
-    return [
-        [list(as_tuple(key)), str(field.dtype).removeprefix("torch."), list(field.shape)]
-        for key, field in fields.items()
-    ]
+    return [[list(as_tuple(key)), dtype_name(field.dtype), list(field.shape)] for key, field in fields.items()]
 
 
 def read_fields(listed: Sequence[Sequence[Any]]) -> dict[Key, Field]:

@@ -23,7 +23,7 @@ from rlcli.errors import ConfigError, ResourceError, RlcliError, in_words
 from rlcli.keys import Key, unravel
 from rlcli.lanes.engines import auto_prefers_native
 from rlcli.lanes.make import configured, set_limit
-from rlcli.lanes.parallel_lanes import shared_out
+from rlcli.lanes.shares import shared_out
 from rlcli.processes.memory import free_memory, process_memory, size
 from rlcli.transforms import FrameStack, RewardNorm, RewardScaling, RunningNorm, SignTransform, Transform, by_name
 

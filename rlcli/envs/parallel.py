@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -17,6 +16,7 @@ from rlcli.errors import ArgumentError, in_words
 from rlcli.lanes.bounds import strictest
 from rlcli.lanes.make import GymRecipe
 from rlcli.lanes.parallel_lanes import ParallelLanes
+from rlcli.processes.worker import USUAL_METHOD
 
 Maker = str | EnvBase | Callable[[], EnvBase]
 OPTIONS = ("categorical_action_encoding", "narrow", "out_of_bounds")
@@ -87,7 +87,7 @@ class ParallelEnv(LanesEnv):
             for name in OPTIONS[:2]:
                 if other[name] != options[name]:
                     raise differing(place, name, str(other[name]), str(options[name]))
-        self.start_method = start_method or ("forkserver" if sys.platform == "linux" else "spawn")
+        self.start_method = start_method or USUAL_METHOD
         lanes = ParallelLanes(
             sent([recipe for recipe, _ in given]),
             workers=workers,

@@ -18,6 +18,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.keys import REWARD, TERMINATED, TRUNCATED, show, unravel
+from rlcli.specs.dtypes import dtype_name
 
 SHOWN = 5  # first steps of a trajectory, and last ones
 NUMBERS = 6  # of a vector
@@ -54,7 +55,7 @@ class KeyFacts:
     @classmethod
     def of(cls, key: str, values: Tensor, batch_dims: int) -> KeyFacts:
         """Of a tensor `[*B, *F]`, before any of it was counted."""
-        return cls(key, str(values.dtype).removeprefix("torch."), tuple(values.shape[batch_dims:]))
+        return cls(key, dtype_name(values.dtype), tuple(values.shape[batch_dims:]))
 
     def add(self, values: Tensor) -> None:
         """Look at some values."""

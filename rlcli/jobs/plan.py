@@ -18,7 +18,8 @@ from rlcli.collectors.faces import Face
 from rlcli.config.schemas import CollectConfig, Config, DeviceConfig
 from rlcli.envs import EnvBase
 from rlcli.envs.build import build_env, lanes_here
-from rlcli.jobs.collection import policy_to_look_at, stored_keys
+from rlcli.jobs.acting_policy import policy_to_look_at
+from rlcli.jobs.collection import stored_keys
 from rlcli.jobs.env_mode import settled
 from rlcli.jobs.init_rows import count_init_rows
 from rlcli.keys import Key, unravel

@@ -64,7 +64,7 @@ def resume(path: str | PathLike[str], overrides: Sequence[str] = (), *, force: b
         raise_all(validate(_without_source(cfg), typed))
         with resumed_run(run) as stop:
             return TrainingRun(_train(run, cfg, overrides, stop, force).path)
-    from rlcli.jobs.collection import with_kept_policy
+    from rlcli.jobs.acting_policy import with_kept_policy
 
     raise_all(validate(with_kept_policy(cfg, run), typed))
     with resumed_run(run) as stop:

@@ -28,7 +28,9 @@ from rlcli.keys import ACTION, IS_INIT, OBSERVATION, RESET, REWARD, Key, show
 from rlcli.lanes.make import configured
 from rlcli.lanes.observations import BadValue, Leaf
 from rlcli.modules import ActorCritic
+from rlcli.specs.dtypes import dtype_name
 from rlcli.transforms import Compose, Transform
+from rlcli.transforms.compose import schemas_before
 
 
 class TrainedPolicy:
@@ -241,7 +243,7 @@ class TrainedPolicy:
                 raise _misfit(leaf, f"{(*td.batch_size, *leaf.row_shape)}", f"{tuple(value.shape)}")
             stored = torch.from_numpy(np.empty(0, leaf.stored)).dtype
             if not (torch.can_cast(value.dtype, stored) or leaf.choices):  # any numbers do for a one-hot vector
-                raise _misfit(leaf, f"dtype {leaf.stored}", f"dtype {str(value.dtype).removeprefix('torch.')}")
+                raise _misfit(leaf, f"dtype {leaf.stored}", f"dtype {dtype_name(value.dtype)}")
             rows[leaf.key] = value.detach().to("cpu", stored).reshape(n, *leaf.row_shape)
         if self.remembers:
             flags = td.get(IS_INIT, None)
@@ -264,10 +266,7 @@ def _needed(transforms: Sequence[Transform], schema: Mapping, read: Sequence[Key
 
     One that does not say what it writes is kept. One that follows from rewards cannot be had: a policy is shown none.
     """
-    schemas, now = [], {**schema, REWARD: ((1,), np.dtype(np.float32))}
-    for transform in transforms:
-        schemas.append(dict(now))
-        now.update(transform.plan(now))
+    schemas = schemas_before(transforms, {**schema, REWARD: ((1,), np.dtype(np.float32))})
     wanted, found = set(read), []
     for transform, before in zip(reversed(transforms), reversed(schemas), strict=True):
         written = set(transform.writes(before))

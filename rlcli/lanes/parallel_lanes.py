@@ -17,12 +17,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any, NoReturn
 
 import numpy as np
 
-from rlcli.errors import ArgumentError, ConfigError, EnvError, NumericsError, check_seconds, in_words, one_of
+from rlcli.errors import ArgumentError, EnvError, check_seconds
 from rlcli.keys import Key
 from rlcli.lanes.contract import broken, named, place_of
 from rlcli.lanes.lanes import NONE
@@ -42,14 +41,13 @@ from rlcli.lanes.shard import (
     fields,
     numbered,
 )
+from rlcli.lanes.shares import shared_out
 from rlcli.processes.channel import NOTHING, packed
-from rlcli.processes.cores import cores
 from rlcli.processes.crew import Crew, Lost
 from rlcli.processes.region import Region
-from rlcli.processes.restarts import POLICIES, Restarts, time_to_build
+from rlcli.processes.restarts import NOT_REPLACED, Restarts, time_to_build
 from rlcli.processes.worker import Worker
 
-_OURS = (ArgumentError, ConfigError, NumericsError)  # no env's fault: another process would raise them too
 _TRIES = {"repeats": "a first try", "load_state_dict": "a replay"}  # of episodes, by many steps each
 _OF_LANES = ("started", "episodes", "fingerprints")  # of a saved state: one entry a lane
 
@@ -254,18 +252,13 @@ class ParallelLanes(ReplayableLanes):
         new = []
         while self.crew.failed:
             index, cause = next(iter(self.crew.failed.items()))
-            if isinstance(cause, _OURS):
+            if isinstance(cause, NOT_REPLACED):
                 del self.crew.failed[index]  # the worker lives
                 raise cause
-            lost, place = isinstance(cause, Lost), place_of(self, self.parts[index])
-            said = f"the worker of {place} " + (cause.how if isinstance(cause, Lost) else f"raised {in_words(cause)}")
-            self._counted.another(
-                self.name,
-                index,
-                said,
-                None if lost else cause,
+            said = self._counted.another(
+                self.name, index, f"the worker of {place_of(self, self.parts[index])}", cause,
                 fix="Correct what ends them; env.mode=serial shows it plainly.",
-            )
+            )  # fmt: skip
             warnings.warn(f"{said}; it is replaced, and new episodes begin in its place", stacklevel=2)
             self.restarts[index] = self.restarts[index][0] + 1, self.restarts[index][1]
             self._fallen.add(index)
@@ -491,54 +484,6 @@ class ParallelLanes(ReplayableLanes):
         for lane in set(range(self.n)).difference(lost):
             self.mark_seeded(lane)
         return lost
-
-
-def shared_out(
-    n: int,
-    workers: int | None = None,
-    per_worker: int | str | None = None,
-    caller_steps: bool | None = None,
-    on_worker_error: str = "raise",
-) -> tuple[list[range], bool]:
-    """How `n` lanes are dealt out over processes, and whether the caller steps the first part; see `ParallelLanes`.
-
-    Raises
-    ------
-    ArgumentError
-        What was given cannot be, or contradicts itself.
-    """
-    one_of("on_worker_error", on_worker_error, POLICIES)
-    restarts = on_worker_error == "restart"
-    if restarts and caller_steps:
-        raise ArgumentError(
-            "caller_steps=True and on_worker_error='restart' contradict each other",
-            why="an env in the caller's own process cannot be replaced", fix="Use caller_steps=False.",
-        )  # fmt: skip
-    most: Any = None if per_worker == "auto" else per_worker
-    given = [each for each in (workers, most) if each is not None]
-    if len(given) == 2:
-        raise ArgumentError("per_worker says how many workers there are", why=f"got workers={workers} too")
-    for number in given:
-        if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= n:
-            what = "workers" if workers is not None else "envs a worker"
-            raise ArgumentError(f"{n} envs can have 1 to {n} {what}", why=f"got {number!r}")
-    if caller_steps is None:
-        caller_steps = not given and not restarts and min(n, cores()) > 1
-    if workers is not None:
-        shares = workers + caller_steps
-    else:
-        shares = max(min(n, cores()) if most is None else -(-n // most), 1 + caller_steps)
-    if shares > n:
-        raise ArgumentError(
-            "caller_steps=True leaves the workers too few envs", why=f"{n} envs, {shares - 1} workers and the caller",
-            fix="Use fewer workers, or caller_steps=False.",
-        )  # fmt: skip
-    return dealt(n, shares), caller_steps
-
-
-def dealt(n: int, shares: int) -> list[range]:
-    """Neighbouring lanes for each share, as many for each as for the others, or one more for the later ones."""
-    return [range(first, last) for first, last in pairwise(n * place // shares for place in range(shares + 1))]
 
 
 def _no_number(shown: str, kind: str) -> Any:

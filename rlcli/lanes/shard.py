@@ -17,9 +17,9 @@ from rlcli.lanes.actions import ActionFormat
 from rlcli.lanes.gym_lanes import GymLanes
 from rlcli.lanes.lanes import NUMBERS, Schema
 from rlcli.processes.channel import Channel, packed, unpacked
-from rlcli.processes.crew import serve
 from rlcli.processes.line import CELL, CELLS, Line
 from rlcli.processes.region import Region
+from rlcli.processes.serving import serve
 from rlcli.processes.streams import seed_streams
 
 TARGET = f"{__name__}:work"

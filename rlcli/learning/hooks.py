@@ -10,6 +10,7 @@ import numpy as np
 from tensordict import TensorDictBase
 
 from rlcli.collectors import BaseCollector, Delivered
+from rlcli.data.fields import width_of
 from rlcli.keys import show
 from rlcli.learning.evaluation import PeriodicEvaluation, one_thread
 from rlcli.report.clock import Clock
@@ -17,6 +18,7 @@ from rlcli.report.ledger import Entry, kept_few
 from rlcli.report.reporter import Reporter
 from rlcli.report.tally import ValueRows
 from rlcli.runs.session import Saver, due
+from rlcli.specs.dtypes import dtype_name
 
 if TYPE_CHECKING:
     from rlcli.data.buffer.replay_buffer import ReplayBuffer
@@ -211,13 +213,13 @@ def stored_entries(buffer: ReplayBuffer) -> list[Entry]:
     if not ring.fields:
         return []
     rows, storage = max(len(ring), 1), buffer.storage
-    plain = sum(field.width for field in storage.fields.values())
+    plain = width_of(storage.fields)
     share = storage.nbytes / max(plain, 1)  # bytes held for each byte of a row: fewer than rows where compressed
     entries, device = [], str(storage.device)
     for key, field in ring.fields.items():
         width = ring.packing.width(key)
         held = 0 if width is None else round(share * width)
-        kind = str(field.dtype).removeprefix("torch.")
+        kind = dtype_name(field.dtype)
         saved = 0 if width == field.width else rows * field.width - held
         note = "exact" if width is None else "" if width == field.width else "packed"
         note = "one frame a row" if key in ring.stacks else note
@@ -228,7 +230,7 @@ def stored_entries(buffer: ReplayBuffer) -> list[Entry]:
     few = ring.sparse_fields()
     for key, (field, held) in few.items():
         saved, note = kept_few(key, rows * field.width, held)
-        about = ((rows, *field.shape), str(field.dtype).removeprefix("torch."), "cpu")
+        about = ((rows, *field.shape), dtype_name(field.dtype), "cpu")
         entries.append(Entry(BUFFER, show(key), held, *about, per_frame=held / rows, saved=saved, note=note))
     own = ring.nbytes - storage.nbytes - sum(held for _, held in few.values())
     entries.append(Entry(BUFFER, "index", own, per_frame=own / rows, saved=-own if ring.exact else 0))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.data.next_obs import Rows
+from rlcli.data.next_obs.sparse import held
 from rlcli.errors import ArgumentError, MissingKeyError
-from rlcli.keys import IS_INIT, Key
+from rlcli.keys import IS_INIT, Key, show
 
 Minibatch = dict[Key, Tensor]
 
@@ -102,3 +104,48 @@ def with_starts(columns: Mapping[Key, Tensor], batch: TensorDictBase) -> Minibat
     marked = is_init.clone()
     marked.reshape(batch.shape)[..., 0] = True
     return {**columns, IS_INIT: marked}
+
+
+def with_slices(columns: Mapping[Key, Tensor], states: Sequence[Key], length: int) -> Minibatch:
+    """Columns `[N, ...]` whose `is_init` is set where their sequences are cut into slices, too.
+
+    ```
+    is_init  1 . . . . . . .|1 . .      length 3     every state kept   a0 a1 a2|a3 a4 a5|a6 a7|b0 b1 b2
+    kept     s . s . . s . .|s . .                   those that are     a0 a1|a2 a3 a4|a5 a6 a7|b0 b1 b2
+    ```
+    A slice begins where a state is kept, and is as long as `length` lets it be; longer only where none is kept in time.
+
+    Parameters
+    ----------
+    states : sequence of keys
+        The states that sequences begin with.
+    length : int
+    """
+    missing = [show(key) for key in states if key not in columns]
+    if missing or not states:
+        raise MissingKeyError(
+            f"slices begin from stored states, and the batch has no {' and '.join(missing) or 'state of the networks'}",
+            fix="Keep the states (keep_keys), or train on whole sequences: slice_len=None.",
+        )
+    begins = columns[IS_INIT].reshape(-1).bool()
+    kept = torch.stack([begins, *(held(columns[key]).to(begins.device) for key in states)])
+    first = _slice_starts(begins.cpu().numpy(), (kept[0] | kept[1:].all(0)).cpu().numpy(), length)
+    marked = columns[IS_INIT].clone()
+    marked[torch.from_numpy(first).to(marked.device)] = True
+    return {**columns, IS_INIT: marked}
+
+
+def _slice_starts(begins: np.ndarray, possible: np.ndarray, length: int) -> np.ndarray:
+    """The rows int64 `[S]` at which slices begin, of those where one can, `possible`; bool `[N]` both."""
+    n = len(begins)
+    places = np.append(np.flatnonzero(possible), n)
+    furthest = np.searchsorted(places, places + length, side="right") - 1
+    own = np.append(np.flatnonzero(begins[places[:-1]]), len(places) - 1)  # those where a sequence begins, and the end
+    number = np.arange(len(places) - 1)
+    following = own[np.searchsorted(own, number, side="right")]
+    after = np.minimum(np.maximum(furthest[:-1], number + 1), following).tolist()
+    found, at = [], 0
+    while at < len(after):
+        found.append(at)
+        at = after[at]
+    return places[np.array(found, np.int64)]

@@ -20,10 +20,11 @@ from rlcli.errors import ArgumentError
 from rlcli.keys import TD_ERROR, Key
 from rlcli.learning.flat import FlatParameters
 from rlcli.learning.gradient import Gradient, GradientChoice
-from rlcli.learning.minibatches import Minibatch, Minibatches, SequenceMinibatches, with_starts
+from rlcli.learning.minibatches import Minibatch, Minibatches, SequenceMinibatches, with_slices, with_starts
 from rlcli.learning.optimizer import FlatOptimizer, Guard, Schedule, Step, schedule
 from rlcli.objectives.loss import Loss
 from rlcli.objectives.reduction import MASK_KEYS, mask_of
+from rlcli.transforms.primer import state_keys
 
 if TYPE_CHECKING:
     from rlcli.objectives.bootstrap import TargetUpdate
@@ -50,6 +51,9 @@ class Update:
         Passes over a batch, each in a new order.
     batch_size : int
         Rows of a minibatch; the last one of an epoch may be shorter.
+    slice_len : int, optional
+        Of a recurrent loss: sequences are cut into slices of so many rows at most, each beginning from the state that
+        is stored with its first row, and minibatches are made of slices. None: of whole sequences.
     max_grad_norm : float, optional
         The gradient of all parameters together is scaled down to this norm. None: never.
     target_kl : float, optional
@@ -77,6 +81,7 @@ class Update:
         optimizer_options: Mapping[str, Any] | None = None,
         epochs: int = 10,
         batch_size: int = 256,
+        slice_len: int | None = None,
         max_grad_norm: float | None = 0.5,
         target_kl: float | None = None,
         clip_epsilon: float | Schedule | None = None,
@@ -87,13 +92,19 @@ class Update:
     ) -> None:
         if epochs < 1:
             raise ArgumentError("epochs must be at least 1", why=f"got {epochs}")
+        if slice_len is not None and not (loss.recurrent and slice_len >= 1):
+            raise ArgumentError(
+                "slice_len cuts the sequences of a recurrent loss into slices of at least one row",
+                why=f"got {slice_len}" if loss.recurrent else "no network of this one remembers",
+                fix="Leave it out.",
+            )
         self.loss, self.targets, self.flat = loss, targets, FlatParameters(loss)
         self.lr = schedule(lr)
         self.clip_epsilon = None if clip_epsilon is None else schedule(clip_epsilon)
         self._epsilon = torch.zeros((), device=self.flat.tensor.device)  # what a compiled loss reads
         self.optimizer = FlatOptimizer(optimizer, self.flat.tensor, self.lr.at(0.0), **(optimizer_options or {}))
         self.step = Step(self.flat, self.optimizer, max_grad_norm, Guard(max_nonfinite))
-        self.epochs, self.target_kl, self.compile = epochs, target_kl, compile
+        self.epochs, self.slice_len, self.target_kl, self.compile = epochs, slice_len, target_kl, compile
         self.gradient = GradientChoice(loss, self.flat, gradient, compile)
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
         kind = SequenceMinibatches if loss.recurrent else Minibatches
@@ -203,17 +214,20 @@ class Update:
     def columns(self, batch: TensorDictBase) -> Minibatch:
         """The same `[N, ...]` over all batch dims, of the rows that masks let through.
 
-        Of a recurrent loss `is_init` says where the rows of `batch` begin as well.
+        Of a recurrent loss `is_init` says where the rows of `batch` and the slices of sequences begin as well.
         """
         read = self.loss.columns(batch)
         if self.loss.recurrent:
             read = with_starts(read, batch)
         columns = {key: x.detach().reshape(-1, *x.shape[batch.ndim :]) for key, x in read.items()}
         mask = mask_of(columns)
-        if mask is None:
+        if mask is not None:
+            rows = mask.reshape(-1).nonzero().squeeze(-1)
+            columns = {k: x.index_select(0, rows) for k, x in columns.items() if k not in MASK_KEYS}
+        if self.slice_len is None:
             return columns
-        rows = mask.reshape(-1).nonzero().squeeze(-1)
-        return {k: x.index_select(0, rows) for k, x in columns.items() if k not in MASK_KEYS}
+        states = dict.fromkeys(key for net in self.loss.networks for key in state_keys(net))
+        return with_slices(columns, list(states), self.slice_len)
 
     # ---- checkpoints ---------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

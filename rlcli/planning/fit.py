@@ -17,7 +17,7 @@ from rlcli.config import registry
 from rlcli.config.option import value_at
 from rlcli.config.schemas import CollectConfig
 from rlcli.config.validate import validate
-from rlcli.data.fields import Field
+from rlcli.data.fields import Field, width_of
 from rlcli.data.storages.memmap import disk_need as rows_on_disk
 from rlcli.envs.build import env_workers
 from rlcli.keys import Key, show
@@ -290,9 +290,9 @@ def modes_of(
     for name in MODES:
         added, index = estimates(name)
         entries = planned_batch(rows, name, added=added, index=index)
-        others = sum(field.width for field in {**rows.fields, **rows.copies, **added}.values()) * rows.frames
+        others = width_of({**rows.fields, **rows.copies, **added}) * rows.frames
         if name == "compact":
-            others -= sum(field.width for field in rows.copies.values()) * rows.frames
+            others -= width_of(rows.copies) * rows.frames
         whole, n = sum(entry.bytes for entry in entries), max(rows.frames, 1)
         found.append(Mode(name, whole / n, (whole - others) / n, whole, buffer_bytes(cfg, rows, name, init_rows)))
     full = found[0]
@@ -320,7 +320,7 @@ def warnings_for(cfg: CollectConfig, rows: RowSchema, modes: Sequence[Mode]) -> 
     note = next(m.note for m in modes if m.name == mode)
     if note:
         yield f"memory={mode} {note}; use memory={'exact' if mode == 'delta' else 'full'}"
-    width = sum(field.width for field in rows.successors.values())
+    width = width_of(rows.successors)
     limit = _limit(cfg)
     if mode == "exact" and limit and not note:
         ends = 1 / rows.steps + 1 / limit

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlcli.collectors import BaseCollector
 from rlcli.collectors.build import delta_dtype_of, devices, keeps_overflows, shares
-from rlcli.collectors.options import AHEAD, next_steps
+from rlcli.collectors.frames import AHEAD, next_steps
 from rlcli.collectors.schema import RowSchema
 from rlcli.config.schemas import CollectConfig, draws_slices, is_off_policy
 from rlcli.data.fields import Field
@@ -215,7 +215,10 @@ def _learned(cfg: Any, rows: RowSchema, learning: Learning, peaks: list[Peak]) -
     known |= written_by(learning.estimator, "full") if learning.estimator is not None else {}
     read = {key: known[key] for key in map(unravel, loss.in_keys) if key in known}
     drawn = _draws(cfg)
-    batch_size = cfg.sampler.batch_size if drawn else min(cfg.sampler.batch_size, rows.frames)
+    batch_size = cfg.sampler.batch_size
+    if not drawn:
+        whole = min(cfg.sampler.slice_len or rows.steps, rows.steps) if loss.recurrent else 1  # what is not divided
+        batch_size = min(-(-batch_size // whole) * whole, rows.frames)
     slices = slices_of(cfg)[0] if drawn and loss.recurrent else 0
     if slices:
         batch_size += slices * cfg.sampler.burn_in

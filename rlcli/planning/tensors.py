@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rlcli.collectors.schema import RowSchema
 from rlcli.config.schemas import by_priority
-from rlcli.data.fields import Field
+from rlcli.data.fields import Field, width_of
 from rlcli.data.next_obs import Rows
 from rlcli.data.next_obs.pool import Ends
 from rlcli.data.next_obs.sparse import Sparse, sparse_rows
@@ -29,6 +29,7 @@ from rlcli.learning.hooks import BUFFER, PRIORITIES, priority_bytes
 from rlcli.learning.optimizer import FlatOptimizer
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.report.ledger import FEW_ROWS, Claims, Entry, batch_entries, learner_entries
+from rlcli.specs.dtypes import dtype_name
 
 if TYPE_CHECKING:
     from rlcli.data.codes.packing import CodedRows
@@ -119,7 +120,8 @@ def planned_batch(
     found = {entry.key: entry for entry in batch_entries(batch, map(before, rows.successors), claims=claims)}
     fields = {**rows.stored(mode), **(added or {}), **rows.successors, **rows.states}
     order = [show(key) for key in (*fields, *rows.overflows(mode))]
-    shapes = {show(key): ((rows.lanes, rows.steps, *field.shape), _name(field.dtype)) for key, field in fields.items()}
+    lead = rows.lanes, rows.steps
+    shapes = {show(key): ((*lead, *field.shape), dtype_name(field.dtype)) for key, field in fields.items()}
     entries = []
     for entry in (found[key] for key in order):
         shape, dtype = (entry.shape, entry.dtype) if entry.dtype else shapes[entry.key]
@@ -174,7 +176,7 @@ def _state_of(name: str, options: Mapping[str, Any], elements: int, dtype: torch
 
 def read_entry(component: str, what: str, fields: Mapping[Key, Field], rows: int, device: str) -> Entry:
     """A copy of what the loss reads of so many rows."""
-    nbytes = rows * sum(field.width for field in fields.values())
+    nbytes = rows * width_of(fields)
     return Entry(component, what, nbytes, device=device, peak=nbytes)
 
 
@@ -205,18 +207,18 @@ def planned_buffer(cfg: Any, rows: RowSchema, mode: str, init_rows: int = 0) -> 
         if storage.kind == "compressed" and field.dtype is torch.uint8 and width >= WIDE:
             part = SINGLE if key in stacks else WHOLE
             width, note = max(1, width // part), f"about a {part}th of its bytes: it depends on the images"
-        dtype, shape = _name(field.dtype), (count, *field.shape)
+        dtype, shape = dtype_name(field.dtype), (count, *field.shape)
         nbytes = round(count * width)
         columns.append(Entry(BUFFER, show(key), nbytes, shape, dtype, device, nbytes, width, note=note))
     for key, field in (
         rows.successors.items() if mode == "exact" else ()
     ):  # found in the row that follows, and the index
-        shape, dtype = (count, *field.shape), _name(field.dtype)
+        shape, dtype = (count, *field.shape), dtype_name(field.dtype)
         columns.append(Entry(BUFFER, show(key), 0, shape, dtype, device, note="exact"))
     for key, field in rows.states.items():  # beside the storage, each with its number and place; zeros are places alone
         kept = min(count, -(-count * rows.kept_states // rows.frames))
         nbytes = kept * (field.width + 16) * 9 // 8  # room for up to a quarter more
-        shape, dtype, note = (count, *field.shape), _name(field.dtype), f"about; {FEW_ROWS}"
+        shape, dtype, note = (count, *field.shape), dtype_name(field.dtype), f"about; {FEW_ROWS}"
         columns.append(Entry(BUFFER, show(key), nbytes, shape, dtype, "cpu", nbytes, nbytes / count, note=note))
     index = _index_bytes(storage, rows, mode, count) + rows.lanes * sum(fields[key].width for key in stacks)
     about = f"about; episodes of {EPISODE} steps"
@@ -244,7 +246,7 @@ def _index_bytes(storage: Any, rows: RowSchema, mode: str, count: int) -> int:
     table += 8 * _power(2 * trajectories) if ids else 0
     if mode != "exact":
         return table
-    return table + trajectories * (8 + sum(field.width for field in rows.successors.values())) * 9 // 8
+    return table + trajectories * (8 + width_of(rows.successors)) * 9 // 8
 
 
 def _frame(stack: Field) -> Field:
@@ -288,7 +290,3 @@ def _example(field: Field, kinds: int | None) -> Tensor | None:
     if kinds is None or field.dtype.is_floating_point:
         return None
     return torch.stack([field.empty(1)[0].zero_(), torch.full_like(field.empty(1)[0], kinds - 1)])
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

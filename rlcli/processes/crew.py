@@ -6,7 +6,6 @@ import os
 import select
 import threading
 import time
-import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -16,20 +15,13 @@ from typing import Any
 import numpy as np
 
 from rlcli.errors import ArgumentError, RlcliError
-from rlcli.processes.channel import NOTHING, Closed, packed, unpacked
+from rlcli.processes.channel import NOTHING, Closed, unpacked
 from rlcli.processes.line import Line, may_spin
+from rlcli.processes.serving import ANSWER, FAILED, raised
 from rlcli.processes.worker import Worker, end
 
-ANSWER, FAILED = 254, 255  # kinds of answers; orders have the numbers from 1 up
 _LOOK = 0.5  # seconds without an answer after which the workers are looked at
 GRACE = 2.0  # seconds for the workers to end in
-
-
-class Traceback(Exception):
-    """The cause of an error that comes from a worker: where it was raised there."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
 
 
 class Lost(Exception):
@@ -166,13 +158,13 @@ class Crew:
             how, body = self.wait(index, self._turn)
             if how == FAILED:
                 if self.goes_on:
-                    self.failed[index], body = _error(body), NOTHING
+                    self.failed[index], body = raised(body), NOTHING
                 else:
                     failed = failed or body
             found.append(body)
         self._settled = True
         if failed is not None:
-            raise _error(failed)
+            raise raised(failed)
         return [unpacked(body) for body in found]
 
     def settle(self) -> None:
@@ -252,7 +244,7 @@ class Crew:
         index, _, how, body = self._early.popleft() if self._early else self._first()
         self.awaited = index
         if how == FAILED:
-            raise _error(body)
+            raise raised(body)
         return index, unpacked(body)
 
     def _first(self) -> tuple[int, Any, int, bytes]:
@@ -421,37 +413,3 @@ def _end(workers: list[Worker], owner: int) -> None:
     if os.getpid() == owner:  # else this is a fork of it, which has copies of all this
         end(workers, GRACE)
         _share_cores()
-
-
-def serve(line: Line, orders: Callable[[int, bytes], Any]) -> None:
-    """What a worker does: carry out `orders(kind, body)` until its parent closes the channel.
-
-    What is raised goes to the parent, with the text of its traceback.
-    """
-    while True:
-        try:
-            kind, turn, body = line.receive()
-        except BlockingIOError:  # nothing to do yet
-            continue
-        try:
-            result = orders(kind, body)
-            answer, how = NOTHING if result is None else packed(result), ANSWER
-        except BaseException as error:
-            answer, how = packed((sendable(error), traceback.format_exc())), FAILED
-        line.send(how, turn, answer)
-
-
-def _error(failed: bytes) -> BaseException:
-    """What a worker raised, with the text of its traceback as the cause."""
-    error, text = unpacked(failed)
-    error.__cause__ = Traceback(text)
-    return error
-
-
-def sendable(error: BaseException) -> BaseException:
-    """The error, or where it cannot be pickled one that says as much."""
-    try:
-        unpacked(packed(error))
-    except Exception:  # whatever a class of the user's does
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 
-from rlcli.errors import EnvError
+from rlcli.errors import ArgumentError, ConfigError, EnvError, NumericsError, in_words
+from rlcli.processes.crew import Lost
 
 POLICIES = ("raise", "restart")  # what becomes of a worker that ends, hangs, or whose env raises
+NOT_REPLACED = (ArgumentError, ConfigError, NumericsError)  # no env's fault: another process would raise them too
 BUILDING = 60.0  # seconds at least; see `time_to_build`
 RESTARTS, WINDOW = 5, 60.0  # each so many times in so many seconds: it would go on for ever
 
@@ -27,8 +29,8 @@ class Restarts:
         self._times: dict[int, list[float]] = {}
         self._first_causes: dict[int, str] = {}
 
-    def another(self, name: str, worker: int, cause: str, error: BaseException | None = None, *, fix: str) -> None:
-        """A worker is to be replaced.
+    def another(self, name: str, worker: int, who: str, cause: BaseException, *, fix: str) -> str:
+        """A worker is to be replaced; what became of it, in words: `worker 1, ... was killed by SIGKILL`.
 
         Parameters
         ----------
@@ -36,23 +38,26 @@ class Restarts:
             Of the env.
         worker : int
             Its number.
-        cause : str
-            What became of the worker: `worker 1, ... was killed by SIGKILL`.
-        error : exception, optional
-            What it raised.
+        who : str
+            It, in words.
+        cause : exception
+            `Lost`, or what it raised.
 
         Raises
         ------
         EnvError
             It is one time too many for this worker; with the first cause.
         """
+        lost = isinstance(cause, Lost)
+        said = f"{who} {cause.how if isinstance(cause, Lost) else f'raised {in_words(cause)}'}"
         now = time.monotonic()
         times = [*(then for then in self._times.get(worker, ()) if now - then < WINDOW), now]
         self._times[worker] = times
         if len(times) == 1:
-            self._first_causes[worker] = cause
+            self._first_causes[worker] = said
         if len(times) > RESTARTS:
             raise EnvError(
                 f"one of the workers had to be replaced more than {RESTARTS} times in {WINDOW:.0f} s", where=name,
                 why=f"the first time, {self._first_causes[worker]}", fix=fix,
-            ) from error  # fmt: skip
+            ) from (None if lost else cause)  # fmt: skip
+        return said

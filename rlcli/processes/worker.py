@@ -27,6 +27,7 @@ from rlcli.processes.files import room_for
 from rlcli.processes.fork_server import HEAD, MADE, STATUS, die_with, ignore_terminal, live, surroundings
 
 METHODS = ("forkserver", "spawn", "fork")
+USUAL_METHOD = "forkserver" if sys.platform == "linux" else "spawn"
 _FILES = 4  # that a worker takes of its parent while it is made
 UNKNOWN = 255  # the status of a worker whose fork server was killed with it
 

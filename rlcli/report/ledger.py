@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rlcli.data.next_obs.rows import Rows
 from rlcli.keys import Key, as_tuple, show, under_next, unravel
+from rlcli.specs.dtypes import dtype_name
 from rlcli.transforms.delta_codec import KEPT, delta_key, scale_key
 
 ROLLOUT = "rollout"
@@ -254,14 +255,14 @@ def _absent(key: Key, full: int) -> Entry:
 
 
 def _summed(kind: str, tensors: Sequence[Tensor], claims: Claims) -> Entry:
-    dtypes = ", ".join(dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in tensors))
+    dtypes = ", ".join(dict.fromkeys(dtype_name(t.dtype) for t in tensors))
     devices = ", ".join(dict.fromkeys(str(t.device) for t in tensors))
     count = sum(t.numel() for t in tensors)
     return Entry(LEARNER, kind, sum(claims.claim(t) for t in tensors), (count,), dtypes, devices)
 
 
 def _describe(value: Tensor) -> tuple[tuple[int, ...], str, str]:
-    return tuple(value.shape), str(value.dtype).removeprefix("torch."), str(value.device)
+    return tuple(value.shape), dtype_name(value.dtype), str(value.device)
 
 
 def _leaves(batch: TensorDictBase) -> Iterator[tuple[Key, Tensor]]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from rlcli.collectors.options import steps_of
+from rlcli.collectors.frames import steps_of
 from rlcli.config import registry
 from rlcli.config.resolved import settings, to_dict
 from rlcli.config.run_files import METRICS

@@ -197,6 +197,16 @@ class Faces:
         return ops
 
 
+def schemas_before(transforms: Iterable[Transform], schema: Schema) -> list[dict[Any, Kind]]:
+    """What each transform is shown, of envs with this schema."""
+    found: list[dict[Any, Kind]] = []
+    now: dict[Any, Kind] = dict(schema)
+    for transform in transforms:
+        found.append(dict(now))
+        now.update(transform.plan(now))
+    return found
+
+
 def choose_faces(transforms: Transform | Iterable[Transform], schema: Schema, live: Iterable[Key]) -> Faces:
     """Sort transforms into those that run in the loop and those that run after it.
 
@@ -209,12 +219,7 @@ def choose_faces(transforms: Transform | Iterable[Transform], schema: Schema, li
         What the policy and the env read in the loop.
     """
     transforms = list(Compose(transforms) if isinstance(transforms, Transform) else transforms)
-    schemas: list[dict[Any, Kind]] = []
-    now: dict[Any, Kind] = dict(schema)
-    for transform in transforms:
-        schemas.append(dict(now))
-        now.update(transform.plan(now))
-
+    schemas = schemas_before(transforms, schema)
     read: set[Any] = set(live)
     written: set[Any] = set()
     needs: set[Any] = set()

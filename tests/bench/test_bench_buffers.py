@@ -77,7 +77,7 @@ def test_a_mistake_is_answered_before_anything_is_measured(monkeypatch, name, wo
 
 def test_a_peer_that_is_missing_is_left_out_with_a_line(monkeypatch):
     for name in ("torchrl", "cpprb"):
-        monkeypatch.setattr(f"rlcli.bench.peers.{name}_buffer", lambda *a, **k: None)
+        monkeypatch.setattr(f"rlcli.bench.peers.buffers.{name}_buffer", lambda *a, **k: None)
     result = bench.measure("extend", [*EXTEND, "memmap=false"]).as_dict()
     assert [side["name"] for side in result["sides"]][:3] == ["by hand", "rlcli", "rlcli, exact"]
     assert sum("not installed" in note for note in result["notes"]) == 2

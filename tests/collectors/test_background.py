@@ -12,7 +12,7 @@ import torch
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from rlcli.collectors import Collector
+from rlcli.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from rlcli.envs import GymEnv, ParallelEnv
 from rlcli.errors import ArgumentError, ResourceError
 
@@ -170,6 +170,17 @@ def test_nobody_reads_or_changes_what_a_thread_steps():
         ):  # fmt: skip
             with pytest.raises(ArgumentError, match="in the background"):
                 touch()
+
+
+@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
+def test_nobody_takes_the_batch_that_a_thread_has_workers_write(kind):
+    with kind([partial(GymEnv, "CartPole-v1")], frames_per_batch=5, replay_buffer=Kept()) as made:
+        made.start()
+        for touch in (made.rollout, made.next, made.deliver):
+            with pytest.raises(ArgumentError, match="in the background"):
+                touch()
+        with made.pause():
+            made.rollout()
 
 
 def test_what_was_collected_before_the_end_is_whole_in_the_buffer():

@@ -324,7 +324,6 @@ def under_another_name():
 REFUSED = {
     "a class of its own": (lambda: with_cells(Own), "a class of its own"),
     "a hook": (lambda: changed(lambda cells: cells.register_forward_hook(lambda *_: None)), "a hook"),
-    "a hook inside": (lambda: changed(lambda cells: cells.gru.register_forward_hook(lambda *_: None)), "a hook"),
     "weights that are computed": (
         lambda: changed(lambda cells: nn.utils.parametrizations.weight_norm(cells.gru, "weight_hh_l0")), "of its own",
     ),
@@ -342,6 +341,12 @@ def test_what_is_more_than_its_layers_is_called_and_says_why(case):
         assert type(collector.engine.program) is TensorDictProgram
         assert why in collector.engine.program.why
         collector.rollout()
+
+
+def test_a_hook_that_nobody_would_call_is_refused():
+    policy = changed(lambda cells: cells.gru.register_forward_hook(lambda *_: None))
+    with pytest.raises(ArgumentError, match="a hook or a forward that would never run"):
+        Collector(serial(3), policy, frames_per_batch=30)
 
 
 @pytest.mark.parametrize("change", [

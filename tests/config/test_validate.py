@@ -55,6 +55,12 @@ def test_what_is_collected_can_be_collected_again(kind):
         ({"collector__frames_per_batch": 0}, ("frames_per_batch is 0", ">= 1")),
         ({"sampler__batch_size": 4096}, ("4096", "2048", "sampler.batch_size <= 2048")),
         ({"sampler__batch_size": 1}, ("one row has no deviation",)),
+        ({"sampler__slice_len": 8}, ("sampler.slice_len", "policy=auto", "single rows", "policy=gru | lstm")),
+        ({"sampler__slice_len": 0, "policy__kind": "gru"}, ("sampler.slice_len is 0", ">= 1")),
+        (
+            {"sampler__slice_len": 16, "policy__kind": "gru", "memory__recurrent_state_stride": 5},
+            ("sampler.slice_len=16", "stride=5 keeps none there", "stride=auto", "sampler.slice_len=15"),
+        ),
         ({"collector__trajs_per_batch": 0}, ("collector.trajs_per_batch is 0", ">= 1")),
         ({"collector__trajs_per_batch": 2, "collector__split_trajs": True}, ("both cut trajectories",)),
         (
@@ -146,6 +152,12 @@ def test_collecting_to_disk_does_not_hold_rows_back_nor_pad_them(setting):
     ],
 )
 def test_whole_and_padded_trajectories_are_legal_in_training(values):
+    assert texts(changed(**values)) == []
+
+
+@pytest.mark.parametrize("stride", ["auto", 1, 8, 16])
+def test_slices_of_a_batch_begin_where_states_are_kept(stride):
+    values = {"sampler__slice_len": 16, "policy__kind": "gru", "memory__recurrent_state_stride": stride}
     assert texts(changed(**values)) == []
 
 

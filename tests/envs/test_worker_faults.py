@@ -222,10 +222,10 @@ def test_however_long_it_takes_to_replace_them(monkeypatch):
     monkeypatch.setattr(restarts.time, "monotonic", lambda: next(clock))
     counted = restarts.Restarts()
     for worker in range(2 * restarts.RESTARTS):
-        counted.another("env", worker, f"worker {worker} was killed", fix="")
+        counted.another("env", worker, f"worker {worker}", restarts.Lost(worker, "was killed"), fix="")
     with pytest.raises(EnvError, match=r"more than 5 times in 60 s .*the first time, worker 7 was killed"):
         for _ in range(restarts.RESTARTS):
-            counted.another("env", 7, "it was killed again", fix="")
+            counted.another("env", 7, "it", restarts.Lost(7, "was killed again"), fix="")
 
 
 class Picky(gym.Env):

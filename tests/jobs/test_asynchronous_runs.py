@@ -15,7 +15,7 @@ from torch import nn
 
 from rlcli.algorithms.policy import choose_threads
 from rlcli.collectors import MultiAsyncCollector
-from rlcli.collectors.options import AHEAD
+from rlcli.collectors.frames import AHEAD
 from rlcli.config.compose import configure
 from rlcli.envs import GymEnv
 from rlcli.errors import ConfigError

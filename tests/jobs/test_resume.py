@@ -42,6 +42,7 @@ TASKS = {
     "collectors in workers, trajectories": ["collector=multi_sync", "collector.trajs_per_batch=7"],
     "padded trajectories": ["collector.split_trajs=true"],
     "recurrent": ["policy=gru"],
+    "recurrent, slices": ["policy=gru", "sampler.slice_len=6"],
     "recurrent, of two layers": [
         "policy=lstm",
         "policy.recurrent_layers=2",

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.autograd import forward_ad
 
 from rlcli.errors import ArgumentError
 from rlcli.kernels import recurrent
@@ -60,6 +61,13 @@ def close(a, b):
     return not b.numel() or (a - b).abs().max() <= TOLERANCE[b.dtype] * (1 + b.abs().max())
 
 
+@pytest.fixture
+def set_threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_reference_is_torchs_own_on_each_trajectory(cell, bias):
@@ -98,16 +106,36 @@ def test_autocast_leaves_the_state_in_the_dtype_of_the_weights(backend, cell):
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("cell", CELLS)
-def test_threads(cell, recompute):
-    threads = torch.get_num_threads()
-    call = Call(18, cell, B=50, T=70, I=60, H=70, S=4, rate=0.03)
-    small = Call(19, cell, B=3, T=7, I=5, H=6)
-    try:
-        torch.set_num_threads(3)
-        equal(call, "cpu", recompute=recompute)
-        equal(small, "cpu", recompute=recompute)
-    finally:
-        torch.set_num_threads(threads)
+def test_threads(cell, recompute, set_threads):
+    set_threads(3)
+    equal(Call(18, cell, B=50, T=70, I=60, H=70, S=4, rate=0.03), "cpu", recompute=recompute)
+    equal(Call(19, cell, B=3, T=7, I=5, H=6), "cpu", recompute=recompute)
+
+
+VIEWS = {  # of which a reshape to rows is one again, where it can be
+    "part of a row": lambda draw: draw(3, 8, 9)[..., 2:6],
+    "every other number": lambda draw: draw(3, 8, 8)[..., ::2],
+    "every other step": lambda draw: draw(1, 16, 4)[:, ::2],
+    "one step": lambda draw: draw(5, 3, 4)[:, 1:2],
+    "turned": lambda draw: draw(4, 8, 3).permute(2, 1, 0),
+    "one row for all": lambda draw: draw(4).expand(3, 8, 4),
+    "one sequence for all": lambda draw: draw(1, 8, 4).expand(3, 8, 4),
+    "one number for a row": lambda draw: draw(3, 8, 1).expand(3, 8, 4),
+}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("cell", CELLS)
+def test_inputs_may_be_views(cell, view, recompute, threads, set_threads):
+    set_threads(threads)
+    g = torch.Generator().manual_seed(0)
+    x = VIEWS[view](lambda *shape: torch.randn(shape, generator=g))
+    call = Call(21, cell, *x.shape, H=5)
+    call.x = x.requires_grad_()
+    for backend in FAST:
+        equal(call, backend, recompute=recompute)
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -207,6 +235,60 @@ class TestEqualsTheReference:
         once = torch.autograd.grad(total, call.inputs, retain_graph=True)
         again = torch.autograd.grad(total, call.inputs)
         assert all(torch.equal(g, e) for g, e in zip(again, once, strict=True))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "pad"])
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_gradient_can_be_differentiated(cell, bias, alone, backend):
+    call = Call(22, cell, B=3, T=6, I=4, H=5, bias=bias, dtype=torch.float64)
+    if alone:
+        for x in call.inputs[1:]:
+            x.requires_grad_(False)
+        call.states = tuple(s.detach() for s in call.states)
+    wanted = [x for x in call.inputs if x.requires_grad]
+    found = []
+    for by in (backend, "reference"):
+        loss = call.run(by)[-1].sum()
+        of_loss = torch.autograd.grad(loss, wanted, create_graph=True)
+        found.append(torch.autograd.grad(loss + sum(g.square().sum() for g in of_loss), wanted))
+    assert all(close(g, e) for g, e in zip(*found, strict=True))
+
+
+def test_the_gradient_of_a_gradient_counts_what_is_made_of_an_input_once():
+    call = Call(23, "gru", B=3, T=6, I=5, H=5, S=3, dtype=torch.float64)
+    found = []
+    for backend in ("cpu", "reference"):
+        call.states = (call.x[:, 0].tanh(),)
+        loss = call.run(backend)[0].square().sum()
+        (of_x,) = torch.autograd.grad(loss, call.x, create_graph=True)
+        found.append([of_x, *torch.autograd.grad(of_x.square().sum(), [call.x, call.weights.hh])])
+    assert all(close(g, e) for g, e in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_what_torch_func_and_forward_differentiation_see(cell):
+    call = Call(24, cell, B=3, T=6, I=4, H=5)
+    x, source = call.x.detach(), call.source
+    states, weights = ([y.detach() for y in given] for given in (call.states, call.weights))
+
+    def features(x, source=source, weights=weights, backend="auto"):
+        out = getattr(recurrent, cell)(x, *states, source, Weights(*weights), backend=backend)
+        return out[0] if isinstance(out, tuple) else out
+
+    many = [torch.stack([w, 2 * w]) for w in weights]
+    over_weights = torch.vmap(lambda *weights: features(x, weights=weights))(*many)
+    assert close(over_weights[1], features(x, weights=[2 * w for w in weights]))
+    over_data = torch.vmap(features)(torch.stack([x, -x]), torch.stack([source, source.flip(0)]))
+    assert close(over_data[1], features(-x, source.flip(0)))
+    of_x = torch.func.grad(lambda x: features(x).sum())(x)
+    assert close(of_x, torch.autograd.grad(call.run("cpu")[0].sum(), call.x)[0])
+    with torch.no_grad(), forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(features(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
+    assert close(tangent.sum(), of_x.sum())
+    with pytest.raises(ArgumentError, match=r"the cpu backend cannot be used here: torch\.func"):
+        torch.func.grad(lambda x: features(x, backend="cpu").sum())(x)
 
 
 @pytest.mark.parametrize("cell", CELLS)

@@ -195,6 +195,17 @@ def test_a_second_backward_pass_finds_the_same(kernels, cell, precision):
     assert all(map(torch.equal, second, third))
 
 
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_gradient_can_be_differentiated(kernels, cell):
+    call = Call(cell, 2, 4, 3, 5)
+    outcomes = []
+    for module, options in ((kernels, {"precision": "ieee"}), (reference, {})):
+        loss = sum(y.sum() for y in call.run(module, **options))
+        of_loss = torch.autograd.grad(loss, call.inputs, create_graph=True)
+        outcomes.append(torch.autograd.grad(sum(g.square().sum() for g in of_loss), call.inputs))
+    assert furthest(*outcomes) <= TOLERANCE["ieee"]
+
+
 @pytest.mark.parametrize("precision", ["ieee", "tf32"], ids=["streamed", "resident"])
 @pytest.mark.parametrize("cell", CELLS)
 def test_nan_stays_in_its_trajectory(kernels, cell, precision):

@@ -173,6 +173,20 @@ def test_compiled_and_reference_gradients_agree(seed, shape, dtype):
         assert close(fast, slow, dtype)
 
 
+@pytest.mark.parametrize("per_step", [False, True])
+def test_a_gradient_can_be_differentiated(per_step):
+    reward, terminated, done, value, next_value = batch(3, (2, 6, 1), torch.float64)
+    rates = [torch.rand(2, 6, 1, dtype=torch.float64).requires_grad_() for _ in range(3)] if per_step else [0.9, 0.8, 1]
+    inputs = [x.requires_grad_() for x in (reward, value, next_value, *rates[: 3 * per_step])]
+    found = []
+    for backend in ("cpu", "reference"):
+        both = scan(reward, terminated, done, value.tanh(), next_value, *rates, backend=backend)
+        loss = sum(y.sum() for y in both)
+        of_loss = torch.autograd.grad(loss, inputs, create_graph=True)
+        found.append(torch.autograd.grad(loss + sum(g.square().sum() for g in of_loss), inputs))
+    assert all(close(a, b, torch.float64) for a, b in zip(*found, strict=True))
+
+
 @given(st.integers(0, 10_000), shapes)
 def test_a_weight_scales_the_difference_of_its_own_step_alone(seed, shape):
     x = batch(seed, shape, torch.float64)

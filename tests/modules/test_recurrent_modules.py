@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
+from torch.nn.utils import prune
 
 from rlcli.envs import GymEnv
 from rlcli.errors import ArgumentError, MissingKeyError
@@ -193,6 +194,27 @@ def test_dropout_lies_between_layers_in_training_mode():
     assert single.training
 
 
+@pytest.mark.parametrize("size", [(3, 6), (8,)])
+@pytest.mark.parametrize("kind", CELLS)
+def test_torch_func_maps_over_data_and_weights(kind, size):
+    net = module(kind, 2)
+    td = torch.stack([data(net, *size, seed=seed) for seed in range(2)])
+    tensors = [td[key] for key in net.in_keys]
+    found = torch.vmap(net.on_sequences)(*tensors)
+    for i in range(2):
+        for y, expected in zip(found, net.on_sequences(*(x[i] for x in tensors)), strict=True):
+            torch.testing.assert_close(y[i], expected)
+    weights = dict(net.named_parameters())
+
+    def total(weights):
+        with set_recurrent_mode(True):
+            return torch.func.functional_call(net, weights, (td[0].clone(),))["features"].sum()
+
+    of_weights = torch.func.grad(total)(weights)
+    for name, expected in zip(weights, torch.autograd.grad(total(weights), list(weights.values())), strict=True):
+        torch.testing.assert_close(of_weights[name], expected)
+
+
 # ---- which mode ------------------------------------------------------------------------------------------------------
 def test_the_nearest_mode_counts_and_the_default_where_there_is_none():
     net, by_default = module(GRUModule), module(GRUModule, default_recurrent_mode=True)
@@ -215,6 +237,14 @@ def test_a_mode_is_of_its_thread_and_ends_where_its_code_raises():
         thread.join()
         raise KeyError
     assert seen == [None] and recurrent_mode() is None
+
+
+def test_a_function_may_be_decorated_with_a_mode():
+    @set_recurrent_mode("recurrent")
+    def mode(deeper=0):
+        return mode(deeper - 1) if deeper else recurrent_mode()
+
+    assert mode.__name__ == "mode" and mode(3) is True and recurrent_mode() is None
 
 
 # ---- envs and keys ---------------------------------------------------------------------------------------------------
@@ -281,21 +311,61 @@ def test_shapes_that_do_not_fit_are_named():
 
 
 @pytest.mark.parametrize("mode", [True, False])
-@pytest.mark.parametrize("key", ["observation", "recurrent_state"])
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float64])
-def test_a_dtype_that_is_not_the_weights_is_said_of_the_key_that_has_it(mode, key, dtype):
+def test_dtypes_that_do_not_fit_are_named(mode):
     net = module(GRUModule).float()
     td = data(net, 3, 4).float()
-    td[key] = td[key].to(dtype)
-    text = said(td, net, mode=mode)
-    assert text.startswith(f"{key} is {dtype} (GRUModule): the weights are torch.float32. Use {key}.to(torch.float32)")
+    double = td.clone().set("observation", td["observation"].double())
+    assert said(double, net, mode) == (
+        "observation does not fit GRUModule: it is float64, and the weights are float32. Convert one of the two: "
+        "DoubleToFloat() does so in an env."
+    )
+    double = td.clone().set("recurrent_state", td["recurrent_state"].double())
+    assert "a stored state does not fit GRUModule: it is float64" in said(double, net, mode)
+    with torch.autocast("cpu", torch.bfloat16), set_recurrent_mode(mode):
+        assert net(td.set("observation", td["observation"].bfloat16()))["features"].dtype == torch.float32
 
 
-def test_no_rows_are_a_batch_too():
+def test_half_a_state_is_no_state():
+    net = module(LSTMModule)
+    td = data(net, 3, 4, rate=2.0).exclude("recurrent_state_c")
+    assert "the data have no recurrent_state_c (LSTMModule): a state is stored as a whole" in said(
+        td, net, error=MissingKeyError
+    )
+
+
+def test_a_step_of_no_envs():
+    net = module(LSTMModule, 2)
+    out = net(data(net, 0))
+    assert out["features"].shape == (0, H) and out["next", "recurrent_state_c"].shape == (0, 2, H)
+
+
+HOOKED = {
+    "forward": lambda gru: gru.register_forward_hook(lambda *_: None),
+    "before": lambda gru: gru.register_forward_pre_hook(lambda *_: None),
+    "backward": lambda gru: gru.register_full_backward_hook(lambda *_: None),
+    "pruned": lambda gru: prune.random_unstructured(gru, "weight_hh_l0", 0.5),
+    "its own": lambda gru: setattr(gru, "forward", gru.forward),
+}
+
+
+@pytest.mark.parametrize("mode", [True, False])
+@pytest.mark.parametrize("how", HOOKED)
+def test_hooks_that_would_not_run_are_refused(how, mode):
     net = module(GRUModule)
-    for mode in (True, False):
-        with set_recurrent_mode(mode):
-            assert net(data(net, 3, 4)[:0])["features"].shape == (0, 4, H)
+    HOOKED[how](net.gru)
+    assert "the GRU inside GRUModule has a hook or a forward that would never run" in said(data(net, 3, 4), net, mode)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_weights_that_are_computed_are_followed(mode):
+    net = module(GRUModule)
+    nn.utils.parametrizations.weight_norm(net.gru, "weight_hh_l0")
+    td = data(net, 3, 4)
+    with set_recurrent_mode(mode):
+        before = net(td.clone())["features"]
+        with torch.no_grad():
+            net.gru.parametrizations.weight_hh_l0.original0.mul_(2)
+        assert not torch.allclose(net(td.clone())["features"], before)
 
 
 @pytest.mark.parametrize("written", ["h", ("next", "g")])
@@ -321,11 +391,38 @@ def test_data_without_time_are_no_sequences():
         ({"in_key": "a", "out_key": "b", "bidirectional": True}, "has not seen what comes later"),
         ({"in_key": "a", "out_key": "b", "batch_first": False}, "batch_first"),
         ({"in_key": "a", "out_key": "b", "gru": nn.GRU(INPUTS, H, batch_first=True)}, "layers and sizes"),
+        ({"in_keys": ["a", "a"], "out_key": "b"}, "one key twice"),
+        ({"in_key": "a", "out_key": "b", "recurrent_recompute": "gates"}, "no recurrent_recompute='gates'"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(options, words):
     with pytest.raises(ArgumentError, match=words):
         GRUModule(INPUTS, H, **options)
+
+
+class OwnForward(nn.GRU):
+    def forward(self, *given):
+        return super().forward(*given)
+
+
+@pytest.mark.parametrize(
+    ("layers", "options", "words"),
+    [
+        (nn.LSTM(INPUTS, H, batch_first=True), {}, r"runs the layers of a torch\.nn\.GRU: it was given a LSTM$"),
+        ("gru", {}, "it was given a str"),
+        (OwnForward(INPUTS, H, batch_first=True), {}, "a OwnForward with a forward of its own"),
+        (nn.GRU(INPUTS, H, batch_first=True), {"num_layers": 2}, "layers and sizes"),
+        (nn.GRU(INPUTS, H, batch_first=True), {"dropout": 0.5}, "layers and sizes"),
+    ],
+)
+def test_layers_that_it_cannot_run_are_refused(layers, options, words):
+    with pytest.raises(ArgumentError, match=words):
+        GRUModule(gru=layers, in_key="a", out_key="b", **options)
+
+
+@pytest.mark.parametrize(("given", "taken"), [(True, True), ("full", True), (False, False), ("none", False)])
+def test_what_is_kept_for_the_backward_pass_is_a_word_or_a_flag(given, taken):
+    assert module(GRUModule, recurrent_recompute=given).options["recompute"] is taken
 
 
 def test_sizes_are_needed():

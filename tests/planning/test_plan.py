@@ -337,6 +337,22 @@ def test_what_an_update_of_a_recurrent_network_on_slices_holds_is_planned():
     assert 0 < peaks[0] < peaks[1]
 
 
+@pytest.mark.parametrize(
+    ("words", "rows"),
+    [
+        ([], 512),  # a minibatch ends with the sequence that fills it
+        (["env.num=4"], 256),
+        (["sampler.slice_len=16"], 256),
+        (["sampler.slice_len=100"], 300),
+        (["sampler.slice_len=4096"], 512),
+    ],
+    ids=str,
+)
+def test_a_minibatch_of_sequences_is_planned_as_long_as_they_are(words, rows):
+    planned = rlcli.plan(["recipe=ppo_gru", "env.num=1", *words, *QUIET])
+    assert [(peak.rows, peak.unknown) for peak in planned.peaks if peak.stage == "update"] == [(rows, "")]
+
+
 @pytest.mark.parametrize("cut", ["collector.split_trajs=true", "collector.trajs_per_batch=2"])
 def test_the_value_stage_of_whole_trajectories_is_not_guessed(cut):
     planned = rlcli.plan([cut])

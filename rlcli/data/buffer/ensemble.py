@@ -26,11 +26,11 @@ from rlcli.data.buffer.stream import Prefetcher, Sampled
 from rlcli.data.buffer.tensordict_buffer import TensorDictReplayBuffer
 from rlcli.data.buffer.transforms import Transforms
 from rlcli.data.index import RandomStream
-from rlcli.data.samplers.sampler import need_size, uniform
+from rlcli.data.samplers.sampler import learned_from, need_size, uniform
 from rlcli.data.shared import RegionWriter
 from rlcli.data.storages.list_storage import collate
 from rlcli.errors import ArgumentError, MissingKeyError
-from rlcli.keys import COLLECTOR_MASK, INDEX, show
+from rlcli.keys import INDEX, show
 
 BUFFER_IDS = "buffer_ids"
 
@@ -316,7 +316,7 @@ class ReplayBufferEnsemble:
                 "priorities cannot be updated without (index, index)",
                 fix="Make the ensemble of TensorDictReplayBuffers.",
             )
-        ids, real = sample.get((INDEX, BUFFER_IDS)).reshape(-1), sample.get(COLLECTOR_MASK, None)
+        ids, learned = sample.get((INDEX, BUFFER_IDS)).reshape(-1), learned_from(sample)
         found: list[tuple[ReplayBuffer, Tensor, Tensor]] = []
         for member in ids.unique().tolist():
             buffer = self.buffers[member]
@@ -324,7 +324,7 @@ class ReplayBufferEnsemble:
             priority = sample.get(key, None)
             if priority is None:
                 raise MissingKeyError(f"priorities cannot be updated without {show(key)}", why="the loss writes it")
-            mine = ids == member if real is None else (ids == member) & real.reshape(-1)
+            mine = ids == member if learned is None else (ids == member) & learned.reshape(-1)
             priority = priority.reshape(index.numel(), *priority.shape[index.ndim :])
             buffer.sampler.check_priority(priority[mine])
             found.append((buffer, index.reshape(-1)[mine], priority[mine]))

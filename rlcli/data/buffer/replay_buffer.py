@@ -169,8 +169,7 @@ class ReplayBuffer:
             priorities = self._priorities_of(batch, written)
             rows = self.ring.extend(written)
             self.sampler.extended(self.ring, len(rows))
-            for part, priority in priorities:
-                self.sampler.update_priority(self.ring, rows[part], priority)
+            self._prioritise(rows, priorities)
         return torch.from_numpy(rows)
 
     def _priorities_of(self, given: Any, written: Any) -> list[tuple[slice, Tensor]]:
@@ -182,6 +181,10 @@ class ReplayBuffer:
     def _priorities_in(self, batch: Any) -> list[tuple[slice, Tensor]]:
         """Rows of a batch and the priorities that it holds for them; refused here, where nothing is stored yet."""
         return []
+
+    def _prioritise(self, rows: np.ndarray, priorities: list[tuple[slice, Tensor]]) -> None:
+        for part, priority in priorities:
+            self.sampler.update_priority(self.ring, rows[part], priority)
 
     def add(self, step: Any) -> int | Tensor:
         """Store one step of every env, ``[*lanes]``, or one object; the row number, or those of all envs."""
@@ -207,8 +210,7 @@ class ReplayBuffer:
             priorities = self._priorities_of(given, batch)
             self.ring.overwrite(rows, batch)
             self.sampler.overwritten(self.ring, rows)
-            for part, priority in priorities:
-                self.sampler.update_priority(self.ring, rows[part], priority)
+            self._prioritise(rows, priorities)
 
     def empty(self, *, fields: bool = False) -> None:
         """Forget all rows; with `fields` their keys, shapes and env dims as well."""

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from rlcli.data.buffer.replay_buffer import LIST_SIZE, ReplayBuffer
 from rlcli.data.samplers import PrioritizedSampler
+from rlcli.data.samplers.sampler import learned_from
 from rlcli.data.shared import RegionWriter
 from rlcli.data.storages import Storage
 from rlcli.data.storages.list_storage import ObjectRing, items_of
 from rlcli.errors import ArgumentError, MissingKeyError
-from rlcli.keys import BURN_IN, COLLECTOR_MASK, INDEX, Key, show, unravel
+from rlcli.keys import INDEX, Key, show, unravel
 
 
 class TensorDictReplayBuffer(ReplayBuffer):
@@ -75,10 +76,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
             if sample.get(key, None) is None:
                 raise MissingKeyError(f"priorities cannot be updated without {show(key)}", why=who)
         index, priority = sample.get(INDEX), sample.get(self.priority_key)
-        if (real := sample.get(COLLECTOR_MASK, None)) is not None and real.shape == index.shape:
-            index, priority = index[real], priority[real]  # padding repeats a row, and the loss does not see it
-        if (burn := sample.get(BURN_IN, None)) is not None:  # nothing is learned of them
-            index, priority = index[~burn], priority[~burn]
+        if (learned := learned_from(sample)) is not None and learned.shape == index.shape:
+            index, priority = index[learned], priority[learned]
         if isinstance(self.ring, ObjectRing):
             self.update_priority(index.reshape(len(index), -1)[:, 0], priority.reshape(len(index), -1))
             return

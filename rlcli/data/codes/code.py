@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import Field
+from rlcli.data.fields import Field, width_of
 from rlcli.kernels.codes import AT, BITS, KIND, NARROW, ONE_HOT, WIDE
 from rlcli.keys import Key
 
@@ -114,7 +114,7 @@ def choose(
     """
     codes = [code for key, field in fields.items() if (code := _of(key, field, columns, traj_key)) is not None]
     stored = [code for code in codes if code.kind != INDEX]
-    now = sum(field.width for field in fields.values())
+    now = width_of(fields)
     saved = sum(fields[code.key].width for code in codes)
     saved -= Record.of(stored, [fields[code.key] for code in stored]).width
     return tuple(codes) if saved >= _WORTH * now and saved > 0 and RECORD not in fields else ()

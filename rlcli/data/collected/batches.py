@@ -24,6 +24,7 @@ from rlcli.data.next_obs.packing import Packed, pack, unpack
 from rlcli.data.next_obs.sparse import Sparse, nothing_of
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, NEXT, TRUNCATED, Key, as_tuple, show, unravel
+from rlcli.specs.dtypes import dtype_name
 from rlcli.typed import Misfit
 
 _ENDS, _EXTRA, _AT, _FEW = "@ends", "@extra/", "@at/", "@few/"  # "@" is encoded in keys: no key is called this
@@ -47,7 +48,7 @@ def layout_of(batch: TensorDictBase) -> dict[str, Any]:
                 fix="Leave it out of keep_keys.",
             )
         layout[name_of(key)] = {
-            "dtype": str(value.dtype).removeprefix("torch."),
+            "dtype": dtype_name(value.dtype),
             "shape": list(value.shape[batch.ndim :]),
         }
     return dict(sorted(layout.items()))

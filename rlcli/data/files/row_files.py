@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import Field, check_fields, column_offsets, listed_fields, read_fields
+from rlcli.data.fields import Field, check_fields, column_offsets, listed_fields, read_fields, width_of
 from rlcli.data.files.disk import Disk, Stamp
 from rlcli.data.files.sealed_folder import SealedFolders
 from rlcli.data.files.tensors import memory_of
@@ -123,7 +123,7 @@ class RowFiles:
         self._plan = list(_plan(ring))
         self._before, self._path = _earlier(folders, folders.paths(folder)[: -1 if keep > 1 else None])
         self._segments = segments = self.storage.full_segments()
-        width = sum(field.width for field in self.storage.fields.values())
+        width = width_of(self.storage.fields)
         new = [
             stop - start
             for number, start, stop in self._plan

@@ -23,6 +23,7 @@ from rlcli.data.next_obs.pool import Ends
 from rlcli.data.next_obs.rows import Rows
 from rlcli.keys import TRAJ_IDS, Key, under_next
 from rlcli.specs.base import fill_for
+from rlcli.transforms.stored_rows import spread
 
 
 def build_full(
@@ -142,9 +143,5 @@ def with_next(
         x = batch.get(key)
         last = (batch if after is None else after).get(key).narrow(time, 0, 1)
         following = torch.cat((x.narrow(time, 1, x.shape[time] - 1), last), time)
-        out.set(under_next(key), following.masked_fill(_like(~known, x), fill_for(key, x.dtype, fill_value)))
+        out.set(under_next(key), following.masked_fill(spread(~known, x), fill_for(key, x.dtype, fill_value)))
     return out
-
-
-def _like(rows: Tensor, x: Tensor) -> Tensor:
-    return rows.reshape(*rows.shape, *[1] * (x.ndim - rows.ndim))

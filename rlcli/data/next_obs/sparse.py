@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import Field
+from rlcli.data.fields import Field, check_fit
 from rlcli.data.next_obs.pairs import bytes_of
 from rlcli.data.next_obs.rows import Rows
 from rlcli.keys import NEXT, Key, as_tuple, unravel
@@ -85,6 +85,13 @@ def sparse_of(column: Tensor, batch_dims: int, nothing: float = 0.0) -> Sparse:
     return Sparse(at, flat[at], nothing)
 
 
+def held(column: Tensor) -> Tensor:
+    """bool `[N]`: in which rows of a column of recurrent states `[N, *F]` one is held; NaN is none."""
+    if isinstance(column, Rows) and column.sparse:
+        return column.index != 0
+    return ~column.flatten(1).isnan().any(1)
+
+
 class SparseColumns:
     """The sparse columns of a ring, by number of step and lane: `step * lanes + lane`, which never wraps."""
 
@@ -114,6 +121,23 @@ class SparseColumns:
         """Take these columns out of those of a batch."""
         found = [key for key, column in given.items() if key in self._held or is_sparse(key, column)]
         return {key: sparse_of(given.pop(key), batch_dims, nothing_of(key)) for key in found}
+
+    def check(self, taken: Mapping[Key, Sparse]) -> None:
+        """Refuse states that do not fit those of the rows that are there.
+
+        Raises
+        ------
+        ArgumentError
+            Keys are missing or new, or a dtype or shape differs.
+        """
+        held = {key: Field.of(column.rows) for key, column in self._held.items() if math.isnan(column.nothing)}
+        check_fit(held, {key: sparse.rows for key, sparse in taken.items() if math.isnan(nothing_of(key))})
+
+    def emptied(self) -> SparseColumns:
+        """The same columns, without a row."""
+        out = SparseColumns()
+        out._held = {key: _Column(column.rows[:0], column.nothing) for key, column in self._held.items()}
+        return out
 
     def put(self, taken: Mapping[Key, Sparse], numbers: np.ndarray, base: int) -> None:
         """Remember what a batch held.
@@ -160,13 +184,10 @@ class SparseColumns:
         base : int
             The lowest number that is live.
         """
-        held = self._held[key].held
-        held, back = held[np.searchsorted(held, base) :], np.full(len(numbers), -1)
-        for lane in np.unique(numbers % lanes) if len(held) else ():
-            mine, own = np.flatnonzero(numbers % lanes == lane), held if lanes == 1 else held[held % lanes == lane]
-            place = np.searchsorted(own, numbers[mine], side="right") - 1
-            found = place >= 0
-            back[mine[found]] = (numbers[mine[found]] - own[place[found]]) // lanes
+        from rlcli.kernels.index.read import marked_before  # loads the compiler, which takes half a second
+
+        held, back = self._held[key].held, np.empty(len(numbers), np.int64)
+        marked_before(held[np.searchsorted(held, base) :], numbers, lanes, back)
         return back
 
     def state_dict(self, base: int) -> list[list[Any]]:

@@ -130,7 +130,7 @@ class Contents:
         return out | {key: self.sparse.read(key, numbers, self.storage.device) for key in chosen}
 
     def steps_from_state(self, rows: np.ndarray) -> np.ndarray | None:
-        """Steps from the last row that keeps a recurrent state to each of these rows of its trajectory, int64 ``[N]``.
+        """Steps of its trajectory from the last row that keeps a recurrent state to each of these, int64 ``[N]``.
 
         -1 where none is left of its trajectory: it was written over. None where every row keeps its own, or there are
         no states.
@@ -138,10 +138,11 @@ class Contents:
         key = self.sparse.state_key
         if key is None:
             return None
-        space = self.space
-        steps = self.sparse.held_before(key, space.numbers_of(rows, self.index.cursor), space.lanes, self.first)
+        space, index = self.space, self.index
+        steps = self.sparse.held_before(key, space.numbers_of(rows, index.cursor), space.lanes, self.first)
         before = (rows - np.maximum(steps, 0) * space.lanes) % space.size
-        return np.where(self.index.numbers(before) == self.index.numbers(rows), steps, -1)
+        known = (steps >= 0) & (index.numbers(before) == index.numbers(rows))
+        return np.where(known, index.positions(rows) - index.positions(before), -1)  # others' rows may lie between
 
     def _read(self, rows: np.ndarray, asked: list[Key] | None) -> dict[Key, Tensor]:
         fields, exact = self.layout.fields, self.layout.exact

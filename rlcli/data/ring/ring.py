@@ -28,6 +28,7 @@ from rlcli.data.index import TrajectoryIndex
 from rlcli.data.index.markers import NO_ASK, Asked, Markers, agreed
 from rlcli.data.next_obs.pairs import SidePool
 from rlcli.data.next_obs.rows import Rows
+from rlcli.data.next_obs.sparse import Sparse
 from rlcli.data.ring.contents import Contents
 from rlcli.data.ring.layout import NOTHING, Layout, saved_layout
 from rlcli.data.ring.plans import Plans
@@ -36,7 +37,7 @@ from rlcli.data.ring.stacks import FrameStacks
 from rlcli.data.ring.write import overwrite, remark, write
 from rlcli.data.storages import Storage
 from rlcli.errors import ArgumentError
-from rlcli.keys import Key, unravel
+from rlcli.keys import Key, show, unravel
 
 
 class Ring:
@@ -253,7 +254,7 @@ class Ring:
             return rows
         with self._whole_write(lead.numel()):
             given = columns_of(batch)
-            sparse = self.contents.sparse.take(given, len(lead))
+            sparse = self._few(given, len(lead))
             if not self.fields:
                 self._begin(given, lead)
             self.contents.layout.check(given, lead, self.storage.ndim)
@@ -262,6 +263,20 @@ class Ring:
             rows = write(self.contents, given, lead, sparse)
         self.plans.learn(self.contents, batch)
         return rows
+
+    def _few(self, given: dict[Key, Tensor], batch_dims: int) -> dict[Key, Sparse]:
+        """Take the columns that hold something in few rows out of those of a batch."""
+        contents = self.contents
+        sparse = contents.sparse.take(given, batch_dims)
+        for key in sparse:
+            if key in self.fields:
+                raise ArgumentError(
+                    f"the batch keeps {show(key)} in few of its rows, and the rows stored before it in all",
+                    fix="Collect all of them with one recurrent_state_stride, or call empty(fields=True) first.",
+                )
+        if self.fields:
+            contents.sparse.check(sparse)
+        return sparse
 
     def _begin(self, columns: Mapping[Key, Tensor], lead: torch.Size) -> None:
         """Lay out what a first batch ``[*lead, *F]`` decides."""
@@ -293,7 +308,7 @@ class Ring:
         """
         self.storage.need_writable()
         given = columns_of(batch)
-        sparse = self.contents.sparse.take(given, batch.ndim)
+        sparse = self._few(given, batch.ndim)
         given = {key: c.full() if isinstance(c, Rows) else c for key, c in given.items()}
         if not self.fields:
             raise ArgumentError("nothing was stored yet, so there is no row to write over")
@@ -341,7 +356,7 @@ class Ring:
 
     def clear(self, *, fields: bool = False) -> None:
         """Forget all rows; with `fields` their keys, shapes and env dims as well."""
-        layout, codes = self.contents.layout, self.packing.codes
+        layout, codes, sparse = self.contents.layout, self.packing.codes, self.contents.sparse.emptied()
         try:
             self.storage.clear()
         finally:  # a storage that cannot take its files away holds no rows either
@@ -350,6 +365,7 @@ class Ring:
             self.contents = Contents(self.storage, self.packing, NOTHING)
         if not fields and layout.fields:
             self.lay_out(layout, codes)
+            self.contents.sparse = sparse
 
     # ---- reading -----------------------------------------------------------------------------------------------
     def read(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> TensorDictBase:

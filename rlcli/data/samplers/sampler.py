@@ -12,11 +12,12 @@ from inspect import isfunction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.data.index import RandomStream
 from rlcli.errors import ArgumentError
-from rlcli.keys import Key, show
+from rlcli.keys import BURN_IN, COLLECTOR_MASK, Key, show
 
 if TYPE_CHECKING:
     from rlcli.data.ring.ring import Ring
@@ -277,6 +278,14 @@ def _need_live(ring: Ring, draw: Draw) -> None:
             why=f"{int(dead.sum())} of {len(dead)}, the first is {draw.rows[dead][0]} of {len(ring)}",
             fix="Choose among rlcli.data.samplers.sampler.live_rows(ring).",
         )
+
+
+def learned_from(sample: TensorDictBase) -> Tensor | None:
+    """bool `[*B]`: the rows of a sample but those that pad slices, which repeat others, and burn-in; None for all."""
+    real, burn_in = sample.get(COLLECTOR_MASK, None), sample.get(BURN_IN, None)
+    if burn_in is None:
+        return real
+    return ~burn_in if real is None else real & ~burn_in
 
 
 def need_size(name: str, value: Any) -> int:

@@ -150,7 +150,7 @@ class SliceSamplerWithoutReplacement(SliceSampler):
 
     def _begin(self, ring: Ring, count: int, length: int) -> None:
         """Cut all that is stored into the slices of a new epoch."""
-        self._rows, lengths = in_order(ring, oldest_first=not self.shuffle)
+        self._rows, lengths = of_known_state(ring, *in_order(ring, oldest_first=not self.shuffle))
         offset = np.zeros(len(lengths), np.int64)
         if self.shuffle:
             slack = lengths % length if self.strict_length else np.where(lengths > length, length - 1, 0)
@@ -164,7 +164,7 @@ class SliceSamplerWithoutReplacement(SliceSampler):
             raise ArgumentError(
                 "what is stored gives no batch of slices",
                 why=f"{len(self._starts)} slices of {length} rows that share no row, {count} a batch; "
-                f"the longest of {len(lengths)} trajectories has {int(lengths.max())} rows",
+                f"the longest of {len(lengths)} trajectories has {int(lengths.max(initial=0))} rows",
                 fix="Collect more, take fewer or shorter slices, or set strict_length=False or drop_last=False.",
             )
 
@@ -217,6 +217,15 @@ def in_order(ring: Ring, *, oldest_first: bool = False) -> tuple[np.ndarray, np.
     order = np.lexsort((ring.index.positions(rows), number))
     _, lengths = np.unique(number, return_counts=True)
     return rows[order], lengths
+
+
+def of_known_state(ring: Ring, rows: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Those that a slice may begin in: of a trajectory's first rows, the one that kept their state may be gone."""
+    if (back := ring.steps_from_state(rows)) is None:
+        return rows, lengths
+    lost = back < 0
+    piece = np.repeat(np.arange(len(lengths)), lengths) + np.cumsum(lost)
+    return rows[~lost], np.unique(piece[~lost], return_counts=True)[1]
 
 
 def cut(lengths: np.ndarray, offset: np.ndarray, length: int, strict: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import Field
+from rlcli.data.fields import Field, width_of
 from rlcli.data.files.disk import Disk
 from rlcli.data.files.tensors import map_file
 from rlcli.data.storages import Storage
@@ -67,7 +67,7 @@ class SharedRows(Storage):
 
     def declare(self, fields: Mapping[Key, Field], capacity: int) -> None:
         stored = {**fields, MARKS: Field(torch.uint8, torch.Size(()))}
-        rows = rows_for(sum(field.width for field in stored.values()), capacity)
+        rows = rows_for(width_of(stored), capacity)
         self.fields, self.capacity = dict(fields), capacity
         self._table, self._sides = SegmentTable(stored, rows, 2 * capacity), {}
         if self.disk is not None and not self.begin:

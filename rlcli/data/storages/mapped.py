@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import Field, column_offsets
+from rlcli.data.fields import Field, column_offsets, width_of
 from rlcli.data.files.disk import MISSING
 from rlcli.data.files.tensors import map_file
 from rlcli.data.storages.segment import damaged_rows, numbers_of
@@ -245,7 +245,7 @@ class MappedStorage(Storage):
 
     @property
     def nbytes(self) -> int:
-        return (self.total - self.first) * sum(field.width for field in self.fields.values())
+        return (self.total - self.first) * width_of(self.fields)
 
     def facts(self) -> dict[str, Any]:
         return {**super().facts(), "folder": self.where, "files": len(self.parts)}

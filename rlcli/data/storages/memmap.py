@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import Field
+from rlcli.data.fields import Field, width_of
 from rlcli.data.files.disk import SCRATCH, Disk
 from rlcli.data.files.journal import JOURNAL, number_of, state_name, states
 from rlcli.data.files.state import decode_state
@@ -173,7 +173,7 @@ class LazyMemmapStorage(Storage):
             self.clear()
             self._use_folder(self.folder if self.kept else None)
         self._take_files_away()  # where the disk refused that when the rows were given up
-        row_bytes = sum(field.width for field in fields.values())
+        row_bytes = width_of(fields)
         self._lay_out(fields, capacity, rows_for(row_bytes, capacity))
         rows, here = self.segment_rows, self.folder
         while not here.exists():

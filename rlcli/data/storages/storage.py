@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import Field
+from rlcli.data.fields import Field, width_of
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
 
@@ -311,7 +311,7 @@ class Storage(ABC):
     @property
     def segment_rows(self) -> int:
         """Rows of a file, where these rows are saved in files: a power of two."""
-        return rows_for(sum(field.width for field in self.fields.values()), self.capacity)
+        return rows_for(width_of(self.fields), self.capacity)
 
     def full_segments(self) -> Mapping[int, FullFile]:
         """Committed files that will never change, each with `segment_rows` rows, by the number of the file."""

@@ -92,6 +92,19 @@ def next_places(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, bits: 
 
 
 @compiled(borrows=True)
+def marked_before(marked: np.ndarray, numbers: np.ndarray, lanes: int, out: np.ndarray) -> None:
+    """Steps from the last marked number of its lane to each number (`step * lanes + lane`), itself included; or -1.
+
+    `marked` ascends. Lanes are marked about as often as each other, so the one that is looked for is close.
+    """
+    for i in range(len(numbers)):
+        at = np.searchsorted(marked, numbers[i], side="right") - 1
+        while at >= 0 and (numbers[i] - marked[at]) % lanes:
+            at -= 1
+        out[i] = (numbers[i] - marked[at]) // lanes if at >= 0 else -1
+
+
+@compiled(borrows=True)
 def patch(places: np.ndarray, pool: int, slot_width: int, offsets: np.ndarray, widths: np.ndarray,
           targets: np.ndarray) -> None:  # fmt: skip
     """Write the slots among `places` over their rows of the columns at `targets` [K]."""

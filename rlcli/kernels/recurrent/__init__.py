@@ -21,11 +21,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from rlcli.errors import ArgumentError, one_of
 from rlcli.kernels.recurrent import reference, scan
 
-__all__ = ["BACKENDS", "Weights", "backend_for", "gru", "lstm"]
+__all__ = ["BACKENDS", "Weights", "backend_for", "gru", "lstm", "unread"]
 
 BACKENDS = ("auto", "reference", "pad", "scan", "cpu", "triton")
 GATES = {"gru": 3, "lstm": 4}
@@ -70,7 +71,7 @@ def gru(
     Returns
     -------
     Tensor, ``[B, T, H]``
-        Differentiable in `x`, `state` and the weights; once, and as often as one likes in `reference`.
+        Differentiable in `x`, `state` and the weights, and again (create_graph=True) at the price of the loop.
 
     Raises
     ------
@@ -156,6 +157,8 @@ def _refusal(name: str, x: Tensor, weights: Weights) -> str | None:
     """Why a backend cannot serve, or None."""
     if name == "reference":
         return None
+    if name != "scan" and _transformed():
+        return "torch.func (vmap, grad, jvp) and forward-mode differentiation see into plain torch alone"
     if x.dtype not in DTYPES:
         return f"it takes float32 and float64, and the tensors are {x.dtype}"
     if name == "cpu" and x.device.type not in ("cpu", "meta"):
@@ -171,6 +174,16 @@ def _module(name: str) -> Any:
     # those that `torch.compile` traces are here; the others bring compilers, and are loaded by the first who needs them
     traced = {"reference": reference, "scan": scan}
     return traced[name] if name in traced else importlib.import_module(f"{__name__}.{name}")
+
+
+def unread(x: Tensor) -> bool:
+    """Whether the numbers of a tensor may not be looked at: there are none, or torch watches what is done to them."""
+    return x.is_meta or torch.compiler.is_compiling() or _transformed()
+
+
+def _transformed() -> bool:
+    """Whether a transform of torch.func or a dual level is in force; neither has a public question for it."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 # ---- what a call must be --------------------------------------------------------------------------------------------
@@ -205,7 +218,7 @@ def _check(cell: str, x: Tensor, states: tuple[Tensor, ...], source: Tensor, wei
             raise ArgumentError(f"{name} is on {tensor.device}, but x is on {x.device}")
     if not rows:
         raise ArgumentError("state has no rows", why="every sequence begins from one")
-    if x.device.type == "cpu" and source.numel() and not torch.compiler.is_compiling():
+    if x.device.type == "cpu" and source.numel() and not unread(source):
         _check_source(source, rows)  # elsewhere the host would have to wait for the numbers
 
 

@@ -25,10 +25,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from rlcli.kernels.mlp import one_dnn
-from rlcli.kernels.recurrent import cpu_loops
+from rlcli.kernels.recurrent import Weights, cpu_loops, reference
 from rlcli.kernels.recurrent.cpu_product import ROWS, add_outer, multiply, panels
 
 WORTHY = 1 << 20  # multiplications from which on oneDNN gains more than its call costs (10 us)
@@ -59,7 +58,7 @@ def _unroll(
 
 
 class Unroll(torch.autograd.Function):
-    """All steps of a layer; differentiable once."""
+    """All steps of a layer; whoever differentiates twice gets the gradients of the loop."""
 
     @staticmethod
     def forward(ctx: Any, cell: str, recompute: bool, x: Tensor, source: Tensor, *given: Tensor | None) -> Any:
@@ -70,15 +69,19 @@ class Unroll(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *of_outputs: Tensor | None) -> tuple[Any, ...]:
         x, source, *saved = ctx.saved_tensors
         n = ctx.outputs
         given, outputs, kept = saved[: n + 4], saved[n + 4 : 2 * n + 4], saved[2 * n + 4 :]
+        needs = ctx.needs_input_grad[2:]
+        if torch.is_grad_enabled():
+            weights, needed = Weights(*given[n:]), (needs[0], *needs[2:])
+            of_x, *found = reference.gradients(x, given[:n], source, weights, of_outputs, needed)
+            return None, None, of_x, None, *found
         if _graph_stays():
             kept = [y.clone() for y in kept]
         call = Call(ctx.cell, x, source, given)
-        return None, None, *call.backward(outputs, kept, of_outputs, ctx.needs_input_grad[2:])
+        return None, None, *call.backward(outputs, kept, of_outputs, needs)
 
 
 def _graph_stays() -> bool:
@@ -164,8 +167,8 @@ class Call:
                 pass
 
     def rows(self, first: int, span: int) -> Tensor:
-        """The inputs of some steps, ``[B * span, I]``."""
-        return self.x[:, first : first + span].reshape(self.B * span, self.x.shape[2])
+        """The inputs of some steps, ``[B * span, I]``, contiguous: of strided ones a reshape may be a view."""
+        return self.x[:, first : first + span].reshape(self.B * span, self.x.shape[2]).contiguous()
 
     def _inputs(self, first: int, span: int, hidden: bool) -> list[Tensor]:
         """What the inputs give to the gates of some steps, and room for what a GRU keeps besides."""

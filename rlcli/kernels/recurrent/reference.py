@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,21 @@ def lstm(
     """See `rlcli.kernels.recurrent.lstm`."""
     h, c = _unroll(lstm_step, x, (state, cell), source, weights)
     return h, c
+
+
+def gradients(
+    x: Tensor, states: Sequence[Tensor], source: Tensor, weights: Any, of_outputs: Sequence[Tensor | None],
+    needs: Sequence[bool],
+) -> list[Tensor | None]:  # fmt: skip
+    """Of `x`, the states and the weights where they are needed, to be differentiated again (create_graph=True)."""
+    given: list[Any] = [y if y is None else y.view_as(y) for y in (x, *states, *weights)]  # none is made of another
+    x, *rest = given
+    own, step = rest[: len(states)], gru_step if len(states) == 1 else lstm_step
+    outputs = _unroll(step, x, tuple(own), source, weights._make(rest[len(states) :]))
+    asked = [(y, of) for y, of in zip(outputs, of_outputs, strict=True) if of is not None]
+    wanted = [y for y, needed in zip(given, needs, strict=True) if needed]
+    found = iter(torch.autograd.grad([y for y, _ in asked], wanted, [of for _, of in asked], create_graph=True))
+    return [next(found) if needed else None for needed in needs]
 
 
 def gru_step(inputs: Tensor, h: Tensor, hh: Tensor, bias: Tensor | None) -> tuple[Tensor]:

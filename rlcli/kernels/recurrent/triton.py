@@ -31,10 +31,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from rlcli.errors import ArgumentError
-from rlcli.kernels.recurrent import Weights
+from rlcli.kernels.recurrent import Weights, reference
 
 PRECISIONS = ("ieee", "tf32", "bf16")  # of the factors: all 24 bits of a float32, 11, 8; float64 is always whole
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # as the kernels below are from their definition on
@@ -147,7 +146,7 @@ def _unroll(
 
 
 class Unrolled(torch.autograd.Function):
-    """A layer over all steps, differentiable once.
+    """A layer over all steps; whoever differentiates twice gets the gradients of the loop.
 
     The backward pass writes over the gates that were kept. A second one (retain_graph=True) computes them again, as
     every one does with `recompute`.
@@ -165,14 +164,17 @@ class Unrolled(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         source, x, ih, hh, bias_ih, bias_hh, *both, gates = ctx.saved_tensors
         states, outputs = both[: len(both) // 2], both[len(both) // 2 :]
+        weights, needed = Weights(ih, hh, bias_ih, bias_hh), ctx.needs_input_grad[3:]
+        if torch.is_grad_enabled():
+            needs = (needed[0], *needed[5:], *needed[1:5])
+            of_x, *found = reference.gradients(x, states, source, weights, gradients, needs)
+            return None, None, None, of_x, *found[len(states) :], *found[: len(states)]
         if not ctx.kept:
             gates = None
         ctx.kept = False
-        weights, needed = Weights(ih, hh, bias_ih, bias_hh), ctx.needs_input_grad[3:]
         return None, None, None, *ctx.layer.backward(x, source, weights, states, outputs, gates, gradients, needed)
 
 

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from rlcli.errors import ArgumentError
 from rlcli.kernels.scan import reference
@@ -181,7 +181,7 @@ class Recursion(torch.autograd.Function):
     """The scan of a compiled backend on columns ``[B, T, F]``: its adjoint is a scan the other way round.
 
     `y_t = g_t + decay_{t-1} [not cut_{t-1}] y_{t-1}`, with `g` the gradients of both outputs; every input's gradient is
-    `y` times a factor of its own step. Differentiable once; the reference is so as often as one likes.
+    `y` times a factor of its own step. Whoever differentiates twice gets the gradients of the reference.
     """
 
     @staticmethod
@@ -201,11 +201,12 @@ class Recursion(torch.autograd.Function):
         return accumulated, target
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, of_accumulated: Tensor, of_target: Tensor) -> tuple[Any, ...]:
         accumulated, *tensors = ctx.saved_tensors
         saved = iter(tensors)
         inputs = [next(saved) if x is None else x for x in ctx.numbers]
+        if torch.is_grad_enabled():
+            return None, *_differentiable(inputs, (of_accumulated, of_target), ctx.needs_input_grad[1:])
         reward, terminated, cut, value, next_value, gamma, decay, weight = inputs
         y = _adjoint(ctx.backend, of_accumulated + of_target, cut, decay)
         needs = dict(zip(NAMES, ctx.needs_input_grad, strict=True))
@@ -221,6 +222,17 @@ class Recursion(torch.autograd.Function):
             following = torch.cat([accumulated[:, 1:], torch.zeros_like(accumulated[:, :1])], 1)
             found["decay"] = (y * following).masked_fill(cut, 0.0)
         return tuple(found.get(name) if needs[name] else None for name in NAMES)
+
+
+def _differentiable(
+    inputs: Sequence[Any], of_outputs: tuple[Tensor, Tensor], needs: Sequence[bool]
+) -> list[Tensor | None]:
+    """The same gradients, to be differentiated again (create_graph=True)."""
+    inputs = [x.view_as(x) if isinstance(x, Tensor) else x for x in inputs]  # none is made of another
+    wanted = [x for x, needed in zip(inputs, needs, strict=True) if needed]
+    outputs = reference.scan(*inputs)
+    found = iter(torch.autograd.grad(outputs, wanted, of_outputs, create_graph=True, allow_unused=True))
+    return [next(found) if needed else None for needed in needs]
 
 
 NAMES = ("backend", "reward", "terminated", "cut", "value", "next_value", "gamma", "decay", "weight")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar, Token
+from functools import wraps
 from typing import Any
 
 from rlcli.errors import ArgumentError
@@ -12,7 +14,7 @@ _NAMES = {True: True, False: False, None: None, "recurrent": True, "sequential":
 
 
 class set_recurrent_mode:
-    """What is called in this context runs over sequences, or takes one step.
+    """What is called in this context, or by a function decorated with it, runs over sequences or takes one step.
 
     Parameters
     ----------
@@ -34,6 +36,14 @@ class set_recurrent_mode:
 
     def __exit__(self, *raised: Any) -> None:
         _MODE.reset(self._before.pop())
+
+    def __call__(self, function: Callable) -> Callable:
+        @wraps(function)
+        def in_mode(*args: Any, **kwargs: Any) -> Any:
+            with type(self)(self.mode):
+                return function(*args, **kwargs)
+
+        return in_mode
 
 
 def recurrent_mode() -> bool | None:

@@ -17,15 +17,18 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError, MissingKeyError, one_of
-from rlcli.kernels.recurrent import BACKENDS, Weights, gru, lstm
+from rlcli.kernels.mlp import OWN_CALLS, hooks_of
+from rlcli.kernels.recurrent import BACKENDS, Weights, gru, lstm, unread
 from rlcli.keys import IS_INIT, NEXT, Key, as_tuple, show, unravel
 from rlcli.modules.recurrent.mode import recurrent_mode
 from rlcli.modules.recurrent.sequences import Sequences, begun, sequences
 from rlcli.specs import Unbounded
+from rlcli.specs.dtypes import dtype_name
 from rlcli.transforms import TensorDictPrimer
 
 STATE = "recurrent_state"
 PRECISIONS = {torch.bfloat16: "bf16", torch.float32: "ieee"}
+RECOMPUTE = {False: False, True: True, "none": False, "full": True}
 State = tuple[Tensor, ...]  # of one layer: what it hands to the next step, its output first
 
 
@@ -91,6 +94,10 @@ class RecurrentModule(TensorDictModuleBase, ABC):
                 f"{name} has no recurrent_compute_dtype={recurrent_compute_dtype}",
                 fix="Use torch.bfloat16, torch.float32, or None.",
             )
+        if recurrent_recompute not in RECOMPUTE:
+            raise ArgumentError(
+                f"{name} has no recurrent_recompute={recurrent_recompute!r}", fix='Use True ("full") or False ("none").'
+            )
         if layers is None:
             if input_size is None or hidden_size is None:
                 raise ArgumentError(f"{name} needs input_size and hidden_size", fix="Or give it torch's own layers.")
@@ -98,8 +105,14 @@ class RecurrentModule(TensorDictModuleBase, ABC):
                 input_size, hidden_size, num_layers, bias=bias, batch_first=batch_first, dropout=dropout,
                 bidirectional=bidirectional, device=device,
             )  # fmt: skip
-        elif input_size is not None or hidden_size is not None:
+        elif (input_size, hidden_size, num_layers, bias, dropout, device) != (None, None, 1, True, 0.0, None):
             raise ArgumentError(f"{name} was given layers and sizes for new ones", fix="Give one of the two.")
+        elif not isinstance(layers, self.kind) or type(layers).forward is not self.kind.forward:
+            raise ArgumentError(
+                f"{name} runs the layers of a torch.nn.{self.kind.__name__}",
+                why=f"it was given a {type(layers).__name__}"
+                + " with a forward of its own" * isinstance(layers, self.kind),
+            )
         if not layers.batch_first:
             raise ArgumentError(f"{name} reads [*B, T, I]", why="batch_first=False is [T, *B, I]")
         if layers.bidirectional:
@@ -111,7 +124,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         self.out_keys = self._keys(either("out_key", out_key, out_keys), [(NEXT, x) for x in self.states], "out_keys")
         self.recurrent_backend, self.default_recurrent_mode = recurrent_backend, default_recurrent_mode
         self.recurrent_compute_dtype = recurrent_compute_dtype
-        self.recurrent_recompute = recurrent_recompute in (True, "full")
+        self.recurrent_recompute = RECOMPUTE[recurrent_recompute]
 
     def _keys(self, given: tuple[Key | None, Sequence[Key] | None], others: list[Key], what: str) -> list[Key]:
         """All keys: the one that was given and the usual others, or those that were given, with `is_init`."""
@@ -128,6 +141,8 @@ class RecurrentModule(TensorDictModuleBase, ABC):
                 if what == "out_keys"
                 else f"they are those of the input and of {' and '.join(self.states)}",
             )
+        if len(set(found)) < len(found):
+            raise ArgumentError(f"{type(self).__name__} has one key twice", where=f"{what}={found}")
         return found
 
     @property
@@ -202,19 +217,12 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         return self._over_sequences(x, states, is_init)
 
     def _step(self, x: Tensor, states: Sequence[Tensor | None]) -> State:
-        missing = [show(key) for key, state in zip(self.state_keys, states, strict=True) if state is None]
-        if missing:
-            raise MissingKeyError(
-                f"the data have no {', '.join(missing)}",
-                where=type(self).__name__,
-                why="one step goes on from the state before it",
-                fix="Give the env policy=..., or append module.make_tensordict_primer() to it.",
-            )
+        self._check_all_there(states, "one step goes on from the state before it")
         size = x.shape[:-1]
-        flat = [self._checked(s, size, key) for s, key in zip(states, self.state_keys, strict=True)]  # type: ignore[arg-type]
-        found = self._layers(x.reshape(-1, x.shape[-1]), flat, self.cell)
+        flat = [self._checked(s, size) for s in states]  # type: ignore[arg-type]
+        found = self._layers(x.reshape(size.numel(), x.shape[-1]), flat, self.cell)
         after = (torch.stack(parts, 1).reshape(*size, *flat[0].shape[1:]) for parts in zip(*found, strict=True))
-        return found[-1][0].reshape(*size, self.layers.hidden_size), *after
+        return found[-1][0].reshape(*size, flat[0].shape[2]), *after
 
     def _over_sequences(self, x: Tensor, states: Sequence[Tensor | None], is_init: Tensor | None) -> State:
         if is_init is None:
@@ -235,10 +243,9 @@ class RecurrentModule(TensorDictModuleBase, ABC):
             shape = (*size, self.layers.num_layers, self.layers.hidden_size)
             return x.new_empty(*size, shape[-1]), *(x.new_empty(shape) for _ in states)
         where = sequences(begins)
-        stored = [s for s in states if s is not None]
-        if len(stored) == len(states):
-            flat = [self._checked(s, size, key) for s, key in zip(stored, self.state_keys, strict=True)]
-            flat, source = self._begun(flat, where)
+        if any(s is not None for s in states):
+            self._check_all_there(states, "a state is stored as a whole or not at all")
+            flat, source = self._begun([self._checked(s, size) for s in states], where)  # type: ignore[arg-type]
         else:
             self._check_begun(begins)
             nothing = x.new_zeros(1, self.layers.num_layers, self.layers.hidden_size)
@@ -263,7 +270,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         Read of no other row: on a GPU, which is not asked how many there are, they stay where they lie.
         """
         source, lazy = where.sources, any(hasattr(s, "full") for s in states)
-        if (source.is_cuda and not lazy) or source.is_meta or torch.compiler.is_compiling():
+        if (source.is_cuda and not lazy) or unread(source):
             return states, source
         rows = source[where.begins]
         numbers = torch.full_like(source, -1)
@@ -316,34 +323,54 @@ class RecurrentModule(TensorDictModuleBase, ABC):
     def _check_input(self, x: Tensor | None) -> None:
         if x is None:
             raise MissingKeyError(f"the data have no {show(self.in_keys[0])}", where=type(self).__name__)
-        if not x.ndim or x.shape[-1] != self.layers.input_size:
+        layers = self.layers
+        if not x.ndim or x.shape[-1] != layers.input_size:
             raise ArgumentError(
                 f"{show(self.in_keys[0])} does not fit {type(self).__name__}",
-                why=f"it has the shape {tuple(x.shape)}, and input_size is {self.layers.input_size}",
+                why=f"it has the shape {tuple(x.shape)}, and input_size is {layers.input_size}",
                 fix="Encode it first, to a vector of that size.",
             )
-        self._check_dtype(x, self.in_keys[0])
-
-    def _check_dtype(self, x: Tensor, key: Key) -> None:
-        dtype = self.layers.weight_hh_l0.dtype
-        if x.dtype != dtype and not (x.is_floating_point() and _under_autocast(x)):
+        self._check_dtype(show(self.in_keys[0]), x)
+        if any(hooks_of(layers)) or not vars(layers).keys().isdisjoint(OWN_CALLS):
             raise ArgumentError(
-                f"{show(key)} is {x.dtype}", where=type(self).__name__, why=f"the weights are {dtype}",
-                fix=f"Use {show(key)}.to({dtype}).",
-            )  # fmt: skip
+                f"the {self.kind.__name__} inside {type(self).__name__} has a hook or a forward that would never run",
+                why="the module computes with its weights, and does not call it",
+                fix="Hook the module itself; weights that are computed are made with torch.nn.utils.parametrize.",
+            )
 
-    def _checked(self, state: Tensor, size: torch.Size, key: Key) -> Tensor:
-        """The state `[*B, L, H]` at `key` as `[M, L, H]`."""
-        expected = (*size, self.layers.num_layers, self.layers.hidden_size)
+    def _check_dtype(self, what: str, x: Tensor) -> None:
+        weight: Tensor = self.layers.weight_hh_l0  # type: ignore[assignment]
+        dtype, device = weight.dtype, x.device.type
+        if x.dtype != dtype and not (device in ("cpu", "cuda") and torch.is_autocast_enabled(device)):
+            raise ArgumentError(
+                f"{what} does not fit {type(self).__name__}",
+                why=f"it is {dtype_name(x.dtype)}, and the weights are {dtype_name(dtype)}",
+                fix="Convert one of the two: DoubleToFloat() does so in an env.",
+            )
+
+    def _checked(self, state: Tensor, size: torch.Size) -> Tensor:
+        """A state `[*B, L, H]` as `[M, L, H]`."""
+        layers = self.layers
+        expected = (*size, layers.num_layers, layers.hidden_size)
         if state.shape != expected:
             raise ArgumentError(
                 "a stored state does not fit the recurrent module",
-                where=f"{type(self).__name__}, {show(key)}",
+                where=f"{type(self).__name__}, {', '.join(map(show, self.state_keys))}",
                 why=f"expected {expected}, got {tuple(state.shape)}",
                 fix="The last two dims are num_layers and hidden_size, as make_tensordict_primer() has them.",
             )
-        self._check_dtype(state, key)
-        return state.reshape(-1, *expected[len(size) :])
+        self._check_dtype("a stored state", state)
+        return state.reshape(size.numel(), *expected[len(size) :])
+
+    def _check_all_there(self, states: Sequence[Tensor | None], why: str) -> None:
+        missing = [show(key) for key, state in zip(self.state_keys, states, strict=True) if state is None]
+        if missing:
+            raise MissingKeyError(
+                f"the data have no {', '.join(missing)}",
+                where=type(self).__name__,
+                why=why,
+                fix="Give the env policy=..., or append module.make_tensordict_primer() to it.",
+            )
 
     def _check_kept(self, states: list[Tensor]) -> None:
         """Refuse sequences that begin in a row whose state was not kept."""
@@ -360,7 +387,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
 
     def _check_begun(self, begins: Tensor) -> None:
         """Refuse sequences that go on from a step that is not there, and whose state is not stored either."""
-        if begins.is_meta or torch.compiler.is_compiling():
+        if unread(begins):
             return
         first = begins.reshape(-1, begins.shape[-1])[:, 0]
         if not bool(first.all()):
@@ -420,11 +447,6 @@ class LSTMModule(RecurrentModule):
 
     def run(self, x, state, source, weights):
         return lstm(x, *state, source, weights, **self.options)
-
-
-def _under_autocast(x: Tensor) -> bool:
-    kind = x.device.type
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def either(name: str, key: Key | None, keys: Sequence[Key] | None) -> tuple[Key | None, Sequence[Key] | None]:

@@ -19,6 +19,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from rlcli.kernels.recurrent import unread
 from rlcli.keys import TRAJ_IDS
 
 
@@ -77,7 +78,7 @@ def sequences(is_init: Tensor) -> Sequences:
 
     A flat batch is read on the host, to see how long its slices are.
     """
-    if is_init.ndim > 1 or is_init.is_meta or torch.compiler.is_compiling():
+    if is_init.ndim > 1 or unread(is_init):
         begins = is_init.reshape(-1, is_init.shape[-1]).clone()
         begins[:, 0] = True
         return Sequences(begins)

@@ -19,6 +19,7 @@ from rlcli.data import (
 )
 from rlcli.data.next_obs.sparse import Sparse, SparseColumns
 from rlcli.envs import GymEnv, SerialEnv
+from rlcli.errors import ArgumentError
 from rlcli.learning.hooks import stored_entries
 from rlcli.modules import build_actor_critic
 from rlcli.modules.build import Recurrence
@@ -132,6 +133,27 @@ def test_rows_before_the_first_state_that_is_left_are_never_a_start():
     assert lost and not lost & found and found
 
 
+@pytest.mark.parametrize("size", [90, 400])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_an_epoch_has_every_row_of_a_known_state_once(drop_last, size):
+    _, pairs = collected("gru", 3, 23, 6)
+    sampler = SliceSamplerWithoutReplacement(slice_len=LENGTH, strict_length=False, seed=0, drop_last=drop_last)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(size), sampler=sampler, batch_size=10 * LENGTH)
+    for _, few in pairs:
+        buffer.extend(few)
+    live = buffer.ring.space.live_rows(buffer.ring.cursor)
+    known = live[buffer.ring.steps_from_state(live) >= 0].tolist()
+    assert len(known) < len(live)
+    for _ in range(4):
+        drawn, over = [], False
+        while not over:
+            sample, info = buffer.sample(return_info=True)
+            drawn += torch.as_tensor(info["index"])[~sample[BURN_IN]].tolist()
+            over = buffer.sampler.ran_out
+        assert len(set(drawn)) == len(drawn) and set(drawn) <= set(known)
+        assert drop_last or len(drawn) == len(known)
+
+
 def test_a_row_written_over_is_not_gone_on_from():
     policy, pairs = collected("gru", 1, 23, 3)
     buffer = ReplayBuffer(storage=LazyTensorStorage(100), sampler=SAMPLERS["slices"](), batch_size=20 * LENGTH)
@@ -141,6 +163,73 @@ def test_a_row_written_over_is_not_gone_on_from():
     at = int((~buffer[:]["recurrent_state"].full().flatten(1).isnan().any(1)).nonzero()[3])
     buffer[[at]] = buffer[:][[at + 1]]  # keeps no state
     check(buffer, policy, dense, "gru")
+
+
+def test_rows_of_another_trajectory_that_lie_between_are_not_counted():
+    policy, pairs = collected("gru", 3, 23, 6)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100), sampler=SAMPLERS["slices"](), batch_size=20 * LENGTH)
+    few = pairs[0][1]
+    for piece in (few[0, :7], few[1, 2:5], few[0, 7:20]):  # one trajectory, and rows between that keep no state
+        buffer.extend(piece)
+    assert check(buffer, policy, dense_states(pairs, "gru"), "gru")
+
+
+@pytest.mark.parametrize("lanes", [1, 3, 64])
+def test_the_last_row_of_its_lane_that_keeps_a_state_is_found(lanes):
+    random = np.random.default_rng(lanes)
+    kept = np.flatnonzero(random.random(lanes * 50) < 0.2)
+    columns = SparseColumns()
+    columns.put({"h": Sparse(torch.from_numpy(kept), torch.ones(len(kept), 1), math.nan)}, np.arange(lanes * 50), 0)
+    numbers, base = np.arange(lanes * 10, lanes * 50), lanes * 10
+    found = columns.held_before("h", numbers, lanes, base)
+    for number, steps in zip(numbers.tolist(), found.tolist(), strict=True):
+        mine = [other for other in kept.tolist() if base <= other <= number and other % lanes == number % lanes]
+        assert steps == ((number - mine[-1]) // lanes if mine else -1)
+
+
+def other_states(few, state):
+    return few.exclude("recurrent_state").set("recurrent_state", state)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (lambda few: other_states(few, torch.zeros(*few.shape, 2, 9)), r"expected float32\[2, 7\] a row, got .*2, 9"),
+        (lambda few: other_states(few, few["recurrent_state"].full().double()), "got float64"),
+        (lambda few: few.exclude("recurrent_state"), "missing recurrent_state"),
+    ],
+    ids=["shape", "dtype", "none"],
+)
+def test_states_that_do_not_fit_are_refused_before_a_row_is_written(changed, said):
+    _, pairs = collected("gru", 3, 23, 6)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100), sampler=SAMPLERS["slices"](), batch_size=20 * LENGTH)
+    few = pairs[0][1]
+    buffer.extend(few)
+    before = buffer[:]["recurrent_state"].full()
+    with pytest.raises(ArgumentError, match=said):
+        buffer.extend(changed(few))
+    with pytest.raises(ArgumentError, match=said):
+        buffer[[0, 1]] = changed(few)[0, :2]
+    assert len(buffer) == few.numel()
+    torch.testing.assert_close(buffer[:]["recurrent_state"].full(), before, rtol=0, atol=0, equal_nan=True)
+
+
+def test_rows_that_all_keep_a_state_follow_those_of_which_few_do_and_not_the_other_way_round():
+    _, pairs = collected("gru", 3, 23, 6)
+    full, few = pairs[0][0].exclude(("next", "recurrent_state")), pairs[0][1]
+    buffer = ReplayBuffer(storage=LazyTensorStorage(200), sampler=SAMPLERS["slices"](), batch_size=20 * LENGTH)
+    for _ in range(2):
+        buffer.extend(few)
+        buffer.extend(full)
+        assert torch.equal(buffer[69:138]["recurrent_state"].full(), full["recurrent_state"].flatten(0, 1))
+        buffer.empty()
+    buffer.extend(full)
+    assert not buffer[:]["recurrent_state"].full().isnan().any()
+    buffer.empty(fields=True)
+    buffer.extend(full)
+    with pytest.raises(ArgumentError, match="keeps recurrent_state in few of its rows, and the rows stored before"):
+        buffer.extend(few)
+    assert len(buffer) == full.numel()
 
 
 def test_the_ledger_says_what_few_rows_save():

@@ -8,6 +8,7 @@ from rlcli.data import (
     LazyTensorStorage,
     PrioritizedSliceSampler,
     ReplayBuffer,
+    ReplayBufferEnsemble,
     SliceSampler,
     SliceSamplerWithoutReplacement,
     TensorDictReplayBuffer,
@@ -89,6 +90,16 @@ def test_priorities_are_those_of_the_first_row_that_is_learned_from_and_burn_in_
     rb.update_tensordict_priority(sample)
     after = rb.sampler.state_dict()["priorities"][18:30].tolist()
     assert after == [7.0, 7.0, 7.0, 0.0, 7.0, 7.0, 7.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_burn_in_gets_no_priority_in_an_ensemble_either():
+    samplers = [PrioritizedSliceSampler(100, 1.0, 1.0, eps=0.0, slice_len=3, burn_in=2, seed=seed) for seed in range(2)]
+    rb = ReplayBufferEnsemble(*(buffer(sampler, 3 * 20) for sampler in samplers), batch_size=3 * 40)
+    sample = rb.sample()
+    sample["td_error"] = torch.where(sample[BURN_IN], 7.0, 2.0)
+    rb.update_tensordict_priority(sample)
+    given = torch.cat([sampler.state_dict()["priorities"] for sampler in samplers])
+    assert sample[BURN_IN].any() and (given == 2.0).any() and not (given == 7.0).any()
 
 
 def test_padding_excludes_burn_in():

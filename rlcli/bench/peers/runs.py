@@ -1,0 +1,78 @@
+"""A whole run on N envs in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+UNSEEN = 1 << 30  # seed of the episodes that are played at the end; training has small ones
+
+
+def sb3_run(settings: dict[str, Any], seed: int) -> Callable[[], Callable[[int], float]] | None:
+    """One run; it returns what plays so many episodes by mode actions. None without stable-baselines3."""
+    try:
+        import stable_baselines3
+        from stable_baselines3.common.env_util import make_vec_env
+        from stable_baselines3.common.evaluation import evaluate_policy
+    except ImportError:
+        return None
+    kind, more = {"ppo": _ppo, "dqn": _dqn, "sac": _sac}[settings["algo"]](settings)
+
+    def run() -> Callable[[int], float]:
+        model = getattr(stable_baselines3, kind)(
+            "MlpPolicy",
+            make_vec_env(settings["env.id"], settings["env.num"], seed=seed),
+            batch_size=settings["sampler.batch_size"],
+            gamma=settings["value.gamma"],
+            device="cpu",
+            seed=seed,
+            **more,
+        )
+        model.learn(settings["total_frames"])
+        if kind != "PPO":
+            model.replay_buffer = None  # many runs wait to be played
+
+        def play(episodes: int) -> float:
+            unseen = make_vec_env(settings["env.id"], episodes, seed=UNSEEN)
+            mean, _ = evaluate_policy(model, unseen, episodes, deterministic=True)
+            return float(mean)  # type: ignore[arg-type]  # a list only where one is asked for
+
+        return play
+
+    return run
+
+
+def _ppo(settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+
+    return "PPO", {
+        "n_steps": settings["collector.frames_per_batch"] // settings["env.num"],
+        "n_epochs": settings["optim.epochs"],
+        "learning_rate": lambda left: settings["optim.lr"] * left,
+        "gae_lambda": settings["value.lmbda"],
+        "ent_coef": settings["loss.entropy_coeff"],
+        "policy_kwargs": {"net_arch": list(settings["policy.hidden"]), "activation_fn": nn.Tanh},
+    }
+
+
+def _stored(settings: dict[str, Any]) -> dict[str, Any]:
+    """What DQN and SAC have in common; a step of all envs counts as one for SB3."""
+    frames = settings["collector.frames_per_batch"]
+    return {
+        "train_freq": max(1, frames // settings["env.num"]),
+        "gradient_steps": max(1, round(settings["optim.updates_per_frame"] * frames)),
+        "learning_rate": settings["optim.lr"],
+        "buffer_size": 100_000,
+        "policy_kwargs": {"net_arch": list(settings["policy.hidden"])},
+    }
+
+
+def _dqn(settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    frames = settings["total_frames"]
+    more = {"learning_starts": min(1000, frames // 2), "target_update_interval": 10, "exploration_fraction": 0.16}
+    return "DQN", {**_stored(settings), **more, "exploration_final_eps": 0.04}
+
+
+def _sac(settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    return "SAC", {**_stored(settings), "learning_starts": min(100, settings["total_frames"] // 2)}

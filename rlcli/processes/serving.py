@@ -1,0 +1,53 @@
+"""What a worker does with its parent's orders, and the form in which what it raises goes back."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from rlcli.processes.channel import NOTHING, packed, unpacked
+from rlcli.processes.line import Line
+
+ANSWER, FAILED = 254, 255  # kinds of answers; orders have the numbers from 1 up
+
+
+def serve(line: Line, orders: Callable[[int, bytes], Any]) -> None:
+    """What a worker does: carry out `orders(kind, body)` until its parent closes the channel.
+
+    What is raised goes to the parent, with the text of its traceback.
+    """
+    while True:
+        try:
+            kind, turn, body = line.receive()
+        except BlockingIOError:  # nothing to do yet
+            continue
+        try:
+            result = orders(kind, body)
+            answer, how = NOTHING if result is None else packed(result), ANSWER
+        except BaseException as error:
+            answer, how = packed((_sendable(error), traceback.format_exc())), FAILED
+        line.send(how, turn, answer)
+
+
+def _sendable(error: BaseException) -> BaseException:
+    """The error, or where it cannot be pickled one that says as much."""
+    try:
+        unpacked(packed(error))
+    except Exception:  # whatever a class of the user's does
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+class Traceback(Exception):
+    """The cause of an error that comes from a worker: where it was raised there."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def raised(failed: bytes) -> BaseException:
+    """What a worker raised, with the text of its traceback as the cause."""
+    error, text = unpacked(failed)
+    error.__cause__ = Traceback(text)
+    return error
