@@ -9,9 +9,8 @@ import torch
 
 from rlcli.algorithms.algorithm import Algorithm, Parts
 from rlcli.collectors.build import devices, keys_of
-from rlcli.config import registry
 from rlcli.config.parts import BOOTSTRAPPED
-from rlcli.config.schemas import by_priority
+from rlcli.config.schemas import by_priority, draws
 from rlcli.envs import EnvBase
 from rlcli.keys import TRAJ_IDS, Key
 from rlcli.learning.hooks import Hooks
@@ -55,7 +54,7 @@ class Bootstrapped(Algorithm):
 
     def keys(self, loss: Loss, estimator: ValueEstimator | None, env: EnvBase) -> list[Key]:
         """What the loss reads, and whose slices are drawn."""
-        ids = [TRAJ_IDS] if registry.part("sampler", self.cfg.sampler.kind).draws == "slices" else []
+        ids = [TRAJ_IDS] if draws(self.cfg) == "slices" else []
         return [*loss.in_keys, *ids, *keys_of(self.cfg.memory.keep)]
 
     def update(self, loss: Loss) -> Update:

@@ -19,8 +19,8 @@ from rlcli.data.splitting import split_trajectories
 from rlcli.errors import ArgumentError, ResourceError, in_words
 
 if TYPE_CHECKING:
-    from rlcli.collectors.told import Told
     from rlcli.collectors.trajectories import CompleteTrajectories
+    from rlcli.collectors.worker_record import WorkerRecord
     from rlcli.processes.crew import Crew
     from rlcli.weight_update.updaters import WeightUpdaterBase, WorkerId
 
@@ -156,7 +156,7 @@ class BaseCollector:
         raise NotImplementedError
 
     @property
-    def workers(self) -> Sequence[Told]:
+    def workers(self) -> Sequence[WorkerRecord]:
         """What is known of each process that collects; none where this one does."""
         return ()
 

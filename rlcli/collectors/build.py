@@ -16,7 +16,7 @@ from rlcli.collectors.collector import Collector
 from rlcli.collectors.devices import resolve
 from rlcli.config import registry
 from rlcli.config.installed import accelerator
-from rlcli.config.schemas import CollectConfig, Config, EnvConfig, is_off_policy
+from rlcli.config.schemas import CollectConfig, Config, EnvConfig, draws, is_off_policy
 from rlcli.envs import EnvBase
 from rlcli.envs.build import build_env
 from rlcli.keys import Key, unravel
@@ -85,11 +85,11 @@ def state_stride(cfg: CollectConfig) -> int:
     asked, c = cfg.memory.recurrent_state_stride, cfg.collector
     if isinstance(asked, int):
         return asked
-    if not isinstance(cfg, Config) or c.trajs_per_batch or c.split_trajs:  # what is cut out of batches is kept whole
+    if not isinstance(cfg, Config):  # frames on disk, for whoever reads them
         return 1
     if is_off_policy(cfg):  # batches of few steps, of which most rows would be first ones
         return 1
-    whole = registry.part("sampler", cfg.sampler.kind).draws == "batch"
+    whole = draws(cfg) == "batch"
     return (cfg.sampler.slice_len or c.frames_per_batch) if whole else SLICED
 
 

@@ -18,8 +18,8 @@ import numpy as np
 
 from rlcli.collectors.answers import say
 from rlcli.collectors.shared_batch import SharedBatch
-from rlcli.collectors.told import Told
 from rlcli.collectors.worker import TARGET, Part, Sent, signs_of
+from rlcli.collectors.worker_record import WorkerRecord
 from rlcli.errors import ArgumentError, EnvError, RlcliError, in_words, one_of
 from rlcli.keys import Key, show
 from rlcli.lanes.lanes import Schema
@@ -79,7 +79,7 @@ class CollectorCrew:
 
     Attributes
     ----------
-    told : list of Told
+    records : list of WorkerRecord
         One a worker.
     about : list of dict
         What the workers said of their collectors, when they were made.
@@ -104,7 +104,7 @@ class CollectorCrew:
         self.sent, self.seed, self.on_error, self.start_method = list(sent), seed, on_error, start_method
         self.first_lane = first_lane
         self.name = "env"
-        self.told: list[Told] = []
+        self.records: list[WorkerRecord] = []
         self._orders: list[deque[Order]] = [deque() for _ in sent]
         self._follows: dict[str, Callable[[], tuple[bytes, int | None]]] = {}
         self._kept: dict[str, tuple] = {}
@@ -130,8 +130,8 @@ class CollectorCrew:
             counts = [int(np.prod(size, dtype=int)) for size in sizes]
             firsts = np.cumsum([0, *counts]).tolist()
             self.all_lanes = firsts[-1] + first_lane if all_lanes is None else all_lanes
-            self.told = [
-                Told(n, first, [-1] * n, index)
+            self.records = [
+                WorkerRecord(n, first, [-1] * n, index)
                 for index, (n, first) in enumerate(zip(counts, firsts, strict=False))
             ]  # fmt: skip
             built = [packed(("build", self._built(index), {})) for index in range(len(sent))]
@@ -150,19 +150,19 @@ class CollectorCrew:
     @property
     def lanes(self) -> int:
         """Of all workers."""
-        return sum(told.lanes for told in self.told)
+        return sum(record.lanes for record in self.records)
 
     @property
     def ranges(self) -> list[range]:
         """The lanes of each worker."""
-        return [range(told.first_lane, told.first_lane + told.lanes) for told in self.told]
+        return [record.span for record in self.records]
 
     def _worker(self) -> Worker:
         return Worker(TARGET, start_method=self.start_method, preload=[TARGET.partition(":")[0]])
 
     def _built(self, index: int) -> tuple[int, int, int, int, int]:
-        told = self.told[index]
-        return self.first_lane + told.first_lane, self.all_lanes, self.seed, index, len(self.sent)
+        record = self.records[index]
+        return self.first_lane + record.first_lane, self.all_lanes, self.seed, index, len(self.sent)
 
     def close(self) -> None:
         """End the workers."""
@@ -214,7 +214,7 @@ class CollectorCrew:
         if self._columns is None:
             look = packed(("look", (random_frames,), {}))
             self._columns = self._alike(self._ordered([look] * len(self.sent), replaces=True))
-        lanes = self.lanes if only is None else self.told[only].lanes
+        lanes = self.lanes if only is None else self.records[only].lanes
         memory = {key: ((lanes, steps, *shape), dtype) for key, (shape, dtype) in self._columns.items()}
         self._batches += 1
         batch = SharedBatch(self._batches, memory, steps)
@@ -250,12 +250,12 @@ class CollectorCrew:
 
     def _pass_over_broken(self) -> None:
         """Forget orders that Ctrl-C kept from being given, or whose answers it kept from coming out of `next`."""
-        for told, orders, begun in zip(self.told, self._orders, self.crew.begun(), strict=True):
+        for record, orders, begun in zip(self.records, self._orders, self.crew.begun(), strict=True):
             there = [order for order in orders if any(order is each for each in begun)]
             if len(there) < len(orders):
                 orders.clear()
                 orders.extend(there)
-                told.begins = told.begins or False
+                record.begins = record.begins or False
 
     def begun(self, index: int) -> int:
         """How many orders of a worker have not come out of `next`."""
@@ -270,11 +270,11 @@ class CollectorCrew:
     def frames_begun(self) -> int:
         """What they ask for, of all workers."""
         self._pass_over_broken()
-        pairs = zip(self.told, self._orders, strict=True)
-        return sum(order.steps * told.lanes for told, orders in pairs for order in orders)
+        pairs = zip(self.records, self._orders, strict=True)
+        return sum(order.steps * record.lanes for record, orders in pairs for order in orders)
 
     def _give(self, index: int, order: Order) -> None:
-        batch, key = order.batch, (index, self.told[index].restarts)
+        batch, key = order.batch, (index, self.records[index].restarts)
         new = None if key in batch.mapped else (batch.memory, batch.steps, order.first)
         sent = self._sent[index]
         weights = {name: each for name, each in dict(self._newest).items() if each is not sent.get(name)}
@@ -298,15 +298,15 @@ class CollectorCrew:
                 error.add_note(f"In worker {self._place(index)}.")
                 if self.on_error == "raise" or isinstance(error, NOT_REPLACED):
                     self._orders[index].popleft()
-                    self.told[index].begins = False
+                    self.records[index].begins = False
                     raise
                 self._replace(index, error)
                 continue
-            order, told = self._orders[index].popleft(), self.told[index]
-            told.episodes, told.next_id, told.version = part.episodes, part.next_id, part.version
-            told.frames += part.lanes * part.steps
+            order, record = self._orders[index].popleft(), self.records[index]
+            record.episodes, record.next_id, record.version = part.episodes, part.next_id, part.version
+            record.frames += part.lanes * part.steps
             self._delivered[index] += part.steps
-            part, told.begins = dataclasses.replace(part, begins=told.begins), None
+            part, record.begins = dataclasses.replace(part, begins=record.begins), None
             return index, order, part
 
     def settle(self, came: Callable[[int], Any] | None = None) -> list[tuple[int, Order, Part]]:
@@ -344,13 +344,13 @@ class CollectorCrew:
     def reset(self) -> None:
         """Have all workers begin new episodes with their next batches."""
         self.call("reset")
-        for told in self.told:
-            told.begins = True
+        for record in self.records:
+            record.begins = True
 
     def learn(self) -> None:
         """What whoever replaces a worker has to begin with, after somebody changed it."""
-        for told, standing in zip(self.told, self.all("standing"), strict=True):
-            told.episodes, told.next_id = standing
+        for record, standing in zip(self.records, self.all("standing"), strict=True):
+            record.episodes, record.next_id = standing
 
     def follow(self, model_id: str, receiver: Callable[[], tuple[bytes, int | None]]) -> None:
         """Have all workers, and whoever replaces one, adopt what `receiver`, an order and a descriptor, brings."""
@@ -379,7 +379,8 @@ class CollectorCrew:
         while cause is not None:
             self._begin_anew(index, cause)
             if writes:  # one that raised has gone on until now
-                self.told[index].lost_frames += (self._steps(index) - self._delivered[index]) * self.told[index].lanes
+                record = self.records[index]
+                record.lost_frames += (self._steps(index) - self._delivered[index]) * record.lanes
             writes = False  # one that ends before it has succeeded has nothing to lose
             cause = self._succeed(index)
 
@@ -403,9 +404,9 @@ class CollectorCrew:
             raise
         self.crew.replace(index, self._worker())
         self._sent[index] = {}
-        if index < len(self.told):
-            told = self.told[index]
-            told.restarts, told.cause, told.begins = told.restarts + 1, said, True
+        if index < len(self.records):
+            record = self.records[index]
+            record.restarts, record.cause, record.begins = record.restarts + 1, said, True
         if self.about:
             self._pulse.another(index)
 
@@ -431,9 +432,9 @@ class CollectorCrew:
 
     def _beginning(self, index: int) -> Iterator[tuple[bytes, int | None]]:
         """The orders that make a worker the successor of one, as far as that had come."""
-        if not self.told:
+        if not self.records:
             return
-        told = self.told[index]
+        record = self.records[index]
         yield packed(("make", (self.sent[index],), {})), None
         if not self.about:
             return
@@ -442,8 +443,8 @@ class CollectorCrew:
             yield packed(("look", (0,), {})), None
         for name, args in self._kept.items():
             yield packed(("call", (name, *args), {})), None
-        begun = [number + 1 for number in told.episodes]
-        yield packed(("call", ("begin_anew", told.frames, [told.next_id - 1], begun), {})), None
+        begun = [number + 1 for number in record.episodes]
+        yield packed(("call", ("begin_anew", record.frames, [record.next_id - 1], begun), {})), None
         for receiver in self._follows.values():
             yield receiver()
 
@@ -458,11 +459,11 @@ class CollectorCrew:
         )  # fmt: skip
 
     def _place(self, index: int) -> str:
-        if index >= len(self.told):
+        if index >= len(self.records):
             return str(index)
-        told = self.told[index]
-        last = told.first_lane + told.lanes - 1
-        lanes = f"lane {last}" if told.lanes == 1 else f"lanes {told.first_lane} to {last}"
+        record = self.records[index]
+        last = record.first_lane + record.lanes - 1
+        lanes = f"lane {last}" if record.lanes == 1 else f"lanes {record.first_lane} to {last}"
         return f"{index}, {lanes} of {self.name}"
 
 

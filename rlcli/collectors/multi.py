@@ -39,8 +39,8 @@ from rlcli.collectors.parts import Outside, merged
 from rlcli.collectors.published import PublishedWeights
 from rlcli.collectors.schema import BatchSchema, RowSchema
 from rlcli.collectors.shared_batch import SharedBatch
-from rlcli.collectors.told import Told
 from rlcli.collectors.worker import Part, Sent
+from rlcli.collectors.worker_record import WorkerRecord
 from rlcli.data import ReplayBufferEnsemble
 from rlcli.data.next_obs import move
 from rlcli.errors import ArgumentError, one_of
@@ -274,8 +274,8 @@ class MultiProcessCollector(BaseCollector):
         return self.crew.crew
 
     @property
-    def workers(self) -> Sequence[Told]:
-        return tuple(self.crew.told)
+    def workers(self) -> Sequence[WorkerRecord]:
+        return tuple(self.crew.records)
 
     @property
     def num_workers(self) -> int:
@@ -293,19 +293,19 @@ class MultiProcessCollector(BaseCollector):
         found: dict[str, int | bool] = {} if workers == "per_worker" else super().stats()
         alive = [worker.exit_code() is None for worker in self.processes.workers]
         found |= {"workers": self._count, "workers_alive": sum(alive)}
-        for index, told in enumerate(self.crew.told if workers != "aggregate" else ()):
-            own = {"frames": told.frames, "policy_version": told.version, "restarts": told.restarts,
-                   "lost_frames": told.lost_frames, "alive": alive[index]}  # fmt: skip
+        for index, record in enumerate(self.crew.records if workers != "aggregate" else ()):
+            own = {"frames": record.frames, "policy_version": record.version, "restarts": record.restarts,
+                   "lost_frames": record.lost_frames, "alive": alive[index]}  # fmt: skip
             found |= {f"worker_{index}/{name}": value for name, value in own.items()}
         return found
 
     @property
     def episodes(self) -> list[int]:
-        return [number for told in self.crew.told for number in told.episodes]
+        return [number for record in self.crew.records for number in record.episodes]
 
     @property
     def restarts(self) -> list[tuple[int, int]]:
-        return [(told.restarts, told.lost_frames) for told in self.crew.told]
+        return [(record.restarts, record.lost_frames) for record in self.crew.records]
 
     def out_of_bounds(self) -> list[tuple[str, str, int]]:
         return self.outside.news()
@@ -313,7 +313,7 @@ class MultiProcessCollector(BaseCollector):
     def figures(self) -> dict[str, Any]:
         """For a closing report; see `Collector.figures`."""
         found: dict[str, Any] = {"out_of_bounds": self.outside.figures()}
-        found["workers"] = [dataclasses.asdict(told) for told in self.crew.told]
+        found["workers"] = [dataclasses.asdict(record) for record in self.crew.records]
         return found if self.delta is None else found | {"delta": self.delta.figures()}
 
     # ---- weights -------------------------------------------------------------------------------------------------
@@ -356,7 +356,7 @@ class MultiProcessCollector(BaseCollector):
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
     def _state(self) -> dict[str, Any]:
-        told = [{name: getattr(told, name) for name in _COUNTED} for told in self.crew.told]
+        told = [{name: getattr(record, name) for name in _COUNTED} for record in self.crew.records]
         return {"outside": self.outside.figures(), "workers": self.crew.call("state_dict"), "told": told}
 
     def load_state_dict(self, state: dict[str, Any], *, replay: bool = True) -> list[int]:
@@ -373,18 +373,19 @@ class MultiProcessCollector(BaseCollector):
         if self.trajectories is not None:
             self.trajectories.load_state_dict(state["trajectories"], self.storing)
         lost = self.crew.each("call", [("load_state_dict", one) for one in saved], replay=replay)
-        for told, kept, frames in zip(self.crew.told, state["told"], self.crew.call("frames"), strict=True):
-            vars(told).update({name: kept[name] for name in _COUNTED}, frames=frames)
+        for record, kept, frames in zip(self.crew.records, state["told"], self.crew.call("frames"), strict=True):
+            vars(record).update({name: kept[name] for name in _COUNTED}, frames=frames)
         self._weights.restart_at(int(state["policy_version"]))
         self.crew.learn()
-        return [told.first_lane + lane for told, lanes in zip(self.crew.told, lost, strict=True) for lane in lanes]
+        return [span[lane] for span, lanes in zip(self.crew.ranges, lost, strict=True) for lane in lanes]
 
     def begin_anew(self, frames: int, taken: Iterable[int] = (), episodes: Iterable[int] = ()) -> None:
         """See `Collector.begin_anew`."""
         self.background.refuse()
         self.frames = frames
         numbers, used = list(episodes), list(taken)
-        of = [(told.frames, used, numbers[told.first_lane : told.first_lane + told.lanes]) for told in self.crew.told]
+        own = [numbers[span.start : span.stop] for span in self.crew.ranges]
+        of = [(record.frames, used, mine) for record, mine in zip(self.crew.records, own, strict=True)]
         self.crew.each("call", [("begin_anew", *each) for each in of])
         self.crew.learn()
 

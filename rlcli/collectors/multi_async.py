@@ -80,12 +80,12 @@ class MultiAsyncCollector(MultiProcessCollector):
         """Steps of a worker's next batch, when so many frames are there or asked for."""
         own = self.frames_per_batch
         return next_steps(
-            own[index] if isinstance(own, list) else own, self.total_frames, self.crew.told[index].lanes, frames
+            own[index] if isinstance(own, list) else own, self.total_frames, self.crew.records[index].lanes, frames
         )  # fmt: skip
 
     @property
     def lanes_in_batch(self) -> list[int]:
-        return [told.lanes for told in self.crew.told]
+        return [record.lanes for record in self.crew.records]
 
     @property
     def frames_in_batch(self) -> int:
@@ -122,10 +122,10 @@ class MultiAsyncCollector(MultiProcessCollector):
         self._before_batch()
         while True:
             index, order, part = self._next(timed)
-            frames, told = part.lanes * part.steps, self.crew.told[index]
-            lanes = range(told.first_lane, told.first_lane + told.lanes)
-            self.lag = told.lag = lag = self.policy_version - part.version
-            told.largest_lag = max(lag, told.largest_lag or 0)
+            frames, record = part.lanes * part.steps, self.crew.records[index]
+            lanes = record.span
+            self.lag = record.lag = lag = self.policy_version - part.version
+            record.largest_lag = max(lag, record.largest_lag or 0)
             late = self.max_lag is not None and lag > self.max_lag
             self.late_batches += late
             found = None
@@ -169,7 +169,7 @@ class MultiAsyncCollector(MultiProcessCollector):
         limit = self.max_lag + 1 if self.on_lag == "block" and self.max_lag is not None else AHEAD * len(workers)
         for ahead in range(1, AHEAD + 1):
             for index in sorted(workers, key=self.crew.begun):
-                lanes = self.crew.told[index].lanes
+                lanes = self.crew.records[index].lanes
                 steps = self._steps(index, self.frames + self._asked)
                 if not steps or sum(map(self.crew.begun, workers)) + len(self._arrived) >= limit:
                     return

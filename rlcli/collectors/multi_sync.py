@@ -57,12 +57,13 @@ class MultiSyncCollector(MultiProcessCollector):
         self.cat_results = cat_results
         self.preemptive_threshold = _share(preemptive_threshold)
         super().__init__(create_env_fn, policy, **options)
-        lanes = {told.lanes for told in self.crew.told}
+        lanes = {record.lanes for record in self.crew.records}
         if len(lanes) > 1 and cat_results != 0:
             self.crew.close()
             raise ArgumentError(
                 f"cat_results={cat_results!r} needs workers with as many envs each",
-                why=f"they have {', '.join(str(told.lanes) for told in self.crew.told)}", fix="Use cat_results=0.",
+                why=f"they have {', '.join(str(record.lanes) for record in self.crew.records)}",
+                fix="Use cat_results=0.",
             )  # fmt: skip
         self.pool = self._pool()
         try:
@@ -81,7 +82,7 @@ class MultiSyncCollector(MultiProcessCollector):
         frames = self.frames_per_batch
         if not isinstance(frames, list):
             return [steps_of(frames, self.envs)] * self.num_workers
-        return [steps_of(own, told.lanes) for own, told in zip(frames, self.crew.told, strict=True)]
+        return [steps_of(own, record.lanes) for own, record in zip(frames, self.crew.records, strict=True)]
 
     @property
     def uneven(self) -> bool:
@@ -91,7 +92,7 @@ class MultiSyncCollector(MultiProcessCollector):
 
     @property
     def frames_in_batch(self) -> int:
-        return sum(steps * told.lanes for steps, told in zip(self.shares, self.crew.told, strict=True))
+        return sum(steps * record.lanes for steps, record in zip(self.shares, self.crew.records, strict=True))
 
     def steps_left(self) -> int:
         if not isinstance(self.frames_per_batch, list):
@@ -100,7 +101,7 @@ class MultiSyncCollector(MultiProcessCollector):
 
     def _steps_for(self, frames: int) -> int:
         """Steps of the longest share, so that all of them together hold so many frames; of a full batch, if need be."""
-        return 0 if frames <= 0 else cut(self.shares, [told.lanes for told in self.crew.told], frames)
+        return 0 if frames <= 0 else cut(self.shares, [record.lanes for record in self.crew.records], frames)
 
     def _close(self) -> None:
         super()._close()
@@ -128,11 +129,11 @@ class MultiSyncCollector(MultiProcessCollector):
         if isinstance(self.frames_per_batch, list):
             of = [min(steps, share) for share in self.shares]
         random_frames = self._random_frames()
-        random_steps = cut(of, [told.lanes for told in self.crew.told], random_frames) if random_frames else 0
+        random_steps = cut(of, [record.lanes for record in self.crew.records], random_frames) if random_frames else 0
         if self.preemptive_threshold is not None:
             self._preempted.arrays["stop"][0] = False
-        for index, told in enumerate(self.crew.told):
-            self.crew.begin(index, Order(batch, told.first_lane, of[index], min(of[index], random_steps), timed))
+        for index, record in enumerate(self.crew.records):
+            self.crew.begin(index, Order(batch, record.first_lane, of[index], min(of[index], random_steps), timed))
         parts = [part for _, _, part in sorted(self.crew.settle(self._preempt), key=lambda found: found[0])]
         self._whole = True
         shares = None

@@ -7,7 +7,8 @@ and never a batch.  Reads `("next", "done")` and `("collector", "traj_ids")`.
 batch, lane 1   b4 b5|c0 c1 c2 ‖     ->  piece  c0 c1 c2   and the next observation of c2
 the next        c3 c4|d0 ..          ->  piece  c3 c4      joined:  c0 c1 c2 c3 c4  and the next observation of c4
 ```
-Where next observations are lazy (`exact`), a piece keeps only those whose bytes the row below does not hold.
+Where next observations are lazy (`exact`), a piece keeps only those whose bytes the row below does not hold; of columns
+that hold something in few rows, only those rows.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -22,7 +24,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from rlcli.data.next_obs import Packed, Rows, unpack
-from rlcli.data.next_obs.sparse import is_sparse
+from rlcli.data.next_obs.sparse import Sparse, is_sparse, nothing_of, sparse_of
 from rlcli.data.splitting import padded
 from rlcli.errors import ArgumentError
 from rlcli.keys import COLLECTOR_MASK, DONE, TRAJ_IDS, TRUNCATED, Key, as_tuple, unravel
@@ -196,11 +198,14 @@ class Piece:
         are not lazy.
     extra : dict
         Observation key -> ``[E, *F]``, their next observations.
+    few : dict
+        Key -> the rows that hold something, of a column of which few do; their positions on the CPU.
     """
 
     rows: dict[Key, Tensor]
     ends: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     extra: dict[Key, Tensor] = field(default_factory=dict)
+    few: dict[Key, Sparse] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(next(iter(self.rows.values())))
@@ -208,7 +213,8 @@ class Piece:
     @property
     def nbytes(self) -> int:
         """Bytes of memory held, whatever part of it is shown."""
-        tensors = [*self.rows.values(), *self.extra.values(), self.ends]
+        few = (x for sparse in self.few.values() for x in (sparse.at, sparse.rows))
+        tensors = [*self.rows.values(), *self.extra.values(), self.ends, *few]
         return sum(x.untyped_storage().nbytes() for x in tensors)
 
     def truncated(self) -> Piece:
@@ -218,16 +224,18 @@ class Piece:
             if key in flagged:
                 flagged[key] = flagged[key].clone()
                 flagged[key][-1] = True
-        return Piece(flagged, self.ends, self.extra)
+        return Piece(flagged, self.ends, self.extra, self.few)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"rows": self.rows, "ends": self.ends, "extra": self.extra}
+        few = {key: {"at": sparse.at, "rows": sparse.rows} for key, sparse in self.few.items()}
+        return {"rows": self.rows, "ends": self.ends, "extra": self.extra, "few": few}
 
     @staticmethod
     def restored(state: dict[str, Any], device: torch.device | None) -> Piece:
         """What `state_dict` was taken of, on `device`."""
         rows, extra = ({key: x.to(device) for key, x in state[name].items()} for name in ("rows", "extra"))
-        return Piece(rows, state["ends"].cpu(), extra)
+        few = {k: Sparse(x["at"].cpu(), x["rows"].to(device), nothing_of(k)) for k, x in state["few"].items()}
+        return Piece(rows, state["ends"].cpu(), extra, few)
 
 
 class Cutter:
@@ -241,10 +249,10 @@ class Cutter:
     def __init__(self, batch: TensorDictBase) -> None:
         lanes = batch if batch.ndim == 2 else batch.unsqueeze(0)
         self.count, self.steps = lanes.shape
-        columns = {
-            unravel(key): x.full() if is_sparse(key, x) and isinstance(x, Rows) else x
-            for key, x in lanes.items(True, True)
-        }
+        columns = {unravel(key): x for key, x in lanes.items(True, True)}
+        few = {key: sparse_of(x, 2) for key, x in columns.items() if isinstance(x, Rows) and is_sparse(key, x)}
+        self.few = {key: sparse._replace(at=sparse.at.cpu()) for key, sparse in few.items()}
+        columns = {key: x for key, x in columns.items() if key not in few}
         lazy = {unravel(as_tuple(key)[1:]): x.full() for key, x in columns.items() if isinstance(x, Rows)}
         self.columns = {key: x for key, x in columns.items() if not isinstance(x, Rows)}
         self.following = lazy
@@ -253,39 +261,55 @@ class Cutter:
     def cut(self, lane: int, start: int, stop: int) -> Piece:
         """Rows `start .. stop-1` of a lane."""
         rows = {key: x[lane, start:stop].clone() for key, x in self.columns.items()}
+        few = {key: self._rows_of(sparse, lane * self.steps + start, stop - start) for key, sparse in self.few.items()}
         if not self.following:
-            return Piece(rows)
+            return Piece(rows, few=few)
         inside = [] if self._odd is None else self._odd[lane, start : stop - 1].nonzero().squeeze(-1).tolist()
         ends = torch.tensor([*inside, stop - 1 - start])
         places = (ends + start).tolist()
-        return Piece(rows, ends, {key: x[lane, places].clone() for key, x in self.following.items()})
+        return Piece(rows, ends, {key: x[lane, places].clone() for key, x in self.following.items()}, few)
+
+    @staticmethod
+    def _rows_of(sparse: Sparse, first: int, count: int) -> Sparse:
+        """Those of `count` rows, which are counted from the first of them."""
+        among = slice(*torch.searchsorted(sparse.at, torch.tensor([first, first + count])).tolist())
+        return Sparse(sparse.at[among] - first, sparse.rows[among].clone(), sparse.nothing)
 
 
 def joined(first: Piece, second: Piece) -> Piece:
     """Two pieces of a trajectory, the second right after the first."""
     rows = {key: torch.cat((x, second.rows[key])) for key, x in first.rows.items()}
+    few = {key: one_after_another([x, second.few[key]], [len(first), len(second)]) for key, x in first.few.items()}
     if not first.extra:
-        return Piece(rows)
+        return Piece(rows, few=few)
     seen = all(_same(x[-1:], second.rows[key][:1]).item() for key, x in first.extra.items())
     kept = len(first.ends) - seen  # where they meet, the next observation is the second's first row, byte for byte
     ends = torch.cat((first.ends[:kept], second.ends + len(first)))
-    return Piece(rows, ends, {key: torch.cat((x[:kept], second.extra[key])) for key, x in first.extra.items()})
+    return Piece(rows, ends, {key: torch.cat((x[:kept], second.extra[key])) for key, x in first.extra.items()}, few)
+
+
+def one_after_another(parts: Sequence[Sparse], lengths: Sequence[int]) -> Sparse:
+    """A column of few rows, of parts that have so many rows in all."""
+    before = accumulate(lengths, initial=0)
+    at = torch.cat([part.at + start for part, start in zip(parts, before, strict=False)])
+    return Sparse(at, torch.cat([part.rows for part in parts]), parts[0].nothing)
 
 
 def end_to_end(pieces: Sequence[Piece]) -> TensorDictBase:
-    """Whole trajectories one after another, ``[frames]``; lazy next observations stay lazy."""
+    """Whole trajectories one after another, ``[frames]``; what is lazy stays lazy."""
     rows = {key: torch.cat([piece.rows[key] for piece in pieces]) for key in pieces[0].rows}
     frames = sum(map(len, pieces))
     flat = TensorDict({}, batch_size=(frames,), names=["time"])
     for key, x in rows.items():
         flat.set(key, x)
+    device, lengths = next(iter(rows.values())).device, [*map(len, pieces)]
+    few = {key: one_after_another([p.few[key] for p in pieces], lengths).to(device) for key in pieces[0].few}
     if not pieces[0].extra:
-        return flat
-    before = torch.tensor([0, *map(len, pieces[:-1])]).cumsum(0)
-    ends = torch.cat([piece.ends + start for piece, start in zip(pieces, before, strict=True)]).to(torch.int32)
+        return unpack(Packed(flat, None, {}, few))
+    before = accumulate(lengths, initial=0)
+    ends = torch.cat([piece.ends + start for piece, start in zip(pieces, before, strict=False)]).to(torch.int32)
     extra = {key: torch.cat([piece.extra[key] for piece in pieces]) for key in pieces[0].extra}
-    device = next(iter(rows.values())).device
-    return unpack(Packed(flat, ends.to(device), extra))
+    return unpack(Packed(flat, ends.to(device), extra, few))
 
 
 def _odd_rows(columns: dict[Key, Tensor], following: dict[Key, Tensor]) -> Tensor | None:

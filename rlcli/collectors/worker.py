@@ -99,7 +99,7 @@ class Part:
     outside : dict
         Observations outside their bounds since the last part, as `Bounds.figures` gives them.
     begins : bool or None
-        The parent's to say: see `Told.begins`.
+        The parent's to say: see `WorkerRecord.begins`.
     states : dict
         See `Filled`.
     """

@@ -456,9 +456,14 @@ def is_off_policy(cfg: Config) -> bool:
     return registry.part("algorithm", cfg.loss.kind).off_policy
 
 
+def draws(cfg: Config) -> str:
+    """What the sampler draws: parts of the "batch" that was just collected, stored "rows", or "slices" of them."""
+    return registry.part("sampler", cfg.sampler.kind).draws
+
+
 def draws_slices(cfg: Config) -> bool:
     """Whether a policy gradient learns from slices of stored rows."""
-    return not is_off_policy(cfg) and registry.part("sampler", cfg.sampler.kind).draws == "slices"
+    return not is_off_policy(cfg) and draws(cfg) == "slices"
 
 
 def remembers(cfg: CollectConfig) -> bool:

@@ -17,6 +17,8 @@ from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 
 from rlcli.data.next_obs.packing import full_next_obs
+from rlcli.data.next_obs.rows import Rows
+from rlcli.data.next_obs.sparse import blanked
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import DONE, MASK, TRAJ_IDS, Key, as_tuple, show
 
@@ -150,6 +152,8 @@ def nested_rows(flat: TensorDictBase, lengths: Tensor, layout: torch.layout = to
 
 def _blank(x: Tensor, where: Tensor) -> Tensor:
     """Zeros in the rows of `x` ``[N, T, *F]`` that bool ``[N, T]`` says."""
+    if isinstance(x, Rows) and x.sparse:
+        return blanked(x, where)
     try:
         return x.masked_fill(where.reshape(*where.shape, *[1] * (x.ndim - 2)), 0)
     except NotImplementedError:  # of uint16, uint32, uint64 and eight-bit floats, whose zero is that of their bytes

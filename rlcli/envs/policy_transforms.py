@@ -6,6 +6,7 @@ Found from specs, so that what an env below has already is not added again. `pol
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,7 +15,7 @@ from rlcli.envs.transformed import TransformedEnv
 from rlcli.errors import ArgumentError
 from rlcli.keys import IS_INIT, NEXT, Key, as_tuple, show, under_next, unravel
 from rlcli.transforms import InitTracker, Transform
-from rlcli.transforms.primer import primers_of
+from rlcli.transforms.primer import primers_of, recurrent_parts
 
 
 def missing_transforms(env: EnvBase, policy: Any) -> list[Transform]:
@@ -31,6 +32,7 @@ def missing_transforms(env: EnvBase, policy: Any) -> list[Transform]:
     specs = (env.full_observation_spec, env.full_state_spec)
     present = {unravel(key) for spec in specs for key in spec.keys(True, True)}
     primers = primers_of(policy)
+    _check_states(policy)
     found: list[Transform] = []
     marked = primers or IS_INIT in keys_of(policy, "in_keys") or set(written_states(policy)) & present
     if marked and IS_INIT not in present:
@@ -52,6 +54,20 @@ def _check_written(policy: Any, states: Iterable[Key]) -> None:
             why=f"its out_keys are {', '.join(map(repr, keys_of(policy, 'out_keys')))}",
             fix=f"Write the next state at {under_next(lost[0])!r}.",
         )  # fmt: skip
+
+
+def _check_states(policy: Any) -> None:
+    """Refuse two modules that write over each other's state; one around another may speak for it."""
+    parts = recurrent_parts(policy)
+    inner = [part for part in parts if not any(other in parts for other in list(part.modules())[1:])]
+    written = Counter(key for part in inner for key in set(written_states(part)))
+    twice = [show(key) for key, count in written.items() if count > 1]
+    if twice:
+        raise ArgumentError(
+            f"two modules of the policy have one state, {', '.join(twice)}",
+            why="each would go on from what the other one wrote",
+            fix='Name the states apart: in_keys=["x", "h"], out_keys=["features", ("next", "h")].',
+        )
 
 
 def with_policy_transforms(env: EnvBase, policy: Any) -> EnvBase:

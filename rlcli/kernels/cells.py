@@ -64,7 +64,7 @@ def _in_one_piece(rows: Rows, runs: list[Callable[[int], Any]]) -> Rows:
     """The rows as a step is shown them, which the last of `runs` copies where they lie otherwise."""
     if all(row.is_contiguous() and row.data_ptr() % _ALIGNED == 0 for row in rows):
         return rows
-    held = torch.empty(rows[0].shape)
+    held = rows[0].new_empty(rows[0].shape)
     runs.append(lambda t: held.copy_(rows[t]))
     return [held] * len(rows)
 
@@ -81,12 +81,12 @@ def _gru(weights: Weights, source: Rows, before: Rows, after: Rows) -> Callable[
     n, units = before[0].shape
     of_input = _product(weights.ih, weights.bias_ih, source)
     of_state = _product(weights.hh, weights.bias_hh, before)
-    given, gates = torch.empty(n, 3 * units), torch.empty(n, 3 * units)  # what input and state say
+    given, gates = (weights.hh.new_empty(n, 3 * units) for _ in range(2))  # what input and state say
     given_both, given_new = given[:, : 2 * units], given[:, 2 * units :]
     both, candidate = gates[:, : 2 * units], gates[:, 2 * units :]
     reset, update = both.split(units, 1)
     opened = [both] if units % _VECTOR == 0 else [reset, update]
-    new = torch.empty(n, units)
+    new = weights.hh.new_empty(n, units)
     add, sub = torch.add, torch.sub
 
     def run(t: int) -> None:
@@ -108,10 +108,10 @@ def _lstm(
     n, units = before[0].shape
     of_input = _product(weights.ih, weights.bias_ih, source)
     of_state = _product(weights.hh, weights.bias_hh, before)
-    given, gates = torch.empty(n, 4 * units), torch.empty(n, 4 * units)
+    given, gates = (weights.hh.new_empty(n, 4 * units) for _ in range(2))
     enter, forget, candidate, leave = gates.split(units, 1)
     opened = [gates[:, : 2 * units], leave] if units % _VECTOR == 0 else [enter, forget, leave]
-    cell, output = torch.empty(n, units), torch.empty(n, units)
+    cell, output = (weights.hh.new_empty(n, units) for _ in range(2))
     mul, tanh = torch.mul, torch.tanh
 
     def run(t: int) -> None:

@@ -16,7 +16,7 @@ from tensordict import TensorDict
 from rlcli.collectors import BaseCollector
 from rlcli.collectors.schema import RowSchema
 from rlcli.config import registry
-from rlcli.config.schemas import Config, by_priority
+from rlcli.config.schemas import Config, by_priority, draws
 from rlcli.errors import ResourceError
 from rlcli.keys import Key, under_next
 from rlcli.runs.folder import BUFFER, ROWS, Run, note_new
@@ -192,7 +192,7 @@ def load_buffer_compiler(cfg: Config) -> None:
     following = {"observation": one, "reward": one, "done": no, "terminated": no, "truncated": no}
     rows = TensorDict({"observation": one, "action": one, "next": following}, [4])
     sampler: Sampler = RandomSampler(seed=0)
-    slices = registry.part("sampler", cfg.sampler.kind).draws == "slices"
+    slices = draws(cfg) == "slices"
     if by_priority(cfg) and slices:
         sampler = PrioritizedSliceSampler(8, 0.6, 0.4, slice_len=2, burn_in=1, seed=0)
     elif by_priority(cfg):

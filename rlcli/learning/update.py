@@ -16,6 +16,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from rlcli.data.next_obs.rows import Rows
 from rlcli.errors import ArgumentError
 from rlcli.keys import TD_ERROR, Key
 from rlcli.learning.flat import FlatParameters
@@ -209,7 +210,9 @@ class Update:
 
     def read(self, batch: TensorDictBase) -> Minibatch:
         """What the loss reads of a batch; its keys are those that it had at `begin`."""
-        return {key: x for key in self._keys if (x := batch.get(key, None)) is not None}
+        found = {key: x for key in self._keys if (x := batch.get(key, None)) is not None}
+        # a loss takes rows of them again and again, and each time is dear where they are gathered
+        return {key: x.full() if isinstance(x, Rows) and x.sparse else x for key, x in found.items()}
 
     def columns(self, batch: TensorDictBase) -> Minibatch:
         """The same `[N, ...]` over all batch dims, of the rows that masks let through.

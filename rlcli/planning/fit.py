@@ -13,21 +13,20 @@ from typing import Any
 import torch
 
 from rlcli.collectors.schema import RowSchema
-from rlcli.config import registry
 from rlcli.config.option import value_at
-from rlcli.config.schemas import CollectConfig
+from rlcli.config.schemas import CollectConfig, draws
 from rlcli.config.validate import validate
 from rlcli.data.fields import Field, width_of
 from rlcli.data.storages.memmap import disk_need as rows_on_disk
 from rlcli.envs.build import env_workers
 from rlcli.keys import Key, show
 from rlcli.learning.buffer import slices_of
-from rlcli.learning.hooks import BUFFER
 from rlcli.planning.envs import workers_of
 from rlcli.planning.foresee import at_once, bytes_on
 from rlcli.planning.plan import Mode, Place, Plan
 from rlcli.planning.tensors import buffer_bytes, planned_batch
 from rlcli.processes.memory import free_memory
+from rlcli.report.buffer_entries import BUFFER
 from rlcli.report.figures import size
 from rlcli.report.ledger import LEARNER, ROLLOUT
 
@@ -230,7 +229,7 @@ def _of_stages(cfg: Any, plan: Plan, over: int) -> Iterator[Sequence[Mapping[str
     if "update" in peaks and cfg.sampler.batch_size > 1:
         s, half = cfg.sampler, {}
         rows = s.batch_size // 2
-        if registry.part("sampler", s.kind).draws == "slices":
+        if draws(cfg) == "slices":
             slices, length = slices_of(cfg)
             rows = slices // 2 * length
             half = {"sampler.num_slices": slices // 2} if s.num_slices else {}
@@ -241,7 +240,7 @@ def _of_batches(cfg: Any, plan: Plan, over: int) -> Iterator[Sequence[Mapping[st
     growing = _batches(plan) + sum(p.bytes for p in plan.peaks if p.stage == "values")
     if growing:
         rows = cfg.collector.frames_per_batch * max(0.01, 1 - 1.02 * over / growing)
-        if plan.verb == "train" and registry.part("sampler", cfg.sampler.kind).draws == "batch":
+        if plan.verb == "train" and draws(cfg) == "batch":
             rows = max(rows, cfg.sampler.batch_size)
         frames = max(1, int(rows // plan.lanes)) * plan.lanes
         if frames < plan.frames:

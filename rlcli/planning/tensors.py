@@ -22,12 +22,13 @@ from rlcli.data.fields import Field, width_of
 from rlcli.data.next_obs import Rows
 from rlcli.data.next_obs.pool import Ends
 from rlcli.data.next_obs.sparse import Sparse, sparse_rows
+from rlcli.kernels.sum_tree.levels import tree_bytes
 from rlcli.keys import APPROXIMATED, SHIFTED_VALID, Key, as_tuple, show, unravel
 from rlcli.learning.buffer import frame_stacks
 from rlcli.learning.flat import spans_of
-from rlcli.learning.hooks import BUFFER, PRIORITIES, priority_bytes
 from rlcli.learning.optimizer import FlatOptimizer
 from rlcli.objectives.value.estimator import ValueEstimator
+from rlcli.report.buffer_entries import BUFFER, PRIORITIES
 from rlcli.report.ledger import FEW_ROWS, Claims, Entry, batch_entries, learner_entries
 from rlcli.specs.dtypes import dtype_name
 
@@ -224,7 +225,7 @@ def planned_buffer(cfg: Any, rows: RowSchema, mode: str, init_rows: int = 0) -> 
     about = f"about; episodes of {EPISODE} steps"
     columns.append(Entry(BUFFER, "index", index, device="cpu", peak=index, per_frame=index / count, note=about))
     if by_priority(cfg):
-        nbytes = priority_bytes(storage.max_size)
+        nbytes = tree_bytes(storage.max_size)
         columns.append(Entry(BUFFER, PRIORITIES, nbytes, device="cpu", peak=nbytes, per_frame=nbytes / count))
     return columns
 

@@ -1,5 +1,6 @@
 """Batches that keep a recurrent state in few rows: which rows, and that nothing learned from them is another."""
 
+import dataclasses
 from functools import partial
 
 import numpy as np
@@ -7,11 +8,15 @@ import pytest
 import torch
 
 from rlcli.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from rlcli.collectors.build import state_stride
+from rlcli.config.schemas import CollectorConfig, Config, MemoryConfig
 from rlcli.data.collected.batches import batch_of, layout_of, tensors_of
+from rlcli.data.files.state import flatten, restore
 from rlcli.data.next_obs import concat, move
 from rlcli.data.next_obs.rows import Rows
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError
+from rlcli.keys import COLLECTOR_MASK
 from rlcli.learning.update import Update
 from rlcli.modules import build_actor_critic, set_recurrent_mode
 from rlcli.modules.build import Recurrence
@@ -134,6 +139,63 @@ def test_workers_keep_the_same_rows(made):
             assert torch.equal(x[kept], whole["recurrent_state"][kept])
 
 
+CUT = {
+    "end to end": {"trajs_per_batch": 3, "traj_format": "cat"},
+    "padded": {"trajs_per_batch": 3},
+    "split": {"split_trajs": True},
+}
+
+
+@pytest.mark.filterwarnings("ignore:split_trajectories pads")
+@pytest.mark.parametrize("mode", ["exact", "full", "compact"])
+@pytest.mark.parametrize("cut", CUT)
+def test_whole_trajectories_keep_the_states_that_their_batches_kept_and_no_others(cut, mode):
+    found = []
+    for stride in (1, 7):
+        with collector(stride, total_frames=600, next_obs=mode, **CUT[cut]) as batches:
+            found.append(list(batches))
+    assert len(found[0]) == len(found[1]) >= 5
+    for whole, few in zip(*found, strict=True):
+        masks = [few[key] for key in ("mask", COLLECTOR_MASK) if key in few.keys(True)]
+        mask = masks[0] if masks else torch.ones(few.shape, dtype=torch.bool)
+        column, states = few["recurrent_state"], whole["recurrent_state"]
+        assert isinstance(column, Rows) and column.sparse and column.extra.nbytes < states.nbytes / 3
+        kept = ~column.full().flatten(few.ndim).isnan().any(-1)
+        assert torch.equal(column.full()[kept], states[kept]) and bool(kept[few["is_init"][..., 0]].all())
+        assert not column.full()[~mask].any() and not bool((kept & mask).all())
+        for key in set(few.keys(True, True)) - {"recurrent_state"}:
+            assert torch.equal(few[key] + 0, whole[key] + 0), key
+
+
+@pytest.mark.filterwarnings("ignore:split_trajectories pads")
+@pytest.mark.parametrize("cut", CUT)
+def test_an_update_on_whole_trajectories_is_the_same_to_the_bit(cut):
+    found = []
+    for stride in (1, 1000):
+        policy = networks()
+        options = {"frames_per_batch": 120, "total_frames": 600, "seed": 0, "next_obs": "exact"} | CUT[cut]
+        estimator = GAE(gamma=0.99, lmbda=0.9, value_network=policy.critic)
+        update = Update(ClipPPOLoss(policy.actor, policy.critic), epochs=2, batch_size=30)
+        with Collector(serial(3), policy.actor, recurrent_state_stride=stride, **options) as batches:
+            for batch in batches:
+                update(estimator(batch))
+                batches.update_policy_weights_()
+        found.append(torch.cat([p.detach().flatten() for p in update.loss.parameters()]))
+    assert torch.equal(*found)
+
+
+def test_open_trajectories_go_on_after_a_checkpoint_with_what_they_kept():
+    options = {"total_frames": 600, "episode_seeds": True, "deliver_leftovers": True} | CUT["end to end"]
+    with collector(7, **options) as one, collector(7, **options) as other:
+        assert one.remember_episodes(500) and other.remember_episodes(500)
+        next(iter(one))
+        other.load_state_dict(restore(*flatten(one.state_dict())))
+        pairs = [(a["recurrent_state"], b["recurrent_state"]) for a, b in zip(one, other, strict=True)]
+    assert len(pairs) >= 5
+    for a, b in pairs:
+        torch.testing.assert_close(a.full(), b.full(), rtol=0, atol=0, equal_nan=True)
+
+
 def test_a_batch_goes_on_counting_after_a_checkpoint():
     with collector(7, episode_seeds=True) as one, collector(7, episode_seeds=True) as other:
         assert one.remember_episodes(500) and other.remember_episodes(500)
@@ -183,3 +245,10 @@ def test_a_frame_of_a_gru_of_128_units_takes_a_tenth_of_the_bytes_of_torchrl(kee
     if "recurrent_state" in entries:
         assert entries["recurrent_state"].bytes < 200 * 512 / 5
         assert entries["recurrent_state"].saved == 200 * 512 - entries["recurrent_state"].bytes
+
+
+@pytest.mark.parametrize("cut", [{}, {"trajs_per_batch": 3}, {"split_trajs": True}], ids=["batches", "whole", "split"])
+def test_a_run_on_batches_keeps_first_rows_alone_unless_asked(cut):
+    cfg = Config(collector=CollectorConfig(frames_per_batch=96, **cut))
+    assert state_stride(cfg) == 96
+    assert state_stride(dataclasses.replace(cfg, memory=MemoryConfig(recurrent_state_stride=5))) == 5

@@ -850,10 +850,10 @@ def test_weights_reach_workers_though_the_order_that_they_go_with_was_broken_off
             instructions(files, c.next, at=rng.randrange(all_of_it))
             for _ in range(1000):
                 c.next()
-                if all(told.version == c.policy_version for told in c.crew.told):
+                if all(record.version == c.policy_version for record in c.crew.records):
                     break
             else:
-                raise AssertionError(f"{c.policy_version}: {c.crew.told}")
+                raise AssertionError(f"{c.policy_version}: {c.crew.records}")
 
 
 def test_what_was_delivered_as_cut_short_does_not_go_on():
@@ -931,7 +931,7 @@ def test_what_the_successor_of_a_worker_raised_is_raised_once_and_the_worker_mad
         (tmp_path / "refuses").unlink()
         for _ in range(4):
             c.next()
-        assert c.restarts[1][0] >= 2 and "raised ArgumentError: this world is full" in c.crew.told[1].cause
+        assert c.restarts[1][0] >= 2 and "raised ArgumentError: this world is full" in c.crew.records[1].cause
 
 
 def test_why_one_worker_was_lost_is_not_forgotten_where_another_raises():
@@ -943,4 +943,4 @@ def test_why_one_worker_was_lost_is_not_forgotten_where_another_raises():
             c.crew.each("call", [("no such thing",), ("steps_left",)])
         c.crew.crew.watch = None
         c.next()
-        assert "worker 1, lane 1 of CartPole-v1 hung" in c.crew.told[1].cause
+        assert "worker 1, lane 1 of CartPole-v1 hung" in c.crew.records[1].cause

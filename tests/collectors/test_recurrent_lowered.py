@@ -150,6 +150,16 @@ def test_the_mode_is_that_of_the_policy_called(bias):
     assert_same(ours, rolled(serial(3), Called(policy), 30, 3, TensorDictProgram, exploration_type=MODE))
 
 
+@pytest.mark.parametrize("kind", CELLS)
+def test_a_default_dtype_of_others_changes_nothing(kind):
+    policy = actor(kind, 2)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert_same(*lowered_and_called(partial(serial, 3), policy, 20, 2))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_real_actions_and_two_recurrent_parts():
     torch.manual_seed(0)
     first = GRUModule(3, 8, in_key="observation", out_key="low")
@@ -341,6 +351,16 @@ def test_what_is_more_than_its_layers_is_called_and_says_why(case):
         assert type(collector.engine.program) is TensorDictProgram
         assert why in collector.engine.program.why
         collector.rollout()
+
+
+@pytest.mark.parametrize("part", [0, 1, 2], ids=["encoder", "cells", "head"])
+def test_weights_of_another_dtype_are_noticed(part):
+    policy = actor()
+    with Collector(serial(3), policy, frames_per_batch=30) as collector:
+        collector.rollout()
+        policy.module[0][part].double()
+        with pytest.raises(ArgumentError, match="its weights are float64, and rows are float32"):
+            collector.rollout()
 
 
 def test_a_hook_that_nobody_would_call_is_refused():

@@ -182,6 +182,18 @@ def test_states_that_are_not_stored_are_zeros():
         assert torch.equal(net(td.exclude(*net.state_keys))["features"], net(zeros)["features"])
 
 
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("kind", CELLS)
+def test_what_is_written_to_features_in_place_leaves_the_states_alone(kind, layers):
+    net = module(kind, layers)
+    td = data(net, 3, 5)
+    with set_recurrent_mode(True), torch.no_grad():
+        states = [net(td.clone())["next", key] for key in net.state_keys]
+        out = net(td.clone())
+        out["features"].relu_()
+    assert all(torch.equal(out["next", key], state) for key, state in zip(net.state_keys, states, strict=True))
+
+
 def test_dropout_lies_between_layers_in_training_mode():
     net = module(GRUModule, 2, dropout=0.5)
     td = data(net, 3, 6)
@@ -266,6 +278,19 @@ def test_an_env_is_wired_once_however_often_it_is_told():
     again = type(env)(env, policy=net)
     assert [type(t).__name__ for t in again.transforms] == ["InitTracker", "TensorDictPrimer"]
     assert GymEnv("CartPole-v1", policy=None).observation_spec.keys() == GymEnv("CartPole-v1").observation_spec.keys()
+
+
+def test_two_modules_with_one_state_are_refused():
+    first, second = (GRUModule(4, 4, in_key=x, out_key=y) for x, y in (("observation", "low"), ("low", "high")))
+    with pytest.raises(ArgumentError, match="two modules of the policy have one state, recurrent_state: each would"):
+        GymEnv("CartPole-v1", policy=TensorDictSequential(first, second))
+
+    class Around(TensorDictSequential):
+        def make_tensordict_primer(self):
+            return first.make_tensordict_primer()
+
+    env = GymEnv("CartPole-v1", policy=Around(first))
+    assert [type(t).__name__ for t in env.transforms] == ["InitTracker", "TensorDictPrimer"]
 
 
 def test_an_env_with_a_policy_of_its_own_keeps_that_argument():

@@ -29,9 +29,9 @@ from rlcli.config.recipes import find_recipes
 from rlcli.data.samplers import PrioritizedSampler
 from rlcli.envs.build import build_env
 from rlcli.jobs.plan import plan
+from rlcli.kernels.sum_tree.levels import tree_bytes
 from rlcli.keys import DONE
 from rlcli.lanes.noise import drawn_ahead
-from rlcli.learning.hooks import priority_bytes
 from rlcli.planning.envs import EVALUATION, one_more, to_come
 from rlcli.planning.fit import advice_for
 from rlcli.planning.plan import Place
@@ -449,7 +449,7 @@ def test_priorities_are_counted_as_a_sampler_holds_them(rows):
     finally:
         tracemalloc.stop()
     assert sampler.max_capacity == rows
-    assert priority_bytes(rows) <= held <= priority_bytes(rows) + 4096  # beside it: some hundred bytes of other objects
+    assert tree_bytes(rows) <= held <= tree_bytes(rows) + 4096  # beside it: some hundred bytes of other objects
 
 
 def test_the_priorities_of_a_run_are_in_its_plan_and_in_its_ledger(tmp_path):
@@ -463,9 +463,9 @@ def test_the_priorities_of_a_run_are_in_its_plan_and_in_its_ledger(tmp_path):
     planned = rlcli.plan(overrides)
     run = rlcli.train([*overrides, f"run.dir={tmp_path / 'run'}"])
     for entries in (planned.as_dict()["entries"], run.summary["memory"]["entries"]):
-        assert [e["bytes"] for e in entries if e["key"] == "priorities"] == [priority_bytes(5000)]
+        assert [e["bytes"] for e in entries if e["key"] == "priorities"] == [tree_bytes(5000)]
     plain = rlcli.plan([*overrides, "sampler=random"])
-    assert planned.component("buffer") - plain.component("buffer") == priority_bytes(5000)
+    assert planned.component("buffer") - plain.component("buffer") == tree_bytes(5000)
 
 
 def worker_processes():

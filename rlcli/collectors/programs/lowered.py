@@ -29,6 +29,7 @@ from rlcli.lanes.lanes import Schema
 from rlcli.modules.distributions.family import Family
 from rlcli.modules.recurrent import recurrent_mode
 from rlcli.modules.stages import Stage, Structure
+from rlcli.specs.dtypes import dtype_name
 
 Rows = dict[Key, list[Tensor]]
 
@@ -152,7 +153,9 @@ class _BoundLowered(Bound):
         for key, rows in self.states.items():
             self.rows[under_next(key)] = [torch.from_numpy(row) for row in rows[1:]]
         self.rows |= {key: list(kept.unbind(0)) for key, kept in self.kept.items()}
-        self.rows |= {key: [torch.empty(lanes, *program.written[key][0])] * steps for key in passing}
+        self.rows |= {
+            key: [torch.empty(lanes, *program.written[key][0], dtype=torch.float32)] * steps for key in passing
+        }
         self.params = [self.kept[key] for key in program.draw.param_keys]
         self.param_rows = [
             tuple(param[t].numpy() for param in self.params) for t in range(steps)
@@ -170,6 +173,13 @@ class _BoundLowered(Bound):
             [p.reshape(-1) for p, moves in zip(row[1:], moving[1:], strict=True) if moves] for row in self.param_rows
         ]
         self.seen = self._places()
+        other = next((dtype for _, dtype, _ in self.seen if dtype is not torch.float32), None)
+        if other is not None:
+            raise ArgumentError(
+                "the policy was changed after its collector was made",
+                why=f"its weights are {dtype_name(other)}, and rows are float32 as they were",
+                fix="Make a new collector after such changes.",
+            )
         self.forward = self._in_turn()
 
     def _in_turn(self) -> Callable[[int], None]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rlcli.config import installed, registry
+from rlcli.config import installed
 from rlcli.config.checks.check import check
 from rlcli.config.problem import Problem
-from rlcli.config.schemas import Config, is_off_policy, remembers
+from rlcli.config.schemas import Config, draws, is_off_policy, remembers
 
 
 @check("")
@@ -84,11 +84,7 @@ def _values(cfg: Config) -> Iterator[Problem]:
 
 def _batches(cfg: Config) -> Iterator[Problem]:
     rows, batch = cfg.collector.frames_per_batch, cfg.sampler.batch_size
-    if (
-        batch > rows >= 1
-        and registry.part("sampler", cfg.sampler.kind).draws == "batch"
-        and not cfg.collector.trajs_per_batch
-    ):
+    if batch > rows >= 1 and draws(cfg) == "batch" and not cfg.collector.trajs_per_batch:
         yield Problem(
             f"sampler.batch_size={batch} is more than collector.frames_per_batch={rows} holds",
             f"use sampler.batch_size <= {rows}",

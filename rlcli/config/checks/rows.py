@@ -9,7 +9,7 @@ from typing import Any
 from rlcli.config import registry
 from rlcli.config.checks.check import check
 from rlcli.config.problem import Problem
-from rlcli.config.schemas import Config, by_priority, draws_slices, is_off_policy, remembers
+from rlcli.config.schemas import Config, by_priority, draws, draws_slices, is_off_policy, remembers
 
 
 @check("memory.kind.", "memory.next_obs.")
@@ -48,18 +48,18 @@ def _rows_of_off_policy(cfg: Config) -> Iterator[Problem]:
 def _draws_of_off_policy(cfg: Config) -> Iterator[Problem]:
     """Single rows, or slices where the policy remembers."""
     kind, policy, sampler = cfg.loss.kind, cfg.policy.kind, cfg.sampler.kind
-    draws, users = registry.part("sampler", sampler).draws, policy in registry.users_names("policy")
+    drawn, users = draws(cfg), policy in registry.users_names("policy")
     along = remembers(cfg) and kind != "sac"
     instead = f"use sampler={'slice' if along else 'random'} or sampler=prioritized{'_slice' * along}"
     if remembers(cfg) and kind == "sac":
         yield Problem(f"policy={policy} remembers, and loss=sac has no networks that do", "use loss=dqn, or policy=mlp")
-    elif draws == "batch":
+    elif drawn == "batch":
         yield Problem(f"loss={kind} draws rows of a storage, and sampler={sampler} cuts one batch", instead)
-    elif along and draws == "rows":
+    elif along and drawn == "rows":
         yield Problem(f"policy={policy} learns along trajectories, and sampler={sampler} draws single rows", instead)
-    elif draws == "slices" and not (along or users):
+    elif drawn == "slices" and not (along or users):
         yield Problem(f"loss={kind} learns from single rows with policy={policy}", instead)
-    if draws == "slices" and not cfg.collector.track_traj_ids:
+    if drawn == "slices" and not cfg.collector.track_traj_ids:
         yield Problem(f"sampler={sampler} needs collector.track_traj_ids=true", "leave out track_traj_ids=false")
     if cfg.loss.start_state != "stored" and not (remembers(cfg) or users):
         yield Problem(
@@ -71,7 +71,7 @@ def _rows_of_policy_gradient(cfg: Config) -> Iterator[Problem]:
     kind, storage, sampler = cfg.loss.kind, cfg.storage.kind, cfg.sampler.kind
     if draws_slices(cfg):
         yield from _gradient_of_slices(cfg)
-    elif registry.part("sampler", sampler).draws == "rows":
+    elif draws(cfg) == "rows":
         yield Problem(
             f"sampler={sampler} draws single rows, and loss={kind} values rows along their trajectories",
             "use sampler=slice with a storage, or sampler=minibatch without",
@@ -115,7 +115,7 @@ def _slices(cfg: Config) -> Iterator[Problem]:
     s = cfg.sampler
     if "sampler.slice_len" not in registry.part("sampler", s.kind).uses:
         return
-    if registry.part("sampler", s.kind).draws == "batch":
+    if draws(cfg) == "batch":
         yield from _slices_of_batches(cfg)
         return
     if s.burn_in and not is_off_policy(cfg):

@@ -184,13 +184,14 @@ class TrajectoryIndex:
 
     def positions(self, rows: np.ndarray) -> np.ndarray:
         """Each row's place in its trajectory, counted from the first row ever stored of it, int64."""
-        return self._whose(rows)[1]
+        return self.whose(rows)[1]
 
     def numbers(self, rows: np.ndarray) -> np.ndarray:
         """A number for each row's trajectory that no two stored trajectories share, int64; valid for one `version`."""
-        return self._whose(rows)[2]
+        return self.whose(rows)[2]
 
-    def _whose(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def whose(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """`ids` where rows carry them, `positions` and `numbers`, at once."""
         from rlcli.kernels.index.read import whose
 
         out = np.empty((3, len(rows)), np.int64)
@@ -310,7 +311,7 @@ class TrajectoryIndex:
         from rlcli.kernels.index.draw import led_in
 
         first = slices.rows[np.cumsum(slices.lengths) - slices.lengths]
-        _, positions, numbers = self._whose(first)
+        _, positions, numbers = self.whose(first)
         most = np.broadcast_to(np.asarray(most, np.int64), first.shape)
         rows, added = np.empty(len(slices.rows) + most.sum(), np.int64), np.empty(len(first), np.int64)
         count = led_in(*self.arrays.of_trajectories, numbers, positions, slices.lengths, most, rows, added)

@@ -60,6 +60,15 @@ def sparse_rows(shape: Sequence[int], sparse: Sparse) -> Rows:
     return column
 
 
+def blanked(column: Rows, where: Tensor) -> Rows:
+    """The column with a row of zeros wherever bool `[*B]` says; all of them take the bytes of one."""
+    zeros = column.extra.new_zeros(1, *column.extra.shape[1:])
+    index = column.index.masked_fill(where, len(column.extra) + 1)
+    out = Rows(column.obs, torch.cat((column.extra, zeros)), index)
+    out.sparse = True
+    return out
+
+
 def sparse_where(rows: Tensor, values: Tensor) -> Rows:
     """The column `[*B, *F]` that holds `values` in `rows` (bool `[*B]`)."""
     at = rows.reshape(-1).nonzero().squeeze(-1)

@@ -11,7 +11,7 @@ rows are plain.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,8 +126,12 @@ class Contents:
             return self._read(rows, asked)
         chosen = [key for key in self.sparse.keys if asked is None or key in asked]
         out = self._read(rows, asked if asked is None else [key for key in asked if key not in chosen])
+        return out | self.few(rows, chosen)
+
+    def few(self, rows: np.ndarray, keys: Sequence[Key]) -> dict[Key, Tensor]:
+        """`read` of sparse columns."""
         numbers = self.space.numbers_of(rows, self.index.cursor)
-        return out | {key: self.sparse.read(key, numbers, self.storage.device) for key in chosen}
+        return {key: self.sparse.read(key, numbers, self.storage.device) for key in keys}
 
     def steps_from_state(self, rows: np.ndarray) -> np.ndarray | None:
         """Steps of its trajectory from the last row that keeps a recurrent state to each of these, int64 ``[N]``.
@@ -141,8 +145,10 @@ class Contents:
         space, index = self.space, self.index
         steps = self.sparse.held_before(key, space.numbers_of(rows, index.cursor), space.lanes, self.first)
         before = (rows - np.maximum(steps, 0) * space.lanes) % space.size
-        known = (steps >= 0) & (index.numbers(before) == index.numbers(rows))
-        return np.where(known, index.positions(rows) - index.positions(before), -1)  # others' rows may lie between
+        _, place, trajectory = index.whose(rows)
+        _, kept_place, kept_trajectory = index.whose(before)
+        known = (steps >= 0) & (kept_trajectory == trajectory)
+        return np.where(known, place - kept_place, -1)  # rows of another one may lie between
 
     def _read(self, rows: np.ndarray, asked: list[Key] | None) -> dict[Key, Tensor]:
         fields, exact = self.layout.fields, self.layout.exact

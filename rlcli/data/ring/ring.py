@@ -381,8 +381,10 @@ class Ring:
     def columns(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
         """`read` without the TensorDict around: key -> ``[N, *F]``."""
         contents = self.contents
-        plan = None if keys is not None or contents.sparse else self.plans.reading(contents)
-        return contents.read(rows, keys) if plan is None else plan.columns(rows)
+        plan = None if keys is not None else self.plans.reading(contents)
+        if plan is None:
+            return contents.read(rows, keys)
+        return plan.columns(rows) | contents.few(rows, self.sparse_keys) if contents.sparse else plan.columns(rows)
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 Without a gradient this is torch's scan operator, whose graph holds one step. With one it is the reference's loop, all
 of whose steps are traced, so that compiling takes longer the longer the sequences: Inductor may overwrite what the
 backward pass of the operator still reads, and gives wrong gradients without a word (pytorch issue 153679; with 2.13 a
-GRU's `bias_hh` gets those of `bias_ih`). Outside of `torch.compile`, where the operator would trace at every call, it
-is the loop too.
+GRU's `bias_hh` gets those of `bias_ih`). A module around torch's own layers is compiled whole (fullgraph=True) where
+`torch._dynamo.config.allow_rnn` is set, and in pieces elsewhere. Outside of `torch.compile`, where the operator would
+trace at every call, it is the loop too.
 """
 
 from __future__ import annotations

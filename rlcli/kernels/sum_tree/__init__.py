@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from rlcli.kernels.sum_tree.levels import levels
+
 LINE = 64  # bytes of a line of cache
 
 
@@ -29,11 +31,7 @@ class SumTree:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        fan = _kernels().FAN
-        counts = [-(-size // fan) * fan]
-        while counts[-1] > fan:
-            counts.append(-(-counts[-1] // fan // fan) * fan)
-        self._offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)  # of every level, leaves first
+        self._offsets = np.cumsum([0, *levels(size)], dtype=np.int64)  # of every level, leaves first
         self._sums = _aligned(int(self._offsets[-1]), 0.0)
         self._least = _aligned(len(self._sums), np.inf)  # the same tree of minima, over rows that can be drawn
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlcli.kernels.compiled import compiled
-
-FAN = 8  # children of a node: eight sums are one cache line
+from rlcli.kernels.sum_tree.levels import FAN
 
 
 @compiled()

@@ -284,11 +284,14 @@ class RecurrentModule(TensorDictModuleBase, ABC):
     def _written(self, found: list[State], where: Sequences, size: torch.Size) -> State:
         """Features, and the states of all layers after every step, as the batch has its rows."""
         parts = [[where.in_order(x) for x in state] for state in found]
+        features = parts[-1][0]
+        if len(found) == 1 and not features.requires_grad:  # who writes to them in place is stopped by autograd alone
+            features = features.clone()
         after = (
             (x[0].unsqueeze(1) if len(x) == 1 else torch.stack(x, 1)).reshape(*size, len(x), -1)
             for x in zip(*parts, strict=True)
         )
-        return parts[-1][0].reshape(*size, -1), *after
+        return features.reshape(*size, -1), *after
 
     @abstractmethod
     def cell(self, x: Tensor, state: State, weights: Weights) -> State:

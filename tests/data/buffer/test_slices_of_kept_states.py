@@ -20,10 +20,10 @@ from rlcli.data import (
 from rlcli.data.next_obs.sparse import Sparse, SparseColumns
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError
-from rlcli.learning.hooks import stored_entries
 from rlcli.modules import build_actor_critic
 from rlcli.modules.build import Recurrence
 from rlcli.objectives.sequences import warmed_up
+from rlcli.report.buffer_entries import stored_entries
 
 BURN_IN, STRIDE, LENGTH = ("collector", "burn_in"), 5, 6
 CELLS = {"gru": ["recurrent_state"], "lstm": ["recurrent_state_h", "recurrent_state_c"]}

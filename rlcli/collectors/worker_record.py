@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass
-class Told:
+class WorkerRecord:
     """One worker.
 
     Attributes
@@ -45,3 +45,8 @@ class Told:
     lost_frames: int = 0
     cause: str = ""
     begins: bool | None = None
+
+    @property
+    def span(self) -> range:
+        """Its lanes, among the collector's."""
+        return range(self.first_lane, self.first_lane + self.lanes)

@@ -1,0 +1,49 @@
+"""What a replay buffer holds, as lines of the ledger."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlcli.data.fields import width_of
+from rlcli.kernels.sum_tree.levels import tree_bytes
+from rlcli.keys import show
+from rlcli.report.ledger import Entry, kept_few
+from rlcli.specs.dtypes import dtype_name
+
+if TYPE_CHECKING:
+    from rlcli.data.buffer.replay_buffer import ReplayBuffer
+
+BUFFER, PRIORITIES = "buffer", "priorities"
+
+
+def stored_entries(buffer: ReplayBuffer) -> list[Entry]:
+    """One entry a key, in bytes of the rows that are stored; index, own next observations and priorities follow."""
+    ring = buffer.ring
+    if not ring.fields:
+        return []
+    rows, storage = max(len(ring), 1), buffer.storage
+    plain = width_of(storage.fields)
+    share = storage.nbytes / max(plain, 1)  # bytes held for each byte of a row: fewer than rows where compressed
+    entries, device = [], str(storage.device)
+    for key, field in ring.fields.items():
+        width = ring.packing.width(key)
+        held = 0 if width is None else round(share * width)
+        kind = dtype_name(field.dtype)
+        saved = 0 if width == field.width else rows * field.width - held
+        note = "exact" if width is None else "" if width == field.width else "packed"
+        note = "one frame a row" if key in ring.stacks else note
+        shape = (rows, *field.shape)
+        entries.append(
+            Entry(BUFFER, show(key), held, shape, kind, device, per_frame=held / rows, saved=saved, note=note)
+        )
+    few = ring.sparse_fields()
+    for key, (field, held) in few.items():
+        saved, note = kept_few(key, rows * field.width, held)
+        about = ((rows, *field.shape), dtype_name(field.dtype), "cpu")
+        entries.append(Entry(BUFFER, show(key), held, *about, per_frame=held / rows, saved=saved, note=note))
+    own = ring.nbytes - storage.nbytes - sum(held for _, held in few.values())
+    entries.append(Entry(BUFFER, "index", own, per_frame=own / rows, saved=-own if ring.exact else 0))
+    if (capacity := getattr(buffer.sampler, "max_capacity", None)) is not None:
+        nbytes = tree_bytes(capacity)
+        entries.append(Entry(BUFFER, PRIORITIES, nbytes, per_frame=nbytes / rows))
+    return entries
