@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError, MissingKeyError, one_of
 from rlcli.keys import ADVANTAGE, IS_INIT, STATE_VALUE, VALUE_TARGET, Key, show
-from rlcli.modules.recurrent.sequences import begun
+from rlcli.modules.recurrent.sequences import begun_with_trajectories
 from rlcli.objectives.keyed import NETWORKS, KeyedModule
 from rlcli.objectives.networks import Columns
 from rlcli.objectives.reduction import REDUCTIONS, filled, mask_of, may_ask
@@ -102,7 +102,7 @@ class Loss(KeyedModule, ABC):
         """What the loss reads of a batch."""
         found = {k: x for k in (*self.in_keys, *self.optional_keys) if (x := td.get(k, None)) is not None}
         if IS_INIT in found:  # only networks that remember read it
-            found[IS_INIT] = begun(td, found[IS_INIT])
+            found[IS_INIT] = begun_with_trajectories(td, found[IS_INIT])
         return found
 
     def countable(self, columns: Columns, batch_dims: int) -> tuple[dict[Key, Tensor], Tensor | None]:

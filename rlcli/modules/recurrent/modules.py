@@ -21,7 +21,7 @@ from rlcli.kernels.mlp import OWN_CALLS, hooks_of
 from rlcli.kernels.recurrent import BACKENDS, Weights, gru, lstm, unread
 from rlcli.keys import IS_INIT, NEXT, Key, as_tuple, show, unravel
 from rlcli.modules.recurrent.mode import recurrent_mode
-from rlcli.modules.recurrent.sequences import Sequences, begun, sequences
+from rlcli.modules.recurrent.sequences import Sequences, begun_with_trajectories, sequences
 from rlcli.specs import Unbounded
 from rlcli.specs.dtypes import dtype_name
 from rlcli.transforms import TensorDictPrimer
@@ -186,7 +186,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         if is_init is not None and is_init.ndim == td.ndim:
             is_init = is_init.unsqueeze(-1)
         if is_init is not None and self.runs_over_sequences:
-            is_init = begun(td, is_init)
+            is_init = begun_with_trajectories(td, is_init)
         for key, value in zip(self.out_keys, self.on_tensors(x, *states, is_init), strict=True):
             td.set(key, value)
         return td

@@ -60,7 +60,7 @@ class Sequences(NamedTuple):
         return x if self.back is None else x.index_select(0, self.back)
 
 
-def begun(td: TensorDictBase, is_init: Tensor) -> Tensor:
+def begun_with_trajectories(td: TensorDictBase, is_init: Tensor) -> Tensor:
     """`is_init` of a batch `[*B, T]`, set also where a row is of another trajectory than the one before it.
 
     Rows of several envs or workers, end to end, begin in the middle of trajectories, as shuffled ones do.
