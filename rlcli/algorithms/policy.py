@@ -8,7 +8,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from rlcli.algorithms.algorithm import algorithm_of
-from rlcli.collectors.build import shares
+from rlcli.collectors.build import shares_meanwhile
 from rlcli.config import registry
 from rlcli.config.schemas import CollectConfig, Config, PolicyConfig
 from rlcli.envs import EnvBase
@@ -124,5 +124,4 @@ def choose_threads(cfg: CollectConfig, policy: ActorCritic | None) -> int:
 
 def cores_to_spare(cfg: CollectConfig, there: int) -> int:
     """Cores for who learns: those that workers leave which collect meanwhile, and one at least."""
-    busy = len(shares(cfg)) if cfg.collector.kind in ("multi_async", "async") else 0
-    return max(1, there - busy)
+    return max(1, there - len(shares_meanwhile(cfg)))

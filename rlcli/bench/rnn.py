@@ -24,7 +24,7 @@ from rlcli.config.problem import raise_all, unknown
 from rlcli.errors import ArgumentError, ConfigError, NumericsError, in_words
 from rlcli.kernels import recurrent
 from rlcli.modules import GRUModule, LSTMModule
-from rlcli.report.peaks import LargestPeak
+from rlcli.report.peaks import LargestPeak, SavedBytes
 
 TOLERANCE = {"cpu": 1e-4, "cuda": 1e-2}  # relative; the factors of products on a GPU have 11 bits
 FLOOR, AUTO, RECOMPUTE, MODULE = "torch.nn, no resets", "rlcli, auto", "rlcli, auto, recompute", "rlcli, auto, module"
@@ -253,18 +253,10 @@ def _weigh(report: Report, name: str, sides: dict[str, Side], batch: Batch) -> N
 
 def _saved(run: Callable[[], Results], batch: Batch) -> int:
     """Bytes that the forward pass leaves for the backward pass, a library's workspace for it included."""
-    storages: dict[int, int] = {}
-
-    def pack(x: Tensor) -> Tensor:
-        storage = x.untyped_storage()
-        storages[storage.data_ptr()] = storage.nbytes()
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+    saved = SavedBytes(batch.given)
+    with saved:
         run()
-    for x in batch.given:
-        storages.pop(x.untyped_storage().data_ptr(), None)
-    return sum(storages.values())
+    return saved.bytes
 
 
 def _peak(run: Callable[[], Results], device: torch.device) -> int:

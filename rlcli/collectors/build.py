@@ -87,7 +87,7 @@ def state_stride(cfg: CollectConfig) -> int:
         return asked
     if not isinstance(cfg, Config):  # frames on disk, for whoever reads them
         return 1
-    if is_off_policy(cfg):  # batches of few steps, of which most rows would be first ones
+    if is_off_policy(cfg):  # batches of few steps, of which most rows would be first ones; shared buffers take all
         return 1
     whole = draws(cfg) == "batch"
     return (cfg.sampler.slice_len or c.frames_per_batch) if whole else SLICED
@@ -110,6 +110,11 @@ def shares(cfg: CollectConfig) -> list[range]:
     else:  # who learns while others collect needs a core as well
         count = max(1, min(cores() - (c.kind == "multi_async"), cfg.env.num))
     return dealt(cfg.env.num, count)
+
+
+def shares_meanwhile(cfg: CollectConfig) -> list[range]:
+    """The same of workers that collect while this process learns; none where it waits for them."""
+    return shares(cfg) if cfg.collector.kind in ("multi_async", "async") else []
 
 
 def keys_of(entries: Sequence[Any]) -> list[Key]:

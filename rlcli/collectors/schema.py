@@ -349,8 +349,19 @@ class RowSchema:
 
     @property
     def kept_states(self) -> int:
-        """Rows of a batch that keep states, where no episode ends in it."""
-        return self.lanes * -(-self.steps // self.stride)
+        """Rows of a batch that keep states, as many as there can be before an episode has ended."""
+        # where the second row is kept, at the earliest: batches begin at multiples of their steps
+        return self.lanes * (1 + -(-(self.steps - math.gcd(self.steps, self.stride)) // self.stride))
+
+    @property
+    def share_of_kept_states(self) -> float:
+        """Of all rows, over many batches: an episode is anywhere when a batch begins."""
+        return (1 + (self.steps - 1) / self.stride) / self.steps
+
+    @property
+    def most_kept_states(self) -> int:
+        """The same of a later batch, in which no episode ends either: it may begin anywhere in an episode."""
+        return self.lanes * (1 + -(-(self.steps - 1) // self.stride))
 
     def stored(self, mode: str) -> dict[Key, Field]:
         """What every row holds in a mode; the few next observations that `exact` keeps apart are not among it."""
@@ -361,6 +372,10 @@ class RowSchema:
             for key, field in self.successors.items():
                 found |= _coded(as_tuple(key)[1:], field, self.delta_dtype)
         return found
+
+    def with_states(self) -> RowSchema:
+        """The same with a state in every row, as samples of a buffer have it."""
+        return dataclasses.replace(self, fields={**self.fields, **self.states}, states={})
 
     def overflows(self, mode: str) -> dict[Key, Field]:
         """Columns for next observations that no difference can stand for, where a run keeps them."""

@@ -118,7 +118,7 @@ class Learner:
         self.reporter = reporter_of(cfg, run, stop, verb="train", observed=observed, resume_at=resume_at)
         self.reporter.memory.process = process
         modules = {"policy": policy, "loss": self.update.loss}
-        self.reporter.watch(Watched(modules, self.update.optimizer.optimizer, device or "cpu"))
+        self.reporter.watch(Watched(modules, self.update.optimizer.optimizer, device or "cpu", self.update.saved))
         self.saver = Saver(
             run, {"policy": policy, "update": self.update, "collector": self.collector, "reporter": self.reporter},
             config=to_dict(cfg), versions=surroundings(self.threads, places.values(), registry.imported),
@@ -152,7 +152,8 @@ class Learner:
         lines += [self.init_rows.line] if self.init_rows is not None else []
         with random_streams.kept():  # what is only tried must not move what a resumed run has just put back
             self.algorithm.load_kernels()  # now, not inside the first batch's timing
-            learning = Learning(self.policy, self.update.loss, self.estimator)
+            rebuilt = self.algorithm.rebuilt(self.estimator, self.env)
+            learning = Learning(self.policy, self.update.loss, self.estimator, rebuilt)
             stored = 0 if self.buffer is None else self.buffer.ring.nbytes
             self.reporter.memory.expected = expected(
                 cfg, collector, learning, self.imported, init_rows=self.loop.init_rows, stored=stored

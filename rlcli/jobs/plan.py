@@ -11,7 +11,10 @@ import gc
 from functools import partial
 from typing import Any
 
+import torch
+
 from rlcli.algorithms import algorithm_of
+from rlcli.algorithms.policy import choose_threads
 from rlcli.collectors import BaseCollector, Collector
 from rlcli.collectors.build import build_collector, in_this_process
 from rlcli.collectors.faces import Face
@@ -23,6 +26,7 @@ from rlcli.jobs.collection import stored_keys
 from rlcli.jobs.env_mode import settled
 from rlcli.jobs.init_rows import count_init_rows
 from rlcli.keys import Key, unravel
+from rlcli.learning.evaluation import one_thread
 from rlcli.planning.envs import EVALUATION, Envs, lanes_apart, lanes_of, measured, played, workers_of
 from rlcli.planning.fit import advice_for, modes_of, places_of, warnings_for
 from rlcli.planning.foresee import (
@@ -35,7 +39,7 @@ from rlcli.planning.foresee import (
     working,
 )
 from rlcli.planning.plan import Plan, layers
-from rlcli.planning.tensors import per_end
+from rlcli.planning.tensors import out_of_step, per_end
 from rlcli.processes.memory import give_back, grown, resident
 from rlcli.report.metrics import load_tensorboard, wants_tensorboard
 from rlcli.runs import random_streams
@@ -58,12 +62,13 @@ def plan(cfg: CollectConfig, verb: str) -> Plan:
     gc.collect()
     give_back()
     imported = resident()
-    with random_streams.kept():
+    with random_streams.kept(), one_thread():
         env = build_env(lanes_of(cfg, 1))
         try:
             first = grown(imported)
             before = resident()
             policy = policy_to_look_at(cfg, env)
+            torch.set_num_threads(choose_threads(cfg, policy))  # they say which kernels run, and what those hold
             networks = grown(before)
             envs = measured(cfg, None if policy is None else policy.actor)
             before = resident()
@@ -97,7 +102,10 @@ def plan(cfg: CollectConfig, verb: str) -> Plan:
                     alone = dataclasses.replace(envs, workers=envs.workers - gone)
                 if isinstance(changed, Config) and policy is not None:
                     on_cpu = dataclasses.replace(changed, device=here.device)
-                    parts = dataclasses.replace(learning, estimator=algorithm_of(on_cpu).estimator(policy))
+                    algorithm = algorithm_of(on_cpu)
+                    estimator = algorithm.estimator(policy)
+                    rebuilt = algorithm.rebuilt(estimator, env)
+                    parts = dataclasses.replace(learning, estimator=estimator, rebuilt=rebuilt)
                 return _foreseen(changed, verb, collector, parts, process | more, envs=alone, init_rows=init_rows)
 
             found = foreseen(cfg)
@@ -131,7 +139,7 @@ def _learning(cfg: CollectConfig, env: EnvBase, policy: Any) -> tuple[Learning, 
         return Learning(policy), stored_keys(cfg, observed, policy)
     algorithm = algorithm_of(cfg)
     estimator, loss = algorithm.estimator(policy), algorithm.loss(policy, env)
-    return Learning(policy, loss, estimator), algorithm.keys(loss, estimator, env)
+    return Learning(policy, loss, estimator, algorithm.rebuilt(estimator, env)), algorithm.keys(loss, estimator, env)
 
 
 def _foreseen(
@@ -161,7 +169,7 @@ def _foreseen(
     unknown = [f"what stage {p.stage} holds for a moment is not known: {p.unknown}" for p in peaks if p.unknown]
     found = Plan(
         verb, cfg.recipe or verb, cfg.env.id, rows.frames, rows.lanes, cfg.total_frames, mode, tuple(entries),
-        per_end(rows, mode), tuple(peaks), process | noise_of(rows),
+        per_end(rows, mode), out_of_step(rows), tuple(peaks), process | noise_of(rows),
         workers=envs.workers, worker=envs.worker, env_bytes=envs.each + noise_of_lane(rows), modes=modes,
         warnings=[*warnings_for(cfg, rows, modes), *unknown], networks=layers(learning.policy),
     )  # fmt: skip

@@ -47,7 +47,7 @@ class Autograd:
 
     def __init__(self, loss: Loss, flat: FlatParameters, compile: bool = False) -> None:
         self.loss, self.flat = loss, flat
-        total = functools.partial(_total, loss)
+        total = functools.partial(total_of, loss)
         self._total = torch.compile(total) if compile else total
 
     def __call__(self, columns: Columns) -> Figures:
@@ -59,7 +59,14 @@ class Autograd:
         return {"loss": total.detach(), **{name: x.detach() for name, x in terms.items()}}
 
 
-def _total(loss: Loss, columns: Columns) -> tuple[Tensor, dict[str, Tensor]]:
+def total_of(loss: Loss, columns: Columns) -> tuple[Tensor, dict[str, Tensor]]:
+    """What is minimised of columns `[N, ...]`, and all terms.
+
+    Raises
+    ------
+    ArgumentError
+        It is not one number.
+    """
     terms = loss.terms(columns)
     total = sum(terms[name] for name in loss.loss_keys)
     assert isinstance(total, Tensor)

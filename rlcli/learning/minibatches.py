@@ -13,6 +13,7 @@ from rlcli.data.next_obs import Rows
 from rlcli.data.next_obs.sparse import held
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import IS_INIT, Key, show
+from rlcli.objectives.reduction import begun, mask_of
 
 Minibatch = dict[Key, Tensor]
 
@@ -71,6 +72,11 @@ class Minibatches:
     _ends: list[int] | None = None
 
 
+def whole_sequences(batch_size: int, sequences: int, steps: int) -> int:
+    """How many of so many sequences of one length the first minibatch holds, which is the largest."""
+    return min(sequences, -(-batch_size // steps))
+
+
 class SequenceMinibatches(Minibatches):
     """The same of whole sequences, which begin where `is_init` is set and keep their order inside.
 
@@ -93,16 +99,26 @@ class SequenceMinibatches(Minibatches):
         return rows, ends[last].tolist()
 
 
-def with_starts(columns: Mapping[Key, Tensor], batch: TensorDictBase) -> Minibatch:
-    """Columns `[*B, ...]` whose `is_init` is set where rows begin, too: the last of the batch dims is time."""
+def with_starts(columns: Mapping[Key, Tensor], batch: TensorDictBase, states: Sequence[Key]) -> Minibatch:
+    """Columns `[*B, ...]` whose `is_init` is set where rows begin, too, and behind masked ones.
+
+    The last of the batch dims is time. `states` are what sequences begin with that go on from rows which are not there.
+    """
     is_init = columns.get(IS_INIT)
     if is_init is None:
         raise MissingKeyError(
             "the batch has no is_init", why="a recurrent network must know where the sequences of a batch begin",
             fix="Append InitTracker() to the env, or leave auto_register_policy_transforms=True.",
         )  # fmt: skip
-    marked = is_init.clone()
+    mask = mask_of(columns)
+    marked = is_init.clone() if mask is None else begun(is_init, mask.reshape(batch.shape))
     marked.reshape(batch.shape)[..., 0] = True
+    missing = [show(key) for key in states if key not in columns]
+    if missing and (inside := int((marked.bool() & ~is_init.bool()).sum())):
+        raise MissingKeyError(
+            f"the batch has no {' and '.join(missing)}", why=f"{inside} sequences begin inside of a trajectory",
+            fix="Keep the states (keep_keys), or set is_init where a sequence begins, to start from zeros.",
+        )  # fmt: skip
     return {**columns, IS_INIT: marked}
 
 

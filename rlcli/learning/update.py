@@ -23,8 +23,10 @@ from rlcli.learning.flat import FlatParameters
 from rlcli.learning.gradient import Gradient, GradientChoice
 from rlcli.learning.minibatches import Minibatch, Minibatches, SequenceMinibatches, with_slices, with_starts
 from rlcli.learning.optimizer import FlatOptimizer, Guard, Schedule, Step, schedule
+from rlcli.modules.recurrent import RecurrentModule
 from rlcli.objectives.loss import Loss
 from rlcli.objectives.reduction import MASK_KEYS, mask_of
+from rlcli.report.peaks import LargestSaved
 from rlcli.transforms.primer import state_keys
 
 if TYPE_CHECKING:
@@ -70,6 +72,11 @@ class Update:
         `auto` takes the closed form where it fits.
     compile : bool
         Compile the loss with torch.compile (then always autograd).
+
+    Attributes
+    ----------
+    saved : list of LargestSaved
+        What each recurrent layer of the networks saves for the backward pass; nothing is counted in compiled graphs.
     """
 
     def __init__(
@@ -106,6 +113,7 @@ class Update:
         self.optimizer = FlatOptimizer(optimizer, self.flat.tensor, self.lr.at(0.0), **(optimizer_options or {}))
         self.step = Step(self.flat, self.optimizer, max_grad_norm, Guard(max_nonfinite))
         self.epochs, self.slice_len, self.target_kl, self.compile = epochs, slice_len, target_kl, compile
+        self.saved = watch_saved(loss)
         self.gradient = GradientChoice(loss, self.flat, gradient, compile)
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
         kind = SequenceMinibatches if loss.recurrent else Minibatches
@@ -155,6 +163,8 @@ class Update:
         names = list(vars(self.loss.tensor_keys).values())
         if names != self._names:
             self._names, self._keys = names, [*self.loss.in_keys, *self.loss.optional_keys]
+            states = {key for net in self.loss.networks for key in state_keys(net)}
+            self._states = [key for key in self._keys if key in states]
 
     def passes(self) -> Iterator[None]:
         """Epochs over one batch: at most `epochs`, none after one that moved the policy by `target_kl`."""
@@ -220,17 +230,18 @@ class Update:
         Of a recurrent loss `is_init` says where the rows of `batch` and the slices of sequences begin as well.
         """
         read = self.loss.columns(batch)
+        if not batch.shape.numel():
+            raise ArgumentError("the batch has no rows", why=f"its shape is {tuple(batch.shape)}")
         if self.loss.recurrent:
-            read = with_starts(read, batch)
+            read = with_starts(read, batch, self._states)
         columns = {key: x.detach().reshape(-1, *x.shape[batch.ndim :]) for key, x in read.items()}
         mask = mask_of(columns)
         if mask is not None:
             rows = mask.reshape(-1).nonzero().squeeze(-1)
+            if not len(rows):
+                raise ArgumentError("no row of the batch counts", why="its masks let none through")
             columns = {k: x.index_select(0, rows) for k, x in columns.items() if k not in MASK_KEYS}
-        if self.slice_len is None:
-            return columns
-        states = dict.fromkeys(key for net in self.loss.networks for key in state_keys(net))
-        return with_slices(columns, list(states), self.slice_len)
+        return columns if self.slice_len is None else with_slices(columns, self._states, self.slice_len)
 
     # ---- checkpoints ---------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
@@ -258,6 +269,16 @@ class Update:
         self.generator.set_state(state["generator"].cpu())
         if self.targets is not None:
             self.targets.load_state_dict(state["targets"])
+
+
+def watch_saved(loss: Loss) -> list[LargestSaved]:
+    """What each recurrent layer of a loss's networks saves for the backward pass, from now on."""
+    layers = {part for net in loss.networks for part in net.modules() if isinstance(part, RecurrentModule)}
+    watched = []
+    for part in layers:
+        watched.append(LargestSaved())
+        part.saving = watched[-1].of
+    return watched
 
 
 _LOSS, _MEANS = "loss.", "means."

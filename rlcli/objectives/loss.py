@@ -18,7 +18,7 @@ from rlcli.keys import ADVANTAGE, IS_INIT, STATE_VALUE, VALUE_TARGET, Key, show
 from rlcli.modules.recurrent.sequences import begun_with_trajectories
 from rlcli.objectives.keyed import NETWORKS, KeyedModule
 from rlcli.objectives.networks import Columns
-from rlcli.objectives.reduction import REDUCTIONS, filled, mask_of, may_ask
+from rlcli.objectives.reduction import REDUCTIONS, begun, filled, mask_of, may_ask
 from rlcli.transforms.primer import recurrent_parts
 
 Terms = dict[str, Tensor]
@@ -121,6 +121,8 @@ class Loss(KeyedModule, ABC):
                 why=f"their shape is {tuple(mask.shape)}, that of the batch {tuple(size)}",
             )
         mask = mask.reshape(size)
+        if self.recurrent and IS_INIT in columns:
+            columns = {**columns, IS_INIT: begun(columns[IS_INIT], mask)}
         if may_ask(mask) and not mask.any():
             raise ArgumentError("no row of the batch counts", where=where, why="its masks let none through")
         return {k: filled(x, mask) for k, x in columns.items()}, mask

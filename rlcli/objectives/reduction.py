@@ -34,6 +34,15 @@ def mask_of(columns: Mapping[Key, Tensor]) -> Tensor | None:
     return valid
 
 
+def begun(is_init: Tensor, mask: Tensor | None) -> Tensor:
+    """`is_init [*B, 1]`, set also where a row counts and the one before it in time does not: nothing leads to it."""
+    if mask is None:
+        return is_init
+    found = is_init.bool().reshape(mask.shape).clone()
+    found[..., 1:] |= mask[..., 1:] & ~mask[..., :-1]
+    return found.reshape(is_init.shape)
+
+
 def expanded(mask: Tensor, like: Tensor) -> Tensor:
     """`mask [*B]` (or `[*B, 1]`) in the shape of `like [*B, ...]`."""
     return mask.reshape(mask.shape + (1,) * (like.ndim - mask.ndim)).expand_as(like)

@@ -36,7 +36,7 @@ class BurnIn(NamedTuple):
     columns : dict of key to Tensor `[M, ...]`
         Those rows.
     last : int64 Tensor `[S]`
-        Among them, the last one of each slice that has some.
+        Among them, the last one of each slice that goes on behind them.
     following : int64 Tensor `[S]`
         Among the rows that are learned from, the one that comes after it.
     """
@@ -73,7 +73,8 @@ def without_burn_in(columns: Columns, burn: Tensor) -> tuple[dict[Key, Tensor], 
     rest = {key: x[learned] for key, x in columns.items()}
     if not len(warming):
         return rest, None
-    ends = burn[:-1] & ~burn[1:]
+    begins = columns[IS_INIT].reshape(-1).bool()
+    ends = burn[:-1] & ~burn[1:] & ~begins[1:]  # a trajectory that begins there has a state of its own
     number = burn.long().cumsum(0)
     last = ends.nonzero().squeeze(1)
     before = {key: x[warming] for key, x in columns.items()}

@@ -14,17 +14,18 @@ import torch
 
 from rlcli.collectors.schema import RowSchema
 from rlcli.config.option import value_at
-from rlcli.config.schemas import CollectConfig, draws
+from rlcli.config.schemas import CollectConfig, draws, remembers
 from rlcli.config.validate import validate
 from rlcli.data.fields import Field, width_of
 from rlcli.data.storages.memmap import disk_need as rows_on_disk
 from rlcli.envs.build import env_workers
+from rlcli.kernels.recurrent import WITHOUT_NUMBERS
 from rlcli.keys import Key, show
 from rlcli.learning.buffer import slices_of
 from rlcli.planning.envs import workers_of
-from rlcli.planning.foresee import at_once, bytes_on
+from rlcli.planning.foresee import MINIBATCHES, UPDATE, VALUES, at_once, bytes_on
 from rlcli.planning.plan import Mode, Place, Plan
-from rlcli.planning.tensors import buffer_bytes, planned_batch
+from rlcli.planning.tensors import POINTER, SPARE, buffer_bytes, planned_batch
 from rlcli.processes.memory import free_memory
 from rlcli.report.buffer_entries import BUFFER
 from rlcli.report.figures import size
@@ -221,12 +222,12 @@ def _stored_in_ram(plan: Plan) -> int:
 def _of_stages(cfg: Any, plan: Plan, over: int) -> Iterator[Sequence[Mapping[str, Any]]]:
     """What is held for a moment."""
     peaks = {peak.stage: peak.bytes for peak in plan.peaks}
-    if peaks.get("values"):
+    if values := peaks.get(VALUES):
         now = cfg.value.num_chunks or 1
-        chunks = min(now * max(2, math.ceil(peaks["values"] / max(peaks["values"] - over, 1 << 20))), cfg.env.num)
+        chunks = min(now * max(2, math.ceil(values / max(values - over, 1 << 20))), cfg.env.num)
         if chunks > now:
             yield [{"value.num_chunks": chunks}]
-    if "update" in peaks and cfg.sampler.batch_size > 1:
+    if UPDATE in peaks and cfg.sampler.batch_size > 1:
         s, half = cfg.sampler, {}
         rows = s.batch_size // 2
         if draws(cfg) == "slices":
@@ -237,7 +238,7 @@ def _of_stages(cfg: Any, plan: Plan, over: int) -> Iterator[Sequence[Mapping[str
 
 
 def _of_batches(cfg: Any, plan: Plan, over: int) -> Iterator[Sequence[Mapping[str, Any]]]:
-    growing = _batches(plan) + sum(p.bytes for p in plan.peaks if p.stage == "values")
+    growing = _batches(plan) + sum(p.bytes for p in plan.peaks if p.stage == VALUES)
     if growing:
         rows = cfg.collector.frames_per_batch * max(0.01, 1 - 1.02 * over / growing)
         if plan.verb == "train" and draws(cfg) == "batch":
@@ -249,7 +250,7 @@ def _of_batches(cfg: Any, plan: Plan, over: int) -> Iterator[Sequence[Mapping[st
 
 def _batches(plan: Plan) -> int:
     """Bytes of the batch, the one before it, and the copy that minibatches are cut from."""
-    return sum(map(plan.component, (ROLLOUT, "spare batch", "minibatches")))
+    return sum(map(plan.component, (ROLLOUT, SPARE, MINIBATCHES)))
 
 
 def _scaled(size: int, nbytes: int, over: int) -> int:
@@ -289,11 +290,10 @@ def modes_of(
     for name in MODES:
         added, index = estimates(name)
         entries = planned_batch(rows, name, added=added, index=index)
-        others = width_of({**rows.fields, **rows.copies, **added}) * rows.frames
-        if name == "compact":
-            others -= width_of(rows.copies) * rows.frames
+        others = {*map(show, (*rows.fields, *rows.copies, *added, *rows.states))}
+        kept = sum(entry.bytes for entry in entries if entry.key not in others)
         whole, n = sum(entry.bytes for entry in entries), max(rows.frames, 1)
-        found.append(Mode(name, whole / n, (whole - others) / n, whole, buffer_bytes(cfg, rows, name, init_rows)))
+        found.append(Mode(name, whole / n, kept / n, whole, buffer_bytes(cfg, rows, name, init_rows)))
     full = found[0]
     return [Mode(m.name, m.per_frame, m.next_obs, m.bytes, m.buffer, _against(rows, m, full)) for m in found]
 
@@ -323,7 +323,7 @@ def warnings_for(cfg: CollectConfig, rows: RowSchema, modes: Sequence[Mode]) -> 
     limit = _limit(cfg)
     if mode == "exact" and limit and not note:
         ends = 1 / rows.steps + 1 / limit
-        if ends * (width + 4) + 4 >= width > 0:
+        if ends * (width + POINTER) + POINTER >= width > 0:
             yield (
                 f"memory=exact costs more than it saves here: episodes are at most {limit} steps long, so at least "
                 f"{100 / limit:.0f} % of the rows keep their next observation apart; use memory=full"
@@ -331,6 +331,12 @@ def warnings_for(cfg: CollectConfig, rows: RowSchema, modes: Sequence[Mode]) -> 
         elif 1 / limit > 0.25:
             share = f"{100 / limit:.0f} %"
             yield f"memory=exact keeps at least {share} of the next observations: episodes end within {limit} steps"
+    backend = cfg.policy.recurrent_backend
+    if remembers(cfg) and backend in WITHOUT_NUMBERS:
+        yield (
+            f"policy.recurrent_backend={backend} is counted as {WITHOUT_NUMBERS[backend]} is: what stages hold for a "
+            "moment is about right"
+        )
     if mode == "compact":
         yield "memory=compact approximates the values of rows whose successor is not kept; memory=exact does not"
 

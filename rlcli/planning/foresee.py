@@ -11,46 +11,51 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlcli.collectors import BaseCollector
-from rlcli.collectors.build import delta_dtype_of, devices, keeps_overflows, shares
+from rlcli.collectors.build import delta_dtype_of, devices, keeps_overflows, shares_meanwhile
 from rlcli.collectors.frames import AHEAD, next_steps
 from rlcli.collectors.schema import RowSchema
 from rlcli.config.schemas import CollectConfig, draws_slices, is_off_policy
 from rlcli.data.fields import Field
 from rlcli.errors import in_words
-from rlcli.keys import ACTION, COLLECTOR_MASK, Key, unravel
+from rlcli.keys import ACTION, COLLECTOR_MASK, IS_INIT, Key
 from rlcli.lanes.noise import drawn_ahead
 from rlcli.learning.buffer import slices_of
+from rlcli.learning.gradient import total_of
+from rlcli.learning.minibatches import whole_sequences
 from rlcli.learning.optimizer import optimizer_options
+from rlcli.learning.update import watch_saved
+from rlcli.modules.recurrent import RecurrentModule
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.planning.envs import to_come, worker_bytes
 from rlcli.planning.tensors import (
     META,
     batch_without_memory,
+    bytes_held,
     on_meta,
     planned_batch,
     planned_buffer,
     planned_learner,
-    read_entry,
     spare_entry,
     written_by,
 )
 from rlcli.processes.memory import give_back, process_memory
 from rlcli.report.ledger import Entry
 from rlcli.report.memory import Expected
-from rlcli.report.peaks import LiveBytes
+from rlcli.report.peaks import LargestSaved, LiveBytes
+from rlcli.transforms.primer import state_keys
 
 aten = torch.ops.aten
-VALUES = "values"  # the stage
+VALUES, UPDATE = "values", "update"  # stages
+MINIBATCHES, SAMPLE = "minibatches", "sample"  # in the ledger
 # what libraries touch when they are first used, as measured: 5 to 20 MiB where something learns, 3 where nothing does
 WORKING, WORKING_TO_COLLECT = 10 << 20, 3 << 20
 
@@ -72,6 +77,10 @@ class Peak:
     device : str
     unknown : str
         Why it could not be counted; "" where it was.
+    saved : int
+        Of its bytes, what recurrent layers save for the backward pass, beside what they read.
+    spared : int
+        How much less that is with `memory.recurrent_recompute` than without, whichever is set.
     """
 
     stage: str
@@ -80,6 +89,17 @@ class Peak:
     rows: int
     device: str = "cpu"
     unknown: str = ""
+    saved: int = 0
+    spared: int = 0
+
+
+class Held(NamedTuple):
+    """What a stage holds; the fields are those of `Peak`."""
+
+    peak: int
+    kept: int
+    saved: int = 0
+    spared: int = 0
 
 
 def bytes_on(entries: Sequence[Entry], device: str = "cpu") -> int:
@@ -108,11 +128,14 @@ class Learning:
         None while actions are random.
     loss, estimator : module or None
         None while frames are only collected; off-policy losses need no estimator.
+    rebuilt : sequence of keys
+        Observations whose next value samples get from the row that follows, where it is known.
     """
 
     policy: Any = None
     loss: Any = None
     estimator: Any = None
+    rebuilt: Sequence[Key] = ()
 
 
 def expected(
@@ -136,9 +159,14 @@ def expected(
         Bytes of rows that it holds by now.
     """
     rows, entries, peaks = tensors_of(cfg, collector, learning, init_rows)
-    values = next((peak.bytes for peak in peaks if peak.stage == VALUES and not peak.unknown), None)
+    known = {peak.stage: peak for peak in peaks if not peak.unknown}
+    values, update = known.get(VALUES), known.get(UPDATE)
     process = so_far(imported, learning, stored) | noise_of(rows) | to_come(cfg, reset=collector.frames > 0)
-    return Expected(at_peak(process, entries, peaks), imported, values, worker_bytes(collector))
+    saved = None if update is None or not update.saved else update.saved
+    return Expected(
+        at_peak(process, entries, peaks), imported, None if values is None else values.bytes, worker_bytes(collector),
+        saved, update.spared if update is not None and cfg.memory.recurrent_recompute else 0,
+    )  # fmt: skip
 
 
 def so_far(imported: int, learning: Learning, stored: int = 0) -> dict[str, int]:
@@ -171,7 +199,7 @@ def tensors_of(
     cfg: CollectConfig, collector: BaseCollector, learning: Learning, init_rows: int
 ) -> tuple[RowSchema, list[Entry], list[Peak]]:
     """What rows hold, the tensors that stay, and what stages hold for a moment."""
-    parts = shares(cfg) if cfg.collector.kind in ("multi_async", "async") else []
+    parts = shares_meanwhile(cfg)
     lanes = max(map(len, parts)) if parts else cfg.env.num  # of one batch
     mode, device = cfg.memory.next_obs, _device(cfg, "storing_device")
     steps = next_steps(cfg.collector.frames_per_batch, cfg.total_frames, lanes, 0)
@@ -190,7 +218,7 @@ def tensors_of(
     estimator, loss = learning.estimator, learning.loss
     added, index = estimates_of(cfg, estimator, mode)
     if estimator is not None:
-        peaks.append(_values(cfg, estimator, rows, _device(cfg, "train_device")))
+        peaks.append(_values(cfg, learning, rows, _device(cfg, "train_device")))
     entries += planned_batch(rows, mode, added=added, index=index, device=device)
     if cfg.total_frames > rows.frames:
         entries.append(spare_entry(rows, mode, device, len(parts) * (AHEAD + 1) or 1))
@@ -208,38 +236,57 @@ def estimates_of(cfg: CollectConfig, estimator: Any, mode: str) -> tuple[Mapping
 
 def _learned(cfg: Any, rows: RowSchema, learning: Learning, peaks: list[Peak]) -> list[Entry]:
     """Entries of what is trained; the update's peak goes to `peaks`."""
-    device, loss = _device(cfg, "train_device"), learning.loss
-    options = optimizer_options(cfg.optim)
-    entries = planned_learner(learning.policy, loss, cfg.optim.kind, options, device)
-    known: dict[Key, Field] = {**rows.fields, **rows.copies, **rows.successors}
-    known |= written_by(learning.estimator, "full") if learning.estimator is not None else {}
-    read = {key: known[key] for key in map(unravel, loss.in_keys) if key in known}
-    drawn = _draws(cfg)
-    batch_size = cfg.sampler.batch_size
-    if not drawn:
-        whole = min(cfg.sampler.slice_len or rows.steps, rows.steps) if loss.recurrent else 1  # what is not divided
-        batch_size = min(-(-batch_size // whole) * whole, rows.frames)
-    slices = slices_of(cfg)[0] if drawn and loss.recurrent else 0
-    if slices:
-        batch_size += slices * cfg.sampler.burn_in
-    count = batch_size if drawn else rows.frames
-    if learning.estimator is not None and learning.estimator.shifted:
-        entries.append(read_entry("minibatches", "the rows that count", read, count, device))
-    copied = ("sample", "rows of an update") if drawn else ("minibatches", "a shuffled copy of what the loss reads")
-    entries.append(read_entry(*copied, read, count, device))
-    peaks.append(_counted("update", batch_size, device, lambda: update_peak(loss, read, batch_size, device, slices)))
+    device, loss, estimator, drawn = _device(cfg, "train_device"), learning.loss, learning.estimator, _draws(cfg)
+    entries = planned_learner(learning.policy, loss, cfg.optim.kind, optimizer_options(cfg.optim), device)
+    added = {} if estimator is None else written_by(estimator, "full")
+    step, warming = _of_a_step(cfg, rows, loss)
+    columns = columns_read(loss, step, added)
+    count = step.frames + warming
+    held = bytes_held(columns) * count // step.frames if drawn else bytes_held(columns_read(loss, rows, added))
+    if estimator is not None and estimator.shifted:
+        entries.append(Entry(MINIBATCHES, "the rows that count", held, device=device, peak=held))
+    at_most = ", at most" if warming and rows.states else ""
+    component, what = (
+        (SAMPLE, "rows of an update") if drawn else (MINIBATCHES, "a shuffled copy of what the loss reads")
+    )
+    entries.append(Entry(component, what + at_most, held, device=device, peak=held))
+    sequences = step.lanes if loss.recurrent else 0
+    together = count if is_off_policy(cfg) else step.frames
+    peak = _counted(UPDATE, together, device, lambda: update_peak(loss, columns, device, sequences))
+    apart = 0
+    if together > step.frames:  # the loss takes what is learned from out of the sample, with states of its own
+        states = {IS_INIT, *(key for net in loss.networks for key in state_keys(net))}
+        apart = held + bytes_held({key: x for key, x in columns.items() if key in states})
+    peaks.append(dataclasses.replace(peak, bytes=peak.bytes + apart, kept=peak.kept + apart))
     return entries
 
 
-def _values(cfg: Any, estimator: ValueEstimator, rows: RowSchema, device: str) -> Peak:
+def _of_a_step(cfg: Any, rows: RowSchema, loss: Any) -> tuple[RowSchema, int]:
+    """The rows that one step of the update learns from, and how many more only bring states up, at most.
+
+    Of a recurrent loss the lanes are sequences.
+    """
+    size, recurrent = cfg.sampler.batch_size, loss.recurrent
+    if not _draws(cfg):
+        if recurrent:
+            length = min(cfg.sampler.slice_len or rows.steps, rows.steps)
+            sequences = whole_sequences(size, rows.frames // length, length)
+            return dataclasses.replace(rows, lanes=sequences, steps=length), 0
+        return dataclasses.replace(rows, lanes=1, steps=min(size, rows.frames)), 0
+    slices, length = slices_of(cfg) if recurrent else (1, size)
+    before = cfg.sampler.burn_in + (rows.stride - 1 if rows.states else 0) if recurrent else 0
+    return dataclasses.replace(rows.with_states(), lanes=slices, steps=length), slices * before
+
+
+def _values(cfg: Any, learning: Learning, rows: RowSchema, device: str) -> Peak:
     """The value stage, above what it is given and what it adds to a batch, or to a sample where rows are drawn."""
     if cfg.collector.split_trajs or cfg.collector.trajs_per_batch:
         return Peak(VALUES, 0, 0, rows.frames, device, unknown="batches are as long as the trajectories in them")
-    mode, flat, unknown = cfg.memory.next_obs, False, False
+    estimator, mode, flat, unknown = learning.estimator, cfg.memory.next_obs, False, False
     if _draws(cfg):
         slices, steps = slices_of(cfg)
-        rows, flat = dataclasses.replace(rows, lanes=slices, steps=steps), not cfg.sampler.strict_length
-        unknown = mode == "compact" and all(field.dtype.is_floating_point for field in rows.successors.values())
+        rows, flat = dataclasses.replace(rows.with_states(), lanes=slices, steps=steps), not cfg.sampler.strict_length
+        unknown = bool(learning.rebuilt)
         mode = "full" if mode == "delta" or unknown else mode  # what samples hold
     at_once = rows_at_once(estimator, rows, flat)
     return _counted(VALUES, at_once, device, lambda: stage_peak(estimator, rows, mode, flat=flat, unknown=unknown))
@@ -250,13 +297,13 @@ def _draws(cfg: Any) -> bool:
     return is_off_policy(cfg) or draws_slices(cfg)
 
 
-def _counted(stage: str, rows: int, device: str, count: Callable[[], LiveBytes]) -> Peak:
+def _counted(stage: str, rows: int, device: str, count: Callable[[], Held]) -> Peak:
     """A stage's peak; of a network that cannot be run without memory (it looks at numbers), the reason instead."""
     try:
-        live = count()
+        held = count()
     except Exception as error:  # a network may raise anything; the plan says so
         return Peak(stage, 0, 0, rows, device, unknown=in_words(error, 160))
-    return Peak(stage, live.peak, live.kept, rows, device)
+    return Peak(stage, held.peak, held.kept, rows, device, saved=held.saved, spared=held.spared)
 
 
 def parameter_bytes(*modules: Any) -> int:
@@ -272,27 +319,46 @@ def _device(cfg: CollectConfig, stage: str) -> str:
 
 
 # ---- an update ---------------------------------------------------------------------------------------------------
-def update_peak(loss: Any, fields: Mapping[Key, Field], rows: int, device: str, slices: int = 0) -> LiveBytes:
+def columns_read(loss: Any, rows: RowSchema, added: Mapping[Key, Field]) -> dict[Key, Tensor]:
+    """What a loss reads of rows, `[N, ...]` as an update has them, without memory."""
+    batch = batch_without_memory(rows, "full", added)
+    return {key: x.reshape(-1, *x.shape[2:]) for key, x in loss.columns(batch).items()}
+
+
+def update_peak(loss: Any, columns: Mapping[Key, Tensor], device: str, sequences: int = 0) -> Held:
     """The most that one minibatch step holds: activations, their gradients, temporaries.
 
     Parameters
     ----------
-    loss : module from a tensordict to `loss...` terms
-    fields : mapping
-        Must hold the loss's in_keys.
-    slices : int
-        Of a recurrent loss on stored rows: how many there are, each with a next observation behind it.
+    loss : Loss
+    columns : dict of key to Tensor `[N, ...]`
+        Without memory.
+    sequences : int
+        How many there are, of one length each, where the loss is recurrent.
     """
     copied = on_meta(loss)
-    columns = {key: fields[key].empty(rows, META) for key in copied.in_keys if key in fields}
-    asked = Answers(slices / (rows + slices), slices - 1, False) if slices else nullcontext()
-    with asked, LiveBytes(reorders=device == "cpu") as live:
-        terms = copied(TensorDict(columns, batch_size=[rows]))
-        total = sum(terms[name] for name in terms.keys() if name.startswith("loss"))  # noqa: SIM118
-        assert isinstance(total, Tensor)
-        total.mean().backward()
+    saved = watch_saved(copied)
+    with _asked(sequences), LiveBytes(reorders=device == "cpu") as live:
+        total, terms = total_of(copied, columns)
+        total.backward()
         del terms, total
-    return live
+    if not saved:
+        return Held(live.peak, live.kept)
+    for part in copied.modules():
+        if isinstance(part, RecurrentModule):
+            part.recurrent_recompute = not part.recurrent_recompute
+    other = watch_saved(copied)
+    with _asked(sequences):
+        total_of(copied, columns)
+    now = LargestSaved.total(saved) or 0
+    return Held(live.peak, live.kept, now, abs(now - (LargestSaved.total(other) or 0)))
+
+
+def _asked(sequences: int) -> AbstractContextManager[Any]:
+    """The answers of that many sequences, of one length each, perhaps with a next observation behind."""
+    if not sequences:
+        return nullcontext()
+    return Answers(lambda _: sequences, sequences - 1, False)
 
 
 # ---- the value stage ---------------------------------------------------------------------------------------------
@@ -303,17 +369,17 @@ class Answers(TorchDispatchMode):
 
     Parameters
     ----------
-    share : float
-        Of the elements of a mask that are set, where an operation asks which.
+    are_set : callable
+        Number of elements of a mask -> how many of them are set, where an operation asks which.
     whole : int
         What whole numbers are: how many ends a row has before its last step.
     flag : bool
         What is answered where one flag is asked for: whether some next observations are not known.
     """
 
-    def __init__(self, share: float, whole: int, flag: bool) -> None:
+    def __init__(self, are_set: Callable[[int], int], whole: int, flag: bool) -> None:
         super().__init__()
-        self._share, self._whole, self._flag = share, whole, flag
+        self._are_set, self._whole, self._flag = are_set, whole, flag
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         x = args[0] if args else None
@@ -321,8 +387,7 @@ class Answers(TorchDispatchMode):
             if func is aten._local_scalar_dense.default:
                 return self._flag if x.dtype is torch.bool else 0.0 if x.is_floating_point() else self._whole
             if func is aten.nonzero.default:
-                count = math.ceil(x.numel() * self._share)
-                return torch.empty(count, x.ndim, dtype=torch.int64, device=META)
+                return torch.empty(self._are_set(x.numel()), x.ndim, dtype=torch.int64, device=META)
             if func is aten.equal.default:
                 return True
         return func(*args, **(kwargs or {}))
@@ -335,7 +400,7 @@ def stage_peak(
     *,
     flat: bool = False,
     unknown: bool = False,
-) -> LiveBytes:
+) -> Held:
     """Bytes of one batch's value stage, less those that it leaves behind.
 
     Parameters
@@ -351,11 +416,10 @@ def stage_peak(
         stage, batch = on_meta(estimator), batch_without_memory(rows, mode)
         batch = batch.reshape(-1) if flat else batch
         ends = rows.lanes - 1 if flat else 0
-        with Answers(1 / _slots(estimator, rows), ends, unknown), LiveBytes() as live:
+        with Answers(lambda n: -(-n // _slots(estimator, rows)), ends, unknown), LiveBytes() as live:
             stage(batch)
         left = live.now  # the batch is alive, and with it what was written
-    live.peak, live.kept = live.peak - left, max(live.kept - left, 0)
-    return live
+    return Held(live.peak - left, max(live.kept - left, 0))
 
 
 def rows_at_once(estimator: ValueEstimator, rows: RowSchema, flat: bool = False) -> int:

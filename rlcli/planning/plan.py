@@ -79,10 +79,14 @@ class Plan:
         The mode that the run will use.
     entries : sequence of Entry
         Every tensor that stays, by component; those of "rollout" and "params+optim" are the very bytes that the run's
-        own ledger will show, as long as no episode ends inside a batch.
+        own ledger will show, as long as no episode has ended inside a batch. Of recurrent states that few rows keep a
+        batch may hold a row fewer for each env, where batches are no multiple of the stride.
     per_end : int
         Bytes that each episode ending inside a batch adds: its next observation in `exact`, a recurrent state of which
         few rows are kept.
+    out_of_step : int
+        Bytes that a batch may hold more once episodes have ended: of recurrent states that few rows keep, as they are
+        kept every so many steps of an episode.
     peaks : sequence of Peak
     process : dict from part to bytes
         "after imports" and what is loaded and made after that; measured in this process.
@@ -109,6 +113,7 @@ class Plan:
     next_obs: str
     entries: Sequence[Entry]
     per_end: int
+    out_of_step: int
     peaks: Sequence[Peak]
     process: dict[str, int]
     workers: int = 0

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 Module = TypeVar("Module", bound=nn.Module)
 META = torch.device("meta")
+SPARE = "spare batch"  # in the ledger
 POINTER = 4  # bytes of an int32: where an end, or a successor, lies
 EPISODE = 100  # steps of an episode: what is not known before a run
 WORDS = 5  # 64-bit numbers of a run, and of a trajectory
@@ -141,6 +142,11 @@ def per_end(rows: RowSchema, mode: str) -> int:
     return sum(field.width for field in (*kept.values(), *rows.states.values())) + (POINTER if kept else 0)
 
 
+def out_of_step(rows: RowSchema) -> int:
+    """Bytes that a batch may hold more once episodes have ended: its rows of kept states lie anywhere then."""
+    return (rows.most_kept_states - rows.kept_states) * width_of(rows.states)
+
+
 # ---- learning ----------------------------------------------------------------------------------------------------
 def planned_learner(
     policy: nn.Module, loss: nn.Module, optimizer: str, options: Mapping[str, Any], device: str = "cpu"
@@ -175,17 +181,16 @@ def _state_of(name: str, options: Mapping[str, Any], elements: int, dtype: torch
     return {key: torch.empty(elements if x.ndim else (), dtype=x.dtype, device=META) for key, x in state}
 
 
-def read_entry(component: str, what: str, fields: Mapping[Key, Field], rows: int, device: str) -> Entry:
-    """A copy of what the loss reads of so many rows."""
-    nbytes = rows * width_of(fields)
-    return Entry(component, what, nbytes, device=device, peak=nbytes)
+def bytes_held(columns: Mapping[Key, Tensor]) -> int:
+    """Of columns that share no memory, those of few rows among them."""
+    return sum(x.nbytes_held if isinstance(x, Rows) else x.nbytes for x in columns.values())
 
 
 def spare_entry(rows: RowSchema, mode: str, device: str, count: int = 1) -> Entry:
     """The batch before, which is alive while the next one is collected; or as many as workers write ahead."""
     nbytes = count * sum(entry.bytes for entry in planned_batch(rows, mode))
     what = "the one before, while the next is collected" if count == 1 else f"{count} that workers write ahead"
-    return Entry("spare batch", what, nbytes, device=device, peak=nbytes)
+    return Entry(SPARE, what, nbytes, device=device, peak=nbytes)
 
 
 # ---- buffers -----------------------------------------------------------------------------------------------------
@@ -200,16 +205,20 @@ def planned_buffer(cfg: Any, rows: RowSchema, mode: str, init_rows: int = 0) -> 
     stacks = frame_stacks(cfg, rows) if mode == cfg.memory.next_obs else {}
     held = fields | {key: _frame(fields[key]) for key in stacks}
     coded = _packed(cfg, rows, held, stacks)
+    widths = {key: held[key].width if (width := coded.width(key)) is None else width for key in fields}
+    reserved = _in_files(storage, math.ceil(sum(widths.values())), count)
+    # a ring that goes round drops a file once its last row is gone
+    goes_round = device == "disk" and cfg.total_frames + init_rows > count
     columns = []
     for key, field in fields.items():
-        width, note = coded.width(key), "packed"
-        if width is None:
-            width, note = held[key].width, "one frame a row" if key in stacks else ""
+        width, note = widths[key], "one frame a row" if key in stacks else ""
+        note = note if coded.width(key) is None else "packed"
         if storage.kind == "compressed" and field.dtype is torch.uint8 and width >= WIDE:
             part = SINGLE if key in stacks else WHOLE
             width, note = max(1, width // part), f"about a {part}th of its bytes: it depends on the images"
         dtype, shape = dtype_name(field.dtype), (count, *field.shape)
-        nbytes = round(count * width)
+        note = "; ".join(filter(None, (note, "about, by whole files" if goes_round else "")))
+        nbytes = round(reserved * width)
         columns.append(Entry(BUFFER, show(key), nbytes, shape, dtype, device, nbytes, width, note=note))
     for key, field in (
         rows.successors.items() if mode == "exact" else ()
@@ -217,7 +226,7 @@ def planned_buffer(cfg: Any, rows: RowSchema, mode: str, init_rows: int = 0) -> 
         shape, dtype = (count, *field.shape), dtype_name(field.dtype)
         columns.append(Entry(BUFFER, show(key), 0, shape, dtype, device, note="exact"))
     for key, field in rows.states.items():  # beside the storage, each with its number and place; zeros are places alone
-        kept = min(count, -(-count * rows.kept_states // rows.frames))
+        kept = min(count, math.ceil(count * rows.share_of_kept_states))
         nbytes = kept * (field.width + 16) * 9 // 8  # room for up to a quarter more
         shape, dtype, note = (count, *field.shape), dtype_name(field.dtype), f"about; {FEW_ROWS}"
         columns.append(Entry(BUFFER, show(key), nbytes, shape, dtype, "cpu", nbytes, nbytes / count, note=note))
@@ -228,6 +237,16 @@ def planned_buffer(cfg: Any, rows: RowSchema, mode: str, init_rows: int = 0) -> 
         nbytes = tree_bytes(storage.max_size)
         columns.append(Entry(BUFFER, PRIORITIES, nbytes, device="cpu", peak=nbytes, per_frame=nbytes / count))
     return columns
+
+
+def _in_files(storage: Any, row_bytes: int, count: int) -> int:
+    """Rows that are reserved for so many."""
+    if storage.kind not in _DISK:
+        return count
+    from rlcli.data.storages.storage import rows_for
+
+    rows = rows_for(row_bytes, storage.max_size)
+    return -(-count // rows) * rows
 
 
 def _index_bytes(storage: Any, rows: RowSchema, mode: str, count: int) -> int:

@@ -58,6 +58,9 @@ def _tables(plan: Plan) -> Iterator[Table]:
         where = "" if peak.device == "cpu" else f", on {peak.device}"
         held = "not known" if peak.unknown else figures.size(peak.bytes)
         process.add(f"{peak.stage} for a moment, {figures.count(peak.rows)} rows{where}", held)
+        if peak.saved:
+            process.add(f"  {figures.BACKWARD}", figures.size(peak.saved))
+            process.add("  memory.recurrent_recompute spares of it", figures.size(peak.spared))
     process.add("= stages together", figures.size(at_once(plan.peaks)))
     process.add("= RAM", figures.size(plan.total), strong=True)
     if plan.workers:
@@ -84,7 +87,10 @@ def _networks(plan: Plan) -> Table:
 
 def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.per_end:
-        yield f"every episode that ends inside a batch adds {figures.size(plan.per_end)}", ""
+        more = f", and batches after it may hold {figures.size(plan.out_of_step)} more" if plan.out_of_step else ""
+        yield f"every episode that ends inside a batch adds {figures.size(plan.per_end)}{more}", ""
+    if any(peak.saved for peak in plan.peaks):
+        yield "recurrent stages are counted for sequences in which no episode ends; where some end, they hold more", ""
     for text in plan.warnings:
         yield f"! {text}", "yellow"
     for text in plan.advice:

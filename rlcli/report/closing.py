@@ -45,7 +45,9 @@ _TERMS = {
     "the frames of the run are those that it was given",
     "frames passed over": "neither learned from nor among the frames of the run",
     "saved": "bytes that rows take less than rows that are stored whole",
-    "value estimates": "what estimating values held for a moment, at its largest",
+    figures.VALUES: "what estimating values held for a moment, at its largest",
+    figures.BACKWARD: "what recurrent layers kept of the largest minibatch for its backward pass, beside what they "
+    "read; saved: by `memory.recurrent_recompute`, of a minibatch as the plan has it",
     "planned": "what `rlcli plan` predicted for the line above",
     "other": "time that no stage claims",
 }
@@ -278,9 +280,12 @@ def _memory_table(ledger: Mapping) -> Table:
         table.add(f"= {component}", "", "", *_held(total))
     for device, peak in ledger["devices"].items():
         table.add(device, "", "", "", "", figures.size(peak))
-    stage, process = ledger.get("value_stage", {}), ledger["process"]
-    for label, nbytes in figures.stage_rows(stage.get("planned"), stage.get("measured")):
-        table.add(label, "", "", "", "", figures.size(nbytes))
+    for name, label in (("value_stage", figures.VALUES), ("backward", figures.BACKWARD)):
+        stage = ledger.get(name, {})
+        for line, nbytes in figures.stage_rows(label, stage.get("planned"), stage.get("measured")):
+            saved = figures.size(stage["saved"]) if line == label and "saved" in stage else ""
+            table.add(line, "", "", "", "", figures.size(nbytes), saved)
+    process = ledger["process"]
     label = "process RSS, sampled" if process.get("sampled") else "process RSS"
     table.add(label, "", "", "", figures.size(process["now"]), figures.size(process["peak"]))
     if planned := process.get("planned"):

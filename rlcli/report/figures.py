@@ -71,11 +71,14 @@ def plan_said(planned: int, measured: int | None) -> str:
     return f"  planned{off}"
 
 
-def stage_rows(planned: int | None, measured: int | None) -> list[tuple[str, int | None]]:
-    """Lines of memory about the value stage: what it was seen to hold for a moment, and what the plan said."""
+VALUES, BACKWARD = "value estimates", "recurrent, for backward"  # lines of memory that is held for a moment
+
+
+def stage_rows(label: str, planned: int | None, measured: int | None) -> list[tuple[str, int | None]]:
+    """Lines of memory that is held for a moment: what was seen, and what the plan said."""
     rows: list[tuple[str, int | None]] = []
     if measured is not None or planned is not None:
-        rows.append(("value estimates", measured))
+        rows.append((label, measured))
     if planned is not None:
         rows.append((plan_said(planned, measured), planned))
     return rows

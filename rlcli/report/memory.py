@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from rlcli.keys import Key, show, under_next
 from rlcli.report import figures
 from rlcli.report.ledger import ROLLOUT, Entry, Ledger, counted
-from rlcli.report.peaks import DevicePeaks, LargestPeak, ProcessPeak
+from rlcli.report.peaks import DevicePeaks, LargestPeak, LargestSaved, ProcessPeak
 from rlcli.transforms.delta_codec import delta_key, kept_key, scale_key
 
 _FIRST = {"obs": 0, "next.obs": 1}  # shown side by side: what is held, and what the mode saves on it
@@ -37,6 +37,7 @@ class Watched:
     modules: Mapping[str, torch.nn.Module]
     optimizer: torch.optim.Optimizer | Mapping | None = None
     device: torch.device | str = "cpu"
+    saved: Sequence[LargestSaved] = ()
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,19 @@ class Expected:
         What the value stage holds for a moment; None where there is none, or where it could not be counted.
     workers : int
         Bytes of the processes that step its envs, beside it, when the run began.
+    saved : int or None
+        What recurrent layers save for the backward pass of an update; None where there are none, or where it could not
+        be counted.
+    spared : int
+        How much less that is for `memory.recurrent_recompute`; 0 where gates are kept.
     """
 
     total: int
     imported: int
     values: int | None = None
     workers: int = 0
+    saved: int | None = None
+    spared: int = 0
 
 
 class Memory:
@@ -117,6 +125,8 @@ class Memory:
             planned=expected.total if expected else None,
             workers=expected.workers if expected else 0,
             stage=(expected.values if expected else None, self.values.bytes),
+            backward=(expected.saved if expected else None, self._saved),
+            spared=expected.spared if expected else 0,
         )
 
     def record(self) -> dict[str, int]:
@@ -124,8 +134,9 @@ class Memory:
         if not self._new:
             self.process.read()
         ledger, self._new = self.ledger if self._new else Ledger(), False
-        planned = None if self.expected is None else self.expected.values
-        stage = {"value_stage": self.values.bytes, "value_stage_planned": planned}
+        values, saved = (None, None) if self.expected is None else (self.expected.values, self.expected.saved)
+        stage = {"value_stage": self.values.bytes, "value_stage_planned": values}
+        stage |= {"backward": self._saved, "backward_planned": saved}
         return {
             **{name: ledger.component(name).bytes for name in ledger.components()},
             **({"saved": ledger.saved} if ledger.entries else {}),
@@ -142,6 +153,8 @@ class Memory:
             else {"planned": expected.total, "imported": expected.imported, "workers": expected.workers}
         )
         stage = {"planned": None if expected is None else expected.values, "measured": self.values.bytes}
+        backward = {"planned": None if expected is None else expected.saved, "measured": self._saved}
+        spared = {"saved": expected.spared} if expected is not None and expected.spared else {}
         by_stage = {} if self._peaks is None else self._peaks.by_stage
         return {
             "entries": [entry.as_dict() for entry in ledger.entries],
@@ -156,9 +169,15 @@ class Memory:
             },
             "saved": ledger.saved,
             **({"value_stage": stage} if any(x is not None for x in stage.values()) else {}),
+            **({"backward": backward | spared} if any(x is not None for x in backward.values()) else {}),
             "process": {"now": process.now, "peak": process.peak, "sampled": process.sampled} | planned,
             "devices": self._devices() | {f"  {name}": peak for name, peak in by_stage.items()},
         }
+
+    @property
+    def _saved(self) -> int | None:
+        """What recurrent layers saved for the backward pass of the largest minibatch; None where there are none."""
+        return None if self._watched is None else LargestSaved.total(self._watched.saved)
 
     def _devices(self) -> dict[str, int]:
         return {} if self._peaks is None else {f"{self._peaks.device} peak": self._peaks.peak}
@@ -175,6 +194,8 @@ def memory_rows(
     planned: int | None = None,
     workers: int = 0,
     stage: tuple[int | None, int | None] = (None, None),
+    backward: tuple[int | None, int | None] = (None, None),
+    spared: int = 0,
 ) -> list[MemoryRow]:
     """The ledger folded to what fits beside the throughput.
 
@@ -197,6 +218,10 @@ def memory_rows(
         Bytes of the processes that step the envs.
     stage : (int, int), each optional
         What the plan said that the value stage would hold for a moment, and what it was seen to hold.
+    backward : (int, int), each optional
+        The same of what recurrent layers save for the backward pass.
+    spared : int
+        What `memory.recurrent_recompute` spares of that.
     """
     obs_keys = list(obs_keys)
     obs = {show(key) for key in obs_keys}
@@ -217,7 +242,9 @@ def memory_rows(
         rows.append(MemoryRow(label, row.now, row.peak if row.peak != row.now else None, row.saved or None))
     for device, peak in (devices or {}).items():
         rows.append(MemoryRow(device, None, peak))
-    rows += [MemoryRow(label, None, nbytes) for label, nbytes in figures.stage_rows(*stage)]
+    rows += [MemoryRow(label, None, nbytes) for label, nbytes in figures.stage_rows(figures.VALUES, *stage)]
+    for label, nbytes in figures.stage_rows(figures.BACKWARD, *backward):
+        rows.append(MemoryRow(label, None, nbytes, spared or None if label == figures.BACKWARD else None))
     if process is not None:
         rows.append(MemoryRow("process RSS, sampled" if sampled else "process RSS", *process))
         if planned and process[1]:

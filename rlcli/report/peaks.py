@@ -2,11 +2,14 @@
 
 `LiveBytes` counts what a block of code makes, on the meta device too: that is how a peak is known before a run.
 `LargestPeak` measures a stage at its largest batch, `DevicePeaks` every stage on a device, `ProcessPeak` a whole run.
+`SavedBytes` counts what a forward pass saves for the backward pass, `LargestSaved` that of the largest minibatch.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -133,6 +136,63 @@ class LargestPeak:
         cuda, device = self._cuda, self.device
         peak = live.peak - live.now if live else cuda.max_memory_allocated(device) - cuda.memory_allocated(device)
         self.bytes, self._largest = max(self.bytes or 0, peak), self._rows
+
+
+class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
+    """Counts what a forward pass inside its context saves for the backward pass, on the meta device too.
+
+    Parameters
+    ----------
+    beside : iterable of Tensor
+        What is there anyway, such as inputs and weights.
+
+    Attributes
+    ----------
+    bytes : int
+        Of whole storages, each counted once.
+    """
+
+    def __init__(self, beside: Iterable[Tensor] = ()) -> None:
+        super().__init__(self._save, lambda x: x)
+        self.bytes, self._known = 0, {x.untyped_storage()._cdata for x in beside}
+
+    def _save(self, x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        if storage._cdata not in self._known:
+            self._known.add(storage._cdata)
+            self.bytes += storage.nbytes()
+        return x
+
+
+class LargestSaved:
+    """`SavedBytes` of the first minibatch, and then of each that has more rows than any before.
+
+    Attributes
+    ----------
+    bytes : int or None
+        The most; None before the first.
+    """
+
+    def __init__(self) -> None:
+        self.bytes: int | None = None
+        self._rows = 0
+
+    @contextmanager
+    def of(self, rows: int, beside: Iterable[Tensor]) -> Iterator[None]:
+        """The context of the forward pass of so many rows."""
+        if rows <= self._rows:
+            yield
+            return
+        saved = SavedBytes(beside)
+        with saved:
+            yield
+        self.bytes, self._rows = max(self.bytes or 0, saved.bytes), rows
+
+    @staticmethod
+    def total(parts: Iterable[LargestSaved]) -> int | None:
+        """Of several layers; None where none was seen yet."""
+        known = [part.bytes for part in parts if part.bytes is not None]
+        return sum(known) if known else None
 
 
 class DevicePeaks:

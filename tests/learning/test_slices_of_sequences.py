@@ -30,7 +30,16 @@ def cartpole():
 def networks(kind="gru", layers=2):
     env = cartpole()
     recurrence = Recurrence(kind, 8, layers, {})
-    return build_actor_critic(env.observation_spec, env.action_spec, hidden=[8], recurrence=recurrence, generator=0)
+    policy = build_actor_critic(env.observation_spec, env.action_spec, hidden=[8], recurrence=recurrence, generator=0)
+    moved(policy)  # first weights of the last layer are so small that every state would act alike
+    return policy
+
+
+@torch.no_grad()
+def moved(policy):
+    generator = torch.Generator().manual_seed(1)
+    for p in policy.parameters():
+        p += 0.3 * torch.randn(p.shape, generator=generator)
 
 
 def batches_of(policy, stride, count=3, **options):
@@ -96,9 +105,7 @@ def test_rows_are_valued_step_by_step_from_the_state_that_their_slice_begins_wit
     policy = networks(kind)
     whole = batches_of(policy, 1, next_obs=mode)[-1].reshape(-1)
     batch = batches_of(policy, stride, next_obs=mode)[-1]
-    with torch.no_grad():  # weights that the states were not computed with
-        for p in policy.parameters():
-            p += 0.3 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()))
+    moved(policy)  # to weights that the states were not computed with
     update = Update(ClipPPOLoss(policy.actor, policy.critic), batch_size=LANES * STEPS, slice_len=5)
     columns = update.columns(batch)
     (minibatch,) = update.minibatches.epoch(columns)
@@ -171,3 +178,61 @@ def test_a_loss_that_does_not_remember_has_no_slices():
     policy = networks()
     with pytest.raises(ArgumentError, match=r"at least one row.*got 0"):
         Update(ClipPPOLoss(policy.actor, policy.critic), slice_len=0)
+
+
+@pytest.mark.parametrize("slice_len", [None, 10])
+def test_padding_behind_rows_needs_no_state(slice_len):
+    """Workers that are preempted leave rows of which none keeps a state."""
+    policy, found = networks(), []
+    mask = torch.arange(STEPS).expand(LANES, STEPS) < torch.tensor([[40], [13], [26]])
+    for stride in (1, 10):
+        batch = batches_of(policy, stride)[-1].exclude("advantage", "value_target", "state_value")
+        batch["collector", "mask"] = mask
+        batch = GAE(gamma=0.99, lmbda=0.9, value_network=policy.critic)(batch)
+        columns = Update(ClipPPOLoss(policy.actor, policy.critic), slice_len=slice_len).columns(batch)
+        found.append(columns["value_target"])
+    assert len(found[0]) == 79 and torch.equal(*found)
+
+
+@pytest.mark.parametrize("first", [0, 5])
+def test_what_follows_masked_rows_begins_from_its_own_state(first):
+    policy = networks()
+    batch = batches_of(policy, 1)[-1]
+    steps = torch.arange(STEPS).expand(LANES, STEPS)
+    batch["mask"] = (steps < first) | (steps >= first + 4)
+    update = Update(ClipPPOLoss(policy.actor, policy.critic), batch_size=LANES * STEPS)
+    columns = update.columns(batch)
+    batch["is_init"][:, 0] = True  # as flat rows say it
+    found = [update.loss.terms(columns), update.loss(batch), update.loss(batch.reshape(-1))]
+    found += [update.loss.terms(minibatch) for minibatch in update.minibatches.epoch(columns)]
+    for terms in found:  # the weights that collected act as they acted
+        assert terms["kl_approx"].abs() < 1e-6
+        assert torch.isclose(terms["explained_variance"], found[0]["explained_variance"], atol=1e-5)
+    values = columns["value_target"] - columns["advantage"]
+    log_prob, _, written = update.loss.density(columns, columns["action"])
+    assert torch.allclose(log_prob, columns["sample_log_prob"], atol=1e-5)
+    assert torch.allclose(update.loss.criticised(columns, written)["state_value"], values, atol=1e-5)
+
+
+@pytest.mark.parametrize("slice_len", [None, 7])
+def test_batches_that_cannot_be_learned_from_are_refused(slice_len):
+    policy = networks()
+    batch = batches_of(policy, 1)[-1]
+    update = Update(ClipPPOLoss(policy.actor, policy.critic), slice_len=slice_len)
+    for empty in (batch[:, :0], batch[:0]):
+        with pytest.raises(ArgumentError, match="the batch has no rows"):
+            update(empty)
+    with pytest.raises(MissingKeyError, match="the batch has no recurrent_state"):
+        update(batch.exclude("recurrent_state"))
+    batch["mask"] = torch.zeros(LANES, STEPS, dtype=torch.bool)
+    with pytest.raises(ArgumentError, match="no row of the batch counts"):
+        update(batch)
+
+
+def test_rows_that_begin_with_their_trajectories_need_no_state():
+    policy = networks()
+    batch = batches_of(policy, 1, count=1)[0]  # what is reset begins from zeros
+    update, losses = Update(ClipPPOLoss(policy.actor, policy.critic), batch_size=LANES * STEPS), []
+    for rows in (batch, batch.exclude("recurrent_state")):
+        losses.append(update.loss.terms(update.columns(rows))["loss_objective"])
+    assert torch.equal(*losses)

@@ -197,6 +197,20 @@ def test_burn_in_warms_up_each_network_by_its_own_weights(kind, zero, burn):
         torch.testing.assert_close(loss(reshaped.reshape(3, -1))["loss"], mean, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("zero", [False, True])
+@pytest.mark.parametrize(("lengths", "burn"), [((6, 5, 7), (2, 3, 1)), ((3, 6, 6), (3, 0, 2))])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_trajectory_that_begins_where_a_burn_in_ends_begins_from_its_own_state(zero, lengths, burn, seed):
+    net = network()
+    loss, td = loss_of(net, start_state="zero" if zero else "stored"), slices(net, lengths, burn=burn, seed=seed)
+    if min(lengths) > 3:  # trajectories end inside of slices, one of them with the burn-in
+        for at in (1, 8, 15):
+            td["next", "done"][at], td["is_init"][at + 1] = True, True
+    wanted, mean = expected(loss, td, zero=zero)
+    torch.testing.assert_close(loss(td)["loss"], mean, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(td["td_error"].squeeze(-1).sqrt(), wanted, rtol=1e-10, atol=1e-10)
+
+
 def test_burn_in_gives_no_gradient():
     """The gradient is that of the slices without it, begun from the states that it leaves."""
     net = network()

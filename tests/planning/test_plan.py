@@ -23,6 +23,7 @@ from large_env import LargeEnv
 import rlcli
 from rlcli.algorithms.policy import build_policy
 from rlcli.collectors.build import build_collector
+from rlcli.collectors.stored_states import StateClock
 from rlcli.config import registry
 from rlcli.config.compose import configure
 from rlcli.config.recipes import find_recipes
@@ -75,6 +76,7 @@ SMALL = {
     "collect_random": ["total_frames=4096", "collector.frames_per_batch=2048"],
 }
 QUIET = ["console=off", "logger=none"]
+BUFFERED_STATE = ("buffer", "recurrent_state")
 UNTRIED = [*QUIET, "run.eval_episodes=0"]  # of training
 
 
@@ -335,6 +337,22 @@ def test_what_an_update_of_a_recurrent_network_on_slices_holds_is_planned():
         assert not peak.unknown and peak.rows == 128 + 8 * burn_in
         peaks.append(peak.bytes)
     assert 0 < peaks[0] < peaks[1]
+
+
+@pytest.mark.parametrize(("steps", "stride"), [(16, 16), (64, 16), (8, 64)])
+def test_states_in_few_rows_of_a_buffer_are_those_of_episodes_that_are_anywhere_when_batches_begin(steps, stride):
+    words = [
+        *UNTRIED, "policy=gru", "env.num=4", f"collector.frames_per_batch={4 * steps}", "storage=tensor",
+        "storage.max_size=4096", "sampler=slice", "sampler.slice_len=8", f"memory.recurrent_state_stride={stride}",
+    ]  # fmt: skip
+    (state,) = [e for e in rlcli.plan(words).as_dict()["entries"] if (e["component"], e["key"]) == BUFFERED_STATE]
+    planned = state["bytes"] / ((64 * 4 + 16) * 9 / 8) / 4096
+    clock, kept, batches = StateClock(64, stride), 0, 200
+    clock.load_state_dict(np.random.default_rng(0).integers(1, stride + 1, 64).tolist())
+    for _ in range(batches):
+        due = [len(clock.tick()) for _ in range(steps)]
+        kept += 64 + sum(due[:-1])  # the last one is for the next batch's first row
+    assert planned == pytest.approx(kept / (64 * batches * steps), rel=0.05)
 
 
 @pytest.mark.parametrize(

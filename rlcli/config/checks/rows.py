@@ -169,7 +169,7 @@ def _slices_of_batches(cfg: Config) -> Iterator[Problem]:
         yield Problem(
             f"sampler.slice_len has no meaning with sampler={cfg.sampler.kind} and policy={cfg.policy.kind}, which "
             "learns from single rows",
-            "use policy=gru | lstm, or sampler.slice_len=null",
+            "use policy=gru | lstm, or sampler=slice with a storage, or sampler.slice_len=null",
         )
     elif isinstance(stride, int) and length % stride:
         yield Problem(

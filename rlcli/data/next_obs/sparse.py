@@ -262,16 +262,8 @@ class _Column:
             gone = np.isin(self.held, numbers)
             dropped += int(gone.sum())
             self._set(self.held[~gone], self._places[self._head : self._tail][~gone])
-        if not dropped:
-            return
-        places = self._places[self._head : self._tail]
-        places = places[places >= 0]
-        if self._head == self._tail:
+        if dropped and self._head == self._tail:
             self._clear(self._rows[:0])
-        elif len(places) and int(places.min()) - self._first > (self._end - self._first) // 2:
-            first = int(places.min())
-            self._rows[: self._end - first] = self._rows[first - self._first : self._end - self._first].clone()
-            self._first = first
 
     def add(self, numbers: np.ndarray, rows: Tensor) -> None:
         """Rows ``[N, *F]`` of numbers that hold nothing."""
@@ -309,17 +301,20 @@ class _Column:
         self._numbers[self._head : self._tail], self._places[self._head : self._tail] = numbers, places
 
     def _make_room(self, numbers: int, rows: int) -> None:
-        live, kept = self._tail - self._head, self._end - self._first
+        live = self._tail - self._head
         if self._tail + numbers > len(self._numbers):
             size = _room(live + numbers, len(self._numbers))
             old, places = self._numbers, self._places
             self._numbers, self._places = np.empty(size, np.int64), np.empty(size, np.int64)
             self._numbers[:live], self._places[:live] = old[self._head : self._tail], places[self._head : self._tail]
             self._head, self._tail = 0, live
-        if kept + rows > len(self._rows):
-            grown = self._rows.new_empty(_room(kept + rows, len(self._rows)), *self._rows.shape[1:])
-            grown[:kept] = self._rows[:kept]
-            self._rows = grown
+        if self._end - self._first + rows > len(self._rows):
+            places = self._places[self._head : self._tail]
+            first = int(places[places >= 0].min(initial=self._end))  # what lies before it nobody has any more
+            kept = self._rows[first - self._first : self._end - self._first]
+            grown = self._rows.new_empty(_room(len(kept) + rows, len(self._rows)), *self._rows.shape[1:])
+            grown[: len(kept)] = kept
+            self._rows, self._first = grown, first
 
 
 def _room(needed: int, now: int) -> int:

@@ -195,8 +195,10 @@ def saved_layout(state: Any) -> Layout:
         if kind in (codes.ONE_HOT, codes.NARROW) and not 1 <= wide <= field.dtype.itemsize * field.shape.numel():
             raise Misfit(f"{key} would be packed into {wide} bytes")
     for key, at, rows in state["sparse"]:
-        if len(at) != len(rows) or bool((at.diff() <= 0).any()):
-            raise Misfit(f"{len(at)} numbers of {len(rows)} rows", show(tuple(key)))
+        if not isinstance(rows, Tensor) or not rows.ndim or len(at) != len(rows) or bool((at.diff() <= 0).any()):
+            raise Misfit(f"{len(at)} numbers, and not as many rows that ascend", show(tuple(key)))
+        if unravel(tuple(key)) in fields:
+            raise Misfit("a column holds something in few rows and in all", show(tuple(key)))
     markers = Markers.of_state(state["markers"])
     markers.need_fit(fields)
     return Layout(

@@ -32,6 +32,8 @@ BACKENDS = ("auto", "reference", "pad", "scan", "cpu", "triton")
 GATES = {"gru": 3, "lstm": 4}
 DTYPES = (torch.float32, torch.float64)
 FIX = "Use backend='auto'"
+# who stands in where tensors have no memory, for those that need numbers: what is saved is much the same
+WITHOUT_NUMBERS = {"pad": "cpu", "triton": "cpu"}
 
 
 class Weights(NamedTuple):
@@ -119,8 +121,8 @@ def _unroll(
     name = backend_for(backend, cell, x, weights)
     if not x.shape[0] or not x.shape[1]:
         return tuple(x.new_empty(*x.shape[:2], s.shape[1]) for s in states)
-    if x.is_meta and name in ("pad", "triton"):  # they need numbers; what is saved is much the same
-        name = "cpu"
+    if x.is_meta:
+        name = WITHOUT_NUMBERS.get(name, name)
     own = {"precision": precision} if name == "triton" else {}
     found = getattr(_module(name), cell)(x, *states, source, weights, recompute=recompute, **own)
     return found if isinstance(found, tuple) else (found,)

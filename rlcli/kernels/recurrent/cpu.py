@@ -119,9 +119,7 @@ class Call:
         for first, span in self._blocks(keep):
             gates = self._inputs(first, span, hidden=keep)
             places = {"h c": outputs, "now_h now_c": now, "gates hidden": gates, "weight step": (weight, step)}
-            plan = self._plan(first, span, places, panels=len(weight))
-            if self.loops is not None:
-                self._spread(self.loops.forward, plan)
+            self._spread("forward", self._plan(first, span, places, panels=len(weight)))
         return outputs, gates if keep else []
 
     def backward(
@@ -141,19 +139,21 @@ class Call:
             places = {"h c": outputs, "of_h of_c": of_outputs, "of_state of_cell": of_states, "now_h now_c": now,
                       "gates hidden": gates, "before work weight step": (before, work, weight, step)}  # fmt: skip
             plan = self._plan(first, span, places, panels=len(weight))
-            if self.loops is not None:
-                self._spread(self.loops.before, plan)
-                if not kept:
-                    steps = _linear(before, self.hh, self.step_bias)  # named, so that it lives while it is read
-                    plan["steps"] = steps.data_ptr()
-                    self._spread(self.loops.gates, plan)
-                self._spread(self.loops.backward, plan)
+            self._spread("before", plan)
+            if not kept:
+                steps = _linear(before, self.hh, self.step_bias)  # named, so that it lives while it is read
+                plan["steps"] = steps.data_ptr()
+                self._spread("gates", plan)
+            self._spread("backward", plan)
             found.add(first, span, gates, before)
         sums = [y[0] if self.threads == 1 else y.sum(0) for y in of_states]
         return found.x, None, *sums, found.ih, found.hh, found.bias_ih, found.bias_hh
 
-    def _spread(self, loop: Callable[[int], None], plan: np.ndarray) -> None:
-        """Every sequence, in threads where there is enough to do for each."""
+    def _spread(self, name: str, plan: np.ndarray) -> None:
+        """A loop over every sequence, in threads where there is enough to do for each."""
+        if self.loops is None:
+            return
+        loop: Callable[[int], None] = getattr(self.loops, name)
         if self.threads == 1:
             loop(plan.ctypes.data)
             return
@@ -221,9 +221,9 @@ class Gradients:
 
 
 # ---- products of all steps -------------------------------------------------------------------------------------------
-def _ours(x: Tensor) -> bool:
+def _ours() -> bool:
     """Whether to use our own products, which are as fast as any on one thread."""
-    return not x.is_meta and torch.get_num_threads() == 1
+    return torch.get_num_threads() == 1
 
 
 def _one_dnns(x: Tensor, outputs: int) -> bool:
@@ -232,9 +232,10 @@ def _one_dnns(x: Tensor, outputs: int) -> bool:
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``[N, O]`` of ``[N, K]`` and ``[O, K]``, the one contiguous, the other perhaps a transpose."""
-    if _ours(x):
-        out = x.new_empty(x.shape[0], weight.shape[0])
-        multiply(x.numpy(), panels(weight, bias).numpy(), out.numpy())
+    if _ours():
+        out, right = x.new_empty(x.shape[0], weight.shape[0]), panels(weight, bias)
+        if not x.is_meta:
+            multiply(x.numpy(), right.numpy(), out.numpy())
         return out
     if _one_dnns(x, weight.shape[0]):
         return one_dnn()(x, weight, bias, "none", [], None)  # type: ignore[misc]
@@ -243,9 +244,10 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def _outer(left: Tensor, right: Tensor) -> Tensor:
     """``[N, O]`` of ``[K, N]`` and ``[K, O]``, both contiguous."""
-    if _ours(left):
+    if _ours():
         out = left.new_zeros(left.shape[1], right.shape[1])
-        add_outer(left.numpy(), right.numpy(), out.numpy())
+        if not left.is_meta:
+            add_outer(left.numpy(), right.numpy(), out.numpy())
         return out
     if _one_dnns(left, right.shape[1]):
         return one_dnn()(left.t(), right.t(), None, "none", [], None)  # type: ignore[misc]

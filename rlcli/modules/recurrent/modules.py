@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -60,10 +61,17 @@ class RecurrentModule(TensorDictModuleBase, ABC):
     device : torch.device, optional
     default_recurrent_mode : bool, optional
         What it does where no `set_recurrent_mode` says: True, runs over sequences.
+
+    Attributes
+    ----------
+    saving : callable or None
+        From so many steps, and the tensors that are there anyway, to the context in which the layers run over sequences
+        that a backward pass may follow: whoever counts what they save for it.
     """
 
     kind: ClassVar[type[nn.GRU] | type[nn.LSTM]]
     states: ClassVar[tuple[str, ...]]  # default names
+    saving: Callable[[int, Sequence[Tensor]], AbstractContextManager[Any]] | None = None
 
     def __init__(
         self,
@@ -251,8 +259,14 @@ class RecurrentModule(TensorDictModuleBase, ABC):
             nothing = x.new_zeros(1, self.layers.num_layers, self.layers.hidden_size)
             flat, source = [nothing] * len(states), where.begins.long() - 1
         laid_out = where.laid_out(x.reshape(-1, x.shape[-1]))
-        found = self._layers(laid_out, flat, lambda below, state, weights: self.run(below, state, source, weights))
+        with self._saving(laid_out, flat):
+            found = self._layers(laid_out, flat, lambda below, state, weights: self.run(below, state, source, weights))
         return self._written(found, where, size)
+
+    def _saving(self, laid_out: Tensor, states: Sequence[Tensor]) -> AbstractContextManager[Any]:
+        if self.saving is None or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return nullcontext()
+        return self.saving(laid_out.shape[:2].numel(), (laid_out, *states, *self.layers.parameters()))
 
     def _layers(
         self, below: Tensor, states: Sequence[Tensor], run: Callable[[Tensor, State, Weights], State]
@@ -270,14 +284,14 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         Read of no other row: on a GPU, which is not asked how many there are, they stay where they lie.
         """
         source, lazy = where.sources, any(hasattr(s, "full") for s in states)
-        if (source.is_cuda and not lazy) or unread(source):
+        if (source.is_cuda and not lazy) or (begun := where.begun()) is None:
             return states, source
-        rows = source[where.begins]
+        rows = source.reshape(-1).index_select(0, begun)
         numbers = torch.full_like(source, -1)
-        numbers[where.begins] = torch.arange(len(rows), device=source.device)
+        numbers.view(-1)[begun] = torch.arange(len(rows), device=source.device)
         states = [s.index_select(0, rows) for s in states]
         states = [s.full() if hasattr(s, "full") else s for s in states]  # of a column that holds few rows
-        if lazy:
+        if lazy and not source.is_meta:
             self._check_kept(states)
         return states, numbers
 

@@ -13,7 +13,8 @@ A flat batch is cut wherever `is_init` is set. Shape letters: `B` rows and `T` s
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import torch
 from tensordict import TensorDictBase
@@ -21,6 +22,8 @@ from torch import Tensor
 
 from rlcli.kernels.recurrent import unread
 from rlcli.keys import TRAJ_IDS
+
+T = TypeVar("T")
 
 
 class Sequences(NamedTuple):
@@ -48,6 +51,15 @@ class Sequences(NamedTuple):
             rows = torch.arange(self.begins.numel(), device=self.begins.device).view(self.begins.shape)
         return torch.where(self.begins, rows, -1)
 
+    def begun(self) -> Tensor | None:
+        """int64 `[S]`: the steps among `B * T` that go on from a stored state; None where nobody may know."""
+        if self.begins.is_meta:
+            return answered(self._begun)
+        return None if unread(self.begins) else self._begun()
+
+    def _begun(self) -> Tensor:
+        return self.begins.reshape(-1).nonzero().squeeze(1)
+
     def laid_out(self, x: Tensor) -> Tensor:
         """`[B, T, *shape]` of `x [N, *shape]`."""
         if self.rows is not None:
@@ -73,11 +85,22 @@ def begun_with_trajectories(td: TensorDictBase, is_init: Tensor) -> Tensor:
     return torch.cat([begins[..., :1], inside], -1).reshape(is_init.shape)
 
 
+def answered(ask: Callable[[], T]) -> T | None:
+    """What is asked of a tensor without numbers, for which a plan answers; None where nobody does."""
+    try:
+        return ask()
+    except RuntimeError:
+        return None
+
+
 def sequences(is_init: Tensor) -> Sequences:
     """Lay out a batch whose trajectories, or slices of them, begin where `is_init [*B]` is set.
 
-    A flat batch is read on the host, to see how long its slices are.
+    A flat batch is read on the host, to see how long its slices are. Where it has no numbers, and somebody answers how
+    many there are, they are of one length.
     """
+    if is_init.ndim == 1 and is_init.is_meta and (ends := answered(lambda: int(is_init[1:].sum()))) is not None:
+        return Sequences(is_init.new_empty(ends + 1, len(is_init) // (ends + 1)))
     if is_init.ndim > 1 or unread(is_init):
         begins = is_init.reshape(-1, is_init.shape[-1]).clone()
         begins[:, 0] = True

@@ -49,6 +49,7 @@ from rlcli.objectives.value.reading import (
     check_features,
     check_numbers,
     ends_of,
+    masks_of,
     need,
     need_count,
     need_rate,
@@ -296,7 +297,7 @@ class ValueEstimator(KeyedModule, ABC):
 
     def _source(self, td: TensorDictBase) -> TensorDictBase:
         """The batch, with rows that count in place of those that do not wherever a NaN there could go on."""
-        mask = mask_of(_masks(td))
+        mask = mask_of(masks_of(td))
         if mask is None or mask.numel() != td.numel() or not (self.reads_batch or torch.is_grad_enabled()):
             return td
         source, k = td.copy(), self.tensor_keys
@@ -313,7 +314,7 @@ class ValueEstimator(KeyedModule, ABC):
 
         Numbers are of the dtype that rewards and values promote to, float32 at least: sums over steps keep its digits.
         """
-        k, masks = self.tensor_keys, _masks(td)
+        k, masks = self.tensor_keys, masks_of(td)
         check_columns(td, k, self._observed(td), masks)
         ends = ends_of(td, k, time, masks)
         with nullcontext() if self.value_norm is None else self.value_norm.calling():
@@ -429,8 +430,3 @@ class ValueEstimator(KeyedModule, ABC):
 def _written(value: Tensor) -> torch.dtype:
     """The dtype of estimates: that of the network's values, float32 at least."""
     return torch.promote_types(value.dtype, torch.float32)
-
-
-def _masks(td: TensorDictBase) -> dict[Key, Tensor]:
-    """What says which rows count, but for what an estimator wrote itself."""
-    return {k: x for k in MASK_KEYS if k != SHIFTED_VALID and (x := td.get(k, None)) is not None}

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError, MissingKeyError, NumericsError
 from rlcli.kernels.scan import Rate
-from rlcli.keys import ACTION, NEXT, STEPS_TO_NEXT_OBS, Key, as_tuple, show
-from rlcli.objectives.reduction import expanded, may_ask, zeroed
+from rlcli.keys import ACTION, NEXT, SHIFTED_VALID, STEPS_TO_NEXT_OBS, Key, as_tuple, show
+from rlcli.objectives.reduction import MASK_KEYS, expanded, may_ask, zeroed
 
 
 class Values(NamedTuple):
@@ -61,6 +61,11 @@ class Read(NamedTuple):
         """Reward, ends and values, with zeros in the rows that do not count."""
         value, next_value = (zeroed(x, self.mask) for x in self.values[:2])
         return zeroed(self.reward, self.mask), self.ends, self.values._replace(value=value, next_value=next_value)
+
+
+def masks_of(td: TensorDictBase) -> dict[Key, Tensor]:
+    """What says which rows count, but for what an estimator wrote itself."""
+    return {k: x for k in MASK_KEYS if k != SHIFTED_VALID and (x := td.get(k, None)) is not None}
 
 
 def ends_of(td: TensorDictBase, keys: Any, time: int, masks: Mapping[Key, Tensor]) -> Ends:

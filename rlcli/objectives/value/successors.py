@@ -18,9 +18,10 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError
 from rlcli.keys import IS_INIT, STEPS_TO_NEXT_OBS, show
+from rlcli.objectives.reduction import mask_of
 from rlcli.objectives.value.network import RowValues, SequenceValues
 from rlcli.objectives.value.observations import Observations, like
-from rlcli.objectives.value.reading import Ends, Values
+from rlcli.objectives.value.reading import Ends, Values, masks_of
 
 
 def successor_values(
@@ -172,7 +173,7 @@ def shifted_values(
 
 
 def _starts(td: TensorDictBase, layout: Slots, cut: Tensor, time: int) -> Tensor:
-    """Slots `[R, S]` where a trajectory begins: after a cut, and where the batch itself says so."""
+    """Slots `[R, S]` where a trajectory begins: after a cut, and where the batch itself says so; not in padding."""
     said = td.get(IS_INIT, None)
     if said is None:
         starts = torch.zeros_like(cut)
@@ -180,6 +181,9 @@ def _starts(td: TensorDictBase, layout: Slots, cut: Tensor, time: int) -> Tensor
     else:
         starts = said.reshape(td.shape).movedim(time, -1).reshape(cut.shape).clone()
     starts[:, 1:] |= cut[:, :-1]
+    mask = mask_of(masks_of(td))
+    if mask is not None:  # what lies behind a trajectory as padding is none: it has no state to begin with
+        starts[:, 1:] &= mask.reshape(td.shape).movedim(time, -1).reshape(cut.shape)[:, 1:]
     return starts.gather(1, layout.step) & ~layout.inserted
 
 

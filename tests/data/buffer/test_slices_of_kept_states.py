@@ -24,6 +24,7 @@ from rlcli.modules import build_actor_critic
 from rlcli.modules.build import Recurrence
 from rlcli.objectives.sequences import warmed_up
 from rlcli.report.buffer_entries import stored_entries
+from rlcli.typed import Misfit
 
 BURN_IN, STRIDE, LENGTH = ("collector", "burn_in"), 5, 6
 CELLS = {"gru": ["recurrent_state"], "lstm": ["recurrent_state_h", "recurrent_state_c"]}
@@ -230,6 +231,27 @@ def test_rows_that_all_keep_a_state_follow_those_of_which_few_do_and_not_the_oth
     with pytest.raises(ArgumentError, match="keeps recurrent_state in few of its rows, and the rows stored before"):
         buffer.extend(few)
     assert len(buffer) == full.numel()
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        lambda key, at, rows: [key, at, 5],
+        lambda key, at, rows: [key, at, rows.tolist()],
+        lambda key, at, rows: [key, at, rows[0, 0, 0]],
+        lambda key, at, rows: [key, at.flip(0), rows],
+        lambda key, at, rows: [["observation"], at, rows],
+    ],
+    ids=["a number", "no tensor", "no rows", "descending", "of another column"],
+)
+def test_a_saved_state_that_nobody_wrote_is_refused(column):
+    _, pairs = collected("gru", 3, 23, 6)
+    buffers = [ReplayBuffer(storage=LazyTensorStorage(100), batch_size=8) for _ in range(2)]
+    buffers[0].extend(pairs[0][1])
+    state = buffers[0].ring.state_dict()
+    with pytest.raises(Misfit):
+        buffers[1].ring.load_state_dict({**state, "sparse": [column(*state["sparse"][0])]})
+    buffers[1].ring.load_state_dict(state)
 
 
 def test_the_ledger_says_what_few_rows_save():
