@@ -139,7 +139,8 @@ def saying_memory() -> Iterator[None]:
             "there is not enough memory",
             where=error.where if isinstance(error, RlcliError) else None,
             why=in_words(cause),
-            fix="Lower env.num, collector.frames_per_batch, sampler.batch_size, env.frame_stack or policy.hidden.",
+            fix="Lower env.num, collector.frames_per_batch, sampler.batch_size, env.frame_stack, policy.hidden or "
+            "policy.recurrent_size.",
         ) from error
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.config import guard, registry
-from rlcli.config.option import branches, choices, find, groups
+from rlcli.config.option import branches, choices, find, groups, leaves
 from rlcli.config.problem import Problem, did_you_mean, unknown
 from rlcli.config.resolved import as_whole, check_type, unknown_key
 from rlcli.config.schemas import verbs_with
@@ -125,6 +125,9 @@ def check_recipe(schema: type, recipe: Recipe, data: dict[str, Any], recipes: di
     """Unknown keys, wrong types and illegal defaults of one recipe."""
     where = str(recipe.path)
     found = guard.check_places(data, where)
+    if elsewhere := _elsewhere(schema, data):
+        verbs = " or ".join(verbs_with(elsewhere[0]))
+        return [*found, Problem(f"this recipe is for rlcli {verbs}: it sets {', '.join(elsewhere)}", where=where)]
     found += list(_check_defaults(schema, data.get("defaults", []), recipes, where))
     if "recipe" in data:
         found.append(Problem("recipe is chosen in defaults", f"write defaults: [{data['recipe']}]", where))
@@ -132,6 +135,13 @@ def check_recipe(schema: type, recipe: Recipe, data: dict[str, Any], recipes: di
         found.append(Problem(f"{guard.SWEEPER_PARAMS} holds `key: values` lines", where=where))
     body = {key: value for key, value in data.items() if key not in ("defaults", "hydra", "recipe")}
     return found + list(_check_body(schema, body, "", where))
+
+
+def _elsewhere(schema: type, data: dict[str, Any]) -> list[str]:
+    """Keys and groups that a recipe sets or chooses, and that only other verbs have."""
+    chosen = _HYDRA_DEFAULT.findall(str(data.get("defaults")))
+    known = {*branches(schema), *leaves(schema)}
+    return [name for name in dict.fromkeys([*chosen, *map(str, data)]) if name not in known and verbs_with(name)]
 
 
 def with_whole_numbers(schema: type, value: Any, key: str = "") -> Any:
@@ -156,10 +166,7 @@ def _check_defaults(schema: type, entries: Any, recipes: dict[str, Recipe], wher
         key, choice = next(iter(entry.items())) if isinstance(entry, dict) and len(entry) == 1 else ("", None)
         match = _HYDRA_DEFAULT.fullmatch(str(key))
         if match is None or match.group(1) not in groups(schema):
-            if match and (verbs := verbs_with(match.group(1))):
-                yield Problem(f"this recipe is for rlcli {' or '.join(verbs)}", where=where)
-            else:
-                yield Problem(f"{entry!r} is not accepted in defaults", "write - override /GROUP: CHOICE", where)
+            yield Problem(f"{entry!r} is not accepted in defaults", "write - override /GROUP: CHOICE", where)
         elif isinstance(choice, bool):
             yield Problem(f"{key} is {choice}: on, off, yes and no are no text in YAML", "write 'off'", where)
         elif choice not in choices(schema, match.group(1)):

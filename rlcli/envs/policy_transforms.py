@@ -7,12 +7,13 @@ Found from specs, so that what an env below has already is not added again. `pol
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from rlcli.envs.base import EnvBase
 from rlcli.envs.transformed import TransformedEnv
 from rlcli.errors import ArgumentError
-from rlcli.keys import IS_INIT, NEXT, Key, as_tuple, show, unravel
+from rlcli.keys import IS_INIT, NEXT, Key, as_tuple, show, under_next, unravel
 from rlcli.transforms import InitTracker, Transform
 from rlcli.transforms.primer import primers_of, recurrent_parts
 
@@ -22,6 +23,11 @@ def missing_transforms(env: EnvBase, policy: Any) -> list[Transform]:
 
     A part is recurrent when it has `make_tensordict_primer()`.  A policy that reads `is_init`, or writes the next value
     of a key, gets the InitTracker too; the primer of such a key is the env's to have.
+
+    Raises
+    ------
+    ArgumentError
+        A part reads a state that nothing writes under `next`: it would be zero at every step.
     """
     specs = (env.full_observation_spec, env.full_state_spec)
     present = {unravel(key) for spec in specs for key in spec.keys(True, True)}
@@ -33,9 +39,21 @@ def missing_transforms(env: EnvBase, policy: Any) -> list[Transform]:
         found.append(InitTracker())
     for primer in primers:
         if not set(primer.out_keys) <= present:
+            _check_written(policy, primer.out_keys)
             found.append(primer)
             present |= set(primer.out_keys)
     return found
+
+
+def _check_written(policy: Any, states: Iterable[Key]) -> None:
+    written = written_states(policy)
+    lost = [key for key in states if key not in written]
+    if lost and keys_of(policy, "out_keys"):
+        raise ArgumentError(
+            f"the policy would forget its state {show(lost[0])} at every step", where=type(policy).__name__,
+            why=f"its out_keys are {', '.join(map(repr, keys_of(policy, 'out_keys')))}",
+            fix=f"Write the next state at {under_next(lost[0])!r}.",
+        )  # fmt: skip
 
 
 def _check_states(policy: Any) -> None:

@@ -6,6 +6,7 @@ A resumed run acts with the same weights, whatever became of the run that they c
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -102,11 +103,12 @@ def _asked_for(cfg: CollectConfig) -> checkpoint.Checkpoint:
         check_imports(open_run(trained))
     found = checkpoint.load(path) if one else newest(open_run(path))
     learned = config_of(found.manifest["config"])
-    for name in SEEN:
-        mine, theirs = getattr(cfg.env, name), getattr(learned.env, name)
-        if mine != theirs:
-            raise ConfigError(
-                "the policy was trained on other observations", where=f"policy.path={cfg.policy.path}",
-                why=f"its env.{name} is {theirs}, here it is {mine}", fix=f"Add env.{name}={theirs}.",
-            )  # fmt: skip
+    mine, theirs = ({name: getattr(config.env, name) for name in SEEN} for config in (cfg, learned))
+    other = [name for name in SEEN if mine[name] != theirs[name]]
+    if other:
+        raise ConfigError(
+            "the policy was trained on other observations", where=f"policy.path={cfg.policy.path}",
+            why="; ".join(f"its env.{name} is {spell(theirs[name])}, here it is {spell(mine[name])}" for name in other),
+            fix=f"Add {shlex.join(f'env.{name}={spell(theirs[name])}' for name in other)}.",
+        )  # fmt: skip
     return found

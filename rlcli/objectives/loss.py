@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError, MissingKeyError, one_of
 from rlcli.keys import ADVANTAGE, IS_INIT, STATE_VALUE, VALUE_TARGET, Key, show
+from rlcli.modules.recurrent.sequences import begun_with_trajectories
 from rlcli.objectives.keyed import NETWORKS, KeyedModule
 from rlcli.objectives.networks import Columns
 from rlcli.objectives.reduction import REDUCTIONS, begun, filled, mask_of, may_ask
@@ -99,7 +100,10 @@ class Loss(KeyedModule, ABC):
 
     def columns(self, td: TensorDictBase) -> dict[Key, Tensor]:
         """What the loss reads of a batch."""
-        return {k: x for k in (*self.in_keys, *self.optional_keys) if (x := td.get(k, None)) is not None}
+        found = {k: x for k in (*self.in_keys, *self.optional_keys) if (x := td.get(k, None)) is not None}
+        if IS_INIT in found:  # only networks that remember read it
+            found[IS_INIT] = begun_with_trajectories(td, found[IS_INIT])
+        return found
 
     def countable(self, columns: Columns, batch_dims: int) -> tuple[dict[Key, Tensor], Tensor | None]:
         """Columns whose rows that do not count repeat one that does, and the mask `[*B]` (None: all rows count)."""

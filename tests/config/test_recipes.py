@@ -132,8 +132,9 @@ def test_whole_numbers_of_a_recipe_may_be_written_with_an_exponent(tmp_path):
 
 
 def test_a_recipe_of_another_verb_says_so():
-    with pytest.raises(ConfigError, match="this recipe is for rlcli train"):
-        configure("collect", ["recipe=ppo_exact"])
+    with pytest.raises(ConfigError, match="this recipe is for rlcli train") as refusal:
+        configure("collect", ["recipe=dqn_recurrent"])
+    assert str(refusal.value).endswith("it sets storage, sampler, loss, value, optim")
     with pytest.raises(ConfigError, match="use rlcli collect"):
         configure("train", ["recipe=collect_random"])
 

@@ -231,6 +231,34 @@ def test_triton_is_refused_where_torch_is_a_cpu_build(monkeypatch):
     assert "device=cuda" in texts(changed(value__backend="triton", device__kind="cpu"))[0]
 
 
+def test_a_recurrent_backend_is_one_that_runs_on_the_device(monkeypatch):
+    from rlcli.config import installed
+
+    monkeypatch.setattr(installed, "torch_has_cuda", lambda: True)
+    triton = {"policy__kind": "gru", "policy__recurrent_backend": "triton"}
+    (text,) = texts(changed(**triton, device__kind="cpu"))
+    assert text.startswith("policy.recurrent_backend=triton runs on a GPU") and "device=cuda" in text
+    assert texts(changed(**triton, device__kind="cuda")) == []
+    (text,) = texts(changed(policy__kind="lstm", policy__recurrent_backend="cpu", device__kind="cuda"))
+    assert "recurrent_backend=cpu does not run on device=cuda" in text
+    monkeypatch.setattr(installed, "torch_has_cuda", lambda: False)
+    assert "runs on a GPU" in texts(changed(**triton))[0]
+
+
+def test_a_recurrent_policy_has_one_trunk():
+    (text,) = texts(changed(policy__kind="gru", policy__shared=False))
+    assert "policy.shared=false has no meaning with policy=gru" in text and "leave it out" in text
+    assert texts(changed(policy__kind="gru", policy__shared=True)) == []
+
+
+@pytest.mark.parametrize("name", ["slice_len", "num_slices"])
+@pytest.mark.parametrize("value", [0, -4])
+def test_a_size_of_slices_that_is_none_is_said_once(name, value):
+    slices = {"sampler__kind": "slice", "storage__kind": "tensor", "storage__max_size": 4096}
+    (text,) = texts(changed(**slices, **{f"sampler__{name}": value}))
+    assert text.startswith(f"sampler.{name} is {value}; allowed: >= 1")
+
+
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
@@ -248,3 +276,12 @@ def test_a_part_of_ours_that_reads_its_kwargs_may_have_some(monkeypatch):
     ours = CHOICES["loss"]
     monkeypatch.setitem(ours, "ppo_clip", ours["ppo_clip"]._replace(uses=(*ours["ppo_clip"].uses, "loss.kwargs")))
     assert not [text for text in texts(with_some) if "loss.kwargs" in text]
+
+
+def test_a_burn_in_and_its_slice_fit_the_storage():
+    stored = {"loss__kind": "dqn", "policy__kind": "gru", "storage__kind": "tensor", "storage__max_size": 4096}
+    slices = {**stored, "sampler__kind": "slice", "sampler__slice_len": 16}
+    assert texts(changed(**slices, sampler__burn_in=4080)) == []
+    (text,) = texts(changed(**slices, sampler__burn_in=4081))
+    assert "sampler.burn_in=4081 and a slice of 16 rows are more than the 4096 rows" in text
+    assert "use sampler.burn_in <= 4080" in text

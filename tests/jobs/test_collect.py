@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 import torch
@@ -65,6 +66,15 @@ def test_a_policy_made_with_a_package_that_is_not_imported_names_it(short_run, p
     cfg, words = run("recipe=collect_policy", f"policy.path={path}")
     with pytest.raises(ConfigError, match="--import my_networks"):
         collect(cfg, words)
+
+
+def test_other_observations_are_all_named_with_what_to_type(short_run):
+    mine = ["env.wrappers=[{SelectEntries:{entries:[0,2]}}]", "env.transforms=[RunningNorm]"]
+    short_run("run.dir=trained", *mine)
+    cfg, words = run("recipe=collect_policy", "policy.path=trained")
+    with pytest.raises(ConfigError, match="the policy was trained on other observations") as raised:
+        collect(cfg, words)
+    assert shlex.split(raised.value.fix.removeprefix("Add ").removesuffix(".")) == mine
 
 
 def test_a_flipped_bit_in_any_segment_is_found():

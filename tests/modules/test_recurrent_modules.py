@@ -115,6 +115,25 @@ def test_a_flat_batch_is_a_row_of_slices(lengths, kind, layers):
         torch.testing.assert_close(out[key], alone[key])
 
 
+@pytest.mark.parametrize("kind", CELLS)
+def test_rows_of_several_trajectories_end_to_end_each_begin_from_their_own_state(kind):
+    net = module(kind)
+    td = data(net, 4, 6, rate=0.0)
+    td["collector", "traj_ids"] = torch.arange(4).unsqueeze(1).expand(4, 6)
+    shuffled = td.reshape(-1)[(order := torch.randperm(24))]
+    with set_recurrent_mode(True):
+        rows, flat, wide = net(td.clone()), net(td.clone().reshape(-1)), net(td.reshape(2, 12))
+        one = net(td.clone().reshape(24, 1)).reshape(-1)
+        mixed = net(shuffled.clone())
+    for key in net.out_keys:
+        torch.testing.assert_close(flat[key], rows[key].flatten(0, 1))
+        torch.testing.assert_close(wide[key].flatten(0, 1), rows[key].flatten(0, 1))
+    ids = shuffled["collector", "traj_ids"]
+    begins = torch.cat([torch.ones(1, dtype=torch.bool), ids[1:] != ids[:-1]])
+    for key in net.out_keys:
+        torch.testing.assert_close(mixed[key][begins], one[key][order][begins])
+
+
 @given(st.lists(st.booleans(), min_size=1, max_size=60))
 def test_every_row_of_a_flat_batch_has_one_place_in_its_order(flags):
     is_init = torch.tensor(flags)
@@ -372,6 +391,13 @@ def test_weights_that_are_computed_are_followed(mode):
         with torch.no_grad():
             net.gru.parametrizations.weight_hh_l0.original0.mul_(2)
         assert not torch.allclose(net(td.clone())["features"], before)
+
+
+@pytest.mark.parametrize("written", ["h", ("next", "g")])
+def test_a_state_that_is_written_where_no_step_finds_it_is_refused_by_envs(written):
+    net = GRUModule(4, H, in_keys=["observation", "h"], out_keys=["features", written])
+    with pytest.raises(ArgumentError, match="would forget its state h at every step"):
+        GymEnv("CartPole-v1", policy=net)
 
 
 def test_data_without_time_are_no_sequences():

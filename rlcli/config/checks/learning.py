@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from rlcli.config import installed
 from rlcli.config.checks.check import check
 from rlcli.config.problem import Problem
-from rlcli.config.schemas import Config, draws, is_off_policy
+from rlcli.config.schemas import Config, draws, is_off_policy, remembers
 
 
 @check("")
@@ -50,13 +51,17 @@ def _off_policy(cfg: Config) -> Iterator[Problem]:
         )
 
 
+def _without_gpu(cfg: Any) -> bool:
+    return cfg.device.kind == "cpu" or not installed.torch_has_cuda()
+
+
 def _values(cfg: Config) -> Iterator[Problem]:
     v = cfg.value
     if v.shifted and v.two_calls:
         yield Problem("value.shifted and value.two_calls exclude each other", "leave one out")
     if v.num_chunks is not None and v.value_chunk_size is not None:
         yield Problem("value.num_chunks and value.value_chunk_size are two ways to say one thing", "give one of them")
-    if v.backend == "triton" and (cfg.device.kind == "cpu" or not installed.torch_has_cuda()):
+    if v.backend == "triton" and _without_gpu(cfg):
         yield Problem("value.backend=triton runs on a GPU", "use value.backend=auto, or device=cuda")
     if v.kind == "vtrace" and v.c_thresh > v.rho_thresh:
         yield Problem(
@@ -95,3 +100,28 @@ def _optim(cfg: Config) -> Iterator[Problem]:
     optim = cfg.optim
     if len(optim.betas) != 2:
         yield Problem(f"optim.betas is a pair, not {optim.betas}", "such as optim.betas=[0.9,0.999]")
+
+
+@check("policy.", "loss.kind.", "device.kind.")
+def check_recurrence(cfg: Any) -> Iterator[Problem]:
+    """A recurrent policy: who shares its trunk, and what runs it over sequences."""
+    if not remembers(cfg):
+        return
+    policy = cfg.policy
+    if policy.shared is False and not (isinstance(cfg, Config) and is_off_policy(cfg)):  # they do not read it
+        yield Problem(
+            f"policy.shared=false has no meaning with policy={policy.kind}: a critic with a state of its own is not "
+            "stepped while frames are collected",
+            "leave it out",
+        )
+    if not isinstance(cfg, Config):
+        return  # one step of the policy is the same with all backends
+    if policy.recurrent_backend == "triton" and _without_gpu(cfg):
+        yield Problem(
+            "policy.recurrent_backend=triton runs on a GPU", "use policy.recurrent_backend=auto, or device=cuda"
+        )
+    if policy.recurrent_backend == "cpu" and cfg.device.kind in ("cuda", "mps", "split"):
+        yield Problem(
+            f"policy.recurrent_backend=cpu does not run on device={cfg.device.kind}",
+            "use policy.recurrent_backend=auto",
+        )

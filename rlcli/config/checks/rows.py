@@ -129,6 +129,8 @@ def _slices(cfg: Config) -> Iterator[Problem]:
             "give one of them",
         )
     one, other = (s.slice_len or 0), (s.num_slices or 0)
+    if (s.slice_len is not None and s.slice_len < 1) or (s.num_slices is not None and s.num_slices < 1):
+        return  # out of range, which is said already
     if not one and not other:
         yield Problem(f"sampler={s.kind} needs sampler.slice_len or sampler.num_slices", "give one of them")
     elif one and other and one * other != s.batch_size:
@@ -149,6 +151,12 @@ def _slices(cfg: Config) -> Iterator[Problem]:
             yield Problem(
                 f"a slice of {length} rows is longer than the {steps} rows of an env that the storage holds",
                 "use a shorter sampler.slice_len or a larger storage.max_size",
+            )
+        elif s.burn_in and length + s.burn_in > steps:
+            yield Problem(
+                f"sampler.burn_in={s.burn_in} and a slice of {length} rows are more than the {steps} rows of an env "
+                "that the storage holds",
+                f"use sampler.burn_in <= {steps - length}, or a larger storage.max_size",
             )
 
 

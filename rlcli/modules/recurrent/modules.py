@@ -22,7 +22,7 @@ from rlcli.kernels.mlp import OWN_CALLS, hooks_of
 from rlcli.kernels.recurrent import BACKENDS, Weights, gru, lstm, unread
 from rlcli.keys import IS_INIT, NEXT, Key, as_tuple, show, unravel
 from rlcli.modules.recurrent.mode import recurrent_mode
-from rlcli.modules.recurrent.sequences import Sequences, sequences
+from rlcli.modules.recurrent.sequences import Sequences, begun_with_trajectories, sequences
 from rlcli.specs import Unbounded
 from rlcli.specs.dtypes import dtype_name
 from rlcli.transforms import TensorDictPrimer
@@ -193,6 +193,8 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         x, *states, is_init = (td.get(key, None) for key in self.in_keys)
         if is_init is not None and is_init.ndim == td.ndim:
             is_init = is_init.unsqueeze(-1)
+        if is_init is not None and self.runs_over_sequences:
+            is_init = begun_with_trajectories(td, is_init)
         for key, value in zip(self.out_keys, self.on_tensors(x, *states, is_init), strict=True):
             td.set(key, value)
         return td

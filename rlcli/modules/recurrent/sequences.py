@@ -17,9 +17,11 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.kernels.recurrent import unread
+from rlcli.keys import TRAJ_IDS
 
 T = TypeVar("T")
 
@@ -68,6 +70,19 @@ class Sequences(NamedTuple):
         """`[N, *shape]` of `x [B, T, *shape]`."""
         x = x.reshape(-1, *x.shape[2:])
         return x if self.back is None else x.index_select(0, self.back)
+
+
+def begun_with_trajectories(td: TensorDictBase, is_init: Tensor) -> Tensor:
+    """`is_init` of a batch `[*B, T]`, set also where a row is of another trajectory than the one before it.
+
+    Rows of several envs or workers, end to end, begin in the middle of trajectories, as shuffled ones do.
+    """
+    ids = td.get(TRAJ_IDS, None)
+    if ids is None or not td.ndim or not ids.numel() == is_init.numel() == td.numel():
+        return is_init
+    begins, ids = is_init.reshape(td.shape).bool(), ids.reshape(td.shape)
+    inside = begins[..., 1:] | (ids[..., 1:] != ids[..., :-1])
+    return torch.cat([begins[..., :1], inside], -1).reshape(is_init.shape)
 
 
 def answered(ask: Callable[[], T]) -> T | None:
