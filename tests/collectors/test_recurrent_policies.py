@@ -408,7 +408,8 @@ REFUSED = {
         lambda: Collector(worlds(2, primer()), written("h", lambda td: td["h"] + 1)), r"Write \('next', 'h'\)",
     ),
     "overwritten by a module": (
-        lambda: Collector(worlds(2), Primed(Memory(), ["observation", "h"], ["action", "h"])), r"Write \('next', 'h'\)",
+        lambda: Collector(worlds(2), Primed(Memory(), ["observation", "h"], ["action", "h"])),
+        r"Write the next state at \('next', 'h'\)",
     ),
 }  # fmt: skip
 
