@@ -104,6 +104,10 @@ def test_what_is_collected_can_be_collected_again(kind):
         ({"env__num": 0}, ("env.num is 0", ">= 1")),
         ({"env__wrappers": ["ClipActon"]}, ("unknown wrapper 'ClipActon'", "ClipAction")),
         ({"env__wrappers": [3]}, ("env.wrappers holds 3", "{Name:{argument:value}}")),
+        (
+            {"env__transforms": [3], "collector__kind": "multi_sync"},
+            ("env.transforms holds 3", "{Name:{argument:value}}"),
+        ),
         ({"env__wrappers": ["ClipAction"], "env__mode": "native"}, ("native engine", "env.mode=serial")),
         ({"env__kind": "atari"}, ("env=atari", "CartPole-v1", "ALE/")),
         ({"device__kind": "mps"}, ("mps exists on macOS only",)),

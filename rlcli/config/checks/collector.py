@@ -58,7 +58,11 @@ def check_workers(cfg: Any) -> Iterator[Problem]:
             "give one of them",
         )
     scales = [f"env.{name}" for name in ("normalize_observation", "normalize_reward") if getattr(env, name)]
-    listed = [entry if isinstance(entry, str) else next(iter(entry), "") for entry in env.transforms if entry]
+    listed = [
+        entry if isinstance(entry, str) else next(iter(entry), "")
+        for entry in env.transforms
+        if isinstance(entry, str | dict)  # else it is refused already
+    ]
     for name in [*scales, *(f"env.transforms={name}" for name in listed if name in ("RunningNorm", "RewardNorm"))]:
         yield Problem(
             f"{name} follows what one process collects, and each worker would have a scale of its own",
