@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.algorithms.policy import build_policy
+from rlcli.config.option import leaves, value_at
 from rlcli.config.problem import spell
 from rlcli.config.resolved import to_dict
 from rlcli.config.run_files import RUN
 from rlcli.config.schemas import CollectConfig
+from rlcli.config.unread import unread
 from rlcli.data.files.state import loading_state
 from rlcli.envs import EnvBase
 from rlcli.envs.build import learned_by_transforms
@@ -26,7 +28,9 @@ from rlcli.runs.checkpoint import newest
 from rlcli.runs.folder import Run, note_new, open_run
 
 KEPT = "policy"  # the folder, and what the weights are called in it
-SEEN = ("kind", "frame_stack", "normalize_observation", "atari", "wrappers", "transforms")  # decide observations
+SEEN = tuple(  # how the keys begin that decide observations
+    f"env.{name}." for name in ("kind", "frame_stack", "normalize_observation", "atari", "wrappers", "transforms")
+)
 
 
 def acting_policy(cfg: CollectConfig, env: EnvBase, run: Run) -> ActorCritic | None:
@@ -103,12 +107,16 @@ def _asked_for(cfg: CollectConfig) -> checkpoint.Checkpoint:
         check_imports(open_run(trained))
     found = checkpoint.load(path) if one else newest(open_run(path))
     learned = config_of(found.manifest["config"])
-    mine, theirs = ({name: getattr(config.env, name) for name in SEEN} for config in (cfg, learned))
-    other = [name for name in SEEN if mine[name] != theirs[name]]
+    decide = [key for key in leaves(type(learned)) if f"{key}.".startswith(SEEN) and key not in unread(learned)]
+    other = {  # as they are typed: its own, and the one here
+        key.removesuffix(".kind"): (spell(value_at(learned, key)), spell(value_at(cfg, key)))
+        for key in decide
+        if value_at(learned, key) != value_at(cfg, key)
+    }
     if other:
         raise ConfigError(
             "the policy was trained on other observations", where=f"policy.path={cfg.policy.path}",
-            why="; ".join(f"its env.{name} is {spell(theirs[name])}, here it is {spell(mine[name])}" for name in other),
-            fix=f"Add {shlex.join(f'env.{name}={spell(theirs[name])}' for name in other)}.",
+            why="; ".join(f"its {key} is {its}, here it is {here}" for key, (its, here) in other.items()),
+            fix=f"Add {shlex.join(f'{key}={its}' for key, (its, _) in other.items())}.",
         )  # fmt: skip
     return found

@@ -68,13 +68,29 @@ def test_a_policy_made_with_a_package_that_is_not_imported_names_it(short_run, p
         collect(cfg, words)
 
 
-def test_other_observations_are_all_named_with_what_to_type(short_run):
-    mine = ["env.wrappers=[{SelectEntries:{entries:[0,2]}}]", "env.transforms=[RunningNorm]"]
-    short_run("run.dir=trained", *mine)
-    cfg, words = run("recipe=collect_policy", "policy.path=trained")
+LISTS = ["env.wrappers=[{SelectEntries:{entries:[0,2]}}]", "env.transforms=[RunningNorm]"]
+PONG, SMALLER = ["env=atari", "env.id=ALE/Pong-v5"], ["env.frame_stack=2", "env.atari.screen_size=42"]
+TINY = ["env.num=1", "total_frames=32", "collector.frames_per_batch=32", "sampler.batch_size=32"]
+
+
+@pytest.mark.parametrize(
+    ("trained", "here", "missing"),
+    [
+        (LISTS, [], LISTS),
+        ([*PONG, *TINY, *SMALLER], PONG[1:], [PONG[0], *SMALLER]),
+        ([], [*PONG, SMALLER[1]], ["env=gym", "env.frame_stack=null"]),
+    ],
+    ids=["lists", "atari", "gym"],
+)
+def test_other_observations_are_all_named_with_what_to_type(short_run, trained, here, missing):
+    short_run("run.dir=trained", *trained)
+    cfg, words = run("recipe=collect_policy", "policy.path=trained", *here)
     with pytest.raises(ConfigError, match="the policy was trained on other observations") as raised:
         collect(cfg, words)
-    assert shlex.split(raised.value.fix.removeprefix("Add ").removesuffix(".")) == mine
+    typed = shlex.split(raised.value.fix.removeprefix("Add ").removesuffix("."))
+    assert typed == missing
+    kept = [word for word in words if not (word.startswith("env.atari.") and "env=gym" in typed)]
+    configure("collect", [*kept, *typed])  # they are taken
 
 
 def test_a_flipped_bit_in_any_segment_is_found():
