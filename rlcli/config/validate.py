@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 from rlcli.config.checks import CHECKS
@@ -23,29 +23,29 @@ def validate(cfg: Any, typed: Collection[str] | None = None, undecided: Collecti
         default.
     undecided : collection of str
         Keys that were given what cannot be used, `"storage.kind"`, and hold their defaults in `cfg`: nothing is said
-        that follows from those. `"recipe"` stands for every key.
+        that follows from those, or from values out of range. `"recipe"` stands for every key.
 
     Returns
     -------
     list of Problem
         Empty when the configuration can be used.
     """
-    found = [problem for leaf in leaves(type(cfg)).values() for problem in _out_of_range(cfg, leaf)]
+    outside = {leaf.key: problem for leaf in leaves(type(cfg)).values() if (problem := _out_of_range(cfg, leaf))}
+    found, undecided = [*outside.values()], {*undecided, *outside}
     for check, read in CHECKS.items():
         if not any(key == "recipe" or f"{key}.".startswith(read) for key in undecided):
             found += check(cfg)
     return found if "recipe" in undecided else [*found, *check_typed(cfg, typed, undecided)]
 
 
-def _out_of_range(cfg: Any, leaf: Leaf) -> Iterator[Problem]:
+def _out_of_range(cfg: Any, leaf: Leaf) -> Problem | None:
     value = value_at(cfg, leaf.key)
     if leaf.option.accepts(value):
-        return
+        return None
     group = leaf.key.removesuffix(".kind")
-    if group != leaf.key:
-        if value in (known := choices(type(cfg), group)):
-            return
-        problem = unknown(group, str(value), known)
-        yield problem._replace(fix=problem.fix + "; if a package of yours registers it, add --import PACKAGE")
-    else:
-        yield Problem(f"{leaf.key} is {value!r}", f"allowed: {leaf.option.allowed() or 'finite numbers'}")
+    if group == leaf.key:
+        return Problem(f"{leaf.key} is {value!r}", f"allowed: {leaf.option.allowed() or 'finite numbers'}")
+    if value in (known := choices(type(cfg), group)):
+        return None
+    problem = unknown(group, str(value), known)
+    return problem._replace(fix=problem.fix + "; if a package of yours registers it, add --import PACKAGE")

@@ -27,6 +27,19 @@ def changed(**values):
     return cfg
 
 
+@pytest.mark.parametrize(
+    ("key", "more"),
+    [
+        ("memory__recurrent_state_stride", {"policy__kind": "gru"}),
+        ("env__num", {"sampler__kind": "slice", "storage__kind": "tensor", "storage__ndim": 2}),
+        ("sampler__batch_size", {"sampler__kind": "slice", "storage__kind": "tensor"}),
+    ],
+)
+def test_nothing_is_worked_out_from_a_number_out_of_range(key, more):
+    (text,) = texts(changed(**{key: 0}, sampler__slice_len=4, **more))
+    assert text.startswith(f"{key.replace('__', '.')} is 0; allowed: ")
+
+
 def test_the_defaults_have_no_problem():
     assert texts(Config()) == []
     assert texts(from_dict("collect", {"policy": {"kind": "random"}})) == []

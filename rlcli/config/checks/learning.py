@@ -84,7 +84,7 @@ def _values(cfg: Config) -> Iterator[Problem]:
 
 def _batches(cfg: Config) -> Iterator[Problem]:
     rows, batch = cfg.collector.frames_per_batch, cfg.sampler.batch_size
-    if batch > rows >= 1 and draws(cfg) == "batch" and not cfg.collector.trajs_per_batch:
+    if batch > rows and draws(cfg) == "batch" and not cfg.collector.trajs_per_batch:
         yield Problem(
             f"sampler.batch_size={batch} is more than collector.frames_per_batch={rows} holds",
             f"use sampler.batch_size <= {rows}",

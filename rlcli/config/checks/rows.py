@@ -129,8 +129,6 @@ def _slices(cfg: Config) -> Iterator[Problem]:
             "give one of them",
         )
     one, other = (s.slice_len or 0), (s.num_slices or 0)
-    if (s.slice_len is not None and s.slice_len < 1) or (s.num_slices is not None and s.num_slices < 1):
-        return  # out of range, which is said already
     if not one and not other:
         yield Problem(f"sampler={s.kind} needs sampler.slice_len or sampler.num_slices", "give one of them")
     elif one and other and one * other != s.batch_size:
