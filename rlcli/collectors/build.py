@@ -16,7 +16,7 @@ from rlcli.collectors.collector import Collector
 from rlcli.collectors.devices import resolve
 from rlcli.config import registry
 from rlcli.config.installed import accelerator
-from rlcli.config.schemas import CollectConfig, Config, EnvConfig, draws, is_off_policy
+from rlcli.config.schemas import CollectConfig, Config, EnvConfig, convolves, draws, is_off_policy
 from rlcli.envs import EnvBase
 from rlcli.envs.build import build_env
 from rlcli.keys import Key, unravel
@@ -127,8 +127,7 @@ def devices(cfg: CollectConfig) -> dict[str, torch.device | None]:
     d = cfg.device
     kind = d.kind
     if kind == "auto":
-        convolves = cfg.policy.kind == "cnn" or (cfg.policy.kind == "auto" and cfg.env.kind == "atari")
-        kind = "cuda" if torch.cuda.is_available() and convolves else "cpu"
+        kind = "cuda" if torch.cuda.is_available() and convolves(cfg) else "cpu"
     here = None if kind == "cpu" else accelerator() if kind == "split" else kind
     chosen = {
         "env_device": d.env_device,

@@ -471,6 +471,11 @@ def remembers(cfg: CollectConfig) -> bool:
     return "policy.recurrent_size" in registry.part("policy", cfg.policy.kind).uses
 
 
+def convolves(cfg: CollectConfig) -> bool:
+    """Whether the policy looks at pictures, as its name says: `device=auto` learns on a GPU then."""
+    return cfg.policy.kind == "cnn" or (cfg.policy.kind == "auto" and cfg.env.kind == "atari")
+
+
 def by_priority(cfg: Config) -> bool:
     """Whether errors say which stored rows are drawn."""
     return "sampler.beta" in registry.part("sampler", cfg.sampler.kind).uses

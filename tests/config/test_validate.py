@@ -258,6 +258,12 @@ def test_a_recurrent_backend_is_one_that_runs_on_the_device(monkeypatch):
     assert texts(changed(**triton, device__kind="cuda")) == []
     (text,) = texts(changed(policy__kind="lstm", policy__recurrent_backend="cpu", device__kind="cuda"))
     assert "recurrent_backend=cpu does not run on device=cuda" in text
+    apart = {"device__kind": "cpu", "device__train_device": "cuda"}
+    assert texts(changed(**triton, **apart)) == texts(changed(value__backend="triton", **apart)) == []
+    (text,) = texts(changed(policy__kind="lstm", policy__recurrent_backend="cpu", **apart))
+    assert "recurrent_backend=cpu does not run on device.train_device=cuda" in text
+    assert texts(changed(**triton, device__kind="cuda", device__train_device="cpu"))
+    assert "runs on a GPU" in texts(changed(**triton))[0], "device=auto takes a GPU for pictures alone"
     monkeypatch.setattr(installed, "torch_has_cuda", lambda: False)
     assert "runs on a GPU" in texts(changed(**triton))[0]
 

@@ -8,7 +8,7 @@ from typing import Any
 from rlcli.config import installed
 from rlcli.config.checks.check import check
 from rlcli.config.problem import Problem
-from rlcli.config.schemas import Config, draws, is_off_policy, remembers
+from rlcli.config.schemas import Config, convolves, draws, is_off_policy, remembers
 
 
 @check("")
@@ -51,8 +51,17 @@ def _off_policy(cfg: Config) -> Iterator[Problem]:
         )
 
 
-def _without_gpu(cfg: Any) -> bool:
-    return cfg.device.kind == "cpu" or not installed.torch_has_cuda()
+def _learns_on(cfg: Config) -> tuple[str, str]:
+    """The device that learns, and which key says so; with device=auto the one where there is a GPU."""
+    given, kind = cfg.device.train_device, cfg.device.kind
+    if given is not None:
+        return given, f"device.train_device={given}"
+    found = {"split": installed.accelerator(), "auto": "cuda" if convolves(cfg) else "cpu"}
+    return found.get(kind, kind), f"device={kind}"
+
+
+def _without_gpu(cfg: Config) -> bool:
+    return not (installed.torch_has_cuda() and _learns_on(cfg)[0].startswith("cuda"))
 
 
 def _values(cfg: Config) -> Iterator[Problem]:
@@ -102,7 +111,7 @@ def _optim(cfg: Config) -> Iterator[Problem]:
         yield Problem(f"optim.betas is a pair, not {optim.betas}", "such as optim.betas=[0.9,0.999]")
 
 
-@check("policy.", "loss.kind.", "device.kind.")
+@check("policy.", "loss.kind.", "device.")
 def check_recurrence(cfg: Any) -> Iterator[Problem]:
     """A recurrent policy: who shares its trunk, and what runs it over sequences."""
     if not remembers(cfg):
@@ -120,8 +129,9 @@ def check_recurrence(cfg: Any) -> Iterator[Problem]:
         yield Problem(
             "policy.recurrent_backend=triton runs on a GPU", "use policy.recurrent_backend=auto, or device=cuda"
         )
-    if policy.recurrent_backend == "cpu" and cfg.device.kind in ("cuda", "mps", "split"):
+    device, said = _learns_on(cfg)
+    if policy.recurrent_backend == "cpu" and device.startswith(("cuda", "mps")):
         yield Problem(
-            f"policy.recurrent_backend=cpu does not run on device={cfg.device.kind}",
+            f"policy.recurrent_backend=cpu does not run on {said}",
             "use policy.recurrent_backend=auto",
         )
