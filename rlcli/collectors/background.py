@@ -56,13 +56,28 @@ class Background:
             See `end`, which the interpreter calls as it ends: a thread that still ran then would abort the process.
         at_exit : float, optional
             Seconds that the batch has to be whole in then; without a limit by default.
+
+        Raises
+        ------
+        ArgumentError
+            It was started before.
+        ResourceError
+            The system gives no further thread.
         """
         if self.thread is not None:
             raise ArgumentError("the collector was started before", fix="Make a new one to collect again.")
         self._stop.clear()
         self.thread = threading.Thread(target=self._work, args=(batches, close), name="rlcli-collector", daemon=True)
         atexit.register(self.end, at_exit, late)
-        self.thread.start()
+        try:
+            self.thread.start()
+        except RuntimeError as error:
+            self.thread = None
+            atexit.unregister(self.end)
+            raise ResourceError(
+                "the collector's thread could not be started", why=in_words(error),
+                fix="End other processes, or raise how many there may be (ulimit -u).",
+            ) from error  # fmt: skip
 
     def _work(self, batches: Iterable, close: Callable[[], None]) -> None:
         try:

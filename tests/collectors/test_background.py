@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from functools import partial
 
@@ -147,6 +148,20 @@ def test_a_hook_that_ends_the_collector_and_raises_leaves_no_env_open():
     assert env.closed and made.closed
     with pytest.raises(RuntimeError, match="from the thread"):
         made.async_shutdown()
+
+
+def test_a_thread_that_the_system_does_not_give_leaves_nothing_behind(monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    made = collector()
+    with monkeypatch.context() as short:
+        short.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(ResourceError, match="could not be started: RuntimeError: can't start new thread"):
+            made.start()
+    begin(made)
+    made.shutdown()
+    assert made.env.is_closed and made.replay_buffer
 
 
 def test_start_after_the_end_is_refused_at_once():
