@@ -699,6 +699,10 @@ SLICES = [
     "recipe=ppo_exact", "storage=tensor", "storage.max_size=100_000", "total_frames=100_000", "sampler=slice",
     "sampler.batch_size=65536",
 ]  # fmt: skip
+SEQUENCES = [  # of 1024 steps
+    "env.id=Pendulum-v1", "env.num=8", "collector.frames_per_batch=8192", "total_frames=16384", "policy=gru",
+    "policy.recurrent_size=256",
+]  # fmt: skip
 BUFFERED = ["recipe=dqn_cartpole", "storage.max_size=300_000_000", "total_frames=300_000_000"]
 
 
@@ -724,6 +728,8 @@ def saved_by(line):
         (0.8, [*SLICES, "sampler.num_slices=2048", "sampler.slice_len=null"]),
         (0.8, [*SLICES, "sampler.num_slices=null", "sampler.slice_len=32"]),
         (0.8, ["recipe=ppo_multi", "collector.num_workers=4"]),
+        (0.9, [*SEQUENCES, "sampler.batch_size=64"]),
+        (0.9, [*SEQUENCES, "sampler.batch_size=1024"]),
     ],
 )
 def test_advice_for_ram_is_taken_and_saves_what_it_says(monkeypatch, free, words):
@@ -744,6 +750,8 @@ def test_advice_for_ram_is_taken_and_saves_what_it_says(monkeypatch, free, words
     if "memory=full" in words:
         (line,) = (line for line in planned.advice if line.startswith("memory="))
         assert saved_by(line) > 3 << 30
+    if words[:-1] == SEQUENCES:  # longer than half a minibatch: fewer rows alone would change nothing
+        assert any(key.startswith("sampler.slice_len") for key in keys)
 
 
 def test_where_nothing_saves_much_the_most_is_said():
