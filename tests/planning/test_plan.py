@@ -175,6 +175,16 @@ def test_options_do_not_surprise_the_plan(extra, seen, tmp_path):
     _same(run, planned, seen[-1])
 
 
+@pytest.mark.parametrize("policy", ["mlp", "gru"])
+def test_an_update_holds_the_same_where_rows_may_be_left_out(policy):
+    words = [f"policy={policy}", "env.num=4", "collector=multi_sync", "collector.num_workers=2", *QUIET]
+    (whole,), (some,) = (
+        [peak for peak in rlcli.plan([*words, *extra]).peaks if peak.stage == "update"]
+        for extra in ([], ["collector.preemptive_threshold=0.5"])
+    )
+    assert some == whole and not some.unknown
+
+
 def test_a_policy_from_a_run_can_be_planned_for(seen, tmp_path):
     trained = rlcli.train(
         ["total_frames=512", "collector.frames_per_batch=256", *UNTRIED, f"run.dir={tmp_path / 'run'}"]
