@@ -102,7 +102,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
                 f"{name} has no recurrent_compute_dtype={recurrent_compute_dtype}",
                 fix="Use torch.bfloat16, torch.float32, or None.",
             )
-        if recurrent_recompute not in RECOMPUTE:
+        if not isinstance(recurrent_recompute, bool | int | str) or recurrent_recompute not in RECOMPUTE:
             raise ArgumentError(
                 f"{name} has no recurrent_recompute={recurrent_recompute!r}", fix='Use True ("full") or False ("none").'
             )
