@@ -114,7 +114,8 @@ def with_starts(columns: Mapping[Key, Tensor], batch: TensorDictBase, states: Se
     marked = is_init.clone() if mask is None else begun(is_init, mask.reshape(batch.shape))
     marked.reshape(batch.shape)[..., 0] = True
     missing = [show(key) for key in states if key not in columns]
-    if missing and (inside := int((marked.bool() & ~is_init.bool()).sum())):
+    counted = marked if mask is None else marked.bool() & mask.reshape(marked.shape)  # of padding nothing is learned
+    if missing and (inside := int((counted.bool() & ~is_init.bool()).sum())):
         raise MissingKeyError(
             f"the batch has no {' and '.join(missing)}", why=f"{inside} sequences begin inside of a trajectory",
             fix="Keep the states (keep_keys), or set is_init where a sequence begins, to start from zeros.",

@@ -19,7 +19,6 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from rlcli.errors import ArgumentError, RlcliError, in_words
 from rlcli.keys import ACTION_LOG_PROB, SAMPLE_LOG_PROB, STATE_VALUE, Key, show, unravel
@@ -232,46 +231,69 @@ def shared_stages(first: Sequence[Stage], second: Sequence[Stage]) -> int:
     return count
 
 
-def alone(run: Callable[[], Sequence[Tensor]], inputs: Iterable[Tensor], than: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    """What `run` computes, with a gradient for some of the tensors that it reads.
+def alone(
+    run: Callable[[dict[Key, Tensor]], Sequence[Tensor]],
+    columns: Columns,
+    learned: Iterable[Tensor],
+    than: Iterable[Tensor],
+) -> tuple[Tensor, ...]:
+    """What `run` computes of columns, with a gradient for some of the tensors that it reads.
 
     Parameters
     ----------
     run : callable
-    inputs : iterable of Tensor
-        Those that get one.
+        It reads the columns that it is given, in place of those here: of columns that are made of each other each gets
+        its own part of the gradient.
+    columns : dict of key to Tensor
+        They get a gradient.
+    learned : iterable of Tensor
+        Parameters that get one.
     than : iterable of Tensor
-        Parameters that get none.
+        Parameters that get none, however often one differentiates.
 
     Notes
     -----
     The others are not told that they need no gradient: a layer that is computed again in the backward pass (activation
     checkpointing) would not be what it was. Such layers need `use_reentrant=False`, as torch says where they have not.
     """
-    wanted = [x for x in inputs if x.requires_grad]
     if torch.compiler.is_compiling():
         with _frozen(than):
-            return tuple(run())
-    if not wanted or not torch.is_grad_enabled():
+            return tuple(run({**columns}))
+    wanted = {key: x for key, x in columns.items() if x.requires_grad}
+    parameters = [x for x in learned if x.requires_grad]
+    if not (wanted or parameters) or not torch.is_grad_enabled():
         with torch.no_grad():
-            return tuple(run())
-    return _Alone.apply(run, *wanted)
+            return tuple(run({**columns}))
+    own = {key: x.detach().requires_grad_() for key, x in wanted.items()}
+    inside = [*own.values(), *parameters]
+    return _Alone.apply(lambda: run({**columns, **own}), inside, *wanted.values(), *parameters)
 
 
 class _Alone(torch.autograd.Function):
+    """What `run` makes of the tensors `inside`, as a function of those that they stand for, `inputs`."""
+
     @staticmethod
-    def forward(ctx: Any, run: Callable[[], Sequence[Tensor]], *inputs: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, run: Callable[[], Sequence[Tensor]], inside: list[Tensor], *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
         with torch.enable_grad():
             outputs = tuple(run())
-        ctx.inputs, ctx.outputs = inputs, outputs
+        ctx.inside, ctx.outputs = inside, outputs
+        ctx.save_for_backward(*inputs)
         return tuple(x.detach() for x in outputs)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         learned = [(x, g) for x, g in zip(ctx.outputs, grads, strict=True) if x.requires_grad]
         outputs, given = [x for x, _ in learned], [g for _, g in learned]
-        return None, *torch.autograd.grad(outputs, ctx.inputs, given, retain_graph=True, allow_unused=True)
+        if not outputs:
+            return None, None, *(None for _ in ctx.inside)
+        if not torch.is_grad_enabled():
+            found = torch.autograd.grad(outputs, ctx.inside, given, retain_graph=True, allow_unused=True)
+            return None, None, *found
+        own = [g.detach().requires_grad_() for g in given]  # the gradient is a function of these as well
+        again = partial(torch.autograd.grad, outputs, ctx.inside, own, create_graph=True, materialize_grads=True)
+        return None, None, *_Alone.apply(again, [*ctx.inside, *own], *ctx.saved_tensors, *given)
 
 
 @contextmanager

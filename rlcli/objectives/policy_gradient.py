@@ -321,7 +321,7 @@ class PolicyGradientLoss(Loss):
         if self.separate_losses:
             written = {k: x.detach() for k, x in values.items()}
             own, shared = parted(self.density.actor, self.critic.module)
-            (value,) = alone(lambda: [self._value(columns, written, like)], own, shared)
+            (value,) = alone(lambda _: [self._value(columns, written, like)], {}, own, shared)
         else:
             value = self._value(columns, values, like)
         target = per_row(self.need(columns, self.tensor_keys.value_target), like.shape, "value_target")

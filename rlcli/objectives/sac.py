@@ -182,15 +182,14 @@ class SACLoss(BootstrappedLoss):
         own, shared = parted(self.actor_network, self.qvalue_network)
         values: Sequence[Tensor]
         if self.separate_losses and shared:
-            of = [*columns.values(), *own]
-            values = alone(lambda: self._values(critics, columns, batch_dims), of, shared)
+            values = alone(lambda x: self._values(critics, x, batch_dims), columns, own, shared)
         else:
             values = self._values(critics, columns, batch_dims)
         error = sum(value_error(q, target, self.loss_function) for q in values)
         action, log_prob = self._draw(columns, batch_dims)
         given = {**columns, self.tensor_keys.action: action}
         # the action gets a gradient through the critics, which get none
-        drawn = alone(lambda: self._values(critics, given, batch_dims), given.values(), [*own, *shared])
+        drawn = alone(lambda x: self._values(critics, x, batch_dims), given, [], [*own, *shared])
         least = torch.stack(drawn).amin(0)
         entropy = -log_prob.detach()
         terms = {

@@ -221,20 +221,28 @@ def _stored_in_ram(plan: Plan) -> int:
 
 def _of_stages(cfg: Any, plan: Plan, over: int) -> Iterator[Sequence[Mapping[str, Any]]]:
     """What is held for a moment."""
-    peaks = {peak.stage: peak.bytes for peak in plan.peaks}
-    if values := peaks.get(VALUES):
+    peaks = {peak.stage: peak for peak in plan.peaks}
+    if VALUES in peaks and (values := peaks[VALUES].bytes):
         now = cfg.value.num_chunks or 1
         chunks = min(now * max(2, math.ceil(values / max(values - over, 1 << 20))), cfg.env.num)
         if chunks > now:
             yield [{"value.num_chunks": chunks}]
-    if UPDATE in peaks and cfg.sampler.batch_size > 1:
-        s, half = cfg.sampler, {}
-        rows = s.batch_size // 2
-        if draws(cfg) == "slices":
-            slices, length = slices_of(cfg)
-            rows = slices // 2 * length
-            half = {"sampler.num_slices": slices // 2} if s.num_slices else {}
-        yield [{"sampler.batch_size": rows} | half]
+    if UPDATE in peaks and peaks[UPDATE].rows > 1:
+        yield [_half(cfg, plan, peaks[UPDATE].rows // 2)]
+
+
+def _half(cfg: Any, plan: Plan, rows: int) -> Mapping[str, Any]:
+    """Sizes of half an update, of so many rows where they are of a batch."""
+    s = cfg.sampler
+    if draws(cfg) == "slices":
+        slices, length = slices_of(cfg)
+        half = {"sampler.num_slices": slices // 2} if s.num_slices else {}
+        return {"sampler.batch_size": slices // 2 * length} | half
+    if draws(cfg) != "batch" or not remembers(cfg):
+        return {"sampler.batch_size": s.batch_size // 2}
+    length = min(s.slice_len or plan.frames, plan.frames // plan.lanes)  # a minibatch ends with a sequence
+    shorter = {"sampler.slice_len": rows} if length > rows else {}
+    return shorter | ({"sampler.batch_size": rows} if s.batch_size > rows else {})
 
 
 def _of_batches(cfg: Any, plan: Plan, over: int) -> Iterator[Sequence[Mapping[str, Any]]]:

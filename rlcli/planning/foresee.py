@@ -34,6 +34,7 @@ from rlcli.learning.minibatches import whole_sequences
 from rlcli.learning.optimizer import optimizer_options
 from rlcli.learning.update import watch_saved
 from rlcli.modules.recurrent import RecurrentModule
+from rlcli.objectives.reduction import MASK_KEYS
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.planning.envs import to_come, worker_bytes
 from rlcli.planning.tensors import (
@@ -320,9 +321,9 @@ def _device(cfg: CollectConfig, stage: str) -> str:
 
 # ---- an update ---------------------------------------------------------------------------------------------------
 def columns_read(loss: Any, rows: RowSchema, added: Mapping[Key, Field]) -> dict[Key, Tensor]:
-    """What a loss reads of rows, `[N, ...]` as an update has them, without memory."""
+    """What a loss reads of rows, `[N, ...]` as an update has them, without memory: masks have done their work."""
     batch = batch_without_memory(rows, "full", added)
-    return {key: x.reshape(-1, *x.shape[2:]) for key, x in loss.columns(batch).items()}
+    return {key: x.reshape(-1, *x.shape[2:]) for key, x in loss.columns(batch).items() if key not in MASK_KEYS}
 
 
 def update_peak(loss: Any, columns: Mapping[Key, Tensor], device: str, sequences: int = 0) -> Held:

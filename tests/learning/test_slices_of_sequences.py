@@ -236,3 +236,14 @@ def test_rows_that_begin_with_their_trajectories_need_no_state():
     for rows in (batch, batch.exclude("recurrent_state")):
         losses.append(update.loss.terms(update.columns(rows))["loss_objective"])
     assert torch.equal(*losses)
+
+
+def test_a_row_of_nothing_but_padding_needs_no_state_either():
+    policy = networks()
+    batch = batches_of(policy, 1, count=1)[0]
+    without = batch.exclude("recurrent_state", "advantage", "value_target", "state_value", ("next", "state_value"))
+    without["mask"] = (torch.arange(LANES) > 0)[:, None].expand(LANES, STEPS).clone()
+    without["is_init"][0] = False
+    GAE(gamma=0.99, lmbda=0.9, value_network=policy.critic)(without)
+    columns = Update(ClipPPOLoss(policy.actor, policy.critic)).columns(without)
+    assert torch.allclose(columns["advantage"], batch["advantage"][1:].reshape(-1, 1), atol=1e-5)

@@ -418,6 +418,7 @@ def test_data_without_time_are_no_sequences():
         ({"in_key": "a", "out_key": "b", "gru": nn.GRU(INPUTS, H, batch_first=True)}, "layers and sizes"),
         ({"in_keys": ["a", "a"], "out_key": "b"}, "one key twice"),
         ({"in_key": "a", "out_key": "b", "recurrent_recompute": "gates"}, "no recurrent_recompute='gates'"),
+        ({"in_key": "a", "out_key": "b", "recurrent_recompute": ["full"]}, r"no recurrent_recompute=\['full'\]"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(options, words):

@@ -335,6 +335,33 @@ class Again(nn.Sequential):
         return run(x) if self.reentrant is None else checkpoint(run, x, use_reentrant=self.reentrant)
 
 
+def test_columns_that_are_made_of_each_other_are_counted_once_and_gradients_can_be_differentiated_again():
+    torch.manual_seed(0)
+    actor, critic = make_actor("tanh_normal"), ValueOperator(nn.Linear(4, 1).double(), ["features"])
+    td = rollout(actor, (3, 20)).apply(lambda x: x.double() if x.is_floating_point() else x)
+    actor.double()
+    layers = [Again(nn.Linear(7, 8), nn.Tanh(), nn.Linear(8, 1)).double() for _ in "12"]
+    nets = [ValueOperator(net, ["observation", "action"]) for net in layers]
+
+    def loss_of(scale):  # its action is made of its observation
+        loss = SACLoss(actor, nets, target_entropy=-3.0, generator=torch.Generator().manual_seed(1))
+        return loss(td.copy().set("observation", td["observation"] * scale))["loss_actor"]
+
+    def estimate_of(scale):
+        read = td.copy().set("observation", td["observation"] * scale)
+        read["features"], read["next", "features"] = read["observation"].tanh(), read["next", "observation"]
+        TD0Estimator(gamma=0.0, value_network=critic, differentiable=True)(read)
+        return read["advantage"].square().mean()
+
+    scale = torch.tensor(1.3, dtype=torch.float64, requires_grad=True)
+    trained = [*critic.parameters(), *(p for net in nets for p in net.parameters())]
+    for of in (loss_of, estimate_of):
+        assert torch.autograd.gradcheck(of, scale) and torch.autograd.gradgradcheck(of, scale)
+        (slope,) = torch.autograd.grad(of(scale), scale, create_graph=True)
+        found = torch.autograd.grad(slope, [scale, *trained], allow_unused=True)
+        assert found[0] is not None and found[1:] == (None,) * len(trained)
+
+
 def sac_with_checkpoints(reentrant):
     torch.manual_seed(0)
     actor = make_actor("tanh_normal")

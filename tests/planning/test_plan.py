@@ -175,6 +175,16 @@ def test_options_do_not_surprise_the_plan(extra, seen, tmp_path):
     _same(run, planned, seen[-1])
 
 
+@pytest.mark.parametrize("policy", ["mlp", "gru"])
+def test_an_update_holds_the_same_where_rows_may_be_left_out(policy):
+    words = [f"policy={policy}", "env.num=4", "collector=multi_sync", "collector.num_workers=2", *QUIET]
+    (whole,), (some,) = (
+        [peak for peak in rlcli.plan([*words, *extra]).peaks if peak.stage == "update"]
+        for extra in ([], ["collector.preemptive_threshold=0.5"])
+    )
+    assert some == whole and not some.unknown
+
+
 def test_a_policy_from_a_run_can_be_planned_for(seen, tmp_path):
     trained = rlcli.train(
         ["total_frames=512", "collector.frames_per_batch=256", *UNTRIED, f"run.dir={tmp_path / 'run'}"]
@@ -699,6 +709,10 @@ SLICES = [
     "recipe=ppo_exact", "storage=tensor", "storage.max_size=100_000", "total_frames=100_000", "sampler=slice",
     "sampler.batch_size=65536",
 ]  # fmt: skip
+SEQUENCES = [  # of 1024 steps
+    "env.id=Pendulum-v1", "env.num=8", "collector.frames_per_batch=8192", "total_frames=16384", "policy=gru",
+    "policy.recurrent_size=256",
+]  # fmt: skip
 BUFFERED = ["recipe=dqn_cartpole", "storage.max_size=300_000_000", "total_frames=300_000_000"]
 
 
@@ -724,6 +738,8 @@ def saved_by(line):
         (0.8, [*SLICES, "sampler.num_slices=2048", "sampler.slice_len=null"]),
         (0.8, [*SLICES, "sampler.num_slices=null", "sampler.slice_len=32"]),
         (0.8, ["recipe=ppo_multi", "collector.num_workers=4"]),
+        (0.9, [*SEQUENCES, "sampler.batch_size=64"]),
+        (0.9, [*SEQUENCES, "sampler.batch_size=1024"]),
     ],
 )
 def test_advice_for_ram_is_taken_and_saves_what_it_says(monkeypatch, free, words):
@@ -744,6 +760,8 @@ def test_advice_for_ram_is_taken_and_saves_what_it_says(monkeypatch, free, words
     if "memory=full" in words:
         (line,) = (line for line in planned.advice if line.startswith("memory="))
         assert saved_by(line) > 3 << 30
+    if words[:-1] == SEQUENCES:  # longer than half a minibatch: fewer rows alone would change nothing
+        assert any(key.startswith("sampler.slice_len") for key in keys)
 
 
 def test_where_nothing_saves_much_the_most_is_said():

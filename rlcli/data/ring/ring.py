@@ -272,7 +272,8 @@ class Ring:
             if key in self.fields:
                 raise ArgumentError(
                     f"the batch keeps {show(key)} in few of its rows, and the rows stored before it in all",
-                    fix="Collect all of them with one recurrent_state_stride, or call empty(fields=True) first.",
+                    fix="Collect all of them with one recurrent_state_stride, and extend by the batches themselves: a "
+                    "clone() holds NaN in the others. Or call empty(fields=True) first.",
                 )
         if self.fields:
             contents.sparse.check(sparse)

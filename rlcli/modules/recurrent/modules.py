@@ -102,7 +102,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
                 f"{name} has no recurrent_compute_dtype={recurrent_compute_dtype}",
                 fix="Use torch.bfloat16, torch.float32, or None.",
             )
-        if recurrent_recompute not in RECOMPUTE:
+        if not isinstance(recurrent_recompute, bool | int | str) or recurrent_recompute not in RECOMPUTE:
             raise ArgumentError(
                 f"{name} has no recurrent_recompute={recurrent_recompute!r}", fix='Use True ("full") or False ("none").'
             )
@@ -291,7 +291,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         numbers.view(-1)[begun] = torch.arange(len(rows), device=source.device)
         states = [s.index_select(0, rows) for s in states]
         states = [s.full() if hasattr(s, "full") else s for s in states]  # of a column that holds few rows
-        if lazy and not source.is_meta:
+        if not source.is_meta:
             self._check_kept(states)
         return states, numbers
 
@@ -396,10 +396,10 @@ class RecurrentModule(TensorDictModuleBase, ABC):
             raise ArgumentError(
                 f"the state that a sequence begins with was not kept, {', '.join(map(show, self.state_keys))}",
                 where=type(self).__name__,
-                why=f"{int(unknown.sum())} of {len(unknown)} begin between two rows that keep one "
+                why=f"{int(unknown.sum())} of {len(unknown)} are NaN, as between two rows that keep one "
                 "(recurrent_state_stride)",
-                fix="Draw slices from a buffer, which reads on from the row before that keeps one, or use "
-                "recurrent_state_stride=1.",
+                fix="Draw slices from a buffer that was given batches as they were collected, not a clone(): it reads "
+                "on from the row before that keeps one. Or use recurrent_state_stride=1.",
             )
 
     def _check_begun(self, begins: Tensor) -> None:

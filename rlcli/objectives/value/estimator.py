@@ -398,13 +398,14 @@ class ValueEstimator(KeyedModule, ABC):
         found: list[Values] = []
         td = td.contiguous() if isinstance(td, LazyStackedTensorDict) else td  # which stacks anew what it is asked for
 
-        def run() -> list[Tensor]:
+        def run(columns: dict[Key, Tensor]) -> list[Tensor]:
             assert self._net is not None
-            found.append(self._evaluated(self._net, td, ends, time, target_params))
+            seen = td.copy().update(columns) if columns else td
+            found.append(self._evaluated(self._net, seen, ends, time, target_params))
             return [found[-1].value]
 
-        leaves = [x for x in td.values(True, True) if isinstance(x, Tensor)]
-        (value,) = alone(run, leaves, self.value_network.parameters())
+        leaves = {key: x for key, x in td.items(True, True) if isinstance(x, Tensor) and x.requires_grad}
+        (value,) = alone(run, leaves, [], self.value_network.parameters())
         return found[-1]._replace(value=value, next_value=found[-1].next_value.detach())
 
     def _evaluated(

@@ -182,8 +182,10 @@ def _starts(td: TensorDictBase, layout: Slots, cut: Tensor, time: int) -> Tensor
         starts = said.reshape(td.shape).movedim(time, -1).reshape(cut.shape).clone()
     starts[:, 1:] |= cut[:, :-1]
     mask = mask_of(masks_of(td))
-    if mask is not None:  # what lies behind a trajectory as padding is none: it has no state to begin with
-        starts[:, 1:] &= mask.reshape(td.shape).movedim(time, -1).reshape(cut.shape)[:, 1:]
+    if mask is not None:  # what lies behind a trajectory as padding is none, nor is it in the middle of one
+        counts = mask.reshape(td.shape).movedim(time, -1).reshape(cut.shape)
+        starts[:, 1:] &= counts[:, 1:]
+        starts[:, 0] |= ~counts[:, 0]
     return starts.gather(1, layout.step) & ~layout.inserted
 
 

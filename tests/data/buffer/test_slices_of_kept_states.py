@@ -20,7 +20,7 @@ from rlcli.data import (
 from rlcli.data.next_obs.sparse import Sparse, SparseColumns
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError
-from rlcli.modules import build_actor_critic
+from rlcli.modules import build_actor_critic, set_recurrent_mode
 from rlcli.modules.build import Recurrence
 from rlcli.objectives.sequences import warmed_up
 from rlcli.report.buffer_entries import stored_entries
@@ -92,6 +92,16 @@ def test_a_slice_begins_with_the_state_that_was_there(size, lanes, ndim, sampler
         buffer.extend(few)
         unrolled += check(buffer, policy, dense, kind, samples=2)
     assert unrolled
+
+
+def test_slices_of_a_cloned_batch_are_refused_where_they_begin_without_a_state():
+    policy, ((_, few), *_) = collected("gru", 3, 23, 6)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(600), sampler=SAMPLERS["slices"](), batch_size=10 * LENGTH)
+    buffer.extend(few.clone())
+    with set_recurrent_mode(True), pytest.raises(ArgumentError, match=r"was not kept.*not a clone"):
+        policy(buffer.sample())
+    with pytest.raises(ArgumentError, match=r"a clone.* holds NaN"):
+        buffer.extend(few)
 
 
 @pytest.mark.parametrize("storage", ["tensor", "memmap"])
