@@ -734,9 +734,9 @@ def saved_by(line):
         (0.5, ["recipe=sac_pendulum", "memory=full", *BUFFERED[1:]]),
         (0.98, [*BUFFERED, "sampler=prioritized"]),
         (0.8, ["recipe=ppo_full", "env.num=64", "collector.frames_per_batch=65536"]),
-        (0.8, [*SLICES, "sampler.num_slices=2048", "sampler.slice_len=32"]),
-        (0.8, [*SLICES, "sampler.num_slices=2048", "sampler.slice_len=null"]),
-        (0.8, [*SLICES, "sampler.num_slices=null", "sampler.slice_len=32"]),
+        (0.7, [*SLICES, "sampler.num_slices=2048", "sampler.slice_len=32"]),
+        (0.7, [*SLICES, "sampler.num_slices=2048", "sampler.slice_len=null"]),
+        (0.7, [*SLICES, "sampler.num_slices=null", "sampler.slice_len=32"]),
         (0.8, ["recipe=ppo_multi", "collector.num_workers=4"]),
         (0.9, [*SEQUENCES, "sampler.batch_size=64"]),
         (0.9, [*SEQUENCES, "sampler.batch_size=1024"]),
@@ -744,8 +744,10 @@ def saved_by(line):
 )
 def test_advice_for_ram_is_taken_and_saves_what_it_says(monkeypatch, free, words):
     monkeypatch.setattr("shutil.disk_usage", lambda path: Usage(1 << 50, 0, 1 << 50))
-    needed = rlcli.plan([*words, *QUIET]).places[0].need
-    monkeypatch.setattr("rlcli.planning.fit.free_memory", lambda: (int(free * needed), needed))
+    before = rlcli.plan([*words, *QUIET])
+    needed = before.places[0].need
+    there = int(needed - (1 - free) * chosen(before))  # whatever this process holds of earlier tests
+    monkeypatch.setattr("rlcli.planning.fit.free_memory", lambda: (there, needed))
     planned = rlcli.plan([*words, *QUIET])
     over, keys = planned.places[0].need - planned.places[0].free, []
     for line in planned.advice:
