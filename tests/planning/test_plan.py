@@ -612,10 +612,26 @@ def test_memory_that_was_freed_before_does_not_hide_what_envs_take(large_env):
     assert one_more(cfg).each == pytest.approx(40 << 20, rel=0.1) and len(left) == 1
 
 
-def test_memory_that_others_free_meanwhile_does_not_hide_what_envs_take(large_env, monkeypatch):
-    left, made = [LargeEnv(), LargeEnv()], LargeEnv.__init__
-    monkeypatch.setattr(LargeEnv, "__init__", lambda env: made(env) or left.clear())
-    assert one_more(configure("train", ["env.id=large", "env.num=2"])).each == pytest.approx(40 << 20, rel=0.1)
+FREED_MEANWHILE = """
+import rlcli
+from large_env import LargeEnv
+from rlcli.config.compose import configure
+from rlcli.planning.envs import one_more
+
+rlcli.register_env("large")(LargeEnv)
+left, made = [LargeEnv(), LargeEnv()], LargeEnv.__init__
+LargeEnv.__init__ = lambda env: made(env) or left.clear()
+print(one_more(configure("train", ["env.id=large", "env.num=2"])).each)
+"""
+
+
+def test_memory_that_others_free_meanwhile_does_not_hide_what_envs_take():
+    # in a process of its own: tests before it leave memory that is freed at any time
+    answer = subprocess.run(
+        [sys.executable, "-c", FREED_MEANWHILE], capture_output=True, text=True, cwd=os.path.dirname(__file__)
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert int(answer.stdout) == pytest.approx(40 << 20, rel=0.1)
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="needs files whose pages can be dropped")
