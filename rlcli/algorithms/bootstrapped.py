@@ -74,9 +74,10 @@ class Bootstrapped(Algorithm):
 
     def loop(self, parts: Parts, policy: ActorCritic, hooks: Hooks) -> Loop:
         cfg = self.cfg
+        scale, beta = cfg.total_frames / cfg.sampler.beta_frames, Linear(cfg.sampler.beta, 1.0)
         exploring = [module for module in policy.actor.modules() if isinstance(module, EGreedyModule)]
         return OffPolicy(
             parts.collector, parts.update, cfg.total_frames, hooks, updates_per_frame=cfg.optim.updates_per_frame,
             learning_starts=cfg.collector.init_random_frames, explore=exploring[0].step if exploring else None,
-            beta=Linear(cfg.sampler.beta, 1.0).at if by_priority(cfg) else None,
+            beta=(lambda progress: beta.at(progress * scale)) if by_priority(cfg) else None,
         )  # fmt: skip

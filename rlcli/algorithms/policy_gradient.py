@@ -81,8 +81,11 @@ class PolicyGradient(Algorithm):
                 f"loss={o.kind} needs a critic", where="policy",
                 fix="Return (actor, critic) from your registered policy.",
             )  # fmt: skip
+        coeff = o.entropy_coeff
+        if isinstance(coeff, str):  # auto
+            coeff = 0.0 if env.action_spec.dtype.is_floating_point else 0.01
         return self.objective(
-            policy, entropy_coeff=o.entropy_coeff, critic_coeff=o.critic_coeff, loss_critic_type="l2",
+            policy, entropy_coeff=coeff, critic_coeff=o.critic_coeff, loss_critic_type="l2",
             normalize_advantage=v.average and v.average_over == "minibatch",
         )  # fmt: skip
 

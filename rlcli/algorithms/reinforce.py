@@ -22,4 +22,4 @@ class Reinforce(PolicyGradient):
     def objective(self, policy: ActorCritic, **options: Any) -> ReinforceLoss:
         o = self.cfg.loss
         critic = policy.critic if o.baseline else None
-        return ReinforceLoss(policy.actor, critic, entropy_bonus=o.entropy_coeff > 0, **options)
+        return ReinforceLoss(policy.actor, critic, entropy_bonus=options["entropy_coeff"] > 0, **options)

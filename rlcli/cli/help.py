@@ -6,6 +6,7 @@ keys is written from the schema: `python -m rlcli.cli.help > rlcli/help/keys.md`
 
 from __future__ import annotations
 
+import functools
 import shutil
 import sys
 import textwrap
@@ -13,8 +14,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rlcli.config.option import Leaf, choices, doc, groups, leaves
+from rlcli.config.parts import CHOICES
 from rlcli.config.problem import raise_all, spell, unknown
-from rlcli.config.recipes import find_recipes
+from rlcli.config.recipes import choice_file, find_recipes
+from rlcli.config.resolved import flat
 from rlcli.config.schemas import VERBS
 from rlcli.config.unread import read_with
 from rlcli.errors import ConfigError
@@ -82,7 +85,8 @@ def keys_page() -> Iterator[str]:
     """The lines of `help/keys.md`: every key of `train`, then what `collect` alone reads."""
     yield "# Keys of `rlcli train` and `rlcli collect`"
     yield ""
-    yield "Written from the schema. Where a key is read only with some choices, the last column names them."
+    yield "Defaults that a choice brings with it are named after the general one. Where a key is read only with some choices,"
+    yield "the last column names them."
     shown: set[str] = set()
     for verb, schema in VERBS.items():
         heading: str | None = None
@@ -98,16 +102,34 @@ def keys_page() -> Iterator[str]:
                 if group:
                     yield doc(schema, group) + "\n"
                 yield "| key | default | meaning | read |\n|---|---|---|---|"
-            yield _key_row(
-                leaf, when, spell(leaf.default), choices(schema, group) if leaf.key == f"{group}.kind" else ()
-            )
+            known = choices(schema, group) if leaf.key == f"{group}.kind" else ()
+            yield _key_row(leaf, when, known)
 
 
-def _key_row(leaf: Leaf, when: str, default: str, choices: Sequence[str]) -> str:
+@functools.cache
+def _set_by_choices() -> dict[str, dict[str, list[str]]]:
+    """Key -> its defaults that choices bring with them, as they are typed -> those choices."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for group, name in ((group, name) for group, names in CHOICES.items() for name in names):
+        sets, chosen = choice_file(group, name)
+        pairs = [*flat(VERBS["train"], sets), *((f"{other}.kind", value) for other, value in chosen.items())]
+        for key, value in pairs:
+            if value not in (name, leaves(VERBS["train"])[key].default):
+                found.setdefault(key, {}).setdefault(spell(value), []).append(f"{group}={name}")
+    return found
+
+
+def _others(leaf: Leaf) -> list[tuple[str, str]]:
+    """The defaults of a key that choices bring with them, each with those choices."""
+    return [(value, ", ".join(names)) for value, names in _set_by_choices().get(leaf.key, {}).items()]
+
+
+def _key_row(leaf: Leaf, when: str, choices: Sequence[str]) -> str:
+    default = "; ".join((f"`{spell(leaf.default)}`", *(f"`{v}` with {by}" for v, by in _others(leaf))))
     name = leaf.key.removesuffix(".kind") if choices else leaf.key
     allowed = " \\| ".join(choices) or leaf.option.allowed().replace("|", "\\|")
     meaning = leaf.option.help + (f" [{allowed}]" if allowed else "")
-    return f"| `{name}` | `{default}` | {meaning} | {when.replace('|', chr(92) + '|')} |"
+    return f"| `{name}` | {default} | {meaning} | {when.replace('|', chr(92) + '|')} |"
 
 
 # ---- the page of a verb ----------------------------------------------------------------------------------------
@@ -153,6 +175,7 @@ def _wrapped(name: str, values: Iterable[str], width: int) -> list[str]:
 def _describe(leaf: Leaf, when: str, width: int) -> list[str]:
     allowed = leaf.option.allowed()
     text = leaf.option.help + (f" [{allowed}]" if allowed else "") + (f" ({when})" if when else "")
+    text += "".join(f"; {value} with {by}" for value, by in _others(leaf))
     return entry(f"{leaf.key}={spell(leaf.default)}", text, width)
 
 

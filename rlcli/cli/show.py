@@ -8,7 +8,7 @@ from typing import Any
 
 from rlcli.cli.flags import looked_at
 from rlcli.cli.job import print_cfg
-from rlcli.errors import ConfigError
+from rlcli.errors import ConfigError, RlcliError
 
 USAGE = """\
 usage: rlcli show train|collect [recipe=NAME] [key=value ...] [--why] [--faces]
@@ -65,21 +65,36 @@ def _print_why(ready: Any) -> None:
         names = ("run.dir", "hydra.run.dir") if key == "run.dir" else (key,)
         origin = next((where for name in names for where, data in reversed(sources) if holds(data, name)), "default")
         origin += f"; not read {without[key].where}" if key in without else ""
+        if key == "loss.entropy_coeff" and value_at(cfg, key) == "auto" and key not in without:
+            origin += f"; {_entropy_coeff(cfg)}"
         rows.append((f"{key}={spell(value_at(cfg, key))}", origin))
     width = min(56, max(len(text) for text, _ in rows))
     for text, origin in rows:
         print(f"{text:<{width}}  # {origin}")
 
 
+def _entropy_coeff(cfg: Any) -> str:
+    """What `auto` stands for, by the actions of the env, which is made to look at them."""
+    from rlcli.lanes.make import configured
+
+    try:
+        env = configured(cfg.env).make()
+    except RlcliError as error:
+        return str(error)
+    kind = type(env.action_space).__name__
+    env.close()
+    return f"{0 if kind == 'Box' else 0.01}: {kind} actions"
+
+
 def _sources(ready: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Every place that sets keys, the weakest first: choice files, recipes, the command line."""
-    from rlcli.config import guard
-    from rlcli.config.recipes import lineage, shipped
+    from rlcli.config.recipes import choice_file, lineage
 
-    for group, choice in ready.job.choices.items():
-        path = shipped("conf") / group / f"{choice}.yaml"
-        if "/" not in group and path.exists():
-            yield f"{group}={choice}", {group: guard.parse_yaml(path.read_text(encoding="utf-8"), str(path))}
+    chosen = ready.job.choices
+    by_loss = choice_file("loss", str(chosen.get("loss")))[1]
+    for group, choice in chosen.items():
+        why = f", with loss={chosen['loss']}" if by_loss.get(group) == choice else ""
+        yield f"{group}={choice}{why}", choice_file(group, str(choice))[0]
     for name in lineage(ready.job.cfg.recipe, ready.contents) if ready.job.cfg.recipe else ():
         yield f"recipe {name}", ready.contents[name]
     for item in ready.checked:

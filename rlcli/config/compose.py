@@ -31,7 +31,7 @@ from rlcli.config import guard, registry
 from rlcli.config.option import find, leaves, value_at
 from rlcli.config.overrides import MAX_JOBS, Checked, axes, check_overrides, expand
 from rlcli.config.problem import Problem, raise_all
-from rlcli.config.recipes import Recipe, check_recipe, find_recipes, lineage, parents, shipped, with_whole_numbers
+from rlcli.config.recipes import Recipe, check_recipe, find_recipes, lineage, overridden, parents, shipped, with_whole_numbers
 from rlcli.config.resolved import as_object, flat
 from rlcli.config.schemas import VERBS, CollectConfig
 from rlcli.config.unread import unread
@@ -120,7 +120,9 @@ def plan(
         contents = {}
     # the sweeps that recipes ask for are in `Plan.sweep`, and Hydra is handed those
     handed = {name: _without_sweeper(data) for name, data in contents.items()} if multirun else contents
-    stored = _store(schema, verb, handed)
+    losses = {name for item in checked if item.key == "loss" for name in item.values}
+    losses |= {name for data in contents.values() for name in overridden(data.get("defaults", [])).values()}
+    stored = _store(schema, verb, handed, losses)
     ready = Plan(verb, tuple(checked), contents)
     if multirun:
         ready = replace(ready, sweep=_sweep(ready, recipes, problems))
@@ -277,8 +279,11 @@ def _read(schema: type, chosen: list[str], recipes: dict[str, Recipe]) -> tuple[
     return contents, problems
 
 
-def _store(schema: type, verb: str, contents: dict[str, Any]) -> str:
-    """Tell Hydra's store our schema, the recipes as they were read, and users' parts; the last two as text."""
+def _store(schema: type, verb: str, contents: dict[str, Any], losses: Collection[str]) -> str:
+    """Tell Hydra's store our schema, the recipes as they were read, and users' parts; the last two as text.
+
+    A user's algorithm that is chosen and learns from stored rows has a storage and a sampler of them, as ours do.
+    """
     store = ConfigStore.instance()
     if getattr(store.repo.get(f"{verb}_schema.yaml"), "provider", None) != "rlcli":  # storing it takes 20 ms
         store.store(name=f"{verb}_schema", node=schema, provider="rlcli")
@@ -289,7 +294,11 @@ def _store(schema: type, verb: str, contents: dict[str, Any]) -> str:
     for group, names in users.items():
         for name in names:
             store.store(group=group, name=name, node={"kind": name}, provider="registry")
-    return repr((contents, users))
+    stored = [name for name in users["loss"] if name in losses and registry.part("algorithm", name).off_policy]
+    for name in stored:
+        node = {"defaults": [{"override /storage": "tensor"}, {"override /sampler": "random"}], "loss": {"kind": name}}
+        store.store(group="loss", name=name, node=node, package="_global_", provider="registry")
+    return repr((contents, users, stored))
 
 
 def _composed(verb: str, overrides: list[str], stored: str) -> DictConfig:

@@ -145,14 +145,13 @@ _SWITCHES = {  # on, off
 }
 UNLIKE = (*_SAID, *_SWITCHES)
 
-_STORED = "storage=tensor sampler=random"
 _ALGORITHMS = {
     "ppo": "loss=ppo_clip",
-    "a2c": "loss=a2c optim.epochs=1",
-    "reinforce": "loss=reinforce value=td1 optim.epochs=1",
-    "dqn": f"loss=dqn {_STORED}",
-    "ddqn": f"loss=dqn loss.double=true {_STORED}",
-    "sac": f"loss=sac {_STORED}",
+    "a2c": "loss=a2c",
+    "reinforce": "loss=reinforce",
+    "dqn": "loss=dqn",
+    "ddqn": "loss=dqn",
+    "sac": "loss=sac",
 }
 _FEEDFORWARD = {"mlppolicy": "mlp", "cnnpolicy": "cnn", "multiinputpolicy": "dict"}
 

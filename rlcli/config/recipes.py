@@ -6,6 +6,7 @@ again.
 
 from __future__ import annotations
 
+import functools
 import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -37,6 +38,24 @@ def shipped(folder: str) -> Path:
         if place.is_dir():
             return place
     raise ConfigError(f"the folder {folder} of rlcli is missing", where=str(package), fix="Install rlcli again.")
+
+
+@functools.cache
+def choice_file(group: str, choice: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """What a choice of ours sets, nested from the root, and the choices that it makes in other groups."""
+    path = shipped("conf") / group / f"{choice}.yaml"
+    if "/" in group or not path.exists():
+        return {}, {}
+    text = path.read_text(encoding="utf-8")
+    data = guard.parse_yaml(text, str(path))
+    chosen = overridden(data.pop("defaults", []))
+    return (data if text.startswith("# @package _global_") else {group: data}), chosen
+
+
+def overridden(defaults: Any) -> dict[str, str]:
+    """Group -> choice of the `override /GROUP: CHOICE` entries of a defaults list."""
+    pairs = [pair for entry in defaults if isinstance(entry, Mapping) for pair in entry.items()]
+    return {found[1]: str(name) for key, name in pairs if (found := _HYDRA_DEFAULT.fullmatch(str(key)))}
 
 
 @dataclass(frozen=True)

@@ -254,6 +254,9 @@ class StorageConfig:
     kwargs: dict[str, Any] = option({}, "arguments for a registered storage of your own")
 
 
+_BY_PRIORITY: dict[str, tuple[str, ...]] = {"sampler": ("prioritized", "prioritized_slice")}
+
+
 @dataclass
 class SamplerConfig:
     """How rows are drawn for an update."""
@@ -264,7 +267,7 @@ class SamplerConfig:
         "parts of its trajectories",
         choices=choices("sampler"),
     )
-    batch_size: int = option(256, "rows of an update", ge=1)
+    batch_size: int = option(64, "rows of an update", ge=1)
     slice_len: int | None = option(
         None,
         "rows of a slice, at most; null: batch_size / num_slices, or with sampler=minibatch the whole sequences of a "
@@ -286,7 +289,8 @@ class SamplerConfig:
         0, "rows before a slice, further ones, that only warm up the state of a recurrent policy", ge=0
     )
     alpha: float = option(0.6, "how much priorities count", ge=0)
-    beta: float = option(0.4, "how much of the bias weights undo at the start; rises to 1", ge=0, le=1)
+    beta: float = option(0.4, "importance-sampling exponent at the start; rises to 1", ge=0, le=1)
+    beta_frames: int = option(100_000, "frames over which beta rises to 1, in a straight line", ge=1, when=_BY_PRIORITY)
     kwargs: dict[str, Any] = option({}, "arguments for a registered sampler of your own")
 
 
@@ -347,9 +351,11 @@ class LossConfig:
 
     kind: str = option("ppo_clip", "which loss choice this is", choices=choices("loss"))
     clip_epsilon: float = option(0.2, "range of the probability ratio around 1", gt=0, lt=1)
-    anneal_clip: bool = option(False, "lower clip_epsilon to 0 along the run")
+    anneal_clip: bool = option(False, "lower clip_epsilon to 0 over total_frames")
     clip_value: float | None = option(None, "range of a value change per update", gt=0)
-    entropy_coeff: float = option(0.01, "weight of the entropy bonus", ge=0)
+    entropy_coeff: float | str = option(
+        "auto", "weight of the entropy bonus; auto: 0 for Box actions, else 0.01", ge=0, words=("auto",)
+    )
     critic_coeff: float = option(0.5, "weight of the value loss", ge=0, when={"loss.baseline": (True,)})
     target_kl: float | None = option(None, "stop a batch's epochs once one's mean divergence exceeds this", gt=0)
     kl_target: float = option(0.01, "divergence of a batch's policies aimed at", gt=0)
@@ -377,7 +383,7 @@ class OptimConfig:
 
     kind: str = option("adam", "which optimizer choice this is", choices=choices("optim"))
     lr: float = option(3e-4, "learning rate", gt=0)
-    anneal_lr: bool = option(True, "lower the learning rate to 0 along the run")
+    anneal_lr: bool = option(False, "lower the learning rate to 0 over total_frames")
     epochs: int = option(10, "passes over a batch, or as many rows drawn by sampler=slice", ge=1)
     updates_per_frame: float = option(1.0, "updates for every frame that is collected", gt=0)
     max_grad_norm: float | None = option(0.5, "clip the gradient's norm; null does not", gt=0)

@@ -330,7 +330,6 @@ def _scheduled(cfg: CollectConfig) -> list[str]:
     read = {
         "optim.anneal_lr": cfg.optim.anneal_lr,
         "loss.anneal_clip": cfg.loss.anneal_clip and not is_off_policy(cfg),
-        "sampler.beta": by_priority(cfg),
     }
     return [key for key, reads in read.items() if reads]
 

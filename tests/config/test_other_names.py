@@ -83,7 +83,7 @@ def test_what_is_no_key_here_is_answered_with_what_there_is_instead(typed, words
         ("train_freq=0", "write optim.updates_per_frame=..."),
         ("n_steps=many", "write collector.frames_per_batch=..."),
         ("algo=PPO", "write loss=ppo_clip"),
-        ("algo=sac", "write loss=sac storage=tensor sampler=random"),
+        ("algo=sac", "write loss=sac"),
         ("algo=td3", "write loss=ppo_clip | "),
         ("agent=DQN", "write loss=dqn"),
     ],

@@ -62,7 +62,7 @@ def complaints(*overrides: str) -> str:
         ("env=CartPole-v1", "unknown env 'CartPole-v1'; write env.id=CartPole-v1"),
         ("env=ALE/Pong-v5", "write env=atari env.id=ALE/Pong-v5"),
         ("policy=MlpPolicy", "write policy=mlp"),
-        ("loss=DQN", "write loss=dqn storage=tensor sampler=random"),
+        ("loss=DQN", "write loss=dqn"),
         ("seed=" + "9" * 100_000, "...'; it has 100,005 characters"),
         ("env.kwargs.a=" + "[" * 3_000 + "]" * 3_000, "nested deeper than 16 levels"),
         ("collector=multi_snyc", "unknown collector 'multi_snyc'; did you mean multi_sync or multi_async?"),
