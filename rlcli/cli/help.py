@@ -85,8 +85,8 @@ def keys_page() -> Iterator[str]:
     """The lines of `help/keys.md`: every key of `train`, then what `collect` alone reads."""
     yield "# Keys of `rlcli train` and `rlcli collect`"
     yield ""
-    yield "Defaults that a choice brings with it are named after the general one. Where a key is read only with some choices,"
-    yield "the last column names them."
+    yield "Where a choice has a default of its own, it names both. Where a key is read with some choices only, the"
+    yield "last column names them."
     shown: set[str] = set()
     for verb, schema in VERBS.items():
         heading: str | None = None

@@ -31,7 +31,16 @@ from rlcli.config import guard, registry
 from rlcli.config.option import find, leaves, value_at
 from rlcli.config.overrides import MAX_JOBS, Checked, axes, check_overrides, expand
 from rlcli.config.problem import Problem, raise_all
-from rlcli.config.recipes import Recipe, check_recipe, find_recipes, lineage, overridden, parents, shipped, with_whole_numbers
+from rlcli.config.recipes import (
+    Recipe,
+    check_recipe,
+    find_recipes,
+    lineage,
+    overridden,
+    parents,
+    shipped,
+    with_whole_numbers,
+)
 from rlcli.config.resolved import as_object, flat
 from rlcli.config.schemas import VERBS, CollectConfig
 from rlcli.config.unread import unread

@@ -26,8 +26,8 @@ class AtariConfig:
     frame_skip: int = option(4, "emulator frames per step; the last two are maximised", ge=1)
     screen_size: int = option(84, "side of the resized square frame, in pixels", ge=1)
     grayscale: bool = option(True, "one luminance channel instead of three colours")
-    terminal_on_life_loss: bool = option(False, "a lost life ends the episode for learning")
-    clip_reward: bool = option(True, "keep only the sign of the reward")
+    terminal_on_life_loss: bool = option(False, "a lost life terminates the episode")
+    clip_reward: bool = option(True, "clip rewards to their sign")
 
 
 @dataclass
@@ -36,7 +36,7 @@ class EnvConfig:
 
     kind: str = option("gym", "which env choice this is", choices=choices("env"))
     id: str = option("CartPole-v1", "gymnasium id, or a name from the registry")
-    num: int = option(8, "environments stepped together", ge=1, le=1_000_000)
+    num: int = option(8, "environments stepped together (sub-environments)", ge=1, le=1_000_000)
     mode: str = option(
         "auto",
         "serial: one by one; parallel: in processes; native: the env's own vector engine; auto: the engine where it is "
@@ -70,8 +70,8 @@ class EnvConfig:
     )
     max_episode_steps: int | None = option(None, "truncate episodes here; null keeps the env's own limit", ge=1)
     frame_stack: int | None = option(None, "last k observations, stacked, for the policy", ge=1)
-    normalize_observation: bool = option(False, "scale observations by their running mean and deviation")
-    normalize_reward: bool = option(False, "scale rewards by the running deviation of the return")
+    normalize_observation: bool = option(False, "normalise observations by their running mean and standard deviation")
+    normalize_reward: bool = option(False, "scale rewards by the running standard deviation of the return")
     reward_scale: float = option(1.0, "multiply every reward by this", gt=0)
     out_of_bounds: str = option(
         "count",
@@ -115,18 +115,18 @@ class PolicyConfig:
     orthogonal: bool = option(True, "orthogonal initial weights, small for the last actor layer")
     distribution: str = option(
         "auto",
-        "of the actions; auto: categorical for discrete spaces, normal for boxes (clipped when executed)",
+        "of the actions; auto: categorical for discrete spaces, normal for Box (clipped when executed)",
         choices=("auto", "categorical", "multi_categorical", "normal", "tanh_normal"),
     )
-    init_std: float = option(1.0, "initial deviation of a continuous action", gt=0)
-    state_dependent_std: bool = option(False, "the deviation is an output of the network, not a free parameter")
-    dueling: bool = option(False, "values as a state's value plus advantages")
-    eps_init: float = option(1.0, "share of uniform actions at the start", ge=0, le=1)
-    eps_end: float = option(0.05, "the same after eps_frames", ge=0, le=1)
-    eps_frames: int = option(10_000, "frames over which it falls, in a straight line", ge=1)
+    init_std: float = option(1.0, "initial standard deviation of continuous actions", gt=0)
+    state_dependent_std: bool = option(False, "standard deviation as an output of the network, not a free parameter")
+    dueling: bool = option(False, "dueling network: state value plus advantages")
+    eps_init: float = option(1.0, "initial epsilon of epsilon-greedy exploration", ge=0, le=1)
+    eps_end: float = option(0.05, "final epsilon", ge=0, le=1)
+    eps_frames: int = option(10_000, "frames over which epsilon falls linearly", ge=1)
     exploration: str = option(
         "random",
-        "how actions are taken while collecting",
+        "how actions are chosen while collecting; random: sampled from the policy",
         choices=("random", "mode", "mean", "deterministic"),
     )
     path: str | None = option(None, "a run folder or one of its checkpoints")
@@ -135,7 +135,7 @@ class PolicyConfig:
 
 @dataclass
 class CollectorConfig:
-    """How batches are gathered."""
+    """How batches are collected."""
 
     kind: str = option("sync", "which collector choice this is", choices=choices("collector"))
     num_workers: int | str = option(
@@ -232,12 +232,12 @@ class MemoryConfig:
     recurrent_recompute: bool = option(
         False, "the gates of a recurrent layer are computed again in the backward pass, not kept for it"
     )
-    keep: list[Any] = option([], "further policy outputs to store, by key")
+    keep: list[Any] = option([], "extra policy outputs to keep in the batch, by key, e.g. logits")
 
 
 @dataclass
 class StorageConfig:
-    """Where rows wait between collecting and learning. On-policy runs need none."""
+    """Where rows are kept between collecting and learning. On-policy runs need none."""
 
     kind: str = option(
         "none",
@@ -267,7 +267,7 @@ class SamplerConfig:
         "parts of its trajectories",
         choices=choices("sampler"),
     )
-    batch_size: int = option(64, "rows of an update", ge=1)
+    batch_size: int = option(64, "rows per gradient update", ge=1)
     slice_len: int | None = option(
         None,
         "rows of a slice, at most; null: batch_size / num_slices, or with sampler=minibatch the whole sequences of a "
@@ -288,7 +288,7 @@ class SamplerConfig:
     burn_in: int = option(
         0, "rows before a slice, further ones, that only warm up the state of a recurrent policy", ge=0
     )
-    alpha: float = option(0.6, "how much priorities count", ge=0)
+    alpha: float = option(0.6, "exponent of the priorities", ge=0)
     beta: float = option(0.4, "importance-sampling exponent at the start; rises to 1", ge=0, le=1)
     beta_frames: int = option(100_000, "frames over which beta rises to 1, in a straight line", ge=1, when=_BY_PRIORITY)
     kwargs: dict[str, Any] = option({}, "arguments for a registered sampler of your own")
@@ -315,22 +315,24 @@ class ValueConfig:
 
     kind: str = option("gae", "which estimator choice this is", choices=choices("value"))
     gamma: float = option(0.99, "discount per step", ge=0, le=1)
-    lmbda: float = option(0.95, "weight of longer returns: 0 is one step, 1 the whole trajectory", ge=0, le=1)
-    average: bool = option(True, "normalise advantages to mean 0, deviation 1")
+    lmbda: float = option(0.95, "lambda of GAE and TD(lambda): 0 is one-step, 1 Monte Carlo", ge=0, le=1)
+    average: bool = option(True, "normalise advantages to mean 0, standard deviation 1")
     average_over: str = option(
         "minibatch",
-        "rows the normalisation runs over",
+        "rows that advantages are normalised over",
         choices=("batch", "minibatch"),
         when={"value.average": (True,)},
     )
-    shifted: bool = option(False, "one call of the value net for rows and next rows; needs no next observations")
+    shifted: bool = option(
+        False, "one value network call for observations and next observations; stores no next observations"
+    )
     shifted_budget: int = option(
         1,
         "shifted: next observations an env's row of a batch has room for",
         ge=1,
         when={"value.shifted": (True,)},
     )
-    normaliser: str = option("none", "values in units of their spread", choices=("none", "running", "popart"))
+    normaliser: str = option("none", "normalise value targets", choices=("none", "running", "popart"))
     rho_thresh: float = option(1.0, "upper limit of a step's importance weight", gt=0)
     c_thresh: float = option(1.0, "upper limit of the weight that is carried through a step", gt=0)
     two_calls: bool = option(False, "value net on observations and on next observations, one call each")
@@ -350,29 +352,31 @@ class LossConfig:
     """What is minimised: a policy gradient with its value and entropy terms, DQN's or SAC's losses."""
 
     kind: str = option("ppo_clip", "which loss choice this is", choices=choices("loss"))
-    clip_epsilon: float = option(0.2, "range of the probability ratio around 1", gt=0, lt=1)
+    clip_epsilon: float = option(0.2, "clip range of the probability ratio", gt=0, lt=1)
     anneal_clip: bool = option(False, "lower clip_epsilon to 0 over total_frames")
-    clip_value: float | None = option(None, "range of a value change per update", gt=0)
+    clip_value: float | None = option(None, "clip range of value changes", gt=0)
     entropy_coeff: float | str = option(
         "auto", "weight of the entropy bonus; auto: 0 for Box actions, else 0.01", ge=0, words=("auto",)
     )
     critic_coeff: float = option(0.5, "weight of the value loss", ge=0, when={"loss.baseline": (True,)})
-    target_kl: float | None = option(None, "stop a batch's epochs once one's mean divergence exceeds this", gt=0)
-    kl_target: float = option(0.01, "divergence of a batch's policies aimed at", gt=0)
-    kl_coeff: float = option(1.0, "weight of the divergence at first", ge=0)
-    baseline: bool = option(True, "subtract a learned value from returns")
-    distance: str = option("smooth_l1", "of a value and its target", choices=("smooth_l1", "l2", "l1"))
-    double: bool = option(False, "the trained net chooses the next action, the target net values it")
+    target_kl: float | None = option(None, "stop the epochs of a batch once the mean KL divergence exceeds this", gt=0)
+    kl_target: float = option(0.01, "target KL divergence per batch", gt=0)
+    kl_coeff: float = option(1.0, "initial weight of the KL penalty", ge=0)
+    baseline: bool = option(True, "subtract a learned state value from returns")
+    distance: str = option("smooth_l1", "loss between a value and its target", choices=("smooth_l1", "l2", "l1"))
+    double: bool = option(
+        False, "double DQN: the online network chooses the next action, the target network evaluates it"
+    )
     start_state: str = option(
         "stored", "the state that slices begin from, of a recurrent policy", choices=("stored", "zero")
     )
-    n_steps: int = option(1, "rewards summed before the next value", ge=1)
-    tau: float = option(1.0, "share of the trained weights that target nets take over at a time", gt=0, le=1)
-    target_every: int = option(1, "updates from one such time to the next", ge=1)
-    alpha: float | int | str = option("auto", "weight of the entropy; auto: learned", gt=0, words=("auto",))
-    alpha_init: float = option(1.0, "where a learned alpha begins", gt=0, when={"loss.alpha": ("auto",)})
+    n_steps: int = option(1, "steps of n-step returns", ge=1)
+    tau: float = option(1.0, "Polyak coefficient of the target networks (1: copy)", gt=0, le=1)
+    target_every: int = option(1, "gradient updates between two updates of the target networks", ge=1)
+    alpha: float | int | str = option("auto", "entropy coefficient (temperature); auto: learned", gt=0, words=("auto",))
+    alpha_init: float = option(1.0, "initial value of a learned alpha", gt=0, when={"loss.alpha": ("auto",)})
     target_entropy: float | int | str = option(
-        "auto", "that a learned alpha aims at; auto: minus the action dims, of actions scaled to [-1, 1]",
+        "auto", "target entropy of a learned alpha; auto: minus the number of action dims",
         words=("auto",), when={"loss.alpha": ("auto",)})  # fmt: skip
     kwargs: dict[str, Any] = option({}, "arguments for a registered algorithm of your own")
 
@@ -384,14 +388,14 @@ class OptimConfig:
     kind: str = option("adam", "which optimizer choice this is", choices=choices("optim"))
     lr: float = option(3e-4, "learning rate", gt=0)
     anneal_lr: bool = option(False, "lower the learning rate to 0 over total_frames")
-    epochs: int = option(10, "passes over a batch, or as many rows drawn by sampler=slice", ge=1)
-    updates_per_frame: float = option(1.0, "updates for every frame that is collected", gt=0)
-    max_grad_norm: float | None = option(0.5, "clip the gradient's norm; null does not", gt=0)
-    eps: float = option(1e-5, "added to the denominator", gt=0)
-    betas: list[float] = option([0.9, 0.999], "decay of the two moments", ge=0, lt=1)
+    epochs: int = option(10, "passes over each batch; with sampler=slice as many rows are drawn", ge=1)
+    updates_per_frame: float = option(1.0, "gradient updates per collected frame", gt=0)
+    max_grad_norm: float | None = option(0.5, "clip the gradient norm at this; null: no clipping", gt=0)
+    eps: float = option(1e-5, "epsilon in the denominator", gt=0)
+    betas: list[float] = option([0.9, 0.999], "decay rates of the two moments", ge=0, lt=1)
     weight_decay: float = option(0.0, "weight decay", ge=0)
     momentum: float = option(0.0, "momentum", ge=0, lt=1)
-    alpha: float = option(0.99, "decay of the squared gradient", ge=0, lt=1)
+    alpha: float = option(0.99, "smoothing constant of RMSprop", ge=0, lt=1)
     compile: bool = option(False, "torch.compile the update")
 
 
@@ -435,12 +439,12 @@ class CollectConfig:
     total_frames: int = option(100_000, "frames to collect, exact to one step of all envs", ge=1, le=10**15)
     threads: int | str = option("auto", "threads of one torch operation", ge=1, le=1024, words=("auto",))
     recipe: str | None = option(None, "the recipe this run follows")
-    env: EnvConfig = option(EnvConfig, "the world")
-    policy: PolicyConfig = option(PolicyConfig, "who acts")
-    collector: CollectorConfig = option(CollectorConfig, "how batches are gathered")
+    env: EnvConfig = option(EnvConfig, "the environment")
+    policy: PolicyConfig = option(PolicyConfig, "the policy")
+    collector: CollectorConfig = option(CollectorConfig, "how batches are collected")
     weights: WeightsConfig = option(WeightsConfig, "how new weights reach what acts")
     memory: MemoryConfig = option(MemoryConfig, "how the next observation is kept")
-    device: DeviceConfig = option(DeviceConfig, "where things live")
+    device: DeviceConfig = option(DeviceConfig, "devices")
     logger: LoggerConfig = option(LoggerConfig, "where metrics go")
     console: ConsoleConfig = option(ConsoleConfig, "what the terminal shows")
     run: RunConfig = option(RunConfig, "folder, checkpoints, evaluation")
@@ -450,11 +454,11 @@ class CollectConfig:
 class Config(CollectConfig):
     """Everything `rlcli train` reads: what collecting reads, and how batches become better weights."""
 
-    storage: StorageConfig = option(StorageConfig, "where rows wait")
-    sampler: SamplerConfig = option(SamplerConfig, "how rows are drawn")
+    storage: StorageConfig = option(StorageConfig, "replay storage")
+    sampler: SamplerConfig = option(SamplerConfig, "how updates sample rows")
     value: ValueConfig = option(ValueConfig, "advantages")
-    loss: LossConfig = option(LossConfig, "what is minimised")
-    optim: OptimConfig = option(OptimConfig, "how weights move")
+    loss: LossConfig = option(LossConfig, "loss and algorithm")
+    optim: OptimConfig = option(OptimConfig, "optimizer")
 
 
 def is_off_policy(cfg: Config) -> bool:

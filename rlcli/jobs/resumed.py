@@ -21,7 +21,7 @@ from rlcli.collectors.build import devices
 from rlcli.config import registry
 from rlcli.config.problem import raise_all
 from rlcli.config.resolved import from_dict, to_dict
-from rlcli.config.schemas import CollectConfig, Config, by_priority, is_off_policy
+from rlcli.config.schemas import CollectConfig, Config, is_off_policy
 from rlcli.config.validate import validate
 from rlcli.config.words import key_of
 from rlcli.errors import ConfigError, DamagedDataError

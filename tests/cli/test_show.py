@@ -5,11 +5,13 @@ import re
 import shlex
 import sys
 import tomllib
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import yaml
 
+from rlcli.algorithms.algorithm import algorithm_of
 from rlcli.cli import ls
 from rlcli.cli.completion import candidates
 from rlcli.cli.main import main
@@ -18,6 +20,7 @@ from rlcli.config.option import choices, leaves
 from rlcli.config.recipes import find_recipes
 from rlcli.config.schemas import Config
 from rlcli.config.words import spell
+from rlcli.envs.build import build_env
 
 
 def test_cfg_job_resolve_prints_the_configuration_as_yaml(rlcli):
@@ -310,3 +313,16 @@ def test_faces_name_what_runs_through_tensordicts_and_why(rlcli, tmp_path, monke
     assert "Halved" in rows[0][3] and "_step" in rows[2][3]
     ours = rlcli(words)[1]
     assert "TensorDicts" not in ours and "observation -> logits" in ours and "torch" not in ours
+
+
+def test_why_says_what_a_loss_chooses_and_what_follows_from_the_actions(rlcli):
+    why = {line.split("=")[0]: line.split("# ")[1] for line in rlcli("show loss=sac --why")[1].splitlines()}
+    assert why["storage.kind"] == "storage=tensor, with loss=sac" and why["sampler.batch_size"] == "loss=sac"
+    for env, said in (("Pendulum-v1", "default; 0: Box actions"), ("CartPole-v1", "default; 0.01: Discrete actions")):
+        why = {line.split("=")[0]: line.split("# ")[1] for line in rlcli(f"show env.id={env} --why")[1].splitlines()}
+        assert why["loss.entropy_coeff"] == said
+        cfg = configure("train", [f"env.id={env}", "env.num=1"])
+        with closing(build_env(cfg.env)) as made:
+            algorithm = algorithm_of(cfg)
+            loss = algorithm.loss(algorithm.networks(made), made)
+            assert f"{loss.entropy_coeff:g}" == said.split()[1].rstrip(":")

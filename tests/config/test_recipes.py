@@ -2,10 +2,11 @@
 
 import pytest
 
-from rlcli.config import guard, registry
+from rlcli.config import registry
 from rlcli.config.compose import configure, plan
 from rlcli.config.option import groups, leaves
-from rlcli.config.recipes import find_recipes, shipped
+from rlcli.config.recipes import choice_file, find_recipes, shipped
+from rlcli.config.resolved import flat
 from rlcli.config.schemas import Config
 from rlcli.errors import ConfigError
 
@@ -154,13 +155,13 @@ CHOSEN = [group for group in groups(Config) if f"{group}.kind" in leaves(Config)
 def test_every_choice_of_a_group_is_a_file_that_says_what_it_is(group):
     files = {path.stem: path for path in (shipped("conf") / group).glob("*.yaml")}
     assert files.keys() == set(leaves(Config)[f"{group}.kind"].option.choices)
-    for path in files.values():
-        assert path.read_text().startswith("# ") and guard.read_yaml(path)["kind"] == path.stem
+    for name, path in files.items():
+        assert path.read_text().startswith("# ") and choice_file(group, name)[0][group]["kind"] == name
 
 
 @pytest.mark.parametrize("path", sorted(shipped("conf").glob("*/*.yaml")), ids=lambda path: path.stem)
 def test_a_choice_holds_only_what_differs_from_the_schema(path):
-    said = {f"{path.parent.name}.{name}": value for name, value in guard.read_yaml(path).items()}
+    said = dict(flat(Config, choice_file(path.parent.name, path.stem)[0]))
     repeats = [
         key
         for key, value in said.items()

@@ -237,7 +237,10 @@ def test_rows_of_a_buffer_are_in_the_ledger(run):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["loss=dqn"], ["storage=none keeps none; use storage=tensor", "sampler=minibatch cuts one batch"]),
+        (
+            ["loss=dqn", "storage=none", "sampler=minibatch"],
+            ["storage=none keeps none; use storage=tensor", "sampler=minibatch cuts one batch"],
+        ),
         (["storage=tensor"], ["sampler=minibatch learns from each batch once", "use sampler=slice, or storage=none"]),
         (["storage=tensor", "sampler=random"], ["sampler=random draws single rows", "use sampler=slice"]),
         ([*DQN, "memory=compact"], ["memory=compact keeps none; use memory=exact"]),
