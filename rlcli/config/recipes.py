@@ -86,6 +86,22 @@ class Recipe:
         return guard.read_yaml(self.path)
 
 
+_FAMILIES = {  # where gymnasium finds an env -> the last word of the recipes that are tuned for its like
+    "gymnasium.envs.mujoco": "mujoco", "gymnasium.envs.box2d": "box2d", "gymnasium.envs.classic_control": "classic",
+    "minigrid.": "minigrid", "ale_py": "atari",
+}  # fmt: skip
+
+
+def tuned_recipe(env_id: str, loss: str) -> str | None:
+    """The shipped recipe with settings for the family of an env, if there is one: `ppo_mujoco`."""
+    from gymnasium.envs.registration import registry as known
+
+    entry = str(getattr(known.get(env_id), "entry_point", ""))
+    family = next((name for place, name in _FAMILIES.items() if entry.startswith(place)), "")
+    name = f"{loss.partition('_')[0]}_{family}"
+    return name if (shipped("recipes") / f"{name}.yaml").exists() else None
+
+
 def parents(data: Mapping[str, Any]) -> list[str]:
     """The recipes that a recipe's contents build on, in the order they are applied."""
     entries = data.get("defaults", [])

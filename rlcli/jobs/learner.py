@@ -13,6 +13,7 @@ from rlcli.algorithms import algorithm_of
 from rlcli.algorithms.policy import build_policy, choose_threads
 from rlcli.collectors.build import devices
 from rlcli.config import registry
+from rlcli.config.recipes import tuned_recipe
 from rlcli.config.resolved import to_dict
 from rlcli.config.schemas import Config
 from rlcli.data.files.state import loading_state
@@ -148,6 +149,8 @@ class Learner:
         """Say what was derived."""
         cfg, collector = self.cfg, self.collector
         lines = [f"run {self.run.path}", self._threads_said()]
+        if cfg.recipe is None and (tuned := tuned_recipe(cfg.env.id, cfg.loss.kind)):
+            lines.append(f"recipe={tuned} has settings tuned for environments like {cfg.env.id}")
         lines += [*self.chosen, *notes(cfg, collector, self.replayable)]
         lines += [self.init_rows.line] if self.init_rows is not None else []
         with random_streams.kept():  # what is only tried must not move what a resumed run has just put back

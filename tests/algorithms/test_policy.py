@@ -147,5 +147,6 @@ def test_a_critic_of_another_key_trains_with_a_limit_of_its_values():
     actor, _ = build_actor_critic(spec, Categorical(2), net="mlp", hidden=(8,), generator=0)
     policy = ActorCritic(actor, ValueOperator(nn.Linear(4, 1), out_keys=["worth"]))
     algorithm = ClipPPO(cfg)
-    loss, env = algorithm.loss(policy, None), SimpleNamespace(full_observation_spec=spec)
+    env = SimpleNamespace(full_observation_spec=spec, action_spec=Categorical(2))
+    loss = algorithm.loss(policy, env)
     assert "worth" in loss.in_keys and "worth" not in algorithm.keys(loss, algorithm.estimator(policy), env)

@@ -5,7 +5,7 @@ import pytest
 from rlcli.config import registry
 from rlcli.config.compose import configure, plan
 from rlcli.config.option import groups, leaves
-from rlcli.config.recipes import choice_file, find_recipes, shipped
+from rlcli.config.recipes import choice_file, find_recipes, shipped, tuned_recipe
 from rlcli.config.resolved import flat
 from rlcli.config.schemas import Config
 from rlcli.errors import ConfigError
@@ -183,3 +183,12 @@ def test_what_a_recipe_sweeps_over_is_checked_before_the_first_job(tmp_path):
     (tmp_path / "swept.yaml").write_text("defaults: [ppo_exact]\nhydra: {sweeper: {params: {loss.tau: '0.1,0.2'}}}\n")
     with pytest.raises(ConfigError, match=r"loss\.tau has no meaning with loss=ppo_clip"):
         plan("train", ["recipe=swept"], [tmp_path], multirun=True)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "loss", "recipe"),
+    [("Walker2d-v5", "ppo_clip", "ppo_mujoco"), ("Walker2d-v5", "sac", "sac_mujoco"), ("Acrobot-v1", "ppo_kl", "ppo_classic"),
+     ("Acrobot-v1", "dqn", None), ("Taxi-v4", "ppo_clip", None), ("Unknown-v0", "ppo_clip", None)],
+)  # fmt: skip
+def test_a_family_of_environments_has_its_recipe(env_id, loss, recipe):
+    assert tuned_recipe(env_id, loss) == recipe

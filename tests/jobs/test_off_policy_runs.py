@@ -166,7 +166,7 @@ def test_epsilon_falls_by_frames_and_ends_where_it_is_told_to(run):
 
 def test_schedules_stand_where_they_do_on_policy_before_the_batch_is_collected(run):
     """Else the updates of a run's last batch have learning rate 0, and move nothing."""
-    last = run("run.dir=a", *DQN).metrics()[-1]
+    last = run("run.dir=a", *DQN, "optim.lr=3e-4", "optim.anneal_lr=true").metrics()[-1]
     assert last["frames"] == 1200 and last["lr"] == pytest.approx(3e-4 * (1 - 1152 / 1200))
 
 
