@@ -45,6 +45,7 @@ from rlcli.data import ReplayBufferEnsemble
 from rlcli.data.next_obs import move
 from rlcli.errors import ArgumentError, one_of
 from rlcli.keys import COLLECTOR_MASK, Key
+from rlcli.lanes.told import told
 from rlcli.processes.crew import Crew
 from rlcli.processes.worker import USUAL_METHOD
 from rlcli.transforms import NextObservationDelta
@@ -130,9 +131,9 @@ class MultiProcessCollector(BaseCollector):
         everywhere, storing_device = options.get("device"), one_of_all("storing_device", storing_device, len(makers))
         self.storing = resolve(everywhere if storing_device is None and not isinstance(everywhere, list | tuple)
                                else storing_device)  # fmt: skip
-        body, threads = sent("hooks", self._hooks), counted("num_threads", num_threads)
+        body, threads, known = sent("hooks", self._hooks), counted("num_threads", num_threads), told()
         self.crew = CollectorCrew(
-            [Sent(one.pickled(), body, threads, _quiet(filter_warnings_subprocess)) for one in each],
+            [Sent(one.pickled(), body, known, threads, _quiet(filter_warnings_subprocess)) for one in each],
             start_method=start_method or USUAL_METHOD, seed=self.seed,
             first_lane=options.get("first_lane", 0), all_lanes=options.get("all_lanes"), on_error=on_worker_error,
         )  # fmt: skip

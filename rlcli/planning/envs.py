@@ -18,8 +18,7 @@ import psutil
 from torch import nn
 
 from rlcli.collectors import BaseCollector
-from rlcli.collectors.build import shares, workers_env
-from rlcli.config import registry
+from rlcli.collectors.build import shares
 from rlcli.config.schemas import CollectConfig, Config, EnvConfig
 from rlcli.envs.build import build_env, env_workers, evaluation_lanes, lanes_here, wants_native
 from rlcli.processes.crew import Crew
@@ -156,8 +155,7 @@ def measured(cfg: CollectConfig, actor: nn.Module | None = None) -> Envs:
     if shares(cfg):
         from rlcli.collectors import MultiSyncCollector
 
-        make = partial(workers_env, tuple(registry.imported), one)
-        with MultiSyncCollector([make], actor, frames_per_batch=1) as collector:
+        with MultiSyncCollector([partial(build_env, one)], actor, frames_per_batch=1) as collector:
             collector.rollout()
             collector.update_policy_weights_()
             collector.rollout()
