@@ -1,4 +1,4 @@
-"""What this process was told that no pickle of an env maker carries, for workers: registered names, the key of Managers.
+"""What no pickle of an env maker carries to a worker: names that this program registered, the key of its Managers.
 
 A script that registers an env and trains it in workers has no package that those could import.
 """
