@@ -114,7 +114,7 @@ def test_a_batch_that_came_too_late_ends_the_trajectory_in_every_mode(next_obs, 
     while batches < 80 or late < 8:
         with MultiAsyncCollector(makers, learned(), **options) as c:
             if state is not None:
-                c.load_state_dict(decode_state(encode_state(state)))
+                c.load_state_dict(decode_state(b"".join(map(bytes, encode_state(state))), "a checkpoint"))
             for _ in range(40):
                 batch, late, batches = c.next(), c.dropped_frames // 12, batches + 1
                 buffer.extend(batch)

@@ -245,8 +245,8 @@ def test_replacements_with_something_collected_between_them_are_forgotten_in_tim
     clock = itertools.count(0.0, 13.0)
     monkeypatch.setattr(restarts.time, "monotonic", lambda: next(clock))
     counted = restarts.Restarts()
-    for collected in range(30):
-        counted.another("env", 7, "it", restarts.Lost(7, "was killed"), collected=collected, fix="")
+    for steps in range(30):
+        counted.another("env", 7, "it", restarts.Lost(7, "was killed"), collected=steps, fix="")
 
 
 class Picky(gym.Env):
