@@ -62,7 +62,9 @@ def build_collector(
 
     start_method = None if c.start_method == "auto" else c.start_method
     options |= {"start_method": start_method, "on_worker_error": c.on_worker_error}
-    makers = [partial(build_env, dataclasses.replace(cfg.env, num=len(share))) for share in shares(cfg)]
+    makers = [
+        partial(build_env, dataclasses.replace(cfg.env, num=len(share)), first=share.start) for share in shares(cfg)
+    ]
     if c.kind == "multi_sync":
         options["preemptive_threshold"] = c.preemptive_threshold
         return MultiSyncCollector(makers, actor, cat_results=0, **options)

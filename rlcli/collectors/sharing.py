@@ -48,7 +48,7 @@ def _opened(place: tuple[int, int, int], dtype: torch.dtype, *form: Any) -> Tens
     pid, number, size = place
     fd = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR)
     try:
-        storage = torch.UntypedStorage._new_shared_fd_cpu(fd, size)
+        storage = torch.UntypedStorage._new_shared_fd_cpu(fd, size)  # type: ignore[attr-defined]
     finally:
         os.close(fd)
     return torch.empty(0, dtype=dtype).set_(storage, *form)

@@ -117,8 +117,8 @@ class Apart(Stacked):
         return [_tensordict(row, self.envs[0], self.device) for row in shown]
 
     # ---- what SerialEnv does in this process --------------------------------------------------------------------
-    def seed_each(self, seed: int) -> None:
-        self._each("seed", [(seed, self.batch_size[0])] * len(self.parts))
+    def seed_each(self, seed: int, first: int = 0, total: int | None = None) -> None:
+        self._each("seed", [(seed, total or self.batch_size[0])] * len(self.parts))
 
     def reset_each(self, places: Sequence[int]) -> list[TensorDictBase]:
         return self._called("reset", dict.fromkeys(places))
