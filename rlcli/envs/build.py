@@ -156,7 +156,7 @@ def _parallel(cfg: EnvConfig, first: int, on_worker_error: str) -> EnvBase:
 
 def _makers(cfg: EnvConfig, lanes: int, first: int) -> list[partial[GymEnv]]:
     """What makes each of a run's single envs."""
-    options = {"categorical_action_encoding": True, "narrow": True, "out_of_bounds": cfg.out_of_bounds}
+    options: dict[str, Any] = {"categorical_action_encoding": True, "narrow": True, "out_of_bounds": cfg.out_of_bounds}
     return [partial(GymEnv, configured(cfg, first + lane), **options) for lane in range(lanes)]
 
 

@@ -17,7 +17,6 @@ import gymnasium as gym
 from rlcli.config import registry
 from rlcli.errors import in_words
 from rlcli.lanes.building import register_atari
-from rlcli.processes.channel import packed
 
 _BY_THEMSELVES = ("gymnasium.", "ale_py.")  # packages whose ids every process knows
 
@@ -72,10 +71,12 @@ def told() -> Told:
     UserWarning
         What was registered cannot be pickled.
     """
+    import cloudpickle  # what is of the program itself goes by value
+
     names = []
     for kind, name, known in _registered():
         try:
-            names.append((kind, name, packed(known)))
+            names.append((kind, name, cloudpickle.dumps(known)))
         except Exception as error:  # whatever an object of the user's raises
             _warn(kind, name, error)
     return Told(bytes(current_process().authkey), tuple(registry.imported), tuple(names))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -58,6 +60,8 @@ def test_workers_know_what_a_script_has_registered(by, method, monkeypatch):
         def _step(self, td, next_td):
             return next_td.set("reward", next_td.get("reward") + 1)
 
+    Short.__module__, Short.__qualname__ = "__main__", "Short"
+    monkeypatch.setattr(sys.modules["__main__"], "Short", Short, raising=False)
     for kind, name, builder in (("env", "Short", Short), ("wrapper", "Twice", Twice), ("transform", "Plus", Plus)):
         monkeypatch.setitem(registry._users[kind], name, builder)
     if by == "gymnasium":
