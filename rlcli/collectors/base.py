@@ -410,6 +410,8 @@ class BaseCollector:
         with stage(COLLECT):
             found = self._collect(steps, timed)
             self.batches += 1
+            if vars(self).get("reset_at_each_iter", self._stepping.reset_at_each_iter):
+                found = found._replace(gaps=dict.fromkeys(found.lanes or range(self.envs), True))
             if self.postproc is not None or self._hook is not None:  # either may write into the batch
                 reward, done = (None if x is None else x.copy() for x in (found.reward, found.done))
                 found = found._replace(reward=reward, done=done)

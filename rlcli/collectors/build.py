@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -14,9 +13,8 @@ from tensordict.nn import InteractionType
 from rlcli.collectors.base import BaseCollector
 from rlcli.collectors.collector import Collector
 from rlcli.collectors.devices import resolve
-from rlcli.config import registry
 from rlcli.config.installed import accelerator
-from rlcli.config.schemas import CollectConfig, Config, EnvConfig, convolves, draws, is_off_policy
+from rlcli.config.schemas import CollectConfig, Config, convolves, draws, is_off_policy
 from rlcli.envs import EnvBase
 from rlcli.envs.build import build_env
 from rlcli.keys import Key, unravel
@@ -64,20 +62,14 @@ def build_collector(
 
     start_method = None if c.start_method == "auto" else c.start_method
     options |= {"start_method": start_method, "on_worker_error": c.on_worker_error}
-    packages = tuple(registry.imported)
-    makers = [partial(workers_env, packages, dataclasses.replace(cfg.env, num=len(share))) for share in shares(cfg)]
+    makers = [
+        partial(build_env, dataclasses.replace(cfg.env, num=len(share)), first=share.start) for share in shares(cfg)
+    ]
     if c.kind == "multi_sync":
         options["preemptive_threshold"] = c.preemptive_threshold
         return MultiSyncCollector(makers, actor, cat_results=0, **options)
     lag = cfg.weights
     return MultiAsyncCollector(makers, actor, max_lag=lag.max_lag, on_lag=lag.on_lag, **options)
-
-
-def workers_env(packages: Sequence[str], cfg: EnvConfig) -> EnvBase:
-    """A worker's envs, once what the user's packages register is known there."""
-    for name in packages:
-        importlib.import_module(name)
-    return build_env(cfg)
 
 
 def state_stride(cfg: CollectConfig) -> int:

@@ -113,6 +113,7 @@ class CollectorCrew:
         self._columns: Schema | None = None  # a row of what is shared
         self._batches = 0
         self._restarts = Restarts()
+        self._given_up: EnvError | None = None
         self._gone: list[list[int]] = [[] for _ in sent]  # batches whose memory is nobody's, and workers hold still
         self.about: list[dict[str, Any]] = []
         room_for(_FILES * len(sent))
@@ -186,6 +187,7 @@ class CollectorCrew:
 
         Where one raises, that is raised here; or that one is replaced too.
         """
+        self._refuse_given_up()
         try:
             found = self.crew.order(CALL, bodies, fd=fd)
             while self.crew.failed:
@@ -235,6 +237,7 @@ class CollectorCrew:
 
     def begin(self, index: int, order: Order) -> None:
         """Have a worker write a batch, behind those that it is writing."""
+        self._refuse_given_up()
         self._pass_over_broken()
         if not self._orders[index]:
             self._delivered[index] = self._steps(index)
@@ -397,10 +400,13 @@ class CollectorCrew:
         try:
             said = self._restarts.another(
                 self.name, index, f"worker {self._place(index)}", cause,
+                collected=self.records[index].frames if index < len(self.records) else 0,
                 fix="Correct what ends them; a Collector shows it plainly.",
             )  # fmt: skip
-        except EnvError:
-            self._orders[index].clear()
+        except EnvError as error:  # nobody waits for the others
+            self._given_up = error
+            for begun in self._orders:
+                begun.clear()
             raise
         self.crew.replace(index, self._worker())
         self._sent[index] = {}
@@ -447,6 +453,11 @@ class CollectorCrew:
         yield packed(("call", ("begin_anew", record.frames, [record.next_id - 1], begun), {})), None
         for receiver in self._follows.values():
             yield receiver()
+
+    def _refuse_given_up(self) -> None:
+        """One is replaced no more: the others may be busy for long."""
+        if self._given_up is not None:
+            raise self._given_up
 
     def _refusal(self, lost: Lost) -> RlcliError:
         if not self.crew.close.alive:

@@ -50,8 +50,8 @@ class Delivered:
     shares : tuple of (range, int), optional
         Where some of these envs took fewer steps than others: which took how many; what follows them is no row.
     gaps : mapping from lane to bool
-        Envs whose rows do not go on where they were: whether they begin a new episode (a worker was replaced, say), or
-        are in the middle of one since the rows before were lost.
+        Envs whose rows do not go on where they were: whether they begin a new episode (a worker was replaced, say, or
+        each batch begins with some), or are in the middle of one since the rows before were lost.
     """
 
     raw: TensorDictBase

@@ -9,8 +9,9 @@ from rlcli.collectors.engine import Engine
 from rlcli.collectors.programs import RandomProgram, TensorDictProgram
 from rlcli.collectors.programs.lowered import LoweredProgram
 from rlcli.collectors.states import transforms_of
-from rlcli.envs import EnvBase, SerialEnv, TransformedEnv
+from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.envs.base import own_stepping
+from rlcli.envs.serial import BatchedEnv
 from rlcli.keys import show
 from rlcli.modules.stages import Stage
 from rlcli.transforms import Transform
@@ -59,7 +60,7 @@ def _env(env: EnvBase, engine: Engine) -> Face:
 def _odd_env(env: EnvBase) -> str:
     """Why an env has no face of arrays; nothing where it has one."""
     lanes = getattr(env, "lanes", None)
-    if isinstance(env, SerialEnv) and lanes is None:
+    if isinstance(env, BatchedEnv) and lanes is None:
         inner = env.envs[0]
         return _odd_env(inner) or f"its envs are of {type(inner).__name__}, each with what lies on it"
     if lanes is None:

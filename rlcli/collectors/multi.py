@@ -44,11 +44,13 @@ from rlcli.collectors.worker_record import WorkerRecord
 from rlcli.data import ReplayBufferEnsemble
 from rlcli.data.next_obs import move
 from rlcli.errors import ArgumentError, one_of
-from rlcli.keys import COLLECTOR_MASK, Key
+from rlcli.keys import COLLECTOR_MASK, TRAJ_IDS, Key
+from rlcli.lanes.told import told
 from rlcli.processes.crew import Crew
 from rlcli.processes.worker import USUAL_METHOD
 from rlcli.transforms import NextObservationDelta
 
+_RENUMBERED = 1 << 48  # is added to the id of a trajectory each time that rows of it are lost
 _COUNTED = ("lag", "largest_lag", "restarts", "lost_frames", "cause", "begins")  # of a worker, in a checkpoint
 
 
@@ -121,6 +123,7 @@ class MultiProcessCollector(BaseCollector):
         each = [of_worker(stepping, index, len(makers), maker) for index, maker in enumerate(makers)]
         super().__init__(delivery, delivery.trajectories(each[0]))
         self._stepping, self._count = each[0], len(makers)
+        self._renumbered: dict[int, tuple[int, int]] = {}  # lane -> a trajectory, and how often rows of it were lost
         self.frames_per_batch, self.total_frames = frames_per_batch, total_frames  # type: ignore[assignment]
         self.init_random_frames = init_random_frames or 0
         self.update_at_each_batch = bool(options.get("update_at_each_batch", False))
@@ -130,9 +133,9 @@ class MultiProcessCollector(BaseCollector):
         everywhere, storing_device = options.get("device"), one_of_all("storing_device", storing_device, len(makers))
         self.storing = resolve(everywhere if storing_device is None and not isinstance(everywhere, list | tuple)
                                else storing_device)  # fmt: skip
-        body, threads = sent("hooks", self._hooks), counted("num_threads", num_threads)
+        body, threads, known = sent("hooks", self._hooks), counted("num_threads", num_threads), told()
         self.crew = CollectorCrew(
-            [Sent(one.pickled(), body, threads, _quiet(filter_warnings_subprocess)) for one in each],
+            [Sent(one.pickled(), body, known, threads, _quiet(filter_warnings_subprocess)) for one in each],
             start_method=start_method or USUAL_METHOD, seed=self.seed,
             first_lane=options.get("first_lane", 0), all_lanes=options.get("all_lanes"), on_error=on_worker_error,
         )  # fmt: skip
@@ -178,8 +181,14 @@ class MultiProcessCollector(BaseCollector):
         """The batch of parts that lie in one memory; where they are shares of different lengths, with a mask."""
         filled = merged(parts, memory)
         self._schema = filled.schema
+        found, first = dict(gaps), 0 if lanes is None else lanes.start
+        lane = first
         for part in parts:
             self.outside.add(part.outside)
+            if part.begins is not None:
+                found |= dict.fromkeys(range(lane, lane + part.lanes), part.begins)
+            lane += part.lanes
+        self._number_anew(filled.columns.get(TRAJ_IDS), range(first, lane), found)
         batch = assemble(filled, batched=batched, delta=self.delta)
         if shares is not None:
             steps = torch.tensor([taken for lanes, taken in shares for _ in lanes])
@@ -188,14 +197,25 @@ class MultiProcessCollector(BaseCollector):
             batch = move(batch, self.storing)
             sync_function(self.storing)()
         self.frames += sum(part.lanes * part.steps for part in parts)
-        found, lane = dict(gaps), 0 if lanes is None else lanes.start
-        for part in parts:
-            if part.begins is not None:
-                found |= dict.fromkeys(range(lane, lane + part.lanes), part.begins)
-            lane += part.lanes
         if self.trajectories is not None:
             self.trajectories.interrupt(found)
         return Collected(batch, filled.reward, filled.done, filled.seconds, lanes, shares, found)
+
+    def _number_anew(self, ids: np.ndarray | None, lanes: range, gaps: Mapping[int, bool]) -> None:
+        """Give what follows rows that were lost another id `[N, T]`: no buffer joins it with what was before them."""
+        if ids is None:
+            return
+        for lane, begins in gaps.items():
+            own = int(ids[lane - lanes.start, 0])
+            known, times = self._renumbered.get(lane, (own, 0))
+            if not begins:
+                self._renumbered[lane] = own, 1 + times * (known == own)
+        for lane in [lane for lane in self._renumbered if lane in lanes]:
+            (own, times), row = self._renumbered[lane], ids[lane - lanes.start]
+            if row[0] == own:
+                row[row == own] += times * _RENUMBERED
+            else:
+                del self._renumbered[lane]
 
     # ---- whose rows are whose ------------------------------------------------------------------------------------
     @property
@@ -357,7 +377,8 @@ class MultiProcessCollector(BaseCollector):
     # ---- checkpoints ---------------------------------------------------------------------------------------------
     def _state(self) -> dict[str, Any]:
         told = [{name: getattr(record, name) for name in _COUNTED} for record in self.crew.records]
-        return {"outside": self.outside.figures(), "workers": self.crew.call("state_dict"), "told": told}
+        found = {"outside": self.outside.figures(), "workers": self.crew.call("state_dict"), "told": told}
+        return found | {"renumbered": dict(self._renumbered)}
 
     def load_state_dict(self, state: dict[str, Any], *, replay: bool = True) -> list[int]:
         """Continue where `state_dict` was taken; see `Collector.load_state_dict`."""
@@ -370,6 +391,7 @@ class MultiProcessCollector(BaseCollector):
             )  # fmt: skip
         self.frames = int(state["frames"])
         self.outside = Outside(state["outside"])
+        self._renumbered = {int(lane): (int(own), int(n)) for lane, (own, n) in state["renumbered"].items()}
         if self.trajectories is not None:
             self.trajectories.load_state_dict(state["trajectories"], self.storing)
         lost = self.crew.each("call", [("load_state_dict", one) for one in saved], replay=replay)

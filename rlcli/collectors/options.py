@@ -235,17 +235,18 @@ class Stepping:
     def pickled(self) -> bytes:
         """The options as another process can take them: `pickle.loads` gives a `Stepping` of the same.
 
-        What no module holds (lambdas, functions of `__main__`) goes by value.
+        What no module holds (lambdas, functions of `__main__`) goes by value; tensors in shared memory stay shared,
+        but for those of modules.
 
         Raises
         ------
         ArgumentError
             Naming the option that cannot be sent, and what to give instead.
         """
-        import cloudpickle
+        from rlcli.collectors.sharing import dumps
 
         try:
-            return cloudpickle.dumps(self)
+            return dumps(self)
         except Exception:  # whatever a user's `__reduce__` raises
             for field in fields(self):
                 sent(field.name, getattr(self, field.name))
@@ -259,10 +260,10 @@ def sent(name: str, value: Any) -> bytes:
     ------
     ArgumentError
     """
-    import cloudpickle
+    from rlcli.collectors.sharing import dumps
 
     try:
-        return cloudpickle.dumps(value)
+        return dumps(value)
     except Exception as error:  # whatever a user's `__reduce__` raises
         raise ArgumentError(
             f"{name} cannot be sent to another process", why=f"it is a {type(value).__name__}: {in_words(error, 200)}",

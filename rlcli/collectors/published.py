@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,7 +36,7 @@ class PublishedWeights:
 
     def __init__(self, crew: CollectorCrew, policy: Any, schemes: Mapping[str, WeightSyncScheme] | None) -> None:
         self.crew, self.version = crew, 0
-        self._schemes = _schemes(schemes)
+        self._schemes, self._warned = _schemes(schemes), False
         self._senders: dict[str, WeightSender] = {}
         self._trained: dict[str, Any] = {}
         self._lock = threading.Lock()  # of all above: any thread may publish
@@ -80,11 +81,25 @@ class PublishedWeights:
         ------
         ArgumentError
             An unknown model, or weights that do not fit it; nothing was published.
+
+        Warns
+        -----
+        UserWarning
+            Once: schemes of models that nobody registered.
         """
         if model_id in self._schemes and model_id not in self._senders:
             raise ArgumentError(
                 f"no model is called '{model_id}'",
                 why="it has a scheme, and no module: register_model(name, module) gives it one",
+            )
+        unused = self._schemes.keys() - self._senders.keys()
+        if unused and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"weight_sync_schemes names {', '.join(sorted(unused))}, and no model is called so: nothing is sent by "
+                f"it; there {'are' if len(self._senders) > 1 else 'is'} {', '.join(self._senders)}, and "
+                "register_model(name, module) adds one",
+                stacklevel=4,
             )
         with self._lock:
             new = spoken_of(self._trained, source, model_id)

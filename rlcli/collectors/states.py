@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any
 
-from rlcli.envs import EnvBase, SerialEnv, TransformedEnv
+from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.envs.policy_transforms import keys_of, written_states
+from rlcli.envs.serial import BatchedEnv
 from rlcli.envs.tensordict_lanes import TensorDictLanes
 from rlcli.errors import ArgumentError
 from rlcli.keys import IS_INIT, STEP_RESULTS, Key, show
@@ -134,5 +135,5 @@ def transforms_of(env: EnvBase) -> Iterator[Transform]:
     if isinstance(env, TransformedEnv):
         yield from transforms_of(env.base_env)
         yield from env.transforms
-    elif isinstance(env, SerialEnv):
+    elif isinstance(env, BatchedEnv) and env.envs:
         yield from transforms_of(env.envs[0])

@@ -32,6 +32,7 @@ from rlcli.collectors.wiring import make_env
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, Key, show, under_next, unravel
 from rlcli.lanes.lanes import Schema
+from rlcli.lanes.told import Told
 from rlcli.processes.channel import Channel, unpacked
 from rlcli.processes.line import Line
 from rlcli.processes.pulse import BEAT, beat
@@ -61,6 +62,8 @@ class Sent:
         `Stepping.pickled()`.
     hooks : bytes
         The pickled pair of what is called before each batch, and with each batch.
+    told : Told
+        What the parent's program has registered.
     threads : int
         Of one torch operation.
     quiet : bool
@@ -69,6 +72,7 @@ class Sent:
 
     stepping: bytes
     hooks: bytes
+    told: Told
     threads: int = 1
     quiet: bool = True
 
@@ -169,6 +173,7 @@ class CollectorWorker:
         torch.set_num_threads(sent.threads)
         if sent.quiet:
             warnings.simplefilter("ignore")
+        sent.told.learn()
         self.stepping: Stepping = pickle.loads(sent.stepping)
         self.pre_hook, self.post_hook = pickle.loads(sent.hooks)
         self.env = make_env(self.stepping.create_env_fn, self.stepping.create_env_kwargs)

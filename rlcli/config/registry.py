@@ -156,6 +156,16 @@ def users_names(kind: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*_users[kind], *_entry_points().get(kind, ()))))
 
 
+def registered(*kinds: str) -> Iterator[tuple[str, str, Any]]:
+    """Kind, name and object of what this process's program registered."""
+    return ((kind, name, builder) for kind in kinds for name, builder in _users[kind].items())
+
+
+def learn(kind: str, name: str, builder: Any) -> None:
+    """Take over what the process that made this one has registered."""
+    _users[kind].setdefault(name, builder)
+
+
 def find(kind: str, name: str) -> Any:
     """The class or function behind a name.
 

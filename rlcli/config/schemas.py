@@ -66,7 +66,9 @@ class EnvConfig:
         when=_IN_PROCESSES,
     )
     kwargs: dict[str, Any] = option(
-        {}, "arguments for gymnasium.make, added to those that a recipe gives; {}: none of them"
+        {},
+        "arguments for gymnasium.make, added to those that a recipe gives; {}: none of them. In a text, {index} is the "
+        "number of the env, from 0; {5005+index} a port of its own",
     )
     max_episode_steps: int | None = option(None, "truncate episodes here; null keeps the env's own limit", ge=1)
     frame_stack: int | None = option(None, "last k observations, stacked, for the policy", ge=1)

@@ -174,14 +174,20 @@ class EnvBase(metaclass=_WithPolicy):
 
     # ---- what users call ---------------------------------------------------------------------------------------
     def set_seed(self, seed: int) -> int:
-        """Seed every env from `seed`, the next episode included; returns a seed for the next user in a chain."""
+        """Seed every env from `seed`, the next episode included; returns a seed for the next user in a chain.
+
+        Raises
+        ------
+        ArgumentError
+            It is no whole number from 0 to 2**64 - 1.
+        """
         try:
             number = int(seed)
-            whole = bool(number == seed)
+            whole = bool(number == seed) and not isinstance(seed, bool)
         except (TypeError, ValueError, OverflowError):
             whole = False
-        if not whole:
-            raise ArgumentError("a seed is a whole number", why=f"got {seed!r}")
+        if not whole or not 0 <= number < 2**64:
+            raise ArgumentError("a seed is a whole number from 0 to 2**64 - 1", why=f"got {seed!r}")
         self._set_seed(number)
         self.seeded_with = number
         return number + 1

@@ -22,7 +22,7 @@ from rlcli.envs.transformed import TransformedEnv, transforms_on
 from rlcli.errors import ConfigError, ResourceError, RlcliError, in_words
 from rlcli.keys import Key, unravel
 from rlcli.lanes.engines import auto_prefers_native
-from rlcli.lanes.make import configured, set_limit
+from rlcli.lanes.make import configured, numbered, set_limit
 from rlcli.lanes.shares import shared_out
 from rlcli.processes.memory import free_memory, process_memory, size
 from rlcli.transforms import FrameStack, RewardNorm, RewardScaling, RunningNorm, SignTransform, Transform, by_name
@@ -38,6 +38,7 @@ def build_env(
     *,
     gamma: float = 0.99,
     num: int | None = None,
+    first: int = 0,
     on_worker_error: str = "raise",
 ) -> EnvBase:
     """The envs of a run with their transforms.
@@ -48,14 +49,16 @@ def build_env(
         Discount, for the running scale of rewards.
     num : int, optional
         Instead of `cfg.num`; they are stepped in this process then.
+    first : int
+        The number of the first of them in `env.kwargs`, where those name it.
     on_worker_error : {"raise", "restart"}
         What becomes of a process that steps envs and fails.
     """
     lanes = cfg.num if num is None else num
     if _apart(cfg) and num is None:
-        base = _parallel(cfg, on_worker_error)
+        base = _parallel(cfg, first, on_worker_error)
     else:
-        base = _native(cfg, lanes) if wants_native(cfg, lanes) else _serial(cfg, lanes)
+        base = _native(cfg, lanes) if wants_native(cfg, lanes) else _serial(cfg, lanes, first)
     base.lanes.step_timeout = cfg.step_timeout  # type: ignore[attr-defined]
     for transform in build_transforms(cfg, base, gamma):
         try:
@@ -68,6 +71,15 @@ def build_env(
     return base
 
 
+def env_of_run(cfg: CollectConfig, gamma: float = 0.99) -> EnvBase:
+    """The envs that a run's own process steps; where workers make theirs one to look at, which is closed."""
+    if cfg.collector.kind == "sync":
+        return build_env(cfg.env, gamma=gamma, on_worker_error=cfg.collector.on_worker_error)
+    env = build_env(cfg.env, gamma=gamma, num=1)
+    env.close()
+    return env
+
+
 def build_evaluation_env(cfg: Config, episodes: int) -> EnvBase:
     """The envs that `episodes` episodes of an evaluation are played in, with the transforms of the run.
 
@@ -75,7 +87,7 @@ def build_evaluation_env(cfg: Config, episodes: int) -> EnvBase:
     """
     counted = "count" if cfg.env.out_of_bounds == "refuse" else cfg.env.out_of_bounds
     env = dataclasses.replace(cfg.env, out_of_bounds=counted)
-    return build_env(env, gamma=cfg.value.gamma, num=evaluation_lanes(cfg.env, episodes))
+    return build_env(env, gamma=cfg.value.gamma, num=evaluation_lanes(cfg.env, episodes), first=cfg.env.num)
 
 
 def evaluation_lanes(cfg: EnvConfig, episodes: int) -> int:
@@ -85,14 +97,14 @@ def evaluation_lanes(cfg: EnvConfig, episodes: int) -> int:
     return -(-episodes // rounds)
 
 
-def _serial(cfg: EnvConfig, lanes: int) -> EnvBase:
-    pace, make = Pace(cfg.id, lanes), _maker(cfg)
+def _serial(cfg: EnvConfig, lanes: int, first: int) -> EnvBase:
+    pace = Pace(cfg.id, lanes)
 
-    def another() -> GymEnv:
+    def another(make: partial[GymEnv]) -> GymEnv:
         pace.another()
         return make()
 
-    return SerialEnv(lanes, another)
+    return SerialEnv(lanes, [partial(another, make) for make in _makers(cfg, lanes, first)])
 
 
 def _apart(cfg: EnvConfig) -> bool:
@@ -127,22 +139,25 @@ def env_workers(cfg: CollectConfig) -> int:
     return len(parts) - caller_steps
 
 
-def _parallel(cfg: EnvConfig, on_worker_error: str) -> EnvBase:
+def _parallel(cfg: EnvConfig, first: int, on_worker_error: str) -> EnvBase:
     method = None if cfg.start_method == "auto" else cfg.start_method
     env = ParallelEnv(
-        cfg.num, _maker(cfg), **_dealt_out(cfg, on_worker_error), step_timeout=cfg.step_timeout, start_method=method
+        cfg.num,
+        _makers(cfg, cfg.num, first),
+        **_dealt_out(cfg, on_worker_error),
+        step_timeout=cfg.step_timeout,
+        start_method=method,
     )
-    heavy = env.lanes.heavy  # type: ignore[attr-defined]
+    heavy = env.lanes.heavy  # type: ignore[union-attr]
     if heavy and env.start_method != "fork":
         print(f"the code of {cfg.id} imports {', '.join(heavy)} in every worker process", file=sys.stderr)
     return env
 
 
-def _maker(cfg: EnvConfig) -> partial[GymEnv]:
-    """What makes one of a run's single envs."""
-    return partial(
-        GymEnv, configured(cfg), categorical_action_encoding=True, narrow=True, out_of_bounds=cfg.out_of_bounds
-    )
+def _makers(cfg: EnvConfig, lanes: int, first: int) -> list[partial[GymEnv]]:
+    """What makes each of a run's single envs."""
+    options: dict[str, Any] = {"categorical_action_encoding": True, "narrow": True, "out_of_bounds": cfg.out_of_bounds}
+    return [partial(GymEnv, configured(cfg, first + lane), **options) for lane in range(lanes)]
 
 
 def wants_native(cfg: EnvConfig, lanes: int) -> bool:
@@ -165,6 +180,8 @@ def _native(cfg: EnvConfig, lanes: int) -> EnvBase:
     kwargs = dict(cfg.kwargs)
     if cfg.wrappers:
         raise ConfigError("env.wrappers cannot wrap a native engine", where="env.mode", fix="Use env.mode=serial.")
+    if numbered(kwargs, 0) != kwargs:
+        raise ConfigError("a native engine's envs have no {index}", where="env.kwargs", fix="Use env.mode=serial.")
     if cfg.kind == "atari":
         a = cfg.atari
         kwargs.pop("frameskip", None)  # the engine skips frames itself

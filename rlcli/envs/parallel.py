@@ -1,4 +1,4 @@
-"""`ParallelEnv`: N gymnasium envs in worker processes, stepped together."""
+"""`ParallelEnv`: N envs in worker processes, stepped together."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 import gymnasium as gym
 
+from rlcli.envs.apart import Apart
 from rlcli.envs.base import EnvBase
 from rlcli.envs.lanes_env import GymEnv, LanesEnv, made_again, recipe_of
-from rlcli.envs.serial import differing, narrows, one_each, shown
+from rlcli.envs.serial import BatchedEnv, differing, made, narrows, one_each
 from rlcli.errors import ArgumentError, in_words
 from rlcli.lanes.bounds import strictest
 from rlcli.lanes.make import GymRecipe
@@ -22,15 +23,15 @@ Maker = str | EnvBase | Callable[[], EnvBase]
 OPTIONS = ("categorical_action_encoding", "narrow", "out_of_bounds")
 
 
-class ParallelEnv(LanesEnv):
+class ParallelEnv(BatchedEnv):
     """N envs in worker processes, batch size `(N,)`: what `SerialEnv` gives, to the bit.
 
     Parameters
     ----------
     num_workers : int
         How many envs.
-    create_env_fn : str, GymEnv, callable, or sequence of them
-        An id, a `GymEnv` that tells how its like is made, or what returns one. It is called here, once an env, and what
+    create_env_fn : str, EnvBase, callable, or sequence of them
+        An id, an env that tells how its like is made, or what returns one. It is called here, once an env, and what
         it made is closed again; `functools.partial(GymEnv, ...)` is read without being called.
     workers : int, optional
         Processes beside this one: each steps its share of the envs.
@@ -56,12 +57,16 @@ class ParallelEnv(LanesEnv):
     Raises
     ------
     ArgumentError
-        An env that is no plain `GymEnv`, or cannot be sent to another process.
+        An env that is no single one, or cannot be sent to another process.
     EnvError
         What `SerialEnv` raises too; and a worker has ended, by which signal or exit code.
 
     Notes
     -----
+    Plain `GymEnv`s are stepped through shared memory (`lanes`). Envs with parts of their own, such as transforms
+    inside, are stepped through their TensorDict faces: their workers import torch, neither the caller steps some nor
+    are workers replaced, and a running scale inside learns at every step, not once a batch.
+
     Pickled, it is the way to make its like: the other process starts workers of its own, whose envs begin anew.
 
     Workers import neither torch nor the caller's `__main__`, unless an env's own code does; the `repr` tells. With
@@ -81,31 +86,38 @@ class ParallelEnv(LanesEnv):
         start_method: str | None = None,
         device=None,
     ) -> None:
-        given = [_described(maker) for maker in one_each("ParallelEnv", num_workers, create_env_fn)]
+        self.start_method = start_method or USUAL_METHOD
+        self._processes: dict[str, Any] = {
+            "workers": workers, "per_worker": per_worker, "caller_steps": caller_steps, "step_timeout": step_timeout,
+            "on_worker_error": on_worker_error, "start_method": self.start_method,
+        }  # fmt: skip
+        self._makers = one_each("ParallelEnv", num_workers, create_env_fn)
+        super().__init__(batch_size=(len(self._makers),), device=device)
+        given: list[tuple[GymRecipe, dict[str, Any]]] = []
+        for maker in self._makers:
+            described = _described(maker)
+            if isinstance(described, EnvBase):
+                self.inner = Apart(sent(self._makers), described, **self._processes, device=device)
+                break
+            given.append(described)
+        else:
+            self.inner = self._plain(given, device)
+        self._take_specs()
+
+    def _plain(self, given: list[tuple[GymRecipe, dict[str, Any]]], device) -> LanesEnv:
+        """Gymnasium envs without parts of their own."""
         options = given[0][1]
         for place, (_, other) in enumerate(given[1:], 1):
             for name in OPTIONS[:2]:
                 if other[name] != options[name]:
                     raise differing(place, name, str(other[name]), str(options[name]))
-        self.start_method = start_method or USUAL_METHOD
         lanes = ParallelLanes(
-            sent([recipe for recipe, _ in given]),
-            workers=workers,
-            per_worker=per_worker,
-            caller_steps=caller_steps,
-            step_timeout=step_timeout,
-            on_worker_error=on_worker_error,
-            start_method=self.start_method,
-            categorical=options["categorical_action_encoding"],
-            narrow=options["narrow"],
+            sent([recipe for recipe, _ in given]), **self._processes,
+            categorical=options["categorical_action_encoding"], narrow=options["narrow"],
             out_of_bounds=strictest(each["out_of_bounds"] for _, each in given),
-        )
-        super().__init__(lanes, *lanes.spaces, batched=True, device=device)
+        )  # fmt: skip
         self._makers = [partial(GymEnv, recipe, **each) for recipe, each in given]
-        self._processes = {
-            "workers": workers, "per_worker": per_worker, "caller_steps": caller_steps, "step_timeout": step_timeout,
-            "on_worker_error": on_worker_error, "start_method": start_method,
-        }  # fmt: skip
+        return LanesEnv(lanes, *lanes.spaces, batched=True, device=device)
 
     def __reduce_ex__(self, protocol):
         if type(self) is not ParallelEnv:
@@ -113,6 +125,8 @@ class ParallelEnv(LanesEnv):
         return made_again(partial(ParallelEnv, len(self._makers), self._makers, **self._processes, device=self.device))
 
     def __repr__(self) -> str:
+        if self.lanes is None:
+            return f"ParallelEnv({self.envs[0]!r}, {len(self._makers)}, start_method={self.start_method!r})"
         lanes: Any = self.lanes
         heavy = f", imports {', '.join(lanes.heavy)}" if lanes.heavy else ""
         method = f"start_method={self.start_method!r}"
@@ -120,8 +134,8 @@ class ParallelEnv(LanesEnv):
         return f"ParallelEnv({lanes.name}, {lanes.n}, {workers}, {method}{heavy})"
 
 
-def _described(maker: Maker) -> tuple[GymRecipe, dict[str, Any]]:
-    """How an env is made, and with which options a `GymEnv` shows it."""
+def _described(maker: Maker) -> tuple[GymRecipe, dict[str, Any]] | EnvBase:
+    """How an env is made, and with which options a `GymEnv` shows it; of another the env, closed."""
     if isinstance(maker, str):
         maker = partial(GymEnv, maker)
     if isinstance(maker, partial) and maker.func is GymEnv and "policy" not in maker.keywords:
@@ -132,13 +146,11 @@ def _described(maker: Maker) -> tuple[GymRecipe, dict[str, Any]]:
         options = {name: given.pop(name) for name in OPTIONS}
         given.pop("device")
         return recipe_of(given.pop("env"), **given), options
-    env = maker if isinstance(maker, EnvBase) else maker()
+    (env,) = made([maker], "ParallelEnv")
     if type(env) is not GymEnv or env.own_parts:
-        own = f" with its own {', '.join(env.own_parts)}" if type(env) is GymEnv else ""
-        raise ArgumentError(
-            "ParallelEnv steps plain GymEnvs", why=f"got {shown(env)}{own}",
-            fix="Put transforms outside, TransformedEnv(ParallelEnv(n, make_env), transform), or use SerialEnv.",
-        )  # fmt: skip
+        if env is not maker:
+            env.close()
+        return env
     lanes: Any = env.lanes
     found = lanes.actions.categorical, narrows(lanes), env.out_of_bounds
     if env is not maker and not isinstance(env.recipe.source, gym.Env):  # else it is to be sent as it is
@@ -146,14 +158,14 @@ def _described(maker: Maker) -> tuple[GymRecipe, dict[str, Any]]:
     return env.recipe, dict(zip(OPTIONS, found, strict=True))
 
 
-def sent(recipes: list[GymRecipe]) -> list[bytes]:
-    """Recipes as workers read them; code of the user's `__main__` is sent by value, since workers do not run it."""
+def sent(makers: Sequence[Any]) -> list[bytes]:
+    """Recipes and makers as workers read them; code of the user's `__main__`, which they do not run, goes by value."""
     import cloudpickle
 
     bodies = []
-    for place, recipe in enumerate(recipes):
+    for place, maker in enumerate(makers):
         try:
-            bodies.append(cloudpickle.dumps(recipe))
+            bodies.append(cloudpickle.dumps(maker))
         except Exception as error:  # whatever an object of the user's raises
             raise ArgumentError(
                 "this env cannot be sent to a worker process", where=f"env {place}", why=in_words(error),

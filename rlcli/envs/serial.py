@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from rlcli.envs.base import SPECS, EnvBase, next_of, root_of, steps_as_ours
+from rlcli.envs.base import SPECS, EnvBase, next_of, own_methods, root_of, steps_as_ours
 from rlcli.envs.lanes_env import GymEnv, LanesEnv, made_again
 from rlcli.envs.transformed import TransformedEnv, transforms_on
 from rlcli.errors import ArgumentError
@@ -20,8 +20,10 @@ from rlcli.lanes.episodes import episode_seed
 from rlcli.lanes.gym_lanes import GymLanes, innermost
 from rlcli.lanes.lanes import Lanes
 from rlcli.specs import TensorSpec
+from rlcli.transforms import by_name
 
 Maker = str | Callable[[], EnvBase]
+_SEEDING = ("set_seed", "_set_seed")
 
 
 def one_each(kind: str, num_workers: int, makers: Any) -> list[Any]:
@@ -43,7 +45,53 @@ def one_each(kind: str, num_workers: int, makers: Any) -> list[Any]:
     return given
 
 
-class SerialEnv(EnvBase):
+class BatchedEnv(EnvBase):
+    """N single envs, batch size `(N,)`: what `inner` gives, which steps them."""
+
+    inner: EnvBase
+
+    def _take_specs(self) -> None:
+        for name in SPECS:
+            setattr(self, name, getattr(self.inner, name))
+
+    def _move_specs(self, device: torch.device) -> None:
+        self.inner.to(device)
+        self._take_specs()
+
+    @property
+    def lanes(self) -> Lanes | None:
+        """The array face, or None where the envs have none."""
+        return getattr(self.inner, "lanes", None)
+
+    @property
+    def envs(self) -> list[EnvBase]:
+        """Those that are stepped here; of envs in other processes one that is like them, or none."""
+        return getattr(self.inner, "envs", [])
+
+    @property
+    def out_of_bounds(self) -> str:
+        return self.inner.out_of_bounds
+
+    @property
+    def bounds(self) -> Bounds | None:
+        """What all envs look at their observations with, where they are stepped one by one and have one such."""
+        return self.inner.bounds if isinstance(self.inner, Stacked) else None
+
+    def _set_seed(self, seed: int) -> None:
+        self.inner._set_seed(seed)
+
+    def _reset(self, td: TensorDictBase | None) -> TensorDictBase:
+        return self.inner._reset(td)
+
+    def _step(self, td: TensorDictBase) -> TensorDictBase:
+        return self.inner._step(td)
+
+    def close(self) -> None:
+        super().close()
+        self.inner.close()
+
+
+class SerialEnv(BatchedEnv):
     """N envs in one process, batch size `(N,)`.
 
     Parameters
@@ -66,65 +114,18 @@ class SerialEnv(EnvBase):
     def __init__(self, num_workers: int, create_env_fn: Maker | Sequence[Maker], *, device=None) -> None:
         self._makers = makers = one_each("SerialEnv", num_workers, create_env_fn)
         super().__init__(batch_size=(len(makers),), device=device)
-        self.envs = [_made(make) for make in makers]
-        seen: set[int] = set()
-        for place, env in enumerate(self.envs):
-            inside = {id(part) for part in _insides(env)}
-            if seen & inside:
-                raise ArgumentError(
-                    "one env cannot be several", where=f"env {place}", why="its maker gave one that is there already",
-                    fix="Make a new env in every call.",
-                )  # fmt: skip
-            seen |= inside
-            if env.batch_size:
-                raise ArgumentError(
-                    "SerialEnv puts single envs together",
-                    why=f"{type(env).__name__} has batch size {tuple(env.batch_size)}",
-                    fix="Make one SerialEnv of all the single envs.",
-                )
-            _check_outside(env)
-        self.inner: EnvBase = _together(self.envs, device)
+        self._envs = made(makers)
+        self.inner = _together(self._envs, device)
         self._take_specs()
+
+    @property
+    def envs(self) -> list[EnvBase]:
+        return self._envs
 
     def __reduce_ex__(self, protocol):
         if type(self) is not SerialEnv:
             return super().__reduce_ex__(protocol)
         return made_again(partial(SerialEnv, len(self._makers), self._makers, device=self.device))
-
-    def _take_specs(self) -> None:
-        for name in SPECS:
-            setattr(self, name, getattr(self.inner, name))
-
-    def _move_specs(self, device: torch.device) -> None:
-        self.inner.to(device)
-        self._take_specs()
-
-    @property
-    def lanes(self) -> Lanes | None:
-        """The array face, or None where the envs have none."""
-        return getattr(self.inner, "lanes", None)
-
-    @property
-    def out_of_bounds(self) -> str:
-        return self.inner.out_of_bounds
-
-    @property
-    def bounds(self) -> Bounds | None:
-        """What all envs look at their observations with, where they are stepped one by one and have one such."""
-        return self.inner.bounds if isinstance(self.inner, _Stacked) else None
-
-    def _set_seed(self, seed: int) -> None:
-        self.inner._set_seed(seed)
-
-    def _reset(self, td: TensorDictBase | None) -> TensorDictBase:
-        return self.inner._reset(td)
-
-    def _step(self, td: TensorDictBase) -> TensorDictBase:
-        return self.inner._step(td)
-
-    def close(self) -> None:
-        super().close()
-        self.inner.close()
 
 
 def times_called(env: EnvBase) -> int:
@@ -135,25 +136,55 @@ def times_called(env: EnvBase) -> int:
     base = env
     while isinstance(base, TransformedEnv):
         base = base.base_env
-    members = base.envs if isinstance(base, SerialEnv) else ()
+    members = base.envs if isinstance(base, BatchedEnv) else ()
     return env._times_called + sum(map(times_called, members))
 
 
-def _made(make: Maker) -> EnvBase:
-    """The env of a maker."""
+def made(makers: Iterable[Any], kind: str = "SerialEnv") -> list[EnvBase]:
+    """The single envs of some makers.
+
+    Raises
+    ------
+    ArgumentError
+        One is no maker of an env of its own, of batch size `()`, or has a transform on it that belongs outside.
+    """
+    envs = [_made(make, kind) for make in makers]
+    seen: set[int] = set()
+    for place, env in enumerate(envs):
+        inside = {id(part) for part in _insides(env)}
+        if seen & inside:
+            raise ArgumentError(
+                "one env cannot be several", where=f"env {place}", why="its maker gave one that is there already",
+                fix="Make a new env in every call.",
+            )  # fmt: skip
+        seen |= inside
+        if env.batch_size:
+            raise ArgumentError(
+                f"{kind} puts single envs together",
+                why=f"{type(env).__name__} has batch size {tuple(env.batch_size)}",
+                fix=f"Make one {kind} of all the single envs.",
+            )
+        _check_outside(env, kind)
+    return envs
+
+
+def _made(make: Any, kind: str) -> EnvBase:
+    """The env of a maker; of a `ParallelEnv`, an env is one, which its pickle has made already."""
+    if isinstance(make, EnvBase) and kind == "ParallelEnv":
+        return make
     if isinstance(make, str):
         return GymEnv(make)
     if not callable(make):
         raise ArgumentError(
-            "SerialEnv is given what makes its envs",
+            f"{kind} is given what makes its envs",
             why=f"got {shown(make)}",
-            fix="Use SerialEnv(n, lambda: GymEnv(id)).",
+            fix=f"Use {kind}(n, lambda: GymEnv(id)).",
         )
     env = make()
     if not isinstance(env, EnvBase):
         raise ArgumentError(
-            "SerialEnv puts envs that read and write TensorDicts together", why=f"a maker gave {shown(env)}",
-            fix="Make GymEnvs: SerialEnv(n, lambda: GymEnv(env)).",
+            f"{kind} puts envs that read and write TensorDicts together", why=f"a maker gave {shown(env)}",
+            fix=f"Make GymEnvs: {kind}(n, lambda: GymEnv(env)).",
         )  # fmt: skip
     return env
 
@@ -173,7 +204,7 @@ def shown(given: Any) -> str:
     return type(given).__name__ if isinstance(given, EnvBase) else repr(given)
 
 
-def _check_outside(env: EnvBase) -> None:
+def _check_outside(env: EnvBase, kind: str) -> None:
     """Refuse a transform that belongs on the outside of envs that are stepped together."""
     for transform in transforms_on(env):
         if transform.outside_batches:
@@ -181,7 +212,7 @@ def _check_outside(env: EnvBase) -> None:
             raise ArgumentError(
                 f"{name} lies inside an env of a batched env",
                 why="what a step drops is still needed there: the batched env carries it to the next step",
-                fix=f"Put it outside: TransformedEnv(SerialEnv(n, make_env), {name}()).",
+                fix=f"Put it outside: TransformedEnv({kind}(n, make_env), {name}()).",
             )
 
 
@@ -193,13 +224,13 @@ def _together(envs: list[EnvBase], device) -> EnvBase:
         for place, env in enumerate(envs[1:], 1):
             other = env.lanes  # type: ignore[attr-defined]
             if other.actions.categorical != first.actions.categorical:
-                raise differing(place, "action_spec", *map(_brief, (env.action_spec, envs[0].action_spec)))
+                raise differing(place, "action_spec", *map(brief, (env.action_spec, envs[0].action_spec)))
             if narrows(other) != narrows(first):
                 specs = env.observation_spec, envs[0].observation_spec
-                raise differing(place, "observation_spec", *map(_brief, specs))
+                raise differing(place, "observation_spec", *map(brief, specs))
         lanes = GymLanes(gyms, categorical=first.actions.categorical, narrow=narrows(first), out_of_bounds=mode)
         return LanesEnv(lanes, gyms[0].observation_space, gyms[0].action_space, batched=True, device=device)
-    return _Stacked(envs, device)
+    return Stacked(envs, device)
 
 
 def narrows(lanes: GymLanes) -> bool:
@@ -217,7 +248,7 @@ def differing(place: int, name: str, found: str, first: str) -> ArgumentError:
     )
 
 
-def _brief(spec: TensorSpec) -> str:
+def brief(spec: TensorSpec) -> str:
     return " ".join(repr(spec).split())
 
 
@@ -240,21 +271,28 @@ def _shared_bounds(envs: list[EnvBase]) -> Bounds | None:
     return shared
 
 
-class _Stacked(EnvBase):
-    """Envs stepped one by one, their outputs stacked."""
+class Stacked(EnvBase):
+    """Envs stepped one by one, their outputs stacked.
 
-    def __init__(self, envs: list[EnvBase], device) -> None:
-        super().__init__(batch_size=(len(envs), *envs[0].batch_size), device=device)
+    Parameters
+    ----------
+    envs : list of EnvBase
+        All alike.
+    count : int, optional
+        How many there are, where only one of them is given.
+    """
+
+    def __init__(self, envs: list[EnvBase], device, *, count: int | None = None) -> None:
+        n, first = count or len(envs), envs[0]
+        super().__init__(batch_size=(n, *first.batch_size), device=device)
         self.envs = envs
-        self.bounds = _shared_bounds(envs)
-        first = envs[0]
+        self.bounds = None if count else _shared_bounds(envs)
         for place, env in enumerate(envs[1:], 1):
             for name in SPECS:
                 if getattr(env, name) != getattr(first, name):
-                    raise differing(place, name, *(_brief(getattr(each, name)) for each in (env, first)))
+                    raise differing(place, name, *(brief(getattr(each, name)) for each in (env, first)))
         self.observation_spec = first.observation_spec.expand(*self.batch_size)
         self.state_spec = first.state_spec.expand(*self.batch_size)
-        n = len(envs)
         self.action_spec = first.action_spec.expand(n, *first.action_spec.shape)
         self.reward_spec = first.reward_spec.expand(n, *first.reward_spec.shape)
 
@@ -268,26 +306,65 @@ class _Stacked(EnvBase):
         super()._move_specs(device)
 
     def _set_seed(self, seed: int) -> None:
-        for place, env in enumerate(self.envs):  # mixed, not counted on: the seeds 3 and 4 have no env in common
-            env.set_seed(episode_seed(seed, place, 0, len(self.envs)))
+        self.seed_each(seed)
 
     def _reset(self, td: TensorDictBase | None) -> TensorDictBase:
+        n = self.batch_size[0]
         mask = td.get(RESET, None) if td is not None else None
         if mask is None:
-            return torch.stack([root_of(env, env.reset()) for env in self.envs], 0)
+            return torch.stack(self.reset_each(range(n)), 0)
         assert td is not None
         # a lane that is not reset keeps its values; a subclass of EnvBase only sees its own lane
-        rows: list[TensorDictBase] = [td[i].exclude(RESET, "next", "action") for i in range(len(self.envs))]
-        for i in mask.reshape(len(self.envs), -1).any(-1).nonzero().squeeze(-1).tolist():
-            rows[i] = root_of(self.envs[i], self.envs[i].reset())
+        rows: list[TensorDictBase] = [td[i].exclude(RESET, "next", "action") for i in range(n)]
+        chosen = mask.reshape(n, -1).any(-1).nonzero().squeeze(-1).tolist()
+        for i, row in zip(chosen, self.reset_each(chosen), strict=True):
+            rows[i] = row
         keys = set(rows[0].keys(True, True)).intersection(*[set(row.keys(True, True)) for row in rows])
         return torch.stack([row.select(*keys) for row in rows], 0)
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
-        steps = [next_of(env, env.step(td[i].clone(False))) for i, env in enumerate(self.envs)]
-        return torch.stack(steps, 0)
+        return torch.stack(self.step_each([td[i].clone(False) for i in range(self.batch_size[0])]), 0)
+
+    # ---- what is done with each ---------------------------------------------------------------------------------
+    def seed_each(self, seed: int, first: int = 0, total: int | None = None) -> None:
+        """Seed these envs, of `total` ones the `first` and those that follow."""
+        for place, env in enumerate(self.envs, first):
+            _seed_one(env, seed, place, total or len(self.envs))
+
+    def reset_each(self, places: Sequence[int]) -> list[TensorDictBase]:
+        """Begin an episode in these; what they show."""
+        return [root_of(env, env.reset()) for env in (self.envs[place] for place in places)]
+
+    def step_each(self, rows: Sequence[TensorDictBase]) -> list[TensorDictBase]:
+        """Take a step in all of them; what follows."""
+        return [next_of(env, env.step(row)) for env, row in zip(self.envs, rows, strict=True)]
+
+    def transforms_within(self, place: str) -> Iterator[tuple[str, Any]]:
+        """Their transforms; see the function of this name."""
+        for number, env in enumerate(self.envs):
+            yield from transforms_within(env, f"{place}{number}/")
 
     def close(self) -> None:
         super().close()
         for env in self.envs:
             env.close()
+
+
+def _seed_one(env: EnvBase, seed: int, place: int, total: int) -> None:
+    """Seed one of `total` envs: a transform is no other env, so one of ours shows the episodes of a plain `GymEnv`."""
+    base = env
+    while isinstance(base, TransformedEnv) and not own_methods(base, _SEEDING):
+        base = base.base_env
+    if isinstance(base, LanesEnv) and not own_methods(base, _SEEDING):
+        base.lanes.seed(seed, first_lane=place, total=total)
+    else:  # mixed, not counted on: the seeds 3 and 4 have no env in common
+        env.set_seed(episode_seed(seed, place, 0, total))
+
+
+def transforms_within(env: EnvBase, place: str = "") -> Iterator[tuple[str, Any]]:
+    """The transforms of an env and of all envs that it is made of, each under a name of its own."""
+    if isinstance(env, TransformedEnv):
+        yield from transforms_within(env.base_env, f"{place}below/")
+        yield from ((f"{place}{name}", transform) for name, transform in by_name(env.transforms).items())
+    elif isinstance(env, BatchedEnv) and isinstance(env.inner, Stacked):
+        yield from env.inner.transforms_within(place)

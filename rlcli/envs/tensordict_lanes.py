@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from rlcli.envs import EnvBase, SerialEnv, TransformedEnv
+from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.envs.base import next_of, root_of, steps_as_ours
 from rlcli.envs.late_columns import LateColumns
+from rlcli.envs.serial import BatchedEnv, transforms_within
 from rlcli.envs.spaces import action_format, spec_bounds
 from rlcli.errors import ArgumentError, EnvError, RlcliError
 from rlcli.keys import ACTION, END_FLAGS, NEXT, RESET, REWARD, Key, as_tuple, show, under_next, unravel
@@ -20,7 +21,7 @@ from rlcli.lanes.contract import broken, env_raised, place_of
 from rlcli.lanes.lanes import NONE, Lanes, Outcome
 from rlcli.lanes.observations import check_name
 from rlcli.specs import Unbounded
-from rlcli.transforms import RunningNorm, Transform, by_name
+from rlcli.transforms import RunningNorm
 from rlcli.transforms.base import as_kind
 
 
@@ -29,16 +30,6 @@ class Acting(Protocol):
 
     @property
     def written(self) -> TensorDictBase | None: ...
-
-
-def transforms_within(env: EnvBase, place: str = "") -> Iterator[tuple[str, Transform]]:
-    """The transforms of an env and of all envs that it is made of, each under a name of its own."""
-    if isinstance(env, TransformedEnv):
-        yield from transforms_within(env.base_env, f"{place}below/")
-        yield from ((f"{place}{name}", transform) for name, transform in by_name(env.transforms).items())
-    elif isinstance(env, SerialEnv):
-        for number, member in enumerate(env.envs):
-            yield from transforms_within(member, f"{place}{number}/")
 
 
 class TensorDictLanes(Lanes):
@@ -101,7 +92,7 @@ class TensorDictLanes(Lanes):
         found = (part for _, t in transforms_within(env) for part in t.modules())
         self._norms = [part for part in found if isinstance(part, RunningNorm)]
         self._refreshed = 0  # steps that the scales know of
-        if isinstance(base, SerialEnv) and steps_as_ours(base) and base.bounds is not None:
+        if isinstance(base, BatchedEnv) and steps_as_ours(base) and base.bounds is not None:
             self.bounds, self.checks_bounds = base.bounds, True
         if below is not None:
             self.resets_running_lanes, self.step_timeout = below.resets_running_lanes, below.step_timeout

@@ -23,7 +23,7 @@ from rlcli.config.schemas import CollectConfig
 from rlcli.data.collected import SegmentReader, SegmentWriter
 from rlcli.data.collected.folder import JOURNAL, has_header, need_journal
 from rlcli.data.files.state import decode_state, encode_state, loading_state
-from rlcli.envs.build import build_env
+from rlcli.envs.build import env_of_run
 from rlcli.errors import DamagedDataError, RlcliError, StoppedSafely, saying_memory
 from rlcli.jobs.acting_policy import acting_policy
 from rlcli.jobs.env_mode import settled
@@ -156,8 +156,7 @@ class Collection:
         random_streams.seed(cfg.seed)
         threads = cfg.threads if isinstance(cfg.threads, int) else 1  # a few rows a step
         torch.set_num_threads(threads)
-        here = cfg.collector.kind == "sync"
-        self.env = build_env(cfg.env, num=None if here else 1, on_worker_error=cfg.collector.on_worker_error)
+        self.env = env_of_run(cfg)
         self.policy = acting_policy(cfg, self.env, run)
         self.observed = observed = [unravel(key) for key in self.env.full_observation_spec.keys(True, True)]
         if cfg.memory.fill_value is not None:

@@ -17,7 +17,7 @@ from rlcli.config.recipes import tuned_recipe
 from rlcli.config.resolved import to_dict
 from rlcli.config.schemas import Config
 from rlcli.data.files.state import loading_state
-from rlcli.envs.build import build_env, build_evaluation_env, copy_transforms
+from rlcli.envs.build import build_evaluation_env, copy_transforms, env_of_run
 from rlcli.errors import RlcliError, in_words
 from rlcli.jobs.env_mode import settled
 from rlcli.jobs.trained_run import TrainingRun
@@ -101,10 +101,7 @@ class Learner:
         self.imported = process.now
         random_streams.seed(cfg.seed)
         torch.set_num_threads(1)  # initial weights must not depend on what ran in this process before
-        apart = cfg.collector.kind != "sync"  # workers have the envs; here is one to look at
-        self.env = build_env(
-            cfg.env, gamma=cfg.value.gamma, num=1 if apart else None, on_worker_error=cfg.collector.on_worker_error
-        )
+        self.env = env_of_run(cfg, cfg.value.gamma)
         self.algorithm = algorithm_of(cfg)
         self.policy = policy = build_policy(cfg, self.env)
         self.threads = choose_threads(cfg, policy)

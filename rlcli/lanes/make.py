@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
@@ -175,13 +176,27 @@ def set_limit(settings: dict[str, Any], max_episode_steps: int | None) -> None:
 
 
 # ---- as a configuration describes it -------------------------------------------------------------------------------
-def configured(cfg: EnvConfig) -> GymRecipe:
-    """One of a run's gymnasium envs; a `ConfigError` where an id names a module."""
+_INDEX = re.compile(r"\{(?:(\d+)\+)?index\}")
+
+
+def numbered(value: Any, index: int) -> Any:
+    """A setting of the env of this number: `"{index}"` is that, `"{5005+index}"` a port, `"arm-{index}"` a name."""
+    if isinstance(value, str):
+        if whole := _INDEX.fullmatch(value):
+            return int(whole[1] or 0) + index
+        return _INDEX.sub(lambda found: str(int(found[1] or 0) + index), value)
+    if isinstance(value, Mapping):
+        return {name: numbered(each, index) for name, each in value.items()}
+    return [numbered(each, index) for each in value] if isinstance(value, list) else value
+
+
+def configured(cfg: EnvConfig, index: int = 0) -> GymRecipe:
+    """A run's gymnasium env of this number; a `ConfigError` where an id names a module."""
     from rlcli.config.guard import check_env_ids  # not in env workers, which read this file for the recipe alone
 
     raise_all(check_env_ids(cfg))
     wrappers: list[Wrapper] = []
-    settings = dict(cfg.kwargs)
+    settings = numbered(cfg.kwargs, index)
     limit = cfg.max_episode_steps
     registered = cfg.id in registry.users_names("env")
     if cfg.kind == "atari":

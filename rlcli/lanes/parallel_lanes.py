@@ -257,6 +257,7 @@ class ParallelLanes(ReplayableLanes):
                 raise cause
             said = self._counted.another(
                 self.name, index, f"the worker of {place_of(self, self.parts[index])}", cause,
+                collected=self.clock[0] * len(self.parts[index]) - self.restarts[index][1],
                 fix="Correct what ends them; env.mode=serial shows it plainly.",
             )  # fmt: skip
             warnings.warn(f"{said}; it is replaced, and new episodes begin in its place", stacklevel=2)

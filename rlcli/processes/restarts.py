@@ -10,7 +10,7 @@ from rlcli.processes.crew import Lost
 POLICIES = ("raise", "restart")  # what becomes of a worker that ends, hangs, or whose env raises
 NOT_REPLACED = (ArgumentError, ConfigError, NumericsError)  # no env's fault: another process would raise them too
 BUILDING = 60.0  # seconds at least; see `time_to_build`
-RESTARTS, WINDOW = 5, 60.0  # each so many times in so many seconds: it would go on for ever
+RESTARTS, WINDOW = 5, 60.0  # each so many times in so many seconds, or with nothing collected: it would go on for ever
 
 
 def time_to_build(step_timeout: float | None) -> float | None:
@@ -19,17 +19,17 @@ def time_to_build(step_timeout: float | None) -> float | None:
 
 
 class Restarts:
-    """The times at which the workers of one parent were replaced.
+    """When the workers of one parent were replaced.
 
     Each is counted apart: what ends all of them, a killed fork server say, is one event for each, however long it takes
     to replace the others.
     """
 
     def __init__(self) -> None:
-        self._times: dict[int, list[float]] = {}
+        self._times: dict[int, list[tuple[float, int]]] = {}
         self._first_causes: dict[int, str] = {}
 
-    def another(self, name: str, worker: int, who: str, cause: BaseException, *, fix: str) -> str:
+    def another(self, name: str, worker: int, who: str, cause: BaseException, *, collected: int, fix: str) -> str:
         """A worker is to be replaced; what became of it, in words: `worker 1, ... was killed by SIGKILL`.
 
         Parameters
@@ -42,6 +42,9 @@ class Restarts:
             It, in words.
         cause : exception
             `Lost`, or what it raised.
+        collected : int
+            How much had come of this worker, and those before it: where that is as it was when it was replaced last,
+            that counts however long ago it is.
 
         Raises
         ------
@@ -51,13 +54,15 @@ class Restarts:
         lost = isinstance(cause, Lost)
         said = f"{who} {cause.how if isinstance(cause, Lost) else f'raised {in_words(cause)}'}"
         now = time.monotonic()
-        times = [*(then for then in self._times.get(worker, ()) if now - then < WINDOW), now]
+        before = self._times.get(worker, [])
+        times = [*((then, had) for then, had in before if now - then < WINDOW or had == collected), (now, collected)]
         self._times[worker] = times
         if len(times) == 1:
             self._first_causes[worker] = said
         if len(times) > RESTARTS:
             raise EnvError(
-                f"one of the workers had to be replaced more than {RESTARTS} times in {WINDOW:.0f} s", where=name,
+                f"one of the workers had to be replaced more than {RESTARTS} times "
+                + (f"in {WINDOW:.0f} s" if now - times[0][0] < WINDOW else "before anything came of it"), where=name,
                 why=f"the first time, {self._first_causes[worker]}", fix=fix,
             ) from (None if lost else cause)  # fmt: skip
         return said

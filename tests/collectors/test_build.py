@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+
+import gymnasium as gym
+import numpy as np
 import pytest
 
 from rlcli.algorithms.policy import build_policy
 from rlcli.collectors.build import build_collector
+from rlcli.config import registry
 from rlcli.config.compose import configure
 from rlcli.envs.build import build_env
 from rlcli.errors import ConfigError
+from rlcli.transforms import Transform
 
 
 @pytest.mark.parametrize("swap", ["rollout", "step"])
@@ -32,3 +38,40 @@ def test_where_to_swap_weights_is_refused_of_a_collector_that_rests_while_they_a
 def test_another_place_to_swap_them_is_refused():
     with pytest.raises(ConfigError, match=r"rollout \| step"):
         configure("train", ["weights.swap=batch"])
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("by", ["rlcli", "gymnasium"])
+def test_workers_know_what_a_script_has_registered(by, method, monkeypatch):
+    class Short(gym.Env):  # goes by value, as a class of a script does
+        observation_space, action_space = gym.spaces.Box(-1, 1, (1,)), gym.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(1, np.float32), {}
+
+        def step(self, action):
+            return np.zeros(1, np.float32), 1.0, True, False, {}
+
+    class Twice(gym.RewardWrapper):
+        def reward(self, reward):
+            return 2 * reward
+
+    class Plus(Transform):
+        def _step(self, td, next_td):
+            return next_td.set("reward", next_td.get("reward") + 1)
+
+    Short.__module__, Short.__qualname__ = "__main__", "Short"
+    monkeypatch.setattr(sys.modules["__main__"], "Short", Short, raising=False)
+    for kind, name, builder in (("env", "Short", Short), ("wrapper", "Twice", Twice), ("transform", "Plus", Plus)):
+        monkeypatch.setitem(registry._users[kind], name, builder)
+    if by == "gymnasium":
+        monkeypatch.delitem(registry._users["env"], "Short")
+        monkeypatch.setitem(gym.registry, "Short-v0", gym.envs.registration.EnvSpec("Short-v0", entry_point=Short))
+    cfg = configure(
+        "train", [f"env.id=Short{'-v0' * (by == 'gymnasium')}", "env.wrappers=[Twice]", "env.transforms=[Plus]",
+                  "collector=multi_sync", "collector.num_workers=1", "env.num=1", "collector.frames_per_batch=2",
+                  "total_frames=2", "sampler.batch_size=2", f"collector.start_method={method}"]
+    )  # fmt: skip
+    env = build_env(cfg.env)
+    with build_collector(cfg, env, None, None) as collector:
+        assert collector.next()["next", "reward"].flatten().tolist() == [3, 3]

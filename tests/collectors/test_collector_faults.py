@@ -117,7 +117,7 @@ def ended(collector) -> bool:
 @pytest.fixture
 def no_limit(monkeypatch):
     """Workers may be replaced as often as it takes."""
-    monkeypatch.setattr(restarts, "WINDOW", 0.0)
+    monkeypatch.setattr(restarts, "RESTARTS", 10**6)
 
 
 class Counted:
@@ -251,6 +251,35 @@ def test_a_successor_that_stops_while_it_is_made_is_replaced_in_time(kind, tmp_p
         while not times(collector):
             collector.next()
         assert collector.restarts[1][0] >= 2 and not ends
+
+
+class ShortLived(gym.Env):
+    """Its process ends after some steps of its life."""
+
+    observation_space, action_space, steps = gym.spaces.Box(-1, 1, (1,)), gym.spaces.Discrete(2), 0
+
+    def __init__(self, life: int) -> None:
+        self.life = life
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == self.life:
+            os._exit(7)
+        return np.zeros(1, np.float32), 1.0, False, False, {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("other", [3, 10**9])
+def test_who_gives_a_worker_up_waits_for_no_other(kind, other, monkeypatch):
+    monkeypatch.setattr(restarts, "RESTARTS", 1)
+    makers = [partial(GymEnv, ShortLived(life)) for life in (3, other)]
+    with kind(makers, None, frames_per_batch=10**6 if other > 3 else 20, on_worker_error="restart") as c:
+        for _ in range(2):  # the second time at once
+            with pytest.raises(EnvError, match=r"more than 1 times .* the first time, worker [01].* exit code 7"):
+                c.next()
 
 
 # ---- before the first batch ------------------------------------------------------------------------------------------

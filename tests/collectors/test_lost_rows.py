@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from rlcli.collectors import AsyncCollector, Collector, MultiAsyncCollector, MultiSyncCollector
+from rlcli.data import LazyTensorStorage, ReplayBuffer, SliceSampler
 from rlcli.data.files.state import decode_state, encode_state
 from rlcli.envs import GymEnv
 from rlcli.errors import ArgumentError
@@ -100,6 +101,44 @@ def test_no_trajectory_is_put_together_over_a_batch_that_came_too_late(leftovers
             assert torch.equal(t, torch.arange(len(t), dtype=t.dtype)) and (len(t) in (7, 8) or not ended)
         pool = c.trajectories
         assert sum(map(len, found)) + pool.leftover_frames + pool.dropped_frames == c.frames
+
+
+@pytest.mark.parametrize("next_obs", ["delta", "compact"])
+def test_a_batch_that_came_too_late_ends_the_trajectory_in_every_mode(next_obs, path):
+    """Also over a checkpoint, and where two batches of one trajectory are lost."""
+    rows: dict[int, list[float]] = {}
+    options = {"max_lag": 0, "on_lag": "drop", "next_obs": next_obs, "frames_per_batch": 12}
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4000), sampler=SliceSampler(slice_len=2), batch_size=2000)
+    makers, batches, late = [partial(pair, path, 60)] * 2, 0, 0
+    state = None
+    while batches < 80 or late < 8:
+        with MultiAsyncCollector(makers, learned(), **options) as c:
+            if state is not None:
+                c.load_state_dict(decode_state(b"".join(map(bytes, encode_state(state))), "a checkpoint"))
+            for _ in range(40):
+                batch, late, batches = c.next(), c.dropped_frames // 12, batches + 1
+                buffer.extend(batch)
+                for lane in batch:
+                    for number, t in zip(lane[IDS].tolist(), lane["observation"][:, 1].tolist(), strict=True):
+                        rows.setdefault(number, []).append(t)
+                if batches % 3 == 0:
+                    c.update_policy_weights_()
+            state = c.state_dict()
+    assert all(np.array_equal(np.diff(each), np.ones(len(each) - 1)) for each in rows.values())
+    slices = buffer.sample()["observation"].reshape(-1, 2, 2)
+    assert (slices[:, 1, 1] == slices[:, 0, 1] + 1).all()
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector, MultiAsyncCollector])
+def test_a_step_that_a_reset_cut_off_is_of_no_later_episode(kind, path):
+    make, stats = partial(pair, path, 3), EpisodeStats()  # of 3 and 4 steps
+    options = {"frames_per_batch": 10 if kind is not MultiSyncCollector else 20, "reset_at_each_iter": True}
+    with kind(make if kind is Collector else [make] * 2, None, **options) as c:
+        for _ in range(4):
+            delivered = c.deliver()
+            stats.interrupt(delivered.gaps)
+            lengths = stats.update(delivered.reward, delivered.done, delivered.lanes)[1].tolist()
+            assert set(lengths) == {3, 4}
 
 
 def test_episodes_whose_beginning_is_unknown_are_not_counted():

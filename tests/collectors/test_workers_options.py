@@ -7,11 +7,13 @@ import threading
 import time
 import warnings
 from functools import partial
+from multiprocessing import Manager
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 from torch import nn
 
 import rlcli
@@ -19,6 +21,7 @@ from rlcli.collectors import Collector, MultiAsyncCollector, MultiCollector, Mul
 from rlcli.data import LazyTensorStorage, ReplayBuffer
 from rlcli.envs import GymEnv
 from rlcli.errors import ArgumentError
+from rlcli.weight_update.weight_sync_schemes import NoWeightSyncScheme
 from tests.collectors.counting import counting
 
 KINDS = pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
@@ -168,6 +171,49 @@ def test_what_is_to_be_called_is_looked_at_when_it_is_given(kind, name, makers):
 def test_a_policy_factory_is_looked_at_when_it_is_given(makers):
     with pytest.raises(ArgumentError, match="policy_factory must be a function: got 5"):
         Collector(makers[0], policy_factory=5)
+
+
+def test_managers_and_shared_tensors_of_the_caller_reach_hooks_and_envs():
+    with Manager() as manager:
+        calls, count, seen = (
+            manager.list(),
+            torch.zeros(1).share_memory_(),
+            TensorDict(n=torch.zeros(2)).share_memory_(),
+        )
+
+        def make():
+            calls.append("made")
+            seen["n"][1:] += 1  # a view, written in another process
+            return GymEnv("CartPole-v1")
+
+        def hook(batch):
+            calls.append("hook")
+            count.add_(1)
+
+        with MultiSyncCollector([make], None, frames_per_batch=4, post_collect_hook=hook) as c:
+            c.next(), c.next()
+        assert calls[:] == ["made", "hook", "hook"] and count.item() == 2 and seen["n"].tolist() == [0, 1]
+
+
+def test_the_tensors_of_a_policy_are_copied_though_they_are_shared(makers):
+    policy = Shown().share_memory()
+    with MultiSyncCollector(makers, policy, frames_per_batch=20) as c:
+        c.next()
+        with torch.no_grad():
+            policy.w.fill_(7)
+        assert (c.next()["shown"] != 7).all()
+        c.update_policy_weights_()
+        assert (c.next()["shown"] == 7).all()
+
+
+def test_a_scheme_of_a_model_that_nobody_registered_is_warned_of_once(makers):
+    schemes = {"polcy": NoWeightSyncScheme()}
+    with MultiSyncCollector(makers, Shown(), frames_per_batch=20, weight_sync_schemes=schemes) as c:
+        with pytest.warns(UserWarning, match="weight_sync_schemes names polcy.* there is policy"):
+            c.update_policy_weights_()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            c.update_policy_weights_()
 
 
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])

@@ -34,6 +34,10 @@ from rlcli.transforms import (
 LENGTHS = (2, 3, 5)
 
 
+def cartpole() -> GymEnv:
+    return GymEnv("CartPole-v1")
+
+
 def plain() -> list:
     return [lambda n=n: GymEnv(Sampled(length=n, end="both")) for n in LENGTHS]
 
@@ -301,13 +305,26 @@ def test_neighbouring_seeds_of_envs_stepped_one_by_one_have_none_in_common():
     given = []
     for seed in range(50):
         env.set_seed(seed)
-        given += [inner.seeded_with for inner in env.envs]
+        given += [inner.lanes.next_seed(0) for inner in env.envs]
     assert len(set(given)) == 200
     env.set_seed(7)
-    assert given[28:32] == [inner.seeded_with for inner in env.envs]
+    assert given[28:32] == [inner.lanes.next_seed(0) for inner in env.envs]
 
 
-@pytest.mark.parametrize("seed", ["x", None, float("nan"), float("inf"), [1]])
+@pytest.mark.parametrize("around", [StepCounter, lambda: Compose(RewardSum(), StepCounter())])
+def test_a_transform_inside_is_no_other_env(around):
+    envs = SerialEnv(3, cartpole), SerialEnv(3, lambda: TransformedEnv(cartpole(), around()))
+    shown = []
+    for env in envs:
+        env.set_seed(4)
+        torch.manual_seed(0)
+        shown.append(env.rollout(60, break_when_any_done=False)["observation"])
+        collector = Collector(env, None, frames_per_batch=90, seed=3)
+        shown.append(collector.next()["observation"])
+    assert torch.equal(shown[0], shown[2]) and torch.equal(shown[1][:, 0], shown[3][:, 0])
+
+
+@pytest.mark.parametrize("seed", ["x", None, float("nan"), float("inf"), [1], -1, True, 2**70])
 def test_a_seed_that_is_no_number_is_refused(seed):
     with pytest.raises(ArgumentError, match="a seed is a whole number"):
         GymEnv("CartPole-v1").set_seed(seed)
@@ -521,9 +538,11 @@ def test_an_env_object_with_parts_of_its_own_keeps_them_among_others():
     assert env.observation_spec["observation"] == Bounded(-1, 1, (2, 3))
     with pytest.raises(ArgumentError, match="alike"):
         SerialEnv(2, [specified_otherwise, plain()[0]])
-    for make, own in ((stepped_otherwise, "_step"), (specified_otherwise, "observation_spec, reward_spec")):
-        with pytest.raises(ArgumentError, match=f"plain GymEnvs: got GymEnv with its own {own}"):
-            ParallelEnv(2, make)
+    for make in (stepped_otherwise, specified_otherwise):
+        parallel, serial = ParallelEnv(2, make), SerialEnv(2, make)
+        assert parallel.reward_spec == serial.reward_spec
+        assert torch.equal(*(env.rand_step(env.reset())["next", "reward"] for env in (parallel, serial)))
+        parallel.close()
     for env in (GymEnv("CartPole-v1"), GymEnv(Sampled("nested")).to("cpu"), GymEnv(Sampled("doubles"), narrow=True)):
         assert not env.own_parts
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -20,16 +21,19 @@ import torch
 from gym_worlds import Breaking, LateStart, Locked, Remembering, Sampled, Slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensordict import TensorDict
 from test_step_contract import STEP_FAULTS, with_part
 
 from rlcli.collectors import Collector
-from rlcli.envs import GymEnv, ParallelEnv, SerialEnv, TransformedEnv
+from rlcli.envs import EnvBase, GymEnv, ParallelEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, ConfigError, EnvError
 from rlcli.lanes.gym_lanes import GymLanes
 from rlcli.lanes.lanes import reward_column
 from rlcli.lanes.make import GymRecipe
 from rlcli.lanes.parallel_lanes import ParallelLanes
-from rlcli.transforms import RewardSum, RunningNorm
+from rlcli.modules import GRUModule
+from rlcli.specs import Categorical, Composite, Unbounded
+from rlcli.transforms import Compose, RewardScaling, RewardSum, RunningNorm, StepCounter
 
 CARTPOLE, PENDULUM = partial(GymEnv, "CartPole-v1"), partial(GymEnv, "Pendulum-v1", narrow=True, max_episode_steps=9)
 LINUX = pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="reads /proc")
@@ -60,6 +64,82 @@ def equal(a, b) -> bool:
     keys = set(a.keys(True, True))
     assert keys == set(b.keys(True, True))
     return all(a[key].dtype == b[key].dtype and torch.equal(a[key], b[key]) for key in keys)
+
+
+class Walk(EnvBase):
+    """An own env of TensorDicts, with a state that its `_reset` gives and a key that only steps write."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_spec = Composite(place=Unbounded((2,)), shape=())
+        self.action_spec = Categorical(3)
+        self.rng = np.random.default_rng(0)
+
+    def _set_seed(self, seed):
+        self.rng = np.random.default_rng(seed)
+
+    def _reset(self, td):
+        self.t, self.place = 0, torch.from_numpy(self.rng.normal(size=2).astype(np.float32))
+        return TensorDict(place=self.place)
+
+    def _step(self, td):
+        self.t, self.place = self.t + 1, self.place + td["action"] - 1
+        over = torch.tensor([self.t == 4])
+        return TensorDict(place=self.place, reward=self.place.sum(-1, True), terminated=over, extra=torch.ones(3))
+
+
+def recurrent():
+    return GRUModule(4, 3, in_keys=["observation", "h"], out_keys=["features", ("next", "h")])
+
+
+CHILDREN = {
+    "transforms": lambda: TransformedEnv(CARTPOLE(), Compose(StepCounter(7), RewardSum())),
+    "an env's statistics": lambda: TransformedEnv(PENDULUM(), RunningNorm(["observation"])),
+    "an env of one's own": Walk,
+    "an env with a policy's state": partial(GymEnv, "CartPole-v1", policy=recurrent()),
+    "an object": TransformedEnv(CARTPOLE(), StepCounter()),
+    "several": [CARTPOLE, lambda: TransformedEnv(CARTPOLE(), RewardScaling(0.0, 2.0)), CARTPOLE],
+}
+
+
+@pytest.mark.parametrize("child", CHILDREN)
+def test_whatever_serial_env_steps_is_stepped_in_workers(child):
+    """Rollouts, seeds, batches of a collector, and what a checkpoint holds."""
+    made = CHILDREN[child]
+    serial = (lambda: pickle.loads(pickle.dumps(made))) if isinstance(made, EnvBase) else made
+    envs = [SerialEnv(3, serial), ParallelEnv(3, made, workers=2)]
+    assert equal(*(rolled(env, 11) for env in envs))
+    if child != "an env's statistics":  # which learn once a batch where a collector sees them
+        batches, states = zip(*(collected(env, [6, 5]) for env in envs), strict=True)
+        assert all(equal(a, b) for a, b in zip(*batches, strict=True)) and repr(states[0]) == repr(states[1])
+    envs[1].close()
+    with pytest.raises(ArgumentError, match="the env is closed"):
+        envs[1].reset()
+
+
+def test_statistics_inside_workers_are_in_a_checkpoint():
+    env = ParallelEnv(2, CHILDREN["an env's statistics"], workers=2)
+    state = collected(env, [6])[1]
+    collector = Collector(env, None, frames_per_batch=8)
+    for _ in range(2):  # each time with a reset
+        collector.load_state_dict(state)
+        state = collector.state_dict()
+    counts = [x["_extra_state"]["observation/count"] for x in state["engine"]["lanes"]["transforms"].values()]
+    assert counts == [1 + 6 + 2] * 2
+    env.close()
+
+
+def test_an_env_of_tensordicts_in_a_worker_that_ends_or_raises_is_named():
+    env = ParallelEnv(3, Walk, workers=2, step_timeout=60.0)
+    td = env.reset()
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        env.step(td.clone().set("action", torch.zeros(3, 5, dtype=torch.long)))
+    td = env.step(td.set("action", torch.zeros(3, dtype=torch.long)))  # which goes on
+    os.kill(env.inner.crew.workers[1].pid, signal.SIGKILL)
+    with pytest.raises(EnvError, match=r"was killed by SIGKILL \(ParallelEnv, envs 1 to 2\)"):
+        env.rollout(3)
+    with pytest.raises(ArgumentError, match="on_worker_error='restart' is for plain GymEnvs"):
+        ParallelEnv(2, Walk, on_worker_error="restart")
 
 
 def rolled(env, steps: int):
@@ -248,8 +328,8 @@ def test_envs_that_differ_are_refused(workers):
 
 
 def test_what_workers_cannot_step_is_refused():
-    with pytest.raises(ArgumentError, match=r"got TransformedEnv.*TransformedEnv\(ParallelEnv"):
-        ParallelEnv(2, lambda: TransformedEnv(CARTPOLE(), RewardSum()))
+    with pytest.raises(ArgumentError, match=r"ParallelEnv puts single envs together: SerialEnv has batch size \(2,\)"):
+        ParallelEnv(2, lambda: SerialEnv(2, CARTPOLE))
     with pytest.raises(ArgumentError, match="cannot be sent to a worker process"):
         env = Sampled()
         env.open = (each for each in ())

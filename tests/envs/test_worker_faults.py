@@ -134,7 +134,7 @@ def through(count: int, seed: int, resets_follow: bool) -> None:
 @pytest.fixture
 def no_limit(monkeypatch):
     """Workers may be replaced as often as it takes."""
-    monkeypatch.setattr(restarts, "WINDOW", 0.0)
+    monkeypatch.setattr(restarts, "RESTARTS", 10**6)
 
 
 @pytest.mark.parametrize("resets_follow", [False, True])
@@ -204,6 +204,18 @@ def test_a_crash_loop_stops_with_its_first_cause():
     env.close()
 
 
+def test_a_worker_that_never_answers_a_step_is_not_replaced_for_ever(monkeypatch):
+    monkeypatch.setattr(restarts, "WINDOW", 0.0)  # as where each takes longer than that
+    env = falling(on_worker_error="restart")
+    book = Book(env, random.Random(0))
+    book.go("exits", 1), book.go("none", 1)
+    for _ in range(restarts.RESTARTS):
+        book.go("exits", 1)
+    with pytest.raises(EnvError, match=r"more than 5 times before anything came of it.*ended with exit code 7"):
+        book.go("raises", 1)
+    env.close()
+
+
 def test_what_ends_all_workers_at_once_counts_once():
     env = ParallelEnv(8, CARTPOLE, workers=8, on_worker_error="restart")
     env.reset()
@@ -217,15 +229,24 @@ def test_what_ends_all_workers_at_once_counts_once():
     env.close()
 
 
-def test_however_long_it_takes_to_replace_them(monkeypatch):
-    clock = itertools.count(0.0, 3.0)
+@pytest.mark.parametrize(("seconds", "said"), [(3.0, "in 60 s"), (13.0, "before anything came of it")])
+def test_however_long_it_takes_to_replace_them(seconds, said, monkeypatch):
+    clock = itertools.count(0.0, seconds)
     monkeypatch.setattr(restarts.time, "monotonic", lambda: next(clock))
     counted = restarts.Restarts()
     for worker in range(2 * restarts.RESTARTS):
-        counted.another("env", worker, f"worker {worker}", restarts.Lost(worker, "was killed"), fix="")
-    with pytest.raises(EnvError, match=r"more than 5 times in 60 s .*the first time, worker 7 was killed"):
+        counted.another("env", worker, f"worker {worker}", restarts.Lost(worker, "was killed"), collected=3, fix="")
+    with pytest.raises(EnvError, match=rf"more than 5 times {said} .*the first time, worker 7 was killed"):
         for _ in range(restarts.RESTARTS):
-            counted.another("env", 7, "it", restarts.Lost(7, "was killed again"), fix="")
+            counted.another("env", 7, "it", restarts.Lost(7, "was killed again"), collected=3, fix="")
+
+
+def test_replacements_with_something_collected_between_them_are_forgotten_in_time(monkeypatch):
+    clock = itertools.count(0.0, 13.0)
+    monkeypatch.setattr(restarts.time, "monotonic", lambda: next(clock))
+    counted = restarts.Restarts()
+    for steps in range(30):
+        counted.another("env", 7, "it", restarts.Lost(7, "was killed"), collected=steps, fix="")
 
 
 class Picky(gym.Env):

@@ -188,7 +188,7 @@ def test_a_finished_run_says_what_was_not_changed(copied, verb, capsys):
 
 
 @pytest.mark.parametrize(
-    ("verb", "built"), [("train", "rlcli.jobs.learner.build_env"), ("collect", "rlcli.jobs.collection.build_env")]
+    ("verb", "built"), [("train", "rlcli.jobs.learner.env_of_run"), ("collect", "rlcli.jobs.collection.env_of_run")]
 )
 def test_a_resume_that_is_stopped_while_its_parts_are_made_is_told_as_it_was_typed(copied, monkeypatch, verb, built):
     """What was typed is noted in the run folder only after that."""
@@ -202,7 +202,7 @@ def test_a_resume_that_is_stopped_while_its_parts_are_made_is_told_as_it_was_typ
 
 @pytest.mark.parametrize(
     ("verb", "start", "built"),
-    [("train", train, "rlcli.jobs.learner.build_env"), ("collect", collect, "rlcli.jobs.collection.build_env")],
+    [("train", train, "rlcli.jobs.learner.env_of_run"), ("collect", collect, "rlcli.jobs.collection.env_of_run")],
 )
 def test_a_run_that_is_stopped_before_it_began_begins_in_the_folder_that_was_typed(
     tmp_path, monkeypatch, verb, start, built

@@ -70,14 +70,35 @@ class Deaf(Busy):
         return super().step(action)
 
 
+class Served(Busy):
+    """Writes down when it opens its port, and when it closes it; no two may be open at a time."""
+
+    def __init__(self, port, log, name="") -> None:
+        super().__init__()
+        assert isinstance(port, int) and name in ("", f"arm-{port - 5005}")
+        self.port, self.log = port, log
+        self.note("+")
+
+    def note(self, sign):
+        if self.port:
+            with open(self.log, "a") as file:
+                file.write(f"{sign}{self.port} ")
+        self.port *= sign == "+"
+
+    def close(self):
+        self.note("-")
+
+
 @pytest.fixture(autouse=True)
 def two_cores(monkeypatch):
     gym.register("Busy-v0", Busy)
     gym.register("Deaf-v0", Deaf)
+    gym.register("Served-v0", Served)
     monkeypatch.setattr(env_mode, "cores", lambda: 2)
     yield
     gym.registry.pop("Busy-v0")
     gym.registry.pop("Deaf-v0")
+    gym.registry.pop("Served-v0")
 
 
 def chosen(*words: str) -> tuple[str, str]:
@@ -241,6 +262,34 @@ def test_processes_that_fail_are_replaced_and_the_report_tells(short_run, tmp_pa
 def test_what_does_not_go_together_is_refused(words, sentence):
     with pytest.raises(ConfigError, match=sentence):
         configure("train", words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["collector=multi_sync", "collector.num_workers=2"],
+        ["collector=async"],
+        ["env.mode=serial"],
+        ["env.mode=parallel", "env.workers=1", "env.caller_steps=true"],
+    ],
+)
+def test_each_env_has_a_number_of_its_own_and_is_closed(short_run, tmp_path, words):
+    """Also beside those of an evaluation, and those that are made to be looked at: no two have one at a time."""
+    log = str(tmp_path / "log")
+    settings = ['env.kwargs.port="{5005+index}"', 'env.kwargs.name="arm-{index}"', f"env.kwargs.log={log}"]
+    short_run("env.id=Served-v0", "env.num=4", *settings, "run.eval_episodes=2", "run.dir=served", *words)
+    noted = [*map(int, Path(log).read_text().split())]
+    assert {5005 + index for index in range(6)} <= {*noted}
+    opened: set[int] = set()
+    for port in noted:
+        assert (port > 0) == (abs(port) not in opened)
+        opened ^= {abs(port)}
+    assert not opened
+
+
+def test_a_native_engine_has_no_numbers(short_run):
+    with pytest.raises(ConfigError, match=r"a native engine's envs have no \{index\}"):
+        short_run("env.mode=native", "env.num=2", 'env.kwargs.x="{index}"', "run.dir=native")
 
 
 def test_workers_are_counted_once_and_a_resume_on_other_cores_goes_on_with_as_many(short_run, monkeypatch):

@@ -1,0 +1,231 @@
+"""Envs that only know TensorDicts, in worker processes: what `SerialEnv` calls on each of its envs is called there.
+
+What an env is given and what it shows is sent as numpy arrays. Envs without parts of their own are stepped through
+shared memory instead: `rlcli.lanes.parallel_lanes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from rlcli.envs.base import SPECS, EnvBase
+from rlcli.envs.serial import Stacked, brief, differing, made, transforms_within
+from rlcli.errors import ArgumentError, EnvError, check_seconds
+from rlcli.keys import Key
+from rlcli.lanes.episodes import episode_seed
+from rlcli.lanes.shares import shared_out
+from rlcli.lanes.told import Told, told
+from rlcli.processes.channel import Channel, packed, unpacked
+from rlcli.processes.crew import Crew, Lost
+from rlcli.processes.line import Line
+from rlcli.processes.serving import serve
+from rlcli.processes.streams import seed_streams
+from rlcli.processes.worker import Worker
+
+TARGET = f"{__name__}:work"
+CALL = 1
+Plain = dict[Key, np.ndarray | Tensor]
+
+
+class Apart(Stacked):
+    """N single envs, dealt out over worker processes; see `ParallelEnv` for the options.
+
+    Parameters
+    ----------
+    makers : sequence of bytes
+        Of each env its pickled maker.
+    example : EnvBase
+        What the first of them made, closed.
+
+    Attributes
+    ----------
+    envs : list of EnvBase
+        The example alone: the others are in the workers.
+    """
+
+    def __init__(
+        self,
+        makers: Sequence[bytes],
+        example: EnvBase,
+        *,
+        workers: int | None,
+        per_worker: int | str | None,
+        caller_steps: bool | None,
+        step_timeout: float | None,
+        on_worker_error: str,
+        start_method: str,
+        device: Any,
+    ) -> None:
+        check_seconds("step_timeout", step_timeout)
+        if on_worker_error == "restart" or caller_steps:
+            asked = "caller_steps=True" if caller_steps else "on_worker_error='restart'"
+            raise ArgumentError(
+                f"{asked} is for plain GymEnvs", why=f"got {example!r}",
+                fix="Leave it out, or put the transforms outside: TransformedEnv(ParallelEnv(n, make_env), transform).",
+            )  # fmt: skip
+        self.parts, _ = shared_out(len(makers), workers, per_worker, False, on_worker_error)
+        started: list[Worker] = []
+        try:
+            for _ in self.parts:
+                started.append(Worker(TARGET, start_method=start_method, preload=[__name__]))
+        finally:
+            self.crew = Crew(started)
+        self.step_timeout: float | None = None
+        try:
+            known, orders = told(), [makers[part.start : part.stop] for part in self.parts]
+            answers = self._each(
+                "build", [(known, own, part.start) for own, part in zip(orders, self.parts, strict=True)]
+            )
+            self._transforms = [names for _, each in answers for names in each]
+            for part, (specs, _) in zip(self.parts, answers, strict=True):
+                for name in SPECS:
+                    if specs[name] != answers[0][0][name]:
+                        raise differing(part.start, name, brief(specs[name]), brief(answers[0][0][name]))
+        except BaseException:
+            self.close()
+            raise
+        self.step_timeout = step_timeout
+        super().__init__([example], device, count=len(makers))
+
+    def _each(self, name: str, arguments: Mapping[int, Any] | Sequence[Any]) -> list[Any]:
+        """A method of each worker, or of some; what they return."""
+        given = arguments if isinstance(arguments, Mapping) else dict(enumerate(arguments))
+        self.crew.patience = self.step_timeout
+        try:
+            return self.crew.order(CALL, [packed((name, args)) for args in given.values()], only=[*given])
+        except Lost as lost:
+            if not self.crew.close.alive:
+                raise ArgumentError("the env is closed", where="ParallelEnv", fix="Make a new one.") from None
+            part = self.parts[lost.index]
+            raise EnvError(
+                f"a worker process {lost.how}" if lost.late is None else f"no answer for {lost.late:g} s",
+                where=f"ParallelEnv, envs {part.start} to {part.stop - 1}", why="its envs are gone with it",
+                fix="Look in one process at what they do: SerialEnv.",
+            ) from None  # fmt: skip
+
+    def _called(self, name: str, given: Mapping[int, Any]) -> list[TensorDictBase]:
+        """A method of these envs, with an argument each; what they show."""
+        of = {index: [place for place in part if place in given] for index, part in enumerate(self.parts)}
+        orders = {index: ({place: given[place] for place in own},) for index, own in of.items() if own}
+        shown = [rows for answer in self._each(name, orders) for rows in answer]
+        return [_tensordict(row, self.envs[0], self.device) for row in shown]
+
+    # ---- what SerialEnv does in this process --------------------------------------------------------------------
+    def seed_each(self, seed: int, first: int = 0, total: int | None = None) -> None:
+        self._each("seed", [(seed, total or self.batch_size[0])] * len(self.parts))
+
+    def reset_each(self, places: Sequence[int]) -> list[TensorDictBase]:
+        return self._called("reset", dict.fromkeys(places))
+
+    def step_each(self, rows: Sequence[TensorDictBase]) -> list[TensorDictBase]:
+        return self._called("step", {place: _plain(row) for place, row in enumerate(rows)})
+
+    def transforms_within(self, place: str) -> Iterator[tuple[str, Any]]:
+        for number, names in enumerate(self._transforms):
+            for name in names:
+                yield f"{place}{number}/{name}", _There(self, number, name)
+
+    def _move_specs(self, device: torch.device) -> None:
+        EnvBase._move_specs(self, device)  # those in workers stay where they are
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.crew.close()
+
+
+class _There(NamedTuple):
+    """A transform of an env in a worker: what a checkpoint wants of it."""
+
+    env: Apart
+    number: int
+    name: str
+
+    def _call(self, name: str, *args: Any) -> Any:
+        index = next(index for index, part in enumerate(self.env.parts) if self.number in part)
+        return self.env._each(name, {index: (self.number, self.name, *args)})[0]
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._call("state_of")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._call("load_state_of", state)
+
+    def modules(self) -> tuple[()]:
+        """None whose scale this process could hold still."""
+        return ()
+
+
+def _plain(td: TensorDictBase) -> Plain:
+    """A TensorDict without its class, which takes long to pickle."""
+    given = ((key, x.detach().cpu()) for key, x in td.items(True, True))
+    return {key: x if x.dtype is torch.bfloat16 else x.numpy() for key, x in given}
+
+
+def _tensordict(plain: Plain, env: EnvBase, device: Any) -> TensorDict:
+    td = TensorDict({}, batch_size=env.batch_size, device=device)
+    for key, x in plain.items():
+        td.set(key, torch.as_tensor(x))
+    return td
+
+
+# ---- in a worker ----------------------------------------------------------------------------------------------------
+def work(channel: Channel) -> None:
+    """Serve one parent."""
+    torch.set_num_threads(1)
+    envs = _Envs()
+    try:
+        serve(Line(channel), envs.carry_out)
+    finally:
+        envs.close()
+
+
+class _Envs:
+    """Neighbouring envs of one `Apart`, by their places among all."""
+
+    envs: dict[int, EnvBase]
+
+    def __init__(self) -> None:
+        self.envs = {}
+
+    def carry_out(self, kind: int, body: bytes) -> Any:
+        name, args = unpacked(body)
+        return getattr(self, name)(*args)
+
+    def build(self, known: Told, makers: Sequence[bytes], first: int) -> tuple[dict[str, Any], list[list[str]]]:
+        """Make the envs; the specs of the first of them, and the names of each one's transforms."""
+        known.learn()
+        given = [unpacked(maker) for maker in makers]
+        self.envs = {first + place: env for place, env in enumerate(made(given, "ParallelEnv"))}
+        self.stacked = Stacked([*self.envs.values()], None)
+        seed_streams()
+        names = [[name for name, _ in transforms_within(env)] for env in self.envs.values()]
+        return {name: getattr(self.envs[first], name) for name in SPECS}, names
+
+    def seed(self, seed: int, total: int) -> None:
+        first = next(iter(self.envs))
+        seed_streams(episode_seed(seed, first, 1, total))  # what transforms draw from
+        self.stacked.seed_each(seed, first, total)
+
+    def reset(self, places: Mapping[int, None]) -> list[Plain]:
+        first = next(iter(self.envs))
+        return [_plain(row) for row in self.stacked.reset_each([place - first for place in places])]
+
+    def step(self, rows: Mapping[int, Plain]) -> list[Plain]:
+        given = [_tensordict(row, env, env.device) for row, env in zip(rows.values(), self.envs.values(), strict=True)]
+        return [_plain(row) for row in self.stacked.step_each(given)]
+
+    def state_of(self, place: int, name: str) -> dict[str, Any]:
+        return dict(transforms_within(self.envs[place]))[name].state_dict()
+
+    def load_state_of(self, place: int, name: str, state: dict[str, Any]) -> None:
+        dict(transforms_within(self.envs[place]))[name].load_state_dict(state)
+
+    def close(self) -> None:
+        for env in self.envs.values():
+            env.close()
