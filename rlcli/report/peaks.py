@@ -22,8 +22,6 @@ from rlcli.processes.memory import give_back, process_memory
 
 GIVEN_BACK = 32 << 20  # glibc's largest threshold for blocks that are mapped on their own
 
-_PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)  # of two matrices, the last arguments
-
 
 class LiveBytes(TorchDispatchMode):
     """Counts what is allocated inside its context, and not what was there before.
@@ -54,11 +52,7 @@ class LiveBytes(TorchDispatchMode):
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        left, right = args[-2:] if func in _PRODUCTS else (None, None)
-        if isinstance(left, Tensor) and left.is_meta and right.is_meta:
-            out = left.new_empty(left.shape[0], right.shape[1])  # what torch answers, which loads sympy for it
-        else:
-            out = func(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
         given = [x for x in tree_iter((args, kwargs)) if isinstance(x, Tensor)]
         mine = {x.untyped_storage()._cdata for x in given}
         made = [x for x in tree_iter(out) if isinstance(x, Tensor)]
