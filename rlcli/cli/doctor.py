@@ -14,6 +14,7 @@ from rlcli.cli.flags import read
 from rlcli.config.installed import EXTRAS, install
 from rlcli.errors import ConfigError
 from rlcli.processes.cores import cores
+from rlcli.processes.memory import free_memory, limits, size
 from rlcli.runs.provenance import ALWAYS, LISTED
 
 
@@ -62,10 +63,10 @@ def _machine() -> Iterator[str]:
     import psutil
 
     gib = 2**30
-    memory = psutil.virtual_memory()
+    (free, total), bounds = free_memory(), "".join(f"; {who}: {size(limit)}" for _, limit, who in limits() if who)
     yield f"  {'system':<24} {platform.platform()}"
     yield f"  {'cores':<24} {cores()} usable, {psutil.cpu_count(logical=False) or '?'} physical"
-    yield f"  {'memory':<24} {memory.available / gib:.1f} GiB free of {memory.total / gib:.1f}"
+    yield f"  {'memory':<24} {size(free)} free of {size(total)}{bounds}"
     yield f"  {'disk here':<24} {shutil.disk_usage('.').free / gib:.1f} GiB free"
     if Path("/dev/shm").is_dir():
         yield f"  {'/dev/shm':<24} {shutil.disk_usage('/dev/shm').free / gib:.1f} GiB free"
