@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rlcli.imports import without_compiler
+
 if TYPE_CHECKING:  # what type checkers see; below is what happens
     from rlcli.api import collect as collect
     from rlcli.api import evaluate as evaluate
@@ -24,6 +26,7 @@ if TYPE_CHECKING:  # what type checkers see; below is what happens
     from rlcli.config.registry import register_wrapper as register_wrapper
 
 __version__ = "0.1.0"
+without_compiler()
 
 filter_warnings_subprocess = True  # whether the workers of collectors are silent about warnings
 

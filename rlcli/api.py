@@ -87,7 +87,12 @@ def collect(overrides: Sequence[str] = (), recipe_dirs: Iterable[str] = (), **se
 
 
 def plan(
-    overrides: Sequence[str] = (), *, verb: str = "train", recipe_dirs: Iterable[str] = (), **settings: Any
+    overrides: Sequence[str] = (),
+    *,
+    verb: str = "train",
+    limit: int | None = None,
+    recipe_dirs: Iterable[str] = (),
+    **settings: Any,
 ) -> Plan:
     """What `rlcli VERB OVERRIDES` would need, as `rlcli plan` says it; nothing runs.
 
@@ -96,6 +101,8 @@ def plan(
     overrides, recipe_dirs, **settings
         As for `train`.
     verb : {"train", "collect"}
+    limit : int, optional
+        Bytes of RAM to fit into, whatever this machine has.
 
     Returns
     -------
@@ -116,7 +123,7 @@ def plan(
     with _as_it_was():
         from rlcli.jobs.plan import plan as work_out
 
-        return work_out(cfg, verb)
+        return work_out(cfg, verb, limit)
 
 
 def resume(path: PathName, overrides: Sequence[str] = (), *, force: bool = False, **settings: Any) -> Run:

@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "rlcli"
 
 LAYERS = [
-    {"errors", "keys", "exports"},
+    {"errors", "keys", "exports", "imports"},
     {"typed"},
     {"specs", "kernels", "config", "processes"},
     {"lanes", "transforms"},

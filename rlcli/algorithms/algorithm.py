@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -104,6 +105,8 @@ class Algorithm(ABC):
 
     def load_kernels(self) -> None:
         """Compile or load what would otherwise be inside the first batch's timing."""
+        if self.cfg.optim.compile:
+            importlib.import_module("torch._inductor.compile_fx")
         if self.stores:
             load_buffer_compiler(self.cfg)
 

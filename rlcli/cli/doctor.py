@@ -11,9 +11,10 @@ from pathlib import Path
 
 from rlcli import __version__
 from rlcli.cli.flags import read
-from rlcli.config.installed import EXTRAS, install
+from rlcli.config.installed import EXTRAS, gymnasium_problem, install
 from rlcli.errors import ConfigError
 from rlcli.processes.cores import cores
+from rlcli.processes.memory import free_memory, limits, size
 from rlcli.runs.provenance import ALWAYS, LISTED
 
 
@@ -38,10 +39,13 @@ def _report() -> Iterator[str]:
     yield "versions"
     yield f"  {'python':<24} {platform.python_version()}  ({sys.executable})"
     optional = {name for packages in EXTRAS.values() for name in packages.values()}
-    for name in (*ALWAYS, *(name for name in LISTED if name not in optional), "triton"):
+    for name in (*ALWAYS, *(name for name in LISTED if name not in optional)):
         yield f"  {name:<24} {_version(name) or 'not installed'}"
+    if (old := gymnasium_problem()) is not None:
+        yield f"  {old}"
     yield "machine"
     yield from _machine()
+    yield from _kernels()
     yield "devices"
     yield from _devices()
     yield "extras"
@@ -62,10 +66,10 @@ def _machine() -> Iterator[str]:
     import psutil
 
     gib = 2**30
-    memory = psutil.virtual_memory()
+    (free, total), bounds = free_memory(), "".join(f"; {who}: {size(limit)}" for _, limit, who in limits() if who)
     yield f"  {'system':<24} {platform.platform()}"
     yield f"  {'cores':<24} {cores()} usable, {psutil.cpu_count(logical=False) or '?'} physical"
-    yield f"  {'memory':<24} {memory.available / gib:.1f} GiB free of {memory.total / gib:.1f}"
+    yield f"  {'memory':<24} {size(free)} free of {size(total)}{bounds}"
     yield f"  {'disk here':<24} {shutil.disk_usage('.').free / gib:.1f} GiB free"
     if Path("/dev/shm").is_dir():
         yield f"  {'/dev/shm':<24} {shutil.disk_usage('/dev/shm').free / gib:.1f} GiB free"
@@ -74,6 +78,13 @@ def _machine() -> Iterator[str]:
 
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         yield f"  {'open files':<24} {soft} (at most {hard})"
+
+
+def _kernels() -> Iterator[str]:
+    from rlcli.kernels.compiled import damaged
+
+    if files := damaged():
+        yield f"  {'compiled kernels':<24} {len(files)} damaged, compiled anew by the run that needs them: {files[0]}"
 
 
 def _devices() -> Iterator[str]:

@@ -122,11 +122,13 @@ def read(
     return args
 
 
-def looked_at(look: str, words: Sequence[str], usage: str, *names: str) -> argparse.Namespace | None:
+def looked_at(
+    look: str, words: Sequence[str], usage: str, *names: str, **settings: Mapping[str, Any]
+) -> argparse.Namespace | None:
     """The words of a verb that looks at what another one would do: `verb`, `words` and its flags.
 
     Without a verb `train` is meant, which most recipes are for. None as `read` gives it.
     """
-    if args := read(look, words, usage, *names, "words*", rest="words"):
+    if args := read(look, words, usage, *names, "words*", rest="words", **settings):
         args.verb = args.words.pop(0) if args.words and args.words[0] in VERBS else "train"
     return args

@@ -7,16 +7,19 @@ from collections.abc import Sequence
 
 from rlcli.cli.flags import looked_at
 from rlcli.cli.main import announced, loading
+from rlcli.errors import ConfigError
+from rlcli.processes.memory import bytes_in
 
 USAGE = """\
-usage: rlcli plan train|collect [recipe=NAME] [key=value ...] [--json]
+usage: rlcli plan train|collect [recipe=NAME] [key=value ...] [--limit SIZE] [--json]
 
 Bytes of every key, under every way to keep the next observation; parameters, optimizer, buffer;
 what value estimation and an update hold for a moment; the process itself; whether it fits, and what
 would make it fit. Some envs are made, and one is stepped for a moment where env.mode=auto leaves it
 to the clock; nothing of the run's size is allocated.
 
-  --json   the same as one JSON object
+  --limit SIZE   fit into so much RAM, 2GiB for example, whatever this machine has
+  --json         the same as one JSON object
 
 Exit code 5 where it does not fit.
 """
@@ -24,15 +27,19 @@ Exit code 5 where it does not fit.
 
 def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     """Run the verb."""
-    if (args := looked_at("plan", words, USAGE, "--json")) is None:
+    if (args := looked_at("plan", words, USAGE, "--json", limit={"metavar": "SIZE"})) is None:
         return 0
+    try:
+        limit = None if args.limit is None else bytes_in(args.limit)
+    except ValueError as error:
+        raise ConfigError(str(error), where="--limit", fix="Write --limit 2GiB.") from error
     from rlcli.config.compose import configure
 
     cfg = configure(args.verb, args.words, recipe_dirs, args.flags)
     with loading():
         from rlcli.jobs.plan import plan
     with announced():
-        found = plan(cfg, args.verb)
+        found = plan(cfg, args.verb, limit)
     if args.json:
         print(json.dumps(found.as_dict(), indent=1))
     else:

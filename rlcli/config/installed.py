@@ -9,12 +9,14 @@ from importlib.util import find_spec
 
 from rlcli.config.problem import Problem
 
+GYMNASIUM = (1, 1)  # the oldest version that is supported
 # Extra -> the modules that it brings, each with the name of its distribution
 EXTRAS = {
     "atari": {"ale_py": "ale-py", "cv2": "opencv-python-headless"},
     "mujoco": {"mujoco": "mujoco"},
     "box2d": {"Box2D": "box2d"},
     "envpool": {"envpool": "envpool"},
+    "gpu": {"triton": "triton"},
     "compressed": {"lz4": "lz4"},
     "tensorboard": {"tensorboard": "tensorboard"},
     "video": {"imageio": "imageio", "imageio_ffmpeg": "imageio-ffmpeg"},
@@ -31,6 +33,21 @@ def known_ids() -> list[str]:
         for name, spec in known.items()
         if isinstance(spec.entry_point, str) or getattr(spec.entry_point, "__module__", "") != "gymnasium.envs"
     ]
+
+
+def gymnasium_problem() -> Problem | None:
+    """The sentence where gymnasium is older than what `pyproject.toml` asks for, as other packages may have made it."""
+    from importlib.metadata import distributions, version
+
+    installed = version("gymnasium")
+    if tuple(int(part) for part in re.findall(r"\d+", installed)[:2]) >= GYMNASIUM:
+        return None
+    wants = re.compile(r"gymnasium\b(?!-)[^;]*(==|<|~=)")
+    asked = sorted({found.name for found in distributions() if any(map(wants.match, found.requires or ()))} - {"rlcli"})
+    why = f" ({', '.join(asked)} asked for an older one)" if asked else ""
+    least = ".".join(map(str, GYMNASIUM))
+    what = f"gymnasium {installed} is installed, and rlcli needs {least} or newer{why}"
+    return Problem(what, f'pip install "gymnasium>={least}"', only_here=True)
 
 
 def has(package: str) -> bool:

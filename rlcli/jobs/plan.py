@@ -45,13 +45,15 @@ from rlcli.report.metrics import load_tensorboard, wants_tensorboard
 from rlcli.runs import random_streams
 
 
-def plan(cfg: CollectConfig, verb: str) -> Plan:
+def plan(cfg: CollectConfig, verb: str, limit: int | None = None) -> Plan:
     """What the command will need.
 
     Parameters
     ----------
     cfg : CollectConfig
         A `Config` for `verb="train"`.
+    limit : int, optional
+        Bytes of RAM to make do with; by default those that this process may take.
 
     Raises
     ------
@@ -106,7 +108,9 @@ def plan(cfg: CollectConfig, verb: str) -> Plan:
                     estimator = algorithm.estimator(policy)
                     rebuilt = algorithm.rebuilt(estimator, env)
                     parts = dataclasses.replace(learning, estimator=estimator, rebuilt=rebuilt)
-                return _foreseen(changed, verb, collector, parts, process | more, envs=alone, init_rows=init_rows)
+                return _foreseen(
+                    changed, verb, collector, parts, process | more, envs=alone, init_rows=init_rows, limit=limit
+                )
 
             found = foreseen(cfg)
             return dataclasses.replace(found, advice=advice_for(cfg, found, foreseen))
@@ -151,6 +155,7 @@ def _foreseen(
     *,
     envs: Envs,
     init_rows: int = 0,
+    limit: int | None = None,
 ) -> Plan:
     """The plan of a run whose parts are there already.
 
@@ -173,4 +178,4 @@ def _foreseen(
         workers=envs.workers, worker=envs.worker, env_bytes=envs.each + noise_of_lane(rows), modes=modes,
         warnings=[*warnings_for(cfg, rows, modes), *unknown], networks=layers(learning.policy),
     )  # fmt: skip
-    return dataclasses.replace(found, places=places_of(cfg, found))
+    return dataclasses.replace(found, places=places_of(cfg, found, limit))

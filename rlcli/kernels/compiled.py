@@ -6,14 +6,18 @@ Import a module that uses this inside the function that needs it: numba takes ha
 
 from __future__ import annotations
 
+import pickle
+import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numba
 from numba.core.options import DefaultOptions
 
+# what reading a pickle that was cut may raise
+DAMAGED = (EOFError, pickle.UnpicklingError, ValueError, LookupError, AttributeError, ImportError, TypeError)
 # numba's own word for it has no public name
 _UNCOUNTED = {"_nrt": False} if hasattr(DefaultOptions, "_nrt") else {}
 
@@ -53,7 +57,35 @@ def _watching_all(kernel: Any) -> Any:
     file = getattr(getattr(kernel, "_cache", None), "_cache_file", None)
     if file is not None:
         file._source_stamp = (file._source_stamp, _newest_source())
+        file.load = partial(_load, file)
     return kernel
+
+
+def _load(file: Any, key: Any) -> Any:
+    """What numba keeps of a kernel; None, and its index is removed, where a power cut left files empty or cut."""
+    try:
+        return type(file).load(file, key)
+    except DAMAGED as error:
+        Path(file._index_path).unlink(missing_ok=True)
+        _say(f"compiled kernels were damaged in {file._cache_path} ({type(error).__name__}): they are compiled anew")
+        return None
+
+
+@cache
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def damaged() -> list[Path]:
+    """Index files of compiled kernels beside their sources that cannot be read; the next run compiles those anew."""
+    found = []
+    for path in Path(__file__).parent.rglob("__pycache__/*.nbi"):
+        with open(path, "rb") as file:
+            try:
+                pickle.load(file), pickle.load(file)
+            except DAMAGED:
+                found.append(path)
+    return found
 
 
 @cache

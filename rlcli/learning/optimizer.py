@@ -9,6 +9,7 @@ skipped and counted, and an error when such steps do not stop.
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -23,13 +24,21 @@ from rlcli.config.schemas import OptimConfig
 from rlcli.errors import ArgumentError, DamagedDataError, NumericsError, one_of
 from rlcli.learning.flat import FlatParameters
 
+
+def _uncompiled(kind: type[Optimizer]) -> type[Optimizer]:
+    """The optimizer without what its methods are wrapped in for `torch.compile`: that would import the compiler."""
+    step, add = inspect.unwrap(kind.step), inspect.unwrap(kind.add_param_group)
+    return type(kind.__name__, (kind,), {"step": torch.no_grad()(step), "add_param_group": add})
+
+
+_Adam, _AdamW = _uncompiled(Adam), _uncompiled(AdamW)
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
-    "adam": functools.partial(Adam, fused=True),
-    "adamw": functools.partial(AdamW, fused=True),
-    "rmsprop": functools.partial(RMSprop, foreach=False),
-    "sgd": functools.partial(SGD, fused=True),
+    "adam": functools.partial(_Adam, fused=True),
+    "adamw": functools.partial(_AdamW, fused=True),
+    "rmsprop": functools.partial(_uncompiled(RMSprop), foreach=False),
+    "sgd": functools.partial(_uncompiled(SGD), fused=True),
 }
-_OPERATIONS = {Adam: "_fused_adam_", AdamW: "_fused_adamw_"}
+_OPERATIONS = {_Adam: "_fused_adam_", _AdamW: "_fused_adamw_"}
 
 
 def optimizer_options(o: OptimConfig) -> dict[str, Any]:

@@ -32,9 +32,15 @@ from rlcli.report.figures import size
 from rlcli.report.ledger import LEARNER, ROLLOUT
 
 
-def places_of(cfg: CollectConfig, plan: Plan) -> list[Place]:
-    """RAM, the disk under the run folder, another under `storage.scratch_dir`, and every GPU that the run uses."""
-    found = [Place("RAM", plan.total + plan.workers, *free_memory())]
+def places_of(cfg: CollectConfig, plan: Plan, limit: int | None = None) -> list[Place]:
+    """RAM, the disk under the run folder, another under `storage.scratch_dir`, and every GPU that the run uses.
+
+    Parameters
+    ----------
+    limit : int, optional
+        Bytes of RAM to make do with, whatever this machine has.
+    """
+    found = [Place("RAM", plan.total + plan.workers, *(free_memory() if limit is None else (limit, limit)))]
     folder, scratch, need = _existing(Path(cfg.run.dir or "runs")), _scratch_of(cfg), disk_need(cfg, plan)
     usage, rows = shutil.disk_usage(folder), 0
     if scratch is not None and scratch.stat().st_dev != folder.stat().st_dev:
@@ -45,12 +51,14 @@ def places_of(cfg: CollectConfig, plan: Plan) -> list[Place]:
         found.append(Place(SCRATCH, rows, usage.free, usage.total))
     for device in sorted({entry.device for entry in plan.entries} - {"", "cpu", "disk", "meta"}):
         if device.startswith("cuda") and torch.cuda.is_available():
-            free, total = torch.cuda.mem_get_info(device)
-            found.append(Place(device, bytes_on(plan.entries, device) + at_once(plan.peaks, device), free, total))
+            free, total = torch.cuda.mem_get_info(device)  # this process has a context by now, and gives it back
+            need = GPU_PROCESS + bytes_on(plan.entries, device) + at_once(plan.peaks, device)
+            found.append(Place(device, need, min(free + GPU_PROCESS, total), total))
     return found
 
 
 SCRATCH = "scratch disk"
+GPU_PROCESS = 512 << 20  # a CUDA context with torch's libraries in it, about; seen on an H100
 # what a collection writes beside rows, as measured: for each batch the header of its segment, what the last block
 # leaves free, and lines in the journal and the metrics; states to go on from, one of them being written; other files
 SEGMENT, STATES, STATE, STATE_OF_LANE, OTHERS = 5 << 10, 3, 15 << 10, 640, 48 << 10

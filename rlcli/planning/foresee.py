@@ -39,13 +39,13 @@ from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.planning.envs import to_come, worker_bytes
 from rlcli.planning.tensors import (
     META,
-    batch_without_memory,
     bytes_held,
-    on_meta,
+    copied_to,
     planned_batch,
     planned_buffer,
     planned_learner,
     spare_entry,
+    trial_batch,
     written_by,
 )
 from rlcli.processes.memory import give_back, process_memory
@@ -57,6 +57,7 @@ from rlcli.transforms.primer import state_keys
 aten = torch.ops.aten
 VALUES, UPDATE = "values", "update"  # stages
 MINIBATCHES, SAMPLE = "minibatches", "sample"  # in the ledger
+CPU, TRIED = torch.device("cpu"), 4 << 20  # numbers in the widths of all layers, for all rows: some 16 MiB
 # what libraries touch when they are first used, as measured: 5 to 20 MiB where something learns, 3 where nothing does
 WORKING, WORKING_TO_COLLECT = 10 << 20, 3 << 20
 
@@ -253,7 +254,11 @@ def _learned(cfg: Any, rows: RowSchema, learning: Learning, peaks: list[Peak]) -
     entries.append(Entry(component, what + at_most, held, device=device, peak=held))
     sequences = step.lanes if loss.recurrent else 0
     together = count if is_off_policy(cfg) else step.frames
-    peak = _counted(UPDATE, together, device, lambda: update_peak(loss, columns, device, sequences))
+
+    def tried(place: torch.device) -> Held:
+        return update_peak(loss, columns_read(loss, step, added, place), device, sequences)
+
+    peak = _counted(UPDATE, together, device, tried, _places(loss, step))
     apart = 0
     if together > step.frames:  # the loss takes what is learned from out of the sample, with states of its own
         states = {IS_INIT, *(key for net in loss.networks for key in state_keys(net))}
@@ -290,7 +295,12 @@ def _values(cfg: Any, learning: Learning, rows: RowSchema, device: str) -> Peak:
         unknown = bool(learning.rebuilt)
         mode = "full" if mode == "delta" or unknown else mode  # what samples hold
     at_once = rows_at_once(estimator, rows, flat)
-    return _counted(VALUES, at_once, device, lambda: stage_peak(estimator, rows, mode, flat=flat, unknown=unknown))
+
+    def tried(place: torch.device) -> Held:
+        return stage_peak(estimator, rows, mode, flat=flat, unknown=unknown, place=place)
+
+    plain = not (flat or unknown)
+    return _counted(VALUES, at_once, device, tried, _places(estimator, rows) if plain else [META])
 
 
 def _draws(cfg: Any) -> bool:
@@ -298,13 +308,26 @@ def _draws(cfg: Any) -> bool:
     return is_off_policy(cfg) or draws_slices(cfg)
 
 
-def _counted(stage: str, rows: int, device: str, count: Callable[[], Held]) -> Peak:
+def _places(module: Any, rows: RowSchema) -> list[torch.device]:
+    """Where a stage may be tried: small layers on zeros first, since without memory torch loads 40 MiB of sympy."""
+    shapes = [p.shape for p in module.parameters()]
+    widths = sum(shape[0] for shape in shapes if shape) + sum(field.width for field in rows.fields.values())
+    small = not module.recurrent and all(len(shape) <= 2 for shape in shapes) and rows.frames * widths < TRIED
+    return [CPU, META] if small else [META]
+
+
+def _counted(
+    stage: str, rows: int, device: str, count: Callable[[torch.device], Held], places: Sequence[torch.device]
+) -> Peak:
     """A stage's peak; of a network that cannot be run without memory (it looks at numbers), the reason instead."""
-    try:
-        held = count()
-    except Exception as error:  # a network may raise anything; the plan says so
-        return Peak(stage, 0, 0, rows, device, unknown=in_words(error, 160))
-    return Peak(stage, held.peak, held.kept, rows, device, saved=held.saved, spared=held.spared)
+    for place in places:
+        try:
+            held = count(place)
+        except Exception as error:  # a network may raise anything; the plan says so
+            unknown = in_words(error, 160)
+        else:
+            return Peak(stage, held.peak, held.kept, rows, device, saved=held.saved, spared=held.spared)
+    return Peak(stage, 0, 0, rows, device, unknown=unknown)
 
 
 def parameter_bytes(*modules: Any) -> int:
@@ -320,9 +343,11 @@ def _device(cfg: CollectConfig, stage: str) -> str:
 
 
 # ---- an update ---------------------------------------------------------------------------------------------------
-def columns_read(loss: Any, rows: RowSchema, added: Mapping[Key, Field]) -> dict[Key, Tensor]:
-    """What a loss reads of rows, `[N, ...]` as an update has them, without memory: masks have done their work."""
-    batch = batch_without_memory(rows, "full", added)
+def columns_read(
+    loss: Any, rows: RowSchema, added: Mapping[Key, Field], place: torch.device = META
+) -> dict[Key, Tensor]:
+    """What a loss reads of rows, `[N, ...]` as an update has them: masks have done their work."""
+    batch = trial_batch(rows, "full", added, place)
     return {key: x.reshape(-1, *x.shape[2:]) for key, x in loss.columns(batch).items() if key not in MASK_KEYS}
 
 
@@ -333,11 +358,11 @@ def update_peak(loss: Any, columns: Mapping[Key, Tensor], device: str, sequences
     ----------
     loss : Loss
     columns : dict of key to Tensor `[N, ...]`
-        Without memory.
+        Where they are, a copy of the loss is run.
     sequences : int
         How many there are, of one length each, where the loss is recurrent.
     """
-    copied = on_meta(loss)
+    copied = copied_to(next(iter(columns.values())).device, loss)
     saved = watch_saved(copied)
     with _asked(sequences), LiveBytes(reorders=device == "cpu") as live:
         total, terms = total_of(copied, columns)
@@ -384,6 +409,8 @@ class Answers(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         x = args[0] if args else None
+        if func is aten.nonzero.default and isinstance(x, Tensor) and not x.is_meta:
+            return torch.zeros(self._are_set(x.numel()), x.ndim, dtype=torch.int64)
         if isinstance(x, Tensor) and x.is_meta:
             if func is aten._local_scalar_dense.default:
                 return self._flag if x.dtype is torch.bool else 0.0 if x.is_floating_point() else self._whole
@@ -401,6 +428,7 @@ def stage_peak(
     *,
     flat: bool = False,
     unknown: bool = False,
+    place: torch.device = META,
 ) -> Held:
     """Bytes of one batch's value stage, less those that it leaves behind.
 
@@ -414,7 +442,7 @@ def stage_peak(
         Some next observations are not known, and marked.
     """
     with torch.no_grad():
-        stage, batch = on_meta(estimator), batch_without_memory(rows, mode)
+        stage, batch = copied_to(place, estimator), trial_batch(rows, mode, device=place)
         batch = batch.reshape(-1) if flat else batch
         ends = rows.lanes - 1 if flat else 0
         with Answers(lambda n: -(-n // _slots(estimator, rows)), ends, unknown), LiveBytes() as live:

@@ -27,6 +27,7 @@ from rlcli.keys import APPROXIMATED, SHIFTED_VALID, Key, as_tuple, show, unravel
 from rlcli.learning.buffer import frame_stacks
 from rlcli.learning.flat import spans_of
 from rlcli.learning.optimizer import FlatOptimizer
+from rlcli.objectives.reduction import MASK_KEYS
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.report.buffer_entries import BUFFER, PRIORITIES
 from rlcli.report.ledger import FEW_ROWS, Claims, Entry, batch_entries, learner_entries
@@ -46,15 +47,20 @@ WHOLE, SINGLE = 20, 32  # and by how much: stacks of four Atari games, single fr
 _DISK = ("memmap",)
 
 
-def on_meta(module: Module) -> Module:
-    """A copy whose parameters and buffers have shapes and no memory; gradients are there already."""
+def copied_to(device: torch.device, module: Module) -> Module:
+    """A copy with gradients that are there already; on the meta device parameters and buffers have no memory."""
     memo: dict[int, Any] = {}
     for p in module.parameters():
-        memo[id(p)] = nn.Parameter(torch.empty_like(p, device=META), requires_grad=p.requires_grad)
-        memo[id(p)].grad = torch.empty_like(p, device=META) if p.requires_grad else None
+        memo[id(p)] = nn.Parameter(_copied(p, device), requires_grad=p.requires_grad)
+        memo[id(p)].grad = torch.empty_like(p, device=device) if p.requires_grad else None
     for b in module.buffers():
-        memo[id(b)] = torch.empty_like(b, device=META)
+        memo[id(b)] = _copied(b, device)
     return copy.deepcopy(module, memo)
+
+
+def _copied(x: Tensor, device: torch.device) -> Tensor:
+    new = torch.empty_like(x, device=device, requires_grad=False)
+    return new if device == META else new.copy_(x.detach())
 
 
 # ---- batches -----------------------------------------------------------------------------------------------------
@@ -66,8 +72,10 @@ def written_by(estimator: ValueEstimator, mode: str) -> dict[Key, Field]:
     return found | ({APPROXIMATED: flag} if mode == "compact" and estimator.value_network is not None else {})
 
 
-def batch_without_memory(rows: RowSchema, mode: str, added: Mapping[Key, Field] | None = None) -> TensorDict:
-    """A batch `[lanes, steps]` in which no episode ends before the last step of its lane.
+def trial_batch(
+    rows: RowSchema, mode: str, added: Mapping[Key, Field] | None = None, device: torch.device = META
+) -> TensorDict:
+    """A batch `[lanes, steps]` in which no episode ends before the last step of its lane; zeros, where it has memory.
 
     Parameters
     ----------
@@ -78,22 +86,29 @@ def batch_without_memory(rows: RowSchema, mode: str, added: Mapping[Key, Field] 
     """
     shape = torch.Size((rows.lanes, rows.steps))
     fields = rows.stored(mode) | dict(added or {})
+
+    def column(field: Field, value: float = 0, count: int = rows.frames) -> Tensor:
+        return field.empty(count, device).fill_(value) if device != META else field.empty(count, device)
+
     columns: dict[Key, Tensor] = {
-        key: field.empty(rows.frames, META).view(*shape, *field.shape) for key, field in fields.items()
+        key: column(field, key in MASK_KEYS).view(*shape, *field.shape) for key, field in fields.items()
     }
     if mode == "exact":
-        ends = Ends.trusted(shape, torch.empty(rows.lanes, dtype=torch.int32, device=META))
+        last = torch.empty(rows.lanes, dtype=torch.int32, device=device)
+        if device != META:
+            torch.arange(rows.steps - 1, rows.frames, rows.steps, out=last)
+        ends = Ends.trusted(shape, last)
         for key, field in rows.successors.items():
-            columns[key] = Rows.from_ends(columns[before(key)], ends, field.empty(rows.lanes, META))
-    nothing = torch.empty(0, dtype=torch.int64, device=META)
+            columns[key] = Rows.from_ends(columns[before(key)], ends, column(field, count=rows.lanes))
+    nothing = torch.empty(0, dtype=torch.int64, device=device)
     for key, field in rows.overflows(mode).items():  # a column is there before anything overflows
-        columns[key] = sparse_rows(shape, Sparse(nothing, field.empty(0, META)))
-    kept = torch.empty(rows.kept_states, dtype=torch.int64, device=META)
+        columns[key] = sparse_rows(shape, Sparse(nothing, field.empty(0, device)))
+    kept = torch.empty(rows.kept_states, dtype=torch.int64, device=device)
     for key, field in rows.states.items():
-        columns[key] = sparse_rows(shape, Sparse(kept, field.empty(rows.kept_states, META), math.nan))
-    batch = TensorDict({}, batch_size=shape, device=META)
-    for key, column in columns.items():
-        batch.set(key, column)
+        columns[key] = sparse_rows(shape, Sparse(kept, column(field, count=rows.kept_states), math.nan))
+    batch = TensorDict({}, batch_size=shape, device=device)
+    for key, x in columns.items():
+        batch.set(key, x)
     return batch
 
 
@@ -112,9 +127,9 @@ def planned_batch(
     index : bool
         Whether something will ask an `exact` batch where each successor lies.
 
-    Others as for `batch_without_memory`.
+    Others as for `trial_batch`.
     """
-    batch = batch_without_memory(rows, mode, added)
+    batch = trial_batch(rows, mode, added)
     lazy = [value for key in rows.successors if isinstance(value := batch.get(key, None), Rows)]
     if index and lazy:
         _ = lazy[0].index  # is built, and shared by all keys
@@ -164,7 +179,7 @@ def _bare(module: nn.Module, trained: Sequence[nn.Parameter]) -> nn.Module:
     bare, learns = nn.Module(), {id(p) for p in trained}
     for number, p in enumerate(module.parameters()):
         without = nn.Parameter(torch.empty_like(p, device=META), requires_grad=p.requires_grad)
-        without.grad = torch.empty_like(without) if id(p) in learns else None
+        without.grad = torch.empty_like(p, device=META) if id(p) in learns else None
         bare.register_parameter(f"parameter_{number}", without)
     for number, buffer in enumerate(module.buffers()):
         bare.register_buffer(f"buffer_{number}", torch.empty_like(buffer, device=META))

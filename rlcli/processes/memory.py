@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -50,21 +52,83 @@ def grown(before: tuple[int, int]) -> int:
     return max(0, *(now - then for now, then in zip(resident(), before, strict=True)))
 
 
+ROOT = Path("/")  # below it are proc/ and sys/
+
+
 def free_memory() -> tuple[int, int]:
-    """Bytes that this process may take, those it has included, and all there are; a container's limit counts."""
+    """Bytes that this process may take, those it has included, and all there are: the least that `limits` gives."""
+    free, total, _ = zip(*limits(), strict=True)
+    return max(min(free), 0), min(total)
+
+
+def limits() -> list[tuple[int, int, str]]:
+    """Everything that bounds this process, as (bytes that it may take, its own included; bytes in all; by whom).
+
+    The machine's RAM comes first, then each smaller bound: of this process's control group or one that holds it (a
+    container, a batch job, a systemd unit), of `ulimit -v` and `ulimit -d`.
+    """
     import psutil
 
-    memory = psutil.virtual_memory()
-    mine = psutil.Process().memory_info().rss
-    free, total = memory.available + mine, memory.total
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        numbers = [_number(Path("/sys/fs/cgroup") / name) for name in (limit, used)]
-        if numbers[0] is not None and numbers[0] < total:
-            total, free = numbers[0], min(free, numbers[0] - (numbers[1] or 0) + mine)
-    return max(free, 0), total
+    memory, mine = psutil.virtual_memory(), psutil.Process().memory_info()
+    found = [(memory.available + mine.rss, memory.total, "")]
+    for group, names in _groups():
+        if (limit := _number(group / names[0])) is not None and limit < memory.total:
+            held = (_number(group / names[1]) or 0) - _statistic(group / "memory.stat", names[2])  # less files' pages
+            found.append((limit - max(held, 0) + mine.rss, limit, f"control group {group}"))
+    status = ROOT / "proc/self/status"
+    for name, option, held in (("RLIMIT_AS", "v", "VmSize:"), ("RLIMIT_DATA", "d", "VmData:")):
+        limit = resource.getrlimit(getattr(resource, name))[0]
+        if limit != resource.RLIM_INFINITY and limit < memory.total:
+            found.append((limit - _statistic(status, held) * 1024 + mine.rss, limit, f"ulimit -{option}"))
+    return found
+
+
+def _groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
+    """This process's control groups that count memory and all that hold them, each with what its files are called.
+
+    A mount shows a part of the hierarchy, which begins at the mount's own root: that of the machine, or of a container.
+    """
+    v2 = "memory.max", "memory.current", "inactive_file"
+    v1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+    mounts = [line.split() for line in _lines(ROOT / "proc/self/mountinfo")]
+    for line in _lines(ROOT / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        for root, where, kind, options in ((m[3], m[4], m[m.index("-") + 1], m[-1].split(",")) for m in mounts):
+            if kind != ("cgroup" if controllers else "cgroup2") or (controllers and "memory" not in options):
+                continue
+            top = ROOT / where.lstrip("/")
+            inside = Path(path).relative_to(root) if Path(path).is_relative_to(root) else Path()
+            group = top if ".." in inside.parts else top / inside
+            yield from (
+                (each, v1 if controllers else v2) for each in (group, *group.parents) if each.is_relative_to(top)
+            )
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def _statistic(path: Path, name: str) -> int:
+    """The number behind a name in a file of names and numbers; 0 where it is not there."""
+    return next((int(line.split()[1]) for line in _lines(path) if line.split()[:1] == [name]), 0)
+
+
+def bytes_in(text: str) -> int:
+    """What `size` spells: `2GiB`, `2 GiB`, `1.5G`, `800MB`; without a unit bytes.
+
+    Raises
+    ------
+    ValueError
+        It is no size.
+    """
+    found = re.fullmatch(r"(\d+\.?\d*) *([KMGT]?)(I?)B?", text.strip().upper())
+    if found is None:
+        raise ValueError(f"{text!r} is no size, such as 2GiB")
+    number, unit, binary = found.groups()
+    decimal = unit and not binary and text.strip().upper().endswith("B")
+    return int(float(number) * (1000 if decimal else 1024) ** " KMGT".index(unit or " "))
 
 
 def size(count: float | None) -> str:

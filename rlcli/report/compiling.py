@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from importlib import import_module
+from typing import Any
 
-from torch._dynamo.callback import callback_handler
-
+from rlcli.imports import COMPILER, forget, when_compiler_is_loaded
 from rlcli.report.clock import COMPILE, Clock
 
 _WORDS = {
@@ -39,6 +40,7 @@ class Compiling:
         self._resume: Callable[[], None] | None = None
         self._thread = threading.get_ident()
         self._depth = 0
+        self._torch: Any = None  # its compiler's callbacks, once that is there
 
     def __enter__(self) -> Compiling:
         from numba.core import event  # half a second, but for whoever opens this, kernels follow
@@ -46,14 +48,20 @@ class Compiling:
         self._event = event
         event.Listener.register(Compiling)  # by what it does: a base class would load numba with this file
         event.register("numba:compile", self)
-        callback_handler.register_start_callback(self._torch_begins)
-        callback_handler.register_end_callback(self._torch_ends)
+        when_compiler_is_loaded(self._follow_torch)
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._event.unregister("numba:compile", self)
-        callback_handler.remove_start_callback(self._torch_begins)
-        callback_handler.remove_end_callback(self._torch_ends)
+        forget(self._follow_torch)
+        if self._torch is not None:
+            self._torch.remove_start_callback(self._torch_begins)
+            self._torch.remove_end_callback(self._torch_ends)
+
+    def _follow_torch(self) -> None:
+        self._torch = import_module(f"{COMPILER}.callback").callback_handler
+        self._torch.register_start_callback(self._torch_begins)
+        self._torch.register_end_callback(self._torch_ends)
 
     def notify(self, event) -> None:
         """What numba calls at both ends of a compilation."""

@@ -27,6 +27,15 @@ def test_what_does_not_fit_exits_with_5(rlcli, monkeypatch):
     assert code == 5 and "NO" in out and "-> " in out
 
 
+def test_a_limit_is_planned_for_whatever_the_machine_has(rlcli):
+    words = "plan recipe=ppo_full collector.frames_per_batch=1_000_000 logger=none"
+    code, out, _ = rlcli(f"{words} --limit 400MiB")
+    assert code == 5 and "400 MiB   400 MiB    NO" in out and "-> collector.frames_per_batch=" in out
+    assert rlcli(f"{words} --limit=1TiB")[0] == 0
+    code, _, err = rlcli("plan --limit lots")
+    assert code == 2 and "'lots' is no size" in err and "--limit 2GiB" in err
+
+
 def test_a_mistake_is_answered_as_train_answers_it(rlcli):
     code, _, err = rlcli("plan train env.nmu=3")
     assert code == 2 and "did you mean env.num" in err

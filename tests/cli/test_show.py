@@ -271,6 +271,26 @@ def test_doctor_names_versions_and_what_to_install(rlcli):
         assert word in out
 
 
+def test_an_older_gymnasium_is_one_sentence_with_who_asked_for_it_and_what_to_type(rlcli, monkeypatch):
+    from importlib import metadata
+    from types import SimpleNamespace
+
+    real = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "0.29.1" if name == "gymnasium" else real(name))
+    pins = {"memory-gym": ["gymnasium==0.29.1"], "rlcli": ["gymnasium<2,>=1.1"], "other": ["gymnasium-robotics==1.0"]}
+    monkeypatch.setattr(
+        metadata, "distributions", lambda: [SimpleNamespace(name=n, requires=r) for n, r in pins.items()]
+    )
+    said = (
+        "gymnasium 0.29.1 is installed, and rlcli needs 1.1 or newer (memory-gym asked for an older one); "
+        'pip install "gymnasium>=1.1"'
+    )
+    code, _, err = rlcli("train total_frames=64")
+    assert code == 2 and said in err and "foresee" not in err
+    assert said in rlcli("doctor")[1]
+    assert rlcli("show train")[0] == 0
+
+
 def test_a_configuration_can_be_looked_at_without_the_packages_it_needs(rlcli, monkeypatch):
     from rlcli.config import installed
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlcli.config import installed, registry
 from rlcli.config.checks.check import check
-from rlcli.config.installed import accelerator, known_ids, lacking
+from rlcli.config.installed import accelerator, gymnasium_problem, known_ids, lacking
 from rlcli.config.problem import Problem, did_you_mean
 
 _OF_GYMNASIUM = ("mujoco", "box2d")  # extras of envs that gymnasium holds in a module of this name
@@ -19,6 +19,8 @@ _OF_GYMNASIUM = ("mujoco", "box2d")  # extras of envs that gymnasium holds in a 
 def check_env(cfg: Any) -> list[Problem]:
     """The env id exists here and its packages are installed."""
     env_id, kind = cfg.env.id, cfg.env.kind
+    if (old := gymnasium_problem()) is not None:
+        return [old]
     if kind == "envpool":
         return lacking("envpool", "env=envpool")
     if kind == "atari" or env_id.startswith("ALE/"):

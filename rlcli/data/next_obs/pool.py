@@ -125,6 +125,9 @@ class Ends:
         """int32 `[*B]` into `obs` ++ `extra`; built once."""
         if self._index is None:
             count, ends = math.prod(self.shape), self.positions
+            if ends.is_meta:
+                self._index = torch.empty(self.shape, dtype=torch.int32, device=ends.device)
+                return self._index
             index = torch.arange(1, count + 1, dtype=torch.int32, device=ends.device)
             slots = torch.arange(count, count + len(ends), dtype=torch.int32, device=ends.device)
             index.index_copy_(0, ends.long(), slots)

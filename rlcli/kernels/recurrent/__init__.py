@@ -167,7 +167,7 @@ def _refusal(name: str, x: Tensor, weights: Weights) -> str | None:
         return f"the tensors are on {x.device}"
     if name == "triton":
         if importlib.util.find_spec("triton") is None:
-            return "it needs triton, which is not installed (pip install triton)"
+            return 'it needs triton, which is not installed (pip install "rlcli[gpu]")'
         return _module(name).refusal(x, weights)
     return None
 

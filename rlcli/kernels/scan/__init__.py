@@ -163,7 +163,9 @@ def backend_for(asked: str, like: Tensor) -> str:
             f"the {asked} backend cannot be used here", why=f"the tensors are on {like.device}", fix=FIX
         )
     if asked == "triton" and not _has_triton():
-        raise ArgumentError("the triton backend needs triton", why="it is not installed", fix="pip install triton")
+        raise ArgumentError(
+            "the triton backend needs triton", why="it is not installed", fix='pip install "rlcli[gpu]"'
+        )
     return asked
 
 

@@ -30,7 +30,7 @@ LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 def standard_normal(params: Params, generator: torch.Generator | None) -> Tensor:
     """Noise of the shape that `loc` and `scale` broadcast to."""
     loc, scale = params
-    shape = torch.broadcast_shapes(loc.shape, scale.shape)
+    shape = torch.broadcast_tensors(loc, scale)[0].shape  # `broadcast_shapes` loads sympy
     return torch.randn(shape, generator=generator, dtype=loc.dtype, device=loc.device)
 
 

@@ -6,6 +6,7 @@ there, and hands out targets in the network's units; advantages stay in units of
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -19,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rlcli.errors import ArgumentError
+from rlcli.imports import COMPILER
 from rlcli.kernels.mlp import usual
 from rlcli.keys import STATE_VALUE
 from rlcli.modules.stages import last_layer
@@ -160,7 +162,7 @@ class PopArt(ValueNorm):
         for part in plain:
             hooks += [part.register_forward_pre_hook(calls.before_layer), part.register_forward_hook(calls.after_layer)]
         try:
-            with torch.compiler.set_stance("force_eager"), calls:  # a compiled network runs as it was written
+            with _as_written(), calls:
                 yield
         finally:
             for hook in hooks:
@@ -263,6 +265,11 @@ class _Calls(TorchDispatchMode):
             if layer is not self._running and any(_within(x, p) for p in layer.parameters() for x in used):
                 self.spoiled.add(layer)
         self.spoiled.update(layer for layer, out in self._outputs for x in written if _within(x, out))
+
+
+def _as_written() -> AbstractContextManager[Any]:
+    """Networks that were compiled run as they were written; where no compiler is loaded, none was."""
+    return torch.compiler.set_stance("force_eager") if COMPILER in sys.modules else nullcontext()
 
 
 def _within(x: Tensor, memory: Tensor) -> bool:

@@ -63,7 +63,7 @@ class Observations:
             same = x.obs.data_ptr() == own.data_ptr() and x.obs.shape[1:] == own.shape[1:]
             if not (same and x.obs.shape[0] == own.shape[0] and own.is_contiguous() and x.obs.is_contiguous()):
                 return None
-            x[:1].full()  # reading a row makes the tensor refuse if its observations were changed in place
+            x.check()
             if index is None:
                 index = x.index
             elif x.index.data_ptr() != index.data_ptr() and not torch.equal(x.index, index):
