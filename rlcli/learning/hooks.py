@@ -103,7 +103,12 @@ class Hooks:
     def begin(self, frames: int) -> None:
         """Before the first batch; raises StoppedSafely where the run was asked to stop."""
         if self.saver is not None:
-            self.saver.stop_if_asked(frames)
+            self.saver.begin(frames)
+
+    def look(self) -> None:
+        """In the middle of a batch; raises StoppedSafely where the run was asked to stop some time ago."""
+        if self.saver is not None:
+            self.saver.stop_if_overdue()
 
     def after_batch(self, loop: Followed, delivered: Delivered, batch: TensorDictBase) -> None:
         """Evaluate and report when it is due: what was collected and learned since the last report."""
