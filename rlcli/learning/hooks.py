@@ -131,10 +131,10 @@ class Hooks:
             self.reporter.out_of_bounds(loop.collector.out_of_bounds())
         self.unreported, self.lags, self.valued = [], [], ValueRows()
 
-    def save(self, frames: int) -> None:
-        """Checkpoint where one is due; raises StoppedSafely where the run was asked to stop."""
+    def save(self, frames: int, *, sound: bool = True) -> None:
+        """Checkpoint where one is due; raises StoppedSafely where the run was asked to stop. See `Saver.after_batch`."""
         if self.saver is not None:
-            self.saver.after_batch(frames)
+            self.saver.after_batch(frames, sound=sound)
 
     def close(self, collector: BaseCollector) -> None:
         """Count what was collected since the last report, whatever ends the loop."""

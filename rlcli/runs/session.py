@@ -288,9 +288,15 @@ class Saver:
         self._began = self._saved_when = time.monotonic()
         self._hold(frames)
 
-    def after_batch(self, frames: int) -> None:
-        """Save if due; if the run was asked to stop, save and stop (see `stop_if_asked`)."""
+    def after_batch(self, frames: int, *, sound: bool = True) -> None:
+        """Save if due; if the run was asked to stop, save and stop (see `stop_if_asked`).
+
+        `sound`: whether the last step of the update was finite. Where it was not, the next one may end the run, which
+        is then to go on from before them.
+        """
         self.stop_if_asked(frames)
+        if not sound:
+            return
         if due(self.every, self._saved_at, frames) or time.monotonic() - self._saved_when >= self.seconds:
             self.save(frames)
         else:
@@ -369,9 +375,9 @@ class Saver:
         lasts = rows is None or self._cursor + self._longest <= rows.until
         if self._spent > FREE_SECONDS + SHARE * (began - self._began) and lasts:
             return
+        state = {name: dict(part.state_dict()) for name, part in self.parts.items()}  # a worker may be gone by now
         self._held = rows = None  # its memory is used again
-        state = {name: copied(dict(part.state_dict())) for name, part in self.parts.items()}
-        state["random"] = random_streams.state()
+        state = {name: copied(part) for name, part in state.items()} | {"random": random_streams.state()}
         if ring is not None and self.buffer is not None:
             rows = self.buffer.hold(max(2 * self._longest, -(-SPARE_ROWS // ring.lanes)))
         self._held = Held(frames, state, rows=rows)
