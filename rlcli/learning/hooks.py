@@ -132,7 +132,10 @@ class Hooks:
         self.unreported, self.lags, self.valued = [], [], ValueRows()
 
     def save(self, frames: int, *, sound: bool = True) -> None:
-        """Checkpoint where one is due; raises StoppedSafely where the run was asked to stop. See `Saver.after_batch`."""
+        """Checkpoint where one is due; raises StoppedSafely where the run was asked to stop.
+
+        `sound`: see `Saver.after_batch`.
+        """
         if self.saver is not None:
             self.saver.after_batch(frames, sound=sound)
 

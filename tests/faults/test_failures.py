@@ -18,7 +18,9 @@ import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 from test_interruptions import learned, statuses
 
+from rlcli.data import open_buffer
 from rlcli.data.files.disk import Disk
+from rlcli.data.files.tensors import decode
 from rlcli.data.ring.ring import Ring
 from rlcli.learning.optimizer import Step
 from rlcli.processes.worker import Worker
@@ -118,11 +120,14 @@ class Failing:
         return original(disk, call, path)
 
 
-def ended(folder: Path) -> tuple[bytes, object]:
-    """The tensors of the newest checkpoint, as they lie on the disk, and the rows of its buffer."""
-    found = checkpoint.load(checkpoint.list_checkpoints(folder / "checkpoints")[-1])
-    rows = found.state["buffer"]["rows"]["columns"].columns() if "buffer" in found.state else {}
-    return learned(folder), {str(key): column.numpy().tobytes() for key, column in rows.items()}
+def ended(folder: Path) -> dict[str, bytes]:
+    """The tensors of the newest checkpoint, and what is read from its buffer: its slots may be in any order."""
+    found = decode(learned(folder), str(folder))
+    found = {name: x for name, x in found.items() if not name.startswith("buffer/rows/")}
+    if open_run(folder).config["storage"]["kind"] != "none":
+        rows = open_buffer(folder)[:]
+        found |= {str(key): rows[key] for key in rows.keys(True, True)}
+    return {name: x.numpy().tobytes() for name, x in found.items()}
 
 
 @pytest.fixture(scope="module")
