@@ -10,7 +10,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from rlcli.config.words import key_of, spell
 from rlcli.errors import RlcliError, StoppedSafely, saying_memory, unforeseen
 
 Start = Callable[[Any, list[str]], Any]
+_FOLDER = "hydra.sweep.dir"
 _NAMED = 8  # jobs that are listed one by one
 
 
@@ -31,12 +32,17 @@ def sweep(ready: Any, start: Start, recipe_dirs: Sequence[str] = ()) -> None:
     """
     import hydra
 
-    from rlcli.config.compose import HYDRA_VERSION_BASE, JOBS_CHECKED_AHEAD
+    from rlcli.config.compose import HYDRA_VERSION_BASE, JOBS_CHECKED_AHEAD, holds
     from rlcli.config.recipes import shipped
+    from rlcli.runs.folder import sweep_folder
 
     task = _Task(ready.verb, start)
     arguments, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv = ["rlcli", "--multirun", *listed(ready.sweep)]
+    given = {item.key for item in ready.sweep}
+    own = _FOLDER in given or any(holds(data, _FOLDER) for data in ready.contents.values())
+    folder = None if own or "run.dir" in given else sweep_folder(ready.verb)
+    there = [] if folder is None else [f"{_FOLDER}={folder}"]
+    sys.argv = ["rlcli", "--multirun", *listed(ready.sweep), *there]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us, not to Hydra's printer
     try:
         with _composed_once(JOBS_CHECKED_AHEAD):
@@ -48,6 +54,9 @@ def sweep(ready: Any, start: Start, recipe_dirs: Sequence[str] = ()) -> None:
                 print(line, file=sys.stderr)
         raise
     finally:
+        if folder is not None:
+            with suppress(OSError):  # unless no job came so far as to have a folder
+                folder.rmdir()
         sys.argv = arguments
         if full_error is None:
             del os.environ["HYDRA_FULL_ERROR"]

@@ -422,6 +422,7 @@ class RunConfig:
 
     dir: str | None = option(None, "folder of the run; null: runs/<verb>/<recipe, or env>/<date>_<time>_s<seed>")
     checkpoint_every: int = option(50_000, "frames between checkpoints", ge=1)
+    checkpoint_minutes: float | None = option(5.0, "minutes between checkpoints; null: by frames alone", gt=0)
     keep: int = option(2, "checkpoints kept", ge=2)
     max_replay_steps: int = option(10_000, "longest open episode that a resume replays", ge=0)
     eval_every: int | None = option(None, "frames between evaluations; null never evaluates", ge=1)

@@ -75,8 +75,9 @@ def go(learner: Learner) -> None:
         if rows := learner.loop.init_rows:
             facts["buffer_began_with"] = {"rows": rows, "from": learner.cfg.storage.init_from}
         learner.start()
-        learner.loop.run()
-        learner.saver.finish(learner.collector.frames)
+        with learner.saver.rescuing():
+            learner.loop.run()
+            learner.saver.finish(learner.collector.frames)
         facts |= learner.final_evaluation()
         if learner.buffer is not None:
             learner.buffer.close()  # nothing of its rows is missing on a disk
@@ -120,7 +121,8 @@ class Learner:
         self.saver = Saver(
             run, {"policy": policy, "update": self.update, "collector": self.collector, "reporter": self.reporter},
             config=to_dict(cfg), versions=surroundings(self.threads, places.values(), registry.imported),
-            every=cfg.run.checkpoint_every, keep=cfg.run.keep, stop=stop, reporter=self.reporter, buffer=self.buffer,
+            every=cfg.run.checkpoint_every, minutes=cfg.run.checkpoint_minutes, keep=cfg.run.keep, stop=stop,
+            reporter=self.reporter, buffer=self.buffer,
         )  # fmt: skip
         every = cfg.run.eval_every
         play = None if every is None else PeriodicEvaluation(every, self.evaluation)

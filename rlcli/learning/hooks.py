@@ -103,7 +103,12 @@ class Hooks:
     def begin(self, frames: int) -> None:
         """Before the first batch; raises StoppedSafely where the run was asked to stop."""
         if self.saver is not None:
-            self.saver.stop_if_asked(frames)
+            self.saver.begin(frames)
+
+    def look(self) -> None:
+        """In the middle of a batch; raises StoppedSafely where the run was asked to stop some time ago."""
+        if self.saver is not None:
+            self.saver.stop_if_overdue()
 
     def after_batch(self, loop: Followed, delivered: Delivered, batch: TensorDictBase) -> None:
         """Evaluate and report when it is due: what was collected and learned since the last report."""
@@ -126,10 +131,13 @@ class Hooks:
             self.reporter.out_of_bounds(loop.collector.out_of_bounds())
         self.unreported, self.lags, self.valued = [], [], ValueRows()
 
-    def save(self, frames: int) -> None:
-        """Checkpoint where one is due; raises StoppedSafely where the run was asked to stop."""
+    def save(self, frames: int, *, sound: bool = True) -> None:
+        """Checkpoint where one is due; raises StoppedSafely where the run was asked to stop.
+
+        `sound`: see `Saver.after_batch`.
+        """
         if self.saver is not None:
-            self.saver.after_batch(frames)
+            self.saver.after_batch(frames, sound=sound)
 
     def close(self, collector: BaseCollector) -> None:
         """Count what was collected since the last report, whatever ends the loop."""

@@ -63,6 +63,7 @@ class Loop(ABC):
     def run(self) -> None:
         """Train; returns early only by raising (StoppedSafely among others)."""
         collector, hooks = self.collector, self.hooks
+        self.update.look = hooks.look
         hooks.begin(collector.frames)
         try:
             while collector.frames < self.total_frames:
@@ -75,7 +76,7 @@ class Loop(ABC):
                 self.iteration += 1
                 hooks.after_batch(self, delivered, batch)
                 del delivered  # the trajectories in it are not held while the next are collected
-                hooks.save(collector.frames)
+                hooks.save(collector.frames, sound=not self.update.step.guard.in_a_row)
         finally:
             hooks.close(collector)
         hooks.end(collector)

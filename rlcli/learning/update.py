@@ -9,7 +9,7 @@ or the console.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -77,6 +77,8 @@ class Update:
     ----------
     saved : list of LargestSaved
         What each recurrent layer of the networks saves for the backward pass; nothing is counted in compiled graphs.
+    look : callable
+        Called before every step; what it raises ends the update.
     """
 
     def __init__(
@@ -123,6 +125,7 @@ class Update:
         self._look = cpu or not self.optimizer.can_skip or targets is not None
         self._names: list[Key] = []  # the loss's keys as they were when it was asked which of them it reads
         self._look_at_keys()
+        self.look: Callable[[], object] = _nothing
         self._gradient: Gradient | None = None  # of the minibatches since `begin`
         self._means, self._skipped, self._passes = Means(), 0, 0
 
@@ -190,6 +193,7 @@ class Update:
             Of a loss that gives it, each row's absolute error, for priorities. It is 0 where it is not finite: from
             such a row nothing can be learned, and it need not be drawn again.
         """
+        self.look()
         gradient = self._gradient
         if not self.flat.bound(whole=False):  # they were given other memory: `loss.zero_grad()`, `loss.to(...)`
             self.flat.bind()
@@ -269,6 +273,10 @@ class Update:
         self.generator.set_state(state["generator"].cpu())
         if self.targets is not None:
             self.targets.load_state_dict(state["targets"])
+
+
+def _nothing() -> None:
+    pass
 
 
 def watch_saved(loss: Loss) -> list[LargestSaved]:

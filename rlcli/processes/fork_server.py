@@ -127,10 +127,12 @@ class ForkServer:
     control : socket
         From which requests come: a pickled dict, with the worker's end of its channel and of its status pipe, and with
         the streams that it is to write to.
+    parent : int
+        The process that started it.
     """
 
-    def __init__(self, control: socket.socket) -> None:
-        self.control, self.parent = control, os.getppid()
+    def __init__(self, control: socket.socket, parent: int) -> None:
+        self.control, self.parent = control, parent
         self.status: dict[int, int] = {}  # worker -> the pipe that its parent waits on
         self._wake, wake = os.pipe()
         os.set_blocking(wake, False)
@@ -216,12 +218,20 @@ class ForkServer:
                 os.kill(pid, signal.SIGKILL)
 
 
-def main(control: int) -> None:
-    """Its program; what was preloaded is not taken down at its end, where some of it would have things to say."""
+def main(control: int, parent: int, lasts: bool) -> None:
+    """Its program; what was preloaded is not taken down at its end, where some of it would have things to say.
+
+    `lasts`: the thread of the parent that made this process lasts as long as the parent: then the kernel ends it with
+    the parent at once, also while it imports what workers need.
+    """
     ignore_terminal()
-    server = ForkServer(socket.socket(fileno=control))
+    if lasts and sys.platform == "linux":
+        die_with(parent)
+    server = ForkServer(socket.socket(fileno=control), parent)
     try:
         server.run()
+    except (BrokenPipeError, ConnectionResetError):  # the parent has gone while a worker was made
+        pass
     except BaseException:
         traceback.print_exc()
     finally:

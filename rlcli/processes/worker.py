@@ -190,9 +190,11 @@ class _ForkServer:
         if self.control is None or self.owner != os.getpid():
             self.control, theirs = socket.socketpair()
             self.owner = os.getpid()
+            lasts = threading.current_thread() is threading.main_thread()
             program = (
-                f"import sys; sys.path[:] = {sys.path!r}\n"
-                f"from rlcli.processes.fork_server import main; main({theirs.fileno()})"
+                f"import signal, sys; sys.path[:] = {sys.path!r}\n"
+                "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"  # until the server has its own way
+                f"from rlcli.processes.fork_server import main; main({theirs.fileno()}, {self.owner}, {lasts})"
             )
             command = [*_python(), program]
             self.process = subprocess.Popen(

@@ -125,6 +125,11 @@ def save(
     return FOLDERS.write(folder, fill, about, needed=needed, keep=keep, disk=disk)
 
 
+def make_room(folder: Path | str) -> bool:
+    """On a full disk: take away all but the newest checkpoint that verifies; whether there was any."""
+    return bool(FOLDERS.prune(Path(folder), 1, Disk()))
+
+
 def load_latest(folder: Path | str) -> Checkpoint:
     """The newest checkpoint that verifies.
 

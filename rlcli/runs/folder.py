@@ -182,8 +182,16 @@ def _folders(root: Path) -> Iterator[Path]:
 
 def derived(verb: str, name: str, seed: int | None, *, root: Path | str = ROOT) -> Path:
     """`runs/<verb>/<name>/<date>_<time>_s<seed>` for now, in local time; the name is the recipe's, or the env's."""
-    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    return Path(root) / _as_name(verb) / _as_name(name) / f"{stamp}_s{seed}"
+    return Path(root) / _as_name(verb) / _as_name(name) / f"{_stamp()}_s{seed}"
+
+
+def sweep_folder(verb: str) -> Path:
+    """Where the runs of a sweep that begins now go, made: `runs/<verb>/sweep_<date>_<time>`, numbered if taken."""
+    return claim_new(Path(ROOT) / verb / f"sweep_{_stamp()}")
+
+
+def _stamp() -> str:
+    return datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
 
 
 def create(
@@ -220,7 +228,7 @@ def create(
     if directory is not None:
         path = _claim_given(Path(directory))
     else:
-        path = _claim_new(derived(verb, recipe or str(env_id or "default"), seed, root=root))
+        path = claim_new(derived(verb, recipe or str(env_id or "default"), seed, root=root))
     git, diff = git_state()
     info = {
         "id": secrets.token_hex(16),
@@ -289,8 +297,14 @@ def _holds_something(path: Path) -> bool:
     return path.is_file() and path.stat().st_size > 0
 
 
-def _claim_new(path: Path) -> Path:
-    """Make the first of `path`, `path_2`, ... that does not exist; two processes never get the same."""
+def claim_new(path: Path) -> Path:
+    """Make the first of `path`, `path_2`, ... that does not exist; two processes never get the same.
+
+    Raises
+    ------
+    ResourceError
+        It cannot be made.
+    """
     number, candidate = 1, path
     while True:
         try:

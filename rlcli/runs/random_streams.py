@@ -53,10 +53,8 @@ def restore(saved: Mapping[str, Any]) -> None:
 def _on(kind: str) -> list[torch.Tensor]:
     """The stream of each device of a kind; none where nothing was computed on them."""
     module = getattr(torch, kind)
-    if not _is_here(kind):
-        return []
     if kind == "mps":  # one device, and nobody says whether it was used
-        return [module.get_rng_state()]
+        return [module.get_rng_state()] if _is_here(kind) else []
     return list(module.get_rng_state_all()) if module.is_initialized() else []
 
 

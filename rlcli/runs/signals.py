@@ -14,6 +14,7 @@ import signal
 import sys
 import termios
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import ClassVar
@@ -42,6 +43,8 @@ class StopSignals:
         Whether to stop at the next safe place.
     reason : str
         "SIGTERM", "SIGHUP" or "Ctrl-C"; "" before.
+    waiting : float
+        Seconds since it was requested; 0 before.
 
     Raises
     ------
@@ -60,6 +63,7 @@ class StopSignals:
         self.requested = False
         self.reason = ""
         self.in_place = False
+        self._asked = 0.0
         self._notice = notice
         self._interrupts = 0
         self._at_once: str | None = None
@@ -74,6 +78,11 @@ class StopSignals:
 
     def __exit__(self, *exc: object) -> None:
         _put_back(self._before)
+
+    @property
+    def waiting(self) -> float:
+        """See the class."""
+        return time.monotonic() - self._asked if self.requested else 0.0
 
     @contextlib.contextmanager
     def at_once(self, fix: str) -> Iterator[None]:
@@ -124,7 +133,7 @@ class StopSignals:
                 os.write(2, self._line().encode())
 
     def _ask(self, number: int) -> None:
-        self.requested = True
+        self._asked, self.requested = time.monotonic(), True
         self.reason = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
     def _line(self) -> str:

@@ -79,6 +79,16 @@ def test_a_sweep_runs_every_job_in_a_folder_of_its_own(rlcli, started, tmp_path)
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["multirun.yaml"]
 
 
+@pytest.mark.parametrize("verb", ["train", "collect"])
+def test_sweeps_of_one_second_have_folders_of_their_own(rlcli, started, monkeypatch, tmp_path, verb):
+    monkeypatch.setattr("rlcli.runs.folder._stamp", lambda: "2031-05-06_14-03-59")
+    kept = tmp_path / "runs" / verb / "sweep_2031-05-06_14-03-59"
+    kept.mkdir(parents=True)
+    (kept / "0").mkdir()
+    assert rlcli(f"{verb} -m seed=1,2")[0] == 0
+    assert [args[0].run.dir for _, args, _ in started] == [f"{kept}_2/{job}" for job in (0, 1)]
+
+
 def test_a_sweep_can_stand_in_a_recipe(rlcli, started, tmp_path):
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes" / "three.yaml").write_text("hydra: {sweeper: {params: {seed: '1,2,3'}}}")

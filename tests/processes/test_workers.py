@@ -309,6 +309,25 @@ def test_workers_of_a_killed_parent_die_within_two_seconds(tmp_path, method):
     parent.communicate()
 
 
+@pytest.mark.parametrize("end", ["killed", "gives up"])
+def test_a_parent_that_ends_while_its_fork_server_imports_leaves_nothing_behind(tmp_path, end):
+    (tmp_path / "slow_to_import.py").write_text(
+        "import os, pathlib, time\npathlib.Path('pid').write_text(str(os.getpid()))\n"
+        f"time.sleep({60 if end == 'killed' else 0.5})\n"
+    )
+    program = (
+        f"import sys; sys.path[:] = {[str(tmp_path), *sys.path]!r}\nfrom rlcli.processes import worker\n"
+        "worker.Worker('slow_to_import:run', preload=['slow_to_import'])"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as parent:
+        while not (tmp_path / "pid").exists() or not (pid := (tmp_path / "pid").read_text()):
+            assert parent.poll() is None
+            time.sleep(0.01)
+        parent.send_signal(signal.SIGKILL if end == "killed" else signal.SIGINT)
+        text = parent.communicate(timeout=10)[1]
+    assert _all_end([int(pid)], 2) and "BrokenPipe" not in text
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_worker_of_a_thread_outlives_the_thread_and_not_the_parent(tmp_path, method):
     then = (

@@ -21,10 +21,11 @@ from torch import Tensor
 
 from rlcli.data.buffer.arguments import as_batch, made, ring_of, rows_at
 from rlcli.data.buffer.gate import Gate, SharedGate
-from rlcli.data.buffer.saving import SavedParts, need_state, no_copy, shallow
+from rlcli.data.buffer.saving import HeldRows, SavedParts, need_state, no_copy, shallow
 from rlcli.data.buffer.stream import Sampled, SampleStream
 from rlcli.data.buffer.transforms import Transforms
 from rlcli.data.files.dumps import resume
+from rlcli.data.files.row_files import LiveRows
 from rlcli.data.ring.ring import Ring
 from rlcli.data.samplers import Draw, RandomSampler, Sampler
 from rlcli.data.samplers.sampler import need_size
@@ -371,16 +372,35 @@ class ReplayBuffer:
         """Rows and all that decides later samples, those made ahead included: tensors and plain values."""
         return self._state(columns=True)
 
-    def state_and_ring(self) -> tuple[dict[str, Any], Ring | None]:
+    def state_and_ring(self, held: HeldRows | None = None) -> tuple[dict[str, Any], LiveRows | None]:
         """`state_dict` without the rows, and the ring that they are to be saved from; None: they are in the state.
 
         No second copy of the rows is made. Nothing may be written until they are saved.
+
+        Parameters
+        ----------
+        held : HeldRows, optional
+            What `hold` gave: as it was then. Afterwards the buffer can only be closed.
         """
         if type(self.ring) is not Ring:
             return self.state_dict(), None
+        if held is not None:
+            with self._lock:
+                return held.put_back(self.ring), held
         with self._lock:
             self.storage.commit(self.ring.content)
         return self._state(columns=False), self.ring
+
+    def hold(self, spare: int) -> HeldRows | None:
+        """What `state_and_ring` gives now, to be had until `spare` more steps are written; it copies what they change.
+
+        None where another process writes the rows.
+        """
+        if type(self.ring) is not Ring:
+            return None
+        state = self._state(columns=False)
+        with self._lock:
+            return HeldRows.of(self.ring, state, spare)
 
     def _state(self, *, columns: bool) -> dict[str, Any]:
         with self.stream.ready() as ahead:

@@ -16,11 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from rlcli.data.buffer.transforms import Transforms
+from rlcli.data.codes.packing import CodedRows, other_layout
 from rlcli.data.files.dumps import dump, load, read_rows, take_rows
+from rlcli.data.files.state import copied
+from rlcli.data.ring.ring import Ring
 from rlcli.data.samplers import Sampler
+from rlcli.data.storages import Storage
 from rlcli.errors import ArgumentError
+from rlcli.keys import Key
 from rlcli.typed import anything, flag, listed, mapping, record, some, whole
 
 
@@ -94,6 +100,58 @@ class SavedParts:
             if not len(self.ring):
                 self.sampler.empty()
             raise
+
+
+@dataclass
+class HeldRows:
+    """A buffer as it was at a moment, to be saved after more was written: a ring writes over its oldest rows only.
+
+    Attributes
+    ----------
+    state : dict
+        `ReplayBuffer.state_dict` without the rows, copied.
+    storage, lanes, base, cursor
+        Of the ring then: see `rlcli.data.files.row_files.LiveRows`.
+    until : int
+        The step up to which the ring may be written.
+    columns : dict of key to Tensor
+        The stored columns of `rows`, which are written over until then, under these `codes`.
+    """
+
+    state: dict[str, Any]
+    storage: Storage
+    lanes: int
+    base: int
+    cursor: int
+    until: int
+    codes: CodedRows
+    rows: np.ndarray
+    columns: dict[Key, Tensor]
+
+    @classmethod
+    def of(cls, ring: Ring, state: dict[str, Any], spare: int) -> HeldRows:
+        """This ring now, to be had until `spare` more steps are written."""
+        base, cursor, steps = ring.base, ring.cursor, ring.steps
+        over = min(max(0, cursor + spare - steps - base), cursor - base)
+        rows = ring.space.rows(base, over)
+        columns = ring.storage.gather(rows) if over else {}
+        until, codes = base + steps + over, ring.packing.coded
+        return cls(copied(state), ring.storage, ring.lanes, base, cursor, until, codes, rows, columns)
+
+    def put_back(self, ring: Ring) -> dict[str, Any]:
+        """Bring the rows that were written over back into the storage, which the ring can then no longer use; `state`.
+
+        Raises
+        ------
+        ArgumentError
+            More was written than was to be.
+        """
+        if not self.cursor <= ring.cursor <= self.until:
+            raise ArgumentError("rows were written over that nobody has kept")
+        if len(self.rows):
+            ring.storage.scatter(self.rows, other_layout(self.codes, ring.packing.coded, self.columns))
+        self.state["rows"]["ring"]["codes"] = ring.packing.state()  # wider ones may have become necessary
+        return self.state
 
 
 def shallow(buffer: Any) -> Any:

@@ -112,7 +112,7 @@ class SealedFolders:
         finally:
             if lock is not None:
                 os.close(lock)
-        self._prune(folder, keep, disk, path)
+        self.prune(folder, keep, disk, {_inode(file) for file in path.iterdir()})
         return path
 
     def paths(self, folder: Path) -> list[Path]:
@@ -247,10 +247,14 @@ class SealedFolders:
         """The error for a file of one."""
         return DamagedDataError(f"a {self.noun} file is damaged", where=str(path), why=why)
 
-    def _prune(self, folder: Path, keep: int, disk: Disk, new: Path) -> None:
-        """Only good ones count as kept: a damaged one must not push a good one out."""
-        known = {_inode(file) for file in new.iterdir()}  # just written, or linked to by who knows what they hold
-        good = 0
+    def prune(
+        self, folder: Path, keep: int, disk: Disk, known: Collection[tuple[int, int]] = ()
+    ) -> list[Path]:  # fmt: skip
+        """Take away those beyond the newest `keep` that verify, and are not being read; which they were.
+
+        Only good ones count as kept: a damaged one must not push a good one out. `known`: see `verify`.
+        """
+        good, gone = 0, []
         for path in reversed(self.paths(folder)):
             if good >= keep:
                 if _is_held(path):
@@ -258,8 +262,10 @@ class SealedFolders:
                 aside = folder / f"{_OLD}{path.name}"
                 disk.rename(path, aside)  # half a folder must never look like a whole one
                 disk.remove(aside)
+                gone.append(path)
             else:
                 good += self.verify(path, known) is None
+        return gone
 
     def _clear(self, folder: Path, disk: Disk) -> None:
         """What crashes left behind."""

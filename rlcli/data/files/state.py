@@ -66,6 +66,21 @@ def restore(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
     return {key: restore(x, tensors) for key, x in tree.items()}
 
 
+def copied(tree: Any) -> Any:
+    """A state whose tensors and arrays nobody else writes; tensors on the CPU."""
+    if type(tree) in _PLAIN or type(tree) is float:
+        return tree
+    if isinstance(tree, Tensor):
+        return tree.detach().to("cpu", copy=True)
+    if isinstance(tree, np.ndarray):
+        return tree.copy()
+    if isinstance(tree, dict):
+        return {key: copied(x) for key, x in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)([copied(x) for x in tree])
+    return tree
+
+
 def non_finite(tensors: Mapping[str, Tensor]) -> list[str]:
     """Names of the tensors that hold NaN or inf."""
     return [name for name, x in tensors.items() if x.is_floating_point() and not bool(torch.isfinite(x).all())]
