@@ -71,7 +71,7 @@ def made(name: str, part: Any, kind: type) -> Any:
     return made
 
 
-def rows_at(ring: Ring | ObjectRing, place: Any) -> np.ndarray:
+def rows_at(ring: Ring, place: Any) -> np.ndarray:
     """Row numbers int64, in the shape of what is asked for: `[]` where it is one row.
 
     Slices, masks and negative numbers count live rows in ascending row number. Where envs are stored side by side,
@@ -88,7 +88,7 @@ def rows_at(ring: Ring | ObjectRing, place: Any) -> np.ndarray:
     return rows
 
 
-def _rows_at(ring: Ring | ObjectRing, place: Any) -> np.ndarray:
+def _rows_at(ring: Ring, place: Any) -> np.ndarray:
     if isinstance(place, bool | np.bool_):
         raise _unusable(place)
     if isinstance(place, int | np.integer):
@@ -119,7 +119,7 @@ def _rows_at(ring: Ring | ObjectRing, place: Any) -> np.ndarray:
     return _checked(ring, rows.astype(np.int64))
 
 
-def _checked(ring: Ring | ObjectRing, rows: np.ndarray) -> np.ndarray:
+def _checked(ring: Ring, rows: np.ndarray) -> np.ndarray:
     if (rows < 0).any():
         rows = np.where(rows < 0, rows + len(ring), rows)
     live = ring.space.are_live(rows, ring.cursor)

@@ -5,7 +5,8 @@ P(i) = p_i^alpha / sum_k p_k^alpha      weight_i = (N P(i))^-beta / max_k weight
 (Schaul et al., 2016, arXiv:1511.05952.) A new row has the largest priority that was ever given, so that it is drawn
 soon. Of slices, P(start) is in proportion to the priorities of those rows that a slice may begin at: the ones with at
 least `slice_len` rows of their trajectory from there on, and without `strict_length` the first of a trajectory that has
-fewer. Which row of those has the least is not known without a look at all of them: weights of slices are scaled by the largest one of their sample.
+fewer. Which row of those has the least is not known without a look at all of them: weights of slices are scaled by the
+largest one of their sample.
 """
 
 from __future__ import annotations

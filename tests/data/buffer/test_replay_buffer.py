@@ -155,9 +155,8 @@ def test_a_list_storage_holds_anything_and_stacks_what_stacks():
     for items in ([torch.ones(2)] * 3, [torch.ones(2), torch.ones(3)], list(episodes([3]).unbind(0))):  # alike or not
         given = []
         kind = TensorDictReplayBuffer if isinstance(items[0], TensorDict) else ReplayBuffer
-        listed = kind(
-            storage=ListStorage(9), collate_fn=lambda found, to=given: to.append(found) or found, batch_size=4
-        )
+        noted = lambda found, given=given: given.append(found) or found  # noqa: E731
+        listed = kind(storage=ListStorage(9), collate_fn=noted, batch_size=4)
         listed.extend(items)
         sample = listed.sample()
         assert listed.sample() is given[-1] and all(type(found) is list for found in given) and len(sample) == 4

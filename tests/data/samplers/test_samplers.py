@@ -21,7 +21,7 @@ from rlcli.data import (
     SliceSamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
-from rlcli.data.samplers import Draw, Sampler, prioritized
+from rlcli.data.samplers import Draw, Sampler, prioritized, without_replacement
 from rlcli.data.samplers.sampler import live_rows
 from rlcli.errors import ArgumentError, MissingKeyError
 
@@ -328,6 +328,23 @@ def test_slices_that_are_not_shuffled_come_in_the_order_of_writing(ids):
         rb.extend(episodes([5], first=first))
     found = torch.cat(list(rb))["observation"][:, 0]
     assert found.tolist() == [float(n) for n in range(5, 13) for _ in range(5)]
+
+
+def test_a_write_ends_no_epoch_of_slices_and_takes_its_own_rows_out_of_it(monkeypatch):
+    """What is stored is looked through once an epoch, not once a write."""
+    looks = []
+    monkeypatch.setattr(without_replacement, "live_rows", lambda ring: looks.append(1) or live_rows(ring))
+    rb = filled(SliceSamplerWithoutReplacement(slice_len=5, shuffle=False), 5, size=40, batch=episodes([5] * 7))
+    drawn = [rb.sample()["index"][0].item()]
+    for _ in range(3):  # of 35 rows; the second one on take the oldest away
+        rb.extend(episodes([5]))
+        drawn.append(rb.sample()["index"][0].item())
+    assert drawn == [0, 5, 10, 15] and len(looks) == 1
+    rb.extend(episodes([5] * 4))  # up to row 30
+    assert rb.sample()["index"][0] == 30 and len(looks) == 1
+    assert len(rb.sample()) == 5 and len(looks) == 2  # what was left is gone
+    rb[0] = rb[1]
+    assert len(rb.sample()) == 5 and len(looks) == 3
 
 
 def test_every_row_has_its_turn_over_the_epochs_of_slices():

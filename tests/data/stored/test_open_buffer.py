@@ -334,7 +334,7 @@ def stacked(folder):
 def test_a_copy_may_be_stored_in_another_way_than_its_source(tmp_path):
     folder, pixels = stacked(tmp_path / "data")
     copy = open_buffer(folder, max_size=30, frame_stack=4, codes=True, next_obs="full")
-    assert list(copy.ring.stacks) == ["pixels"] and torch.equal(copy[:]["pixels"], pixels)
+    assert list(copy.ring.stacks) == ["pixels"] and torch.equal(copy[:]["pixels"], pixels[None])
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def test_what_the_stored_rows_decide_is_not_asked_for(tmp_path, options, text):
     with pytest.raises(ArgumentError) as caught:
         open_buffer(folder, **options)
     assert text in str(caught.value)
-    assert torch.equal(open_buffer(folder, codes=False, frame_stack=None)[:]["pixels"], pixels)
+    assert torch.equal(open_buffer(folder, codes=False, frame_stack=None)[:]["pixels"], pixels[None])
 
 
 def test_a_copy_without_ids_joins_nothing_that_was_apart(tmp_path):
