@@ -79,7 +79,7 @@ def each(
 
 
 def _at_home(override: Override) -> Override:
-    """An override of a folder that rlcli writes, with the home folder in the place of `~`, which no shell puts there."""
+    """An override of a folder that rlcli writes; its `~`, which no shell replaces behind a `=`, is the home folder."""
     key, value = override.key_or_group, plain(override.value())
     if key not in guard.WRITTEN or not isinstance(value, str) or not value.startswith("~"):
         return override

@@ -56,7 +56,6 @@ def complaints(*overrides: str) -> str:
         ("policy.hidden=(64,64)", "; write 'policy.hidden=[64,64]'"),
         ("env.kwargs={'continuous': True}", "; write 'env.kwargs={continuous:true}'"),
         ("env.wrappers=[A, B: {scale: 2}, {C: {n: 1}}]", "; write 'env.wrappers=[A,{B: {scale: 2}}, {C: {n: 1}}]'"),
-        ("env.kwargs={'a b': 1}", "quote it twice"),
         ("env.id=a=b", """quote it twice: 'env.id="a=b"'"""),
         ("env..num=3", "cannot read 'env..num=3'; write key=value"),
         ("~env", "give it another value: env=..."),
