@@ -62,10 +62,9 @@ def each(
         text = waiting.pop(0)
         if text.startswith("-"):
             yield flag(text)
-        elif apart := _cut_at_spaces([text, *waiting]):
-            count, problem = apart
-            waiting = waiting[count - 1 :]
-            yield problem
+        elif cut := _cut_at_spaces([text, *waiting]):
+            waiting = waiting[cut[0] - 1 :]
+            yield cut[1]
         elif (override := read(text)) is None:
             yield unreadable(text, recipes)
         elif (parts := entries(schema, override)) is not None:

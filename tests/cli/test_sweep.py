@@ -345,3 +345,22 @@ def test_an_empty_mapping_takes_away_what_a_choice_gives_in_its_own_job_alone(rl
     assert code == 0, err
     given = {"frameskip": 1, "repeat_action_probability": 0.0}
     assert [arguments[0].env.kwargs for _, arguments, _ in started] == [{}, given | {"a": 1}]
+
+
+def test_every_command_of_the_page_runs(started, monkeypatch, tmp_path, capsys):
+    from rlcli.cli.help import PAGES
+    from rlcli.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    page = (PAGES / "sweeps.md").read_text(encoding="utf-8")
+    (tmp_path / "recipes").mkdir()
+    (recipe,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.M | re.S)
+    (tmp_path / "recipes" / "own.yaml").write_text(recipe)
+    commands = re.findall(r"^(rlcli train -m [^#\n]*)", page, re.M)
+    for command, jobs in [
+        *zip(commands, (3, 6, 5, 2, 18, 6, 5, 2, 5, 5), strict=True),
+        ("rlcli train -m recipe=own", 6),
+    ]:
+        del started[:]
+        assert main(shlex.split(command)[1:]) == 0, capsys.readouterr().err
+        assert len(started) == jobs, command

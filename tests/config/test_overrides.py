@@ -56,6 +56,8 @@ def complaints(*overrides: str) -> str:
         ("policy.hidden=(64,64)", "; write 'policy.hidden=[64,64]'"),
         ("env.kwargs={'continuous': True}", "; write 'env.kwargs={continuous:true}'"),
         ("env.wrappers=[A, B: {scale: 2}, {C: {n: 1}}]", "; write 'env.wrappers=[A,{B: {scale: 2}}, {C: {n: 1}}]'"),
+        ("collector.frames_per_batch=100000000000", "is more than total_frames=100,000; use 100000 at most"),
+        ("policy.recurrent_layers=100000", "allowed: >= 1 and <= 100"),
         ("env.id=a=b", """quote it twice: 'env.id="a=b"'"""),
         ("env..num=3", "cannot read 'env..num=3'; write key=value"),
         ("~env", "give it another value: env=..."),
