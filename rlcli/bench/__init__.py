@@ -29,13 +29,14 @@ NAMES = {
 
 
 def run(name: str, words: Sequence[str]) -> int:
-    """Measure, print the tables, and write `bench.json` in the working folder."""
+    """Measure, print the tables, and write every round to `runs/bench/NAME.json`."""
     from rlcli.bench.harness import claim, publish
 
     settings = read(settings_of(name, words), words)  # every mistake, before what is measured is loaded
-    claim()
+    path = f"runs/bench/{name}.json"
+    claim(path)
     print(f"measuring {NAMES[name]} ...", file=sys.stderr, flush=True)
-    publish(_measured(name, settings))
+    publish(_measured(name, settings), path)
     return 0
 
 

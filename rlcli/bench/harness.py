@@ -1,4 +1,4 @@
-"""How a bench is run: sides in turns within one process, medians of rounds, a table, and `bench.json`.
+"""How a bench is run: sides in turns within one process, medians of rounds, a table, and a file.
 
 Two times from different moments of a shared machine cannot be compared; a ratio of sides that alternate can.
 """
@@ -199,8 +199,8 @@ def machine() -> dict[str, Any]:
     }
 
 
-def publish(report: Report, path: Path | str = "bench.json") -> None:
-    """Print the tables and write `bench.json`."""
+def publish(report: Report, path: Path | str) -> None:
+    """Print the tables, and write every round to a file."""
     from rich.console import Console
 
     times = Table(["side", "median", "min", "max"])
@@ -240,8 +240,8 @@ def _case(side: str) -> str:
 _VERDICT = {None: "", True: " met", False: " missed"}
 
 
-def claim(path: Path | str = "bench.json") -> None:
-    """Refuse now what could not be written after minutes of measuring; what is in the file stays.
+def claim(path: Path | str) -> None:
+    """Make the folder of a file, and refuse now what could not be written after minutes; what is in the file stays.
 
     Raises
     ------
@@ -250,6 +250,7 @@ def claim(path: Path | str = "bench.json") -> None:
     """
     there = Path(path).exists()
     with _written(path):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         open(path, "a", encoding="utf-8").close()
         if not there:
             Path(path).unlink()

@@ -28,7 +28,7 @@ def _overview() -> Iterator[str]:
     yield "benches"
     yield from (f"  {name:<10} {about}" for name, about in NAMES.items())
     yield ""
-    yield "rlcli bench NAME --help lists its settings. Every round is written to ./bench.json."
+    yield "rlcli bench NAME --help lists its settings. Every round is written to runs/bench/NAME.json."
 
 
 def _page_of(name: str, words: Sequence[str]) -> Iterator[str]:
@@ -39,7 +39,7 @@ def _page_of(name: str, words: Sequence[str]) -> Iterator[str]:
 
     yield f"usage: rlcli bench {name} [key=value ...]"
     yield ""
-    yield f"Measures {NAMES[name]}. Every round is written to ./bench.json."
+    yield f"Measures {NAMES[name]}. Every round is written to runs/bench/{name}.json."
     yield ""
     yield "settings"
     for key, setting in settings_of(name, words).items():

@@ -21,7 +21,7 @@ usage: rlcli eval RUN [--episodes 20] [--stochastic] [--seed N] [--max-steps N] 
                      run's own evaluations
   --max-steps N      cut an episode off after so many steps; by default as in the run's own
                      evaluations
-  --video FILE.mp4   record the first episode
+  --video FILE.mp4   play the first episode once more, and record it
   console=off        print the result alone; else a line every ten seconds goes to the standard
                      error
 """

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rlcli.config.option import Leaf, choices, doc, groups, leaves
 from rlcli.config.parts import CHOICES
-from rlcli.config.problem import raise_all, spell, unknown
+from rlcli.config.problem import Problem, did_you_mean, raise_all, spell
 from rlcli.config.recipes import choice_file, find_recipes
 from rlcli.config.resolved import flat
 from rlcli.config.schemas import VERBS
@@ -55,7 +55,8 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
         return 0
     if name in KNOWN:
         return runner(name)([*more, "--help"], recipe_dirs)
-    raise_all([unknown("topic", name, (*topics(), *KNOWN))])
+    hint = did_you_mean(name, (*topics(), *KNOWN)) or f"topics are {', '.join(topics())}"
+    raise_all([Problem(f"unknown topic {name!r}", f"{hint} (rlcli help lists topics and verbs)")])
     return 2
 
 

@@ -132,7 +132,7 @@ def _row(run: Run, common: Container[str] = ()) -> tuple[str, ...]:
 
 
 def means(runs: Iterable[Run], common: Container[str] = ()) -> Iterator[str]:
-    """The mean result of runs that are done and differ in their seeds alone, and its deviation."""
+    """The mean result of runs that are done and differ in their seeds alone, and its sample standard deviation."""
     alike: dict[tuple[bool, tuple[str, ...]], list[float]] = {}
     for run in runs:
         data = run.summary
@@ -140,9 +140,13 @@ def means(runs: Iterable[Run], common: Container[str] = ()) -> Iterator[str]:
             names = (run.info.get("recipe"), run.info.get("env"), *(x for x in _given(run) if x not in common))
             evaluated = "mean_return" in _part(data, "evaluation")  # else one failed, and the result is of training
             alike.setdefault((evaluated, tuple(str(name) for name in names if name)), []).append(float(result))
-    for (_, words), results in alike.items():
-        if len(results) > 1:
-            yield f"  {' '.join(words)}: {mean(results):.4g} +- {stdev(results):.3g} over {len(results)} seeds"
+    for of, kind in ((True, "the evaluation return"), (False, "the return of the last training episodes")):
+        found = [(words, results) for (evaluated, words), results in alike.items() if evaluated is of]
+        if any(len(results) > 1 for _, results in found):
+            yield f"mean +- sample standard deviation over n seeds of {kind}"
+        for words, results in found:
+            if len(results) > 1:
+                yield f"  {' '.join(words)}: {mean(results):.4g} +- {stdev(results):.3g} over {len(results)} seeds"
 
 
 def shared(runs: Sequence[Run]) -> set[str]:
@@ -152,8 +156,17 @@ def shared(runs: Sequence[Run]) -> set[str]:
 
 def _given(run: Run) -> list[str]:
     """What was typed for a run beside what has a column of its own."""
-    typed = [str(word) for word in run.info.get("overrides") or ()]
+    typed = [str(word).lstrip("+") for word in run.info.get("overrides") or ()]
     return [word for word in typed if not re.match(r"(recipe|env\.id|seed|run\.dir)=", word)]
+
+
+def result_of(run: Run) -> str:
+    """What came of a run, in one line."""
+    _, _, _, _, status, frames, result, time, _ = _row(run)
+    if result:
+        kind = "evaluation return" if "mean_return" in _part(run.summary, "evaluation") else "training return"
+        result = f"{kind} {result}"
+    return ", ".join(text for text in (status, result, frames and f"{frames} frames", time) if text)
 
 
 def _result(data: Mapping[str, Any]) -> Any:

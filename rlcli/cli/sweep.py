@@ -8,13 +8,15 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from rlcli.config.overrides import Checked, axes, listed
+from rlcli.config.overrides import Checked, axes, expand, listed
 from rlcli.config.run_files import RUN
 from rlcli.config.words import key_of, spell
 from rlcli.errors import RlcliError, StoppedSafely, saying_memory, unforeseen
@@ -36,7 +38,7 @@ def sweep(ready: Any, start: Start, recipe_dirs: Sequence[str] = ()) -> None:
     from rlcli.config.recipes import shipped
     from rlcli.runs.folder import sweep_folder
 
-    task = _Task(ready.verb, start)
+    task = _Task(ready.verb, start, len(expand(ready.sweep)))
     arguments, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     given = {item.key for item in ready.sweep}
     own = _FOLDER in given or any(holds(data, _FOLDER) for data in ready.contents.values())
@@ -86,9 +88,9 @@ def _composed_once(checked: int) -> Iterator[None]:
 class _Task:
     """The jobs of a sweep, one a call: `begun` counts them; `folders` and `errors` are what they left, by number."""
 
-    def __init__(self, verb: str, start: Start) -> None:
-        self.verb, self.start = verb, start
-        self.begun = 0
+    def __init__(self, verb: str, start: Start, jobs: int) -> None:
+        self.verb, self.start, self.jobs = verb, start, jobs
+        self.begun, self.began = 0, time.monotonic()
         self.folders: dict[int, Path] = {}
         self.errors: dict[int, RlcliError] = {}
 
@@ -98,8 +100,11 @@ class _Task:
         from rlcli.config.compose import typed
 
         job = HydraConfig.get()
-        self.begun = job.job.num + 1
-        print(f"job {job.job.num}: {' '.join(job.overrides.task)}", flush=True)
+        ended, self.begun = self.begun, job.job.num + 1
+        words = [word.lstrip("+") for word in job.overrides.task]  # as they were typed
+        left = (time.monotonic() - self.began) / max(ended, 1) * (self.jobs - ended)
+        about = f" (about {timedelta(seconds=round(left))} left)" if ended else ""
+        print(f"job {job.job.num}, {self.begun} of {self.jobs}{about}: {' '.join(words)}", flush=True)
         try:
             with saying_memory():
                 cfg = typed(self.verb, node, job.overrides.task)
@@ -107,7 +112,8 @@ class _Task:
                     cfg.run.dir = job.runtime.output_dir
                 if not (Path(cfg.run.dir) / RUN).exists():  # else it is of another run, and this job will be refused
                     self.folders[job.job.num] = Path(cfg.run.dir)
-                self.start(cfg, list(job.overrides.task))
+                self.start(cfg, words)
+            self._say_result(job.job.num)
         except StoppedSafely as stop:
             print(stop, file=sys.stderr)
             raise SystemExit(stop.exit_code) from None  # Hydra would go on with the next job
@@ -115,6 +121,13 @@ class _Task:
             known = error if isinstance(error, RlcliError) else unforeseen(error)
             print(f"job {job.job.num} failed: {known}", file=sys.stderr, flush=True)
             self.errors[job.job.num] = _in_text(known, error)
+
+    def _say_result(self, number: int) -> None:
+        from rlcli.cli.ls import result_of
+        from rlcli.runs.folder import Run
+
+        if (folder := self.folders.get(number)) is not None and (folder / RUN).exists():
+            print(f"job {number}: {result_of(Run(folder))}", flush=True)
 
     def conclude(self) -> None:
         """Print the runs and the means over seeds; raise the first error, with how many there are."""
@@ -142,7 +155,6 @@ def _in_text(known: RlcliError, error: Exception) -> RlcliError:
 def left_over(verb: str, checked: Sequence[Checked], begun: int, recipe_dirs: Sequence[str] = ()) -> Iterator[str]:
     """What to tell when a sweep ends after its first `begun` jobs: those left, and what to type to run them."""
     from rlcli.config import registry
-    from rlcli.config.overrides import expand
 
     jobs, commands = expand(checked), rest(checked, begun)
     if not commands:

@@ -269,9 +269,9 @@ def _read(schema: type, chosen: list[str], recipes: dict[str, Recipe]) -> tuple[
     """Contents of the chosen recipes and of those they build on, and what is wrong with them."""
     contents: dict[str, Any] = {}
     problems: list[Problem] = []
-    waiting = list(dict.fromkeys(chosen))
+    waiting = [(name, "") for name in dict.fromkeys(chosen)]
     while waiting:
-        name = waiting.pop()
+        name, typed = waiting.pop()
         if name in contents:
             continue
         try:
@@ -279,9 +279,11 @@ def _read(schema: type, chosen: list[str], recipes: dict[str, Recipe]) -> tuple[
         except ConfigError as error:
             problems.append(Problem(str(error)))
             continue
-        problems += check_recipe(schema, recipes[name], data, recipes)
+        found = check_recipe(schema, recipes[name], data, recipes)
+        by_way = f"{typed} (by way of {name}): " if typed else ""
+        problems += [problem._replace(where=f"{by_way}{problem.where}") for problem in found]
         contents[name] = with_whole_numbers(schema, data)
-        waiting += [parent for parent in parents(data) if parent in recipes]
+        waiting += [(parent, typed or name) for parent in parents(data) if parent in recipes]
     if not problems:
         for name in chosen:
             lineage(name, contents)

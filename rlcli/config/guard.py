@@ -23,7 +23,7 @@ MAX_BYTES = 256 * 1024
 MAX_DEPTH = 16
 HYDRA_KEYS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
 SWEEPER_PARAMS = "hydra.sweeper.params"
-_WRITTEN = ("run.dir", "storage.scratch_dir", "hydra.run.dir", "hydra.sweep.dir")  # folders that rlcli itself writes
+WRITTEN = ("run.dir", "storage.scratch_dir", "hydra.run.dir", "hydra.sweep.dir")  # folders that rlcli itself writes
 _FOLDER = re.compile(r"(?:^|[._])(?:folder|dir|directory)$")  # an argument of an env, a wrapper or a registered part
 _BELOW_RUNS = re.compile(r"runs/[^$~]+")
 _GIVEN_ON = re.compile(r"(\w+\.kwargs|env\.wrappers|env\.transforms)\.")  # arguments of parts, of any type
@@ -153,7 +153,7 @@ def check_places(data: Any, where: str) -> list[Problem]:
 
 def _leaves_runs(key: str, value: Any) -> bool:
     text = _DATED.sub("x", str(value))
-    if key in _WRITTEN or (re.match(r"env\.|\w+\.kwargs\.", key) and _FOLDER.search(key)):
+    if key in WRITTEN or (re.match(r"env\.|\w+\.kwargs\.", key) and _FOLDER.search(key)):
         return not _BELOW_RUNS.fullmatch(text) or ".." in text
     if key == "hydra.sweep.subdir" or key.startswith(("env.wrappers.", "env.transforms.")):
         return text.startswith(("/", "~")) or ".." in text or "$" in text  # such as a prefix of file names

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import re
+import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, get_args, get_origin
@@ -18,6 +21,8 @@ from rlcli.config.problem import spell as spell
 from rlcli.errors import ConfigError
 
 _SHOWN = 200  # characters of an override that cannot be read
+_OTHER_LETTERS = re.compile(r"[^\W\x00-\x7f]|^~|,~")  # and `~/...`
+_PLAIN = re.compile(r"[\w~./+\-@%:|?*$ ,]+")
 
 
 def read(text: str) -> Override | None:
@@ -27,6 +32,9 @@ def read(text: str) -> Override | None:
     try:
         override = parsed(text)
     except (HydraException, ValueError):  # the latter of a number of too many digits
+        key, equals, typed = text.partition("=")
+        if equals and _OTHER_LETTERS.search(typed) and _PLAIN.fullmatch(typed):  # the grammar knows English letters
+            return read(f"{key}={','.join(map(quoted, typed.split(',')))}")
         return None
     value = override.value()
     if isinstance(value, str):
@@ -54,6 +62,9 @@ def each(
         text = waiting.pop(0)
         if text.startswith("-"):
             yield flag(text)
+        elif cut := _cut_at_spaces([text, *waiting]):
+            waiting = waiting[cut[0] - 1 :]
+            yield cut[1]
         elif (override := read(text)) is None:
             yield unreadable(text, recipes)
         elif (parts := entries(schema, override)) is not None:
@@ -63,7 +74,36 @@ def each(
         else:
             leaf = find(schema, override.key_or_group)
             text_wanted = override.key_or_group in guard.HYDRA_KEYS or (leaf is not None and is_text(leaf.hint))
-            yield as_text(override) if text_wanted else override
+            yield as_text(_at_home(override)) if text_wanted else override
+
+
+def _at_home(override: Override) -> Override:
+    """An override of a folder that rlcli writes; its `~`, which no shell replaces behind a `=`, is the home folder."""
+    key, value = override.key_or_group, plain(override.value())
+    if key not in guard.WRITTEN or not isinstance(value, str) or not value.startswith("~"):
+        return override
+    return parsed(f"{key}={quoted(os.path.expanduser(value))}")
+
+
+def _cut_at_spaces(texts: list[str]) -> tuple[int, Problem] | None:
+    """How many of the first words were one before a shell cut it at its spaces, and what to write."""
+    first, *others = texts
+    key, equals, value = first.partition("=")
+    if not equals and others and others[0].startswith("="):  # `key = value` or `key =value`
+        count = 2 if others[0] != "=" or len(others) < 2 else 3
+        value = "".join(texts[1:count]).removeprefix("=")
+    elif equals and not value and others and "=" not in others[0] and not others[0].startswith("-"):  # `key= value`
+        count, value = 2, others[0]
+    elif _depth(value, end=True) > 0:
+        joined = (n for n in range(2, len(texts) + 1) if _depth(" ".join(texts[:n]), end=True) == 0)
+        if not (count := next(joined, 0)):
+            return None
+        word = shlex.quote("".join(texts[:count]))
+        fix = f"leave them out, or put it in quotes: {word}"
+        return count, Problem(f"{' '.join(texts[:count])!r} was cut at its spaces", fix)
+    else:
+        return None
+    return count, Problem(f"{' '.join(texts[:count])!r}: there are no spaces around =", f"write {key}={value}")
 
 
 def is_text(hint: Any) -> bool:
@@ -87,12 +127,13 @@ def parsed(text: str) -> Override:
     return override
 
 
-def _depth(text: str) -> int:
+def _depth(text: str, *, end: bool = False) -> int:
+    """How deep brackets are nested, at most or at the end."""
     depth = deepest = 0
     for character in text:
         depth += (character in "[{(") - (character in "]})")
         deepest = max(deepest, depth)
-    return deepest
+    return depth if end else deepest
 
 
 def unreadable(text: str, recipes: Collection[str] = ()) -> Problem:
@@ -105,9 +146,37 @@ def unreadable(text: str, recipes: Collection[str] = ()) -> Problem:
     if len(text) > _SHOWN:
         return Problem(f"cannot read {_shown(text)}", f"it has {len(text):,} characters")
     if equals and value and re.fullmatch(r"[+~]{0,2}[\w/]+([.@][\w/]+)*", key):
+        for meant in _as_elsewhere(value):
+            if read(word := f"{key}={meant}") is not None:
+                return Problem(f"cannot read {text!r}", f"write {shlex.quote(word)}")
         shown = value if value.isprintable() and not set(value) & set("'\"\\") else "TEXT"
         return Problem(f"cannot read {text!r}", f"if its value is a text, quote it twice: '{key}=\"{shown}\"'")
     return Problem(f"cannot read {text!r}", "write key=value")
+
+
+def _as_elsewhere(value: str) -> Iterator[str]:
+    """The spellings of a value that was written as in Python, or as in a recipe."""
+    try:
+        found = ast.literal_eval(value)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        pass
+    else:
+        if isinstance(found, list | tuple | dict):
+            yield spell(found)
+    if value[:1] == "[" and value[-1:] == "]":  # `[Wrapper: {...}]`, which YAML takes
+        parts = [re.sub(r"^\s*(\w+\s*:.*)$", r"{\1}", part, flags=re.S) for part in _split(value[1:-1])]
+        yield f"[{','.join(parts)}]"
+
+
+def _split(text: str) -> list[str]:
+    """The parts of a list, cut at its own commas."""
+    parts = [""]
+    for character in text:
+        if character == "," and _depth(parts[-1], end=True) == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
 
 
 def _shown(text: str) -> str:

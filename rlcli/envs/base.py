@@ -287,9 +287,10 @@ class EnvBase(metaclass=_WithPolicy):
         policy : callable, optional
             TensorDict -> TensorDict with an action, or a module on observations as a `Collector` takes it.
         auto_reset : bool
-            Begin with a reset; otherwise with `tensordict`.
+            Begin with a reset; otherwise with `tensordict`, of which envs that are `done` are reset first.
         break_when_any_done : bool
-            Stop when an env finishes; otherwise reset it and go on.
+            Stop when an env finishes; otherwise reset it and go on. After the last step nothing is reset: give
+            `step_mdp(steps[..., -1])` to the next rollout to go on from there.
 
         Notes
         -----
@@ -311,11 +312,13 @@ class EnvBase(metaclass=_WithPolicy):
         td = root_of(self, self.reset()) if auto_reset else tensordict
         if td is None:
             raise ArgumentError("rollout(auto_reset=False) needs the tensordict to start from")
+        if not auto_reset and td.get("done", None) is not None:
+            td = returned_by(self, "maybe_reset", self.maybe_reset(td.clone(False)))
         root = td.exclude(NEXT, RESET, ACTION).clone()
         if policy is not None:
             policy = on_tensordicts(policy, [key for key in self.observation_spec.keys(True, True)])
         steps: list[TensorDictBase] = []
-        for _ in range(max_steps):
+        for step in range(1, max_steps + 1):
             if policy is not None:
                 td = acted(policy, root)
             else:
@@ -327,7 +330,7 @@ class EnvBase(metaclass=_WithPolicy):
                 callback(self, td)
             following = promoted(root, td.get(NEXT))
             self._promoted(steps[-1], following)
-            if break_when_any_done and bool(td.get(DONE).any()):
+            if step == max_steps or (break_when_any_done and bool(td.get(DONE).any())):
                 break
             root = returned_by(self, "maybe_reset", self.maybe_reset(following)).clone()
         try:

@@ -155,7 +155,7 @@ def _unknown_successors(place: Place) -> Iterator[str]:
 
 
 def _other_keys(wanted: dict[Key, Field], source: TensorDictReplayBuffer) -> list[str]:
-    found = fields_of(columns_of(source[:1]))
+    found = fields_of(columns_of(source[[0]]))
     missing = [show(key) for key in wanted if key not in found]
     differences = [f"they lack {', '.join(missing)}, and hold {', '.join(map(show, found))}"] if missing else []
     for key, field in wanted.items():

@@ -193,7 +193,7 @@ class Learner:
         """
         episodes = self.cfg.run.eval_episodes
         if self._waited > ANNOUNCED_FROM:
-            self.reporter.say(f"evaluating: {episodes} episodes, most likely actions ...")
+            self.reporter.say(f"evaluating: {episodes} episode{'s' * (episodes > 1)}, most likely actions ...")
         began = time.monotonic()
         try:
             # one that is cut short must not move the random streams

@@ -128,7 +128,8 @@ def evaluate(
     with released(env.close):
         with loading_state(saved.path):
             policy = restored_policy(cfg, env, state)
-        say(f"playing {episodes} episodes{f', then one more for {video}' if video else ''} ...")
+        film = f", then the first one again for {video}" if video else ""
+        say(f"playing {episodes} episode{'s' * (episodes > 1)}{film} ...")
         first = EVALUATION_SEED + (seed or 0)
         limit = longest_episode(cfg.run.eval_max_steps if max_steps is None else max_steps, cfg.total_frames)
         found = play(

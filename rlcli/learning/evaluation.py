@@ -52,7 +52,7 @@ class Evaluation:
         """Sentences: the result, and what there is to say of how it came about."""
         r = self.returns
         text = (
-            f"return {r.mean():.1f} +- {r.std():.1f} over {len(r)} episodes "
+            f"return {r.mean():.1f} +- {r.std():.1f} over {len(r)} episode{'s' * (len(r) > 1)} "
             f"(min {r.min():.1f}, max {r.max():.1f}), length {self.lengths.mean():.0f}"
         )
         cut = [f"{self.cut} did not end and were cut off"] if self.cut else []

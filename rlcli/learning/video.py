@@ -10,7 +10,9 @@ import stat
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from tensordict.nn import InteractionType, set_interaction_type
 
@@ -98,9 +100,13 @@ def record(env: EnvBase, policy, path: Path, *, seed: int, deterministic: bool, 
         else:
             if longest is None or longest > LONGEST:
                 warnings.warn(f"{path} ends after {LONGEST:,} steps, before the episode that it shows", stacklevel=2)
-    fps = shown.metadata.get("render_fps", 30)
+    fps, kind = shown.metadata.get("render_fps", 30), path.suffix.lower()
+    if kind != ".gif":  # video codecs take even sizes; imageio would scale the picture to a multiple of 16
+        height, width = frames[0].shape[:2]
+        frames = [np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), "edge") for frame in frames]
+    size: dict[str, Any] = {} if kind == ".gif" else {"macro_block_size": 2}
     try:  # written here: imageio's writer tries again when it is deleted, where nobody can catch its error
-        path.write_bytes(imageio.imwrite("<bytes>", frames, extension=path.suffix.lower(), fps=fps))
+        path.write_bytes(imageio.imwrite("<bytes>", frames, extension=kind, fps=fps, **size))
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"cannot write {path}", why=in_words(error), fix="Choose another file.") from error
 

@@ -230,7 +230,7 @@ def planned_buffer(cfg: Any, rows: RowSchema, mode: str, init_rows: int = 0) -> 
         note = note if coded.width(key) is None else "packed"
         if storage.kind == "compressed" and field.dtype is torch.uint8 and width >= WIDE:
             part = SINGLE if key in stacks else WHOLE
-            width, note = max(1, width // part), f"about a {part}th of its bytes: it depends on the images"
+            width, note = max(1, width // part), f"about 1/{part} of its bytes: it depends on the images"
         dtype, shape = dtype_name(field.dtype), (count, *field.shape)
         note = "; ".join(filter(None, (note, "about, by whole files" if goes_round else "")))
         nbytes = round(reserved * width)

@@ -144,7 +144,8 @@ def _played(played: Mapping) -> str:
     returns, number = played["returns"], figures.number
     text = f"return {number(played['mean_return'])} +- {number(played['std_return'])}"
     if returns:
-        text += f" over {len(returns)} episodes ({number(min(returns))} to {number(max(returns))}), most likely actions"
+        text += f" over {len(returns)} episode{'s' * (len(returns) > 1)}"
+        text += f" ({number(min(returns))} to {number(max(returns))}), most likely actions"
     return text + (f"; {played['cut']} did not end and were cut off" if played.get("cut") else "")
 
 

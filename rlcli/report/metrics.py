@@ -374,9 +374,8 @@ def _cannot_write(path: Path, error: OSError, needed: int = 0) -> ResourceError:
         why += f": {shortage(path, needed)[0]}"
     elif needed:
         why += f"; {needed} bytes were to be written"
-    return ResourceError(
-        "cannot write the metrics",
-        where=str(path),
-        why=why,
-        fix="Free space or restore the folder, then resume the run; everything up to the last line is kept.",
-    )
+    fix = "Free space, then resume the run; everything up to the last line is kept."
+    if error.errno == errno.ENOENT:
+        why = "the folder was removed or moved while the run was going on"
+        fix = "Put it back there and resume the run, or begin a new one."
+    return ResourceError("cannot write the metrics", where=str(path), why=why, fix=fix)

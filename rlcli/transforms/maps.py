@@ -160,9 +160,10 @@ class ToTensorImage(ChannelsFirst):
 
 # ---- rewards ---------------------------------------------------------------------------------------------------------
 class RewardMap(Transform):
-    """A function of each reward, `[*B, 1]`; a subclass gives it for tensors and for arrays in place.
+    """A function of each reward, `[*B, 1]`; a subclass gives it for tensors, specs, and for arrays in place.
 
-    Whole numbers become float32 first, as batches hold rewards.
+    Whole numbers become float32 first, as batches hold rewards. Observations may be named as well: every value of
+    theirs is changed, a reset's too.
 
     Parameters
     ----------
@@ -182,20 +183,35 @@ class RewardMap(Transform):
         """The same function, same bits, of an array, in place."""
         raise NotImplementedError
 
+    def on_spec(self, spec: TensorSpec) -> TensorSpec:
+        """The spec of the function's value, of the `real` spec of what it is given."""
+        return spec
+
     def forward(self, tensordict):
         for key in self.in_keys:
-            reward = self._need(tensordict, key)
-            tensordict.set(key, self.on_tensor(reward if reward.is_floating_point() else reward.float()))
+            self._write(tensordict, key, self._need(tensordict, key))
         return tensordict
+
+    def _write(self, tensordict, key, value):
+        tensordict.set(key, self.on_tensor(value if value.is_floating_point() else value.float()))
 
     def _step(self, tensordict, next_tensordict):
         return self.forward(next_tensordict)
 
+    def _reset(self, tensordict, reset_tensordict):
+        for key in self.in_keys:
+            if (value := reset_tensordict.get(key, None)) is not None:  # an observation
+                self._write(reset_tensordict, key, value)
+        return reset_tensordict
+
     def transform_observation_spec(self, spec):
         for key in self.in_keys:
             if key in spec:
-                self._leaf(spec, key)
+                spec[key] = self.on_spec(real(self._leaf(spec, key)))
         return spec
+
+    def transform_reward_spec(self, spec):
+        return self.on_spec(real(spec)) if "reward" in self.in_keys else spec
 
     @property
     def has_columns(self) -> bool:
@@ -239,10 +255,7 @@ class RewardScaling(RewardMap):
         np.multiply(reward, np.float32(self.scale), out=reward)
         np.add(reward, np.float32(self.loc), out=reward)
 
-    def transform_reward_spec(self, spec: TensorSpec) -> TensorSpec:
-        if "reward" not in self.in_keys:
-            return spec
-        spec = real(spec)
+    def on_spec(self, spec):
         if not isinstance(spec, Bounded):
             return spec
         ends = self.on_tensor(spec.low), self.on_tensor(spec.high)
@@ -270,14 +283,12 @@ class RewardClipping(RewardMap):
         np.maximum(reward, np.float32(self.clamp_min), out=reward)
         np.minimum(reward, np.float32(self.clamp_max), out=reward)
 
-    def transform_reward_spec(self, spec: TensorSpec) -> TensorSpec:
-        if "reward" not in self.in_keys:
-            return spec
-        return Bounded(self.clamp_min, self.clamp_max, spec.shape, real(spec).dtype, spec.device)
+    def on_spec(self, spec):
+        return Bounded(self.clamp_min, self.clamp_max, spec.shape, spec.dtype, spec.device)
 
 
 def real(spec: TensorSpec) -> TensorSpec:
-    """The spec of rewards once they are real numbers."""
+    """The spec of values once they are real numbers."""
     if spec.dtype.is_floating_point:
         return spec
     return spec.to(torch.float32) if isinstance(spec, Bounded) else Unbounded(spec.shape, torch.float32, spec.device)
@@ -298,10 +309,8 @@ class SignTransform(RewardMap):
     def on_rows(self, reward):
         np.sign(reward, out=reward)
 
-    def transform_reward_spec(self, spec: TensorSpec) -> TensorSpec:
-        if "reward" not in self.in_keys:
-            return spec
-        return Bounded(-1.0, 1.0, spec.shape, real(spec).dtype, spec.device)
+    def on_spec(self, spec):
+        return Bounded(-1.0, 1.0, spec.shape, spec.dtype, spec.device)
 
 
 class _RewardRows(RowOp):

@@ -83,7 +83,7 @@ def test_help_lists_every_setting(bench, words, capsys):
     page = capsys.readouterr().out
     for key, setting in SETTINGS[bench].items():
         assert f"  {key}=" in page and setting.meaning.split()[0] in page
-    assert "bench.json" in page
+    assert f"runs/bench/{bench}.json" in page
 
 
 def test_the_help_of_benches_and_their_mistakes_load_nothing_heavy():

@@ -75,10 +75,11 @@ def test_a_line_that_is_true_of_many_cases_is_said_once():
 
 def test_a_folder_that_cannot_be_written_is_a_sentence_before_and_after(tmp_path):
     for write in (lambda path: claim(path), lambda path: publish(Report("x", {}, "step"), path)):
-        with pytest.raises(ResourceError, match=r"cannot write .*gone/bench.json"):
-            write(tmp_path / "gone" / "bench.json")
-    claim(tmp_path / "new.json")
-    assert not (tmp_path / "new.json").exists()
+        with pytest.raises(ResourceError, match=r"cannot write .*file/bench.json"):
+            (tmp_path / "file").touch()
+            write(tmp_path / "file" / "bench.json")
+    claim(tmp_path / "runs" / "bench" / "new.json")
+    assert list((tmp_path / "runs" / "bench").iterdir()) == []
     (tmp_path / "bench.json").write_text("the last one")
     claim(tmp_path / "bench.json")
     assert (tmp_path / "bench.json").read_text() == "the last one"

@@ -215,14 +215,20 @@ def test_a_sweep_ends_with_a_table_and_means_over_seeds(rlcli, started, monkeypa
         (folder / "summary.json").write_text(json.dumps(ended))
 
     monkeypatch.setattr(sys.modules["rlcli.jobs"], "train", train)
-    code, out, err = rlcli("train -m optim.lr=1,2 seed=1,2,3 value.gamma=0.9 hydra.sweep.dir=sw")
+    code, out, err = rlcli(
+        "train -m optim.lr=1,2 seed=1,2,3 value.gamma=0.9 env.kwargs.sutton_barto_reward=true hydra.sweep.dir=sw"
+    )
     table = out[out.index("  run ") :].splitlines()
     assert [line.split()[0] for line in table[1:5]] == ["sw/0", "sw/1", "sw/3", "sw/4"]
     assert table[4].endswith("optim.lr=2") and " 202 " in table[4]  # what all were given is not repeated
     assert table[5:] == [
+        "mean +- sample standard deviation over n seeds of the evaluation return",
         "  CartPole-v1 optim.lr=1: 101.5 +- 0.707 over 2 seeds",
         "  CartPole-v1 optim.lr=2: 201.5 +- 0.707 over 2 seeds",
     ]
+    typed = r"optim\.lr=2 seed=2 value\.gamma=0\.9 env\.kwargs\.sutton_barto_reward=True"  # no ++, which Hydra needs
+    assert re.search(rf"^job 4, 5 of 6 \(about [\d:]+ left\): {typed}$", out, re.M), out
+    assert "\njob 4: done, evaluation return 202, 10 frames\n" in out  # whatever the console shows
     assert code == 3 and err.endswith("rlcli train: 2 of 6 jobs failed; job 2: it broke\n")
     assert "job 5 failed: there is not enough memory: RuntimeError" in err
     assert "Error executing" not in err
@@ -330,7 +336,8 @@ def test_a_mean_is_of_runs_that_are_done_and_of_results_of_one_kind(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.json").write_text('{"env": "E", "overrides": []}')
         (tmp_path / name / "summary.json").write_text(json.dumps(summary))
-    assert list(means([Run(tmp_path / name) for name in ended])) == ["  E: 2 +- 1.41 over 2 seeds"]
+    _, line = means([Run(tmp_path / name) for name in ended])
+    assert line == "  E: 2 +- 1.41 over 2 seeds"
 
 
 def test_an_empty_mapping_takes_away_what_a_choice_gives_in_its_own_job_alone(rlcli, started):
@@ -338,3 +345,22 @@ def test_an_empty_mapping_takes_away_what_a_choice_gives_in_its_own_job_alone(rl
     assert code == 0, err
     given = {"frameskip": 1, "repeat_action_probability": 0.0}
     assert [arguments[0].env.kwargs for _, arguments, _ in started] == [{}, given | {"a": 1}]
+
+
+def test_every_command_of_the_page_runs(started, monkeypatch, tmp_path, capsys):
+    from rlcli.cli.help import PAGES
+    from rlcli.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    page = (PAGES / "sweeps.md").read_text(encoding="utf-8")
+    (tmp_path / "recipes").mkdir()
+    (recipe,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.M | re.S)
+    (tmp_path / "recipes" / "own.yaml").write_text(recipe)
+    commands = re.findall(r"^(rlcli train -m [^#\n]*)", page, re.M)
+    for command, jobs in [
+        *zip(commands, (3, 6, 5, 2, 18, 6, 5, 2, 5, 5), strict=True),
+        ("rlcli train -m recipe=own", 6),
+    ]:
+        del started[:]
+        assert main(shlex.split(command)[1:]) == 0, capsys.readouterr().err
+        assert len(started) == jobs, command

@@ -9,7 +9,7 @@ from rlcli.config.option import leaves, value_at
 from rlcli.config.overrides import check_overrides, expand, listed
 from rlcli.config.recipes import find_recipes
 from rlcli.config.schemas import Config
-from rlcli.config.words import spelled
+from rlcli.config.words import parsed, plain, spelled
 from rlcli.errors import ConfigError
 
 
@@ -53,6 +53,11 @@ def complaints(*overrides: str) -> str:
         ("env.id=:", "the colon does not belong there"),
         ("optim.lr=interval(0,1)", "range(a,b,step)"),
         ("seed=[1", "cannot read 'seed=[1'"),
+        ("policy.hidden=(64,64)", "; write 'policy.hidden=[64,64]'"),
+        ("env.kwargs={'continuous': True}", "; write 'env.kwargs={continuous:true}'"),
+        ("env.wrappers=[A, B: {scale: 2}, {C: {n: 1}}]", "; write 'env.wrappers=[A,{B: {scale: 2}}, {C: {n: 1}}]'"),
+        ("collector.frames_per_batch=100000000000", "is more than total_frames=100,000; use 100000 at most"),
+        ("policy.recurrent_layers=100000", "allowed: >= 1 and <= 100"),
         ("env.id=a=b", """quote it twice: 'env.id="a=b"'"""),
         ("env..num=3", "cannot read 'env..num=3'; write key=value"),
         ("~env", "give it another value: env=..."),
@@ -70,6 +75,38 @@ def complaints(*overrides: str) -> str:
 )
 def test_a_wrong_override_is_a_sentence(override, words):
     assert words in complaints(override)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["policy.hidden=[256,", "256]", "seed=x"], "quotes: 'policy.hidden=[256,256]'"),
+        (["total_frames", "=", "100", "seed=x"], "'total_frames = 100': there are no spaces around =; write total_fr"),
+        (["total_frames=", "100", "seed=x"], "; write total_frames=100"),
+        (["total_frames", "=100", "seed=x"], "; write total_frames=100"),
+    ],
+)
+def test_what_was_cut_at_its_spaces_is_put_together(words, said):
+    _, problems = check_overrides(Config, words, ())
+    assert len(problems) == 2 and said in str(problems[0]) and "seed must be" in str(problems[1])
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("run.dir=größe/x", "größe/x"),
+        ("run.dir=日本/語", "日本/語"),
+        ("env.kwargs.name=Ünï", "Ünï"),
+        ("run.dir=~/a b", "/home/me/a b"),
+        ("run.dir='~/größe'", "/home/me/größe"),
+        ("storage.scratch_dir=~/x", "/home/me/x"),
+        ("env.kwargs.path=~/x", "~/x"),  # not ours to say
+    ],
+)
+def test_letters_of_any_script_and_the_home_folder_are_read(monkeypatch, word, value):
+    monkeypatch.setenv("HOME", "/home/me")
+    checked, problems = check_overrides(Config, [word], ())
+    assert not problems and parsed(checked[0].text).value() == value == plain(checked[0].values[0])
 
 
 def test_a_number_is_not_told_to_be_quoted():

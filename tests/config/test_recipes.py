@@ -136,6 +136,10 @@ def test_a_recipe_of_another_verb_says_so():
     with pytest.raises(ConfigError, match="this recipe is for rlcli train") as refusal:
         configure("collect", ["recipe=dqn_recurrent"])
     assert str(refusal.value).endswith("it sets storage, sampler, loss, value, optim")
+    with pytest.raises(
+        ConfigError, match=r"ppo_exact \(by way of ppo_compact\): .*ppo_compact\.yaml: this recipe is for"
+    ):
+        configure("collect", ["recipe=ppo_exact"])
     with pytest.raises(ConfigError, match="use rlcli collect"):
         configure("train", ["recipe=collect_random"])
 

@@ -12,7 +12,7 @@ from gym_worlds import Sampled
 from tensordict import TensorDict
 
 from rlcli.collectors import Collector
-from rlcli.envs import EnvBase, GymEnv, ParallelEnv, SerialEnv, TransformedEnv
+from rlcli.envs import EnvBase, GymEnv, ParallelEnv, SerialEnv, TransformedEnv, step_mdp
 from rlcli.errors import ArgumentError, EnvError, MissingKeyError
 from rlcli.keys import RESET
 from rlcli.lanes.gym_lanes import GymLanes
@@ -116,6 +116,30 @@ def test_a_partial_reset_passes_through_transforms():
     assert after["step_count"][:, 0].tolist() == [1, 0, 1]
     assert after["is_init"][:, 0].tolist() == [False, True, False]
     assert after["episode_reward"][:, 0].tolist() == [0.5, 0.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: TransformedEnv(GymEnv("CartPole-v1"), StepCounter(3)),
+        lambda: SerialEnv(2, lambda: TransformedEnv(GymEnv("CartPole-v1"), StepCounter(3))),
+        lambda: TransformedEnv(ParallelEnv(2, "CartPole-v1"), StepCounter(3)),
+    ],
+    ids=["single", "serial", "parallel"],
+)
+def test_chained_rollouts_reset_what_has_ended_once(make, monkeypatch):
+    env, resets = make(), []
+    reset = env.reset
+    monkeypatch.setattr(env, "reset", lambda td=None: resets.append(td) or reset(td))
+    td = env.reset()
+    for _ in range(3):
+        batch = env.rollout(3, auto_reset=False, break_when_any_done=False, tensordict=td)
+        assert (batch["step_count"][..., 0] == torch.arange(3)).all()
+        assert batch["next", "truncated"][..., -1, 0].all() and not batch["done"].any()
+        td = step_mdp(batch[..., -1])
+    assert len(resets) == 3  # none after the last step of a rollout
+    assert td["done"].all()  # of the caller's, and left as it was
+    env.close()
 
 
 def test_a_batched_env_stops_when_any_lane_is_done():

@@ -355,7 +355,7 @@ def test_a_film_is_cut_off_with_its_episode(run, monkeypatch):
     with warnings.catch_warnings(action="error", category=UserWarning):
         evaluate("r", episodes=1, max_steps=5, video="film.gif", say=said.append)
     assert len(imageio.imread("film.gif", index=None)) <= 5
-    assert said[0] == "playing 1 episodes, then one more for film.gif ..."
+    assert said[0] == "playing 1 episode, then the first one again for film.gif ..."
 
 
 @pytest.mark.parametrize("longest", [5, 1000])

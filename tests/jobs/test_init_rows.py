@@ -47,7 +47,8 @@ def learner(monkeypatch):
 
     def watched(self):
         if self.loop.init_rows:
-            seen.append((self, self.loop.buffer[:].clone()))
+            buffer = self.loop.buffer
+            seen.append((self, buffer[range(len(buffer))].clone()))
         start(self)
 
     monkeypatch.setattr(Learner, "start", watched)

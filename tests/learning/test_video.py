@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import gymnasium as gym
+import numpy as np
 import pytest
 
 from rlcli.envs import GymEnv, SerialEnv
@@ -64,3 +65,23 @@ def test_an_env_that_draws_nothing_is_an_error_of_the_env(tmp_path, error, why):
     with pytest.raises(EnvError, match=why) as raised:
         film(error, tmp_path / "a.mp4")
     assert "MUJOCO_GL" not in str(raised.value)
+
+
+class Odd(Blind):
+    """Draws pictures that no video codec takes as they are."""
+
+    def render(self):
+        return np.full((37, 51, 3), 200, np.uint8)
+
+
+@pytest.mark.parametrize("kind", ["mp4", "gif"])
+def test_pictures_of_any_size_are_filmed_without_being_scaled(tmp_path, kind, recwarn):
+    if kind == "mp4":
+        pytest.importorskip("imageio_ffmpeg")
+    import imageio.v3 as imageio
+
+    env = SerialEnv(1, lambda: GymEnv(Odd(), categorical_action_encoding=True))
+    record(env, lambda td: env.rand_action(td), tmp_path / f"a.{kind}", seed=0, deterministic=False)
+    env.close()
+    assert imageio.imread(tmp_path / f"a.{kind}", index=0).shape[:2] == ((38, 52) if kind == "mp4" else (37, 51))
+    assert not [one for one in recwarn if "macro_block_size" in str(one.message)]

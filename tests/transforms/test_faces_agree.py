@@ -8,6 +8,7 @@ import torch
 from scripted import assert_same, run_columns, run_tensordicts, write_script
 from torch import nn
 
+from rlcli.envs import GymEnv, TransformedEnv, check_env_specs
 from rlcli.errors import ArgumentError
 from rlcli.specs import Bounded, Composite, Unbounded
 from rlcli.transforms import (
@@ -185,6 +186,27 @@ def test_frames_are_not_joined_along_a_dim_that_observations_do_not_have(make):
 def test_rewards_keep_their_spec_where_another_key_is_mapped(kind):
     spec = Bounded(-9.0, 9.0, (1,))
     assert kind(in_keys=["other"]).transform_reward_spec(spec) == spec != kind().transform_reward_spec(spec)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [lambda **k: RewardScaling(0.5, 10.0, **k), lambda **k: RewardClipping(-0.1, 0.1, **k), SignTransform],
+    ids=["scaling", "clipping", "sign"],
+)
+def test_an_observation_is_mapped_like_a_reward_in_every_row(kind):
+    """Those of a reset too, and the spec says so."""
+    env = TransformedEnv(GymEnv("Pendulum-v1"), Compose(kind(in_keys=["observation", "reward"]), StepCounter(3)))
+    plain = TransformedEnv(GymEnv("Pendulum-v1"), StepCounter(3))
+    batches = []
+    for one in (env, plain):
+        one.set_seed(0)
+        torch.manual_seed(0)
+        batches.append(one.rollout(8, break_when_any_done=False))
+    got, want = batches
+    for key in ("observation", ("next", "observation"), ("next", "reward")):
+        assert torch.equal(got[key], env.transforms[0].on_tensor(want[key])), key
+    assert env.observation_spec["observation"] != plain.observation_spec["observation"]
+    check_env_specs(env)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,11 @@ def check_collector(cfg: Any) -> Iterator[Problem]:
                     "leave it out, and cut what you read: rlcli.data.split_trajectories(batch)",
                 )
         return
+    if max(cfg.total_frames, 1_000_000) < c.frames_per_batch:
+        yield Problem(
+            f"collector.frames_per_batch={c.frames_per_batch:,} is more than total_frames={cfg.total_frames:,}",
+            f"use {cfg.total_frames} at most: the run is one batch then",
+        )
     if c.deliver_leftovers and not c.trajs_per_batch:
         yield Problem("collector.deliver_leftovers needs collector.trajs_per_batch", "give both, or neither")
     if c.split_trajs and c.trajs_per_batch:

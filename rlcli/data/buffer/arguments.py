@@ -71,26 +71,39 @@ def made(name: str, part: Any, kind: type) -> Any:
     return made
 
 
-def rows_at(ring: Ring, place: Any) -> tuple[np.ndarray, bool]:
-    """Row numbers, int64 ``[N]``, and whether one row was meant.
+def rows_at(ring: Ring, place: Any) -> np.ndarray:
+    """Row numbers int64, in the shape of what is asked for: `[]` where it is one row.
 
-    Slices, masks and negative numbers count live rows in ascending row number.
+    Slices, masks and negative numbers count live rows in ascending row number. Where envs are stored side by side,
+    slices and tuples are of ``[*envs, steps]``, with tensors and masks among them as in numpy.
 
     Raises
     ------
     ArgumentError
-        A row is not stored, or this is no row number.
+        A row is not stored, or this is no row number; or nothing was stored yet.
     """
+    rows = _rows_at(ring, place)
+    if not rows.size and not isinstance(ring, ObjectRing) and not ring.fields:
+        raise ArgumentError("the buffer is empty", fix="Extend it before reading.")
+    return rows
+
+
+def _rows_at(ring: Ring, place: Any) -> np.ndarray:
     if isinstance(place, bool | np.bool_):
         raise _unusable(place)
     if isinstance(place, int | np.integer):
         if not -MOST < place < MOST:
             raise _unusable(place)
-        return _checked(ring, np.array([place], np.int64)), True
-    if place is Ellipsis:
-        place = slice(None)
-    if isinstance(place, slice):
-        return np.sort(live_rows(ring))[place], False
+        return _checked(ring, np.array(place, np.int64))
+    side_by_side = not isinstance(ring, ObjectRing) and len(ring.lane_shape) > 0
+    if place is Ellipsis or isinstance(place, slice) or (side_by_side and isinstance(place, tuple)):
+        held = np.sort(live_rows(ring))
+        if side_by_side:
+            held = np.moveaxis(held.reshape(-1, *ring.lane_shape), 0, -1)  # [*envs, steps]
+        try:
+            return np.asarray(held[place])
+        except (IndexError, ValueError) as error:
+            raise ArgumentError(f"the buffer is {list(held.shape)}", why=str(error)) from error
     if isinstance(place, torch.Tensor):
         place = place.detach().cpu().numpy()
     try:
@@ -98,12 +111,12 @@ def rows_at(ring: Ring, place: Any) -> tuple[np.ndarray, bool]:
     except ValueError:
         raise _unusable(place) from None
     if rows.dtype == np.bool_ and rows.shape == (len(ring),):
-        return np.sort(live_rows(ring))[rows], False
+        return np.sort(live_rows(ring))[rows]
     if rows.size == 0:
-        return np.empty(0, np.int64), False
+        return np.empty(0, np.int64)
     if rows.dtype.kind not in "iu" or rows.ndim > 1:
         raise _unusable(place)
-    return _checked(ring, np.atleast_1d(rows).astype(np.int64)), rows.ndim == 0
+    return _checked(ring, rows.astype(np.int64))
 
 
 def _checked(ring: Ring, rows: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ member 2   c0 c1 c2 ...  /
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -197,6 +197,21 @@ class ReplayBufferEnsemble:
         ArgumentError
             A member that was drawn is empty, no batch size is known, or it cannot be divided.
         """
+        drawn = self._next(batch_size)
+        return (drawn.batch, drawn.info) if return_info else drawn.batch
+
+    def __iter__(self) -> Iterator[Any]:
+        """Samples until a member's epoch ends, which all begin here; without end where all draw with replacement."""
+        with self._stopped():
+            for buffer in self.buffers:
+                buffer.restart()
+        last = False
+        while not last:
+            sampled = self._next(None)
+            last = sampled.last
+            yield sampled.batch
+
+    def _next(self, batch_size: int | None) -> Sampled:
         size = self.batch_size if batch_size is None else need_size("batch_size", batch_size)
         if size is None:
             raise ArgumentError("the ensemble was given no batch size", fix="Use ReplayBufferEnsemble(batch_size=...).")
@@ -206,8 +221,7 @@ class ReplayBufferEnsemble:
                 why=f"{size} rows, {self.drawn} buffers",
                 fix=f"Use batch_size={-(-size // self.drawn) * self.drawn}.",
             )
-        drawn = self._draw(size) if self._ahead is None else self._ahead.next(size)
-        return (drawn.batch, drawn.info) if return_info else drawn.batch
+        return self._draw(size) if self._ahead is None else self._ahead.next(size)
 
     def _draw(self, size: int) -> Sampled:
         with self._lock:
@@ -223,10 +237,11 @@ class ReplayBufferEnsemble:
         except BaseException:
             self._take_back(random, drawn)
             raise
+        last = any(part.last for _, part in drawn)
         if self._ahead is None:
-            return Sampled(batch, info, False, size)
+            return Sampled(batch, info, last, size)
         again = [(i, part if part.position is None else part._replace(batch=None, info={})) for i, part in drawn]
-        return Sampled(batch, info, False, size, (random, again))
+        return Sampled(batch, info, last, size, (random, again))
 
     def _joined(self, drawn: Sequence[tuple[int, Sampled]]) -> tuple[Any, dict[str, Tensor]]:
         """Samples of members as one, and what is known beside it."""

@@ -53,7 +53,8 @@ class ReplayBuffer:
     batch_size : int, optional
         Rows of a sample.
     collate_fn : callable, optional
-        From what the storage gives for some rows to a sample.
+        From what the storage gives for some rows to a sample: a list of objects from a `ListStorage`, a TensorDict
+        ``[N]`` from the others.
     prefetch : int, optional
         Samples that a thread makes ahead. They do not see what is written after they were made, and how many those
         are depends on the thread: runs with writes between samples are not the same bit for bit. A state holds them,
@@ -195,17 +196,20 @@ class ReplayBuffer:
         return int(rows) if rows.numel() == 1 else rows
 
     def __setitem__(self, place: Any, batch: TensorDictBase) -> None:
-        """Overwrite stored rows."""
+        """Overwrite stored rows, named as in `buffer[place]`."""
         with self._lock:
-            rows, single = rows_at(self.ring, place)
+            rows = rows_at(self.ring, place)
             objects = isinstance(self.ring, ObjectRing)
             if not objects and not isinstance(batch, TensorDictBase):
                 batch = as_batch(batch, objects=False)
+            if rows.ndim > 1 and batch.shape[: rows.ndim] == rows.shape:
+                batch = batch.flatten(0, rows.ndim - 1)
             given, batch = batch, self._transforms.write(batch)
             if objects:
-                given = batch = [batch] if single else items_of(batch)
-            elif single and not batch.ndim:
+                given = batch = items_of(batch) if rows.ndim else [batch]
+            elif not rows.ndim and not batch.ndim:
                 batch = batch.unsqueeze(0)
+            rows = rows.reshape(-1)
             if len(batch) != len(rows):
                 raise ArgumentError("give as many rows as are overwritten", why=f"got {len(batch)} for {len(rows)}")
             priorities = self._priorities_of(given, batch)
@@ -266,14 +270,18 @@ class ReplayBuffer:
     def __iter__(self) -> Iterator[Any]:
         """Samples to the end of an epoch, which begins here; without end where the sampler draws with replacement."""
         size = self._size(None)
-        with self.stream.stopped():
-            self.sampler.restart()
-            self.stream.moved()
+        self.restart()
         last = False
         while not last:
             sampled = self.drawn(size, info=False)
             last = sampled.last
             yield sampled.batch
+
+    def restart(self) -> None:
+        """Begin a new epoch of the sampler's with the next sample."""
+        with self.stream.stopped():
+            self.sampler.restart()
+            self.stream.moved()
 
     def next(self) -> Any:
         """The next sample of an iteration that goes on from call to call; None at its end; then a new one begins."""
@@ -286,12 +294,19 @@ class ReplayBuffer:
         return None
 
     def __getitem__(self, place: Any) -> Any:
-        """Stored rows by number, slice, list, tensor or mask, as samples give them but without markers of slices."""
+        """Stored rows by number, slice, list, tensor or mask, as samples give them but without markers of slices.
+
+        A storage of several dims is read by slices and tuples of ``[*envs, steps]``, steps in the order of row numbers:
+        `buffer[:]`, `buffer[0, -1]`, `buffer[:, :10]`. A number, list or tensor by itself names rows, as `extend` and
+        samples do.
+        """
         with self._lock:
-            rows, single = rows_at(self.ring, place)
-            batch = self.stream.read(Draw(rows))
+            rows = rows_at(self.ring, place)
+            batch = self.stream.read(Draw(rows.reshape(-1)))
         batch = self._transforms.read(batch)
-        return batch[0] if single else batch
+        if rows.ndim > 1 and isinstance(batch, TensorDictBase) and len(batch) == rows.size:
+            return batch.reshape(*rows.shape, *batch.shape[1:])
+        return batch if rows.ndim else batch[0]
 
     def __len__(self) -> int:
         self._lock.check()
@@ -310,14 +325,19 @@ class ReplayBuffer:
     def update_priority(self, index: Tensor | Sequence[int] | int, priority: Tensor | float) -> None:
         """Give rows new priorities; nothing happens where the sampler has none.
 
-        Rows that were overwritten or are gone since they were drawn may be among them.
+        Rows that were overwritten or are gone since they were drawn may be among them. Of priorities ``[*envs, T]`` the
+        order is that of rows that `extend` returned.
         """
         given = np.atleast_1d(torch.as_tensor(index).detach().cpu().numpy())
         if given.size and given.dtype.kind not in "iu":
             raise ArgumentError("rows are named by their numbers", where="index", why=f"got {given.dtype}")
         rows = given.astype(np.int64).reshape(-1)
+        value = torch.as_tensor(priority)
+        if value.ndim > 1 and len(value) != len(rows):
+            envs = next((n for n in range(2, value.ndim + 1) if value.shape[:n].numel() == len(rows)), 1)
+            value = value.flatten(0, envs - 1)
         with self._lock:
-            self.sampler.update_priority(self.ring, rows, torch.as_tensor(priority))
+            self.sampler.update_priority(self.ring, rows, value)
 
     def append_transform(self, transform: Callable[[Any], Any], *, invert: bool = False) -> ReplayBuffer:
         """Add a transform at the end of what samples pass; returns the buffer."""

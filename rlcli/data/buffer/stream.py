@@ -353,8 +353,8 @@ class SampleStream:
     def read(self, draw: Draw, info: dict[Any, Tensor] | None = None) -> Any:
         """What a sampler chose, with its marks and what is known of it; under the lock."""
         if isinstance(self._ring, ObjectRing):
-            batch: Any = self._ring.read(draw.rows)
-            if info is not None and isinstance(batch, TensorDictBase):
+            batch: Any = self._ring.read(draw.rows) if self._collate is None else self._ring.items(draw.rows)
+            if info is not None and (self._collate is not None or isinstance(batch, TensorDictBase)):
                 self._annotate(batch, info)
         else:
             columns = self._ring.columns(draw.rows, self._transforms.wanted() if self._collate is None else None)
@@ -370,7 +370,7 @@ class SampleStream:
         for name, value in info.items() if self._annotated else ():
             if type(columns) is dict:
                 columns[name] = value.to(self._ring.storage.device)
-            else:  # a batch of objects
+            elif isinstance(columns, list | TensorDictBase):  # of objects
                 annotate(columns, name, value.to(self._ring.storage.device))
 
     def _placed(self, batch: Any) -> Any:

@@ -3,9 +3,10 @@
 P(i) = p_i^alpha / sum_k p_k^alpha      weight_i = (N P(i))^-beta / max_k weight_k = (P(i) / min_k P(k))^-beta
 
 (Schaul et al., 2016, arXiv:1511.05952.) A new row has the largest priority that was ever given, so that it is drawn
-soon. Of slices, P(start) is in proportion to the priorities of those rows that a slice may begin at: with
-`strict_length` the ones with at least `slice_len` rows of their trajectory from there on. Which row of those has the
-least is not known without a look at all of them: weights of slices are scaled by the largest one of their sample.
+soon. Of slices, P(start) is in proportion to the priorities of those rows that a slice may begin at: the ones with at
+least `slice_len` rows of their trajectory from there on, and without `strict_length` the first of a trajectory that has
+fewer. Which row of those has the least is not known without a look at all of them: weights of slices are scaled by the
+largest one of their sample.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlcli.data.index import Slices
 from rlcli.data.samplers.sampler import Draw, Sampler, live_rows, need_size, uniform
 from rlcli.data.samplers.slice_sampler import SliceSampler, need_no_span
 from rlcli.errors import ArgumentError
@@ -123,7 +125,7 @@ class PrioritizedSampler(Sampler):
         if not len(rows):
             raise ArgumentError(
                 "no slice can be drawn: every row that one may begin at has priority 0",
-                fix="Use eps above 0, shorter slices, or strict_length=False.",
+                fix="Use eps above 0, or shorter slices.",
             )
         above = np.cumsum(self._tree.priorities[rows])
         place = np.searchsorted(above, uniform(self.random, count) * above[-1], side="right")
@@ -334,11 +336,13 @@ class PrioritizedSliceSampler(SliceSampler):
 
     def _legal(self, ring: Ring, count: int, length: int) -> tuple[np.ndarray, np.ndarray]:
         """Paths `[count, length]` from starts drawn by priority, and how many of their rows are real."""
-        least = length if self.strict_length else 1
         paths, sizes, found = [], [], 0
-        for _ in range(TRIES):
-            path, size = ring.index.walk(self.priorities.draw(count), length)
-            legal = size >= least
+        for attempt in range(TRIES):
+            rows = self.priorities.draw(count << min(attempt, 4))  # more where few rows are legal ones
+            path, size = ring.index.walk(rows, length)
+            legal = size == length
+            if not self.strict_length:
+                legal |= ring.index.led_in(Slices(rows, np.ones_like(rows)), 1)[1] == 0  # short, from its first row on
             paths.append(path[legal])
             sizes.append(size[legal])
             found += int(legal.sum())
@@ -351,10 +355,16 @@ class PrioritizedSliceSampler(SliceSampler):
         rows, table = live_rows(ring), ring.index.trajectories()
         stop = np.zeros(int(table["number"].max()) + 1, np.int64)  # position after the last stored row
         stop[table["number"]] = table["position"] + table["length"]
-        legal = rows[stop[ring.index.numbers(rows)] - ring.index.positions(rows) >= length]
-        if not len(legal):
+        _, positions, numbers = ring.index.whose(rows)
+        legal = stop[numbers] - positions >= length
+        if not self.strict_length:
+            first = np.zeros_like(stop)
+            first[table["number"]] = table["position"]
+            legal |= positions == first[numbers]
+        rows = rows[legal]
+        if not len(rows):
             raise ring.index.too_short(length)
-        return self.priorities.draw_among(legal, count)
+        return self.priorities.draw_among(rows, count)
 
     def extended(self, ring: Ring, count: int) -> None:
         self.priorities.extended(ring, count)

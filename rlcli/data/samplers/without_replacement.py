@@ -1,8 +1,7 @@
 """Every row once an epoch, in random order: by itself, or in slices.
 
-An epoch of rows holds those that were stored when it began. Rows that are overwritten meanwhile drop out of it, new
-ones wait for the next: a batch that replaces the whole buffer begins a new epoch. An epoch of slices ends with the
-next write.
+An epoch holds what was stored when it began. Rows that are overwritten meanwhile drop out of it, slices with their
+first row that is; new ones wait for the next: a batch that replaces the whole buffer begins a new epoch.
 
 ```
 slices   .|a1 a2 a3|a4 a5 a6|. .      b0 b1 b2|.      every trajectory cut from a random offset on, slices shuffled
@@ -101,7 +100,7 @@ class SamplerWithoutReplacement(Sampler):
 class SliceSamplerWithoutReplacement(SliceSampler):
     """Draw slices so that no row comes twice in an epoch.
 
-    An epoch is cut from what is stored when it begins; a write begins a new one. Its end is a smaller batch.
+    An epoch is cut from what is stored when it begins. Its end is a smaller batch.
 
     Parameters
     ----------
@@ -118,29 +117,32 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         Whether the last draw was the last of its epoch.
     """
 
-    moves = ("_rows", "_starts", "_sizes", "_length", "_writes", "ran_out")
+    moves = ("_rows", "_starts", "_sizes", "_oldest", "_length", "_changes", "ran_out")
 
     def __init__(self, *, drop_last: bool = False, shuffle: bool = True, **slices: Any) -> None:
         need_no_span(type(self), slices)
         super().__init__(**slices)
         self.drop_last, self.shuffle = drop_last, shuffle
         self._loaded = False  # rows of a file, which nobody has looked at yet
-        self._writes = 0
+        self._changes = 0  # of rows in their places
         self._length = 0  # of the slices that the epoch was cut into; 0: a new one is due
         self._rows = self._starts = self._sizes = np.empty(0, np.int64)  # slices left, in `rows` of whole trajectories
+        self._oldest = self._starts  # of each, the number of the write that is overwritten first
 
     @property
     def ragged(self) -> bool:  # type: ignore[override]
         return super().ragged or not self.drop_last
 
     def _choose(self, ring: Ring, count: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-        if self._length != length or not self._left(count):
-            self._begin(ring, count, length)
-        elif self._loaded and (dead := self._rows[~ring.space.are_live(self._rows, ring.cursor)]).size:
+        if self._loaded and self._length and (dead := self._rows[~ring.space.are_live(self._rows, ring.cursor)]).size:
             raise DamagedDataError("this state is of a sampler of another buffer", why=f"row {dead[0]} would be drawn")
         self._loaded = False
+        if self._length != length or not self._left(count):
+            self._begin(ring, count, length)
+            self._note_oldest(ring)
         starts, sizes = self._starts[:count], self._sizes[:count]
         self._starts, self._sizes = self._starts[count:], self._sizes[count:]
+        self._oldest = self._oldest[count:]
         self.ran_out = not self._left(count)
         first = np.cumsum(sizes) - sizes
         return self._rows[np.arange(int(sizes.sum())) + np.repeat(starts - first, sizes)], sizes
@@ -168,23 +170,38 @@ class SliceSamplerWithoutReplacement(SliceSampler):
                 fix="Collect more, take fewer or shorter slices, or set strict_length=False or drop_last=False.",
             )
 
+    def _note_oldest(self, ring: Ring) -> None:
+        base = ring.base * ring.lanes
+        writes = base + (self._rows - base) % ring.space.size
+        first = np.cumsum(self._sizes) - self._sizes
+        among = np.arange(int(self._sizes.sum())) + np.repeat(self._starts - first, self._sizes)
+        self._oldest = np.minimum.reduceat(writes[among], first) if len(first) else first
+
+    def extended(self, ring: Ring, count: int) -> None:
+        """Leave out the slices that have lost rows since the epoch began."""
+        kept = self._oldest >= ring.base * ring.lanes
+        if not kept.all():
+            self._starts, self._sizes, self._oldest = self._starts[kept], self._sizes[kept], self._oldest[kept]
+
     def restart(self) -> None:
         self._length, self.ran_out = 0, False
 
-    def extended(self, ring: Ring, count: int) -> None:
-        self._length, self._writes = 0, self._writes + 1
-
     def overwritten(self, ring: Ring, rows: np.ndarray) -> None:
-        self.extended(ring, 0)
+        self._length, self._changes = 0, self._changes + 1  # trajectories may be others now
 
     def go_back(self, position: tuple[np.ndarray, dict[str, Any]]) -> None:
-        writes = self._writes
+        changes = self._changes
         super().go_back(position)
-        if self._writes != writes:  # what was stored then is no longer what is stored
-            self._length, self._writes = 0, writes
+        if self._changes != changes:  # what was stored then is no longer what is stored
+            self._length, self._changes = 0, changes
+        if self._bound is not None and (ring := self._bound()) is not None:
+            self.extended(ring, 0)
 
     def empty(self) -> None:
         self.restart()
+
+    def loaded(self, ring: Ring) -> None:
+        self._note_oldest(ring)
 
     def state_dict(self) -> dict[str, Any]:
         arrays = {"rows": self._rows, "starts": self._starts, "sizes": self._sizes}

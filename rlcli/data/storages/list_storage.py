@@ -162,6 +162,10 @@ class ObjectRing:
         """The objects of rows, as `collate` puts them together."""
         return collate(self.storage.take(rows))
 
+    def items(self, rows: np.ndarray) -> list[Any]:
+        """The objects of rows, TensorDicts as shallow copies: what is set there stays there."""
+        return [item.copy() if isinstance(item, TensorDictBase) else item for item in self.storage.take(rows)]
+
     def clear(self, *, fields: bool = False) -> None:
         """Forget all objects."""
         self.storage.clear()
@@ -199,10 +203,13 @@ def items_of(batch: Any) -> list[Any]:
         raise ArgumentError("a batch of objects is a sequence of them", why=why, fix="Use add(...) for one.") from error
 
 
-def annotate(batch: TensorDictBase, name: str, values: Tensor) -> None:
-    """Write what is known of each object, ``[N]``, into a batch of them, in every row of those that have rows."""
+def annotate(batch: Any, name: str, values: Tensor) -> None:
+    """Write what is known of each object, ``[N]``, into those that are TensorDicts, in every row of theirs."""
     if isinstance(batch, LazyStackedTensorDict):
-        for item, value in zip(batch.tensordicts, values, strict=True):
-            item.set(name, value.expand(item.batch_size))
-    else:
+        batch = batch.tensordicts
+    if isinstance(batch, TensorDictBase):
         batch.set(name, values.reshape(-1, *[1] * (batch.ndim - 1)).expand(batch.batch_size))
+        return
+    for item, value in zip(batch, values, strict=True):
+        if isinstance(item, TensorDictBase):
+            item.set(name, value.expand(item.batch_size))

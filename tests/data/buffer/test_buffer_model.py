@@ -165,7 +165,8 @@ def history(kind, seed, writes, storage=LazyTensorStorage):
             check(sample, model, kind)
             drawn += 1
             rb.update_priority(sample["index"], torch.from_numpy(rng.random(len(sample))))
-        assert described(rb[:]) == [model.rows[row] for row in sorted(model.rows)]
+        rows = rb[:] if flat else rb[:].transpose(0, 1).reshape(-1)  # [envs, steps]
+        assert described(rows) == [model.rows[row] for row in sorted(model.rows)]
     return drawn
 
 

@@ -48,6 +48,19 @@ def test_every_worker_writes_a_buffer_of_its_own_and_samples_hold_rows_of_all():
     assert len(rb) == 0
 
 
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_an_iteration_gives_samples_until_an_epoch_of_a_member_ends(prefetch):
+    rb = per_worker(make=lambda: member(SamplerWithoutReplacement()), prefetch=prefetch, layout="stack")
+    rb.sample()
+    for _ in range(2):
+        samples = list(rb)
+        assert [sample.shape for sample in samples] == [(3, 4)] * 5
+        rows = [{*sample["index", "index"][i].tolist()} for sample in samples for i in range(3)]
+        assert sum(map(len, rows)) == 60 and set.union(*rows) == {*range(20)}
+    assert next(iter(per_worker())).shape == (3, 4)  # without end
+    rb.close()
+
+
 def test_slices_of_every_member_are_stacked_or_lie_end_to_end_where_they_may_be_short():
     rb = per_worker(make=lambda: member(SliceSampler(num_slices=2)))
     for part in rb.sample().exclude("index").unbind(0):

@@ -65,8 +65,16 @@ def test_a_batch_of_envs_lies_env_after_env_in_a_flat_storage_and_side_by_side_i
     flat, lanes = buffer(12), buffer(storage=LazyTensorStorage(12, ndim=2))
     flat.extend(batch)
     assert flat[:]["x"].tolist() == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(ArgumentError, match="the buffer is empty"):
+        lanes[:]
     rows = lanes.extend(batch)
     assert lanes[rows]["x"].tolist() == [0, 1, 2, 3, 4, 5] and rows.tolist() == [0, 2, 4, 1, 3, 5]
+    assert lanes[:]["x"].tolist() == lanes[0:2]["x"].tolist() == lanes[...]["x"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert lanes[:, 0]["x"].tolist() == [0, 3] and lanes[1, -1]["x"].item() == 5 and lanes[3]["x"].item() == 4
+    lanes[:, :2] = lanes[:, 1:]
+    assert lanes[:]["x"].tolist() == [[1, 2, 2], [4, 5, 5]]
+    with pytest.raises(ArgumentError, match=r"the buffer is \[2, 3\]: index 2 is out of bounds"):
+        lanes[2, 0]
     with pytest.raises(ArgumentError, match="other env dims"):
         lanes.extend(batch[:1])
 
@@ -78,7 +86,7 @@ def test_a_batch_size_may_hold_the_numbers_of_numpy(storage):
     assert len(rb.sample(np.int64(5))) == 5
     other = buffer(storage=storage(12, ndim=2))
     other.load_state_dict(rb.state_dict())
-    assert other[:]["x"].tolist() == [0, 3, 1, 4, 2, 5] and type(rb.ring.lane_shape[0]) is int
+    assert other[:]["x"].tolist() == [[0, 1, 2], [3, 4, 5]] and type(rb.ring.lane_shape[0]) is int
 
 
 def test_single_steps_are_added():
@@ -144,6 +152,16 @@ def test_a_list_storage_holds_anything_and_stacks_what_stacks():
     joined = ReplayBuffer(storage=ListStorage(4), collate_fn=", ".join, batch_size=2)
     joined.extend(["x", "x"])
     assert joined.sample() == "x, x"
+    for items in ([torch.ones(2)] * 3, [torch.ones(2), torch.ones(3)], list(episodes([3]).unbind(0))):  # alike or not
+        given = []
+        kind = TensorDictReplayBuffer if isinstance(items[0], TensorDict) else ReplayBuffer
+        noted = lambda found, given=given: given.append(found) or found  # noqa: E731
+        listed = kind(storage=ListStorage(9), collate_fn=noted, batch_size=4)
+        listed.extend(items)
+        sample = listed.sample()
+        assert listed.sample() is given[-1] and all(type(found) is list for found in given) and len(sample) == 4
+        assert type(sample[0]) is type(items[0]) and all("index" in item for item in sample if kind is not ReplayBuffer)
+        assert listed[0] is given[-1][0] and all("index" not in item for item in items if kind is not ReplayBuffer)
     tds = TensorDictReplayBuffer(storage=ListStorage(9), sampler=PrioritizedSampler(9, 1.0, 1.0), batch_size=20)
     tds.extend(episodes([5]))
     sample = tds.sample()
@@ -441,7 +459,7 @@ def test_the_priorities_of_padding_are_nobodys():
     rb = buffer(30, sampler=sampler)
     rb.extend(episodes([2, 3, 9]))
     for _ in range(5):
-        sample = rb.sample(40)
+        sample = rb.sample(400)
         mask = sample["collector", "mask"]
         assert not mask.all()
         sample["td_error"] = torch.where(mask, sample["index"] + 1.0, 0.0)

@@ -21,7 +21,7 @@ from rlcli.data import (
     SliceSamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
-from rlcli.data.samplers import Draw, Sampler
+from rlcli.data.samplers import Draw, Sampler, prioritized, without_replacement
 from rlcli.data.samplers.sampler import live_rows
 from rlcli.errors import ArgumentError, MissingKeyError
 
@@ -330,6 +330,23 @@ def test_slices_that_are_not_shuffled_come_in_the_order_of_writing(ids):
     assert found.tolist() == [float(n) for n in range(5, 13) for _ in range(5)]
 
 
+def test_a_write_ends_no_epoch_of_slices_and_takes_its_own_rows_out_of_it(monkeypatch):
+    """What is stored is looked through once an epoch, not once a write."""
+    looks = []
+    monkeypatch.setattr(without_replacement, "live_rows", lambda ring: looks.append(1) or live_rows(ring))
+    rb = filled(SliceSamplerWithoutReplacement(slice_len=5, shuffle=False), 5, size=40, batch=episodes([5] * 7))
+    drawn = [rb.sample()["index"][0].item()]
+    for _ in range(3):  # of 35 rows; the second one on take the oldest away
+        rb.extend(episodes([5]))
+        drawn.append(rb.sample()["index"][0].item())
+    assert drawn == [0, 5, 10, 15] and len(looks) == 1
+    rb.extend(episodes([5] * 4))  # up to row 30
+    assert rb.sample()["index"][0] == 30 and len(looks) == 1
+    assert len(rb.sample()) == 5 and len(looks) == 2  # what was left is gone
+    rb[0] = rb[1]
+    assert len(rb.sample()) == 5 and len(looks) == 3
+
+
 def test_every_row_has_its_turn_over_the_epochs_of_slices():
     rb = filled(SliceSamplerWithoutReplacement(slice_len=4, seed=0), 8)
     seen = {row for _ in range(40) for batch in rb for row in batch["index"].tolist()}
@@ -416,6 +433,18 @@ def test_td_errors_come_back_under_their_key_reduced_to_one_a_row():
         rb.update_tensordict_priority(rb.sample())
 
 
+def test_priorities_of_envs_side_by_side_are_of_the_rows_that_extend_gave():
+    sampler = PrioritizedSampler(20, 1.0, 1.0, eps=0.0)
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(20, ndim=2), sampler=sampler)
+    priority = torch.arange(1.0, 9.0).reshape(2, 4)
+    rb.update_priority(rb.extend(episodes([8]).reshape(2, 4)), priority)
+    assert sampler._tree.priorities[:8].tolist() == priority.T.flatten().tolist()
+    rb.update_priority(torch.arange(8), priority[..., None])
+    assert sampler._tree.priorities[:8].tolist() == priority.flatten().tolist()
+    with pytest.raises(ArgumentError, match="every row needs a priority"):
+        rb.update_priority(torch.arange(8), priority[:, :3])
+
+
 @pytest.mark.parametrize("slice_len", [3, 9])
 def test_slices_are_drawn_by_the_priority_of_their_first_row(slice_len):
     count = 20_000
@@ -432,8 +461,20 @@ def test_slices_are_drawn_by_the_priority_of_their_first_row(slice_len):
     assert counts.sum() == counts[legal].sum() and evenly(counts[legal], count * p / p.sum())
     weights = sample["priority_weight"].reshape(count, slice_len)
     assert (weights == weights[:, :1]).all() and weights.max() <= 1
-    one = filled(PrioritizedSliceSampler(100, 0.8, 1.0, slice_len=4, strict_length=False, seed=0), 40).sample()
-    assert one["is_init"].sum() == 10 and len(one) < 40
+
+
+@pytest.mark.parametrize("few", [False, True], ids=["by tries", "by one pass"])
+def test_without_strict_length_slices_by_priority_are_whole_or_whole_trajectories(few, monkeypatch):
+    if few:
+        monkeypatch.setattr(prioritized, "TRIES", 0)
+    sampler = PrioritizedSliceSampler(100, 1.0, 0.5, slice_len=10, strict_length=False, seed=0)
+    rb = filled(sampler, 3000, batch=episodes([5, 30, 2]))
+    sample = rb.sample()
+    index, starts = sample["index"], sample["is_init"][:, 0]
+    sizes = torch.diff(torch.cat([starts.nonzero()[:, 0], torch.tensor([len(index)])]))
+    assert {(int(row), int(size)) for row, size in zip(index[starts], sizes, strict=True)} == {
+        (0, 5), (35, 2), *((row, 10) for row in range(5, 26))
+    }  # fmt: skip
 
 
 def of_late_priorities(**slices):

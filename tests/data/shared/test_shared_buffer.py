@@ -204,7 +204,7 @@ def test_a_batch_as_long_as_the_ring_fits_and_no_longer_one():
         for start in (0, 33):
             writer.extend(batch(0, 0, start, 3, 33))
             assert len(rb) == 99
-            check_rows(rb[:])
+            check_rows(rb[:].reshape(-1))
 
 
 def test_rows_that_could_not_lie_in_shared_memory_are_refused_before_the_first(monkeypatch):
