@@ -130,6 +130,13 @@ class PolicyConfig:
         choices=("random", "mode", "mean", "deterministic"),
     )
     path: str | None = option(None, "a run folder or one of its checkpoints")
+    init_from: str | None = option(
+        None,
+        "begin with the trained weights and normalisation of another run: its folder, RUN:CHECKPOINT or RUN:FRAMES",
+    )
+    init_strict: bool = option(
+        True, "init_from: layers of other shapes are refused; false: they keep their own weights"
+    )
     kwargs: dict[str, Any] = option({}, "arguments for a registered policy of your own")
 
 

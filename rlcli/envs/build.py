@@ -226,6 +226,14 @@ def copy_transforms(source: EnvBase, target: EnvBase) -> None:
     _adopt(target, {name: t.state_dict() for name, t in by_name(transforms_on(source)).items()})
 
 
+def continue_transforms(env: EnvBase, saved: Mapping[str, Any]) -> None:
+    """Have an env's transforms begin with what others had learned, and learn on from there."""
+    _adopt(env, saved)
+    for transform in transforms_on(env):
+        if isinstance(transform, RunningNorm | RewardNorm):
+            transform.freeze(False)
+
+
 def _adopt(env: EnvBase, saved: Mapping[str, Any]) -> None:
     for name, transform in by_name(transforms_on(env)).items():
         if name in saved:  # a run that collects may scale rewards otherwise than the one that trained
