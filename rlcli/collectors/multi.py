@@ -195,7 +195,7 @@ class MultiProcessCollector(BaseCollector):
             lane += part.lanes
         if self.trajectories is not None:
             self.trajectories.interrupt(found)
-        return Collected(batch, filled.reward, filled.done, filled.seconds, lanes, shares, found)
+        return Collected(batch, filled.reward, filled.done, filled.seconds, lanes, shares, found, filled.ends)
 
     # ---- whose rows are whose ------------------------------------------------------------------------------------
     @property

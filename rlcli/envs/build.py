@@ -57,6 +57,8 @@ def build_env(
     else:
         base = _native(cfg, lanes) if wants_native(cfg, lanes) else _serial(cfg, lanes)
     base.lanes.step_timeout = cfg.step_timeout  # type: ignore[attr-defined]
+    if cfg.info_keys:
+        base.lanes.keep_info(cfg.info_keys)  # type: ignore[attr-defined]
     for transform in build_transforms(cfg, base, gamma):
         try:
             base = TransformedEnv(base, transform)

@@ -138,8 +138,8 @@ def _finished(run: Run, frames: int, different: Changes) -> Run:
 # what may change without changing what the remaining frames would have been, but for total_frames where a number is
 # scheduled by it: `Changes.lines` says so
 HARMLESS = (
-    "total_frames", "run", "console", "logger", "env.out_of_bounds", "env.step_timeout", "env.workers",
-    "env.per_worker", "env.caller_steps", "env.start_method",
+    "total_frames", "run", "console", "logger", "env.info_keys", "env.out_of_bounds", "env.step_timeout",
+    "env.workers", "env.per_worker", "env.caller_steps", "env.start_method",
 )  # fmt: skip
 # read when a run begins: where it lies, initial weights and coefficients, where policies and rows were taken from
 AT_THE_START = (

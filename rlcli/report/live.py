@@ -111,6 +111,7 @@ def _learning(snapshot: Snapshot, width: int) -> Block:
         Text(f"best {figure(snapshot.best)}"),
         Text(f"length {figure(snapshot.mean_length)}"),
         Text(f"episodes {figures.count(snapshot.episodes)}"),
+        *map(Text, snapshot.infos_said),
     ]
     items += [Text(f"{name} {figure(x)}") for name, x in snapshot.learning.items()]
     items += map(Text, snapshot.rows_said)

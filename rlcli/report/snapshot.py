@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import SupportsFloat
 
 from rlcli.report.clock import Spent
+from rlcli.report.figures import number
 from rlcli.report.memory import MemoryRow
 from rlcli.report.workers import WorkerRow
 
@@ -42,6 +43,10 @@ class Snapshot:
         The history behind the sparkline.
     mean_return, mean_length, best : float or None
         Of the last finished episodes; None before the first.
+    success_rate : float or None
+        Of the last finished episodes, where their envs tell.
+    infos : mapping
+        Means of what else is followed of `info`.
     boundary : float
         Share of the rows not followed by their successor, in [0, 1].
     approximated : int
@@ -68,6 +73,8 @@ class Snapshot:
     mean_return: float | None = None
     mean_length: float | None = None
     best: float | None = None
+    success_rate: float | None = None
+    infos: Mapping[str, float] = field(default_factory=dict)
     episodes: int = 0
     boundary: float | None = None
     approximated: int = 0
@@ -93,6 +100,12 @@ class Snapshot:
         """`ppo_exact · CartPole-v1 · seed 1`."""
         parts = [self.title, self.env, "" if self.seed is None else f"seed {self.seed}"]
         return " · ".join(part for part in parts if part)
+
+    @property
+    def infos_said(self) -> list[str]:
+        """What envs said of the last episodes."""
+        rate = [] if self.success_rate is None else [f"success {100 * self.success_rate:.0f} %"]
+        return [*rate, *(f"{key} {number(x)}" for key, x in self.infos.items())]
 
     @property
     def rows_said(self) -> list[str]:

@@ -34,6 +34,7 @@ def line(snapshot: Snapshot) -> str:
         f"{figures.rate(snapshot.spent.pace)} frames/s",
         f"return {figures.number(snapshot.mean_return)}",
         f"length {figures.number(snapshot.mean_length)}",
+        *snapshot.infos_said,
         *(f"{name} {figures.number(snapshot.learning[name])}" for name in _FIRST if name in snapshot.learning),
     ]
     eta = f"  eta {figures.duration(snapshot.eta)}"
