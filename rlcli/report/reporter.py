@@ -25,6 +25,7 @@ from tensordict import TensorDictBase
 from rlcli.collectors.finish import Ended
 from rlcli.config.run_files import EPISODES, METRICS
 from rlcli.keys import DONE, OBSERVATION, REWARD, Key
+from rlcli.lanes.lanes import SUCCESS
 from rlcli.report import closing
 from rlcli.report.clock import OTHER, Clock, Spent
 from rlcli.report.compiling import Compiling
@@ -306,6 +307,11 @@ class Reporter:
             More for summary.json: verb, evaluation results, the run's path.
         """
         self.clock.lap()
+        for key in self.facts.info_keys if self.episodes.episodes else ():
+            if key != SUCCESS and key not in self.episodes.infos:
+                self.tally.warn(
+                    f"info {key}", f"env.info_keys: no episode ended with a number or flag {key!r} in its info"
+                )
         self._view.close(self.snapshot() if self.tally.frames else None)
         if self._metrics is not None:  # first: the summary holds the warning where a logger fails
             played = facts.get("evaluation")
