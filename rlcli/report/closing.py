@@ -183,7 +183,7 @@ def _memory(ledger: Mapping) -> str:
     if planned := process.get("planned"):
         text += f" (planned {figures.size(planned)}, {100 * (process['peak'] - planned) / planned:+.1f} %)"
     saved = ledger["saved"]
-    if saved > 0:
+    if saved > 0.01 * process["peak"]:
         text += f"; {figures.size(saved)} saved against storing every row whole"
     return text
 

@@ -33,7 +33,7 @@ from rlcli.report.episode_log import EpisodeLog
 from rlcli.report.ledger import Entry
 from rlcli.report.memory import Memory, Watched
 from rlcli.report.metrics import Logger, MetricsWriter, plain
-from rlcli.report.snapshot import Snapshot, View, shown
+from rlcli.report.snapshot import EVALUATION, Snapshot, View, shown
 from rlcli.report.tally import EpisodeStats, Figure, Tally, ValueRows
 from rlcli.report.view import open_view
 from rlcli.report.workers import Worker, Workers
@@ -278,8 +278,9 @@ class Reporter:
             elapsed=self.clock.elapsed(),
             spent=self.clock.total(),
             memory=self.memory.rows(),
-            learning=shown(tally.learning),
+            learning=shown(tally.learning) | ({} if tally.evaluated is None else {EVALUATION: tally.evaluated}),
             returns=tally.curve.points,
+            evaluations=tally.evaluations.points,
             mean_return=episodes.mean_return,
             mean_length=episodes.mean_length,
             success_rate=episodes.success_rate,

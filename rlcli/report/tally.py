@@ -308,8 +308,10 @@ class Tally:
     frames, iteration : int
         Frames and batches reported.
     episodes : EpisodeStats
-    curve : Curve
-        Of the mean return.
+    curve, evaluations : Curve
+        Of the mean return, and of what evaluations along the way found.
+    evaluated : float or None
+        By the last of them.
     boundary : int or None
         Rows not followed by their successor; None until a batch shows its ends.
     valued : ValueRows
@@ -320,7 +322,8 @@ class Tally:
 
     def __init__(self) -> None:
         self.frames = self.iteration = 0
-        self.episodes, self.curve = EpisodeStats(), Curve()
+        self.episodes, self.curve, self.evaluations = EpisodeStats(), Curve(), Curve()
+        self.evaluated: float | None = None
         self.boundary: int | None = None
         self.valued = ValueRows()
         self.learning: dict[str, Figure] = {}
@@ -346,6 +349,9 @@ class Tally:
         """
         self.iteration += 1
         self.learning = dict(learning or {})
+        if "eval_return" in self.learning:
+            self.evaluated = float(self.learning["eval_return"])
+            self.evaluations.add(self.evaluated)
         ended = self.count(frames, reward, done, valued, lanes, ends)
         if self.episodes.mean_return is not None:
             self.curve.add(self.episodes.mean_return)
@@ -398,6 +404,8 @@ class Tally:
             "warnings": {kind: list(entry) for kind, entry in self.warnings.items()},
             "episodes": self.episodes.state_dict(),
             "curve": self.curve.state_dict(),
+            "evaluations": self.evaluations.state_dict(),
+            "evaluated": self.evaluated,
         }
 
     def load_state_dict(self, state: Mapping) -> None:
@@ -410,3 +418,6 @@ class Tally:
             self.warn(kind, text, count)
         self.episodes.load_state_dict(state["episodes"])
         self.curve.load_state_dict(state["curve"])
+        if "evaluations" in state:
+            self.evaluations.load_state_dict(state["evaluations"])
+            self.evaluated = state["evaluated"]

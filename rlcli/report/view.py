@@ -17,13 +17,13 @@ from rlcli.report import closing, figures
 from rlcli.report.clock import Spent
 from rlcli.report.figures import WIDTH, wrapped
 from rlcli.report.memory import MemoryRow
-from rlcli.report.snapshot import Snapshot, View
+from rlcli.report.snapshot import EVALUATION, Snapshot, View
 from rlcli.report.workers import cells
 
 VIEWS = ("auto", "live", "plain", "off")
 DETAILS_EVERY = 10  # lines
 INDENT = 16  # columns, of details
-_FIRST = ("kl", "explained variance", "q value", "evaluation return", "lag")  # learning figures of every line
+_FIRST = (EVALUATION, "kl", "explained variance", "q value", "lag")  # learning figures of every line
 
 
 def line(snapshot: Snapshot) -> str:
