@@ -6,6 +6,7 @@ The command line prints `str(error)` and exits with `error.exit_code`; a traceba
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -53,18 +54,34 @@ def _rebuild(kind: type[RlcliError], what: str, where: str | None, why: str | No
 def in_words(error: BaseException, limit: int = 400) -> str:
     """Type and text of an exception that is not ours, in one line that a terminal can show.
 
-    Control characters are spelled out, long texts cut, and a `__str__` that raises itself is not called again.
+    Control characters are spelled out, long texts cut, and a `__str__` that raises itself is not called again. One
+    without a text is told by the innermost line of code that is not ours: file, line, and what stands there.
     """
     kind = type(error).__name__
     try:
         text = str(error)
     except Exception as broken:
         return f"{kind}, whose text cannot be had ({type(broken).__name__})"
+    kind, text = (kind, text) if text.strip() else (f"{kind}{_raised_at(error)}", "")
     text = " ".join(text[: 4 * limit].split())
     text = "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
     if len(text) > limit:
         text = text[:limit] + "..."
     return f"{kind}: {text}" if text else kind
+
+
+def _raised_at(error: BaseException) -> str:
+    """` at package/file.py:142: assert joints`; nothing where no code but ours was running."""
+    import re  # few need them
+    import traceback
+
+    ours = __file__.rpartition(os.sep)[0] + os.sep
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith((ours, "<"))]
+    if not frames:
+        return ""
+    last = frames[-1]
+    name = re.split(r"[\\/](?:site|dist)-packages[\\/]", last.filename)[-1]
+    return f" at {name}:{last.lineno}" + (f": {last.line}" if last.line else "")
 
 
 class ConfigError(RlcliError):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
+from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import mean, stdev
 from textwrap import shorten
@@ -19,10 +21,18 @@ if TYPE_CHECKING:
     from rlcli.runs.folder import Run
 
 USAGE = """\
-usage: rlcli ls [recipes | runs | envs | wrappers | transforms | policies | losses | estimators |
+usage: rlcli ls [recipes | envs | wrappers | transforms | policies | losses | estimators |
                  samplers | storages | loggers]
+       rlcli ls runs [FOLDER ...] [flags]
 
 Without a word: recipes, then the runs under ./runs.
+
+flags of runs
+  --since WHEN      begun at or after: 2031-05-06, 2031-05-06T14:00, or 90m, 12h, 3d, 2w ago
+  --env NAME        of this env; --recipe, --status alike; * stands for anything
+  --sort COLUMN     created (the default), result, frames or time: the largest first; or another column
+  --limit N         so many lines at most
+  --json            an array of objects, every figure in full
 """
 CHOSEN = {  # listing -> the group that chooses one
     "policies": "policy",
@@ -37,13 +47,28 @@ WHAT = ("recipes", "runs", "envs", "wrappers", "transforms", *CHOSEN)
 
 def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     """Run the verb."""
-    if (args := read("ls", words, USAGE, "listings*")) is None:
+    args = read(
+        "ls", words, USAGE, "listings*", "--json",
+        since={"type": _moment}, env={}, recipe={}, status={},
+        sort={"choices": ("created", *_COLUMNS)}, limit={"type": int},
+    )  # fmt: skip
+    if args is None:
         return 0
+    listings, folders = list[str](), list[str]()
     for word in args.listings:
-        if word not in WHAT:
-            raise_all([unknown("listing", word, WHAT)])
-    for what in args.listings or ("recipes", "runs"):
-        for line in _listing(what, recipe_dirs):
+        if word in WHAT and word not in listings and not folders:
+            listings.append(word)
+        elif Path(word).is_dir():
+            folders.append(word)
+        else:
+            raise_all([unknown("listing or folder", word, WHAT)])
+    given = [name for name in ("json", "since", "env", "recipe", "status", "sort", "limit") if getattr(args, name)]
+    if (given or folders) and "runs" not in listings:
+        if listings:
+            raise ConfigError(f"{folders[0] if folders else f'--{given[0]}'} is for rlcli ls runs", fix="Add runs.")
+        listings.append("runs")
+    for what in listings or ("recipes", "runs"):
+        for line in _runs(folders or ["runs"], args) if what == "runs" else _listing(what, recipe_dirs):
             print(line)
     return 0
 
@@ -51,13 +76,17 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
 def _listing(what: str, recipe_dirs: Sequence[str]) -> Iterator[str]:
     if what == "recipes":
         yield from _recipes(recipe_dirs)
-    elif what == "runs":
-        yield from _runs(Path("runs"))
     elif what == "envs":
-        from rlcli.config.installed import known_ids
+        from rlcli.config.installed import has, known_ids
         from rlcli.config.registry import users_names
 
         yield from (*users_names("env"), *sorted(known_ids()))
+        if has("ale_py"):
+            from rlcli.lanes.building import register_atari
+
+            register_atari("ALE/")
+            games = sum(name.startswith("ALE/") for name in known_ids())
+            yield f"ALE/...: {games} games, such as ALE/Pong-v5 (env=atari)"
     elif what in CHOSEN:
         from rlcli.config.option import choices
         from rlcli.config.schemas import Config
@@ -85,34 +114,79 @@ def _recipes(recipe_dirs: Sequence[str]) -> Iterator[str]:
 
 
 _COLUMNS = ("run", "recipe", "env", "seed", "status", "frames", "result", "time", "overrides")
+_FIGURES = ("seed", "frames", "result", "time")
+_AGO = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
-def _runs(root: Path) -> Iterator[str]:
-    """Run folders, newest first, in columns."""
+def _moment(text: str) -> datetime:
+    """A date, a time, or how long ago: argparse names the flag where it is none of these."""
+    if ago := re.fullmatch(r"(\d{1,6})([mhdw])", text):
+        return datetime.now().astimezone() - timedelta(**{_AGO[ago[2]]: int(ago[1])})
+    return datetime.fromisoformat(text).astimezone()
+
+
+_moment.__name__ = "date (2031-05-06) or age (3d)"  # what argparse calls it
+
+
+def _runs(roots: Sequence[str], asked: Any) -> Iterator[str]:
+    """The runs under these folders that are asked for, newest first or sorted."""
     from rlcli.runs.folder import all_runs
 
-    found = all_runs(root)
-    if not found:
-        yield f"runs: none under {root}/ yet"
-        return
-    yield "runs (rlcli resume RUN, rlcli eval RUN); result: the evaluation, else the mean return of the last episodes"
-    yield from columns(found)
+    runs = {run.path.resolve(): run for root in roots for run in all_runs(root)}
+    found = sorted(map(facts, runs.values()), key=lambda one: str(one["created"]), reverse=True)
+    there = len(found)
+    for name in ("env", "recipe", "status"):
+        if pattern := getattr(asked, name):
+            found = [one for one in found if fnmatchcase(str(one[name] or "-"), pattern)]
+    if asked.since:
+        found = [one for one in found if one["created"] and _moment(one["created"]) >= asked.since]
+    if asked.sort not in (None, "created"):
+        number = asked.sort in _FIGURES
+        found.sort(key=lambda one: (one[asked.sort] is not None, one[asked.sort] or 0), reverse=True) if number else (
+            found.sort(key=lambda one: str(one[asked.sort]))
+        )
+    shown = found[: asked.limit]
+    if asked.json:
+        yield json.dumps([{name: x for name, x in one.items() if name != "given"} for one in shown], indent=2)
+    elif not found:
+        yield f"runs: none under {', '.join(f'{root}/' for root in roots)} {'of these' if there else 'yet'}"
+    else:
+        yield "runs (rlcli resume RUN, rlcli eval RUN); result: eval, of the evaluation; train, of the last episodes"
+        yield from _table(shown)
+        if left := len(found) - len(shown):
+            yield f"  and {left} more (--limit)"
 
 
 def columns(runs: Iterable[Run], common: Container[str] = ()) -> Iterator[str]:
     """A line of headings, and one of each run; overrides in `common` are not repeated in every line."""
-    table = [_COLUMNS, *(_row(run, common) for run in runs)]
+    yield from _table(map(facts, runs), common)
+
+
+def _table(those: Iterable[Mapping[str, Any]], common: Container[str] = ()) -> Iterator[str]:
+    table = [_COLUMNS, *(_row(one, common) for one in those)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
         line = "  ".join(
-            text.rjust(width) if name in ("seed", "frames", "result", "time") else text.ljust(width)
+            text.rjust(width) if name in _FIGURES else text.ljust(width)
             for name, text, width in zip(_COLUMNS, row, widths, strict=True)
         )
         yield f"  {line}".rstrip()
 
 
-def _row(run: Run, common: Container[str] = ()) -> tuple[str, ...]:
-    """What a run is, what came of it so far, and what was typed for it beside its recipe, env and seed."""
+def _row(one: Mapping[str, Any], common: Container[str] = ()) -> tuple[str, ...]:
+    given = " ".join(word for word in one["given"] if word not in common)
+    frames, result, seconds = one["frames"], one["result"], one["time"]
+    figures = (
+        "" if frames is None else f"{frames:,}",
+        "" if result is None else f"{result:.4g} {one['result_of']}",
+        "" if seconds is None else str(timedelta(seconds=round(seconds))),
+    )
+    words = (one["recipe"] or "-", one["env"], one["seed"], one["status"])
+    return (one["run"], *(shorten(str(word), 40) for word in words), *figures, shorten(given, 60))
+
+
+def facts(run: Run) -> dict[str, Any]:
+    """What a run is, what came of it so far, and what was typed for it (`given`: beside recipe, env and seed)."""
     info = run.info
     try:
         status, data = run.status, run.summary
@@ -120,15 +194,19 @@ def _row(run: Run, common: Container[str] = ()) -> tuple[str, ...]:
         status, data = "summary cannot be read", {}
     frames = _last_frames(run) if status == "running" else data.get("frames")
     seconds = _part(data, "throughput").get("seconds", data.get("seconds"))
-    result = _result(data)
-    given = " ".join(word for word in _given(run) if word not in common)
-    figures = (
-        f"{frames:,}" if isinstance(frames, int) else "",
-        f"{result:.4g}" if isinstance(result, int | float) else "",
-        str(timedelta(seconds=round(seconds))) if isinstance(seconds, int | float) and 0 <= seconds < 1e9 else "",
-    )
-    words = (info.get("recipe") or "-", info.get("env"), info.get("seed"), status)
-    return (str(run.path), *(shorten(str(word), 40) for word in words), *figures, shorten(given, 60))
+    result, learning = _result(data), _part(data, "learning")
+    evaluated = "mean_return" in _part(data, "evaluation")
+    number = isinstance(result, int | float)
+    rate = (_part(data, "evaluation") if evaluated else learning).get("success_rate")
+    return {
+        "run": str(run.path), "verb": info.get("verb"), "recipe": info.get("recipe"), "env": info.get("env"),
+        "seed": info.get("seed"), "status": status, "created": info.get("created"),
+        "frames": frames if isinstance(frames, int) else None, "total_frames": data.get("total_frames"),
+        "result": result if number else None, "result_of": ("eval" if evaluated else "train") if number else None,
+        "success_rate": rate, "episodes": learning.get("episodes"),
+        "time": seconds if isinstance(seconds, int | float) and 0 <= seconds < 1e9 else None,
+        "overrides": [str(word) for word in info.get("overrides") or ()], "given": _given(run),
+    }  # fmt: skip
 
 
 def means(runs: Iterable[Run], common: Container[str] = ()) -> Iterator[str]:

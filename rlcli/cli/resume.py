@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from rlcli.cli.flags import read, run_folder
 from rlcli.cli.main import loading
+from rlcli.config.run_files import CONFIG, RUN, read_run_file
+from rlcli.config.schemas import VERBS
+from rlcli.config.validate import as_resumed
 
 USAGE = """\
 usage: rlcli resume RUN [key=value ...] [--force]
@@ -24,7 +29,10 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     args = read("resume", words, USAGE, "path", "overrides*", "--force", rest="overrides")
     if args is None:
         return 0
-    path = run_folder(args.path, "resume")
+    path = Path(run_folder(args.path, "resume"))
+    info = read_run_file(path, RUN)
+    if info.get("verb") in VERBS and all(name in sys.modules for name in info.get("packages", ())):
+        as_resumed(info["verb"], read_run_file(path, CONFIG), args.overrides, str(path / CONFIG))  # before torch
     with loading():
         from rlcli.jobs import resume
 

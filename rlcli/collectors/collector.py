@@ -311,7 +311,8 @@ class Collector(BaseCollector):
     def _stepped(self, steps: int, timed: bool) -> Collected:
         filled = self.fill(steps, timed=timed)
         batch = assemble(filled, batched=self.batched, delta=self.delta)
-        return Collected(self._stored_where_asked(batch), filled.reward, filled.done, filled.seconds)
+        own = self._stored_where_asked(batch), filled.reward, filled.done, filled.seconds
+        return Collected(*own, ends=filled.ends)
 
     def fill(self, steps: int, *, random_steps: int | None = None, timed: bool = False) -> Filled:
         """Take so many steps of each env; what they left, which `assemble` makes a batch of.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from tensordict import TensorDictBase
 
-from rlcli.collectors.finish import Seconds
+from rlcli.collectors.finish import Ended, Seconds
 
 Shares: TypeAlias = tuple[tuple[range, int], ...]
 NO_GAPS: Mapping[int, bool] = MappingProxyType({})
@@ -26,6 +26,7 @@ class Collected(NamedTuple):
     lanes: range | None = None
     shares: Shares | None = None
     gaps: Mapping[int, bool] = NO_GAPS
+    ends: Sequence[Ended] = ()
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class Delivered:
     gaps : mapping from lane to bool
         Envs whose rows do not go on where they were: whether they begin a new episode (a worker was replaced, say, or
         each batch begins with some), or are in the middle of one since the rows before were lost.
+    ends : sequence of Ended
+        The episodes that ended in it, in (t, lane) order; lanes are counted among those of the batch.
     """
 
     raw: TensorDictBase
@@ -62,8 +65,14 @@ class Delivered:
     lanes: range | None = None
     shares: Shares | None = None
     gaps: Mapping[int, bool] = field(default_factory=dict)
+    ends: Sequence[Ended] = ()
 
     @property
     def frames(self) -> int:
         """Steps of envs in it."""
         return self.raw.numel() if self.shares is None else sum(len(lanes) * steps for lanes, steps in self.shares)
+
+    def ends_by(self, frames: int) -> list[tuple[int, Ended]]:
+        """`ends`, each with the frames of the run by then, which has `frames` after this batch."""
+        before, envs = frames - self.frames, self.raw.shape[0] if self.raw.ndim > 1 else 1
+        return [(min(before + (end.t + 1) * envs, frames), end) for end in self.ends]

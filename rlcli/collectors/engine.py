@@ -17,7 +17,7 @@ import torch
 from rlcli.collectors.answers import answering
 from rlcli.collectors.batch import BatchPool, Columns, Finals, columns_on, memory_for
 from rlcli.collectors.checks import BoundedRows, FiniteRows, check_bounds, check_finite
-from rlcli.collectors.finish import Filled, Seconds, TrajectoryPool, fill_flags, fill_ids
+from rlcli.collectors.finish import Ended, Filled, Seconds, TrajectoryPool, fill_flags, fill_ids
 from rlcli.collectors.loop import BoundBatch, RewardRows
 from rlcli.collectors.options import Stepping
 from rlcli.collectors.programs import Bound, TensorDictProgram, holding
@@ -32,7 +32,7 @@ from rlcli.envs.tensordict_lanes import TensorDictLanes
 from rlcli.keys import REWARD, TRAJ_IDS, Key, show, spell
 from rlcli.lanes.building import same_dtype
 from rlcli.lanes.contract import BatchStart
-from rlcli.lanes.lanes import Lanes, Schema, reward_column
+from rlcli.lanes.lanes import Lanes, Outcome, Schema, reward_column
 from rlcli.lanes.noise import POLICY, RANDOM, Noise
 from rlcli.transforms import RowOp, by_name
 
@@ -307,7 +307,7 @@ class Engine:
                 if taken < batch.columns.steps:  # an env finished and is not to be reset yet, or it was cut short
                     for key, carrier in self.carrier.items():
                         carrier[...] = batch.columns.rows[key][taken]
-                data, raw_reward = self._finish(batch, taken)
+                data, raw_reward, ends = self._finish(batch, taken)
                 late = self._take_late(data, taken, min(random_steps, taken))
         finally:
             batch.step, batch.reset = step, reset  # type: ignore[method-assign]
@@ -318,7 +318,9 @@ class Engine:
             seconds.total = time.perf_counter() - started
         shape = (self.lanes.n, taken)
         kept = {} if batch.states is None else batch.states.kept(taken)
-        return Filled(data, late, self.carrier, batch.finals, self.schema, shape, raw_reward, seconds, states=kept)
+        return Filled(
+            data, late, self.carrier, batch.finals, self.schema, shape, raw_reward, seconds, states=kept, ends=ends
+        )
 
     def _take_late(self, data: dict[Key, np.ndarray], steps: int, random_steps: int) -> dict[Key, torch.Tensor]:
         late = {key: column for columns in self.late for key, column in columns.take(steps).items()}
@@ -383,10 +385,10 @@ class Engine:
         columns.settle()
         return batch
 
-    def _finish(self, batch: BoundBatch, steps: int) -> tuple[dict[Key, np.ndarray], np.ndarray | None]:
+    def _finish(self, batch: BoundBatch, steps: int) -> tuple[dict[Key, np.ndarray], np.ndarray | None, list[Ended]]:
         """All columns of the batch: rewards, flags, ids and the transforms' batch passes, from what the loop left.
 
-        Beside them the env's own rewards, where transforms change them.
+        Beside them the env's own rewards, where transforms change them, and the episodes that ended.
         """
         data, lanes, raw_reward = dict(batch.columns.data), self.lanes, None
         if steps < batch.columns.steps:
@@ -411,7 +413,15 @@ class Engine:
         for transform in self.faces.after:
             transform.batch_pass(data, self.fresh)
         self.fresh = np.zeros(lanes.n, np.bool_)
-        return data, raw_reward
+        return data, raw_reward, self._ended(outcome)
+
+    def _ended(self, outcome: Outcome) -> list[Ended]:
+        numbers, ends = list(self.start.episodes), []
+        for t, lane, terminated, truncated in outcome.ends:
+            seed = self.lanes.seed_used(lane, numbers[lane])
+            ends.append(Ended(t, lane, terminated, truncated, seed, outcome.infos.get((t, lane), {})))
+            numbers[lane] += 1
+        return ends
 
 
 def _timed(call: Callable, seconds: Seconds, name: str) -> Callable:

@@ -10,6 +10,7 @@ import math
 import threading
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -72,6 +73,27 @@ class Seconds:
     total: float = 0.0
 
 
+class Ended(NamedTuple):
+    """The end of an episode.
+
+    Attributes
+    ----------
+    t, lane : int
+        In the batch.
+    seed : int or None
+        What its env was last reset with a seed by: that of the episode, where each has one.
+    info : dict
+        What was kept of the last step's `info`.
+    """
+
+    t: int
+    lane: int
+    terminated: bool
+    truncated: bool
+    seed: int | None
+    info: dict[str, float]
+
+
 @dataclass(frozen=True)
 class Filled:
     """What the loop and the passes after it left of one batch.
@@ -97,6 +119,7 @@ class Filled:
         The env's own ends, whatever `set_truncated` flags; None where the batch has none.
     states : dict
         Key -> the rows that keep a recurrent state, and their states.
+    ends : list of Ended
     """
 
     columns: dict[Key, np.ndarray]
@@ -109,6 +132,7 @@ class Filled:
     seconds: Seconds | None = None
     done: np.ndarray | None = None
     states: Kept = field(default_factory=dict)
+    ends: list[Ended] = field(default_factory=list)
 
     @property
     def reward(self) -> np.ndarray | None:

@@ -199,7 +199,7 @@ class MultiProcessCollector(BaseCollector):
         self.frames += sum(part.lanes * part.steps for part in parts)
         if self.trajectories is not None:
             self.trajectories.interrupt(found)
-        return Collected(batch, filled.reward, filled.done, filled.seconds, lanes, shares, found)
+        return Collected(batch, filled.reward, filled.done, filled.seconds, lanes, shares, found, filled.ends)
 
     def _number_anew(self, ids: np.ndarray | None, lanes: range, gaps: Mapping[int, bool]) -> None:
         """Give what follows rows that were lost another id `[N, T]`: no buffer joins it with what was before them."""

@@ -14,6 +14,7 @@ from tensordict import TensorDictBase
 from rlcli.collectors.base import Stage, no_stage
 from rlcli.collectors.crew import Order, ShutDown
 from rlcli.collectors.delivered import Collected, Delivered
+from rlcli.collectors.finish import Ended
 from rlcli.collectors.frames import AHEAD, next_steps, steps_of
 from rlcli.collectors.multi import MultiProcessCollector
 from rlcli.collectors.multi_sync import MultiSyncCollector
@@ -253,7 +254,7 @@ def _refuse_steps(steps: int | None) -> None:
 
 
 _SAVED = ("keys", "columns", "late", "carrier", "finals", "lanes", "steps", "raw_reward", "done", "version", "episodes",
-          "next_id", "outside", "begins", "states")  # fmt: skip
+          "next_id", "outside", "begins", "states", "ends")  # fmt: skip
 
 
 def _plain(part: Part) -> dict[str, Any]:
@@ -265,7 +266,7 @@ def _plain(part: Part) -> dict[str, Any]:
 def _part(saved: Mapping[str, Any], schema: BatchSchema) -> Part:
     """The part that `_plain` was given."""
     places = [(int(t), int(lane)) for t, lane in np.asarray(saved["places"]).reshape(-1, 2)]
-    kept = {name: saved[name] for name in _SAVED}
+    kept = {name: saved[name] for name in _SAVED} | {"ends": [Ended(*end) for end in saved["ends"]]}
     return Part(places=places, schema=schema.with_late(kept["late"]), seconds=None, **kept)
 
 

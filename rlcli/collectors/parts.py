@@ -96,6 +96,7 @@ def merged(parts: Sequence[Part], memory: Mapping[Key, np.ndarray]) -> Filled:
     return Filled(
         columns, late, carrier, _finals(parts, steps), schema, (lanes, steps), raw, _seconds(parts), done,
         states=_states(parts),
+        ends=sorted(end._replace(lane=at + end.lane) for part, at in _placed(parts) for end in part.ends),
     )  # fmt: skip
 
 

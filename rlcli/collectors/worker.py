@@ -23,7 +23,7 @@ from torch import Tensor
 from rlcli.collectors.base import called
 from rlcli.collectors.collector import Collector
 from rlcli.collectors.engine import Engine
-from rlcli.collectors.finish import Filled, Seconds, TrajectoryPool, assemble
+from rlcli.collectors.finish import Ended, Filled, Seconds, TrajectoryPool, assemble
 from rlcli.collectors.options import Stepping
 from rlcli.collectors.schema import PASS, BatchSchema
 from rlcli.collectors.shared_batch import SharedSlots
@@ -104,7 +104,7 @@ class Part:
         Observations outside their bounds since the last part, as `Bounds.figures` gives them.
     begins : bool or None
         The parent's to say: see `WorkerRecord.begins`.
-    states : dict
+    states, ends
         See `Filled`.
     """
 
@@ -126,6 +126,7 @@ class Part:
     outside: dict[str, dict[str, Any]] = field(default_factory=dict)
     begins: bool | None = None
     states: Kept = field(default_factory=dict)
+    ends: list[Ended] = field(default_factory=list)
 
 
 def columns_of(engine: Engine) -> Schema:
@@ -267,7 +268,7 @@ class CollectorWorker:
             {key: filled.carrier[key] for key in wanted}, filled.finals.places, filled.finals.stacked(),
             filled.schema, filled.raw_reward, None if filled.done is filled.columns.get(DONE) else filled.done,
             filled.seconds, self.collector.policy_version, self.collector.episodes, self.collector.ids.next_id,
-            self._outside(), states=filled.states,
+            self._outside(), states=filled.states, ends=filled.ends,
         )  # fmt: skip
 
     def _outside(self) -> dict[str, dict[str, Any]]:

@@ -157,6 +157,7 @@ CHOICES: dict[str, dict[str, Part]] = {
     "verb": {
         "train": Part(
             uses=(*_keys("run", "checkpoint_every checkpoint_minutes keep eval_every eval_episodes eval_max_steps"),
+                  *_keys("policy", "init_from init_strict"),
                   "device.train_device", "weights.swap"),
         ),
         "collect": Part(uses=("memory.fill_value",)),

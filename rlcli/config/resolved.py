@@ -28,7 +28,11 @@ def to_dict(cfg: Any) -> dict[str, Any]:
 
 
 def from_dict(
-    verb: str, data: Mapping[str, Any], overrides: Sequence[str] = (), where: str = "the saved configuration"
+    verb: str,
+    data: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    where: str = "the saved configuration",
+    wrong: list[Problem] | None = None,
 ) -> CollectConfig:
     """The typed configuration that saved data spells, with overrides of this command applied.
 
@@ -42,6 +46,8 @@ def from_dict(
         `key=value` texts from the command line.
     where : str
         The file's name, for messages.
+    wrong : list of Problem, optional
+        Takes what is wrong with overrides, in the place of an error: those are left out.
 
     Raises
     ------
@@ -49,15 +55,17 @@ def from_dict(
         For unknown keys, wrong types, or text that could run code; all at once.
     """
     schema = VERBS[verb]
-    reset, parsed, problems = _parse(schema, overrides)
-    problems += guard.check(dict(data), where)
-    raise_all(problems)
+    reset, parsed, typed = _parse(schema, overrides)
+    problems = guard.check(dict(data), where)
+    raise_all([*problems, *(typed if problems or wrong is None else ())])
     node = _at_defaults(schema)
     for key, value in flat(schema, data):
         problems += [] if key in reset else assign(node, schema, key, value, where)
     for key, value in parsed:
-        problems += assign(node, schema, key, value, merge=True)
-    raise_all(problems)
+        typed += assign(node, schema, key, value, merge=True)
+    raise_all([*problems, *(typed if problems or wrong is None else ())])
+    if wrong is not None:
+        wrong += typed
     return as_object(node, "" if parsed else where)
 
 

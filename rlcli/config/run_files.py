@@ -28,6 +28,7 @@ from rlcli.typed import (
 )
 
 RUN, CONFIG, SUMMARY, METRICS = "run.json", "config.json", "summary.json", "metrics.jsonl"
+EPISODES = "episodes.csv"
 SEGMENTS, CHECKPOINTS = "data", "checkpoints"  # folders: of a collection's frames, of a training run
 _UNREADABLE = "cannot read a run's file"
 _CHANGE = record(

@@ -83,6 +83,11 @@ class EnvConfig:
     step_timeout: float | None = option(
         None, "seconds after which an env that does not answer ends the run; null: that is only said, after 60", gt=0
     )
+    info_keys: list[str] = option(
+        [],
+        "numbers and flags of `info` to follow, as episodes end with them; a.b is b in the mapping a; is_success is "
+        "always looked for",
+    )
     wrappers: list[Any] = option([], "names, or {Name: {argument: value}}, applied in order, innermost first")
     transforms: list[Any] = option([], "further transforms of what the envs give, written as wrappers are")
     atari: AtariConfig = option(AtariConfig, "preprocessing of Atari frames")
@@ -132,6 +137,13 @@ class PolicyConfig:
         choices=("random", "mode", "mean", "deterministic"),
     )
     path: str | None = option(None, "a run folder or one of its checkpoints")
+    init_from: str | None = option(
+        None,
+        "begin with the trained weights and normalisation of another run: its folder, RUN:CHECKPOINT or RUN:FRAMES",
+    )
+    init_strict: bool = option(
+        True, "init_from: layers of other shapes are refused; false: they keep their own weights"
+    )
     kwargs: dict[str, Any] = option({}, "arguments for a registered policy of your own")
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rlcli.config.checks import CHECKS
 from rlcli.config.option import Leaf, choices, leaves, value_at
-from rlcli.config.problem import Problem, unknown
+from rlcli.config.problem import Problem, raise_all, unknown
+from rlcli.config.resolved import from_dict
+from rlcli.config.schemas import CollectConfig, Config, is_off_policy
 from rlcli.config.unread import check_typed
+from rlcli.config.words import key_of
 
 
 def validate(cfg: Any, typed: Collection[str] | None = None, undecided: Collection[str] = ()) -> list[Problem]:
@@ -36,6 +40,27 @@ def validate(cfg: Any, typed: Collection[str] | None = None, undecided: Collecti
         if not any(key == "recipe" or f"{key}.".startswith(read) for key in undecided):
             found += check(cfg)
     return found if "recipe" in undecided else [*found, *check_typed(cfg, typed, undecided)]
+
+
+def as_resumed(verb: str, data: Mapping[str, Any], overrides: Sequence[str], where: str) -> CollectConfig:
+    """The configuration of a run that goes on, from what its folder keeps and the overrides of this command.
+
+    What the run began with, weights and rows, is its own by now: where that came from may be gone.
+
+    Raises
+    ------
+    ConfigError
+        All that is wrong with them, at once.
+    """
+    problems: list[Problem] = []
+    cfg = from_dict(verb, data, overrides, where, problems)
+    begun = replace(cfg, policy=replace(cfg.policy, init_from=None, init_strict=True))
+    if isinstance(begun, Config) and is_off_policy(begun):
+        begun = replace(begun, storage=replace(begun.storage, init_from=None))
+    kept = not isinstance(begun, Config)  # the folder of a collection has the policy that it took from another run
+    found = [each for each in validate(begun, set(map(key_of, overrides))) if not (kept and each.only_here)]
+    raise_all([*problems, *found])
+    return cfg
 
 
 def _out_of_range(cfg: Any, leaf: Leaf) -> Problem | None:

@@ -60,6 +60,8 @@ def build_env(
     else:
         base = _native(cfg, lanes) if wants_native(cfg, lanes) else _serial(cfg, lanes, first)
     base.lanes.step_timeout = cfg.step_timeout  # type: ignore[attr-defined]
+    if cfg.info_keys:
+        base.lanes.keep_info(cfg.info_keys)  # type: ignore[attr-defined]
     for transform in build_transforms(cfg, base, gamma):
         try:
             base = TransformedEnv(base, transform)
@@ -241,6 +243,14 @@ def learned_by_transforms(state: dict[str, Any]) -> dict[str, Any]:
 def copy_transforms(source: EnvBase, target: EnvBase) -> None:
     """The same from a live env."""
     _adopt(target, {name: t.state_dict() for name, t in by_name(transforms_on(source)).items()})
+
+
+def continue_transforms(env: EnvBase, saved: Mapping[str, Any]) -> None:
+    """Have an env's transforms begin with what others had learned, and learn on from there."""
+    _adopt(env, saved)
+    for transform in transforms_on(env):
+        if isinstance(transform, RunningNorm | RewardNorm):
+            transform.freeze(False)
 
 
 def _adopt(env: EnvBase, saved: Mapping[str, Any]) -> None:

@@ -92,6 +92,7 @@ class LanesEnv(EnvBase):
         n = self.lanes.n
         self._bound_step(0, self.lanes.actions.checked(self._stored(td.get(ACTION))))
         outcome = self.lanes.take_outcome()
+        self.infos = outcome.infos
         reward = np.empty((n, 1), np.float32)
         reward_column(outcome, self.lanes, 1, reward, past=False)
         flags = np.zeros((2, n, 1), np.bool_)

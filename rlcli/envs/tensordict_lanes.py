@@ -84,7 +84,7 @@ class TensorDictLanes(Lanes):
             schema={unravel(key): (tuple(s.shape[dims:]), as_kind(s)[1]) for key, s in specs},
             actions=action_format(env.action_spec, dims),
         )
-        self.env = env
+        self.env, self._base = env, base
         self.bounds = Bounds(spec_bounds(env.full_observation_spec.items(True, True), dims), env.out_of_bounds)
         self.rewards: list[float] | None = [] if transformed else None
         # whose state nobody else saves, and whose scale stands still while a batch is collected
@@ -284,6 +284,8 @@ class TensorDictLanes(Lanes):
                 cut = truncated[lane] or now >= self.deadlines[lane]
                 if terminated[lane] or cut:
                     self.outcome.ends.append((t, lane, terminated[lane], cut))
+                    if info := getattr(self._base, "infos", {}).get((0, lane)):
+                        self.outcome.infos[t, lane] = info
                     done = [*done, lane]
             self._keep(t, following)
             return done

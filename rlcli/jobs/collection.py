@@ -123,7 +123,12 @@ def _batches(collection: Collection, writer: SegmentWriter) -> None:
             reporter.tally.episodes.interrupt(delivered.gaps)
             workers, restarts = collector.workers, collector.restarts
             reporter.batch(
-                delivered.raw, reward=delivered.reward, done=delivered.done, workers=workers, restarts=restarts
+                delivered.raw,
+                reward=delivered.reward,
+                done=delivered.done,
+                workers=workers,
+                restarts=restarts,
+                ends=delivered.ends_by(collector.frames),
             )
             reporter.out_of_bounds(collector.out_of_bounds())
             if writer.waited >= COMMIT_EVERY:
@@ -250,14 +255,15 @@ class Collection:
         exact = bool(self.replayable) and not self.cut
         begun = np.array(self.collector.episodes)
         for i in range(first, len(segments)):
-            reward = done = None
+            reward, done, ends = None, None, []
             if exact:
                 again = self.collector.deliver(segments.record(i)["batch_size"][-1])
                 (batch,), reward, done = again.pieces, again.reward, again.done
+                ends = again.ends_by(self.collector.frames)
                 exact = segments.holds(i, batch)
             if not exact:
-                batch, reward, done = segments.read(i), None, None
-            self.reporter.batch(batch, reward=reward, done=done)
+                batch, reward, done, ends = segments.read(i), None, None, []
+            self.reporter.batch(batch, reward=reward, done=done, ends=ends)
         if not exact and first < len(segments):
             self._begin_anew(segments, first, begun + 1)  # where an episode was over, the next was not counted yet
 

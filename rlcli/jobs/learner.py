@@ -44,6 +44,7 @@ from rlcli.runs.signals import StopSignals
 from rlcli.typed import Misfit
 
 if TYPE_CHECKING:
+    from rlcli.jobs.init_policy import InitPolicy
     from rlcli.jobs.init_rows import InitRows
 
 ANNOUNCED_FROM = 1.0  # seconds: an evaluation that takes longer than this is announced
@@ -74,6 +75,10 @@ def go(learner: Learner) -> None:
     with resumable(run), closing(run, learner.reporter, learner.collector, "train", commands) as facts:
         if rows := learner.loop.init_rows:
             facts["buffer_began_with"] = {"rows": rows, "from": learner.cfg.storage.init_from}
+        if learner.init_policy is not None:
+            facts["policy_began_with"] = learner.init_policy.as_dict()
+        elif begun := run.summary.get("policy_began_with"):
+            facts["policy_began_with"] = begun
         learner.start()
         with learner.saver.rescuing():
             learner.loop.run()
@@ -105,6 +110,11 @@ class Learner:
         self.env = env_of_run(cfg, cfg.value.gamma)
         self.algorithm = algorithm_of(cfg)
         self.policy = policy = build_policy(cfg, self.env)
+        self.init_policy: InitPolicy | None = None
+        if cfg.policy.init_from is not None and resume_at is None:
+            from rlcli.jobs.init_policy import init_policy
+
+            self.init_policy = init_policy(cfg, self.env, policy)
         self.threads = choose_threads(cfg, policy)
         torch.set_num_threads(self.threads)
         places = devices(cfg)
@@ -113,6 +123,8 @@ class Learner:
             policy.to(device)
         made = self.algorithm.parts(self.env, policy, run)
         self.collector, self.update, self.estimator, self.buffer = made
+        if self.init_policy is not None:
+            self.init_policy.copy_rest(self.update, self.estimator)
         observed = [key for key in self.update.loss.in_keys if key in self.env.full_observation_spec.keys(True, True)]
         self.reporter = reporter_of(cfg, run, stop, verb="train", observed=observed, resume_at=resume_at)
         self.reporter.memory.process = process
@@ -151,7 +163,7 @@ class Learner:
         if cfg.recipe is None and (tuned := tuned_recipe(cfg.env.id, cfg.loss.kind)):
             lines.append(f"recipe={tuned} has settings tuned for environments like {cfg.env.id}")
         lines += [*self.chosen, *notes(cfg, collector, self.replayable)]
-        lines += [self.init_rows.line] if self.init_rows is not None else []
+        lines += [begun.line for begun in (self.init_policy, self.init_rows) if begun is not None]
         with random_streams.kept():  # what is only tried must not move what a resumed run has just put back
             self.algorithm.load_kernels()  # now, not inside the first batch's timing
             rebuilt = self.algorithm.rebuilt(self.estimator, self.env)

@@ -22,13 +22,13 @@ from rlcli.config import registry
 from rlcli.config.problem import raise_all
 from rlcli.config.resolved import from_dict, to_dict
 from rlcli.config.schemas import CollectConfig, Config, is_off_policy
-from rlcli.config.validate import validate
+from rlcli.config.validate import as_resumed, validate
 from rlcli.config.words import key_of
 from rlcli.errors import ConfigError, DamagedDataError
 from rlcli.jobs.trained_run import TrainingRun, check_imports
 from rlcli.processes.cores import cores
 from rlcli.runs.checkpoint import gone_before, newest
-from rlcli.runs.folder import Run, note_resume, open_run, resume_command
+from rlcli.runs.folder import Run, init_command, note_resume, open_run, resume_command, start_command
 from rlcli.runs.provenance import decides_bits, surroundings
 from rlcli.runs.session import resumed_run
 from rlcli.runs.signals import StopSignals
@@ -58,15 +58,13 @@ def resume(path: str | PathLike[str], overrides: Sequence[str] = (), *, force: b
     if verb not in ("train", "collect"):
         raise ConfigError("only training and collecting runs can be resumed", where=str(path))
     check_imports(run)
-    cfg = _in_its_folder(run, from_dict(verb, run.config, overrides, where=str(run.path / "config.json")))
-    typed = set(map(key_of, overrides))
+    cfg = _in_its_folder(run, as_resumed(verb, run.config, overrides, where=str(run.path / "config.json")))
     if isinstance(cfg, Config):
-        raise_all(validate(_without_source(cfg), typed))
         with resumed_run(run) as stop:
             return TrainingRun(_train(run, cfg, overrides, stop, force).path)
     from rlcli.jobs.acting_policy import with_kept_policy
 
-    raise_all(validate(with_kept_policy(cfg, run), typed))
+    raise_all(validate(with_kept_policy(cfg, run), set(map(key_of, overrides))))
     with resumed_run(run) as stop:
         return _collect(run, cfg, overrides, stop, force)
 
@@ -77,11 +75,6 @@ def _in_its_folder(run: Run, cfg: CollectConfig) -> CollectConfig:
         return cfg
     was = from_dict(str(run.info["verb"]), run.config).run.dir
     return replace(cfg, run=replace(cfg.run, dir=was))
-
-
-def _without_source(cfg: Config) -> Config:
-    """The configuration of a run that has taken its rows over: where they came from may be gone."""
-    return replace(cfg, storage=replace(cfg.storage, init_from=None)) if is_off_policy(cfg) else cfg
 
 
 def _train(run: Run, cfg: Config, overrides: Sequence[str], stop: StopSignals, force: bool) -> Run:
@@ -145,13 +138,13 @@ def _finished(run: Run, frames: int, different: Changes) -> Run:
 # what may change without changing what the remaining frames would have been, but for total_frames where a number is
 # scheduled by it: `Changes.lines` says so
 HARMLESS = (
-    "total_frames", "run", "console", "logger", "env.out_of_bounds", "env.step_timeout", "env.workers",
-    "env.per_worker", "env.caller_steps", "env.start_method",
+    "total_frames", "run", "console", "logger", "env.info_keys", "env.out_of_bounds", "env.step_timeout",
+    "env.workers", "env.per_worker", "env.caller_steps", "env.start_method",
 )  # fmt: skip
 # read when a run begins: where it lies, initial weights and coefficients, where policies and rows were taken from
 AT_THE_START = (
-    "run.dir", "policy.orthogonal", "policy.init_std", "policy.path", "loss.kl_coeff", "loss.alpha_init",
-    "storage.init_from",
+    "run.dir", "policy.orthogonal", "policy.init_std", "policy.path", "policy.init_from", "policy.init_strict",
+    "loss.kl_coeff", "loss.alpha_init", "storage.init_from",
 )  # fmt: skip
 AROUND = "with/"  # before the names of what is no setting: `with/torch` beside `optim.lr`
 
@@ -198,12 +191,15 @@ class Changes:
         forced = [record.get("changed", {}) for record in self._since(run) if record.get("forced")]
         new = {key: pair for key, pair in self.breaking.items() if not _holds(forced, key, pair)}
         if new.keys() - late and not force:
+            trains = run.info.get("verb") == "train"
+            words = [word for word in self.overrides if key_of(word) not in late]
+            begin = init_command(run, *words) if trains else start_command(run, *words)
             raise ConfigError(
                 f"{_spelled(new)} would make this another run",
                 where=str(run.path),
                 why=f"a resumed run is exact; only {_may_change()} may change",
-                fix="Take the change back, start a new run, or make it all the same with: "
-                + self.command(run, force=True, without=late),
+                fix=f"Take the change back; make a new run{' that begins with its weights' * trains}: {begin}; "
+                f"or change this one all the same: {self.command(run, force=True, without=late)}",
             )
         if late:
             fix = "Leave it out, or start a new run."

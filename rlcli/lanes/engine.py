@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import gymnasium as gym
@@ -34,6 +35,8 @@ class Engine:
         For error messages.
     observation_space, action_space : gymnasium.Space
         Of one lane.
+    info : mapping
+        What the last step gave beside, arrays with the lanes first; of the lanes that ended in it, as it was then.
     seeds_episodes : bool
         Whether `reset` gives every lane the very seed it is handed, at any time: then episodes can be replayed.
     resets_running_lanes : bool
@@ -47,6 +50,7 @@ class Engine:
     name: str
     observation_space: gym.Space
     action_space: gym.Space
+    info: Mapping[str, Any] = MappingProxyType({})
     seeds_episodes = False
     resets_running_lanes = True
     worth_from: int | None = None
@@ -90,7 +94,8 @@ class VectorEngine(Engine):
         self.observation_space, self.action_space = vector.single_observation_space, vector.single_action_space
 
     def step(self, actions):
-        return self.vector.step(actions)[:4]
+        *given, self.info = self.vector.step(actions)
+        return given
 
     def close(self) -> None:
         self.vector.close()
@@ -247,6 +252,7 @@ class SameStepEngine(VectorEngine):
         check_outcome(self.n, reward, terminated, truncated)
         over = np.flatnonzero(terminated | truncated).tolist()
         self._after, self._begun = observation, set(over)
+        self.info = info.get("final_info", {})
         if over:
             finals = info.get("final_obs")
             if finals is None:

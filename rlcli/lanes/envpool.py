@@ -64,6 +64,7 @@ class EnvpoolEngine(Engine):
     def step(self, actions):
         self._forget()
         observation, reward, terminated, truncated, info = self.pool.step(actions)
+        self.info = info
         if info["env_id"].tobytes() != self._in_order:  # a synchronous pool answers in the order it was asked
             raise RuntimeError(f"envpool answered for lanes {info['env_id'].tolist()}")
         self._begin(self._ids[terminated | truncated])

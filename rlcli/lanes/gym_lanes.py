@@ -18,7 +18,7 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from rlcli.errors import ArgumentError, EnvError, RlcliError
 from rlcli.lanes.contract import broken, env_raised, named
 from rlcli.lanes.episodes import NO_LIMIT
-from rlcli.lanes.lanes import NONE, Rows
+from rlcli.lanes.lanes import NONE, Rows, numbers_of
 from rlcli.lanes.observations import BadValue, plain, writer
 from rlcli.lanes.replay import ReplayableLanes, fingerprint
 
@@ -146,7 +146,7 @@ class GymLanes(ReplayableLanes):
             try:
                 for lane, stepper, action in zip(lanes, steppers if t else checked, sent, strict=False):
                     result = stepper(action)
-                    value, reward, terminated, truncated, _ = result
+                    value, reward, terminated, truncated, info = result
                     if target is None:
                         write(row, lane, value)
                     else:  # one plain array: `write` without its call; of equal size and ndim, numpy compares shapes
@@ -162,7 +162,7 @@ class GymLanes(ReplayableLanes):
                     add_reward(reward)
                     # one identity test each on the usual step: a flag that is not False goes the long way
                     if (late or terminated is not False or truncated is not False) and engine._ends(
-                        t, lane, terminated, truncated, now
+                        t, lane, terminated, truncated, now, info
                     ):
                         done = [*done, lane]
             except (RlcliError, KeyboardInterrupt):
@@ -179,7 +179,7 @@ class GymLanes(ReplayableLanes):
 
         return step, reset
 
-    def _ends(self, t: int, lane: int, terminated, truncated, now: int) -> bool:
+    def _ends(self, t: int, lane: int, terminated, truncated, now: int, info) -> bool:
         """Record the end of an episode, if it is one; refuse flags that are not booleans."""
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             if not isinstance(flag, (bool, np.bool_)):
@@ -188,6 +188,8 @@ class GymLanes(ReplayableLanes):
         if not (terminated or cut):
             return False
         self.outcome.ends.append((t, lane, bool(terminated), cut))
+        if kept := numbers_of(info, self.info_keys):
+            self.outcome.infos[t, lane] = kept
         return True
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------

@@ -7,8 +7,9 @@ array `[N, *shape]`, row t+1 receives the true successors of step t.  What steps
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,7 @@ from rlcli.lanes.contract import broken
 from rlcli.lanes.episodes import Episodes
 
 NONE: Sequence[int] = ()
+SUCCESS = "is_success"  # what goal envs call it in their `info`
 Rows = dict[Key, list[np.ndarray]]
 Schema = dict[Key, tuple[tuple[int, ...], np.dtype]]
 NUMBERS = (float, int, np.floating, np.integer, np.bool_)
@@ -40,11 +42,14 @@ class Outcome:
         In their place, one a step, where an engine returned them together: arrays of numbers, and ours to keep.
     ends : list of (t, lane, terminated, truncated)
         Every step that ended an episode, in (t, lane) order.
+    infos : dict
+        (t, lane) of such a step -> what was kept of its `info`, where there is something.
     """
 
     rewards: list = field(default_factory=list)
     reward_rows: list[np.ndarray] = field(default_factory=list)
     ends: list[tuple[int, int, bool, bool]] = field(default_factory=list)
+    infos: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
 
     def last_rewards(self, n: int) -> Sequence | np.ndarray:
         """Of the last step of `n` lanes."""
@@ -113,6 +118,11 @@ class Lanes(Episodes):
         self.reported_rounding = False  # of rewards
         self.step_timeout: float | None = None  # seconds after which a step that has not returned is ended
         self.bounds = Bounds()
+        self.info_keys: tuple[str, ...] = (SUCCESS,)
+
+    def keep_info(self, keys: Sequence[str]) -> None:
+        """Keep these numbers and flags of the `info` of steps that end an episode, beside `is_success`."""
+        self.info_keys = tuple(dict.fromkeys((SUCCESS, *keys)))
 
     def bind(self, rows: Rows) -> tuple[Callable, Callable]:
         """`step(t, actions) -> finished lanes` and `reset(t, lanes)`, both writing into row t+1."""
@@ -154,6 +164,32 @@ class Lanes(Episodes):
 
     def close(self) -> None:
         """Release the envs."""
+
+
+def numbers_of(info: Any, keys: Sequence[str], lane: int | None = None) -> dict[str, float]:
+    """The finite numbers and flags that an `info` holds under keys; `a.b` is b in the mapping a.
+
+    Parameters
+    ----------
+    lane : int, optional
+        Whose they are, where an engine gives arrays with the lanes first, and masks of them under `_key`.
+    """
+    found = {}
+    for key in keys if isinstance(info, Mapping) else ():
+        value, known = info, True
+        for name in (key,) if key in info else key.split("."):
+            if not isinstance(value, Mapping) or name not in value:
+                known = False
+                break
+            known = known and (lane is None or f"_{name}" not in value or bool(value[f"_{name}"][lane]))
+            value = value[name]
+        if known and lane is not None and not isinstance(value, Mapping) and np.ndim(value):
+            value = np.asarray(value)[lane]
+        if known and np.size(value) == 1 and np.asarray(value).dtype.kind in "biuf":
+            number = float(np.asarray(value).item())
+            if math.isfinite(number):
+                found[key] = number
+    return found
 
 
 # ---- the check of rewards, once a batch is over ---------------------------------------------------------------------

@@ -15,7 +15,7 @@ import numpy as np
 from rlcli.errors import ArgumentError, RlcliError
 from rlcli.lanes.contract import env_raised
 from rlcli.lanes.engine import Engine, check_outcome
-from rlcli.lanes.lanes import NONE
+from rlcli.lanes.lanes import NONE, numbers_of
 from rlcli.lanes.observations import lane_writer
 from rlcli.lanes.replay import ReplayableLanes, fingerprint
 
@@ -119,6 +119,8 @@ class NativeLanes(ReplayableLanes):
             return NONE
         done = over.tolist()
         self.outcome.ends += zip(repeat(t), done, terminated[over].tolist(), truncated[over].tolist(), strict=False)
+        if info := self.engine.info:
+            self.outcome.infos |= {(t, lane): x for lane in done if (x := numbers_of(info, self.info_keys, lane))}
         return done
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------

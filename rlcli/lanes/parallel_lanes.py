@@ -31,6 +31,7 @@ from rlcli.lanes.shard import (
     CALL,
     CROSS,
     CUT,
+    INFOS,
     RESET,
     STEP,
     STEP_ON,
@@ -271,7 +272,9 @@ class ParallelLanes(ReplayableLanes):
                 continue
             self._share(self._region, [index])
             seeds = {"run_seed": self._run_seed, "every_episode": self._every_episode, "total": self._total}
-            calls: list[tuple[str, dict[str, Any]]] = [("limit_frames", {"steps": self._limit})]
+            calls: list[tuple[str, dict[str, Any]]] = [
+                ("limit_frames", {"steps": self._limit}), ("keep_info", {"keys": self.info_keys})
+            ]  # fmt: skip
             if self.seeded:
                 own = {"first_lane": self.first_lane + self.parts[index].start, "before": self.restarts[index][0]}
                 calls.append(("seed", {**seeds, **own}))
@@ -303,6 +306,10 @@ class ParallelLanes(ReplayableLanes):
         if steps != self._limit:
             self._each("limit_frames", [{"steps": steps}] * len(self.parts))
             self._limit = steps
+
+    def keep_info(self, keys: Sequence[str]) -> None:
+        super().keep_info(keys)
+        self._each("keep_info", [{"keys": keys}] * len(self.parts))
 
     # ---- resets --------------------------------------------------------------------------------------------------
     def restart(self, row, lanes) -> None:
@@ -407,8 +414,13 @@ class ParallelLanes(ReplayableLanes):
             for column, shared in columns:
                 column[t + 1][apart:] = shared
             outcome = lanes.outcome
-            if outcome.rewards or mine or any(others):
-                lanes._keep_apart(others if own is None else [mine, *others])
+            if own is not None:
+                others = [mine, *others]
+            for part, found in zip(lanes.parts, others, strict=True) if any(others) else ():
+                if found and (infos := found.pop(INFOS, None)):
+                    outcome.infos |= {(t, part.start + lane): info for lane, info in infos.items()}
+            if outcome.rewards or any(others):
+                lanes._keep_apart(others)
             else:
                 outcome.reward_rows.append(lanes._rewards.copy())
             if lanes._flags.tobytes() == lanes._none:

@@ -27,6 +27,7 @@ STEP, RESET, CALL = 1, 2, 3  # orders
 STEP_ON, CROSS = 4, 5  # a step, and resets of the lanes that it finishes; nothing
 _OF_WORKER = ("build", "share", "seed")  # methods of the worker's own; all other calls are of its lanes' methods
 TERMINATED, CUT, AHEAD = 1, 2, 4  # bits of the flags; the last: reset was called ahead, and not asked for since
+INFOS = "infos"  # among what a step gives back
 NO_SEED, RAISED = -1, -2  # in the place of a seed
 _EACH = ("cells", "tried")  # arrays with a part for each worker; in all others each lane has one
 _WHOLE = 1 << 53  # beyond it float64 no longer holds every whole number
@@ -88,14 +89,16 @@ class Shard:
         _, self._reset_ahead = self.lanes.bind({key: [mine["first", key]] * 2 for key in self.lanes.schema})
         return mine
 
-    def step(self, step: Callable, t: int, actions: np.ndarray, ahead: bool) -> dict[int, Any] | None:
-        """Take a step, by a `step` that the lanes' `bind` gave; the rewards that the array cannot hold, by lane.
+    def step(self, step: Callable, t: int, actions: np.ndarray, ahead: bool) -> dict[Any, Any] | None:
+        """Take a step, by a `step` that the lanes' `bind` gave; the rewards that the array cannot hold, by lane, and
+        under `INFOS`, by lane too, what was kept of the `info` of those that finish.
 
         With `ahead` the lanes that finish are reset as well; what they show then goes beside the row.
         """
         lanes, outcome = self.lanes, self.lanes.outcome
         outcome.rewards.clear()
         outcome.ends.clear()
+        outcome.infos.clear()
         self.flags[:] = 0
         lanes.ahead.clear()
         step(t, actions)
@@ -109,10 +112,10 @@ class Shard:
         self._steps += 1
         if self._steps % _TRIM == 0:
             lanes.trim_history()
-        return self._give(outcome.rewards)
+        infos = {lane: info for (_, lane), info in outcome.infos.items()}
+        return self._give(outcome.rewards, {INFOS: infos} if infos else {})
 
-    def _give(self, rewards: list) -> dict[int, Any] | None:
-        others: dict[int, Any] = {}
+    def _give(self, rewards: list, others: dict[Any, Any]) -> dict[Any, Any] | None:
         for lane, reward in enumerate(rewards):
             if reward.__class__ is float:
                 self.rewards[lane] = reward

@@ -22,6 +22,7 @@ from rlcli.collectors import Collector
 from rlcli.envs import EnvBase
 from rlcli.keys import DONE, REWARD, TERMINATED
 from rlcli.lanes.bounds import Bounds
+from rlcli.lanes.lanes import SUCCESS
 from rlcli.runs.session import due as reached
 
 EVALUATION_SEED = 1 << 40  # runs have seeds below 2**32
@@ -35,6 +36,7 @@ PROGRESS_EVERY = 10.0  # seconds between lines of how far an evaluation is
 class Evaluation:
     """Returns and lengths of the episodes, one entry each; `cut` of them did not end by themselves.
 
+    `infos` holds what their last steps' `info` said of each, where it was kept.
     `outside` holds what the env showed outside its declared bounds, where it was made to count that. `film_error` is
     why there is no film, where one was asked for.
     """
@@ -42,6 +44,7 @@ class Evaluation:
     returns: np.ndarray
     lengths: np.ndarray
     cut: int = 0
+    infos: dict[int, dict[str, float]] = field(default_factory=dict, compare=False)
     outside: Bounds = field(default_factory=Bounds, compare=False)
     film_error: Exception | None = field(default=None, compare=False)
 
@@ -56,7 +59,16 @@ class Evaluation:
             f"(min {r.min():.1f}, max {r.max():.1f}), length {self.lengths.mean():.0f}"
         )
         cut = [f"{self.cut} did not end and were cut off"] if self.cut else []
-        return [text, *cut, *self.outside.lines()]
+        told = [f"{key} {x:.4g}" for key, x in self.means.items()]
+        if SUCCESS in self.means:
+            told[list(self.means).index(SUCCESS)] = f"success rate {100 * self.means[SUCCESS]:.0f} %"
+        return [text, *([", ".join(told)] if told else []), *cut, *self.outside.lines()]
+
+    @property
+    def means(self) -> dict[str, float]:
+        """Over the episodes whose `info` held it."""
+        keys = dict.fromkeys(key for info in self.infos.values() for key in info)
+        return {key: float(np.mean([info[key] for info in self.infos.values() if key in info])) for key in keys}
 
     def as_dict(self) -> dict:
         """Plain values for a report."""
@@ -66,12 +78,20 @@ class Evaluation:
             "returns": self.returns.tolist(),
             "lengths": self.lengths.tolist(),
             "cut": self.cut,
+            **_infos(self.means),
             "out_of_bounds": self.outside.figures(),
         }
 
     def figures(self) -> dict[str, float]:
         """Among the figures of an iteration."""
-        return {"eval_return": float(self.returns.mean()), "eval_length": float(self.lengths.mean())}
+        found = {"eval_return": float(self.returns.mean()), "eval_length": float(self.lengths.mean())}
+        return found | {f"eval_{'success_rate' if key == SUCCESS else key}": x for key, x in self.means.items()}
+
+
+def _infos(means: dict[str, float]) -> dict[str, Any]:
+    others = {key: x for key, x in means.items() if key != SUCCESS}
+    rate = {"success_rate": means[SUCCESS]} if SUCCESS in means else {}
+    return rate | ({"info": others} if others else {})
 
 
 @dataclass(frozen=True)
@@ -245,6 +265,7 @@ def evaluate(
     returns, lengths, finished = np.zeros(episodes), np.zeros(episodes, np.int64), np.zeros(episodes, np.bool_)
     playing = np.arange(n)  # each lane's episode
     of_lane = np.arange(episodes) % n
+    infos: dict[int, dict[str, float]] = {}
     steps = 0
     with evaluation_mode(policy):
         collector = Collector(
@@ -267,6 +288,10 @@ def evaluate(
             returns += np.bincount(episode[wanted], reward[wanted], episodes)
             lengths += np.bincount(episode[wanted], minlength=episodes)
             finished[episode[wanted & played.raw[TERMINATED][..., 0].numpy()]] = True
+            for end in played.ends:
+                number = int(episode[end.lane, end.t])
+                if number < episodes and end.info:
+                    infos[number] = end.info
             playing = playing + n * ended[:, -1]
             steps += done.shape[1]
             progress(returns[playing[of_lane] > np.arange(episodes)], steps * n)
@@ -275,4 +300,6 @@ def evaluate(
     open_ended[playing[playing < episodes]] = True
     if rounds > 1:
         open_ended |= (lengths >= longest) & ~finished
-    return Evaluation(returns[began], lengths[began], cut=int(open_ended[began].sum()), outside=collector.bounds)
+    return Evaluation(
+        returns[began], lengths[began], cut=int(open_ended[began].sum()), infos=infos, outside=collector.bounds
+    )

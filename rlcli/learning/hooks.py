@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from tensordict import TensorDictBase
 
 from rlcli.collectors import BaseCollector, Delivered
+from rlcli.collectors.finish import Ended
 from rlcli.learning.evaluation import PeriodicEvaluation, one_thread
 from rlcli.report.buffer_entries import stored_entries
 from rlcli.report.clock import Clock
@@ -38,6 +39,24 @@ class Followed(Protocol):
         """Of the learning since the last report."""
 
 
+class Unreported(NamedTuple):
+    """What a batch, or one worker's share of it, says to the report.
+
+    Attributes
+    ----------
+    reward, done : ndarray `[N, T, 1]`
+    lanes : range or None
+        See `Delivered`.
+    ends : list of (int, Ended)
+        The frames of the run at each end in it, and that.
+    """
+
+    reward: np.ndarray
+    done: np.ndarray
+    lanes: range | None = None
+    ends: list[tuple[int, Ended]] = []  # noqa: RUF012, nobody writes to it
+
+
 class Hooks:
     """Follows a loop. Without a reporter, a saver or an evaluation nobody reports, saves or evaluates.
 
@@ -55,7 +74,7 @@ class Hooks:
         `with hooks.stage(name)` times a stage.
     valued : ValueRows
         What the value stage counted since the last report.
-    unreported : list of (reward, done, lanes)
+    unreported : list of Unreported
         Of each batch since the last report.
     lags : list of int
         How many publications each of them was behind, where they can be.
@@ -70,7 +89,7 @@ class Hooks:
         self.reporter, self.saver, self.evaluation = reporter, saver, evaluation
         self.stage = Clock() if reporter is None else reporter.clock
         self.valued = ValueRows()
-        self.unreported: list[tuple[np.ndarray, np.ndarray, range | None]] = []
+        self.unreported: list[Unreported] = []
         self.lags: list[int] = []
 
     # ---- the stages of a batch --------------------------------------------------------------------------------
@@ -115,14 +134,14 @@ class Hooks:
         frames, new = loop.collector.frames, delivered.frames
         last = frames >= loop.total_frames
         if not last and not due(loop.report_every, frames - new, frames) and not self._evaluates(frames):
-            self._remember(delivered)
+            self._remember(delivered, frames)
             return
         learned = loop.figures()
         if self.lags:
             learned["lag"] = sum(self.lags) / len(self.lags)
         if self.evaluation is not None:
             learned |= self.evaluation.after_batch(frames)
-        self._remember(delivered, copy=False)
+        self._remember(delivered, frames, copy=False)
         if self.reporter is not None:
             self.reporter.batch(
                 batch, learned, **self._since_the_last_report(loop.collector), others=_others(loop.collector),
@@ -155,17 +174,20 @@ class Hooks:
     def _evaluates(self, frames: int) -> bool:
         return self.evaluation is not None and self.evaluation.due(frames)
 
-    def _remember(self, delivered: Delivered, copy: bool = True) -> None:
+    def _remember(self, delivered: Delivered, frames: int, copy: bool = True) -> None:
         if delivered.gaps and self.reporter is not None:
             self._count(self._unreported())
             self.unreported = []
             self.reporter.tally.episodes.interrupt(delivered.gaps)
         reward, done = delivered.reward, delivered.done
         if reward is not None and done is not None:  # their memory is written again
+            ended = delivered.ends_by(frames) if delivered.ends else []
             for lanes, steps in delivered.shares or ((delivered.lanes, reward.shape[1]),):
                 of = slice(None) if delivered.shares is None else slice(lanes.start, lanes.stop)  # type: ignore[union-attr]
-                rows = [x[of, :steps] for x in (reward, done)]
-                self.unreported.append((*(x.copy() if copy else x for x in rows), lanes))  # type: ignore[arg-type]
+                mine = [x[of, :steps].copy() if copy else x[of, :steps] for x in (reward, done)]
+                first, last, _ = of.indices(len(reward))
+                ends = [(at, end._replace(lane=end.lane - first)) for at, end in ended if first <= end.lane < last]
+                self.unreported.append(Unreported(mine[0], mine[1], lanes, ends))
 
     def _since_the_last_report(self, collector: BaseCollector) -> dict[str, Any]:
         """Its frames, rewards and ends, and what the value stage counted, as a reporter takes them."""
@@ -182,13 +204,18 @@ class Hooks:
 
     def _unreported(self) -> list[dict[str, Any]]:
         """Rewards and ends since the last report, of all lanes or of some."""
-        of: dict[range | None, list[tuple[np.ndarray, np.ndarray]]] = {}
-        for reward, done, lanes in self.unreported:
-            of.setdefault(lanes, []).append((reward, done))
+        of: dict[range | None, list[Unreported]] = {}
+        for each in self.unreported:
+            of.setdefault(each.lanes, []).append(each)
         parts: list[dict[str, Any]] = []
         for lanes, rows in of.items():
-            reward, done = (np.concatenate(x, 1) for x in zip(*rows, strict=True))
-            parts.append({"reward": reward, "done": done, "lanes": lanes})
+            reward, done = (np.concatenate([each[i] for each in rows], 1) for i in (0, 1))
+            starts = np.cumsum([0, *(each.done.shape[1] for each in rows)]).tolist()
+            ends = [
+                (frames, end._replace(t=start + end.t))
+                for start, each in zip(starts, rows, strict=False) for frames, end in each.ends
+            ]  # fmt: skip
+            parts.append({"reward": reward, "done": done, "lanes": lanes, "ends": ends})
         return parts
 
 

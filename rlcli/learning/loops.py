@@ -16,9 +16,10 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from rlcli.collectors import BaseCollector, Delivered
+from rlcli.collectors.finish import Ended
 from rlcli.data.next_obs import move
 from rlcli.keys import BURN_IN
-from rlcli.learning.hooks import Hooks
+from rlcli.learning.hooks import Hooks, Unreported
 from rlcli.learning.update import Update, load_state_beside, state_beside
 from rlcli.objectives.reduction import mask_of
 from rlcli.objectives.sequences import warmed_up
@@ -318,15 +319,17 @@ class OffPolicy(Loop):
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         rewards, ends = ([shown[i] for shown in self.hooks.unreported] for i in (0, 1))
-        lanes = [None if of is None else [of.start, of.stop] for _, _, of in self.hooks.unreported]
+        lanes = [None if of is None else [of.start, of.stop] for _, _, of, _ in self.hooks.unreported]
+        episodes = [[[frames, *end] for frames, end in shown.ends] for shown in self.hooks.unreported]
         return {
             **super().state_dict(), "owed": self.owed, "given": self.init_rows, "rewards": rewards, "ends": ends,
-            "lanes": lanes,
+            "lanes": lanes, "episodes": episodes,
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.owed = float(state["owed"])
         lanes = [None if of is None else range(*of) for of in state["lanes"]]
-        self.hooks.unreported = list(zip(state["rewards"], state["ends"], lanes, strict=True))
+        ends = [[(frames, Ended(*end)) for frames, *end in each] for each in state["episodes"]]
+        self.hooks.unreported = list(map(Unreported, state["rewards"], state["ends"], lanes, ends))
         self.begin_with(int(state["given"]))

@@ -15,9 +15,9 @@ from tensordict.nn import (
     ProbabilisticTensorDictSequential,
     TensorDictModuleBase,
 )
-from torch import nn
+from torch import Tensor, nn
 
-from rlcli.errors import ArgumentError
+from rlcli.errors import ArgumentError, DamagedDataError
 from rlcli.keys import ACTION, SAMPLE_LOG_PROB, Key
 from rlcli.modules.distributions import Delta, family_of
 from rlcli.specs import Categorical, Composite, MultiCategorical, MultiOneHot, OneHot, TensorSpec
@@ -156,6 +156,21 @@ class ActorCritic(nn.Module):
         """Whether actor and critic have weights in common."""
         return bool(self._repeats())
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load weights, as every module does.
+
+        Raises
+        ------
+        DamagedDataError
+            They are of other networks: each layer that differs is named with its two shapes.
+        """
+        try:
+            return super().load_state_dict(state_dict, strict, assign)
+        except RuntimeError as error:
+            if not (other := other_layers(self.state_dict(), state_dict)):
+                raise
+            raise DamagedDataError("these weights are of other networks", why="; ".join(other.values())) from error
+
     def _repeats(self) -> dict[str, str]:
         """Names of tensors that repeat an earlier one, and that one's name."""
         first: dict[int, str] = {}
@@ -183,3 +198,18 @@ def _restore_repeats(module: nn.Module, state: dict[str, Any], prefix: str, *ign
     for name, original in module._repeats().items():
         if prefix + original in state:
             state.setdefault(prefix + name, state[prefix + original])
+
+
+def other_layers(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, str]:
+    """Layers that two states hold in different shapes, or only one of them: name -> what to say."""
+
+    def shape(state: Mapping[str, Any], name: str) -> str:
+        if name not in state:
+            return "missing"
+        return str(tuple(x.shape)) if isinstance(x := state[name], Tensor) else f"a {type(x).__name__}"
+
+    return {
+        name: f"{name} is {there} there and {here} here"
+        for name in (*mine, *(name for name in theirs if name not in mine))
+        if (there := shape(theirs, name)) != (here := shape(mine, name))
+    }

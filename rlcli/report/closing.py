@@ -27,6 +27,7 @@ _LABELS = 12  # columns of the labels on a terminal
 _FIGURES = {
     "return": f"return, mean of the last {WINDOW} episodes as they were collected",
     "length": f"length, mean of the last {WINDOW} episodes",
+    "success_rate": f"success rate of the last {WINDOW} episodes (info: is_success)",
     "kl_approx": "KL divergence from the policy that acted, estimated",
     "kl": "KL divergence from the policy that acted",
     "clip_fraction": "share of rows whose ratio was clipped",
@@ -121,6 +122,7 @@ def _results(summary: Mapping) -> Iterator[tuple[str, str]]:
         mean, best, count = (figures.number(learning[name]) for name in ("return", "best_return", "episodes"))
         last = min(learning["episodes"], WINDOW)
         text = f"return {mean} in the last {last} episodes, as they were collected; best {best} of {count} episodes"
+        text += _told(learning)
         yield "training" if summary.get("verb") == "train" else "episodes", text
     if ratio := learning.get("replay_ratio"):
         yield "updates", f"{figures.count(learning['updates'])}, {figures.number(ratio)} for each frame (replay ratio)"
@@ -146,7 +148,15 @@ def _played(played: Mapping) -> str:
     if returns:
         text += f" over {len(returns)} episode{'s' * (len(returns) > 1)}"
         text += f" ({number(min(returns))} to {number(max(returns))}), most likely actions"
+    text += _told(played)
     return text + (f"; {played['cut']} did not end and were cut off" if played.get("cut") else "")
+
+
+def _told(found: Mapping) -> str:
+    """What envs said of their episodes, after what else there is to say of these."""
+    rate = [] if found.get("success_rate") is None else [f"success rate {100 * found['success_rate']:.0f} %"]
+    said = [*rate, *(f"{key} {figures.number(x)}" for key, x in found.get("info", {}).items())]
+    return f"; {', '.join(said)}" if said else ""
 
 
 def _time(spent: Mapping) -> str:
@@ -174,7 +184,7 @@ def _memory(ledger: Mapping) -> str:
     if planned := process.get("planned"):
         text += f" (planned {figures.size(planned)}, {100 * (process['peak'] - planned) / planned:+.1f} %)"
     saved = ledger["saved"]
-    if saved > 0:
+    if saved > 0.01 * process["peak"]:
         text += f"; {figures.size(saved)} saved against storing every row whole"
     return text
 
@@ -206,8 +216,11 @@ def _tables(summary: Mapping) -> Iterator[tuple[str, Table]]:
 
 def _learning_table(learning: Mapping) -> Table:
     table = Table(["figure", "last"])
-    for name, value in learning.items():
-        table.add(_FIGURES.get(name, name.replace("_", " ")), figures.number(value))
+    infos = {f"info: {key}": x for key, x in learning.get("info", {}).items()}
+    for name, value in {**learning, **infos}.items():
+        if name == "info":
+            continue
+        table.add(name if name in infos else _FIGURES.get(name, name.replace("_", " ")), figures.number(value))
     return table
 
 
@@ -235,6 +248,10 @@ def _evaluation_table(played: Mapping) -> Table:
         table.add("lowest return", figures.number(min(returns)))
         table.add("highest return", figures.number(max(returns)))
         table.add("mean length", figures.number(sum(lengths) / len(lengths)))
+    if played.get("success_rate") is not None:
+        table.add("success rate", figures.number(played["success_rate"]))
+    for key, value in played.get("info", {}).items():
+        table.add(f"info: {key}", figures.number(value))
     return table
 
 

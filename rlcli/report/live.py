@@ -9,16 +9,19 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from typing import TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.control import Control
 from rich.live import Live
+from rich.segment import ControlType
 from rich.text import Text
 
 from rlcli.report import closing, figures
 from rlcli.report.memory import MemoryRow
-from rlcli.report.snapshot import Snapshot, View
+from rlcli.report.snapshot import EVALUATION, LEAST, Snapshot, View
 from rlcli.report.workers import cells as cells_of_workers
 
 GAP, LEARNING_WIDTH = 3, 37
@@ -41,10 +44,19 @@ class _Screen:
         self._snapshot = snapshot
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width = options.max_width
-        screen = Text("\n", no_wrap=True, overflow="ellipsis").join(_lines(self._snapshot, width))
+        lines = _fitted(self._snapshot, options.max_width, options.max_height)
+        screen = Text("\n", no_wrap=True, overflow="ellipsis").join(lines)
         screen.no_wrap, screen.overflow = True, "ellipsis"
         yield screen
+
+
+def _fitted(snapshot: Snapshot, width: int, height: int) -> Block:
+    """All of it, or what is left without the figures that are looked at least, where that is higher than the screen."""
+    lines = _lines(snapshot, width)
+    if len(lines) > height:
+        learning = {name: x for name, x in snapshot.learning.items() if name not in LEAST}
+        lines = _lines(replace(snapshot, learning=learning, evaluations=()), width)
+    return lines
 
 
 def _lines(snapshot: Snapshot, width: int) -> Block:
@@ -93,7 +105,7 @@ def _throughput(snapshot: Snapshot) -> Block:
 
 def _memory(rows: Sequence[MemoryRow]) -> Block:
     room, wide = max([MEMORY_LABELS, *(len(row.label) for row in rows)]), MEMORY_FIGURES
-    heads = f"{'now':>{wide}}{'peak':>{wide}}{'saved':>{wide}}"
+    heads = f"{'now':>{wide}}{'peak':>{wide}}" + (f"{'saved':>{wide}}" if any(row.saved for row in rows) else "")
     lines = [Text.assemble((f"{'memory':<{room}}", _LABEL), (heads, _QUIET))]
     for row in rows:
         peak = "" if row.peak is None else figures.size(row.peak)
@@ -111,8 +123,12 @@ def _learning(snapshot: Snapshot, width: int) -> Block:
         Text(f"best {figure(snapshot.best)}"),
         Text(f"length {figure(snapshot.mean_length)}"),
         Text(f"episodes {figures.count(snapshot.episodes)}"),
+        *map(Text, snapshot.infos_said),
     ]
-    items += [Text(f"{name} {figure(x)}") for name, x in snapshot.learning.items()]
+    for name, x in snapshot.learning.items():
+        items.append(Text(f"{name} {figure(x)}"))
+        if name == EVALUATION and len(snapshot.evaluations) > 1:
+            items.append(Text(figures.sparkline(snapshot.evaluations), style=_GOOD))
     items += map(Text, snapshot.rows_said)
     lines = [Text("learning", style=_LABEL), Text()]
     for item in items:
@@ -182,6 +198,7 @@ class LiveView(View):
         self._every, self._now = 1.0 / per_second, now
         self._next = now()
         self._live: Live | None = None
+        self._drawn: list[int] = []  # cells of each line on the screen
         self._gone = False
 
     def due(self) -> bool:
@@ -193,9 +210,19 @@ class LiveView(View):
             if self._live is None:
                 self._live = Live(console=self.console, auto_refresh=False, vertical_overflow="crop")
                 self._live.start()
+            self._erase_wrapped(snapshot)
             self._live.update(render(snapshot), refresh=True)
         ended = self._now()
         self._next = ended + max(self._every, 100 * (ended - began))  # a slow terminal may not cost over 1 %
+
+    def _erase_wrapped(self, snapshot: Snapshot) -> None:
+        """Of a screen that was drawn in a wider terminal, erase what its lines have been wrapped into since then."""
+        width, height = self.console.size
+        wrapped = sum(max(-(-cells // width) - 1, 0) for cells in self._drawn)
+        if wrapped:  # the drawing goes up over as many lines as it drew; they are more by now
+            erased = [(ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)] * min(wrapped, height - 1)
+            self.console.control(Control(ControlType.CARRIAGE_RETURN, *erased))
+        self._drawn = [min(line.cell_len, width) for line in _fitted(snapshot, width, height)[:height]]
 
     def say(self, text: str) -> None:
         with self._hang_up_is_quiet():

@@ -6,7 +6,7 @@ It measures, and spells the figures for a view, for metrics.jsonl and for the su
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from tensordict import TensorDictBase
@@ -246,6 +246,8 @@ def memory_rows(
     for label, nbytes in figures.stage_rows(figures.BACKWARD, *backward):
         rows.append(MemoryRow(label, None, nbytes, spared or None if label == figures.BACKWARD else None))
     if process is not None:
+        worth = 0.01 * process[1]
+        rows = [row if row.saved and row.saved >= worth else replace(row, saved=None) for row in rows]
         rows.append(MemoryRow("process RSS, sampled" if sampled else "process RSS", *process))
         if planned and process[1]:
             rows.append(MemoryRow(figures.plan_said(planned, process[1]), None, planned))

@@ -25,7 +25,7 @@ from rlcli.errors import ConfigError, DamagedDataError, ResourceError, in_words
 
 FRAMES = "frames"
 _GROUPS = {  # TensorBoard's sections of what is not nested; all else is "learning"
-    "episodes": ("return", "length", "batch_return", "batch_length", "episodes", "best"),
+    "episodes": ("return", "length", "batch_return", "batch_length", "episodes", "best", "success_rate"),
     "rows": ("boundary_rows", "approximated", "dropped"),
     "throughput": ("frames_per_second", "seconds", "iteration"),
 }
@@ -173,7 +173,7 @@ class MetricsWriter:
             self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
             self._inode = os.fstat(self._file.fileno()).st_ino
         except OSError as error:
-            raise _cannot_write(self.path, error) from error
+            raise cannot_write(self.path, error) from error
         if resume_at is None:
             self.begin()
 
@@ -195,7 +195,7 @@ class MetricsWriter:
             if self._make is not None:
                 self._events = Guarded(self._make(self.path.parent, self._resume_at), self._warn)
         except OSError as error:
-            raise _cannot_write(self.path, error) from error
+            raise cannot_write(self.path, error) from error
 
     def write(self, record: Mapping[str, object]) -> None:
         """Append one record; `record["frames"]` is its place in the run.
@@ -213,7 +213,7 @@ class MetricsWriter:
             if written != len(data):
                 self._write_rest(data, written or 0, start)
         except OSError as error:
-            raise _cannot_write(self.path, error, len(data)) from error
+            raise cannot_write(self.path, error, len(data)) from error
         if self._events is not None:
             scalars = ((_tag(name), value) for name, value in _scalars(values) if name != FRAMES)
             self._events("write", int(values.get(FRAMES) or 0), scalars)
@@ -235,7 +235,7 @@ class MetricsWriter:
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise _cannot_write(self.path, error) from error
+            raise cannot_write(self.path, error) from error
         if self._events is not None:
             self._events("flush")
 
@@ -364,7 +364,8 @@ def _tag(name: str) -> str:
     return next((f"{group}/{name}" for group, names in _GROUPS.items() if name in names), f"learning/{name}")
 
 
-def _cannot_write(path: Path, error: OSError, needed: int = 0) -> ResourceError:
+def cannot_write(path: Path, error: OSError, needed: int = 0) -> ResourceError:
+    """The sentence where the system refuses a file of figures."""
     why = error.strerror or str(error)
     if error.errno == errno.ENOSPC:
         from rlcli.data.files.disk import (

@@ -22,15 +22,18 @@ from typing import TextIO
 
 from tensordict import TensorDictBase
 
-from rlcli.config.run_files import METRICS
+from rlcli.collectors.finish import Ended
+from rlcli.config.run_files import EPISODES, METRICS
 from rlcli.keys import DONE, OBSERVATION, REWARD, Key
+from rlcli.lanes.lanes import SUCCESS
 from rlcli.report import closing
 from rlcli.report.clock import OTHER, Clock, Spent
 from rlcli.report.compiling import Compiling
+from rlcli.report.episode_log import EpisodeLog
 from rlcli.report.ledger import Entry
 from rlcli.report.memory import Memory, Watched
 from rlcli.report.metrics import Logger, MetricsWriter, plain
-from rlcli.report.snapshot import Snapshot, View, shown
+from rlcli.report.snapshot import EVALUATION, Snapshot, View, shown
 from rlcli.report.tally import EpisodeStats, Figure, Tally, ValueRows
 from rlcli.report.view import open_view
 from rlcli.report.workers import Worker, Workers
@@ -52,6 +55,8 @@ class Facts:
         "full", "compact", "exact" or "delta".
     settings : mapping
         What the run was asked for, by key (`"env.id"`).
+    info_keys : sequence of str
+        What is followed of the envs' `info`.
     """
 
     title: str
@@ -61,6 +66,7 @@ class Facts:
     obs_keys: Sequence[Key] = (OBSERVATION,)
     next_obs: str = ""
     settings: Mapping[str, object] = field(default_factory=dict)
+    info_keys: Sequence[str] = ()
 
 
 class Reporter:
@@ -119,6 +125,7 @@ class Reporter:
                 self.folder / METRICS, resume_at=resume_at, logger=logger, warn=partial(self.warn, "logger")
             )
         )
+        self._episode_log = None if self.folder is None else EpisodeLog(self.folder / EPISODES, facts.info_keys)
         self._next_ledger = 0.0
         self._compiling = Compiling(self.say, self.clock)
 
@@ -141,6 +148,8 @@ class Reporter:
         """Print `lines` (what was derived, where the run is), start the clock, show the empty view."""
         for text in lines:
             self._view.say(text)
+        if self._episode_log is not None:
+            self._episode_log.begin()
         if self._metrics is not None:
             self._metrics.begin()
             if self.facts.settings:
@@ -161,6 +170,7 @@ class Reporter:
         others: Iterable[Entry] = (),
         frames: int | None = None,
         lanes: range | None = None,
+        ends: Sequence[tuple[int, Ended]] = (),
         workers: Sequence[Worker] = (),
         restarts: Sequence[tuple[int, int]] = (),
     ) -> None:
@@ -182,6 +192,8 @@ class Reporter:
             Frames since the last report, where `batch` is the last of several; those of `batch` by default.
         lanes : range, optional
             Which lanes rewards and ends are of, where batches are of some of them.
+        ends : sequence of (int, Ended)
+            The episodes that ended, for `episodes.csv`, each with the frames of the run then.
         workers : sequence of Worker
             The processes that collect.
         restarts : sequence of (int, int)
@@ -191,7 +203,8 @@ class Reporter:
         with self.clock(OTHER), self.clock("log"):
             reward = batch.get(REWARD, None) if reward is None else reward
             done = batch.get(DONE, None) if done is None else done
-            ended = self.tally.batch(frames, reward, done, learning, valued, lanes)
+            ended = self.tally.batch(frames, reward, done, learning, valued, lanes, ends)
+            self._log_episodes()
             last = self.tally.frames >= self.facts.total_frames
             due = self._view.due() or last  # what comes after the last batch, an evaluation, is said after its line
             now = time.monotonic()
@@ -210,14 +223,27 @@ class Reporter:
                 self._view.show(self.snapshot())
 
     def rest(
-        self, frames: int, *, reward=None, done=None, valued: ValueRows | None = None, lanes: range | None = None
+        self,
+        frames: int,
+        *,
+        reward=None,
+        done=None,
+        valued: ValueRows | None = None,
+        lanes: range | None = None,
+        ends: Sequence[tuple[int, Ended]] = (),
     ) -> None:
         """Count frames after the last report that none will follow: see `batch`.
 
         They are in the summary and in no line of metrics: a resumed run reports them with those that come after.
         """
-        self.tally.count(frames, reward, done, valued, lanes)
+        self.tally.count(frames, reward, done, valued, lanes, ends)
+        self._log_episodes()
         self.clock.lap(frames)
+
+    def _log_episodes(self) -> None:
+        ended = self.episodes.take()
+        if self._episode_log is not None:
+            self._episode_log.write(ended, self.clock.elapsed())
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
@@ -237,6 +263,8 @@ class Reporter:
         """Bring the metrics to the disk; call before a checkpoint that counts on them."""
         if self._metrics is not None:
             self._metrics.flush()
+        if self._episode_log is not None:
+            self._episode_log.flush()
 
     def snapshot(self) -> Snapshot:
         """What a view shows now."""
@@ -250,10 +278,13 @@ class Reporter:
             elapsed=self.clock.elapsed(),
             spent=self.clock.total(),
             memory=self.memory.rows(),
-            learning=shown(tally.learning),
+            learning=shown(tally.learning) | ({} if tally.evaluated is None else {EVALUATION: tally.evaluated}),
             returns=tally.curve.points,
+            evaluations=tally.evaluations.points,
             mean_return=episodes.mean_return,
             mean_length=episodes.mean_length,
+            success_rate=episodes.success_rate,
+            infos=episodes.infos,
             best=episodes.best,
             episodes=episodes.episodes,
             boundary=tally.boundary_share,
@@ -277,6 +308,11 @@ class Reporter:
             More for summary.json: verb, evaluation results, the run's path.
         """
         self.clock.lap()
+        for key in self.facts.info_keys if self.episodes.episodes else ():
+            if key != SUCCESS and key not in self.episodes.infos:
+                self.tally.warn(
+                    f"info {key}", f"env.info_keys: no episode ended with a number or flag {key!r} in its info"
+                )
         self._view.close(self.snapshot() if self.tally.frames else None)
         if self._metrics is not None:  # first: the summary holds the warning where a logger fails
             played = facts.get("evaluation")
@@ -301,12 +337,15 @@ class Reporter:
 
     def state_dict(self) -> dict:
         """Plain values for a checkpoint: a resumed run continues totals, episodes, curve and warnings."""
-        return {**self.tally.state_dict(), "clock": self.clock.state_dict()}
+        logged = 0 if self._episode_log is None else self._episode_log.rows
+        return {**self.tally.state_dict(), "clock": self.clock.state_dict(), "logged": logged}
 
     def load_state_dict(self, state: Mapping) -> None:
         """Continue where `state_dict` was taken."""
         self.tally.load_state_dict(state)
         self.clock.load_state_dict(state["clock"])
+        if self._episode_log is not None:
+            self._episode_log.rows = int(state.get("logged", 0))
 
     def _record(self, spent: Spent, ended: tuple[float | None, float | None]) -> dict:
         """One line of metrics.jsonl."""
@@ -322,6 +361,7 @@ class Reporter:
             "batch_length": ended[1],
             "episodes": episodes.episodes,
             "best": episodes.best,
+            **self._infos(),
             **tally.learning,
             "boundary_rows": tally.boundary,
             "approximated": tally.valued.approximated,
@@ -329,6 +369,11 @@ class Reporter:
             "stages": {name: round(seconds, 6) for name, seconds in spent.stages().items()},
             "memory": self.memory.record(),
         }
+
+    def _infos(self) -> dict:
+        """What the envs' `info` said at the last episodes' ends; empty where nothing of it was followed."""
+        rate, infos = self.episodes.success_rate, self.episodes.infos
+        return ({} if rate is None else {"success_rate": rate}) | ({"info": infos} if infos else {})
 
     def _summary(self, status: str, commands: Mapping[str, str]) -> dict:
         facts, tally, episodes = self.facts, self.tally, self.episodes
@@ -338,6 +383,7 @@ class Reporter:
             "length": episodes.mean_length,
             "best_return": episodes.best,
             "episodes": episodes.episodes,
+            **self._infos(),
             **tally.learning,
         }
         return plain(

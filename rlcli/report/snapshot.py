@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import SupportsFloat
 
 from rlcli.report.clock import Spent
+from rlcli.report.figures import number
 from rlcli.report.memory import MemoryRow
 from rlcli.report.workers import WorkerRow
 
@@ -16,12 +17,20 @@ LEARNING = {
     "kl_approx": "kl",
     "explained_variance": "explained variance",
     "q_value": "q value",
-    "eval_return": "evaluation return",
     "clip_fraction": "clip fraction",
     "entropy": "entropy",
     "lag": "lag",
     "replay_ratio": "replay ratio",
+    "lr": "lr",
+    "loss_objective": "policy loss",
+    "loss_actor": "policy loss",
+    "loss_critic": "value loss",
+    "loss_qvalue": "value loss",
+    "loss": "loss",  # of losses that have one term
+    "alpha": "alpha",
 }
+LEAST = ("lr", "policy loss", "value loss", "loss", "alpha")  # what a terminal without room for all goes without
+EVALUATION = "evaluation return"
 
 
 @dataclass(frozen=True)
@@ -38,10 +47,14 @@ class Snapshot:
     memory : sequence of MemoryRow
     learning : mapping
         Figures of the last update, under their short names.
-    returns : sequence of float
-        The history behind the sparkline.
+    returns, evaluations : sequence of float
+        The histories behind the sparklines; of evaluations along the way.
     mean_return, mean_length, best : float or None
         Of the last finished episodes; None before the first.
+    success_rate : float or None
+        Of the last finished episodes, where their envs tell.
+    infos : mapping
+        Means of what else is followed of `info`.
     boundary : float
         Share of the rows not followed by their successor, in [0, 1].
     approximated : int
@@ -65,9 +78,12 @@ class Snapshot:
     memory: Sequence[MemoryRow] = ()
     learning: Mapping[str, float] = field(default_factory=dict)
     returns: Sequence[float] = ()
+    evaluations: Sequence[float] = ()
     mean_return: float | None = None
     mean_length: float | None = None
     best: float | None = None
+    success_rate: float | None = None
+    infos: Mapping[str, float] = field(default_factory=dict)
     episodes: int = 0
     boundary: float | None = None
     approximated: int = 0
@@ -95,11 +111,19 @@ class Snapshot:
         return " · ".join(part for part in parts if part)
 
     @property
+    def infos_said(self) -> list[str]:
+        """What envs said of the last episodes."""
+        rate = [] if self.success_rate is None else [f"success {100 * self.success_rate:.0f} %"]
+        return [*rate, *(f"{key} {number(x)}" for key, x in self.infos.items())]
+
+    @property
     def rows_said(self) -> list[str]:
         """Rows at boundaries, and what the value stage could not know or had no room for; only what there can be."""
         said = []
         if self.boundary is not None:
-            said = [f"boundary rows {100 * self.boundary:.1f} %", f"approximated values {self.approximated:,}"]
+            said = [f"boundary rows {100 * self.boundary:.1f} %"]
+        if self.approximated:
+            said.append(f"approximated values {self.approximated:,}")
         return said if self.dropped is None else [*said, f"dropped rows {self.dropped:,}"]
 
 
@@ -109,6 +133,8 @@ def shown(learned: Mapping[str, SupportsFloat]) -> dict[str, float]:
     for name, short in LEARNING.items():
         if name in learned:
             found.setdefault(short, float(learned[name]))
+    if found.keys() & {"policy loss", "value loss"}:
+        found.pop("loss", None)  # their sum
     return found
 
 

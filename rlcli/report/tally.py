@@ -10,12 +10,44 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
+from rlcli.collectors.finish import Ended
+from rlcli.lanes.lanes import SUCCESS
+
 WINDOW = 100  # episodes
 _UNKNOWN = -(1 << 62)  # the length of an episode whose first steps were not seen
+
+
+class Episode(NamedTuple):
+    """One that ended.
+
+    Attributes
+    ----------
+    frames : int
+        Of the run, when it did.
+    env : int
+        Number of the sub-environment.
+    seed : int or None
+    returned : float
+        Its return.
+    length : int
+    terminated : bool
+        Else truncated.
+    info : dict
+        What was kept of its last `info`.
+    """
+
+    frames: int
+    env: int
+    seed: int | None
+    returned: float
+    length: int
+    terminated: bool
+    info: dict[str, float]
 
 
 class EpisodeStats:
@@ -32,17 +64,24 @@ class EpisodeStats:
         Finished so far.
     best : float or None
         The highest return of one episode; None before the first.
+    fresh : list of Episode
+        Those that nobody has taken yet, where it was told of their ends.
     """
 
     def __init__(self, window: int = WINDOW) -> None:
         self.episodes = 0
         self.best: float | None = None
+        self.fresh: list[Episode] = []
+        self._window = window
+        self._infos: dict[str, deque[float]] = {}
         self._returns: deque[float] = deque(maxlen=window)
         self._lengths: deque[int] = deque(maxlen=window)
         self._open_return: np.ndarray = np.zeros(0)
         self._open_length: np.ndarray = np.zeros(0, np.int64)
 
-    def update(self, reward, done, lanes: range | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def update(
+        self, reward, done, lanes: range | None = None, told: Sequence[tuple[int, Ended]] = ()
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Read one batch.
 
         Parameters
@@ -51,6 +90,8 @@ class EpisodeStats:
             The columns `("next", "reward")` and `("next", "done")`.
         lanes : range, optional
             Which lanes they are of, where other batches are of others; all that there are by default.
+        told : sequence of (int, Ended)
+            The frames of the run at each end, and what is known of it.
 
         Returns
         -------
@@ -93,7 +134,32 @@ class EpisodeStats:
         order = np.argsort(last[ended] % steps, kind="stable")
         sums, lengths = sums[ended][order], lengths[ended][order]
         self._take(sums, lengths)
+        if told:
+            known = {(end.t, end.lane): (frames, end) for frames, end in told}
+            places = last[ended][order]
+            for t, lane, total, length in zip(places % steps, places // steps, sums, lengths, strict=True):
+                frames, end = known[int(t), int(lane)]
+                env = int(lane) + (0 if lanes is None else lanes.start)
+                self.fresh.append(Episode(frames, env, end.seed, float(total), int(length), end.terminated, end.info))
+                for key, value in end.info.items():
+                    self._infos.setdefault(key, deque(maxlen=self._window)).append(value)
         return sums, lengths
+
+    def take(self) -> list[Episode]:
+        """Those that ended since this was last called."""
+        taken, self.fresh = self.fresh, []
+        return taken
+
+    @property
+    def success_rate(self) -> float | None:
+        """Share of the last episodes that `info["is_success"]` calls one; None where it was in none."""
+        found = self._infos.get(SUCCESS)
+        return float(np.mean(found)) if found else None
+
+    @property
+    def infos(self) -> dict[str, float]:
+        """Mean over the last episodes of what else was kept of `info`."""
+        return {key: float(np.mean(found)) for key, found in self._infos.items() if key != SUCCESS}
 
     def forget_open(self, lanes: Sequence[int] | None = None) -> None:
         """Drop the open episodes (of some lanes): they were reset without being finished."""
@@ -127,6 +193,7 @@ class EpisodeStats:
             "lengths": list(self._lengths),
             "open_return": self._open_return.tolist(),
             "open_length": self._open_length.tolist(),
+            "infos": {key: list(found) for key, found in self._infos.items()},
         }
 
     def load_state_dict(self, state: Mapping) -> None:
@@ -137,6 +204,7 @@ class EpisodeStats:
         self._returns.extend(state["returns"])
         self._lengths.clear()
         self._lengths.extend(state["lengths"])
+        self._infos = {key: deque(found, maxlen=self._window) for key, found in state.get("infos", {}).items()}
         self._open_return = np.array(state["open_return"], np.float64)
         self._open_length = np.array(state["open_length"], np.int64)
 
@@ -240,8 +308,10 @@ class Tally:
     frames, iteration : int
         Frames and batches reported.
     episodes : EpisodeStats
-    curve : Curve
-        Of the mean return.
+    curve, evaluations : Curve
+        Of the mean return, and of what evaluations along the way found.
+    evaluated : float or None
+        By the last of them.
     boundary : int or None
         Rows not followed by their successor; None until a batch shows its ends.
     valued : ValueRows
@@ -252,7 +322,8 @@ class Tally:
 
     def __init__(self) -> None:
         self.frames = self.iteration = 0
-        self.episodes, self.curve = EpisodeStats(), Curve()
+        self.episodes, self.curve, self.evaluations = EpisodeStats(), Curve(), Curve()
+        self.evaluated: float | None = None
         self.boundary: int | None = None
         self.valued = ValueRows()
         self.learning: dict[str, Figure] = {}
@@ -266,24 +337,34 @@ class Tally:
         learning: Mapping[str, Figure] | None,
         valued: ValueRows | None,
         lanes: range | None = None,
+        ends: Sequence[tuple[int, Ended]] = (),
     ) -> tuple[float | None, float | None]:
         """Count a batch; the mean return and length of the episodes that ended in it.
 
         Parameters
         ----------
         reward, done : Tensor or ndarray `[N, T, 1]`, optional
-        lanes : range, optional
-            Which they are of; see `EpisodeStats.update`.
+        lanes, ends
+            See `EpisodeStats.update`.
         """
         self.iteration += 1
         self.learning = dict(learning or {})
-        ended = self.count(frames, reward, done, valued, lanes)
+        if "eval_return" in self.learning:
+            self.evaluated = float(self.learning["eval_return"])
+            self.evaluations.add(self.evaluated)
+        ended = self.count(frames, reward, done, valued, lanes, ends)
         if self.episodes.mean_return is not None:
             self.curve.add(self.episodes.mean_return)
         return ended
 
     def count(
-        self, frames: int, reward, done, valued: ValueRows | None, lanes: range | None = None
+        self,
+        frames: int,
+        reward,
+        done,
+        valued: ValueRows | None,
+        lanes: range | None = None,
+        ends: Sequence[tuple[int, Ended]] = (),
     ) -> tuple[float | None, float | None]:
         """The same of frames that make no batch to be reported."""
         self.frames += frames
@@ -292,7 +373,7 @@ class Tally:
         if done is not None:
             self.boundary = (self.boundary or 0) + boundary_rows(done)
             if reward is not None:
-                returns, lengths = self.episodes.update(reward, done, lanes)
+                returns, lengths = self.episodes.update(reward, done, lanes, ends)
                 if len(returns):
                     return float(returns.mean()), float(lengths.mean())
         return None, None
@@ -323,6 +404,8 @@ class Tally:
             "warnings": {kind: list(entry) for kind, entry in self.warnings.items()},
             "episodes": self.episodes.state_dict(),
             "curve": self.curve.state_dict(),
+            "evaluations": self.evaluations.state_dict(),
+            "evaluated": self.evaluated,
         }
 
     def load_state_dict(self, state: Mapping) -> None:
@@ -335,3 +418,6 @@ class Tally:
             self.warn(kind, text, count)
         self.episodes.load_state_dict(state["episodes"])
         self.curve.load_state_dict(state["curve"])
+        if "evaluations" in state:
+            self.evaluations.load_state_dict(state["evaluations"])
+            self.evaluated = state["evaluated"]

@@ -17,13 +17,13 @@ from rlcli.report import closing, figures
 from rlcli.report.clock import Spent
 from rlcli.report.figures import WIDTH, wrapped
 from rlcli.report.memory import MemoryRow
-from rlcli.report.snapshot import Snapshot, View
+from rlcli.report.snapshot import EVALUATION, Snapshot, View
 from rlcli.report.workers import cells
 
 VIEWS = ("auto", "live", "plain", "off")
 DETAILS_EVERY = 10  # lines
 INDENT = 16  # columns, of details
-_FIRST = ("kl", "explained variance", "q value", "evaluation return", "lag")  # learning figures of every line
+_FIRST = (EVALUATION, "kl", "explained variance", "q value", "lag")  # learning figures of every line
 
 
 def line(snapshot: Snapshot) -> str:
@@ -34,6 +34,7 @@ def line(snapshot: Snapshot) -> str:
         f"{figures.rate(snapshot.spent.pace)} frames/s",
         f"return {figures.number(snapshot.mean_return)}",
         f"length {figures.number(snapshot.mean_length)}",
+        *snapshot.infos_said,
         *(f"{name} {figures.number(snapshot.learning[name])}" for name in _FIRST if name in snapshot.learning),
     ]
     eta = f"  eta {figures.duration(snapshot.eta)}"

@@ -5,7 +5,7 @@ runs/train/ppo_exact/2031-05-06_14-03-59_s1/
   run.json       id, verb, recipe, seed, overrides, command, packages, recipe_dirs, versions, git; what resumes changed
   config.json    the resolved config that is in force; resume reads this, and writes what it was asked to change
   git.diff       where the working tree differed from the commit
-  metrics.jsonl  checkpoints/  summary.json  report.md  lock
+  metrics.jsonl  episodes.csv  checkpoints/  summary.json  report.md  lock
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.config import registry
+from rlcli.config.problem import spell
 from rlcli.config.run_files import CHECKPOINTS as CHECKPOINTS
 from rlcli.config.run_files import CONFIG, METRICS, RUN, SEGMENTS, SUMMARY, read_run_file, saved_frames, write_whole
 from rlcli.errors import ConfigError, DamagedDataError, ResourceError
@@ -370,14 +371,26 @@ def run_command(verb: str, run: Run, *more: str, moved: str | None = None) -> st
     return shlex.join([*words, *registry.flags([*packages_of(run), *registry.imported]), *more])
 
 
-def start_command(run: Run, *, same_folder: bool = False) -> str:
+def start_command(run: Run, *more: str, same_folder: bool = False) -> str:
     """What begins such a run anew, in another folder: `rlcli train recipe=ppo_exact seed=1`.
 
-    `same_folder`: in the one that was typed, if any was, for a run of which nothing is left.
+    Parameters
+    ----------
+    *more : str
+        Overrides, in the place of what was typed for the same keys.
+    same_folder : bool
+        In the one that was typed, if any was, for a run of which nothing is left.
     """
-    words = [word for word in run.info.get("overrides", []) if same_folder or not _names_the_folder(word)]
+    instead = {word.partition("=")[0] for word in more}
+    typed = [word for word in run.info.get("overrides", []) if word.partition("=")[0] not in instead]
+    words = [word for word in typed if same_folder or not _names_the_folder(word)]
     flags = registry.flags(packages_of(run), run.info.get("recipe_dirs", []))
-    return shlex.join(["rlcli", str(run.info.get("verb")), *words, *flags])
+    return shlex.join(["rlcli", str(run.info.get("verb")), *words, *more, *flags])
+
+
+def init_command(run: Run, *more: str) -> str:
+    """What begins a new training run with this one's trained weights: `rlcli train ... policy.init_from=RUN`."""
+    return start_command(run, f"policy.init_from={spell(str(run.path))}", *more)
 
 
 def _names_the_folder(word: str) -> bool:

@@ -21,7 +21,7 @@ import torch
 from rlcli.collectors.frames import steps_of
 from rlcli.config import registry
 from rlcli.config.resolved import settings, to_dict
-from rlcli.config.run_files import METRICS
+from rlcli.config.run_files import EPISODES, METRICS
 from rlcli.config.schemas import CollectConfig
 from rlcli.data.files.disk import Disk
 from rlcli.data.files.state import copied
@@ -102,12 +102,12 @@ def reporter_of(
     """
     facts = Facts(
         title=cfg.recipe or verb, env=cfg.env.id, seed=cfg.seed, total_frames=cfg.total_frames,
-        obs_keys=observed, next_obs=cfg.memory.next_obs, settings=settings(cfg),
+        obs_keys=observed, next_obs=cfg.memory.next_obs, settings=settings(cfg), info_keys=cfg.env.info_keys,
     )  # fmt: skip
     logger: Any = cfg.logger.kind
     if logger in registry.users_names("logger"):
         logger = partial(registry.build, "logger", logger, Figures, **cfg.logger.kwargs)
-    note_new(run, METRICS)
+    note_new(run, METRICS, EPISODES)
     there = set(run.path.glob(EVENTS))
     reporter = Reporter(facts, folder=run.path, console=cfg.console.kind, logger=logger, resume_at=resume_at)
     run.made.extend(path.name for path in set(run.path.glob(EVENTS)) - there)

@@ -120,6 +120,7 @@ def test_ls_lists_runs_in_columns(rlcli, tmp_path):
         "done",
         "1,000",
         "500",
+        "eval",
         "0:01:15",
         "optim.lr=1",
     ]
@@ -127,6 +128,61 @@ def test_ls_lists_runs_in_columns(rlcli, tmp_path):
     assert rows["runs/train/b"].split()[-1] == "interrupted"
     assert rows["runs/train/d"].split()[-2:] == ["failed", "3"]
     assert "summary cannot be read" in rows["runs/train/c"]
+
+
+@pytest.fixture
+def several(tmp_path):
+    """Runs in two folders: name -> created, env, status, evaluation or training return."""
+    made = {
+        "runs/a": ("2031-05-01T10:00:00+00:00", "Hopper-v5", "done", {"evaluation": {"mean_return": 5.0}}),
+        "runs/b": ("2031-05-02T10:00:00+00:00", "CartPole-v1", "stopped", {"learning": {"return": 500.0}}),
+        "cmp/c": ("2031-05-03T10:00:00+00:00", "Hopper-v5", "done", {"evaluation": {"mean_return": 50.0}}),
+    }
+    for name, (created, env, status, found) in made.items():
+        (tmp_path / name).mkdir(parents=True)
+        info = {"verb": "train", "env": env, "created": created, "recipe": "ppo_" + name[-1], "seed": 1}
+        (tmp_path / name / "run.json").write_text(json.dumps(info))
+        (tmp_path / name / "summary.json").write_text(json.dumps({"status": status, "frames": 7} | found))
+
+
+@pytest.mark.parametrize(
+    ("words", "listed"),
+    [
+        ("runs", "runs/b runs/a"),
+        ("runs cmp", "cmp/c"),
+        ("cmp", "cmp/c"),
+        ("runs cmp runs", "cmp/c runs/b runs/a"),
+        ("runs cmp runs --env Hopper*", "cmp/c runs/a"),
+        ("runs --status stopped", "runs/b"),
+        ("runs --recipe=ppo_a", "runs/a"),
+        ("--since 2031-05-02 cmp runs", "cmp/c runs/b"),
+        ("runs --since 3d", "runs/b runs/a"),  # both are yet to come
+        ("runs cmp runs --sort result", "runs/b cmp/c runs/a"),
+        ("runs cmp runs --sort env", "runs/b cmp/c runs/a"),
+        ("runs cmp runs --limit 1", "cmp/c and"),
+    ],
+)
+def test_ls_runs_takes_folders_filters_an_order_and_a_limit(rlcli, several, words, listed):
+    code, out, _ = rlcli(f"ls {words}")
+    assert code == 0 and [line.split()[0] for line in out.splitlines()[2:]] == listed.split()
+
+
+def test_ls_runs_says_what_a_result_is_of_and_gives_all_as_json(rlcli, several):
+    rows = {line.split()[0]: line for line in rlcli("ls runs")[1].splitlines()}
+    assert " 5 eval" in rows["runs/a"] and " 500 train" in rows["runs/b"]
+    found = json.loads(rlcli("ls runs cmp --json")[1])
+    assert [(one["run"], one["result"], one["result_of"], one["seed"]) for one in found] == [("cmp/c", 50.0, "eval", 1)]
+    assert json.loads(rlcli("ls runs --env nothing --json")[1]) == []
+    assert "none under runs/ of these" in rlcli("ls runs --env nothing")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [("rnus", "did you mean runs?"), ("runs --since yesterday", "date"), ("envs --status done", "for rlcli ls runs")],
+)
+def test_ls_refuses_what_it_cannot_list(rlcli, several, words, said):
+    code, _, err = rlcli(f"ls {words}")
+    assert code == 2 and said in err
 
 
 def test_ls_shows_a_resumed_run_as_running(rlcli, tmp_path):
@@ -145,6 +201,7 @@ def test_ls_shows_a_resumed_run_as_running(rlcli, tmp_path):
 
 def test_ls_lists_envs_wrappers_and_policies(rlcli):
     listed = rlcli("ls envs")[1].split()
+    assert any(line.startswith("ALE/...: ") and " games" in line for line in rlcli("ls envs")[1].splitlines())
     assert "CartPole-v1" in listed and "HalfCheetah-v2" not in listed and "GymV26Environment-v0" not in listed
     assert "ClipAction" in rlcli("ls wrappers")[1].split()
     assert "mlp" in rlcli("ls policies")[1].split()

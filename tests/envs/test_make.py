@@ -110,13 +110,17 @@ def test_a_missing_emulator_names_the_extra(monkeypatch):
         GymRecipe("ALE/Pong-v5").make()
 
 
-def test_an_env_that_raises_while_it_is_built_keeps_its_text():
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(OSError("no such port"), "OSError: no such port"), (OSError(), r"OSError at .*test_make\.py:\d+: raise error")],
+)
+def test_an_env_that_raises_while_it_is_built_keeps_its_text_or_names_its_line(error, said):
     class Fails(Sampled):
         def __init__(self):
-            raise OSError("no such port")
+            raise error
 
     gym.register("test/Fails-v0", entry_point=Fails)
-    with pytest.raises(EnvError, match=r"could not be built \(test/Fails-v0\): OSError: no such port"):
+    with pytest.raises(EnvError, match=rf"could not be built \(test/Fails-v0\): {said}"):
         GymRecipe("test/Fails-v0").make()
     del gym.registry["test/Fails-v0"]
 

@@ -106,6 +106,16 @@ RAISED = [
 ]  # fmt: skip
 
 
+def test_what_an_env_raises_without_a_text_is_told_by_its_line():
+    def fault(result):
+        raise AssertionError
+
+    with pytest.raises(
+        EnvError, match=r"AssertionError at .*test_step_contract\.py:\d+: raise AssertionError \(action"
+    ):
+        batches(serial(fault, 7, 1), 3)
+
+
 @pytest.mark.parametrize("kind", RAISED)
 def test_what_an_env_raises_keeps_type_text_and_place(kind):
     def fault(result):

@@ -15,11 +15,11 @@ from rlcli.errors import ConfigError
 from rlcli.report import figures
 from rlcli.report.clock import Spent
 from rlcli.report.figures import WIDTH
-from rlcli.report.ledger import Ledger
+from rlcli.report.ledger import Entry, Ledger
 from rlcli.report.live import LiveView, render
 from rlcli.report.memory import MemoryRow, memory_rows
 from rlcli.report.reporter import Facts, Reporter
-from rlcli.report.snapshot import Snapshot, View
+from rlcli.report.snapshot import EVALUATION, Snapshot, View, shown
 from rlcli.report.view import PlainView, chosen, details, line, open_view
 from rlcli.report.workers import WorkerRow, Workers
 
@@ -144,6 +144,57 @@ def test_columns_stay_where_they_are_when_a_stage_appears(snapshot):
     own = {**snapshot.spent.own, ("other", "checkpoint"): 10_000_000, ("other", "log"): 20_000_000}
     before, after = drawn(snapshot, 120), drawn(replace(snapshot, spent=Spent(62_000, own)), 120)
     assert before[1].index("memory") == after[1].index("memory")
+
+
+LOSSES = {"lr": 1e-4, "policy loss": -0.02, "value loss": 3.5}
+
+
+def test_losses_the_learning_rate_and_evaluations_are_shown_where_there_is_room(snapshot):
+    full = replace(
+        snapshot, learning={**snapshot.learning, **LOSSES, EVALUATION: 480.0}, evaluations=[1.0, 300.0, 480.0],
+        success_rate=0.834, infos={"x": 1.5}, warnings=(),
+    )  # fmt: skip
+    least = ("lr 1e-04", "policy loss -0.020", "value loss 3.50", "▁▅█")
+    told = ("evaluation return 480", "success 83 %", "x 1.50", "kl 0.006", "return 312")
+    wide = "\n".join(drawn(full, 120))
+    assert all(part in wide for part in (*least, *told))
+    rest = 26 - len(drawn(full, 60))  # the screen is 25 lines high
+    narrow = drawn(replace(full, warnings=[(f"warning {i}", 1) for i in range(rest)]), 60)
+    assert len(narrow) == 25 and all(part in "\n".join(narrow) for part in told)
+    assert not any(part in "\n".join(narrow) for part in least)
+    assert "evaluation return 480" in line(full) and "success 83 %" in line(full)
+    assert "value loss 3.50" in everything(full)
+
+
+def test_the_loss_is_shown_by_its_parts_where_it_has_some():
+    assert shown({"loss": 1.0, "loss_objective": 0.25, "loss_critic": 0.75, "lr": 0.5}) == {
+        "lr": 0.5, "policy loss": 0.25, "value loss": 0.75,
+    }  # fmt: skip
+    assert shown({"loss": 1.0}) == {"loss": 1.0}
+
+
+def test_what_is_next_to_nothing_is_not_shown(snapshot):
+    text = "\n".join(drawn(snapshot, 120)) + everything(snapshot)
+    assert "approximated" not in text
+    assert "approximated values 3" in everything(replace(snapshot, approximated=3))
+    ledger = Ledger()
+    ledger.read([Entry("buffer", "rows", 100, saved=10)])
+    for process, saved in ((1000, 10), (1001, None)):
+        assert memory_rows(ledger, [], process=(process, process))[0].saved == saved
+
+
+@pytest.mark.parametrize("width", [200, 160, 100, 60])
+def test_lines_that_a_narrower_terminal_has_wrapped_are_erased(snapshot, width):
+    stream = Terminal()
+    view = LiveView(stream)
+    view.console.size = (160, 40)
+    view.show(snapshot)
+    lengths, before = [min(160, len(text)) for text in drawn(snapshot, 160)], len(stream.getvalue())
+    view.console.size = (width, 40)
+    view.show(snapshot)
+    view.close()
+    ups = stream.getvalue()[before:].partition("ppo_exact")[0].count("\x1b[1A")
+    assert ups == sum(max(-(-length // width), 1) for length in lengths) - 1
 
 
 def test_dropped_rows_are_shown_where_they_can_be(snapshot):

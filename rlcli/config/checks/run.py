@@ -9,8 +9,17 @@ from typing import Any
 from rlcli.config import registry
 from rlcli.config.checks.check import check
 from rlcli.config.parts import CHOICES
-from rlcli.config.problem import Problem
+from rlcli.config.problem import Problem, spell
 from rlcli.config.schemas import Config
+
+_FROM_WEIGHTS = (
+    "to train on from a run's weights, write policy.init_from={0} in its place: rlcli train ... policy.init_from={0}"
+)
+
+
+def _is_folder(asked: str) -> bool:
+    """Whether a run's folder is named, or one with a checkpoint of it after a colon."""
+    return os.path.isdir(asked) or os.path.isdir(asked.rpartition(":")[0])
 
 
 @check("policy.")
@@ -20,10 +29,14 @@ def check_policy(cfg: Any) -> Iterator[Problem]:
         yield Problem("policy=random has no weights to train", "use rlcli collect, or another policy")
     collects = not isinstance(cfg, Config) or cfg.loss.kind not in CHOICES["loss"]  # a loss of one's own may read it
     if policy.kind == "checkpoint" and not policy.path:
-        given = "policy.path=RUN_FOLDER" if collects else "use rlcli collect policy.path=RUN_FOLDER, or another policy"
+        given = "policy.path=RUN_FOLDER" if collects else _FROM_WEIGHTS.format("RUN")
         yield Problem("policy=checkpoint needs policy.path", f"{given} (rlcli ls runs lists them)", only_here=True)
     elif policy.kind == "checkpoint" and not collects:
-        yield Problem("policy=checkpoint acts with weights that are trained", "use rlcli collect, or another policy")
+        yield Problem("policy=checkpoint acts, and does not learn", _FROM_WEIGHTS.format(spell(policy.path)))
+    if policy.init_from is None and not policy.init_strict:
+        yield Problem("policy.init_strict has no meaning without policy.init_from", "leave it out")
+    elif policy.init_from is not None and not _is_folder(policy.init_from):
+        yield Problem(f"policy.init_from={policy.init_from} is no run", "rlcli ls runs lists runs", only_here=True)
     if policy.kind == "checkpoint" and policy.path and not os.path.exists(policy.path):
         yield Problem(f"policy.path={policy.path} does not exist", "rlcli ls runs lists runs", only_here=True)
 

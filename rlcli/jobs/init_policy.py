@@ -1,0 +1,166 @@
+"""`policy.init_from`: a training run that begins with another run's trained weights and normalisation statistics.
+
+They are compared layer by layer, and copied before target networks are made of them. From then on they are the run's
+own: its checkpoints hold them, and the other run, which stays as it is, is needed no more.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlcli.config.problem import spell as typed
+from rlcli.config.schemas import Config
+from rlcli.data.files.checkpoints import read_manifest
+from rlcli.envs import EnvBase
+from rlcli.envs.build import continue_transforms, learned_by_transforms
+from rlcli.envs.transformed import TransformedEnv, transforms_on
+from rlcli.errors import ConfigError
+from rlcli.keys import spell
+from rlcli.learning.update import Update, state_beside
+from rlcli.modules import ActorCritic, EGreedyModule
+from rlcli.modules.actors import other_layers
+from rlcli.objectives.value.estimator import ValueEstimator
+from rlcli.runs import checkpoint
+from rlcli.runs.checkpoint import Checkpoint, list_checkpoints, newest
+from rlcli.runs.folder import CHECKPOINTS, open_run
+from rlcli.transforms import RunningNorm, by_name
+
+
+class InitPolicy(NamedTuple):
+    """What a run began with.
+
+    Attributes
+    ----------
+    path : str
+        Of the checkpoint.
+    state : dict
+        What that holds.
+    frames : int
+        Of training behind it.
+    taken : int
+        Layers that were copied.
+    left_out : list of str
+        What was not, each with its two shapes.
+    """
+
+    path: str
+    state: dict[str, Any]
+    frames: int
+    taken: int
+    left_out: list[str]
+
+    @property
+    def line(self) -> str:
+        """For the start of the run."""
+        left = f"; not taken over: {'; '.join(self.left_out)}" if self.left_out else ""
+        return f"begins with {self.taken} layers of {self.path}, trained for {self.frames:,} frames{left}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for a report."""
+        return {"from": self.path, "frames": self.frames, "layers": self.taken, "left_out": self.left_out}
+
+    def copy_rest(self, update: Update, estimator: ValueEstimator | None) -> None:
+        """Copy what loss and value stage learn beside the networks: a temperature, the scale of values."""
+        mine = {name: x for name, x in update.loss.named_parameters() if x.requires_grad}
+        beside = state_beside(update.loss, *update.loss.networks)
+        _copy({name: x for name, x in mine.items() if name in beside}, self.state["update"], "loss.")
+        if estimator is not None:
+            own = state_beside(estimator, update.loss, *update.loss.networks)
+            _copy(own, self.state.get("loop", {}).get("estimator", {}))
+
+
+def init_policy(cfg: Config, env: EnvBase, policy: ActorCritic) -> InitPolicy:
+    """Put the weights and statistics that `policy.init_from` names into a new run's networks and transforms.
+
+    What explores (an epsilon) begins anew.
+
+    Raises
+    ------
+    ConfigError
+        There are none, or (`policy.init_strict`) some do not fit: each layer is named with its two shapes.
+    DamagedDataError, ResourceError
+        The checkpoint does not verify, or there is none.
+    """
+    asked = str(cfg.policy.init_from)
+    found = _checkpoint(asked)
+    explores = {
+        f"{name}.{entry}" for name, part in policy.named_modules() if isinstance(part, EGreedyModule)
+        for entry in part.state_dict()
+    }  # fmt: skip
+    mine, theirs = (
+        {name: x for name, x in state.items() if name not in explores}
+        for state in (policy.state_dict(), found.state["policy"])
+    )
+    if policy.critic is None:
+        theirs = {name: x for name, x in theirs.items() if not name.startswith("critic.")}
+    other = other_layers(mine, theirs)
+    saved = learned_by_transforms(found.state) if "collector" in found.state else {}
+    scales = dict(_other_scales(env, saved))
+    left_out = [*other.values(), *scales.values()]
+    if left_out and cfg.policy.init_strict:
+        raise ConfigError(
+            "the run cannot begin with these weights", where=f"policy.init_from={typed(asked)}",
+            why="; ".join(left_out),
+            fix="Make both alike, or add policy.init_strict=false, which takes over what fits.",
+        )  # fmt: skip
+    fitting = {name: x for name, x in theirs.items() if name not in other}
+    if not any(isinstance(x, Tensor) for x in fitting.values()):
+        raise ConfigError(
+            "nothing of these weights fits the run", where=f"policy.init_from={typed(asked)}", why="; ".join(left_out)
+        )
+    policy.load_state_dict(fitting, strict=False)
+    continue_transforms(env, {name: state for name, state in saved.items() if name not in scales})
+    return InitPolicy(str(found.path), found.state, found.manifest["number"], len(fitting), left_out)
+
+
+def _checkpoint(asked: str) -> Checkpoint:
+    """The one that `RUN`, `RUN:CHECKPOINT` or the folder of a checkpoint names."""
+    folder, which = (asked, "") if os.path.isdir(asked) else asked.rpartition(":")[::2]
+    if not which and (Path(folder) / checkpoint.MANIFEST).exists():
+        return checkpoint.load(folder)
+    run = open_run(folder)
+    if not which:
+        return newest(run)
+    there = list_checkpoints(run.path / CHECKPOINTS)
+    frames = {str(read_manifest(path)["number"]): path for path in there}
+    path = frames.get(which.replace("_", ""), run.path / CHECKPOINTS / which)
+    if not (path / checkpoint.MANIFEST).exists():
+        raise ConfigError(
+            f"the run has no checkpoint {which!r}", where=f"policy.init_from={typed(asked)}",
+            fix=f"Those of {run.path}: {', '.join(f'{path.name} ({at} frames)' for at, path in frames.items())}.",
+        )  # fmt: skip
+    return checkpoint.load(path)
+
+
+def _other_scales(env: EnvBase, saved: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Normalisations of observations that are only there, only here, or of another shape: name -> what to say."""
+    base = env.base_env if isinstance(env, TransformedEnv) else env
+    mine = {name: part for name, part in by_name(transforms_on(env)).items() if isinstance(part, RunningNorm)}
+    for name in saved:
+        if name.startswith(RunningNorm.__name__) and name not in mine:
+            yield name, "observations are normalised there and not here (env.normalize_observation=true)"
+    for name, part in mine.items():
+        if name not in saved:
+            yield name, "observations are normalised here and not there (env.normalize_observation=false)"
+            continue
+        for key in part.in_keys:
+            there = saved[name]["_extra_state"].get(f"{spell(key)}/mean")
+            here = tuple(base.observation_spec[key].shape[1:])
+            if there is None or (tuple(there.shape) and tuple(there.shape) != here):
+                shape = "missing" if there is None else tuple(there.shape)
+                yield name, f"the normalisation of {spell(key)} is {shape} there and {here} here"
+
+
+def _copy(mine: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> None:
+    """Write what both hold in one shape into `mine`."""
+    with torch.no_grad():
+        for name, x in mine.items():
+            other = theirs.get(f"{prefix}{name}")
+            if isinstance(x, Tensor) and isinstance(other, Tensor) and x.shape == other.shape:
+                x.copy_(other)

@@ -1,0 +1,85 @@
+"""episodes.csv: a line for every episode that ended, in the order in which they were reported.
+
+A resumed run cuts it to the episodes that its checkpoint knows of, so that none is there twice and none is missing.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rlcli.lanes.lanes import SUCCESS
+from rlcli.report.metrics import cannot_write
+from rlcli.report.tally import Episode
+
+COLUMNS = ("frames", "seconds", "env", "seed", "return", "length", "ended")
+
+
+class EpisodeLog:
+    """Appends to a file that is made with the first episode.
+
+    Parameters
+    ----------
+    path : Path
+    info_keys : sequence of str
+        What is followed of the `info`, beside `is_success`: a column each, empty where an episode had none.
+
+    Attributes
+    ----------
+    rows : int
+        Episodes in the file; a checkpoint keeps it.
+
+    Raises
+    ------
+    ResourceError
+        From `begin` and `write`: the file cannot be written.
+    """
+
+    def __init__(self, path: Path, info_keys: Sequence[str] = ()) -> None:
+        self.path = path
+        self._keys = tuple(dict.fromkeys((SUCCESS, *info_keys)))
+        self.rows = 0
+
+    def begin(self) -> None:
+        """Cut what an earlier session left to `rows`, and put it under these columns."""
+        if not self.path.exists():
+            self.rows = 0
+            return
+        kept, named = self.rows, [*COLUMNS, *self._keys]
+        with open(self.path, encoding="utf-8", newline="") as file:
+            rows = [row for row, _ in zip(csv.DictReader(file), range(kept), strict=False)]
+        lines = [named, *([row.get(name) or "" for name in named] for row in rows)]
+        self.rows = len(rows)
+        self._put(lines, "w")
+
+    def write(self, episodes: Iterable[Episode], seconds: float) -> None:
+        """Append episodes, which ended at most so many seconds after the run began."""
+        lines: list[Sequence[object]] = [
+            (
+                each.frames, f"{seconds:.3f}", each.env, "" if each.seed is None else each.seed, each.returned,
+                each.length, "terminated" if each.terminated else "truncated",
+                *(each.info.get(key, "") for key in self._keys),
+            )
+            for each in episodes
+        ]  # fmt: skip
+        self.rows += len(lines)
+        if lines:
+            self._put(lines if self.path.exists() else [(*COLUMNS, *self._keys), *lines], "a")
+
+    def flush(self) -> None:
+        """Bring it to the disk; call before a checkpoint that counts on it."""
+        if self.path.exists():
+            with open(self.path, "rb") as file:
+                os.fsync(file.fileno())
+
+    def _put(self, lines: Iterable[Sequence[object]], mode: str) -> None:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(lines)
+        try:
+            with open(self.path, mode, encoding="utf-8") as file:
+                file.write(text.getvalue())
+        except OSError as error:
+            raise cannot_write(self.path, error, len(text.getvalue())) from error
