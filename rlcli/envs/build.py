@@ -39,6 +39,7 @@ def build_env(
     gamma: float = 0.99,
     num: int | None = None,
     on_worker_error: str = "raise",
+    first: GymEnv | None = None,
 ) -> EnvBase:
     """The envs of a run with their transforms.
 
@@ -50,12 +51,14 @@ def build_env(
         Instead of `cfg.num`; they are stepped in this process then.
     on_worker_error : {"raise", "restart"}
         What becomes of a process that steps envs and fails.
+    first : GymEnv, optional
+        Lane 0, where it was made already, by `make_single`, and this process steps it.
     """
     lanes = cfg.num if num is None else num
     if _apart(cfg) and num is None:
-        base = _parallel(cfg, on_worker_error)
+        base = _parallel(cfg, on_worker_error, first)
     else:
-        base = _native(cfg, lanes) if wants_native(cfg, lanes) else _serial(cfg, lanes)
+        base = _native(cfg, lanes) if wants_native(cfg, lanes) else _serial(cfg, lanes, first)
     base.lanes.step_timeout = cfg.step_timeout  # type: ignore[attr-defined]
     for transform in build_transforms(cfg, base, gamma):
         try:
@@ -85,12 +88,13 @@ def evaluation_lanes(cfg: EnvConfig, episodes: int) -> int:
     return -(-episodes // rounds)
 
 
-def _serial(cfg: EnvConfig, lanes: int) -> EnvBase:
+def _serial(cfg: EnvConfig, lanes: int, first: GymEnv | None) -> EnvBase:
     pace, make = Pace(cfg.id, lanes), _maker(cfg)
+    there = [] if first is None else [first]
 
     def another() -> GymEnv:
         pace.another()
-        return make()
+        return there.pop() if there else make()
 
     return SerialEnv(lanes, another)
 
@@ -127,11 +131,12 @@ def env_workers(cfg: CollectConfig) -> int:
     return len(parts) - caller_steps
 
 
-def _parallel(cfg: EnvConfig, on_worker_error: str) -> EnvBase:
+def _parallel(cfg: EnvConfig, on_worker_error: str, first: GymEnv | None) -> EnvBase:
     method = None if cfg.start_method == "auto" else cfg.start_method
     env = ParallelEnv(
-        cfg.num, _maker(cfg), **_dealt_out(cfg, on_worker_error), step_timeout=cfg.step_timeout, start_method=method
-    )
+        cfg.num, _maker(cfg), **_dealt_out(cfg, on_worker_error), step_timeout=cfg.step_timeout, start_method=method,
+        first=None if first is None else first.gym,
+    )  # fmt: skip
     heavy = env.lanes.heavy  # type: ignore[attr-defined]
     if heavy and env.start_method != "fork":
         print(f"the code of {cfg.id} imports {', '.join(heavy)} in every worker process", file=sys.stderr)
@@ -143,6 +148,11 @@ def _maker(cfg: EnvConfig) -> partial[GymEnv]:
     return partial(
         GymEnv, configured(cfg), categorical_action_encoding=True, narrow=True, out_of_bounds=cfg.out_of_bounds
     )
+
+
+def make_single(cfg: EnvConfig) -> GymEnv:
+    """One of a run's single envs."""
+    return _maker(cfg)()
 
 
 def wants_native(cfg: EnvConfig, lanes: int) -> bool:

@@ -52,6 +52,8 @@ class ParallelEnv(LanesEnv):
         How processes are made (see `rlcli.processes.worker`); by default `forkserver`.
     device : torch device, optional
         Where the TensorDict face puts its tensors.
+    first : gymnasium.Env, optional
+        The first env, where it was made already and the caller steps it.
 
     Raises
     ------
@@ -80,6 +82,7 @@ class ParallelEnv(LanesEnv):
         on_worker_error: str = "raise",
         start_method: str | None = None,
         device=None,
+        first: gym.Env | None = None,
     ) -> None:
         given = [_described(maker) for maker in one_each("ParallelEnv", num_workers, create_env_fn)]
         options = given[0][1]
@@ -99,6 +102,7 @@ class ParallelEnv(LanesEnv):
             categorical=options["categorical_action_encoding"],
             narrow=options["narrow"],
             out_of_bounds=strictest(each["out_of_bounds"] for _, each in given),
+            first=first,
         )
         super().__init__(lanes, *lanes.spaces, batched=True, device=device)
         self._makers = [partial(GymEnv, recipe, **each) for recipe, each in given]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from rlcli.config.schemas import Config
 from rlcli.data.files.state import loading_state
 from rlcli.envs.build import build_env, build_evaluation_env, copy_transforms
 from rlcli.errors import RlcliError, in_words
-from rlcli.jobs.env_mode import settled
+from rlcli.jobs.env_mode import NONE, First, settled
 from rlcli.jobs.trained_run import TrainingRun
 from rlcli.learning.evaluation import (
     Evaluation,
@@ -56,10 +57,10 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
     StoppedSafely
         On SIGTERM or Ctrl-C, after a checkpoint was written, or while its parts were made and nothing was to be saved.
     """
-    cfg, chosen = settled(cfg)
-    with new_run(cfg, "train", overrides) as (run, stop):
+    cfg, chosen, first = settled(cfg)
+    with contextlib.closing(first), new_run(cfg, "train", overrides) as (run, stop):
         with stop.at_once(f"Begin it with: {start_command(run, same_folder=True)}"):
-            learner = Learner(cfg, run, stop)
+            learner = Learner(cfg, run, stop, first=first)
         learner.chosen = chosen
         with learner.reporter:
             learner.begin()
@@ -92,9 +93,13 @@ class Learner:
     stop : StopSignals
     resume_at : int, optional
         Frames of the checkpoint that is about to be loaded.
+    first : First
+        The first env, where it is there already.
     """
 
-    def __init__(self, cfg: Config, run: Run, stop: StopSignals, resume_at: int | None = None) -> None:
+    def __init__(
+        self, cfg: Config, run: Run, stop: StopSignals, resume_at: int | None = None, first: First = NONE
+    ) -> None:
         self.cfg, self.run, self.stop = cfg, run, stop
         process = ProcessPeak()
         self.imported = process.now
@@ -102,8 +107,9 @@ class Learner:
         torch.set_num_threads(1)  # initial weights must not depend on what ran in this process before
         apart = cfg.collector.kind != "sync"  # workers have the envs; here is one to look at
         self.env = build_env(
-            cfg.env, gamma=cfg.value.gamma, num=1 if apart else None, on_worker_error=cfg.collector.on_worker_error
-        )
+            cfg.env, gamma=cfg.value.gamma, num=1 if apart else None, on_worker_error=cfg.collector.on_worker_error,
+            first=first.take(),
+        )  # fmt: skip
         self.algorithm = algorithm_of(cfg)
         self.policy = policy = build_policy(cfg, self.env)
         self.threads = choose_threads(cfg, policy)
