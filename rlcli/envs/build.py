@@ -27,8 +27,7 @@ from rlcli.lanes.shares import shared_out
 from rlcli.processes.memory import free_memory, process_memory, size
 from rlcli.transforms import FrameStack, RewardNorm, RewardScaling, RunningNorm, SignTransform, Transform, by_name
 
-# Episodes that an evaluation plays at a time: where one call steps all of them, and where each is an env of its own
-EPISODES_OF_ARRAYS, EPISODES_OF_ENVS = 1024, 32
+EVALUATION_ENVS = 32  # of one evaluation at most, unless more are asked for
 SURE_AFTER = 2.0  # seconds, from which the envs made so far say something of the others
 WORTH_A_WORD = 5.0  # seconds
 
@@ -40,6 +39,7 @@ def build_env(
     num: int | None = None,
     on_worker_error: str = "raise",
     first: GymEnv | None = None,
+    key: str = "env.num",
 ) -> EnvBase:
     """The envs of a run with their transforms.
 
@@ -53,12 +53,14 @@ def build_env(
         What becomes of a process that steps envs and fails.
     first : GymEnv, optional
         Lane 0, where it was made already, by `make_single`, and this process steps it.
+    key : str
+        What says how many envs there are, for what is said of slow or large ones.
     """
     lanes = cfg.num if num is None else num
     if _apart(cfg) and num is None:
         base = _parallel(cfg, on_worker_error, first)
     else:
-        base = _native(cfg, lanes) if wants_native(cfg, lanes) else _serial(cfg, lanes, first)
+        base = _native(cfg, lanes) if wants_native(cfg, lanes) else _serial(cfg, lanes, first, key)
     base.lanes.step_timeout = cfg.step_timeout  # type: ignore[attr-defined]
     for transform in build_transforms(cfg, base, gamma):
         try:
@@ -78,18 +80,17 @@ def build_evaluation_env(cfg: Config, episodes: int) -> EnvBase:
     """
     counted = "count" if cfg.env.out_of_bounds == "refuse" else cfg.env.out_of_bounds
     env = dataclasses.replace(cfg.env, out_of_bounds=counted)
-    return build_env(env, gamma=cfg.value.gamma, num=evaluation_lanes(cfg.env, episodes))
+    return build_env(env, gamma=cfg.value.gamma, num=evaluation_lanes(cfg, episodes), key="run.eval_envs")
 
 
-def evaluation_lanes(cfg: EnvConfig, episodes: int) -> int:
-    """How many envs an evaluation steps together: as many as make it faster, whatever the machine."""
-    arithmetic = wants_native(cfg, episodes) and auto_prefers_native(cfg.id, episodes)
-    rounds = -(-episodes // (EPISODES_OF_ARRAYS if arithmetic else EPISODES_OF_ENVS))
+def evaluation_lanes(cfg: Config, episodes: int) -> int:
+    """How many envs an evaluation steps together, each of them about as many episodes after one another."""
+    rounds = -(-episodes // (cfg.run.eval_envs or min(cfg.env.num, EVALUATION_ENVS)))
     return -(-episodes // rounds)
 
 
-def _serial(cfg: EnvConfig, lanes: int, first: GymEnv | None) -> EnvBase:
-    pace, make = Pace(cfg.id, lanes), _maker(cfg)
+def _serial(cfg: EnvConfig, lanes: int, first: GymEnv | None, key: str) -> EnvBase:
+    pace, make = Pace(cfg.id, lanes, key), _maker(cfg)
     there = [] if first is None else [first]
 
     def another() -> GymEnv:
@@ -252,10 +253,12 @@ class Pace:
         Of the env.
     count : int
         How many there will be.
+    key : str
+        What says so.
     """
 
-    def __init__(self, name: str, count: int) -> None:
-        self.name, self.count = name, count
+    def __init__(self, name: str, count: int, key: str = "env.num") -> None:
+        self.name, self.count, self.key = name, count, key
         self.made, self.looked = 0, False
         self.began, self.held = time.monotonic(), process_memory()[0]
 
@@ -280,11 +283,14 @@ class Pace:
         if needed > free:
             raise ResourceError(
                 f"{self.count:,} envs do not fit into memory",
-                where=f"env.num, {self.name}",
+                where=f"{self.key}, {self.name}",
                 why=f"the first {self.made:,} took {size(now - self.held)}, so the others would take about "
                 f"{size(needed)}, and {size(max(free, 0))} are free",
-                fix="Use a smaller env.num.",
+                fix=f"Use a smaller {self.key}.",
             )
         seconds = spent / self.made * left
         if seconds > WORTH_A_WORD:
-            print(f"making {self.count:,} envs of {self.name}: about {seconds:.0f} s more ...", file=sys.stderr)
+            played = "run.eval_envs=1 makes one, run.eval_episodes=0 plays no evaluation; "
+            fewer = played if self.key == "run.eval_envs" else ""
+            said = f"making {self.count:,} envs of {self.name}: {fewer}about {seconds:.0f} s more ..."
+            print(said, file=sys.stderr)

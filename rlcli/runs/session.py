@@ -257,8 +257,8 @@ class Saver:
         if due(self.every, self._saved_at, frames):
             self.save(frames)
 
-    def stop_if_asked(self, frames: int) -> None:
-        """Between two batches, also before the first and after the last.
+    def stop_if_asked(self, frames: int, *, saved: bool = False) -> None:
+        """Between two batches, also before the first and after the last, where all may be `saved` already.
 
         Raises
         ------
@@ -266,7 +266,8 @@ class Saver:
             The run was asked to stop, and has saved itself.
         """
         if self.stop.requested:
-            self.save(frames)
+            if not saved:
+                self.save(frames)
             raise StoppedSafely(
                 f"stopped by {self.stop.reason} at {frames:,} frames and saved",
                 fix=f"Go on with: {resume_command(self.run)}",
