@@ -176,13 +176,24 @@ def _native(cfg: EnvConfig, lanes: int) -> EnvBase:
     kwargs = dict(cfg.kwargs)
     if cfg.wrappers:
         raise ConfigError("env.wrappers cannot wrap a native engine", where="env.mode", fix="Use env.mode=serial.")
+    if cfg.id in registry.users_names("env"):
+        raise ConfigError(
+            f"{cfg.id} is registered by register_env, which gives single envs", where="env.mode",
+            fix="Use env.mode=serial, or register it with gymnasium and a vector_entry_point "
+            "(rlcli help environments).",
+        )  # fmt: skip
+    if kwargs.get("max_episode_steps") == -1:
+        raise ConfigError(
+            "max_episode_steps=-1 means no limit to gymnasium.make, and not to an engine", where="env.kwargs",
+            fix="Give env.max_episode_steps=N, or env.mode=serial.",
+        )  # fmt: skip
     if cfg.kind == "atari":
         a = cfg.atari
         kwargs.pop("frameskip", None)  # the engine skips frames itself
         kwargs |= {
             "stack_num": 1, "img_height": a.screen_size, "img_width": a.screen_size, "grayscale": a.grayscale,
             "frameskip": a.frame_skip, "noop_max": a.noop_max, "episodic_life": a.terminal_on_life_loss,
-            "reward_clipping": False,
+            "reward_clipping": False, "use_fire_reset": False,
         }  # fmt: skip
     set_limit(kwargs, cfg.max_episode_steps)
     return make_native(cfg.id, lanes, pool=cfg.kind == "envpool", out_of_bounds=cfg.out_of_bounds, settings=kwargs)

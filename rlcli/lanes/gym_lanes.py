@@ -199,19 +199,25 @@ class GymLanes(ReplayableLanes):
 
     def repeats(self) -> bool:
         drawn = self.probe_actions()
-        return self._trace(drawn) == self._trace(drawn)
+        # some envs keep more from episode to episode than a seed resets: a new one, and when it has played another
+        new, _, again = (self._trace(drawn, episode) for episode in (0, 1, 0))
+        return new == again
 
-    def _trace(self, drawn: Sequence[np.ndarray]) -> list[str]:
-        """What the first seeded episode of lane 0 shows and pays under these actions; the env is left as it is then."""
-        send, env, seed = self.actions.sender(), self.inner[0], self.seed_of(0, 0)
-        self.ahead.pop(0, None)
+    def _trace(self, drawn: Sequence[np.ndarray], episode: int) -> list[str]:
+        """What a seeded episode shows and pays under these actions; the env is left as it is then.
+
+        It is of the last lane: the first may have been tried before (`pace`).
+        """
+        send, lane = self.actions.sender(), self.n - 1
+        env, seed = self.inner[lane], self.seed_of(lane, episode)
+        self.ahead.pop(lane, None)
         sent, taken = None, 0
         self.tried[0] += 1
         try:
             observation, info = _whole(env.reset(seed=seed), RESET)
             seen = [self._fingerprint(observation)]
             for actions in drawn:
-                sent, taken = allowed(self.actions.space, send(actions)[0], observation, info), taken + 1
+                sent, taken = allowed(self.actions.space, send(actions)[lane], observation, info), taken + 1
                 self.tried[0] += 1
                 observation, reward, terminated, truncated, info = _whole_step(env.step, sent)
                 seen += [self._fingerprint(observation), repr((reward, terminated, truncated))]
@@ -220,8 +226,8 @@ class GymLanes(ReplayableLanes):
         except (RlcliError, KeyboardInterrupt):
             raise
         except BaseException as error:
-            place = named(self, 0, None, f"step {taken} of a first try", seed=seed)
-            raise env_raised(self, error, 0, "step" if taken else "reset", sent, place) from error
+            place = named(self, lane, None, f"step {taken} of a first try", seed=seed)
+            raise env_raised(self, error, lane, "step" if taken else "reset", sent, place) from error
         return seen
 
     def pace(self, steps: int, moment: float) -> tuple[float, float]:

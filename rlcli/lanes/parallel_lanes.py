@@ -460,7 +460,7 @@ class ParallelLanes(ReplayableLanes):
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
     def is_replayable(self) -> bool:
-        return self.seeded and self._each("repeats")[0]
+        return self.seeded and all(self._each("repeats"))
 
     def fingerprints(self) -> list[str]:
         return [each for found in self._each("fingerprints") for each in found]

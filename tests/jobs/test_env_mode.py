@@ -251,6 +251,7 @@ def test_processes_that_fail_are_replaced_and_the_report_tells(short_run, tmp_pa
             "cannot be replaced",
         ),
         (["env.workers=8", "env.caller_steps=true"], "use env.workers=7 at most"),
+        (["env.id=ALE/Pong-v5", "env.mode=native"], "use env=atari, or env.mode=serial"),
     ],
 )
 def test_what_does_not_go_together_is_refused(words, sentence):
