@@ -55,6 +55,8 @@ _OTHER_NAMES = {
     **dict.fromkeys(("info", "look"), "inspect RUN"),
     **dict.fromkeys(("benchmark", "profile"), "bench"),
 }  # fmt: skip
+_RUNNING = ("train", "collect", "resume", "eval")  # verbs that step envs
+_LOOKING = frozenset(("-h", "--help", "-c", "--cfg"))  # and words with which they do not
 _HIDDEN = {"__complete": "completion"}
 
 HELP = f"""usage: rlcli VERB [key=value ...] [flags]
@@ -112,6 +114,8 @@ def main(argv: list[str] | None = None) -> int:
             if packages:
                 from rlcli.config.registry import import_package
 
+                if verb in _RUNNING and not _LOOKING.intersection(rest):
+                    _load_first(rest)
                 for package in packages:
                     import_package(package)
             code = runner(verb)(words if verb in _HIDDEN else rest, recipe_dirs)
@@ -141,6 +145,14 @@ def main(argv: list[str] | None = None) -> int:
             return ResourceError.exit_code
         print(f"{name}: {unforeseen(error)}", file=sys.stderr)
         return 1
+
+
+def _load_first(words: Sequence[str]) -> None:
+    """Load what a run uses before packages of the user's: some bring native libraries that bear no other order."""
+    with loading(quiet="console=off" in words):
+        import numba  # noqa: F401
+
+        from rlcli.jobs import train  # noqa: F401
 
 
 def runner(verb: str) -> Callable[[Sequence[str], Sequence[str]], int]:
