@@ -11,6 +11,7 @@ import errno
 import gc
 import io
 import os
+import re
 import shlex
 import sys
 import warnings
@@ -217,7 +218,8 @@ def _answering() -> contextlib.AbstractContextManager[Any]:
 
 
 def _in_one_line(message: Warning | str, *place: Any, **more: Any) -> None:
-    print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(message)).removeprefix("WARN: ")  # gymnasium colours its own, and says so
+    print(f"warning: {' '.join(plain.split())}", file=sys.stderr)
 
 
 def _take(words: list[str], flag: str, value_name: str) -> tuple[list[str], list[str]]:
