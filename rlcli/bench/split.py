@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,7 +18,8 @@ from rlcli.collectors.base import BaseCollector
 from rlcli.collectors.build import build_collector
 from rlcli.config.compose import configure
 from rlcli.config.schemas import CollectConfig
-from rlcli.envs.build import build_env, wants_native
+from rlcli.envs.build import build_env, make_single, wants_native
+from rlcli.jobs.env_mode import MOMENT, STEPS, chosen
 from rlcli.lanes.make import configured
 from rlcli.processes.cores import cores
 
@@ -48,17 +49,18 @@ def processes(num: int) -> list[int]:
     return [*(2**k for k in range(1, 20) if 2**k < most), most]
 
 
-def candidates(num: int, native: bool) -> list[Split]:
-    """What is measured, the simplest first."""
+def candidates(num: int, native: bool, more: int = 0) -> list[Split]:
+    """What is measured, the simplest first; `more`: processes beyond the cores, for envs that wait."""
     plain = ("env.mode=native",) if native else ("env.mode=serial",)
     found = [Split(ALONE, 0, ("env.mode=serial",))]
     if native:
         found.append(Split(NATIVE, 0, plain))
     found.append(Split(APART, 1, ("env.workers=1", "env.caller_steps=false")))
-    for count in processes(num):
+    for count in [*processes(num), *([more] if more else [])]:
         found.append(Split(CALLING, count - 1, (f"env.workers={count - 1}", "env.caller_steps=true")))
         found.append(Split(APART, count, (f"env.workers={count}", "env.caller_steps=false")))
-        found.append(Split(COLLECTING, count, ("collector=multi_sync", f"collector.num_workers={count}", *plain)))
+        if count != more:
+            found.append(Split(COLLECTING, count, ("collector=multi_sync", f"collector.num_workers={count}", *plain)))
     return found
 
 
@@ -70,7 +72,9 @@ def measure(settings: dict[str, Any]) -> Report:
     cfg = configure("collect", [*words, "env.mode=auto"])
     alone = _step_time(cfg)
     steps = min(max(round(settings["seconds"] / (num * alone)), 16), 256)
-    splits = candidates(num, wants_native(cfg.env, num))
+    with closing(make_single(cfg.env)) as env:
+        asleep, _ = chosen(num, *env.lanes.pace(STEPS, MOMENT))  # type: ignore[attr-defined]
+    splits = candidates(num, wants_native(cfg.env, num), asleep if asleep > processes(num)[-1] else 0)
     with ExitStack() as stack:
         sides = {}
         for split in splits:
@@ -149,5 +153,6 @@ def reasons(
         )
     else:
         sharers = best.workers + (best.kind == CALLING)
-        why = f"On {cores()} cores {sharers} processes that step a share each are {times:.2f} x as fast."
+        waits = ", since a step waits more than it computes" if sharers > processes(num)[-1] else ""
+        why = f"On {cores()} cores {sharers} processes that step a share each are {times:.2f} x as fast{waits}."
     return f"{facts} {why}"

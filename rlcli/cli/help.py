@@ -45,7 +45,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
         print(HELP)
         print("topics (rlcli help TOPIC)")
         for name in topics():
-            print(f"  {name:<12}{_title(name)}")
+            print(f"  {name:<14}{_title(name)}")
         return 0
     name, *more = asked
     if name in topics() and more:

@@ -11,6 +11,7 @@ import errno
 import gc
 import io
 import os
+import re
 import shlex
 import sys
 import warnings
@@ -55,6 +56,8 @@ _OTHER_NAMES = {
     **dict.fromkeys(("info", "look"), "inspect RUN"),
     **dict.fromkeys(("benchmark", "profile"), "bench"),
 }  # fmt: skip
+_RUNNING = ("train", "collect", "resume", "eval")  # verbs that step envs
+_LOOKING = frozenset(("-h", "--help", "-c", "--cfg"))  # and words with which they do not
 _HIDDEN = {"__complete": "completion"}
 
 HELP = f"""usage: rlcli VERB [key=value ...] [flags]
@@ -112,6 +115,8 @@ def main(argv: list[str] | None = None) -> int:
             if packages:
                 from rlcli.config.registry import import_package
 
+                if verb in _RUNNING and not _LOOKING.intersection(rest):
+                    _load_first(rest)
                 for package in packages:
                     import_package(package)
             code = runner(verb)(words if verb in _HIDDEN else rest, recipe_dirs)
@@ -141,6 +146,14 @@ def main(argv: list[str] | None = None) -> int:
             return ResourceError.exit_code
         print(f"{name}: {unforeseen(error)}", file=sys.stderr)
         return 1
+
+
+def _load_first(words: Sequence[str]) -> None:
+    """Load what a run uses before packages of the user's: some bring native libraries that bear no other order."""
+    with loading(quiet="console=off" in words):
+        import numba  # noqa: F401
+
+        from rlcli.jobs import train  # noqa: F401
 
 
 def runner(verb: str) -> Callable[[Sequence[str], Sequence[str]], int]:
@@ -205,7 +218,8 @@ def _answering() -> contextlib.AbstractContextManager[Any]:
 
 
 def _in_one_line(message: Warning | str, *place: Any, **more: Any) -> None:
-    print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(message)).removeprefix("WARN: ")  # gymnasium colours its own, and says so
+    print(f"warning: {' '.join(plain.split())}", file=sys.stderr)
 
 
 def _take(words: list[str], flag: str, value_name: str) -> tuple[list[str], list[str]]:

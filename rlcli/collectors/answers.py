@@ -26,8 +26,8 @@ LAST_RESORT = 10.0  # seconds that what hangs has to react in
 _IN_WORKER = 0.5  # the same in a worker, which has nothing to lose that its parent has not
 EVERY = 0.5  # seconds between two looks
 _STEPPING = {  # functions of lanes, and what they call envs for
-    "step": "step", "_step": "step", "_reset_into": "reset", "_trace": "a first try", "_replay_lane": "a replay",
-    "_each": "a first try or a replay",
+    "step": "step", "_step": "step", "_reset_into": "reset", "_trace": "a first try", "pace": "a first try",
+    "_replay_lane": "a replay", "_each": "a first try or a replay",
 }  # fmt: skip
 _LONELY = 5.0  # seconds without anything to look at after which the thread ends
 

@@ -71,6 +71,7 @@ _SAME = {
     "optim.eps": "adam_eps adam_epsilon",
     "run.dir": "o out output output_dir log_dir logdir log_path save_path save_dir tensorboard_log local_dir",
     "run.eval_every": "eval_freq eval_frequency evaluation_interval eval_interval",
+    "run.eval_envs": "n_eval_envs num_eval_envs eval_num_envs evaluate.num_envs",
     "run.eval_episodes": "n_eval_episodes num_eval_episodes evaluation_duration",
     "run.checkpoint_every": "save_freq save_frequency save_interval checkpoint_freq checkpoint_frequency",
 }

@@ -439,6 +439,9 @@ class RunConfig:
     max_replay_steps: int = option(10_000, "longest open episode that a resume replays", ge=0)
     eval_every: int | None = option(None, "frames between evaluations; null never evaluates", ge=1)
     eval_episodes: int = option(20, "episodes of an evaluation; 0 plays none at the end", ge=0)
+    eval_envs: int | None = option(
+        None, "envs of an evaluation, which play one episode after another; null: env.num, 32 at most", ge=1
+    )
     eval_max_steps: int | None = option(
         None,
         "steps after which an evaluation cuts an episode off; null: total_frames / 4, from 1,000 to 30,000",

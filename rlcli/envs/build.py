@@ -27,8 +27,7 @@ from rlcli.lanes.shares import shared_out
 from rlcli.processes.memory import free_memory, process_memory, size
 from rlcli.transforms import FrameStack, RewardNorm, RewardScaling, RunningNorm, SignTransform, Transform, by_name
 
-# Episodes that an evaluation plays at a time: where one call steps all of them, and where each is an env of its own
-EPISODES_OF_ARRAYS, EPISODES_OF_ENVS = 1024, 32
+EVALUATION_ENVS = 32  # of one evaluation at most, unless more are asked for
 SURE_AFTER = 2.0  # seconds, from which the envs made so far say something of the others
 WORTH_A_WORD = 5.0  # seconds
 
@@ -38,8 +37,10 @@ def build_env(
     *,
     gamma: float = 0.99,
     num: int | None = None,
-    first: int = 0,
+    offset: int = 0,
     on_worker_error: str = "raise",
+    first: GymEnv | None = None,
+    key: str = "env.num",
 ) -> EnvBase:
     """The envs of a run with their transforms.
 
@@ -49,16 +50,20 @@ def build_env(
         Discount, for the running scale of rewards.
     num : int, optional
         Instead of `cfg.num`; they are stepped in this process then.
-    first : int
+    offset : int
         The number of the first of them in `env.kwargs`, where those name it.
     on_worker_error : {"raise", "restart"}
         What becomes of a process that steps envs and fails.
+    first : GymEnv, optional
+        Lane 0, where it was made already, by `make_single`, and this process steps it.
+    key : str
+        What says how many envs there are, for what is said of slow or large ones.
     """
     lanes = cfg.num if num is None else num
     if _apart(cfg) and num is None:
-        base = _parallel(cfg, first, on_worker_error)
+        base = _parallel(cfg, offset, on_worker_error, first)
     else:
-        base = _native(cfg, lanes) if wants_native(cfg, lanes) else _serial(cfg, lanes, first)
+        base = _native(cfg, lanes) if wants_native(cfg, lanes) else _serial(cfg, lanes, offset, first, key)
     base.lanes.step_timeout = cfg.step_timeout  # type: ignore[attr-defined]
     if cfg.info_keys:
         base.lanes.keep_info(cfg.info_keys)  # type: ignore[attr-defined]
@@ -73,10 +78,10 @@ def build_env(
     return base
 
 
-def env_of_run(cfg: CollectConfig, gamma: float = 0.99) -> EnvBase:
+def env_of_run(cfg: CollectConfig, gamma: float = 0.99, first: GymEnv | None = None) -> EnvBase:
     """The envs that a run's own process steps; where workers make theirs one to look at, which is closed."""
     if cfg.collector.kind == "sync":
-        return build_env(cfg.env, gamma=gamma, on_worker_error=cfg.collector.on_worker_error)
+        return build_env(cfg.env, gamma=gamma, on_worker_error=cfg.collector.on_worker_error, first=first)
     env = build_env(cfg.env, gamma=gamma, num=1)
     env.close()
     return env
@@ -89,24 +94,26 @@ def build_evaluation_env(cfg: Config, episodes: int) -> EnvBase:
     """
     counted = "count" if cfg.env.out_of_bounds == "refuse" else cfg.env.out_of_bounds
     env = dataclasses.replace(cfg.env, out_of_bounds=counted)
-    return build_env(env, gamma=cfg.value.gamma, num=evaluation_lanes(cfg.env, episodes), first=cfg.env.num)
+    return build_env(
+        env, gamma=cfg.value.gamma, num=evaluation_lanes(cfg, episodes), offset=cfg.env.num, key="run.eval_envs"
+    )
 
 
-def evaluation_lanes(cfg: EnvConfig, episodes: int) -> int:
-    """How many envs an evaluation steps together: as many as make it faster, whatever the machine."""
-    arithmetic = wants_native(cfg, episodes) and auto_prefers_native(cfg.id, episodes)
-    rounds = -(-episodes // (EPISODES_OF_ARRAYS if arithmetic else EPISODES_OF_ENVS))
+def evaluation_lanes(cfg: Config, episodes: int) -> int:
+    """How many envs an evaluation steps together, each of them about as many episodes after one another."""
+    rounds = -(-episodes // (cfg.run.eval_envs or min(cfg.env.num, EVALUATION_ENVS)))
     return -(-episodes // rounds)
 
 
-def _serial(cfg: EnvConfig, lanes: int, first: int) -> EnvBase:
-    pace = Pace(cfg.id, lanes)
+def _serial(cfg: EnvConfig, lanes: int, offset: int, first: GymEnv | None, key: str) -> EnvBase:
+    pace = Pace(cfg.id, lanes, key)
+    there = [] if first is None else [first]
 
     def another(make: partial[GymEnv]) -> GymEnv:
         pace.another()
-        return make()
+        return there.pop() if there else make()
 
-    return SerialEnv(lanes, [partial(another, make) for make in _makers(cfg, lanes, first)])
+    return SerialEnv(lanes, [partial(another, make) for make in _makers(cfg, lanes, offset)])
 
 
 def _apart(cfg: EnvConfig) -> bool:
@@ -141,25 +148,28 @@ def env_workers(cfg: CollectConfig) -> int:
     return len(parts) - caller_steps
 
 
-def _parallel(cfg: EnvConfig, first: int, on_worker_error: str) -> EnvBase:
+def _parallel(cfg: EnvConfig, offset: int, on_worker_error: str, first: GymEnv | None) -> EnvBase:
     method = None if cfg.start_method == "auto" else cfg.start_method
     env = ParallelEnv(
-        cfg.num,
-        _makers(cfg, cfg.num, first),
-        **_dealt_out(cfg, on_worker_error),
-        step_timeout=cfg.step_timeout,
-        start_method=method,
-    )
+        cfg.num, _makers(cfg, cfg.num, offset), **_dealt_out(cfg, on_worker_error), step_timeout=cfg.step_timeout,
+        start_method=method, first=None if first is None else first.gym,
+    )  # fmt: skip
     heavy = env.lanes.heavy  # type: ignore[union-attr]
     if heavy and env.start_method != "fork":
         print(f"the code of {cfg.id} imports {', '.join(heavy)} in every worker process", file=sys.stderr)
     return env
 
 
-def _makers(cfg: EnvConfig, lanes: int, first: int) -> list[partial[GymEnv]]:
+def _makers(cfg: EnvConfig, lanes: int, offset: int) -> list[partial[GymEnv]]:
     """What makes each of a run's single envs."""
     options: dict[str, Any] = {"categorical_action_encoding": True, "narrow": True, "out_of_bounds": cfg.out_of_bounds}
-    return [partial(GymEnv, configured(cfg, first + lane), **options) for lane in range(lanes)]
+    return [partial(GymEnv, configured(cfg, offset + lane), **options) for lane in range(lanes)]
+
+
+def make_single(cfg: EnvConfig) -> GymEnv:
+    """One of a run's single envs."""
+    (make,) = _makers(cfg, 1, 0)
+    return make()
 
 
 def wants_native(cfg: EnvConfig, lanes: int) -> bool:
@@ -184,13 +194,24 @@ def _native(cfg: EnvConfig, lanes: int) -> EnvBase:
         raise ConfigError("env.wrappers cannot wrap a native engine", where="env.mode", fix="Use env.mode=serial.")
     if numbered(kwargs, 0) != kwargs:
         raise ConfigError("a native engine's envs have no {index}", where="env.kwargs", fix="Use env.mode=serial.")
+    if cfg.id in registry.users_names("env"):
+        raise ConfigError(
+            f"{cfg.id} is registered by register_env, which gives single envs", where="env.mode",
+            fix="Use env.mode=serial, or register it with gymnasium and a vector_entry_point "
+            "(rlcli help environments).",
+        )  # fmt: skip
+    if kwargs.get("max_episode_steps") == -1:
+        raise ConfigError(
+            "max_episode_steps=-1 means no limit to gymnasium.make, and not to an engine", where="env.kwargs",
+            fix="Give env.max_episode_steps=N, or env.mode=serial.",
+        )  # fmt: skip
     if cfg.kind == "atari":
         a = cfg.atari
         kwargs.pop("frameskip", None)  # the engine skips frames itself
         kwargs |= {
             "stack_num": 1, "img_height": a.screen_size, "img_width": a.screen_size, "grayscale": a.grayscale,
             "frameskip": a.frame_skip, "noop_max": a.noop_max, "episodic_life": a.terminal_on_life_loss,
-            "reward_clipping": False,
+            "reward_clipping": False, "use_fire_reset": False,
         }  # fmt: skip
     set_limit(kwargs, cfg.max_episode_steps)
     return make_native(cfg.id, lanes, pool=cfg.kind == "envpool", out_of_bounds=cfg.out_of_bounds, settings=kwargs)
@@ -269,10 +290,12 @@ class Pace:
         Of the env.
     count : int
         How many there will be.
+    key : str
+        What says so.
     """
 
-    def __init__(self, name: str, count: int) -> None:
-        self.name, self.count = name, count
+    def __init__(self, name: str, count: int, key: str = "env.num") -> None:
+        self.name, self.count, self.key = name, count, key
         self.made, self.looked = 0, False
         self.began, self.held = time.monotonic(), process_memory()[0]
 
@@ -297,11 +320,14 @@ class Pace:
         if needed > free:
             raise ResourceError(
                 f"{self.count:,} envs do not fit into memory",
-                where=f"env.num, {self.name}",
+                where=f"{self.key}, {self.name}",
                 why=f"the first {self.made:,} took {size(now - self.held)}, so the others would take about "
                 f"{size(needed)}, and {size(max(free, 0))} are free",
-                fix="Use a smaller env.num.",
+                fix=f"Use a smaller {self.key}.",
             )
         seconds = spent / self.made * left
         if seconds > WORTH_A_WORD:
-            print(f"making {self.count:,} envs of {self.name}: about {seconds:.0f} s more ...", file=sys.stderr)
+            played = "run.eval_envs=1 makes one, run.eval_episodes=0 plays no evaluation; "
+            fewer = played if self.key == "run.eval_envs" else ""
+            said = f"making {self.count:,} envs of {self.name}: {fewer}about {seconds:.0f} s more ..."
+            print(said, file=sys.stderr)

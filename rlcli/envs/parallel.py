@@ -53,6 +53,8 @@ class ParallelEnv(BatchedEnv):
         How processes are made (see `rlcli.processes.worker`); by default `forkserver`.
     device : torch device, optional
         Where the TensorDict face puts its tensors.
+    first : gymnasium.Env, optional
+        The first env, where it was made already and the caller steps it.
 
     Raises
     ------
@@ -85,6 +87,7 @@ class ParallelEnv(BatchedEnv):
         on_worker_error: str = "raise",
         start_method: str | None = None,
         device=None,
+        first: gym.Env | None = None,
     ) -> None:
         self.start_method = start_method or USUAL_METHOD
         self._processes: dict[str, Any] = {
@@ -101,10 +104,10 @@ class ParallelEnv(BatchedEnv):
                 break
             given.append(described)
         else:
-            self.inner = self._plain(given, device)
+            self.inner = self._plain(given, device, first)
         self._take_specs()
 
-    def _plain(self, given: list[tuple[GymRecipe, dict[str, Any]]], device) -> LanesEnv:
+    def _plain(self, given: list[tuple[GymRecipe, dict[str, Any]]], device, first: gym.Env | None) -> LanesEnv:
         """Gymnasium envs without parts of their own."""
         options = given[0][1]
         for place, (_, other) in enumerate(given[1:], 1):
@@ -115,6 +118,7 @@ class ParallelEnv(BatchedEnv):
             sent([recipe for recipe, _ in given]), **self._processes,
             categorical=options["categorical_action_encoding"], narrow=options["narrow"],
             out_of_bounds=strictest(each["out_of_bounds"] for _, each in given),
+            first=first,
         )  # fmt: skip
         self._makers = [partial(GymEnv, recipe, **each) for recipe, each in given]
         return LanesEnv(lanes, *lanes.spaces, batched=True, device=device)

@@ -7,6 +7,7 @@ comparing: what is on the disk is never written again.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from rlcli.data.files.state import decode_state, encode_state, loading_state
 from rlcli.envs.build import env_of_run
 from rlcli.errors import DamagedDataError, RlcliError, StoppedSafely, saying_memory
 from rlcli.jobs.acting_policy import acting_policy
-from rlcli.jobs.env_mode import settled
+from rlcli.jobs.env_mode import NONE, First, settled
 from rlcli.keys import (
     DONE,
     REWARD,
@@ -64,10 +65,10 @@ def collect(cfg: CollectConfig, overrides: Sequence[str] = ()) -> Run:
     StoppedSafely
         On SIGTERM or Ctrl-C, with all frames on the disk, or while its parts were made and there were none.
     """
-    cfg, chosen = settled(cfg)
-    with new_run(cfg, "collect", overrides) as (run, stop):
+    cfg, chosen, first = settled(cfg)
+    with contextlib.closing(first), new_run(cfg, "collect", overrides) as (run, stop):
         with stop.at_once(f"Begin it with: {start_command(run, same_folder=True)}"):
-            collection = Collection(cfg, run, stop)
+            collection = Collection(cfg, run, stop, first=first)
         collection.chosen = chosen
         with collection.reporter:
             fill(collection)
@@ -152,16 +153,20 @@ class Collection:
     stop : StopSignals
     resume_at : int, optional
         Frames of the state that is about to be loaded.
+    first : First
+        The first env, where it is there already.
     """
 
-    def __init__(self, cfg: CollectConfig, run: Run, stop: StopSignals, resume_at: int | None = None) -> None:
+    def __init__(
+        self, cfg: CollectConfig, run: Run, stop: StopSignals, resume_at: int | None = None, first: First = NONE
+    ) -> None:
         self.cfg, self.run, self.stop = cfg, run, stop
         process = ProcessPeak()
         self.imported = process.now
         random_streams.seed(cfg.seed)
         threads = cfg.threads if isinstance(cfg.threads, int) else 1  # a few rows a step
         torch.set_num_threads(threads)
-        self.env = env_of_run(cfg)
+        self.env = env_of_run(cfg, first=first.take())
         self.policy = acting_policy(cfg, self.env, run)
         self.observed = observed = [unravel(key) for key in self.env.full_observation_spec.keys(True, True)]
         if cfg.memory.fill_value is not None:

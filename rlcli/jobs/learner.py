@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Sequence
@@ -17,9 +18,10 @@ from rlcli.config.recipes import tuned_recipe
 from rlcli.config.resolved import to_dict
 from rlcli.config.schemas import Config
 from rlcli.data.files.state import loading_state
+from rlcli.envs import EnvBase
 from rlcli.envs.build import build_evaluation_env, copy_transforms, env_of_run
-from rlcli.errors import RlcliError, in_words
-from rlcli.jobs.env_mode import settled
+from rlcli.errors import EnvError, RlcliError, in_words
+from rlcli.jobs.env_mode import NONE, First, settled
 from rlcli.jobs.trained_run import TrainingRun
 from rlcli.learning.evaluation import (
     Evaluation,
@@ -58,10 +60,10 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
     StoppedSafely
         On SIGTERM or Ctrl-C, after a checkpoint was written, or while its parts were made and nothing was to be saved.
     """
-    cfg, chosen = settled(cfg)
-    with new_run(cfg, "train", overrides) as (run, stop):
+    cfg, chosen, first = settled(cfg)
+    with contextlib.closing(first), new_run(cfg, "train", overrides) as (run, stop):
         with stop.at_once(f"Begin it with: {start_command(run, same_folder=True)}"):
-            learner = Learner(cfg, run, stop)
+            learner = Learner(cfg, run, stop, first=first)
         learner.chosen = chosen
         with learner.reporter:
             learner.begin()
@@ -72,7 +74,11 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
 def go(learner: Learner) -> None:
     """Run a learner to its end, and close its report whatever happens."""
     run, commands = learner.run, {"evaluate": run_command("eval", learner.run)}
-    with resumable(run), closing(run, learner.reporter, learner.collector, "train", commands) as facts:
+    with (
+        resumable(run),
+        closing(run, learner.reporter, learner.collector, "train", commands) as facts,
+        released(learner.close_evaluation_env, learner.warn_of_evaluation),
+    ):
         if rows := learner.loop.init_rows:
             facts["buffer_began_with"] = {"rows": rows, "from": learner.cfg.storage.init_from}
         if learner.init_policy is not None:
@@ -99,15 +105,19 @@ class Learner:
     stop : StopSignals
     resume_at : int, optional
         Frames of the checkpoint that is about to be loaded.
+    first : First
+        The first env, where it is there already.
     """
 
-    def __init__(self, cfg: Config, run: Run, stop: StopSignals, resume_at: int | None = None) -> None:
+    def __init__(
+        self, cfg: Config, run: Run, stop: StopSignals, resume_at: int | None = None, first: First = NONE
+    ) -> None:
         self.cfg, self.run, self.stop = cfg, run, stop
         process = ProcessPeak()
         self.imported = process.now
         random_streams.seed(cfg.seed)
         torch.set_num_threads(1)  # initial weights must not depend on what ran in this process before
-        self.env = env_of_run(cfg, cfg.value.gamma)
+        self.env = env_of_run(cfg, cfg.value.gamma, first.take())
         self.algorithm = algorithm_of(cfg)
         self.policy = policy = build_policy(cfg, self.env)
         self.init_policy: InitPolicy | None = None
@@ -145,6 +155,7 @@ class Learner:
             self.saver.parts["evaluation"] = play
         self.replayable = self.collector.remember_episodes(cfg.run.max_replay_steps)
         self.init_rows: InitRows | None = None
+        self.evaluation_env: EnvBase | None = None
         self.chosen: list[str] = []  # what the configuration had left open
         self._waited = math.inf  # for the last evaluation, in seconds; how long the first takes is not known
 
@@ -221,14 +232,41 @@ class Learner:
         return found
 
     def _play(self, episodes: int) -> Evaluation | None:
-        env = build_evaluation_env(self.cfg, episodes)
-        with released(env.close, lambda text: self.reporter.warn("evaluation", text)):
-            copy_transforms(self.env, env)
+        """In envs that are kept for the next time, unless they fail."""
+        try:
+            if self.evaluation_env is None:
+                self.evaluation_env = self._make_evaluation_env(episodes)
+            copy_transforms(self.env, self.evaluation_env)
             return evaluate(
-                env, self.policy.actor, episodes,
+                self.evaluation_env, self.policy.actor, episodes,
                 longest=longest_episode(self.cfg.run.eval_max_steps, self.cfg.total_frames),
                 stop=lambda: self.stop.requested, progress=progress_lines(episodes, self.reporter.say),
             )  # fmt: skip
+        except BaseException:
+            with contextlib.suppress(Exception):  # what went wrong first is the error
+                self.close_evaluation_env()
+            raise
+
+    def _make_evaluation_env(self, episodes: int) -> EnvBase:
+        try:
+            return build_evaluation_env(self.cfg, episodes)
+        except EnvError as error:
+            if not self.collector.closed:
+                error.fix = (
+                    "If not so many of them can exist at a time: run.eval_every=null closes the run's envs before the "
+                    "evaluation at its end, and run.eval_envs=1 plays that in one."
+                )
+            raise
+
+    def close_evaluation_env(self) -> None:
+        """Close the envs of evaluations, where there are any."""
+        env, self.evaluation_env = self.evaluation_env, None
+        if env is not None:
+            env.close()
+
+    def warn_of_evaluation(self, text: str) -> None:
+        """A warning of the report."""
+        self.reporter.warn("evaluation", text)
 
     def final_evaluation(self) -> dict[str, Any]:
         """Facts for the closing report."""
@@ -238,9 +276,12 @@ class Learner:
         if self.hooks.evaluation is not None:
             found = self.hooks.evaluation.played_at(self.collector.frames)
         if found is None:
+            if self.evaluation_env is None:  # of some envs only one can exist
+                with released(self.collector.shutdown, self.warn_of_evaluation):
+                    pass
             found = self.evaluation()
         if found is None:
-            self.saver.stop_if_asked(self.collector.frames)
+            self.saver.stop_if_asked(self.collector.frames, saved=True)
             return {}
         return {"evaluation": found.as_dict()}
 

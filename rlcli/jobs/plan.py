@@ -60,7 +60,8 @@ def plan(cfg: CollectConfig, verb: str, limit: int | None = None) -> Plan:
     RlcliError
         The env or the policy cannot be made: the run would say the same.
     """
-    cfg, _ = settled(cfg)
+    cfg, _, tried = settled(cfg)
+    tried.close()
     gc.collect()
     give_back()
     imported = resident()

@@ -163,6 +163,10 @@ class Bounds:
     def __init__(self, intervals: dict[Key, Interval] | None = None, mode: str = "refuse") -> None:
         self.intervals = {key: interval for key, interval in (intervals or {}).items() if interval}
         self.mode = _known(mode)
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forget what was found."""
         self.outside: dict[Key, int] = {}
         self.worst: dict[Key, Worst] = {}
         self._reported: dict[Key, int] = {}

@@ -213,9 +213,27 @@ class SeededEngine(MaskedEngine):
 
 
 class AtariEngine(MaskedEngine):
-    """ale-py's threaded Atari engine, with its own preprocessing: other pixels than gymnasium's wrappers give."""
+    """ale-py's threaded Atari engine, with its own preprocessing: other pixels than gymnasium's wrappers give.
+
+    A stack of one frame is given as the frame, as those wrappers do.
+    """
 
     seeds_episodes = True
+
+    def __init__(self, vector: VectorEnv) -> None:
+        super().__init__(vector)
+        stacks: Any = vector.single_observation_space
+        self._one = stacks.shape[0] == 1
+        if self._one:
+            self.observation_space = gym.spaces.Box(stacks.low[0], stacks.high[0], dtype=stacks.dtype)
+
+    def step(self, actions):
+        observation, *rest = super().step(actions)
+        return observation[:, 0] if self._one else observation, *rest
+
+    def reset(self, lanes, seeds):
+        observation = super().reset(lanes, seeds)
+        return observation[:, 0] if self._one else observation
 
     def _all_seeds(self, seeds):
         return None if all(seed is None for seed in seeds) else _or_minus_one(seeds)

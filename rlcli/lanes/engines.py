@@ -26,7 +26,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from rlcli.errors import ConfigError, in_words
+from rlcli.errors import ConfigError, EnvError, in_words
 from rlcli.lanes.building import building, register_atari
 from rlcli.lanes.engine import (
     PROBE_STEPS,
@@ -86,6 +86,8 @@ def make_engine(env_id: str, num: int, /, **kwargs: Any) -> Engine:
 
 def engine_of(vector: VectorEnv) -> Engine:
     """The engine face of a gymnasium vector env; a ConfigError says why where there is none."""
+    if not isinstance(vector, VectorEnv):
+        raise EnvError("this is not a gymnasium vector env", why=f"it is a {type(vector).__name__}")
     path = f"{type(vector).__module__}.{type(vector).__name__}"
     if path in OWN:
         return OWN[path](vector)
@@ -143,7 +145,7 @@ def _fault(engine: MaskedEngine, mode: AutoresetMode) -> str | None:
 def _refused(
     vector: VectorEnv,
     why: str,
-    fix: str = "Use env.mode=serial; or give the engine AutoresetMode.DISABLED and options={'reset_mask': ...}.",
+    fix: str = "Use env.mode=serial; or have the engine reset in AutoresetMode.SAME_STEP: rlcli help environments.",
 ) -> ConfigError:
     vector.close()
     return ConfigError(f"the native engine of {name_of(vector)} cannot be used", where="env.mode", why=why, fix=fix)

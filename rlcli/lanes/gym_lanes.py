@@ -7,6 +7,8 @@ compared, saved and restored around a replay in `replay.py`.
 from __future__ import annotations
 
 import math
+import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -199,29 +201,75 @@ class GymLanes(ReplayableLanes):
 
     def repeats(self) -> bool:
         drawn = self.probe_actions()
-        return self._trace(drawn) == self._trace(drawn)
+        # some envs keep more from episode to episode than a seed resets: a new one, and when it has played another
+        new, _, again = (self._trace(drawn, episode) for episode in (0, 1, 0))
+        return new == again
 
-    def _trace(self, drawn: Sequence[np.ndarray]) -> list[str]:
-        """What the first seeded episode of lane 0 shows and pays under these actions; the env is left as it is then."""
-        send, env, seed = self.actions.sender(), self.inner[0], self.seed_of(0, 0)
-        self.ahead.pop(0, None)
+    def _trace(self, drawn: Sequence[np.ndarray], episode: int) -> list[str]:
+        """What a seeded episode shows and pays under these actions; the env is left as it is then.
+
+        It is of the last lane: the first may have been tried before (`pace`).
+        """
+        send, lane = self.actions.sender(), self.n - 1
+        env, seed = self.inner[lane], self.seed_of(lane, episode)
+        self.ahead.pop(lane, None)
         sent, taken = None, 0
         self.tried[0] += 1
         try:
-            seen = [self._fingerprint(_whole(env.reset(seed=seed), RESET)[0])]
+            observation, info = _whole(env.reset(seed=seed), RESET)
+            seen = [self._fingerprint(observation)]
             for actions in drawn:
-                sent, taken = send(actions)[0], taken + 1
+                sent, taken = allowed(self.actions.space, send(actions)[lane], observation, info), taken + 1
                 self.tried[0] += 1
-                observation, reward, terminated, truncated, _ = _whole_step(env.step, sent)
+                observation, reward, terminated, truncated, info = _whole_step(env.step, sent)
                 seen += [self._fingerprint(observation), repr((reward, terminated, truncated))]
                 if terminated or truncated:
                     break
         except (RlcliError, KeyboardInterrupt):
             raise
         except BaseException as error:
-            place = named(self, 0, None, f"step {taken} of a first try", seed=seed)
-            raise env_raised(self, error, 0, "step" if taken else "reset", sent, place) from error
+            place = named(self, lane, None, f"step {taken} of a first try", seed=seed)
+            raise env_raised(self, error, lane, "step" if taken else "reset", sent, place) from error
         return seen
+
+    def pace(self, steps: int, moment: float) -> tuple[float, float]:
+        """Seconds that a step of lane 0 takes, and those of them in which it computes and does not wait.
+
+        Resets are counted. The env is stepped with random actions that it allows, `steps` times or until `moment`
+        seconds have gone, twice at least; it is left in need of a reset.
+
+        Raises
+        ------
+        EnvError
+            The env's code raised, or gave what is no step.
+        """
+        env, space, result, action = self.inner[0], self.actions.space, None, None
+        times: list[float] = []
+        waits: list[float] = []
+        space.seed(0)
+        self.tried[0] += 1
+        began = time.perf_counter()
+        try:
+            observation, info = _whole(env.reset(seed=0), RESET)
+            while len(times) < 2 or (len(times) < steps and time.perf_counter() - began < moment):
+                action = allowed(space, space.sample(), observation, info)
+                self.tried[0] += 1
+                then, computed = time.perf_counter(), time.process_time()
+                result = _whole_step(env.step, action)
+                observation, _, terminated, truncated, info = result
+                if terminated or truncated:
+                    observation, info = _whole(env.reset(), RESET)
+                times.append(time.perf_counter() - then)
+                waits.append(times[-1] - (time.process_time() - computed))
+        except (RlcliError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            place = named(self, 0, None, f"step {len(times) + (action is not None)} of a first try", seed=0)
+            raise env_raised(self, error, 0, "reset" if action is None else "step", action, place) from error
+        # the first may load things; others may have the core in between: the mean, but for what is far from all others
+        middle = statistics.median(times[1:])
+        wall = statistics.fmean(min(each, 20 * middle) for each in times[1:])
+        return wall, wall - max(min(waits[1:]), 0.0)
 
     def _fingerprint(self, observation: Any) -> str:
         return fingerprint(leaf.read(observation) for leaf in self.leaves)
@@ -252,6 +300,15 @@ class GymLanes(ReplayableLanes):
     def close(self) -> None:
         for env in self.envs:
             env.close()
+
+
+def allowed(space: gym.Space, action: Any, observation: Any, info: Any) -> Any:
+    """The action, or another where an `action_mask` in the observation or the info forbids it."""
+    found = [each["action_mask"] for each in (observation, info) if isinstance(each, Mapping) and "action_mask" in each]
+    if not found or not isinstance(space, gym.spaces.Discrete):
+        return action
+    legal = np.flatnonzero(found[0])
+    return action if not len(legal) else int(space.start + legal[(int(action) - int(space.start)) % len(legal)])
 
 
 def _unlike(result: Any, names: tuple[str, ...]) -> BadValue | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -116,7 +118,10 @@ class GymRecipe:
 def _received(spec: Any, *values: Any) -> GymRecipe:
     """The recipe that was sent."""
     if spec is not None:
-        register_atari(spec.id)  # who registers it elsewhere would warn that it is there already
+        register_atari(spec.id)  # who registers it elsewhere would warn that it is there already,
+        if isinstance(spec.entry_point, str):
+            with contextlib.suppress(Exception):  # making the env meets it again, and says so
+                importlib.import_module(spec.entry_point.partition(":")[0])  # as the env's package does
         gym.registry.setdefault(spec.id, spec)
     return GymRecipe(*values)
 

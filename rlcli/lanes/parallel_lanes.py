@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+import gymnasium as gym
 import numpy as np
 
 from rlcli.errors import ArgumentError, EnvError, check_seconds
@@ -29,7 +30,6 @@ from rlcli.lanes.replay import ReplayableLanes
 from rlcli.lanes.shard import (
     AHEAD,
     CALL,
-    CROSS,
     CUT,
     INFOS,
     RESET,
@@ -78,6 +78,8 @@ class ParallelLanes(ReplayableLanes):
         See `rlcli.processes.worker`.
     categorical, narrow, out_of_bounds
         As in `ReplayableLanes`.
+    first : gymnasium.Env, optional
+        Lane 0, where it was made already and the caller steps it.
 
     Attributes
     ----------
@@ -113,6 +115,7 @@ class ParallelLanes(ReplayableLanes):
         categorical: bool = False,
         narrow: bool = False,
         out_of_bounds: str = "count",
+        first: gym.Env | None = None,
     ) -> None:
         check_seconds("step_timeout", step_timeout)
         self.n, self.name, self.clock = len(recipes), "env", [0]  # until the envs say more
@@ -130,7 +133,7 @@ class ParallelLanes(ReplayableLanes):
         finally:
             self.crew = Crew(started)
         try:
-            answers = self._build()
+            answers = self._build(first)
             observation_space, action_space = self.spaces = answers[0]["spaces"]
             super().__init__(
                 self.n, name=self.name, observation_space=observation_space, action_space=action_space,
@@ -163,13 +166,13 @@ class ParallelLanes(ReplayableLanes):
     def _worker(self) -> Worker:
         return Worker(TARGET, start_method=self._start_method, preload=[TARGET.partition(":")[0]])
 
-    def _build(self) -> list[dict[str, Any]]:
+    def _build(self, first: gym.Env | None) -> list[dict[str, Any]]:
         """Make the envs, here and in the workers; what they say of themselves."""
         each = self._built
         try:
             self.crew.send(CALL, [packed(("build", one, {})) for one in each[self._beside :]])
             if self._beside:
-                self.own = Shard(*each[0])
+                self.own = Shard(*each[0], first)
             answers = self.crew.answers()
         except Lost as lost:
             self._refuse(lost)
@@ -239,14 +242,6 @@ class ParallelLanes(ReplayableLanes):
             ):
                 found[index] = answer
         return mine + found
-
-    def cross(self) -> None:
-        """Have the workers do nothing: what an order costs beside."""
-        self._settle()
-        try:
-            self.crew.order(CROSS)
-        except Lost as lost:
-            self._refuse(lost, "an empty order")
 
     def _replace_failed(self) -> list[int]:
         """New workers in the place of those that failed, which are named; their lanes are in no episode."""
@@ -478,7 +473,7 @@ class ParallelLanes(ReplayableLanes):
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
     def is_replayable(self) -> bool:
-        return self.seeded and self._each("repeats")[0]
+        return self.seeded and all(self._each("repeats"))
 
     def fingerprints(self) -> list[str]:
         return [each for found in self._each("fingerprints") for each in found]

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 from rlcli.errors import EnvError, in_words
@@ -24,7 +25,7 @@ from rlcli.processes.streams import seed_streams
 
 TARGET = f"{__name__}:work"
 STEP, RESET, CALL = 1, 2, 3  # orders
-STEP_ON, CROSS = 4, 5  # a step, and resets of the lanes that it finishes; nothing
+STEP_ON = 4  # a step, and resets of the lanes that it finishes
 _OF_WORKER = ("build", "share", "seed")  # methods of the worker's own; all other calls are of its lanes' methods
 TERMINATED, CUT, AHEAD = 1, 2, 4  # bits of the flags; the last: reset was called ahead, and not asked for since
 INFOS = "infos"  # among what a step gives back
@@ -66,14 +67,18 @@ class Shard:
         Among all lanes.
     settings : dict
         Handed to `GymLanes`.
+    first : gymnasium.Env, optional
+        The first of them, where it was made already.
 
     Attributes
     ----------
     lanes : GymLanes
     """
 
-    def __init__(self, recipes: Sequence[bytes], first_lane: int, settings: dict[str, Any]) -> None:
-        made = [unpacked(recipe).make() for recipe in recipes]
+    def __init__(
+        self, recipes: Sequence[bytes], first_lane: int, settings: dict[str, Any], first: gym.Env | None = None
+    ) -> None:
+        made = [unpacked(recipe).make() if place or first is None else first for place, recipe in enumerate(recipes)]
         self.lanes = GymLanes(made, first_lane=first_lane, **settings)
         self.spaces = made[0].observation_space, made[0].action_space
         self.text = str(made[0])
@@ -171,8 +176,6 @@ class ShardWorker:
         """One order of the parent's."""
         if kind in (STEP, STEP_ON):
             return self.shard.step(self._step, 0, unpacked(body) if body else self.shard.actions, kind == STEP_ON)
-        if kind == CROSS:
-            return None
         if kind == RESET:
             return self.shard.reset(self._reset, 0)
         name, args, settings = unpacked(body)

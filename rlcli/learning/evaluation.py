@@ -273,6 +273,7 @@ def evaluate(
             exploration_type=InteractionType.DETERMINISTIC if deterministic else InteractionType.RANDOM,
             next_obs="compact", track_traj_ids=False, seed=seed, episode_seeds=True,
         )  # fmt: skip
+        collector.bounds.begin_anew()  # the env may have played before
         if rounds > 1:
             collector.limit_episodes(longest)
         while playing.min() < episodes and steps < longest * rounds:
@@ -301,5 +302,5 @@ def evaluate(
     if rounds > 1:
         open_ended |= (lengths >= longest) & ~finished
     return Evaluation(
-        returns[began], lengths[began], cut=int(open_ended[began].sum()), infos=infos, outside=collector.bounds
+        returns[began], lengths[began], cut=int(open_ended[began].sum()), infos=infos, outside=copy.copy(collector.bounds)
     )

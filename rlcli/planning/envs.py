@@ -67,8 +67,11 @@ def lanes_apart(cfg: CollectConfig) -> int:
 
 
 def played(cfg: CollectConfig) -> int:
-    """How many envs an evaluation of the run makes, all of them in the learner's process."""
-    return evaluation_lanes(cfg.env, cfg.run.eval_episodes) if isinstance(cfg, Config) and cfg.run.eval_episodes else 0
+    """How many envs an evaluation of the run makes beside those of the run, all of them in the learner's process."""
+    if not isinstance(cfg, Config) or not cfg.run.eval_episodes:
+        return 0
+    gone = lanes_here(cfg) if cfg.run.eval_every is None else 0  # the only evaluation comes when those are closed
+    return max(evaluation_lanes(cfg, cfg.run.eval_episodes) - gone, 0)
 
 
 @contextlib.contextmanager

@@ -302,8 +302,8 @@ class Saver:
         else:
             self._hold(frames)
 
-    def stop_if_asked(self, frames: int) -> None:
-        """Between two batches, also before the first and after the last.
+    def stop_if_asked(self, frames: int, *, saved: bool = False) -> None:
+        """Between two batches, also before the first and after the last, where all may be `saved` already.
 
         Raises
         ------
@@ -311,7 +311,8 @@ class Saver:
             The run was asked to stop, and has saved itself.
         """
         if self.stop.requested:
-            self.save(frames)
+            if not saved:
+                self.save(frames)
             raise self._stopped(frames)
 
     def stop_if_overdue(self) -> None:

@@ -187,12 +187,6 @@ class BeforeTheRun:
         return KeyboardInterrupt() if self.number == signal.SIGINT else SystemExit(StoppedSafely.exit_code)
 
 
-def asked_to_stop() -> bool:
-    """Whether a signal has come before the run, so that what is raised now may be its doing, whatever it looks like."""
-    early = BeforeTheRun.current
-    return early is not None and early.number is not None
-
-
 def _install(handler: Callable[[int, FrameType | None], None]) -> dict[int, object]:
     """Give SIGTERM, SIGHUP and Ctrl-C to a handler; what they had before. Outside the main thread, nothing."""
     before: dict[int, object] = {}

@@ -106,6 +106,9 @@ def test_an_engine_of_the_envs_own_is_among_the_candidates():
     for each in splits:
         cfg = configure("train", ["env.num=8", *each.words])
         assert cfg.env.workers == (each.workers if each.kind in (APART, CALLING) else None)
+    assert [each.words[0] for each in candidates(8, native=True, more=8)[len(splits) :]] == [
+        "env.workers=7", "env.workers=8",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from rlcli.cli import main
+from rlcli.config import registry
+
 PROGRAM = """
 import contextlib, gc, io, json, sys
 from rlcli.cli.main import announced, loading
@@ -68,3 +71,12 @@ def test_a_collector_that_was_off_stays_off(facts):
 def test_a_verb_without_a_console_says_once_that_it_compiles(facts):
     once = "compiling kernels, once: later runs find them compiled ...\n"
     assert facts["said of kernels at first"] == facts["said of kernels"] == once
+
+
+@pytest.mark.parametrize(("words", "order"), [("collect nothing", ["runs", "mine"]), ("train --cfg job", ["mine"])])
+def test_what_a_run_uses_is_loaded_before_packages_that_are_imported(rlcli, monkeypatch, words, order):
+    done = []
+    monkeypatch.setattr(main, "_load_first", lambda rest: done.append("runs"))
+    monkeypatch.setattr(registry, "import_package", done.append)
+    rlcli(f"{words} --import mine")
+    assert done == order

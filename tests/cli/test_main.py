@@ -4,6 +4,7 @@ import re
 import signal
 import sys
 
+import gymnasium
 import pytest
 
 from rlcli import errors
@@ -222,3 +223,12 @@ def test_a_reader_that_goes_away_is_no_error(process):
 def test_the_table_of_verbs_names_functions_that_exist():
     for verb in main_module.VERBS:
         assert callable(main_module.runner(verb))
+
+
+def test_a_warning_takes_one_line_without_gymnasiums_colours(rlcli, monkeypatch):
+    def warns(words, recipe_dirs):
+        gymnasium.logger.warn("Box high's\nprecision")
+        return 0
+
+    monkeypatch.setattr("rlcli.cli.main.runner", lambda verb: warns)
+    assert rlcli("ls") == (0, "", "warning: Box high's precision\n")

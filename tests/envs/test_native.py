@@ -10,7 +10,10 @@ from gym_worlds import ACTIONS, OBSERVATIONS, Sampled
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rlcli.collectors import Collector
+from rlcli.config import registry
+from rlcli.config.schemas import EnvConfig
 from rlcli.envs import GymEnv, NativeEnv, SerialEnv, TransformedEnv, make_native
+from rlcli.envs.build import build_env
 from rlcli.errors import ArgumentError, ConfigError, EnvError
 from rlcli.keys import RESET
 from rlcli.lanes import native_lanes
@@ -210,6 +213,16 @@ def test_auto_takes_an_engine_only_where_it_changes_nothing_but_the_time(env_id,
     assert auto_prefers_native(env_id, num) is expected
 
 
+def test_what_no_engine_can_do_is_refused(monkeypatch):
+    monkeypatch.setitem(registry._users, "env", {"mine": lambda: gym.make("CartPole-v1")})
+    with pytest.raises(ConfigError, match=r"mine is registered by register_env, which gives single envs"):
+        build_env(EnvConfig(id="mine", mode="native"))
+    with pytest.raises(ConfigError, match=r"means no limit to gymnasium.make.*Give env.max_episode_steps=N"):
+        build_env(EnvConfig(mode="native", kwargs={"max_episode_steps": -1}))
+    with pytest.raises(EnvError, match="this is not a gymnasium vector env: it is a CartPoleEnv"):
+        engine_of(gym.make("CartPole-v1").unwrapped)
+
+
 # ---- resuming ------------------------------------------------------------------------------------------------------
 def pong(lanes=2):
     pytest.importorskip("ale_py")
@@ -264,7 +277,7 @@ def test_atari_rows_do_not_depend_on_the_lane_or_on_the_batch_length():
         collector = Collector(pong(), frames_per_batch=2 * steps, seed=2, episode_seeds=True)
         rows.append(torch.cat([collector.rollout().clone() for _ in range(30 // steps)], 1))
     assert equal(*rows)
-    assert rows[0]["observation"].dtype == torch.uint8 and rows[0]["observation"].shape == (2, 30, 1, 8, 8)
+    assert rows[0]["observation"].dtype == torch.uint8 and rows[0]["observation"].shape == (2, 30, 8, 8)
     assert rows[0]["next", "done"].any() and not rows[0]["next", "done"].all()
 
 

@@ -569,17 +569,6 @@ def test_so_many_workers_as_envs_cannot_have_are_refused(workers):
         ParallelEnv(2, CARTPOLE, workers=workers)
 
 
-def test_an_order_to_do_nothing_changes_nothing():
-    env = ParallelEnv(2, partial(GymEnv, "MountainCar-v0", max_episode_steps=10), workers=1)
-    env.set_seed(0)
-    td = env.reset()
-    for step in range(1, 11):
-        env.lanes.cross()
-        td = env.step(env.rand_action(td))["next"]
-        assert td["done"].all() == (step == 10)
-    env.close()
-
-
 @pytest.mark.parametrize("policy", ["raise", "restart"])
 @pytest.mark.parametrize("caller_steps", [None, True])
 def test_an_env_that_is_closed_says_so(policy, caller_steps):
@@ -603,7 +592,7 @@ def test_a_fork_of_this_process_is_refused_its_workers(policy):
     if (child := os.fork()) == 0:
         try:
             signal.alarm(30)
-            for act in (env.reset, lambda: env.set_seed(1), env.lanes.cross):
+            for act in (env.reset, lambda: env.set_seed(1), env.lanes.state_dict):
                 with pytest.raises(ArgumentError, match="a fork of a process cannot give orders to that one's workers"):
                     act()
             env.close()

@@ -186,20 +186,29 @@ def runs(pid: int) -> bool:
         return False
 
 
-def test_a_recipe_of_an_atari_game_is_received_without_a_warning():
+@pytest.mark.parametrize("env_id", ["ALE/Pong-v5", "Mine-v0"])
+def test_a_recipe_is_received_without_a_warning_though_its_package_registers_the_id(tmp_path, env_id):
     """The parent has registered it; where it arrives, who registers it comes after."""
-    pytest.importorskip("ale_py")
+    if env_id.startswith("ALE"):
+        pytest.importorskip("ale_py")
+    (tmp_path / "mine.py").write_text("""
+import gymnasium as gym
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv as Mine
+gym.register("Mine-v0", entry_point="mine:Mine")
+""")
     program = """
 import pickle, sys
 from rlcli.lanes.make import GymRecipe
-recipe = GymRecipe("ALE/Pong-v5")
-if len(sys.argv) == 1:
+recipe = GymRecipe(sys.argv[1])
+if len(sys.argv) == 2:
+    import mine
     recipe.make().close()
     sys.stdout.buffer.write(pickle.dumps(recipe))
 else:
     pickle.load(sys.stdin.buffer).make().close()
 """
-    sent = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout
-    read = [sys.executable, "-W", "error::UserWarning", "-c", program, "read"]
-    done = subprocess.run(read, input=sent, capture_output=True)
+    write = [sys.executable, "-c", program, env_id]
+    sent = subprocess.run(write, capture_output=True, check=True, cwd=tmp_path).stdout
+    read = [sys.executable, "-W", "error::UserWarning", "-c", program, env_id, "read"]
+    done = subprocess.run(read, input=sent, capture_output=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr.decode()

@@ -101,6 +101,20 @@ class Remembering(Sampled):
         return observation, self.paid, *rest
 
 
+class Settling(Remembering):
+    """Pays otherwise from its third episode on."""
+
+    def step(self, action):
+        observation, paid, *rest = super().step(action)
+        return observation, float(paid > 2), *rest
+
+
+def tried(env):
+    """As `env.mode=auto` does."""
+    env.lanes.pace(4, 1.0)
+    return env
+
+
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
@@ -108,8 +122,13 @@ class Remembering(Sampled):
         (lambda: GymEnv(Sampled("nested", "box")), True),
         (lambda: GymEnv(Unseeded(length=50)), False),
         (lambda: GymEnv(Remembering(length=50)), False),
+        (lambda: GymEnv(Settling(length=50)), False),
+        (lambda: tried(SerialEnv(2, lambda: GymEnv(Settling(length=50)))), False),
+        # its Box2D world is kept
+        (lambda: pytest.importorskip("Box2D") and tried(SerialEnv(2, lambda: GymEnv("BipedalWalker-v3"))), False),
+        (lambda: tried(SerialEnv(2, lambda: GymEnv("Acrobot-v1"))), True),
     ],
-    ids=["cartpole", "sampled", "unseeded", "remembering"],
+    ids=["cartpole", "sampled", "unseeded", "remembering", "settling", "tried", "walker", "acrobot"],
 )
 def test_a_probe_finds_out_whether_episodes_repeat(make, expected):
     env = make()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -15,10 +16,14 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from rlcli.bench import bare_envs
 from rlcli.config.compose import configure
-from rlcli.errors import ConfigError
-from rlcli.jobs import env_mode, resume
+from rlcli.envs import GymEnv
+from rlcli.envs.build import build_env
+from rlcli.errors import ConfigError, EnvError
+from rlcli.jobs import env_mode, resume, train
 from rlcli.jobs.env_mode import settled
+from rlcli.lanes.gym_lanes import GymLanes
 from rlcli.report.reporter import Reporter
 from rlcli.runs import checkpoint
 from rlcli.runs.folder import CHECKPOINTS
@@ -54,20 +59,30 @@ class Busy(gym.Env):
         return self._show(), float(action), False, self.t >= 10, {}
 
 
-class Deaf(Busy):
-    """Goes on with a step of half a minute whatever is raised there, or whatever exception is; but only once."""
+class Choosy(Busy):
+    """One of five actions is allowed, another one each time, and episodes are of one step; keeps count of its likes."""
 
-    def __init__(self, to_all: bool) -> None:
-        super().__init__()
-        self.caught = BaseException if to_all else Exception
+    action_space = spaces.Discrete(5, start=2)
+    made = closed = 0
+
+    def __init__(self, seconds=0.0) -> None:
+        super().__init__(seconds)
+        type(self).made += 1
+
+    def _info(self):
+        self.allowed = int(self.np_random.integers(5))
+        return {"action_mask": np.arange(5) == self.allowed}
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0], self._info()
 
     def step(self, action):
-        for _ in range(300):
-            try:
-                time.sleep(0.1)
-            except self.caught:
-                self.caught = Exception
-        return super().step(action)
+        assert action == 2 + self.allowed, "not allowed"
+        self.t = 9
+        return *super().step(action)[:4], self._info()
+
+    def close(self):
+        type(self).closed += 1
 
 
 class Served(Busy):
@@ -92,17 +107,19 @@ class Served(Busy):
 @pytest.fixture(autouse=True)
 def two_cores(monkeypatch):
     gym.register("Busy-v0", Busy)
-    gym.register("Deaf-v0", Deaf)
+    gym.register("Choosy-v0", Choosy)
     gym.register("Served-v0", Served)
+    Choosy.made = Choosy.closed = 0
     monkeypatch.setattr(env_mode, "cores", lambda: 2)
     yield
     gym.registry.pop("Busy-v0")
-    gym.registry.pop("Deaf-v0")
+    gym.registry.pop("Choosy-v0")
     gym.registry.pop("Served-v0")
 
 
-def chosen(*words: str) -> tuple[str, str]:
-    cfg, lines = settled(configure("train", list(words)))
+def tried(*words: str) -> tuple[str, str]:
+    cfg, lines, first = settled(configure("train", list(words)))
+    first.close()
     return cfg.env.mode, " ".join(lines)
 
 
@@ -110,27 +127,37 @@ def never(*_):
     raise AssertionError("this is not to be measured")
 
 
+def takes(monkeypatch, wall: float, cpu: float | None = None) -> None:
+    """Have steps be measured as this."""
+    monkeypatch.setattr(GymLanes, "pace", lambda *_: (wall, wall if cpu is None else cpu))
+
+
 @pytest.mark.parametrize(
-    ("step", "crossing", "mode", "said"),
+    ("num", "wall", "cpu", "cores", "processes", "said"),
     [
-        (1e-3, 2e-5, "parallel", "a step takes 1.0 ms, an order to a process 20 us: 8 envs on 2 cores 4.0 ms in place"),
-        (2e-5, None, "serial", "a step takes 20 us: too little for processes"),
-        (1e-4, 3e-4, "serial", "an order to a process 300 us: 8 envs on 2 cores 700 us in place of 800 us"),
+        (8, 1e-3, 1e-3, 2, 2, "parallel: 8 envs take 4.0 ms a step in 2 processes, 8.0 ms in one"),
+        (8, 2e-5, 2e-5, 2, 1, "serial: 8 envs take 160 us a step in one process, 130 us in 2"),
+        (8, 1e-3, 1e-3, 1, 1, "serial: 8 envs take 8.0 ms a step in one process"),
+        (8, 5e-3, 1e-4, 2, 8, "parallel: 8 envs take 5.3 ms a step in 8 processes, 40.0 ms in one; each waits for 4.9"),
+        (8, 5e-3, 1e-4, 1, 8, "in 8 processes"),
+        (64, 5e-3, 1e-4, 2, 32, "in 32 processes"),
+        (8, 5e-3, 4.5e-3, 2, 2, "in 2 processes"),  # computes, most of the time
     ],
 )
-def test_it_weighs_a_step_against_a_crossing(monkeypatch, step, crossing, mode, said):
-    monkeypatch.setattr(env_mode, "_seconds_a_step", lambda cfg: step)
-    monkeypatch.setattr(env_mode, "_seconds_a_crossing", never if crossing is None else lambda cfg: crossing)
-    found, line = chosen("env.id=Pendulum-v1")
-    assert found == mode and line.startswith(f"env.mode auto: {mode}, since ") and said in line
+def test_a_step_of_all_envs_is_reckoned_from_what_one_computes_and_waits(
+    monkeypatch, num, wall, cpu, cores, processes, said
+):
+    monkeypatch.setattr(env_mode, "cores", lambda: cores)
+    count, line = env_mode.chosen(num, wall, cpu)
+    assert count == processes and line.startswith("env.mode=auto -> ") and said in line
 
 
 @pytest.mark.parametrize(
     ("words", "mode", "said"),
     [
-        (["env.id=Busy-v0", "env.num=1"], "serial", "there is one env"),
+        (["env.id=Busy-v0", "env.num=1"], "serial", "env.mode=auto -> serial: there is one env"),
         (["env.num=4"], "auto", ""),  # decided by the id, whatever the machine
-        (["env.num=64"], "auto", "native, since CartPole-v1 has an engine that is faster from 64 envs on"),
+        (["env.num=64"], "auto", "native: CartPole-v1 has an engine that is faster from 64 envs on"),
         (["env.id=Busy-v0", "env.mode=serial"], "serial", ""),
         (["env.id=Busy-v0", "env.mode=parallel"], "parallel", ""),
         (["env.id=Busy-v0", "env.workers=2"], "auto", ""),
@@ -138,97 +165,85 @@ def test_it_weighs_a_step_against_a_crossing(monkeypatch, step, crossing, mode, 
     ],
 )
 def test_what_is_said_already_is_not_measured(monkeypatch, words, mode, said):
-    monkeypatch.setattr(env_mode, "_seconds_a_step", never)
-    found, line = chosen(*words)
+    monkeypatch.setattr(env_mode, "make_single", never)
+    found, line = tried(*words)
     assert found == mode and said in line and bool(said) == bool(line)
 
 
-def test_one_core_steps_one_by_one(monkeypatch):
-    monkeypatch.setattr(env_mode, "cores", lambda: 1)
-    assert chosen("env.id=Busy-v0") == ("serial", "env.mode auto: serial, since there is one core")
+def test_an_env_that_waits_gets_a_process_of_its_own(monkeypatch):
+    takes(monkeypatch, 5e-3, 1e-4)
+    cfg, _, first = settled(configure("train", ["env.id=Busy-v0"]))
+    first.close()
+    assert (cfg.env.mode, cfg.env.workers, cfg.env.caller_steps) == ("parallel", 7, "true")
 
 
-def test_a_slow_env_is_found_to_be_slow_and_a_quick_one_quick():
-    assert chosen("env.id=Busy-v0", "env.kwargs={seconds: 0.02}")[0] == "parallel"
-    assert chosen("env.id=Busy-v0", "env.num=2")[0] == "serial"
+def test_waiting_is_told_from_computing():
+    lanes = GymEnv(Busy(0.002)).lanes
+    wall, cpu = lanes.pace(6, 1.0)
+    assert wall >= 0.002 and wall - cpu >= 0.0018
+    count = bare_envs.busy(2000).make()
+    wall, cpu = GymEnv(count).lanes.pace(6, 1.0)
+    assert cpu >= 0.5 * wall
 
 
-def test_an_env_is_tried_once_a_process(monkeypatch):
-    words = ["env.id=Busy-v0", "env.kwargs={seconds: 0.011}"]
-    first = chosen(*words)
-    monkeypatch.setattr(env_mode, "configured", never)
-    assert chosen(*words) == first and "could not" not in first[1]
+@pytest.mark.parametrize("wall", [None, 1e-3])
+def test_the_env_that_is_tried_is_the_first_of_the_run_and_gets_what_it_allows(monkeypatch, wall):
+    if wall is not None:
+        GymEnv(Choosy()).lanes.pace(32, 1.0)
+        takes(monkeypatch, wall)
+    Choosy.made = Choosy.closed = 0
+    cfg, _, first = settled(configure("train", ["env.id=Choosy-v0", "env.num=4"]))
+    env = build_env(dataclasses.replace(cfg.env, start_method="fork"), first=first.take())
+    assert cfg.env.mode == ("serial" if wall is None else "parallel")
+    env.set_seed(0)
+    assert env.lanes.is_replayable() and Choosy.made == (4 if wall is None else 2)  # the others are elsewhere
+    env.close()
+    first.close()
+    assert Choosy.closed == Choosy.made
 
 
-def test_an_env_that_fails_or_hangs_is_left_to_the_run(monkeypatch):
-    assert chosen("env.id=Busy-v0", "env.kwargs={seconds: -1}") == (
-        "serial", "env.mode auto: serial, since a first try of the env failed",
-    )  # fmt: skip
-    monkeypatch.setattr(env_mode, "LIMIT", 0.2)
-    began = time.monotonic()
-    mode, line = chosen("env.id=Busy-v0", "env.kwargs={seconds: 30}")
-    assert mode == "serial" and "longer than 0.2 s" in line and time.monotonic() - began < 20
-
-
-@pytest.mark.parametrize("to_all", ["true", "false"])
-def test_a_try_is_given_up_though_the_env_catches_what_is_raised(monkeypatch, to_all):
-    monkeypatch.setattr(env_mode, "LIMIT", 0.2)
-    before, began = signal.getsignal(signal.SIGALRM), time.monotonic()
-    mode, line = chosen("env.id=Deaf-v0", f"env.kwargs={{to_all: {to_all}}}")
-    assert mode == "serial" and "longer than 0.2 s" in line and time.monotonic() - began < 20
-    assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+def test_an_env_that_fails_says_so_itself_and_is_closed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(EnvError, match=r"raised in step \(env Busy-v0, lane 0, step 1 of a first try.*no arm"):
+        train(configure("train", ["env.id=Busy-v0", "env.kwargs={seconds: -1}"]))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("where", ["_seconds_a_step", "_seconds_a_crossing"])
 @pytest.mark.parametrize("becomes", [None, OSError])
-def test_a_stop_while_an_env_is_tried_is_no_fault_of_the_env(monkeypatch, number, where, becomes):
-    def stopped(cfg):
+def test_a_stop_while_an_env_is_tried_is_no_fault_of_the_env(monkeypatch, number, becomes):
+    def stopped(self, action):
         try:
             signal.raise_signal(number)
         except BaseException as error:
             raise error if becomes is None else becomes("what code of others makes of it") from error
 
-    monkeypatch.setattr(env_mode, "_seconds_a_step", lambda cfg: 0.01)
-    monkeypatch.setattr(env_mode, where, stopped)
+    monkeypatch.setattr(Busy, "step", stopped)
     ends = KeyboardInterrupt if number == signal.SIGINT else SystemExit
     with pytest.raises(ends), BeforeTheRun():
-        chosen("env.id=Busy-v0", "env.num=2")
-
-
-def test_a_worker_that_cannot_be_tried_says_why(monkeypatch):
-    def cannot(cfg):
-        raise OSError("no more processes")
-
-    monkeypatch.setattr(env_mode, "_seconds_a_step", lambda cfg: 0.01)
-    monkeypatch.setattr(env_mode, "_seconds_a_crossing", cannot)
-    monkeypatch.setattr(env_mode, "cores", lambda: 2)
-    mode, why = env_mode._measured(configure("train", ["env.id=Acrobot-v1", "env.num=4"]).env)
-    assert (mode, why.partition("tried: ")[2]) == ("serial", "OSError: no more processes")
+        tried("env.id=Busy-v0", "env.num=2")
 
 
 def test_trying_draws_nothing_from_the_global_streams():
     torch.manual_seed(0), np.random.seed(0)
     expected = torch.rand(1), np.random.rand()
     torch.manual_seed(0), np.random.seed(0)
-    chosen("env.id=Busy-v0")
+    tried("env.id=Busy-v0")
     assert (torch.rand(1), np.random.rand()) == expected
 
 
 def test_a_run_says_what_was_chosen_keeps_it_and_is_the_run_of_one_process(short_run, monkeypatch, capsys):
-    monkeypatch.setattr(env_mode, "_seconds_a_step", lambda cfg: 1e-3)
-    monkeypatch.setattr(env_mode, "_seconds_a_crossing", lambda cfg: 1e-5)
+    takes(monkeypatch, 1e-3)
     auto = short_run("env.id=Busy-v0", "run.dir=auto", "console=plain")
-    assert "env.mode auto: parallel, since a step takes 1.0 ms" in capsys.readouterr().out
+    assert "env.mode=auto -> parallel: 8 envs take 4.0 ms a step" in capsys.readouterr().out
     assert json.loads((auto.path / "config.json").read_text())["env"]["mode"] == "parallel"
-    monkeypatch.setattr(env_mode, "_seconds_a_step", never)
     serial = short_run("env.id=Busy-v0", "env.mode=serial", "run.dir=serial")
     one, other = (checkpoint.load_latest(run.path / CHECKPOINTS).state["policy"] for run in (auto, serial))
     assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
     more = [resume(each, ["total_frames=5120", "console=plain", *words])
             for each, words in (("auto", []), ("serial", ["env.mode=parallel"]))]  # fmt: skip
     assert all(run.summary["frames"] == 5120 for run in more)
-    assert "env.mode auto" not in capsys.readouterr().out
+    assert "env.mode=auto" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("caller_steps", ["auto", "false"])
@@ -257,6 +272,7 @@ def test_processes_that_fail_are_replaced_and_the_report_tells(short_run, tmp_pa
             "cannot be replaced",
         ),
         (["env.workers=8", "env.caller_steps=true"], "use env.workers=7 at most"),
+        (["env.id=ALE/Pong-v5", "env.mode=native"], "use env=atari, or env.mode=serial"),
     ],
 )
 def test_what_does_not_go_together_is_refused(words, sentence):

@@ -15,7 +15,6 @@ from torch import nn
 from rlcli.config import registry
 from rlcli.config.compose import configure
 from rlcli.config.registry import register_transform
-from rlcli.config.schemas import EnvConfig
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.envs.build import build_env, evaluation_lanes
 from rlcli.errors import ArgumentError, ConfigError, EnvError, StoppedSafely
@@ -158,9 +157,44 @@ def test_episodes_are_cut_alike_whatever_the_number_of_envs():
 
 
 def test_many_episodes_do_not_make_many_emulators():
-    assert evaluation_lanes(EnvConfig(kind="atari", id="ALE/Pong-v5"), 1000) <= 32
-    assert evaluation_lanes(EnvConfig(id="Pendulum-v1"), 40) == 20  # two rounds of twenty, not one of 32 and one of 8
-    assert evaluation_lanes(EnvConfig(), 20) == 20 and evaluation_lanes(EnvConfig(), 1000) == 1000
+    lanes = lambda episodes, *words: evaluation_lanes(configure("train", list(words)), episodes)  # noqa: E731
+    assert [lanes(n) for n in (1, 3, 20, 1000)] == [1, 3, 7, 8]  # of eight envs: three rounds of seven at most
+    assert lanes(1000, "env.num=1024") == 32 and lanes(20, "env.num=1") == 1
+    assert lanes(40, "run.eval_envs=25") == 20  # two rounds of twenty, not one of 25 and one of 15
+
+
+class Only(Numbered):
+    """Of which one can exist at a time."""
+
+    there = made = 0
+
+    def __init__(self):
+        if Only.there:
+            raise ConnectionError("the port is taken")
+        Only.there, Only.made = 1, Only.made + 1
+
+    def close(self):
+        Only.there = 0
+
+
+def test_an_env_of_which_one_can_exist_is_trained_and_evaluated(run, monkeypatch):
+    monkeypatch.setitem(registry._users, "env", {"only": Only})
+    Only.there = Only.made = 0
+    summary = run("run.dir=a", "env.id=only", "env.num=1", *BRIEF).summary
+    assert len(summary["evaluation"]["returns"]) == 4 and Only.made == 2 and not Only.there
+    assert evaluate("a", episodes=4).returns.tolist() == summary["evaluation"]["returns"]
+    failed = run("run.dir=b", "env.id=only", "env.num=1", "run.eval_every=256", *BRIEF).summary
+    assert failed["status"] == "done" and not Only.there
+    (warning,) = [w for w in failed["warnings"] if w["kind"] == "evaluation"]
+    assert "the port is taken" in warning["text"] and "run.eval_every=null closes the run's envs" in warning["text"]
+
+
+def test_envs_of_evaluations_are_kept_and_play_the_same_again(run, monkeypatch):
+    made = []
+    monkeypatch.setitem(registry._users, "env", {"numbered": lambda: made.append(1) or Numbered()})
+    words = ["env.id=numbered", "env.num=2", "run.eval_every=128", *BRIEF]
+    several = [record["eval_return"] for record in run("run.dir=a", *words).metrics() if "eval_return" in record]
+    assert len(made) <= 2 + 2 + 3 and len(several) == 2 and len(set(several)) == 1
 
 
 # ---- within a run ---------------------------------------------------------------------------------------------------

@@ -553,7 +553,7 @@ def test_the_first_env_of_an_evaluation_is_no_smaller_than_the_next(large_env, m
 
     measure = envs.grown
     monkeypatch.setattr(envs, "grown", back)
-    cfg = configure("train", ["env.id=large", "env.num=2", "env.workers=2", "run.eval_episodes=4"])
+    cfg = configure("train", ["env.id=large", "env.num=2", "env.workers=2", "run.eval_episodes=4", "run.eval_envs=4"])
     assert envs.to_come(cfg, reset=True)[envs.EVALUATION] == pytest.approx(4 * (40 << 20), rel=0.1)
     assert envs.grown is measure
 
@@ -570,12 +570,14 @@ def test_a_run_foretells_the_envs_of_its_evaluation_and_its_workers_as_its_plan_
     def run(episodes):
         gc.collect()  # the envs of a run before
         overrides = [*words, f"run.eval_episodes={episodes}", f"run.dir={tmp_path / str(episodes)}"]
+        overrides += evaluated if episodes else []
         return rlcli.train([*small, *overrides]).summary["memory"]["process"]
 
     small = ["env.id=large", "total_frames=256", "collector.frames_per_batch=256", "env.num=2", *QUIET]
+    evaluated = ["run.eval_envs=4", "run.eval_every=256"]  # while the run's own are there
     left = [np.ones(1000) for _ in range(12_000)]
     left = left[-1:]  # it keeps the memory of the others from going back to the system before the first run
-    without, whole, planned = run(0), run(4), rlcli.plan([*small, *words, "run.eval_episodes=4"])
+    without, whole, planned = run(0), run(4), rlcli.plan([*small, *words, *evaluated, "run.eval_episodes=4"])
     assert len(left) == 1
     assert whole["planned"] - without["planned"] == pytest.approx(4 * (40 << 20), rel=0.1)
     assert planned.process["envs of the evaluation"] == pytest.approx(4 * (40 << 20), rel=0.1)
@@ -594,7 +596,10 @@ class CollectedEnv(LargeEnv):
 @pytest.mark.parametrize("words", [[], ["env.workers=2"]])
 def test_what_an_earlier_run_left_does_not_lessen_what_envs_take(large_env, words):
     rlcli.register_env("collected")(CollectedEnv)
-    cfg = configure("train", ["env.id=collected", "env.num=2", "run.eval_episodes=4", *words])
+    cfg = configure(
+        "train",
+        ["env.id=collected", "env.num=2", "run.eval_episodes=4", "run.eval_envs=4", "run.eval_every=256", *words],
+    )
     to_come(cfg, reset=True)  # imports what it needs
     gc.collect()
     left = [LargeEnv(), LargeEnv(), LargeEnv(), LargeEnv()]

@@ -17,6 +17,11 @@ def check_modes(cfg: Any) -> Iterator[Problem]:
         yield Problem("env=envpool and env.mode=serial contradict each other", "use env.mode=native or env=gym")
     if env.wrappers and (env.mode == "native" or env.kind == "envpool"):
         yield Problem("env.wrappers wrap single envs, and a native engine has none", "use env=gym env.mode=serial")
+    if env.mode == "native" and env.kind == "gym" and env.id.startswith("ALE/"):
+        yield Problem(
+            f"env.mode=native would make another task of {env.id}: its engine shrinks frames and cuts rewards",
+            "use env=atari, or env.mode=serial",
+        )
     if env.workers and env.workers > env.num:
         yield Problem(f"env.workers={env.workers} are more than there are envs", f"use env.workers={env.num} at most")
     apart = env.workers or env.mode == "parallel"
