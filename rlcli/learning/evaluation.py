@@ -302,5 +302,9 @@ def evaluate(
     if rounds > 1:
         open_ended |= (lengths >= longest) & ~finished
     return Evaluation(
-        returns[began], lengths[began], cut=int(open_ended[began].sum()), infos=infos, outside=copy.copy(collector.bounds)
+        returns[began],
+        lengths[began],
+        cut=int(open_ended[began].sum()),
+        infos=infos,
+        outside=copy.copy(collector.bounds),
     )

@@ -96,7 +96,7 @@ def one_more(cfg: CollectConfig) -> Envs:
     count, found = 1, Envs(0)
     for again in range(3):  # the first is slower and larger than the others
         began, before = time.process_time(), resident()
-        another = build_env(lanes_of(cfg, count), first=cfg.env.num)
+        another = build_env(lanes_of(cfg, count), offset=cfg.env.num)
         try:
             made = resident()
             another.reset()
@@ -124,7 +124,7 @@ def to_come(cfg: CollectConfig, *, reset: bool) -> dict[str, int]:
     apart = env_workers(cfg) > 0 and not lanes_here(cfg)
     before = resident()
     try:
-        env = build_env(lanes_of(cfg, 1), first=cfg.env.num) if apart else None
+        env = build_env(lanes_of(cfg, 1), offset=cfg.env.num) if apart else None
         try:
             first = grown(before)
             envs = one_more(cfg)
@@ -158,14 +158,14 @@ def measured(cfg: CollectConfig, actor: nn.Module | None = None) -> Envs:
     if shares(cfg):
         from rlcli.collectors import MultiSyncCollector
 
-        with MultiSyncCollector([partial(build_env, one, first=cfg.env.num)], actor, frames_per_batch=1) as collector:
+        with MultiSyncCollector([partial(build_env, one, offset=cfg.env.num)], actor, frames_per_batch=1) as collector:
             collector.rollout()
             collector.update_policy_weights_()
             collector.rollout()
             parent = collector.weights_nbytes
             shared, (own,), started = _processes(collector.processes)
     elif count:
-        env = build_env(dataclasses.replace(one, workers=1, per_worker="auto", caller_steps="false"), first=cfg.env.num)
+        env = build_env(dataclasses.replace(one, workers=1, per_worker="auto", caller_steps="false"), offset=cfg.env.num)
         try:
             shared, (own,), started = _processes(env.lanes.crew)  # type: ignore[attr-defined]
         finally:
