@@ -129,6 +129,10 @@ class PolicyConfig:
         "how actions are taken while collecting",
         choices=("random", "mode", "mean", "deterministic"),
     )
+    action_mask_key: str | None = option(
+        None,
+        "the observation that says which actions are allowed; null: one called action_mask; none: there is none",
+    )
     path: str | None = option(None, "a run folder or one of its checkpoints")
     kwargs: dict[str, Any] = option({}, "arguments for a registered policy of your own")
 

@@ -16,6 +16,7 @@ import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from rlcli.errors import ArgumentError, EnvError, RlcliError
+from rlcli.lanes.actions import ActionFormat
 from rlcli.lanes.contract import broken, env_raised, named
 from rlcli.lanes.episodes import NO_LIMIT
 from rlcli.lanes.lanes import NONE, Rows
@@ -206,11 +207,12 @@ class GymLanes(ReplayableLanes):
         sent, taken = None, 0
         self.tried[0] += 1
         try:
-            seen = [self._fingerprint(_whole(env.reset(seed=seed), RESET)[0])]
+            observation, info = _whole(env.reset(seed=seed), RESET)
+            seen = [self._fingerprint(observation)]
             for actions in drawn:
-                sent, taken = send(actions)[0], taken + 1
+                sent, taken = allowed(self.actions.space, send(actions)[0], observation, info), taken + 1
                 self.tried[0] += 1
-                observation, reward, terminated, truncated, _ = _whole_step(env.step, sent)
+                observation, reward, terminated, truncated, info = _whole_step(env.step, sent)
                 seen += [self._fingerprint(observation), repr((reward, terminated, truncated))]
                 if terminated or truncated:
                     break
@@ -250,6 +252,23 @@ class GymLanes(ReplayableLanes):
     def close(self) -> None:
         for env in self.envs:
             env.close()
+
+
+def allowed(space: gym.Space, action: Any, observation: Any, info: Any) -> Any:
+    """The action, or another where an `action_mask` in the observation or the info forbids it."""
+    found = [each["action_mask"] for each in (observation, info) if isinstance(each, Mapping) and "action_mask" in each]
+    if not found or not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary):
+        return action
+    sizes, mask = ActionFormat(space).sizes, np.asarray(found[0]).reshape(-1)
+    start = getattr(space, "start", 0)
+    chosen = np.reshape(action - start, -1)
+    if mask.size != sum(sizes):
+        return action
+    for j, part in enumerate(np.split(mask, np.cumsum(sizes)[:-1])):
+        legal = np.flatnonzero(part)
+        if len(legal):
+            chosen[j] = legal[chosen[j] % len(legal)]
+    return int(start + chosen[0]) if isinstance(space, gym.spaces.Discrete) else chosen.reshape(space.shape) + start
 
 
 def _unlike(result: Any, names: tuple[str, ...]) -> BadValue | None:

@@ -265,14 +265,15 @@ def _draw(head: ProbabilisticTensorDictModule | None, setting: Setting, example:
 
 def _greedy_draw(parts: ValueParts, setting: Setting) -> Draw | None:
     choice, tries, actions = parts.choice, parts.exploration, setting.actions
-    masked = choice.action_mask_key is not None or (tries is not None and tries.action_mask_key is not None)
+    masks = [choice.action_mask_key] + ([] if tries is None else [tries.action_mask_key])
     keys = [unravel(choice.out_keys[0])] + ([] if tries is None else [tries.action_key])
-    if masked or actions.kind != "discrete" or any(key != ACTION for key in keys):
+    if masks[0] != masks[-1] or actions.kind != "discrete" or any(key != ACTION for key in keys):
         return None
     if (choice.action_space == "one_hot") != actions.encoded:
         return None
     mode = tries is None or setting.exploration is not InteractionType.RANDOM
-    family = EGreedyFamily() if tries is None else EGreedyFamily(lambda: float(tries.eps), tries.n)
+    masked = masks[0] is not None
+    family = EGreedyFamily() if tries is None else EGreedyFamily(lambda: float(tries.eps), tries.n, masked=masked)
     return Draw(family, [choice.action_value_key], None, mode, chosen_key=unravel(choice.out_keys[2]))
 
 
