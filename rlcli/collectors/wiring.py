@@ -31,8 +31,17 @@ from rlcli.lanes.bounds import Interval
 from rlcli.lanes.lanes import Lanes, Schema
 from rlcli.modules.masks import mask_key_of
 from rlcli.specs import Composite
-from rlcli.transforms import Compose, Faces, NextObservationDelta, StepCounter, Transform, choose_faces
+from rlcli.transforms import (
+    Compose,
+    Faces,
+    NextObservationDelta,
+    StepCounter,
+    TensorDictPrimer,
+    Transform,
+    choose_faces,
+)
 from rlcli.transforms.delta_codec import delta_key, kept_key, scale_key
+from rlcli.transforms.primer import state_keys
 
 EnvMaker = EnvBase | Callable[[], EnvBase] | str
 
@@ -296,7 +305,10 @@ def _program(
         used, _ = on_device(called, setting.placement.policy)
         own = used if called is policy else used.module
         legal = partial(_legal, env, lanes.bounds.intervals)
-        program = lower(used, setting, legal, whole=lanes.on_tensordicts, early=random_frames > 0)
+        states = set(state_keys(policy))  # which its modules take for 0 where an episode begins
+        odd = any(isinstance(t, TensorDictPrimer) and t.default_value != 0 and states & {*t.out_keys}
+                  for t in transforms_of(env))  # fmt: skip
+        program = lower(used, setting, legal, whole=lanes.on_tensordicts or odd, early=random_frames > 0)
     if isinstance(lanes, TensorDictLanes) and isinstance(program, TensorDictProgram):
         program.flags = lanes.flags
     return used, own, program

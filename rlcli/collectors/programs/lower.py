@@ -27,7 +27,7 @@ from rlcli.collectors.programs.lowered import Draw, LoweredProgram
 from rlcli.collectors.programs.program import Program, Setting
 from rlcli.collectors.programs.tensordict_policy import TensorDictProgram
 from rlcli.errors import ArgumentError, NumericsError
-from rlcli.keys import ACTION, END_FLAGS, Key, show, under_next, unravel
+from rlcli.keys import ACTION, END_FLAGS, IS_INIT, Key, show, under_next, unravel
 from rlcli.lanes.actions import ActionFormat
 from rlcli.lanes.lanes import Schema
 from rlcli.modules.distributions import CATEGORICAL, ONE_HOT, Family, family_of, param_keys
@@ -140,7 +140,7 @@ def _lowered(
 def _whole(program: TensorDictProgram, whole: bool, tried: Any) -> str:
     """Why a policy is not to be taken apart, whatever it is made of; nothing where it may be."""
     if whole:
-        return "the env is stepped on tensordicts, and is given all that it writes"
+        return "the env is stepped on tensordicts, and is given all that it writes, or its states begin at other than 0"
     if tried is None:
         return "it is no module that can be copied"
     if program.rewrites:
@@ -211,6 +211,8 @@ def _made_up(setting: Setting, legal: Callable) -> dict[Key, np.ndarray]:
         key: np.asarray(rng.random((*setting.batch_size, *shape)) * (1 if dtype.kind == "f" else 2)).astype(dtype)
         for key, (shape, dtype) in setting.inputs.items()
     }
+    if IS_INIT in drawn:  # no episode begins: the rows of states are set where one does
+        drawn[IS_INIT][...] = False
     return {key: legal(key, value) for key, value in drawn.items()}
 
 
