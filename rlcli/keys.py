@@ -8,6 +8,7 @@ OBSERVATION = "observation"
 ACTION = "action"
 SAMPLE_LOG_PROB = "sample_log_prob"
 ACTION_LOG_PROB = "action_log_prob"  # the same in newer data of other libraries: read, never written unless asked for
+ACTION_MASK = "action_mask"  # an observation of this name says which actions are allowed
 IS_INIT = "is_init"
 STEP_COUNT = "step_count"
 EPISODE_REWARD = "episode_reward"

@@ -65,6 +65,22 @@ def training_of_a_users_own_env() -> str:
     return f"import sys; from rlcli.cli.main import main; sys.exit(main({words}))"
 
 
+def algorithm_from_its_page() -> str:
+    """The commands of the page about algorithms, run in turn, over few frames."""
+    (block,) = [text for language, text in BLOCKS if not language and "--import my_spo" in text]
+    short = {"total_frames=20_000": "total_frames=1024", "total_frames=40_000": "total_frames=2048"}
+    quiet = ["console=off", "logger=none", "run.eval_episodes=0"]
+    lines = [[short.get(word, word) for word in line.split()[1:]] for line in block.splitlines()]
+    told = [[*line, *quiet, *(["total_frames=1024"] if "-m" in line else [])] for line in lines if line[0] == "train"]
+    (again,) = [line for line in lines if line[0] == "resume"]
+    wrong = [*told[0][:-1], "run.dir=runs/wrong", "loss.kwargs={width: 0.3, foo: 1}"]
+    return f"""
+from rlcli.cli.main import main
+recipe = ["train", "--import", "my_spo", "recipe=spo", "--recipe-dir", "recipes", *{quiet}, "total_frames=1024"]
+print([main(words) for words in [{told[0]}, {again}, {told[1]}, recipe, {wrong}]])
+"""
+
+
 def commands_tried() -> dict[str, list[str]]:
     return {line: words_of(line) for line in commands() if not bench_of(line) and " -m " not in line}
 
@@ -85,6 +101,7 @@ print(json.dumps(found))
     programs = {
         "snippets": snippets(),
         "training": training_of_a_users_own_env(),
+        "algorithm": algorithm_from_its_page(),
         "recipes": "from rlcli.cli.main import main; main(['ls', 'recipes'])",
         "commands": trying,
     }
@@ -122,6 +139,13 @@ def test_a_users_own_env_and_policy_train(ran):
     assert summary["env"] == "Thermostat" and summary["frames"] == 2048
 
 
+def test_the_algorithm_trains_resumes_and_is_swept_as_its_page_says(ran):
+    done, folder = ran["algorithm"]
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[0, 0, 0, 0, 2]", done.stderr
+    assert "SPOLoss has no option called 'foo'" in done.stderr
+    assert json.loads((folder / "runs" / "spo" / "summary.json").read_text())["frames"] == 2048
+
+
 def test_the_recipe_shown_is_listed_by_its_title(ran):
     done, _ = ran["recipes"]
     assert re.search(r"^  acrobot +train +PPO on Acrobot\.$", done.stdout, re.M), done.stdout
@@ -145,10 +169,10 @@ def test_the_mistake_is_answered_as_shown(capsys):
     assert capsys.readouterr().err.strip() == answer
 
 
-def test_a_sweep_as_shown_is_several_jobs():
+def test_sweeps_as_shown_are_several_jobs():
     from rlcli.config.compose import plan
 
-    sweeps = [line for line in commands() if " -m " in line]
+    sweeps = [line for line in commands() if " -m " in line and "--import" not in line]  # those are run
     assert sweeps
     for line in sweeps:
         verb, *words = [word for word in shlex.split(line)[1:] if word != "-m"]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from rlcli.collectors import BaseCollector
 from rlcli.collectors.build import build_collector, devices
 from rlcli.config import registry
 from rlcli.config.schemas import Config
 from rlcli.envs import EnvBase
+from rlcli.errors import ConfigError
 from rlcli.keys import Key
 from rlcli.learning.buffer import build_buffer, load_buffer_compiler
 from rlcli.learning.hooks import Hooks
@@ -50,7 +52,8 @@ class Algorithm(ABC):
     Parameters
     ----------
     cfg : Config
-        Options that only an algorithm of a user's package has are in `cfg.loss.kwargs`.
+        Options that only an algorithm of a user's package has are in `cfg.loss.kwargs`; what none of its methods has
+        read there by the time its loop is made is refused.
 
     Attributes
     ----------
@@ -124,12 +127,58 @@ class Algorithm(ABC):
         return Parts(collector, update, estimator, buffer)
 
 
+class Asked(dict[str, Any]):
+    """Options, and in `unread` the names of those that nobody has asked for."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        super().__init__(options)
+        self.unread = set(options)
+
+    def __getitem__(self, name: str) -> Any:
+        self.unread.discard(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.unread.discard(name)
+        return super().get(name, default)
+
+    def pop(self, name: str, *default: Any) -> Any:
+        self.unread.discard(name)
+        return super().pop(name, *default)
+
+    def __iter__(self) -> Iterator[str]:  # as `**options` does
+        self.unread.clear()
+        return super().__iter__()
+
+    def items(self) -> Any:
+        self.unread.clear()
+        return super().items()
+
+
+def refuse_unread(algorithm: Algorithm) -> None:
+    """Raise where something in `loss.kwargs` was read by no method of the algorithm.
+
+    Raises
+    ------
+    ConfigError
+    """
+    unread = sorted(getattr(algorithm.cfg.loss.kwargs, "unread", ()))
+    if unread:
+        kind, names = algorithm.cfg.loss.kind, ", ".join(f"loss.kwargs.{name}" for name in unread)
+        raise ConfigError(
+            f"loss={kind} does not read {names}", where=type(algorithm).__name__,
+            fix="Leave it out; or read it, self.cfg.loss.kwargs[...], in a method that makes a part of the run.",
+        )  # fmt: skip
+
+
 def algorithm_of(cfg: Config) -> Algorithm:
-    """The algorithm that `loss=` names.
+    """The algorithm that `loss=` names, with a configuration that remembers what is read of `loss.kwargs`.
 
     Raises
     ------
     ConfigError
         A user's cannot be made.
     """
+    if cfg.loss.kwargs:
+        cfg = dataclasses.replace(cfg, loss=dataclasses.replace(cfg.loss, kwargs=Asked(cfg.loss.kwargs)))
     return registry.build("algorithm", cfg.loss.kind, Algorithm, cfg)  # type: ignore[type-abstract]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlcli.algorithms.bootstrapped import Bootstrapped
-from rlcli.algorithms.policy import network_options, recurrence
+from rlcli.algorithms.policy import action_mask, network_options, recurrence
 from rlcli.config.parts import GREEDY
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
@@ -21,7 +21,8 @@ class DQN(Bootstrapped):
         p = self.cfg.policy
         return build_q_actor(
             env.observation_spec, env.action_spec, dueling=p.dueling, eps_init=p.eps_init, eps_end=p.eps_end,
-            eps_frames=p.eps_frames, recurrence=recurrence(self.cfg), **network_options(self.cfg),
+            eps_frames=p.eps_frames, action_mask_key=action_mask(self.cfg, env), recurrence=recurrence(self.cfg),
+            **network_options(self.cfg),
         )  # fmt: skip
 
     def objective(self, policy: ActorCritic, env: EnvBase) -> DQNLoss:

@@ -10,11 +10,13 @@ from torch.nn.parameter import is_lazy
 from rlcli.algorithms.algorithm import algorithm_of
 from rlcli.collectors.build import shares_meanwhile
 from rlcli.config import registry
-from rlcli.config.schemas import CollectConfig, Config, PolicyConfig
+from rlcli.config.schemas import CollectConfig, Config
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError, in_words
+from rlcli.keys import Key, unravel
 from rlcli.modules import ActorCritic, build_actor_critic
 from rlcli.modules.build import RECURRENT, Recurrence
+from rlcli.modules.masks import find_action_mask, mask_key_of, with_action_mask
 from rlcli.processes.cores import cores
 
 WORTH_A_THREAD = 32_000_000  # multiply-adds of one layer for a minibatch above which a second thread pays
@@ -32,7 +34,7 @@ def build_policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic | None:
             raise ConfigError("a random policy cannot be trained", where="policy=random", fix="Use rlcli collect.")
         return None
     if p.kind in registry.users_names("policy"):
-        return _users_policy(p, env)
+        return _users_policy(cfg, env)
     if isinstance(cfg, Config):
         return algorithm_of(cfg).networks(env)
     return actor_and_critic(cfg, env)
@@ -42,9 +44,15 @@ def actor_and_critic(cfg: CollectConfig, env: EnvBase) -> ActorCritic:
     """Those of a policy gradient."""
     p = cfg.policy
     return build_actor_critic(
-        env.observation_spec, env.action_spec, shared=p.shared, distribution=p.distribution, init_std=p.init_std,
-        state_dependent_std=p.state_dependent_std, recurrence=recurrence(cfg), **network_options(cfg),
+        env.observation_spec, env.action_spec, action_mask_key=action_mask(cfg, env), shared=p.shared,
+        distribution=p.distribution, init_std=p.init_std, state_dependent_std=p.state_dependent_std,
+        recurrence=recurrence(cfg), **network_options(cfg),
     )  # fmt: skip
+
+
+def action_mask(cfg: CollectConfig, env: EnvBase) -> Key | None:
+    """The observation that says which actions are allowed; None where there is none."""
+    return find_action_mask(cfg.policy.action_mask_key, env.observation_spec, env.action_spec)
 
 
 def recurrence(cfg: CollectConfig) -> Recurrence | None:
@@ -74,15 +82,19 @@ def network_options(cfg: CollectConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _users_policy(p: PolicyConfig, env: EnvBase) -> ActorCritic:
+def _users_policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic:
+    p = cfg.policy
     made = registry.build("policy", p.kind, object, env.observation_spec, env.action_spec, **p.kwargs)
-    pair = made if isinstance(made, tuple) else (made, None)
+    pair = tuple(made) if isinstance(made, tuple | ActorCritic) else (made, None)
     if len(pair) != 2 or not isinstance(pair[0], torch.nn.Module) or not isinstance(pair[1], torch.nn.Module | None):
         raise ConfigError(
             f"policy={p.kind} is no module",
             why=f"its builder gave {'a pair of ' if len(pair) == 2 and pair[1] else ''}{_kinds(pair)}",
             fix="Return an nn.Module that acts, or a pair (actor, critic).",
         )
+    mask, read = action_mask(cfg, env), getattr(pair[0], "in_keys", ())
+    if mask is not None and mask_key_of(pair[0]) is None and mask not in map(unravel, read):
+        pair = (with_action_mask(pair[0], mask, env.action_spec), pair[1])
     policy = ActorCritic(*pair)
     lazy = [name for name, x in (*policy.named_parameters(), *policy.named_buffers()) if is_lazy(x)]
     if lazy:

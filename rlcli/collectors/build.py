@@ -19,7 +19,8 @@ from rlcli.envs import EnvBase
 from rlcli.envs.build import build_env
 from rlcli.keys import Key, unravel
 from rlcli.lanes.shares import dealt
-from rlcli.modules import ActorCritic
+from rlcli.modules import ActorCritic, RandomPolicy
+from rlcli.modules.masks import find_action_mask
 from rlcli.processes.cores import cores
 
 EXPLORATION = {
@@ -43,7 +44,10 @@ def build_collector(
         What one in this process steps; workers make their own.
     """
     c, m, places = cfg.collector, cfg.memory, devices(cfg)
-    actor = None if policy is None else policy.actor
+    actor: Any = None if policy is None else policy.actor
+    if actor is None:
+        mask = find_action_mask(cfg.policy.action_mask_key, env.observation_spec, env.action_spec)
+        actor = None if mask is None else RandomPolicy(action_mask_key=mask)
     options: dict[str, Any] = {
         "frames_per_batch": c.frames_per_batch, "total_frames": cfg.total_frames, "next_obs": m.next_obs,
         "delta_dtype": delta_dtype_of(cfg), "on_overflow": m.on_overflow, "keep_keys": keep_keys,
@@ -63,7 +67,7 @@ def build_collector(
     start_method = None if c.start_method == "auto" else c.start_method
     options |= {"start_method": start_method, "on_worker_error": c.on_worker_error}
     makers = [
-        partial(build_env, dataclasses.replace(cfg.env, num=len(share)), first=share.start) for share in shares(cfg)
+        partial(build_env, dataclasses.replace(cfg.env, num=len(share)), offset=share.start) for share in shares(cfg)
     ]
     if c.kind == "multi_sync":
         options["preemptive_threshold"] = c.preemptive_threshold

@@ -20,7 +20,7 @@ from rlcli.collectors.checks import BoundedRows, FiniteRows, check_bounds, check
 from rlcli.collectors.finish import Ended, Filled, Seconds, TrajectoryPool, fill_flags, fill_ids
 from rlcli.collectors.loop import BoundBatch, RewardRows
 from rlcli.collectors.options import Stepping
-from rlcli.collectors.programs import Bound, TensorDictProgram, holding
+from rlcli.collectors.programs import Bound, Masked, TensorDictProgram, holding
 from rlcli.collectors.programs.program import TorchStream
 from rlcli.collectors.schema import BATCH, ROW, SPARSE, refuse_unknown
 from rlcli.collectors.states import States
@@ -86,6 +86,7 @@ class Engine:
         lanes, program, faces, schema = wired.lanes, wired.program, wired.faces, wired.schema
         self.transforms = wired.transforms
         self.env, self.lanes, self.faces, self.program, self.random = wired.env, lanes, faces, program, wired.random
+        self.mask_key = wired.mask_key
         self.schema, self.track_ids, self.ids = schema, stepping.track_traj_ids, ids
         self.keep_finals = schema.mode != "compact"  # the true next observations of episode ends
         self.stream = stream
@@ -374,6 +375,9 @@ class Engine:
         program, random = (
             holding(p.bind(columns, lanes.n), columns, self.states.held(p.states)) for p in (self.program, self.random)
         )
+        if self.mask_key is not None:
+            sizes, masks = lanes.actions.sizes, rows[self.mask_key]
+            program, random = (Masked(bound, masks, sizes, self.mask_key) for bound in (program, random))
         ops = self.row_ops(rows, columns.data)
         kept = {key: rows[key] for key in self.schema.sparse}
         states = KeptStates(kept, self.clock) if kept else None

@@ -108,6 +108,8 @@ def _policy(engine: Engine) -> Iterator[Face]:
                 yield Face("policy", _stage(stage), "columns, replayed", "a step of its layers, from rows to the next")
             elif layers is not None:
                 yield Face("policy", _stage(stage), "columns, replayed", "plain layers: the same products on rows")
+            elif stage.mask is not None:
+                yield Face("policy", _stage(stage), "columns, in numpy", "an action mask")
             elif stage.scale is not None:
                 yield Face("policy", _stage(stage), "columns, once a batch", "it is the same at every step")
             else:

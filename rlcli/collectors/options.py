@@ -214,6 +214,11 @@ class Stepping:
         policy = self.policy if self.policy_factory is None else self.policy_factory()
         return None if type(policy) is RandomPolicy and policy.action_spec is None else policy
 
+    @property
+    def random_mask_key(self) -> Key | None:
+        """Of the action mask that random actions without a policy keep to."""
+        return self.policy.action_mask_key if type(self.policy) is RandomPolicy else None
+
     def check_lanes(self, n: int) -> None:
         """Raise unless lanes `first_lane .. first_lane + n - 1` are some of `all_lanes`."""
         first, total = self.first_lane, self.all_lanes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,13 +25,23 @@ from rlcli.envs.spaces import ACTIONS, action_format, drawn_alike, from_gym_spac
 from rlcli.envs.tensordict_lanes import TensorDictLanes
 from rlcli.envs.transformed import transforms_on
 from rlcli.errors import ArgumentError
-from rlcli.keys import IS_INIT, REWARD, Key, as_tuple, under_next, unravel
+from rlcli.keys import IS_INIT, REWARD, Key, as_tuple, show, under_next, unravel
 from rlcli.lanes.actions import ActionFormat
 from rlcli.lanes.bounds import Interval
 from rlcli.lanes.lanes import Lanes, Schema
+from rlcli.modules.masks import mask_key_of
 from rlcli.specs import Composite
-from rlcli.transforms import Compose, Faces, NextObservationDelta, StepCounter, Transform, choose_faces
+from rlcli.transforms import (
+    Compose,
+    Faces,
+    NextObservationDelta,
+    StepCounter,
+    TensorDictPrimer,
+    Transform,
+    choose_faces,
+)
 from rlcli.transforms.delta_codec import delta_key, kept_key, scale_key
+from rlcli.transforms.primer import state_keys
 
 EnvMaker = EnvBase | Callable[[], EnvBase] | str
 
@@ -50,6 +61,8 @@ class Wired:
         What acts, on tensordicts: `program` runs it.
     own : callable or None
         The part of `policy` that is of the kind that was given: the very object, or a copy on its device.
+    mask_key : key, optional
+        Of the observation that says which actions are allowed.
     schema : BatchSchema
         What batches hold.
     """
@@ -62,6 +75,7 @@ class Wired:
     own: Any
     program: Program
     random: RandomProgram
+    mask_key: Key | None
     schema: BatchSchema
 
 
@@ -238,9 +252,11 @@ def wire(
     for transform in transforms:
         shown |= transform.plan({**shown, **reward})
     setting = Setting(lanes.actions, shown, env.batch_size, placement, stepping.exploration_type)
-    used, own, program = _program(env, lanes, policy, setting, random_frames)
-    random = RandomProgram(random_actions(env, lanes) or lanes.actions, program.log_prob_key, program.log_prob_shape)
-    faces = choose_faces(transforms, {**lanes.schema, **reward}, program.reads)
+    mask_key = _mask_key(policy, shown, lanes.actions, stepping)
+    used, own, program = _program(env, lanes, policy, setting, random_frames, mask_key)
+    actions = random_actions(env, lanes) or lanes.actions
+    random = RandomProgram(actions, program.log_prob_key, program.log_prob_shape, mask_key)
+    faces = choose_faces(transforms, {**lanes.schema, **reward}, program.reads | random.reads)
     if lanes.rewards is not None:
         faces.needs.add(REWARD)
     batches = schema_of(
@@ -249,14 +265,34 @@ def wire(
         mode=mode, track_ids=stepping.track_traj_ids, track_version=stepping.tracks_version,
         states=program.states, stride=stepping.recurrent_state_stride,
     )  # fmt: skip
-    return Wired(env, lanes, transforms_on(env), faces, used, own, program, random, batches)
+    return Wired(env, lanes, transforms_on(env), faces, used, own, program, random, mask_key, batches)
 
 
-def _program(env: EnvBase, lanes: Lanes, policy: Any, setting: Setting, random_frames: int) -> tuple[Any, Any, Program]:
+def _mask_key(policy: Any, shown: Schema, actions: ActionFormat, stepping: Stepping) -> Key | None:
+    """Of the observation that the policy, or random actions in its place, keep to; None where there is none."""
+    if policy is not None:
+        key = mask_key_of(policy)
+        return key if key in shown and actions.kind != "box" else None  # one that the policy makes is its own business
+    key = stepping.random_mask_key
+    if key is None:
+        return None
+    size = None if actions.kind == "box" else sum(actions.sizes)
+    if key not in shown or math.prod(shown[key][0]) != size:
+        raise ArgumentError(
+            f"{show(key)} is no mask of the env's actions",
+            why=f"a mask has {size or 'no'} flags for them, the env shows {', '.join(map(show, shown))}",
+            fix="Give RandomPolicy the action_mask_key of an observation with a flag for each action.",
+        )  # fmt: skip
+    return key
+
+
+def _program(
+    env: EnvBase, lanes: Lanes, policy: Any, setting: Setting, random_frames: int, mask_key: Key | None
+) -> tuple[Any, Any, Program]:
     """What acts, on tensordicts; the part of it that is of the kind that was given; and what runs it."""
     used, own = None, None
     random = random_actions(env, lanes)
-    program: Program = RandomProgram(random or lanes.actions)
+    program: Program = RandomProgram(random or lanes.actions, mask_key=mask_key)
     if random_frames:
         refuse_own_random(env, lanes)
     if policy is None and random is None:
@@ -269,7 +305,10 @@ def _program(env: EnvBase, lanes: Lanes, policy: Any, setting: Setting, random_f
         used, _ = on_device(called, setting.placement.policy)
         own = used if called is policy else used.module
         legal = partial(_legal, env, lanes.bounds.intervals)
-        program = lower(used, setting, legal, whole=lanes.on_tensordicts, early=random_frames > 0)
+        states = set(state_keys(policy))  # which its modules take for 0 where an episode begins
+        odd = any(isinstance(t, TensorDictPrimer) and t.default_value != 0 and states & {*t.out_keys}
+                  for t in transforms_of(env))  # fmt: skip
+        program = lower(used, setting, legal, whole=lanes.on_tensordicts or odd, early=random_frames > 0)
     if isinstance(lanes, TensorDictLanes) and isinstance(program, TensorDictProgram):
         program.flags = lanes.flags
     return used, own, program

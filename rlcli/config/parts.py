@@ -41,7 +41,8 @@ _LAYERS = _keys("policy", "hidden activation orthogonal distribution")
 _GRADIENT = _keys("policy", "shared init_std state_dependent_std")  # of the actor of a policy gradient
 GREEDY = _keys("policy", "dueling eps_init eps_end eps_frames")  # of one that chooses by value
 _ACTS = ("policy.exploration", "collector.init_random_frames")
-_NET = Part(uses=(*_LAYERS, *_GRADIENT, *GREEDY, *_ACTS))
+_MASK = "policy.action_mask_key"
+_NET = Part(uses=(*_LAYERS, *_GRADIENT, *GREEDY, *_ACTS, _MASK))
 _RECURRENT = Part(
     uses=(
         *_NET.uses,
@@ -80,9 +81,9 @@ CHOICES: dict[str, dict[str, Part]] = {
         "gru": _RECURRENT,
         "lstm": _RECURRENT,
         "auto": _NET,
-        "random": Part(),
+        "random": Part(uses=(_MASK,)),
         "checkpoint": Part(uses=("policy.path", *_ACTS)),
-        REGISTERED: Part(uses=_ACTS),
+        REGISTERED: Part(uses=(*_ACTS, _MASK)),
     },
     "loss": {
         "ppo_clip": Part(
@@ -184,6 +185,7 @@ NAMED: dict[str, dict[str, Part]] = {
     "env": {},
     "wrapper": {
         **{name: Part(f"gymnasium.wrappers:{name}") for name in _GYMNASIUM.split()},
+        "ActionMask": Part("rlcli.lanes.wrappers:ActionMask"),
         "SelectEntries": Part("rlcli.lanes.wrappers:SelectEntries"),
     },
     "transform": {name: Part(f"rlcli.transforms:{name}") for name in _TRANSFORMS.split()},

@@ -136,6 +136,10 @@ class PolicyConfig:
         "how actions are chosen while collecting; random: sampled from the policy",
         choices=("random", "mode", "mean", "deterministic"),
     )
+    action_mask_key: str | None = option(
+        None,
+        "the observation that says which actions are allowed; null: one called action_mask; none: there is none",
+    )
     path: str | None = option(None, "a run folder or one of its checkpoints")
     init_from: str | None = option(
         None,

@@ -20,7 +20,7 @@ from rlcli.envs.parallel import ParallelEnv
 from rlcli.envs.serial import SerialEnv
 from rlcli.envs.transformed import TransformedEnv, transforms_on
 from rlcli.errors import ConfigError, ResourceError, RlcliError, in_words
-from rlcli.keys import Key, unravel
+from rlcli.keys import ACTION_MASK, Key, as_tuple, unravel
 from rlcli.lanes.engines import auto_prefers_native
 from rlcli.lanes.make import configured, numbered, set_limit
 from rlcli.lanes.shares import shared_out
@@ -220,6 +220,7 @@ def _native(cfg: EnvConfig, lanes: int) -> EnvBase:
 def build_transforms(cfg: EnvConfig, env: EnvBase, gamma: float) -> list[Transform]:
     """What the configuration does to observations and rewards, innermost first."""
     keys = [unravel(key) for key in env.observation_spec.keys(True, True)]
+    keys = [key for key in keys if as_tuple(key)[-1] != ACTION_MASK]  # flags stay flags
     floats: list[Key] = [key for key in keys if env.observation_spec[key].dtype.is_floating_point]
     found: list[Transform] = []
     if cfg.normalize_observation:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlcli.algorithms import algorithm_of
+from rlcli.algorithms import algorithm_of, refuse_unread
 from rlcli.algorithms.policy import build_policy, choose_threads
 from rlcli.collectors.build import devices
 from rlcli.config import registry
@@ -150,6 +150,7 @@ class Learner:
         play = None if every is None else PeriodicEvaluation(every, self.evaluation)
         self.hooks = Hooks(self.reporter, self.saver, play)
         self.loop = self.algorithm.loop(made, policy, self.hooks)
+        refuse_unread(self.algorithm)
         self.saver.parts["loop"] = self.loop
         if play is not None:
             self.saver.parts["evaluation"] = play

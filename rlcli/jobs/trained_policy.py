@@ -28,6 +28,7 @@ from rlcli.keys import ACTION, IS_INIT, OBSERVATION, RESET, REWARD, Key, show
 from rlcli.lanes.make import configured
 from rlcli.lanes.observations import BadValue, Leaf
 from rlcli.modules import ActorCritic
+from rlcli.modules.masks import mask_key_of, refuse_no_option
 from rlcli.specs.dtypes import dtype_name
 from rlcli.transforms import Compose, Transform
 from rlcli.transforms.compose import schemas_before
@@ -80,6 +81,7 @@ class TrainedPolicy:
         self.config, self.frames = config, frames
         self.actor, self.critic = networks
         self.exploration = "deterministic"
+        self._mask = mask_key_of(self.actor)
         self.device = torch.device("cpu")
         self._leaves: list[Leaf] = lanes.leaves
         self._actions = lanes.actions
@@ -132,6 +134,7 @@ class TrainedPolicy:
         ------
         ArgumentError
             An observation that is not one of the env's.
+            Or its action mask allows no action.
         NumericsError
             The action is not finite.
         """
@@ -198,6 +201,9 @@ class TrainedPolicy:
         for key, value in rows.items():
             shown.set(key, value)
         root = self._root(shown).to(self.device)
+        if self._mask is not None and self._mask in root.keys(True):
+            mask = root.get(self._mask).reshape(n, -1).cpu().numpy()
+            refuse_no_option(mask, self._actions.sizes, self._mask, "as the policy was shown it")
         with torch.no_grad(), set_interaction_type(EXPLORATION[name]):
             out = self._act(root)
         if self.remembers:

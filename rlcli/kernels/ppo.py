@@ -185,7 +185,7 @@ def _clip(log_prob, entropy, rows, numbers, value_grad, terms):
     if not 0 < squares < math.inf:  # ratios of another scale
         weights, squares = _scaled(log_prob, rows.old_log_prob)
     terms[6] = weights * weights / squares / n
-    terms[7] = 1 - unexplained / (variance + numbers[7])
+    terms[7] = 1 - unexplained / max(variance, numbers[7] * unexplained, 1e-300)
     terms[8] = moved / n
     return push
 

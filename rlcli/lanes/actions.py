@@ -80,6 +80,11 @@ class ActionFormat:
         return np.ones((), np.int64) if self.kind == "multi_binary" else np.reshape(self.nvec, self.shape) - 1
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        """The options of each choice; a bit is a choice of two."""
+        return (2,) * int(np.prod(self.shape)) if self.kind == "multi_binary" else self.nvec
+
+    @property
     def offered(self) -> str:
         """The choices, in an error."""
         return f"0 to {in_a_line(self.last)}"
@@ -165,7 +170,7 @@ class ActionFormat:
             actions, density = self._draw_box(u)
             return actions, density if each else density.reshape(steps, lanes, -1).sum(-1)
         if self.kind == "multi_binary":
-            actions, options = (u < 0.5).astype(np.int8), [2] * int(np.prod(self.shape))
+            actions, options = (u < 0.5).astype(np.int8), list(self.sizes)
         else:
             options = list(self.nvec)
             actions = (u * np.asarray(self.nvec).reshape(self.shape)).astype(np.int64)

@@ -18,6 +18,7 @@ import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from rlcli.errors import ArgumentError, EnvError, RlcliError
+from rlcli.lanes.actions import ActionFormat
 from rlcli.lanes.contract import broken, env_raised, named
 from rlcli.lanes.episodes import NO_LIMIT
 from rlcli.lanes.lanes import NONE, Rows, numbers_of
@@ -305,10 +306,18 @@ class GymLanes(ReplayableLanes):
 def allowed(space: gym.Space, action: Any, observation: Any, info: Any) -> Any:
     """The action, or another where an `action_mask` in the observation or the info forbids it."""
     found = [each["action_mask"] for each in (observation, info) if isinstance(each, Mapping) and "action_mask" in each]
-    if not found or not isinstance(space, gym.spaces.Discrete):
+    if not found or not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary):
         return action
-    legal = np.flatnonzero(found[0])
-    return action if not len(legal) else int(space.start + legal[(int(action) - int(space.start)) % len(legal)])
+    sizes, mask = ActionFormat(space).sizes, np.asarray(found[0]).reshape(-1)
+    start = getattr(space, "start", 0)
+    chosen = np.reshape(action - start, -1)
+    if mask.size != sum(sizes):
+        return action
+    for j, part in enumerate(np.split(mask, np.cumsum(sizes)[:-1])):
+        legal = np.flatnonzero(part)
+        if len(legal):
+            chosen[j] = legal[chosen[j] % len(legal)]
+    return int(start + chosen[0]) if isinstance(space, gym.spaces.Discrete) else chosen.reshape(space.shape) + start
 
 
 def _unlike(result: Any, names: tuple[str, ...]) -> BadValue | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from rlcli.errors import ConfigError
+from rlcli.errors import ConfigError, EnvError
+from rlcli.keys import ACTION_MASK, OBSERVATION
+from rlcli.lanes.actions import ActionFormat
 
 
 class SelectEntries(gym.ObservationWrapper, gym.utils.RecordConstructorArgs):
@@ -53,6 +55,77 @@ class SelectEntries(gym.ObservationWrapper, gym.utils.RecordConstructorArgs):
 
     def observation(self, observation: Any) -> np.ndarray:
         return np.asarray(observation)[self._places]
+
+
+class ActionMask(gym.Wrapper, gym.utils.RecordConstructorArgs):
+    """Show an action mask that an env keeps beside its observations as the entry `action_mask` of a Dict observation.
+
+    Parameters
+    ----------
+    env : gymnasium.Env
+        Its actions are Discrete, MultiDiscrete or MultiBinary.
+    key : str
+        Of the mask in `info`, one flag for each option of the action, those of several choices one after the other.
+        Where `info` has none, the env's method `action_masks()` is asked.
+
+    Raises
+    ------
+    ConfigError
+        Other actions, or an observation that has such an entry already.
+    """
+
+    def __init__(self, env: gym.Env, key: str = ACTION_MASK) -> None:
+        gym.utils.RecordConstructorArgs.__init__(self, key=key)
+        super().__init__(env)
+        space, seen = env.action_space, env.observation_space
+        if not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary):
+            raise ConfigError(
+                "ActionMask is for actions that are choices", where="env.wrappers", why=f"the env's are {space}",
+                fix="Leave it out.",
+            )  # fmt: skip
+        entries = seen.spaces if isinstance(seen, gym.spaces.Dict) else {OBSERVATION: seen}
+        if ACTION_MASK in entries:
+            raise ConfigError(
+                "the env shows an action_mask already", where="env.wrappers", fix="Leave the wrapper ActionMask out."
+            )
+        self._key, self._plain = key, entries is not getattr(seen, "spaces", None)
+        self._size = sum(ActionFormat(space).sizes)
+        self.observation_space = gym.spaces.Dict({**entries, ACTION_MASK: gym.spaces.MultiBinary(self._size)})
+
+    def reset(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        observation, info = self.env.reset(**kwargs)
+        return self._with_mask(observation, info), info
+
+    def step(self, action: Any) -> tuple[dict[str, Any], Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return self._with_mask(observation, info), reward, terminated, truncated, info
+
+    def _with_mask(self, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
+        mask = info.get(self._key)
+        if mask is None:
+            method = next((m for env in _inwards(self.env) if (m := getattr(env, "action_masks", None))), None)
+            if method is None:
+                raise EnvError(
+                    f"there is no action mask: info has no '{self._key}', and the env no method action_masks()",
+                    where="env.wrappers: ActionMask", why=f"info has {', '.join(info) or 'nothing'}",
+                    fix="Say which key of info it is: env.wrappers=[{ActionMask: {key: NAME}}].",
+                )  # fmt: skip
+            mask = method()
+        flags = np.asarray(mask).reshape(-1).astype(np.int8)
+        if flags.size != self._size:
+            raise EnvError(
+                "the action mask does not fit the env's actions", where="env.wrappers: ActionMask",
+                why=f"it has {flags.size} flags, and the actions have {self._size} options",
+            )  # fmt: skip
+        return {**({OBSERVATION: observation} if self._plain else observation), ACTION_MASK: flags}
+
+
+def _inwards(env: gym.Env) -> Iterator[gym.Env]:
+    """An env, and those that it wraps."""
+    while isinstance(env, gym.Wrapper):
+        yield env
+        env = env.env
+    yield env
 
 
 def _are_places(entries: Any, size: int) -> bool:

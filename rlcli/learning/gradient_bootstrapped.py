@@ -1,8 +1,8 @@
 """The gradients of the DQN and SAC losses without autograd: networks replayed by hand, the rest in compiled passes.
 
-DQN: plain stacks on one float observation, and index or one-hot actions. SAC: an actor of plain layers and a
-`LogScaleExtractor` on one float observation, drawing from a `TanhNormal`, and critics that are `StateActionMLP`s; it
-draws what `SACLoss` draws, in its order. The oracle is `Autograd`.
+DQN: plain stacks on one float observation, masked or not, and index or one-hot actions. SAC: an actor of plain layers
+and a `LogScaleExtractor` on one float observation, drawing from a `TanhNormal`, and critics that are `StateActionMLP`s;
+it draws what `SACLoss` draws, in its order. The oracle is `Autograd`.
 """
 
 from __future__ import annotations
@@ -66,13 +66,15 @@ class ClosedDQN:
         from rlcli.kernels import dqn  # loads the compiler
 
         self.loss, self.online, self.delayed, self.key = loss, online, delayed, key
+        last = loss.online.stages[-1]  # type: ignore[union-attr, index]
+        self.mask = last if last.mask is not None else None
         self._kernel, self._kind = dqn.q_learning, dqn.KINDS[loss.loss_function]
 
     def __call__(self, columns: Columns) -> dict[str, Any]:
         loss, later = self.loss, columns[under_next(self.key)]
-        next_values = self.delayed.forward(later).numpy()
+        next_values = self._masked(self.delayed.forward(later), columns)
         # the online net runs on s' first: its backward pass is that of its last forward pass, on s
-        choosing = self.online.forward(later).numpy().copy() if loss.double_dqn else next_values
+        choosing = self._masked(self.online.forward(later), columns).copy() if loss.double_dqn else next_values
         values = self.online.forward(columns[self.key])
         reward, terminated, steps, weight = steps_of(loss, columns)
         grad, errors = torch.empty_like(values), np.empty(len(values), np.float32)
@@ -89,6 +91,12 @@ class ClosedDQN:
         self.online.backward(grad)
         return {"loss": total, "q_value": mean, TD_ERROR: torch.from_numpy(errors)}
 
+    def _masked(self, values: Tensor, columns: Columns) -> np.ndarray:
+        """Values at s', the lowest where an action is not allowed; at s the one taken is allowed."""
+        if self.mask is not None:
+            values = self.mask.module(values, columns[under_next(self.mask.in_keys[1])])
+        return values.numpy()
+
     def _action(self, columns: Columns) -> np.ndarray:
         action = columns[self.loss.tensor_keys.action]
         if self.loss.action_space == "one_hot":
@@ -104,7 +112,8 @@ def _all_of(flat: FlatParameters, nets: Sequence[Replay], *others: Tensor) -> bo
 
 def _replayed(values: Lowered | SequenceActionValues, trained: bool) -> Replay | None:
     stages = (values.stages or ()) if isinstance(values, Lowered) else ()
-    if len(stages) != 1 or stages[0].layers is None:
+    masked = len(stages) == 2 and stages[1].mask is not None
+    if len(stages) != 1 + masked or stages[0].layers is None:
         return None
     return Replay(stages[0].layers, trained)
 

@@ -22,6 +22,7 @@ from rlcli.learning.flat import FlatParameters
 from rlcli.modules.distributions.continuous import NormalFamily
 from rlcli.modules.distributions.discrete import CategoricalFamily
 from rlcli.modules.head import StateIndependentScale
+from rlcli.modules.stages import Stage
 from rlcli.objectives.networks import Columns
 from rlcli.objectives.policy_gradient import PolicyGradientLoss
 from rlcli.objectives.ppo import ClipPPOLoss
@@ -192,10 +193,17 @@ def _as_rows(x: Tensor, like: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Replayed:
-    """Two separate plain stacks, each on one observation; the actor's may be followed by a learned scale."""
+    """Two separate plain stacks, each on one observation; the actor's may be followed by a mask or a learned scale."""
 
-    def __init__(self, actor: Replay, critic: Replay, keys: tuple[Key, Key], scale: StateIndependentScale | None):
-        self.actor, self.critic, self.keys = actor, critic, keys
+    def __init__(
+        self,
+        actor: Replay,
+        critic: Replay,
+        keys: tuple[Key, Key],
+        scale: StateIndependentScale | None,
+        mask: Stage | None,
+    ) -> None:
+        self.actor, self.critic, self.keys, self.mask = actor, critic, keys, mask
         self._log_std = None if scale is None else scale.log_std
 
     def fits(self, columns: Columns, dtype: torch.dtype) -> bool:
@@ -208,6 +216,8 @@ class Replayed:
 
     def forward(self, batch: Columns) -> Outputs:
         first = self.actor.forward(batch[self.keys[0]])
+        if self.mask is not None:  # the gradient of what is masked is 0 already
+            first = self.mask.module(first, batch[self.mask.in_keys[1]])
         value = self.critic.forward(batch[self.keys[1]])
         if self._log_std is None:
             return (first,), value
@@ -224,13 +234,14 @@ class Replayed:
 def _replayed(loss: PolicyGradientLoss, flat: FlatParameters) -> Replayed | None:
     assert loss.critic is not None
     (_, actor, param_keys), critic = loss.density.known(), loss.critic.stages or ()
-    scale = actor[-1].scale
-    nets = [*(actor if scale is None else actor[:-1]), *critic]
-    if len(critic) != 1 or len(nets) != 2 or [k for stage in actor for k in stage.out_keys] != param_keys:
+    scale, mask = actor[-1].scale, actor[-1] if actor[-1].mask is not None else None
+    nets = [*(actor if scale is None and mask is None else actor[:-1]), *critic]
+    written = list(dict.fromkeys(k for stage in actor for k in stage.out_keys))
+    if len(critic) != 1 or len(nets) != 2 or written != param_keys:
         return None
     stacks = [layers for stage in nets if (layers := stage.layers) is not None]
     parameters = (id(p) for stage in (*actor, *critic) for p in stage.module.parameters())
     if len(stacks) != 2 or sorted(parameters) != sorted(map(id, flat.parameters)):
         return None  # shared, frozen or further parameters: autograd knows what to do with them
     keys = nets[0].in_keys[0], nets[1].in_keys[0]
-    return Replayed(Replay(stacks[0]), Replay(stacks[1]), keys, scale)
+    return Replayed(Replay(stacks[0]), Replay(stacks[1]), keys, scale, mask)

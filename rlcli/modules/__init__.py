@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from rlcli.modules.head import NormalParamExtractor as NormalParamExtractor
     from rlcli.modules.head import StateIndependentScale as StateIndependentScale
     from rlcli.modules.head import action_head as action_head
+    from rlcli.modules.masks import ActionMask as ActionMask
+    from rlcli.modules.masks import with_action_mask as with_action_mask
     from rlcli.modules.nets import ACTIVATIONS as ACTIVATIONS
     from rlcli.modules.nets import MLP as MLP
     from rlcli.modules.nets import DuelingHead as DuelingHead

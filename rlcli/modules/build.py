@@ -25,11 +25,12 @@ from tensordict.nn import (
 from torch import nn
 
 from rlcli.errors import ArgumentError, ConfigError
-from rlcli.keys import ACTION_VALUE, OBSERVATION, STATE_ACTION_VALUE, STATE_VALUE, Key, show
+from rlcli.keys import ACTION_VALUE, OBSERVATION, STATE_ACTION_VALUE, STATE_VALUE, Key, show, unravel
 from rlcli.modules.actors import ActorCritic, ProbabilisticActor
 from rlcli.modules.encoders import convolves, network, observation_keys
 from rlcli.modules.exploration import EGreedyModule
 from rlcli.modules.head import ActionHead, LogScaleExtractor, action_head, single_action
+from rlcli.modules.masks import with_action_mask
 from rlcli.modules.nets import MLP, DuelingHead, StateActionMLP, seeded
 from rlcli.modules.recurrent import GRUModule, LSTMModule, RecurrentModule
 from rlcli.modules.values import ActorValueOperator, QValueActor, ValueOperator
@@ -95,6 +96,7 @@ def build_actor_critic(
     init_std: float = 1.0,
     state_dependent_std: bool = False,
     in_keys: Sequence[Key] | None = None,
+    action_mask_key: Key | None = None,
     return_log_prob: bool = True,
     recurrence: Recurrence | None = None,
     generator: int | torch.Generator | None = None,
@@ -127,7 +129,9 @@ def build_actor_critic(
     state_dependent_std : bool
         The standard deviation is an output of the network, not a free parameter.
     in_keys : sequence of keys, optional
-        Which observations to read, in order; default all but the counters that transforms add.
+        Which observations to read, in order; default all but the mask and the counters that transforms add.
+    action_mask_key : key, optional
+        Of an observation with a flag for each option of the action: those whose flag is false are never taken.
     return_log_prob : bool
         The actor also writes `sample_log_prob`.
     recurrence : Recurrence, optional
@@ -146,7 +150,7 @@ def build_actor_critic(
     ConfigError
         For observations or actions that no network or distribution here fits, with what to use instead.
     """
-    keys = observation_keys(observation_spec, in_keys)
+    keys = _seen(observation_spec, in_keys, action_mask_key)
     head = action_head(action_spec, len(observation_spec.shape), distribution)
     split = head.continuous and state_dependent_std
     outputs = head.features * (2 if split else 1)
@@ -189,7 +193,18 @@ def build_actor_critic(
             actor = actor_of(net_of(outputs, last_gain=POLICY_GAIN), keys)
             value_net = net_of(1, last_gain=VALUE_GAIN)
             pair = ActorCritic(actor, ValueOperator(value_net, keys, [STATE_VALUE]))
+    if action_mask_key is not None:
+        pair.actor = with_action_mask(pair.actor, action_mask_key, action_spec)  # type: ignore[arg-type]
     return pair if device is None else pair.to(device)
+
+
+def _seen(observation_spec: Composite, in_keys: Sequence[Key] | None, mask: Key | None) -> list[Key]:
+    """What networks read: of all observations the mask is none."""
+    keys = observation_keys(observation_spec, in_keys)
+    seen = [key for key in keys if in_keys or mask is None or unravel(key) != unravel(mask)]
+    if not seen:
+        raise ConfigError("the env shows an action mask and nothing else", where="observation spec")
+    return seen
 
 
 def build_q_actor(
@@ -205,6 +220,7 @@ def build_q_actor(
     eps_end: float = 0.05,
     eps_frames: int = 10_000,
     in_keys: Sequence[Key] | None = None,
+    action_mask_key: Key | None = None,
     recurrence: Recurrence | None = None,
     generator: int | torch.Generator | None = None,
 ) -> ActorCritic:
@@ -212,7 +228,7 @@ def build_q_actor(
 
     Parameters
     ----------
-    observation_spec, action_spec, net, hidden, activation, orthogonal, in_keys, generator
+    observation_spec, action_spec, net, hidden, activation, orthogonal, in_keys, action_mask_key, generator
         As for `build_actor_critic`.
     dueling : bool
         Values as a state's value plus advantages, from one trunk.
@@ -226,7 +242,7 @@ def build_q_actor(
     ConfigError
         The action is not one choice of several.
     """
-    keys = observation_keys(observation_spec, in_keys)
+    keys = _seen(observation_spec, in_keys, action_mask_key)
     key, spec = single_action(action_spec)
     if not isinstance(spec, Categorical | OneHot):
         raise ConfigError(
@@ -250,8 +266,9 @@ def build_q_actor(
             module = DuelingHead(module, module.out_features, spec.n)  # type: ignore[arg-type]
         else:
             module = net_of(spec.n)
-    values = QValueActor(module, in_keys=keys, spec=spec)
-    return ActorCritic(TensorDictSequential(values, EGreedyModule(spec, eps_init, eps_end, eps_frames)), None)  # type: ignore[arg-type]
+    values = QValueActor(module, in_keys=keys, spec=spec, action_mask_key=action_mask_key)
+    tries = EGreedyModule(spec, eps_init, eps_end, eps_frames, action_mask_key=action_mask_key)
+    return ActorCritic(TensorDictSequential(values, tries), None)  # type: ignore[arg-type]
 
 
 def build_soft_actor_critic(

@@ -18,9 +18,10 @@ from tensordict.nn import set_interaction_type as set_exploration_type
 from tensordict.nn.probabilistic import interaction_type as exploration_type
 from torch import Tensor
 
-from rlcli.errors import ArgumentError
-from rlcli.keys import ACTION, Key, unravel
+from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.keys import ACTION, Key, show, unravel
 from rlcli.modules.distributions.family import ArrayParams, Family, Params
+from rlcli.modules.masks import LOWEST, allowed, pick
 from rlcli.modules.values import action_space_of
 from rlcli.specs import Composite, TensorSpec
 
@@ -39,6 +40,8 @@ class RandomPolicy:
         Where a plain spec's action goes.
     generator : torch.Generator, optional
         Defaults to torch's global one.
+    action_mask_key : key, optional
+        Of an observation that says which actions are allowed; for a collector's policy.
     """
 
     def __init__(
@@ -47,13 +50,20 @@ class RandomPolicy:
         action_key: Key = ACTION,
         *,
         generator: torch.Generator | None = None,
+        action_mask_key: Key | None = None,
     ) -> None:
         if isinstance(action_spec, Composite):
             keys = action_spec.keys(True, True)
             if len(keys) != 1:
                 raise ArgumentError("RandomPolicy takes one action", why=f"the spec has {len(keys)}: {keys}")
             action_key, action_spec = keys[0], action_spec[keys[0]]
+        if action_mask_key is not None and action_spec is not None:
+            raise ArgumentError(
+                "RandomPolicy draws from an action spec, or among the actions that a mask allows",
+                why="it was given both", fix="Use RandomPolicy(action_mask_key=...) as the policy of a collector.",
+            )  # fmt: skip
         self.action_spec, self.action_key, self.generator = action_spec, action_key, generator
+        self.action_mask_key = action_mask_key
 
     def __call__(self, td: TensorDictBase) -> TensorDictBase:
         if self.action_spec is None:
@@ -76,7 +86,7 @@ class EGreedyModule(TensorDictModuleBase):
         Counted by `step(frames)`, which the training loop calls.
     action_key : key
     action_mask_key : key, optional
-        bool `[*B, n]`; actions that are False are never drawn.
+        Flags `[*B, n]`; actions that are False are never drawn.
 
     Attributes
     ----------
@@ -123,13 +133,15 @@ class EGreedyModule(TensorDictModuleBase):
         """Draws from torch's global generator."""
         if exploration_type() not in (ExplorationType.RANDOM, None):
             return td
-        action = td.get(self.action_key)
+        action = td.get(self.action_key, None)
+        if action is None:
+            raise MissingKeyError(f"there is no action at {show(self.action_key)}", where="EGreedyModule")
         rows = action.shape if self.action_space == "categorical" else action.shape[:-1]
         explore = torch.rand(rows, device=action.device) < self.eps.to(action.device)
         if self.action_mask_key is None:
             drawn = torch.randint(self.n, rows, device=action.device)
         else:
-            legal = td.get(self.action_mask_key).reshape(-1, self.n).float()
+            legal = allowed(td.get(self.action_mask_key).reshape(-1, self.n), (self.n,)).float()
             drawn = torch.multinomial(legal, 1).reshape(rows)
         if self.action_space == "one_hot":
             drawn, explore = torch.nn.functional.one_hot(drawn, self.n), explore.unsqueeze(-1)
@@ -145,13 +157,15 @@ class EGreedyFamily(Family):
         The present epsilon; asked for once a batch, and where weights change within one.
     n : int, optional
         How many actions there are to explore; as many as have values, by default.
+    masked : bool
+        Actions of the lowest value there is are not allowed, and not explored.
     """
 
     param_names = ("action_value",)
     event_dims = 0
 
-    def __init__(self, eps: Callable[[], float] = lambda: 0.0, n: int | None = None) -> None:
-        self.eps, self.n = eps, n
+    def __init__(self, eps: Callable[[], float] = lambda: 0.0, n: int | None = None, *, masked: bool = False) -> None:
+        self.eps, self.n, self.masked = eps, n, masked
 
     def log_prob(self, params: Params, action: Tensor) -> NoReturn:
         raise ArgumentError("an epsilon-greedy action has no log-probability here", fix="Use a ProbabilisticActor.")
@@ -168,7 +182,11 @@ class EGreedyFamily(Family):
     def sample(self, params: Params, generator: torch.Generator | None = None) -> Tensor:
         best = self.mode(params)
         explore = torch.rand(best.shape, generator=generator, device=best.device) < self.eps()
-        drawn = torch.randint(self.n or params[0].shape[-1], best.shape, generator=generator, device=best.device)
+        if self.masked:
+            legal = (params[0] > LOWEST).float().flatten(0, -2)
+            drawn = torch.multinomial(legal, 1, generator=generator).reshape(best.shape)
+        else:
+            drawn = torch.randint(self.n or params[0].shape[-1], best.shape, generator=generator, device=best.device)
         return torch.where(explore, drawn, best)
 
     def noise(self, rng: np.random.Generator, t: int, n: int, k: int) -> np.ndarray:
@@ -176,7 +194,12 @@ class EGreedyFamily(Family):
         return rng.random((t, n, 2))
 
     def settled(self, noise: np.ndarray, k: int) -> np.ndarray:
-        """int64 `[t, n]`: the action of a row that explores at the present epsilon, -1 for the greedy one."""
+        """`[t, n]`: the action of a row that explores at the present epsilon, -1 for the greedy one.
+
+        With masks, the number in [0, 1) that the action follows from.
+        """
+        if self.masked:
+            return np.where(noise[..., 0] < self.eps(), noise[..., 1], -1.0)
         return np.where(noise[..., 0] < self.eps(), (noise[..., 1] * (self.n or k)).astype(np.int64), -1)
 
     def options(self, k: int) -> tuple[int, ...]:
@@ -188,7 +211,11 @@ class EGreedyFamily(Family):
 
     def act(self, params: ArrayParams, noise: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         out = params[0].argmax(1, out)
-        np.copyto(out, noise, where=noise >= 0)
+        if not self.masked:
+            np.copyto(out, noise, where=noise >= 0)
+        elif (rows := np.flatnonzero(noise >= 0)).size:
+            values = params[0][rows]
+            out[rows] = pick(values > LOWEST, values.shape[1:], noise[rows, None])[0][:, 0]
         return out
 
     def act_mode(self, params: ArrayParams, out: np.ndarray | None = None) -> np.ndarray:

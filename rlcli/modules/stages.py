@@ -33,6 +33,7 @@ from rlcli.keys import Key, show, unravel
 from rlcli.modules.encoders import DictEncoder, DictNet, Flat, OneHotIndex
 from rlcli.modules.exploration import EGreedyModule
 from rlcli.modules.head import LogScaleExtractor, StateIndependentScale
+from rlcli.modules.masks import ActionMask
 from rlcli.modules.nets import MLP, NatureCNN
 from rlcli.modules.recurrent import GRUModule, LSTMModule, RecurrentModule
 from rlcli.modules.values import QValueModule
@@ -40,6 +41,7 @@ from rlcli.modules.values import QValueModule
 # modules that neither keep what they are given nor write to it, and look at nothing else
 _READERS = (
     DictNet, DictEncoder, Flat, OneHotIndex, NatureCNN, MLP, LogScaleExtractor, NormalParamExtractor, biased_softplus,
+    ActionMask,
     *(nn.Sequential, nn.ModuleList, nn.Identity, nn.Flatten, nn.Linear, nn.Conv1d, nn.Conv2d, nn.LayerNorm),
     *(nn.Tanh, nn.ReLU, nn.ELU, nn.GELU, nn.SiLU, nn.LeakyReLU, nn.Sigmoid, nn.Softplus),
 )  # fmt: skip
@@ -126,6 +128,11 @@ class Stage(NamedTuple):
         return None if drops or not all(isinstance(p, nn.Parameter) for p in weights) else self.module
 
     @property
+    def mask(self) -> ActionMask | None:
+        """The module where it is an action mask."""
+        return self.module if type(self.module) is ActionMask and not hooked(self.module) else None
+
+    @property
     def scale(self) -> StateIndependentScale | None:
         """The module where it is a learned deviation: its output is the same in every row."""
         return self.module if type(self.module) is StateIndependentScale and not hooked(self.module) else None
@@ -139,7 +146,7 @@ class Parts(NamedTuple):
 
 
 class ValueParts(NamedTuple):
-    """A network of action values: what writes them, how one is chosen, how others are tried."""
+    """A network of action values: what writes and masks them, how one is chosen, how others are tried."""
 
     stages: tuple[Stage, ...]
     choice: QValueModule
@@ -167,7 +174,11 @@ def take_apart_values(net: Any) -> ValueParts | None:
     choice = leaves.pop() if leaves and type(leaves[-1]) is QValueModule else None
     if choice is None or not leaves or not all(isinstance(x, TensorDictModule | RecurrentModule) for x in leaves):
         return None
-    return ValueParts(tuple(map(_stage, leaves)), choice, exploration)
+    stages = [*map(_stage, leaves)]
+    if choice.action_mask_key is not None:
+        values = choice.action_value_key
+        stages.append(Stage(choice.mask, (values, unravel(choice.action_mask_key)), (values,)))
+    return ValueParts(tuple(stages), choice, exploration)
 
 
 def _stage(leaf: TensorDictModule | RecurrentModule) -> Stage:

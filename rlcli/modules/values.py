@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError, MissingKeyError, in_words
 from rlcli.keys import ACTION, ACTION_VALUE, CHOSEN_ACTION_VALUE, OBSERVATION, STATE_VALUE, Key, show, unravel
+from rlcli.modules.masks import LOWEST, ActionMask
 from rlcli.specs import Categorical, Composite, OneHot, TensorSpec
 
 
@@ -148,7 +149,7 @@ class QValueModule(TensorDictModuleBase):
     action_value_key : key
         Where the values `[*B, n]` are.
     action_mask_key : key, optional
-        bool `[*B, n]`; actions that are False are never chosen.
+        Flags `[*B, n]`; actions that are False are never chosen, and get the lowest value there is.
     out_keys : sequence of keys, optional
         By default `action`, `action_value`, `chosen_action_value`.
     spec : TensorSpec, optional
@@ -167,6 +168,7 @@ class QValueModule(TensorDictModuleBase):
         super().__init__()
         self.action_value_key = ACTION_VALUE if action_value_key is None else unravel(action_value_key)
         self.action_mask_key = action_mask_key
+        self.mask = ActionMask((), fill=LOWEST)
         self.in_keys = [self.action_value_key] + ([] if action_mask_key is None else [action_mask_key])
         self.out_keys = list(out_keys or (ACTION, self.action_value_key, CHOSEN_ACTION_VALUE))
         if len(self.out_keys) != 3 or unravel(self.out_keys[1]) != self.action_value_key:
@@ -182,7 +184,10 @@ class QValueModule(TensorDictModuleBase):
         if values is None:
             raise MissingKeyError(f"there are no action values at {show(self.action_value_key)}", where="QValueModule")
         if self.action_mask_key is not None:
-            values = values.masked_fill(~td.get(self.action_mask_key), torch.finfo(values.dtype).min)
+            mask = td.get(self.action_mask_key, None)
+            if mask is None:
+                raise MissingKeyError(f"there is no action mask at {show(self.action_mask_key)}", where="QValueModule")
+            values = self.mask(values, mask)
         action = greedy(values, self.action_space)
         td.set(self.out_keys[0], action)
         td.set(self.out_keys[1], values)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rlcli.objectives.ppo import ClipPPOLoss as ClipPPOLoss
     from rlcli.objectives.ppo import KLPENPPOLoss as KLPENPPOLoss
     from rlcli.objectives.ppo import PPOLoss as PPOLoss
+    from rlcli.objectives.reduction import reduce as reduce
     from rlcli.objectives.sac import SACLoss as SACLoss
     from rlcli.objectives.value.estimators import ValueEstimators as ValueEstimators
 

@@ -231,15 +231,10 @@ class DQNLoss(BootstrappedLoss):
 
 
 def action_values(network: TensorDictModuleBase) -> Lowered:
-    """A `QValueActor` as a function of columns; where it can be taken apart it gives its values and chooses nothing.
-
-    With an action mask its choice lowers the values of illegal actions, so it is called as it is.
-    """
+    """A `QValueActor` as a function of columns; where it can be taken apart it gives its values and chooses nothing."""
     return Lowered(network, _stages_of_values, "the network of action values")
 
 
 def _stages_of_values(network: TensorDictModuleBase) -> tuple[Stage, ...] | None:
     parts = take_apart_values(network)
-    if parts is None or parts.choice.action_mask_key is not None:
-        return plain_stages(network)
-    return parts.stages
+    return plain_stages(network) if parts is None else parts.stages

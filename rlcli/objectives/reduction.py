@@ -134,6 +134,9 @@ def clipped_value_error(value: Tensor, old_value: Tensor, target: Tensor, kind: 
 
 
 def explained_variance(value: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-    """`1 - var(target - value) / var(target)`: 1 is perfect, 0 no better than a constant."""
-    eps = torch.finfo(target.dtype).eps
-    return 1 - variance(target - value, mask) / (variance(target, mask) + eps)
+    """`1 - var(target - value) / var(target)`: 1 is perfect, 0 no better than a constant.
+
+    In whatever units: a variance of nothing counts as a share of that of the errors.
+    """
+    rest, whole, number = variance(target - value, mask), variance(target, mask), torch.finfo(target.dtype)
+    return 1 - rest / torch.maximum(whole, number.eps * rest).clamp_min(number.tiny)

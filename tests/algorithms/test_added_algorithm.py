@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import rlcli
-from rlcli.algorithms import Algorithm, algorithm_of
+from rlcli.algorithms import A2C, Algorithm, algorithm_of
 from rlcli.cli.main import main
 from rlcli.config import registry
 from rlcli.config.compose import configure
@@ -110,3 +110,17 @@ def test_one_of_ours_is_its_file_and_a_line_of_the_table(name):
     found = registry.find("algorithm", name)
     assert issubclass(found, Algorithm) and found.__module__.startswith("rlcli.algorithms.")
     assert found.uses == CHOICES["loss"][name].uses and found.off_policy == CHOICES["loss"][name].off_policy
+
+
+def test_an_option_that_no_method_reads_is_refused(capsys):
+    @rlcli.register_algorithm("slow")
+    class Slow(A2C):
+        def objective(self, policy, **options):
+            self.width = self.cfg.loss.kwargs["width"]
+            return super().objective(policy, **options)
+
+    words = ["train", "loss=slow", "env.id=CartPole-v1", "total_frames=256", "collector.frames_per_batch=256"]
+    words += [*QUIET, "optim.epochs=1", "run.eval_episodes=0"]
+    assert main([*words, "loss.kwargs.width=1"]) == 0
+    assert main([*words, "loss.kwargs={width: 1, foo: 2}"]) == 2
+    assert "loss=slow does not read loss.kwargs.foo (Slow)" in capsys.readouterr().err

@@ -154,20 +154,23 @@ def test_an_action_that_does_not_exist_is_an_error_and_not_a_stray_write():
             GradientChoice(loss, flat).of(batch)(batch)
 
 
-def test_an_action_mask_is_no_affair_of_the_closed_form():
+@pytest.mark.parametrize("double", [False, True])
+def test_the_next_action_is_one_that_its_mask_allows(double):
     net = TensorDictModule(nn.Linear(5, 3), ["observation"], ["action_value"])
-    loss = DQNLoss(QValueActor(net, spec=Categorical(3), action_mask_key="legal"), gamma=1.0)
+    loss = DQNLoss(QValueActor(net, spec=Categorical(3), action_mask_key="legal"), gamma=1.0, double_dqn=double)
     batch = columns(torch.zeros(N, dtype=torch.int64))
     batch["legal"] = torch.ones(N, 3, dtype=torch.bool)
-    batch[("next", "legal")] = torch.tensor([True, False, False]).expand(N, 3)
+    batch[("next", "legal")] = torch.tensor([True, False, False]).expand(N, 3).clone()
     batch[("next", "terminated")] = torch.zeros(N, 1, dtype=torch.bool)
+    batch[("next", "legal")][0] = False  # as where an episode has ended
+    batch[("next", "terminated")][0] = True
     assert ("next", "legal") in loss.in_keys
-    gradient = GradientChoice(loss, FlatParameters(loss)).of(batch)
-    assert isinstance(gradient, Autograd)
+    agree(loss, batch, ClosedDQN)
     with torch.no_grad():
-        target = batch[("next", "reward")][:, 0] + net.module(batch[("next", "observation")])[:, 0]
-        error = (net.module(batch["observation"])[:, 0] - target).abs()
-    assert torch.allclose(gradient(batch)["td_error"], error, atol=1e-5)
+        later = net.module(batch[("next", "observation")])[:, 0] * ~batch[("next", "terminated")][:, 0]
+        error = (net.module(batch["observation"])[:, 0] - batch[("next", "reward")][:, 0] - later).abs()
+    found = GradientChoice(loss, FlatParameters(loss)).of(batch)(batch)
+    assert torch.allclose(found["td_error"], error, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["dqn", "sac"])

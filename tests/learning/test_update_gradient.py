@@ -7,16 +7,18 @@ import torch
 from actor_critic_batches import make_actor, make_critic, rollout
 from hypothesis import given
 from hypothesis import strategies as st
+from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 
+from rlcli import specs
 from rlcli.errors import ArgumentError
 from rlcli.learning.flat import FlatParameters
 from rlcli.learning.gradient import Autograd, GradientChoice
 from rlcli.learning.gradient_ppo import ByAutograd, Replayed, closed_ppo
 from rlcli.learning.optimizer import Linear
 from rlcli.learning.update import Update
-from rlcli.modules import MLP, Categorical, IndependentNormal, ProbabilisticActor, ValueOperator
+from rlcli.modules import MLP, Categorical, IndependentNormal, ProbabilisticActor, ValueOperator, with_action_mask
 from rlcli.modules.values import ActorValueOperator
 from rlcli.objectives import ClipPPOLoss
 from rlcli.objectives.value import GAE
@@ -108,6 +110,21 @@ def test_masked_actions_have_no_gradient_and_no_nan():
     _, grad, _, expected, _ = both(loss, columns_for(loss))
     assert grad.isfinite().all()
     assert (grad - expected).abs().max() <= 1e-6
+
+
+def test_an_action_mask_behind_the_network_is_replayed_with_it():
+    loss = ClipPPOLoss(with_action_mask(make_actor(), "legal", specs.Categorical(3)), make_critic())
+    columns = columns_for(ClipPPOLoss(make_actor(), make_critic()))
+    legal = torch.rand(len(columns["action"]), 3, generator=torch.Generator().manual_seed(0)) < 0.5
+    columns["legal"] = legal | torch.nn.functional.one_hot(columns["action"], 3).bool()
+    a, grad, b, expected, fast = both(loss, columns)
+    assert isinstance(fast.nets, Replayed) and "legal" in loss.in_keys
+    assert (grad - expected).abs().max() <= 1e-6 * (1 + expected.abs().max())
+    assert all(abs(a[key] - b[key]) <= 2e-5 * (1 + abs(b[key])) for key in b)
+    with torch.no_grad():
+        logits = make_actor().module[0](TensorDict({"observation": columns["observation"]}))["logits"]
+    few = [torch.distributions.Categorical(logits=row[on]) for row, on in zip(logits, columns["legal"], strict=True)]
+    assert a["entropy"] == pytest.approx(float(torch.stack([each.entropy() for each in few]).mean()), abs=1e-5)
 
 
 def test_float64_stays_float64():

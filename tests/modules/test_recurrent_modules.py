@@ -50,8 +50,21 @@ def one_by_one(net, td):
             for key in net.state_keys:
                 row[key] = torch.where(row["is_init"].unsqueeze(-1), row[key], rows[-1]["next", key])
         with set_recurrent_mode(False):
-            rows.append(net(row))
+            rows.append(net(row.exclude("is_init")).set("is_init", row["is_init"]))
     return torch.stack(rows, 1)
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_a_step_begins_an_episode_from_zeros_whatever_state_was_carried(kind):
+    net = module(kind, 2)
+    row = data(net, 4, 1)[:, 0].set("is_init", torch.tensor([[True], [False], [True], [False]]))
+    with set_recurrent_mode(False):
+        found, carried = net(row.clone()), net(row.exclude("is_init"))
+        fresh = net(row.clone().update({key: torch.zeros_like(row[key]) for key in net.state_keys}))
+    for key in net.out_keys:
+        assert torch.equal(found[key][[0, 2]], fresh[key][[0, 2]])
+        assert torch.equal(found[key][[1, 3]], carried[key][[1, 3]])
+        assert not torch.equal(found[key][0], carried[key][0])
 
 
 @pytest.mark.parametrize("kind", CELLS)

@@ -27,7 +27,7 @@ from rlcli.collectors.programs.lowered import Draw, LoweredProgram
 from rlcli.collectors.programs.program import Program, Setting
 from rlcli.collectors.programs.tensordict_policy import TensorDictProgram
 from rlcli.errors import ArgumentError, NumericsError
-from rlcli.keys import ACTION, END_FLAGS, Key, show, under_next, unravel
+from rlcli.keys import ACTION, END_FLAGS, IS_INIT, Key, show, under_next, unravel
 from rlcli.lanes.actions import ActionFormat
 from rlcli.lanes.lanes import Schema
 from rlcli.modules.distributions import CATEGORICAL, ONE_HOT, Family, family_of, param_keys
@@ -140,7 +140,7 @@ def _lowered(
 def _whole(program: TensorDictProgram, whole: bool, tried: Any) -> str:
     """Why a policy is not to be taken apart, whatever it is made of; nothing where it may be."""
     if whole:
-        return "the env is stepped on tensordicts, and is given all that it writes"
+        return "the env is stepped on tensordicts, and is given all that it writes, or its states begin at other than 0"
     if tried is None:
         return "it is no module that can be copied"
     if program.rewrites:
@@ -211,6 +211,8 @@ def _made_up(setting: Setting, legal: Callable) -> dict[Key, np.ndarray]:
         key: np.asarray(rng.random((*setting.batch_size, *shape)) * (1 if dtype.kind == "f" else 2)).astype(dtype)
         for key, (shape, dtype) in setting.inputs.items()
     }
+    if IS_INIT in drawn:  # no episode begins: the rows of states are set where one does
+        drawn[IS_INIT][...] = False
     return {key: legal(key, value) for key, value in drawn.items()}
 
 
@@ -265,14 +267,15 @@ def _draw(head: ProbabilisticTensorDictModule | None, setting: Setting, example:
 
 def _greedy_draw(parts: ValueParts, setting: Setting) -> Draw | None:
     choice, tries, actions = parts.choice, parts.exploration, setting.actions
-    masked = choice.action_mask_key is not None or (tries is not None and tries.action_mask_key is not None)
+    masks = [choice.action_mask_key] + ([] if tries is None else [tries.action_mask_key])
     keys = [unravel(choice.out_keys[0])] + ([] if tries is None else [tries.action_key])
-    if masked or actions.kind != "discrete" or any(key != ACTION for key in keys):
+    if masks[0] != masks[-1] or actions.kind != "discrete" or any(key != ACTION for key in keys):
         return None
     if (choice.action_space == "one_hot") != actions.encoded:
         return None
     mode = tries is None or setting.exploration is not InteractionType.RANDOM
-    family = EGreedyFamily() if tries is None else EGreedyFamily(lambda: float(tries.eps), tries.n)
+    masked = masks[0] is not None
+    family = EGreedyFamily() if tries is None else EGreedyFamily(lambda: float(tries.eps), tries.n, masked=masked)
     return Draw(family, [choice.action_value_key], None, mode, chosen_key=unravel(choice.out_keys[2]))
 
 

@@ -202,6 +202,9 @@ class _BoundLowered(Bound):
                 runs.append(step_on_rows(cells.weights(), x, before, after, features))
             elif layers is not None:
                 runs.append(on_rows(layers, self.rows[stage.in_keys[0]], self.rows[stage.out_keys[0]]))
+            elif stage.mask is not None:
+                logits, mask = (self.rows[key] for key in stage.in_keys)
+                runs.append(stage.mask.on_rows(logits, mask, self.rows[stage.out_keys[0]]))
             elif stage.scale is None:
                 runs.append(_on_the_rows(stage, self.rows))
         if not any(program.called):
@@ -340,7 +343,13 @@ class _BoundLowered(Bound):
                 self._check_odd(t)
             return mode(params[t], taken[t])
 
-        act = act_mode if self.drawn is None else act_drawn
+        def act_masked(t: int) -> np.ndarray:  # what is masked is infinite at most steps: the family is asked at once
+            forward(t)
+            self._check_odd(t)
+            return mode(params[t], taken[t]) if self.drawn is None else draw(params[t], noise[t - first], taken[t])
+
+        masked = any(stage.mask is not None for stage in self.program.stages)
+        act = act_masked if masked else act_mode if self.drawn is None else act_drawn
         loop = self.program.actions.dtype
         return act if taken[0].dtype == loop else lambda t: act(t).astype(loop)
 
@@ -355,7 +364,7 @@ class _BoundLowered(Bound):
             if not draw.family.is_legal(tuple(row[lane : lane + 1] for row in self.param_rows[t]))
         )  # fmt: skip
         key = next(k for k, row in zip(keys, self.param_rows[t], strict=True) if not np.isfinite(row[lane]).all())
-        raise not_finite(key, f"step {t} of the batch, lane {lane}; the env was not stepped")
+        raise not_finite(key, f"step {t} of the batch, environment {lane}; the env was not stepped")
 
     def end(self, first, last) -> None:
         actions, data = self.program.actions, self.data

@@ -27,6 +27,7 @@ from rlcli.keys import ACTION, Key, show
 from rlcli.lanes.actions import ActionFormat
 from rlcli.lanes.lanes import Schema
 from rlcli.lanes.noise import Noise
+from rlcli.modules.masks import pick, refuse_no_option
 
 
 class Bound:
@@ -132,6 +133,32 @@ def holding(bound: Bound, columns: Columns, keys: Iterable[Key]) -> Bound:
     return _Holding(bound, rows) if rows else bound
 
 
+class Masked(Bound):
+    """The program, which is not asked for an action where the mask allows none.
+
+    Parameters
+    ----------
+    bound : Bound
+    rows : sequence of array
+        The masks of each step, `[N, *]`.
+    sizes : sequence of int
+        Options of each choice.
+    key : key
+        Of the mask.
+    """
+
+    def __init__(self, bound: Bound, rows: Sequence[np.ndarray], sizes: Sequence[int], key: Key) -> None:
+        self.bound, self.rows, self.sizes, self.key = bound, [row.reshape(len(row), -1) for row in rows], sizes, key
+        self.begin, self.renew, self.end = bound.begin, bound.renew, bound.end  # type: ignore[method-assign]
+
+    def act(self, t: int):
+        if not self.rows[t].all():  # the usual end of it where nothing is forbidden
+            refuse_no_option(self.rows[t], self.sizes, self.key, f"step {t} of the batch; the env was not stepped")
+        action = self.bound.act(t)
+        self.written = self.bound.written
+        return action
+
+
 class _Holding(Bound):
     def __init__(self, bound: Bound, rows: list) -> None:
         self.bound, self.rows = bound, rows
@@ -156,13 +183,20 @@ class RandomProgram(Program):
         Where to write the log-density of the uniform law, float32; None leaves it out.
     log_prob_shape : tuple of int
         Of one log-density, as the policy writes its own: `()`, or the action's shape for one a dim.
+    mask_key : key, optional
+        Of the action mask: actions are uniform among those that it allows.
     """
 
     def __init__(
-        self, actions: ActionFormat, log_prob_key: Key | None = None, log_prob_shape: tuple[int, ...] = ()
+        self,
+        actions: ActionFormat,
+        log_prob_key: Key | None = None,
+        log_prob_shape: tuple[int, ...] = (),
+        mask_key: Key | None = None,
     ) -> None:
         self.actions, self.log_prob_key, self.log_prob_shape = actions, log_prob_key, log_prob_shape
-        self.reads = set()
+        self.mask_key = mask_key
+        self.reads = set() if mask_key is None else {mask_key}
         self.live: Schema = {}
         self.once: Schema = {ACTION: actions.stored}
         if log_prob_key is not None:
@@ -179,12 +213,22 @@ class _BoundRandom(Bound):
         self.key, self.shape = program.log_prob_key, program.log_prob_shape
         self.log_prob = None if self.key is None else columns.data.get(self.key)
         self.first = 0
+        key = program.mask_key
+        self.masks = None if key is None else [row.reshape(lanes, -1) for row in columns.rows[key]]
 
     def begin(self, noise, first, last) -> None:
         each = bool(self.shape) and self.shape == self.actions.shape
         shape = self.actions.shape
-        uniform = noise.peek(lambda generator, t: generator.random((t, *shape)), last - first, math.prod(shape))
-        drawn, density = self.actions.from_uniform(uniform, each=each)  # [steps, N, *] both
+        self.first = first
+        self.uniform = noise.peek(lambda generator, t: generator.random((t, *shape)), last - first, math.prod(shape))
+        drawn, density = self.actions.from_uniform(self.uniform, each=each)  # [steps, N, *] both
+        self.rows = list(drawn)
+        if self.masks is None:
+            self._store(drawn, density, each, first, last)
+        else:
+            self.drawn, self.density = drawn, np.empty(self.uniform.shape)
+
+    def _store(self, drawn: np.ndarray, density: np.ndarray, each: bool, first: int, last: int) -> None:
         if self.action is not None:
             column = self.action[:, first:last]
             across = drawn.swapaxes(0, 1)  # [N, steps, *]
@@ -200,11 +244,21 @@ class _BoundRandom(Bound):
                     fix="Use init_random_frames=0, or sum the policy's log-probabilities over the action.",
                 )
             self.log_prob[:, first:last] = density.swapaxes(0, 1).reshape(self.lanes, last - first, *self.shape)
-        self.first = first
-        self.rows = list(drawn)
 
     def act(self, t: int):
-        return self.rows[t - self.first]
+        place = t - self.first
+        if self.masks is not None:
+            index, count = pick(self.masks[t], self.actions.sizes, self.uniform[place].reshape(self.lanes, -1))
+            self.drawn[place] = index.reshape(self.drawn[place].shape)
+            self.density[place] = -np.log(count).reshape(self.drawn[place].shape)
+        return self.rows[place]
+
+    def end(self, first, last) -> None:
+        if self.masks is not None:
+            each = bool(self.shape) and self.shape == self.actions.shape
+            taken = slice(last - first)
+            density = self.density[taken] if each else self.density[taken].reshape(last - first, self.lanes, -1).sum(-1)
+            self._store(self.drawn[taken], density, each, first, last)
 
 
 # ---- the stream of what is called ----------------------------------------------------------------------------------

@@ -216,7 +216,11 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         if self.runs_over_sequences:
             return self.on_sequences(x, *rest)
         self._check_input(x)
-        return self._step(x, rest[:-1])
+        *states, is_init = rest
+        if is_init is not None:  # whoever carried the state: nothing of an episode before goes on in this one
+            begins = is_init.reshape(*x.shape[:-1], 1, 1).bool()
+            states = [s if s is None or s.shape[:-2] != x.shape[:-1] else s.masked_fill(begins, 0) for s in states]
+        return self._step(x, states)
 
     def on_sequences(self, x: Tensor, *rest: Tensor | None) -> State:
         """The same over sequences, whatever mode is set."""
