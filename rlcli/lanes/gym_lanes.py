@@ -19,7 +19,7 @@ from rlcli.errors import ArgumentError, EnvError, RlcliError
 from rlcli.lanes.contract import broken, env_raised, named
 from rlcli.lanes.episodes import NO_LIMIT
 from rlcli.lanes.lanes import NONE, Rows
-from rlcli.lanes.observations import BadValue, plain, writer
+from rlcli.lanes.observations import BadValue, flag_of, plain, writer
 from rlcli.lanes.replay import ReplayableLanes, fingerprint
 
 STEP = ("observation", "reward", "terminated", "truncated", "info")
@@ -180,20 +180,17 @@ class GymLanes(ReplayableLanes):
         return step, reset
 
     def _ends(self, t: int, lane: int, terminated, truncated, now: int) -> bool:
-        """Record the end of an episode, if it is one; refuse flags that are not booleans."""
-        for name, flag in (("terminated", terminated), ("truncated", truncated)):
-            if not isinstance(flag, (bool, np.bool_)):
-                raise BadValue(f"a bool as {name}", f"{flag!r} ({type(flag).__name__})")
-        cut = bool(truncated) or now >= self.deadlines[lane]
-        if not (terminated or cut):
+        """Record the end of an episode, if it is one; refuse flags that are neither booleans nor 0 and 1."""
+        over, cut = flag_of("terminated", terminated), flag_of("truncated", truncated) or now >= self.deadlines[lane]
+        if not (over or cut):
             return False
-        self.outcome.ends.append((t, lane, bool(terminated), cut))
+        self.outcome.ends.append((t, lane, over, cut))
         return True
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
     def shows(self, lane: int) -> list[np.ndarray]:
         observation = self.last[lane]
-        return [] if observation is None else [leaf.read(observation) for leaf in self.leaves]
+        return [] if observation is None else [leaf.read(observation, count=False) for leaf in self.leaves]
 
     def repeats(self) -> bool:
         drawn = self.probe_actions()
@@ -222,7 +219,7 @@ class GymLanes(ReplayableLanes):
         return seen
 
     def _fingerprint(self, observation: Any) -> str:
-        return fingerprint(leaf.read(observation) for leaf in self.leaves)
+        return fingerprint(leaf.read(observation, count=False) for leaf in self.leaves)
 
     def replay(self, ages: Mapping[int, int]) -> set[int]:
         return {lane for lane, age in ages.items() if self._replay_lane(lane, age)}

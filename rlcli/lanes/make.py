@@ -15,7 +15,7 @@ from rlcli.config.problem import raise_all
 from rlcli.config.registry import wrapper_call
 from rlcli.errors import ArgumentError, ConfigError, EnvError, in_words
 from rlcli.lanes.building import building, register_atari
-from rlcli.lanes.lanes import NUMBERS
+from rlcli.lanes.observations import number_of
 
 if TYPE_CHECKING:  # workers of envs read this file for the recipe alone
     from rlcli.config.schemas import AtariConfig, EnvConfig
@@ -149,12 +149,8 @@ class FrameSkip(gym.Wrapper):
 
 
 def _follows_the_contract(result: Any) -> bool:
-    return (
-        isinstance(result, tuple | list)
-        and len(result) == 5
-        and isinstance(result[1], NUMBERS)
-        and all(isinstance(flag, bool | np.bool_) for flag in result[2:4])
-    )
+    whole = isinstance(result, tuple | list) and len(result) == 5
+    return whole and all(number_of(value) is not None for value in result[1:4])
 
 
 def set_limit(settings: dict[str, Any], max_episode_steps: int | None) -> None:
