@@ -164,11 +164,12 @@ CHOICES: dict[str, dict[str, Part]] = {
 }  # fmt: skip
 
 # gymnasium's wrappers whose arguments are plain values; those that take functions, open windows, convert to
-# another array library or reset by themselves are left out.
+# another array library or reset by themselves are left out; so are those with statistics, which evaluations and resumed
+# runs would begin anew (`env.normalize_observation`).
 _GYMNASIUM = """
 AddRenderObservation AddWhiteNoise ClipAction ClipReward DelayObservation DiscretizeAction
 DiscretizeObservation DtypeObservation FilterObservation FlattenObservation FrameStackObservation
-GrayscaleObservation MaxAndSkipObservation NormalizeObservation NormalizeReward ObstructView RecordVideo
+GrayscaleObservation MaxAndSkipObservation ObstructView RecordVideo
 RepeatAction RescaleAction RescaleObservation ReshapeObservation ResizeObservation StickyAction
 TimeAwareObservation TimeLimit
 """
@@ -182,7 +183,7 @@ NAMED: dict[str, dict[str, Part]] = {
     "env": {},
     "wrapper": {
         **{name: Part(f"gymnasium.wrappers:{name}") for name in _GYMNASIUM.split()},
-        "SelectEntries": Part("rlcli.lanes.wrappers:SelectEntries"),
+        **{name: Part(f"rlcli.lanes.wrappers:{name}") for name in ("SelectEntries", "BoundAction", "LinearReward")},
     },
     "transform": {name: Part(f"rlcli.transforms:{name}") for name in _TRANSFORMS.split()},
 }

@@ -291,10 +291,9 @@ class Bounds:
 def sentence(name: str, worst: Worst) -> str:
     """What a report says of a key that left its bounds, or was rounded."""
     if name.endswith(f".{ROUNDED}"):
-        return (
-            f"the env's {name.removesuffix(f'.{ROUNDED}')} comes in a finer dtype than its space declares and is rounded, "
-            f"by {worst.excess:.2g} at most ({worst.value:.12g} is kept as {worst.low:.12g})"
-        )
+        key = name.removesuffix(f".{ROUNDED}")
+        most = f"by {worst.excess:.2g} at most ({worst.value:.12g} is kept as {worst.low:.12g})"
+        return f"the env's {key} comes in a finer dtype than its space declares and is rounded, {most}"
     return f"the env's {name} was outside its declared bounds; the worst: {worst}"
 
 

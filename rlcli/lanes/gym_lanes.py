@@ -16,6 +16,7 @@ import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from rlcli.errors import ArgumentError, EnvError, RlcliError
+from rlcli.lanes.building import need_env
 from rlcli.lanes.contract import broken, env_raised, named
 from rlcli.lanes.episodes import NO_LIMIT
 from rlcli.lanes.lanes import NONE, Rows
@@ -273,8 +274,7 @@ def _whole_step(step: Callable[[Any], Any], action: Any) -> Any:
 def _checked(envs: Sequence[Any]) -> str:
     """Refuse what cannot be lanes; the name of the env."""
     for env in envs:
-        if not isinstance(env, gym.Env):
-            raise EnvError("this is not a gymnasium env", why=f"it is a {type(env).__name__}")
+        need_env(env)
         for name in ("observation_space", "action_space"):
             if not isinstance(getattr(env, name, None), gym.Space):
                 raise EnvError(f"the env has no {name}", where=type(env.unwrapped).__name__)

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
-import numpy as np
 
 from rlcli.config import registry
 from rlcli.config.problem import raise_all
 from rlcli.config.registry import wrapper_call
-from rlcli.errors import ArgumentError, ConfigError, EnvError, in_words
-from rlcli.lanes.building import building, register_atari
+from rlcli.errors import ArgumentError, ConfigError, in_words
+from rlcli.lanes.building import building, need_env, register_atari
 from rlcli.lanes.observations import number_of
 
 if TYPE_CHECKING:  # workers of envs read this file for the recipe alone
@@ -98,8 +97,7 @@ class GymRecipe:
     def _built(self, builder: Callable[..., gym.Env], name: str) -> gym.Env:
         with building(name, settings=bool(self.settings)):
             env = builder(**self.settings)
-            if not isinstance(env, gym.Env):
-                raise EnvError("this is not a gymnasium env", where=name, why=f"it is a {type(env).__name__}")
+            need_env(env, name)
         return self._wrapped(self._limited(env), name)
 
     def _limited(self, env: gym.Env) -> gym.Env:
@@ -203,7 +201,7 @@ class NamedWrapper:
 
     def __call__(self, env: gym.Env) -> gym.Env:
         try:
-            return self.wrap(env, **self.arguments)
+            return self._wrapped(env)
         except TypeError as error:
             needed = ", ".join(f"{each}: ..." for each in self._wanted())
             raise ConfigError(
@@ -212,6 +210,16 @@ class NamedWrapper:
                 why=in_words(error),
                 fix=f"Write env.wrappers=[{{{self.name}: {{{needed}}}}}].",
             ) from error
+
+    def _wrapped(self, env: gym.Env) -> gym.Env:
+        """Around an env; a list, YAML's only sequence, goes as a tuple where the wrapper refuses it as a list."""
+        try:
+            return self.wrap(env, **self.arguments)
+        except (TypeError, AssertionError):
+            as_tuples = {name: _as_tuple(value) for name, value in self.arguments.items()}
+            if as_tuples == self.arguments:
+                raise
+            return self.wrap(env, **as_tuples)
 
     def _wanted(self) -> list[str]:
         """The arguments that the wrapper cannot do without, the env apart; those it takes where it can do without."""
@@ -222,6 +230,10 @@ class NamedWrapper:
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         needed = [each.name for each in parameters if each.default is each.empty and each.kind in kinds]
         return needed or [each.name for each in parameters if each.kind in kinds]
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Where each part of an observation goes: the leaves of a gymnasium space, and how one is written into a row.
 
 A leaf is written by `row[lane] = value` after its type, shape and dtype were compared with the space: numpy would
-otherwise broadcast, cast or wrap without a word. What differs is taken where the declared dtype holds the values; floats
-that it rounds are counted.
+otherwise broadcast, cast or wrap without a word. What differs is taken where the declared dtype holds the values;
+floats that it rounds are counted.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from rlcli.config.problem import spell
 from rlcli.errors import EnvError
 from rlcli.keys import OBSERVATION, TAKEN, Key, show, unravel
 
@@ -170,27 +171,29 @@ def flag_of(name: str, value: Any) -> bool:
 
 def leaves(space: spaces.Space, *, narrow: bool = False) -> list[Leaf]:
     """The leaves of an observation space, in a fixed order; `narrow` stores float64 as float32."""
-    found = list(_walk(space, (), narrow))
+    found = list(_walk(space, (), narrow, space))
     if isinstance(space, spaces.Dict):
         return found
     return [replace(leaf, key=OBSERVATION, path=()) for leaf in found]
 
 
-def _walk(space: spaces.Space, path: tuple[str, ...], narrow: bool) -> Iterator[Leaf]:
+def _walk(space: spaces.Space, path: tuple[str, ...], narrow: bool, root: spaces.Space) -> Iterator[Leaf]:
     key = unravel(path) if path else OBSERVATION
     if isinstance(space, spaces.Dict):
         for name, part in space.spaces.items():
-            check_name(name, *path)
-            yield from _walk(part, (*path, name), narrow)
+            check_name(name, *path, root=root)
+            yield from _walk(part, (*path, name), narrow, root)
     elif isinstance(space, spaces.Discrete):
         index = np.dtype(np.int64)
         yield Leaf(key, path, (), index, index, int(space.n), int(space.start))
     elif isinstance(space, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)):
         kind = np.dtype(space.dtype)
         if not computes(kind):
+            instead = {"u2": "int32", "u4": "int64", "u8": "int64"}.get(kind.str[1:], "float32")
             raise EnvError(
                 f"observations of dtype {kind} cannot be used", where=".".join(path) or None,
-                why="torch does not compute with it", fix="Wrap the env with gymnasium.wrappers.DtypeObservation.",
+                why="torch does not compute with it",
+                fix=_typed(f"{{DtypeObservation: {{dtype: {instead}}}}}") if space is root else _remedy(root),
             )  # fmt: skip
         stored = np.dtype(np.float32) if narrow and kind == np.float64 else kind
         yield Leaf(key, path, tuple(space.shape), kind, stored)
@@ -199,8 +202,33 @@ def _walk(space: spaces.Space, path: tuple[str, ...], narrow: bool) -> Iterator[
             f"an observation space of type {type(space).__name__} cannot be used",
             where=".".join(path) or None,
             why="rlcli stores Box, Discrete, MultiDiscrete, MultiBinary and (nested) Dict observations",
-            fix="Wrap the env with gymnasium.wrappers.TransformObservation so that it offers one of them.",
+            fix=_remedy(root),
         )
+
+
+def _remedy(root: spaces.Space) -> str:
+    """What to type where a part of an observation space cannot be used: the wrapper that leaves it out or flattens."""
+    if isinstance(root, spaces.Dict):
+        kept = [name for name, part in root.spaces.items() if name not in TAKEN and _usable(part)]
+        if kept:
+            return _typed(f"{{FilterObservation: {{filter_keys: {spell(kept).replace(',', ', ')}}}}}")
+    try:
+        if isinstance(spaces.flatten_space(root), spaces.Box):
+            return _typed("FlattenObservation")
+    except (NotImplementedError, TypeError, ValueError):  # a space that gymnasium does not know
+        pass
+    return "Wrap it in one of yours, which shows arrays: rlcli help environments."
+
+
+def _usable(space: spaces.Space) -> bool:
+    try:
+        return bool(list(_walk(space, ("part",), False, space)))
+    except EnvError:
+        return False
+
+
+def _typed(wrapper: str) -> str:
+    return f"Give 'env.wrappers=[{wrapper}]' (in Python: the wrapper of gymnasium.wrappers)."
 
 
 def computes(dtype: np.dtype) -> bool:
@@ -208,7 +236,7 @@ def computes(dtype: np.dtype) -> bool:
     return dtype.isnative and dtype.str[1:] not in NO_ARITHMETIC
 
 
-def check_name(name: Any, *path: str) -> None:
+def check_name(name: Any, *path: str, root: spaces.Space | None = None) -> None:
     """Refuse what no observation can be called, at its place below `path`.
 
     Raises
@@ -220,7 +248,7 @@ def check_name(name: Any, *path: str) -> None:
     raise EnvError(
         f"an observation cannot be called {name!r}", where=show(path) if path else None,
         why="batches use that name themselves" if isinstance(name, str) and name else "names are words",
-        fix="Have the env use other names, or wrap it so that its Dict observation has other keys.",
+        fix="Have the env use other names." if path or root is None else f"Leave it out: {_remedy(root)}",
     )  # fmt: skip
 
 
