@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import torch
+
 from rlcli.config import registry
 from rlcli.config.guard import check_env_ids
 from rlcli.config.problem import raise_all
@@ -25,6 +27,7 @@ from rlcli.lanes.engines import auto_prefers_native
 from rlcli.lanes.make import configured, set_limit
 from rlcli.lanes.shares import shared_out
 from rlcli.processes.memory import free_memory, process_memory, size
+from rlcli.specs import Bounded, TensorSpec
 from rlcli.transforms import FrameStack, RewardNorm, RewardScaling, RunningNorm, SignTransform, Transform, by_name
 
 # Episodes that an evaluation plays at a time: where one call steps all of them, and where each is an env of its own
@@ -180,12 +183,12 @@ def _native(cfg: EnvConfig, lanes: int) -> EnvBase:
 def build_transforms(cfg: EnvConfig, env: EnvBase, gamma: float) -> list[Transform]:
     """What the configuration does to observations and rewards, innermost first."""
     keys = [unravel(key) for key in env.observation_spec.keys(True, True)]
-    floats: list[Key] = [key for key in keys if env.observation_spec[key].dtype.is_floating_point]
+    numbers: list[Key] = [key for key in keys if _scalable(env.observation_spec[key])]
     found: list[Transform] = []
     if cfg.normalize_observation:
-        if not floats:
-            raise ConfigError("env.normalize_observation needs float observations", where=cfg.id)
-        found.append(RunningNorm(floats))
+        if not numbers:
+            raise ConfigError("env.normalize_observation needs observations of numbers other than bytes", where=cfg.id)
+        found.append(RunningNorm(numbers))
     if cfg.frame_stack is not None and cfg.frame_stack > 1:
         lanes = len(env.batch_size)
         for ndim in sorted({len(env.observation_spec[key].shape) - lanes for key in keys}):
@@ -199,6 +202,11 @@ def build_transforms(cfg: EnvConfig, env: EnvBase, gamma: float) -> list[Transfo
     if cfg.normalize_reward:
         found.append(RewardNorm(gamma))
     return found
+
+
+def _scalable(spec: TensorSpec) -> bool:
+    """Whether an observation is of numbers that have a mean: not of choices, bits or bytes."""
+    return spec.dtype.is_floating_point or (isinstance(spec, Bounded) and spec.dtype is not torch.uint8)
 
 
 def _transform(name: str, arguments: dict[str, Any]) -> Transform:

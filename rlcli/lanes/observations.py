@@ -18,7 +18,7 @@ from gymnasium import spaces
 
 from rlcli.config.problem import spell
 from rlcli.errors import EnvError
-from rlcli.keys import OBSERVATION, TAKEN, Key, show, unravel
+from rlcli.keys import IS_INIT, OBSERVATION, TAKEN, Key, show, unravel
 
 NUMBERS = (float, int, np.floating, np.integer, np.bool_)
 _MEND = "Correct what the env returns, or the observation space that it declares."
@@ -209,7 +209,7 @@ def _walk(space: spaces.Space, path: tuple[str, ...], narrow: bool, root: spaces
 def _remedy(root: spaces.Space) -> str:
     """What to type where a part of an observation space cannot be used: the wrapper that leaves it out or flattens."""
     if isinstance(root, spaces.Dict):
-        kept = [name for name, part in root.spaces.items() if name not in TAKEN and _usable(part)]
+        kept = [name for name, part in root.spaces.items() if name not in {*TAKEN, IS_INIT} and _usable(part)]
         if kept:
             return _typed(f"{{FilterObservation: {{filter_keys: {spell(kept).replace(',', ', ')}}}}}")
     try:
@@ -243,12 +243,13 @@ def check_name(name: Any, *path: str, root: spaces.Space | None = None) -> None:
     ------
     EnvError
     """
-    if isinstance(name, str) and name and (path or name not in TAKEN):
+    taken = TAKEN if root is None else {*TAKEN, IS_INIT}  # what a transform writes, no gymnasium env may
+    if isinstance(name, str) and name and (path or name not in taken):
         return
     raise EnvError(
         f"an observation cannot be called {name!r}", where=show(path) if path else None,
         why="batches use that name themselves" if isinstance(name, str) and name else "names are words",
-        fix="Have the env use other names." if path or root is None else f"Leave it out: {_remedy(root)}",
+        fix="Have the env use other names." if path or root is None else _remedy(root),
     )  # fmt: skip
 
 
