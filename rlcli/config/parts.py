@@ -68,7 +68,7 @@ CHOICES: dict[str, dict[str, Part]] = {
         "gym": Part(uses=_SINGLE),
         "atari": Part(
             uses=(*_SINGLE, *_keys("env.atari", "noop_max frame_skip screen_size grayscale terminal_on_life_loss "
-                                   "clip_reward")),
+                                   "clip_reward fire_reset sticky_actions")),
         ),
         "mujoco": Part(uses=_SINGLE),
         "envpool": Part(),

@@ -28,6 +28,13 @@ class AtariConfig:
     grayscale: bool = option(True, "one luminance channel instead of three colours")
     terminal_on_life_loss: bool = option(False, "a lost life ends the episode for learning")
     clip_reward: bool = option(True, "keep only the sign of the reward")
+    fire_reset: bool = option(False, "press FIRE after each reset, in games that wait for it (Breakout)")
+    sticky_actions: float | None = option(
+        None,
+        "probability that a frame repeats the last action, whatever env.kwargs.repeat_action_probability says; null: "
+        "what that says, 0 with env=atari",
+        ge=0, le=1,
+    )  # fmt: skip
 
 
 @dataclass
@@ -81,7 +88,11 @@ class EnvConfig:
     step_timeout: float | None = option(
         None, "seconds after which an env that does not answer ends the run; null: that is only said, after 60", gt=0
     )
-    wrappers: list[Any] = option([], "names, or {Name: {argument: value}}, applied in order, innermost first")
+    wrappers: list[Any] = option(
+        [],
+        "names, or {Name: {argument: value}}, applied in order, innermost first: [{RepeatAction: {num_repeats: 4}}] "
+        "takes each action four times",
+    )
     transforms: list[Any] = option([], "further transforms of what the envs give, written as wrappers are")
     atari: AtariConfig = option(AtariConfig, "preprocessing of Atari frames")
 

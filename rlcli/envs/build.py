@@ -24,7 +24,7 @@ from rlcli.envs.transformed import TransformedEnv, transforms_on
 from rlcli.errors import ConfigError, ResourceError, RlcliError, in_words
 from rlcli.keys import Key, unravel
 from rlcli.lanes.engines import auto_prefers_native
-from rlcli.lanes.make import configured, set_limit
+from rlcli.lanes.make import configured, set_limit, set_stickiness
 from rlcli.lanes.shares import shared_out
 from rlcli.processes.memory import free_memory, process_memory, size
 from rlcli.specs import Bounded, TensorSpec
@@ -174,8 +174,9 @@ def _native(cfg: EnvConfig, lanes: int) -> EnvBase:
         kwargs |= {
             "stack_num": 1, "img_height": a.screen_size, "img_width": a.screen_size, "grayscale": a.grayscale,
             "frameskip": a.frame_skip, "noop_max": a.noop_max, "episodic_life": a.terminal_on_life_loss,
-            "reward_clipping": False,
+            "reward_clipping": False, "use_fire_reset": a.fire_reset,
         }  # fmt: skip
+        set_stickiness(kwargs, a)
     set_limit(kwargs, cfg.max_episode_steps)
     return make_native(cfg.id, lanes, pool=cfg.kind == "envpool", out_of_bounds=cfg.out_of_bounds, settings=kwargs)
 
@@ -216,6 +217,14 @@ def _transform(name: str, arguments: dict[str, Any]) -> Transform:
         if isinstance(error, RlcliError):
             raise
         raise ConfigError(f"{name} does not take these arguments", where="env.transforms", why=str(error)) from error
+
+
+def narrowed(env: EnvBase) -> list[Key]:
+    """The observations that an env declares as float64, and that are stored as float32."""
+    while isinstance(env, TransformedEnv):
+        env = env.base_env
+    leaves = getattr(getattr(env, "lanes", None), "leaves", ())
+    return [leaf.key for leaf in leaves if leaf.stored != leaf.dtype]
 
 
 def restored_transforms(env: EnvBase, state: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from rlcli.config import registry
 from rlcli.config.resolved import to_dict
 from rlcli.config.schemas import Config
 from rlcli.data.files.state import loading_state
-from rlcli.envs.build import build_env, build_evaluation_env, copy_transforms
+from rlcli.envs.build import build_env, build_evaluation_env, copy_transforms, narrowed
 from rlcli.errors import RlcliError, in_words
 from rlcli.jobs.env_mode import settled
 from rlcli.jobs.trained_run import TrainingRun
@@ -148,7 +148,7 @@ class Learner:
         """Say what was derived."""
         cfg, collector = self.cfg, self.collector
         lines = [f"run {self.run.path}", self._threads_said()]
-        lines += [*self.chosen, *notes(cfg, collector, self.replayable)]
+        lines += [*self.chosen, *notes(cfg, collector, self.replayable, narrowed(self.env))]
         lines += [self.init_rows.line] if self.init_rows is not None else []
         with random_streams.kept():  # what is only tried must not move what a resumed run has just put back
             self.algorithm.load_kernels()  # now, not inside the first batch's timing

@@ -15,6 +15,7 @@ from rlcli.config.registry import wrapper_call
 from rlcli.errors import ArgumentError, ConfigError, in_words
 from rlcli.lanes.building import building, need_env, register_atari
 from rlcli.lanes.observations import number_of
+from rlcli.lanes.wrappers import FireReset
 
 if TYPE_CHECKING:  # workers of envs read this file for the recipe alone
     from rlcli.config.schemas import AtariConfig, EnvConfig
@@ -168,6 +169,12 @@ def set_limit(settings: dict[str, Any], max_episode_steps: int | None) -> None:
         )
 
 
+def set_stickiness(settings: dict[str, Any], options: AtariConfig) -> None:
+    """Put the probability of repeated actions among the settings of an Atari game, where the options name one."""
+    if options.sticky_actions is not None:
+        settings["repeat_action_probability"] = options.sticky_actions
+
+
 # ---- as a configuration describes it -------------------------------------------------------------------------------
 def configured(cfg: EnvConfig) -> GymRecipe:
     """One of a run's gymnasium envs; a `ConfigError` where an id names a module."""
@@ -180,6 +187,7 @@ def configured(cfg: EnvConfig) -> GymRecipe:
     registered = cfg.id in registry.users_names("env")
     if cfg.kind == "atari":
         settings.setdefault("frameskip", 1)
+        set_stickiness(settings, cfg.atari)
         wrappers.append(AtariFrames(cfg.atari))
         if limit is not None and not registered:
             limit *= cfg.atari.frame_skip  # the limit is in steps of the policy, the emulator counts frames
@@ -246,7 +254,8 @@ class AtariFrames:
         from gymnasium.wrappers import AtariPreprocessing
 
         a = self.options
-        return AtariPreprocessing(
+        made = AtariPreprocessing(
             env, noop_max=a.noop_max, frame_skip=a.frame_skip, screen_size=a.screen_size,
             terminal_on_life_loss=a.terminal_on_life_loss, grayscale_obs=a.grayscale,
         )  # fmt: skip
+        return FireReset(made) if a.fire_reset else made

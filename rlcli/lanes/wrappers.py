@@ -111,3 +111,26 @@ class LinearReward(gym.Wrapper, gym.utils.RecordConstructorArgs):
         reward: Any
         observation, reward, terminated, truncated, info = self.env.step(action)
         return observation, float(np.dot(self._weight, reward)), terminated, truncated, info
+
+
+class FireReset(gym.Wrapper, gym.utils.RecordConstructorArgs):
+    """Press FIRE after each reset, in an Atari game that has the button: some wait for it, and a greedy policy may not.
+
+    Parameters
+    ----------
+    env : gymnasium.Env
+        Of ale-py, with its own actions.
+    """
+
+    def __init__(self, env: gym.Env) -> None:
+        gym.utils.RecordConstructorArgs.__init__(self)
+        super().__init__(env)
+        meanings = env.unwrapped.get_action_meanings()  # type: ignore[attr-defined]
+        self._fire = meanings.index("FIRE") if "FIRE" in meanings else None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        first = self.env.reset(seed=seed, options=options)
+        if self._fire is None:
+            return first
+        observation, _, terminated, truncated, info = self.env.step(self._fire)
+        return self.env.reset(options=options) if terminated or truncated else (observation, info)
