@@ -69,7 +69,7 @@ CHOICES: dict[str, dict[str, Part]] = {
         "gym": Part(uses=_SINGLE),
         "atari": Part(
             uses=(*_SINGLE, *_keys("env.atari", "noop_max frame_skip screen_size grayscale terminal_on_life_loss "
-                                   "clip_reward")),
+                                   "clip_reward fire_reset sticky_actions")),
         ),
         "mujoco": Part(uses=_SINGLE),
         "envpool": Part(),
@@ -167,11 +167,12 @@ CHOICES: dict[str, dict[str, Part]] = {
 }  # fmt: skip
 
 # gymnasium's wrappers whose arguments are plain values; those that take functions, open windows, convert to
-# another array library or reset by themselves are left out.
+# another array library or reset by themselves are left out; so are those with statistics, which evaluations and resumed
+# runs would begin anew (`env.normalize_observation`).
 _GYMNASIUM = """
 AddRenderObservation AddWhiteNoise ClipAction ClipReward DelayObservation DiscretizeAction
 DiscretizeObservation DtypeObservation FilterObservation FlattenObservation FrameStackObservation
-GrayscaleObservation MaxAndSkipObservation NormalizeObservation NormalizeReward ObstructView RecordVideo
+GrayscaleObservation MaxAndSkipObservation ObstructView RecordVideo
 RepeatAction RescaleAction RescaleObservation ReshapeObservation ResizeObservation StickyAction
 TimeAwareObservation TimeLimit
 """
@@ -185,8 +186,10 @@ NAMED: dict[str, dict[str, Part]] = {
     "env": {},
     "wrapper": {
         **{name: Part(f"gymnasium.wrappers:{name}") for name in _GYMNASIUM.split()},
-        "ActionMask": Part("rlcli.lanes.wrappers:ActionMask"),
-        "SelectEntries": Part("rlcli.lanes.wrappers:SelectEntries"),
+        **{
+            name: Part(f"rlcli.lanes.wrappers:{name}")
+            for name in ("ActionMask", "BoundAction", "LinearReward", "SelectEntries")
+        },
     },
     "transform": {name: Part(f"rlcli.transforms:{name}") for name in _TRANSFORMS.split()},
 }

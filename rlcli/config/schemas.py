@@ -28,6 +28,13 @@ class AtariConfig:
     grayscale: bool = option(True, "one luminance channel instead of three colours")
     terminal_on_life_loss: bool = option(False, "a lost life terminates the episode")
     clip_reward: bool = option(True, "clip rewards to their sign")
+    fire_reset: bool = option(False, "press FIRE after each reset, in games that wait for it (Breakout)")
+    sticky_actions: float | None = option(
+        None,
+        "probability that a frame repeats the last action, whatever env.kwargs.repeat_action_probability says; null: "
+        "what that says, 0 with env=atari",
+        ge=0, le=1,
+    )  # fmt: skip
 
 
 @dataclass
@@ -88,7 +95,11 @@ class EnvConfig:
         "numbers and flags of `info` to follow, as episodes end with them; a.b is b in the mapping a; is_success is "
         "always looked for",
     )
-    wrappers: list[Any] = option([], "names, or {Name: {argument: value}}, applied in order, innermost first")
+    wrappers: list[Any] = option(
+        [],
+        "names, or {Name: {argument: value}}, applied in order, innermost first: [{RepeatAction: {num_repeats: 4}}] "
+        "takes each action four times",
+    )
     transforms: list[Any] = option([], "further transforms of what the envs give, written as wrappers are")
     atari: AtariConfig = option(AtariConfig, "preprocessing of Atari frames")
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import torch
+
 from rlcli.config import registry
 from rlcli.config.guard import check_env_ids
 from rlcli.config.problem import raise_all
@@ -22,9 +24,10 @@ from rlcli.envs.transformed import TransformedEnv, transforms_on
 from rlcli.errors import ConfigError, ResourceError, RlcliError, in_words
 from rlcli.keys import ACTION_MASK, Key, as_tuple, unravel
 from rlcli.lanes.engines import auto_prefers_native
-from rlcli.lanes.make import configured, numbered, set_limit
+from rlcli.lanes.make import configured, numbered, set_limit, set_stickiness
 from rlcli.lanes.shares import shared_out
 from rlcli.processes.memory import free_memory, process_memory, size
+from rlcli.specs import Bounded, TensorSpec
 from rlcli.transforms import FrameStack, RewardNorm, RewardScaling, RunningNorm, SignTransform, Transform, by_name
 
 EVALUATION_ENVS = 32  # of one evaluation at most, unless more are asked for
@@ -211,8 +214,9 @@ def _native(cfg: EnvConfig, lanes: int) -> EnvBase:
         kwargs |= {
             "stack_num": 1, "img_height": a.screen_size, "img_width": a.screen_size, "grayscale": a.grayscale,
             "frameskip": a.frame_skip, "noop_max": a.noop_max, "episodic_life": a.terminal_on_life_loss,
-            "reward_clipping": False, "use_fire_reset": False,
+            "reward_clipping": False, "use_fire_reset": a.fire_reset,
         }  # fmt: skip
+        set_stickiness(kwargs, a)
     set_limit(kwargs, cfg.max_episode_steps)
     return make_native(cfg.id, lanes, pool=cfg.kind == "envpool", out_of_bounds=cfg.out_of_bounds, settings=kwargs)
 
@@ -221,12 +225,12 @@ def build_transforms(cfg: EnvConfig, env: EnvBase, gamma: float) -> list[Transfo
     """What the configuration does to observations and rewards, innermost first."""
     keys = [unravel(key) for key in env.observation_spec.keys(True, True)]
     keys = [key for key in keys if as_tuple(key)[-1] != ACTION_MASK]  # flags stay flags
-    floats: list[Key] = [key for key in keys if env.observation_spec[key].dtype.is_floating_point]
+    numbers: list[Key] = [key for key in keys if _scalable(env.observation_spec[key])]
     found: list[Transform] = []
     if cfg.normalize_observation:
-        if not floats:
-            raise ConfigError("env.normalize_observation needs float observations", where=cfg.id)
-        found.append(RunningNorm(floats))
+        if not numbers:
+            raise ConfigError("env.normalize_observation needs observations of numbers other than bytes", where=cfg.id)
+        found.append(RunningNorm(numbers))
     if cfg.frame_stack is not None and cfg.frame_stack > 1:
         lanes = len(env.batch_size)
         for ndim in sorted({len(env.observation_spec[key].shape) - lanes for key in keys}):
@@ -242,6 +246,11 @@ def build_transforms(cfg: EnvConfig, env: EnvBase, gamma: float) -> list[Transfo
     return found
 
 
+def _scalable(spec: TensorSpec) -> bool:
+    """Whether an observation is of numbers that have a mean: not of choices, bits or bytes."""
+    return spec.dtype.is_floating_point or (isinstance(spec, Bounded) and spec.dtype is not torch.uint8)
+
+
 def _transform(name: str, arguments: dict[str, Any]) -> Transform:
     try:
         return registry.find("transform", name)(**arguments)
@@ -249,6 +258,14 @@ def _transform(name: str, arguments: dict[str, Any]) -> Transform:
         if isinstance(error, RlcliError):
             raise
         raise ConfigError(f"{name} does not take these arguments", where="env.transforms", why=str(error)) from error
+
+
+def narrowed(env: EnvBase) -> list[Key]:
+    """The observations that an env declares as float64, and that are stored as float32."""
+    while isinstance(env, TransformedEnv):
+        env = env.base_env
+    leaves = getattr(getattr(env, "lanes", None), "leaves", ())
+    return [leaf.key for leaf in leaves if leaf.stored != leaf.dtype]
 
 
 def restored_transforms(env: EnvBase, state: dict[str, Any]) -> None:

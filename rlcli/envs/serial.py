@@ -265,7 +265,9 @@ def _shared_bounds(envs: list[EnvBase]) -> Bounds | None:
     intervals = found[0].bounds.intervals
     if any(lanes.bounds.intervals != intervals for lanes in found):
         return None
-    shared = Bounds(intervals, strictest(lanes.bounds.mode for lanes in found))
+    cells = [lanes.bounds.rounded for lanes in found]
+    rounded = {key: [cell for each in cells for cell in each.get(key, ())] for key in cells[0]}
+    shared = Bounds(intervals, strictest(lanes.bounds.mode for lanes in found), rounded)
     for lanes in found:
         lanes.bounds = shared
     return shared

@@ -24,7 +24,7 @@ from rlcli.config.schemas import CollectConfig
 from rlcli.data.collected import SegmentReader, SegmentWriter
 from rlcli.data.collected.folder import JOURNAL, has_header, need_journal
 from rlcli.data.files.state import decode_state, encode_state, loading_state
-from rlcli.envs.build import env_of_run
+from rlcli.envs.build import env_of_run, narrowed
 from rlcli.errors import DamagedDataError, RlcliError, StoppedSafely, saying_memory
 from rlcli.jobs.acting_policy import acting_policy
 from rlcli.jobs.env_mode import NONE, First, settled
@@ -204,7 +204,11 @@ class Collection:
         collector = self.collector
         if self.resumed is None:
             self._try_replaying()
-        lines = [f"run {self.run.path}", *self.chosen, *notes(self.cfg, collector, bool(self.replayable))]
+        lines = [
+            f"run {self.run.path}",
+            *self.chosen,
+            *notes(self.cfg, collector, bool(self.replayable), narrowed(self.env)),
+        ]
         with random_streams.kept():
             self.reporter.memory.expected = expected(self.cfg, collector, Learning(self.policy), self.imported)
         self.reporter.workers.begin(collector.workers)

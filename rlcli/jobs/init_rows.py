@@ -131,7 +131,7 @@ def _other_env(cfg: Config, place: Place) -> Iterator[str]:
     for name in SAME:
         mine = getattr(cfg.env, name)
         mine = vars(mine) if name == "atari" else mine
-        other = env.get(name, vars(default.atari) if name == "atari" else getattr(default, name))
+        other = vars(default.atari) | env.get(name, {}) if name == "atari" else env.get(name, getattr(default, name))
         if env and mine != other:
             yield f"they were made with env.{name}={other}, here it is {mine}"
     for name in RUNNING:

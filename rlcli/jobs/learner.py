@@ -19,7 +19,7 @@ from rlcli.config.resolved import to_dict
 from rlcli.config.schemas import Config
 from rlcli.data.files.state import loading_state
 from rlcli.envs import EnvBase
-from rlcli.envs.build import build_evaluation_env, copy_transforms, env_of_run
+from rlcli.envs.build import build_evaluation_env, copy_transforms, env_of_run, narrowed
 from rlcli.errors import EnvError, RlcliError, in_words
 from rlcli.jobs.env_mode import NONE, First, settled
 from rlcli.jobs.trained_run import TrainingRun
@@ -174,7 +174,7 @@ class Learner:
         lines = [f"run {self.run.path}", self._threads_said()]
         if cfg.recipe is None and (tuned := tuned_recipe(cfg.env.id, cfg.loss.kind)):
             lines.append(f"recipe={tuned} has settings tuned for environments like {cfg.env.id}")
-        lines += [*self.chosen, *notes(cfg, collector, self.replayable)]
+        lines += [*self.chosen, *notes(cfg, collector, self.replayable, narrowed(self.env))]
         lines += [begun.line for begun in (self.init_policy, self.init_rows) if begun is not None]
         with random_streams.kept():  # what is only tried must not move what a resumed run has just put back
             self.algorithm.load_kernels()  # now, not inside the first batch's timing

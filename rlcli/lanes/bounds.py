@@ -2,13 +2,14 @@
 
 Only bounds that say something are looked at: finite ones, tighter than the dtype's own.  A uint8 image in 0..255 has
 none and costs nothing.  Not for Discrete observations: an index out of range has no one-hot vector, so writing one is
-refused.  Batches are looked at by `rlcli.collectors.checks`, single steps by `LanesEnv`.
+refused.  Batches are looked at by `rlcli.collectors.checks`, single steps by `LanesEnv`.  What a declared dtype has
+rounded is counted beside, under the key and `ROUNDED`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,11 +17,12 @@ import numpy as np
 from gymnasium import spaces
 
 from rlcli.errors import ArgumentError
-from rlcli.keys import Key, show, spell
+from rlcli.keys import Key, as_tuple, show, spell
 from rlcli.lanes.contract import BatchStart, Book, broken
 from rlcli.lanes.observations import Leaf
 
 MODES = ("refuse", "count", "ignore")
+ROUNDED = "(rounded)"  # the last part of a key
 SLACK = 4  # rounding allowed to floats, in units of the dtype's epsilon times the larger of the two bounds
 _WIDE = 256  # elements of one pass of a column's minimum: short inner loops would cost more than the numbers
 
@@ -151,6 +153,8 @@ class Bounds:
         Observation key -> Interval; those that say nothing are left out.
     mode : {"refuse", "count", "ignore"}
         At an observation outside: raise; go on and count it; do not look.
+    rounded : mapping, optional
+        Observation key -> the cells of leaves (`Leaf.rounded`) that count what its dtype has rounded.
 
     Attributes
     ----------
@@ -160,8 +164,14 @@ class Bounds:
         Key -> the worst element among them.
     """
 
-    def __init__(self, intervals: dict[Key, Interval] | None = None, mode: str = "refuse") -> None:
+    def __init__(
+        self,
+        intervals: dict[Key, Interval] | None = None,
+        mode: str = "refuse",
+        rounded: Mapping[Key, list[np.ndarray]] | None = None,
+    ) -> None:
         self.intervals = {key: interval for key, interval in (intervals or {}).items() if interval}
+        self.rounded = dict(rounded or {})
         self.mode = _known(mode)
         self.begin_anew()
 
@@ -236,18 +246,33 @@ class Bounds:
         return Worst(element, shown, low, high, float(excess[index]))
 
     # ---- for the report ------------------------------------------------------------------------------------------
+    def _take_rounded(self) -> None:
+        """Take over what the cells have counted."""
+        for key, cells in self.rounded.items():
+            name = (*as_tuple(key), ROUNDED)
+            for cell in cells:
+                if count := int(cell[0]):
+                    _, index, given, kept = cell.tolist()
+                    self.outside[name] = self.outside.get(name, 0) + count
+                    worst = Worst((int(index),), given, kept, kept, abs(given - kept))
+                    self.worst[name] = max(self.worst.get(name, worst), worst, key=lambda each: each.excess)
+                    cell[:] = 0
+
     def news(self) -> list[tuple[str, str, int]]:
         """(key, sentence, number of observations) of every key that left its bounds since the last call."""
+        self._take_rounded()
         fresh = [(key, count - self._reported.get(key, 0)) for key, count in self.outside.items()]
         self._reported = dict(self.outside)
         return [(spell(key), sentence(spell(key), self.worst[key]), count) for key, count in fresh if count]
 
     def lines(self) -> list[str]:
         """A sentence for every key that left its bounds."""
+        self._take_rounded()
         return [f"{sentence(spell(key), self.worst[key])} ({count:,} times)" for key, count in self.outside.items()]
 
     def figures(self) -> dict[str, dict]:
         """Plain values: key, as it is spelled -> number of observations outside and the worst element."""
+        self._take_rounded()
         return {
             spell(key): {"observations": count, "worst": _plain(self.worst[key])} for key, count in self.outside.items()
         }
@@ -256,7 +281,8 @@ class Bounds:
         return self.figures()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        keys = {spell(key): key for key in self.intervals}
+        keys: dict[str, Key] = {spell(key): key for key in self.intervals}
+        keys |= {spell(name): name for key in self.rounded if (name := (*as_tuple(key), ROUNDED))}
         found = {keys.get(name, name): entry for name, entry in state.items()}
         self.outside = {key: int(entry["observations"]) for key, entry in found.items()}
         self.worst = {
@@ -267,7 +293,11 @@ class Bounds:
 
 
 def sentence(name: str, worst: Worst) -> str:
-    """What a report says of a key that left its bounds."""
+    """What a report says of a key that left its bounds, or was rounded."""
+    if name.endswith(f".{ROUNDED}"):
+        key = name.removesuffix(f".{ROUNDED}")
+        most = f"by {worst.excess:.2g} at most ({worst.value:.12g} is kept as {worst.low:.12g})"
+        return f"the env's {key} comes in a finer dtype than its space declares and is rounded, {most}"
     return f"the env's {name} was outside its declared bounds; the worst: {worst}"
 
 

@@ -70,6 +70,24 @@ def building(env_id: str, *, settings: bool = True) -> Iterator[None]:
         raise EnvError("the environment could not be built", where=env_id, why=in_words(error)) from error
 
 
+def need_env(env: Any, name: str | None = None) -> None:
+    """Refuse what is no gymnasium env.
+
+    Raises
+    ------
+    EnvError
+    """
+    if isinstance(env, gym.Env):
+        return
+    fix = "Return a gymnasium.Env."
+    if any(each.__module__.partition(".")[0] == "gym" for each in type(env).__mro__):
+        fix = (
+            "It is an env of the old gym: install shimmy (pip install shimmy) and return "
+            "shimmy.GymV26CompatibilityV0(env=env), or GymV21CompatibilityV0(env=env) where step gives four values."
+        )
+    raise EnvError("this is not a gymnasium env", where=name, why=f"it is a {type(env).__name__}", fix=fix)
+
+
 @contextlib.contextmanager
 def same_dtype(where: str) -> Iterator[None]:
     """Refuse code of the user's that changes torch's default dtype, and put it back: networks would be made of it.

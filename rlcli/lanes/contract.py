@@ -130,7 +130,9 @@ def env_raised(
     """
     if isinstance(error, BadValue):
         what = f"{during} returned a bad value"
-        return broken(lanes, what, lane=lane, expected=error.expected, got=error.got, action=action, place=place)
+        return broken(
+            lanes, what, lane=lane, expected=error.expected, got=error.got, action=action, fix=error.fix, place=place
+        )  # fmt: skip
     why = in_words(error)
     if action is not None:
         why += f" (action {_short(action)})"

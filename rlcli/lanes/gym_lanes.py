@@ -19,10 +19,11 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from rlcli.errors import ArgumentError, EnvError, RlcliError
 from rlcli.lanes.actions import ActionFormat
+from rlcli.lanes.building import need_env
 from rlcli.lanes.contract import broken, env_raised, named
 from rlcli.lanes.episodes import NO_LIMIT
 from rlcli.lanes.lanes import NONE, Rows, numbers_of
-from rlcli.lanes.observations import BadValue, plain, writer
+from rlcli.lanes.observations import BadValue, flag_of, plain, writer
 from rlcli.lanes.replay import ReplayableLanes, fingerprint
 
 STEP = ("observation", "reward", "terminated", "truncated", "info")
@@ -183,14 +184,11 @@ class GymLanes(ReplayableLanes):
         return step, reset
 
     def _ends(self, t: int, lane: int, terminated, truncated, now: int, info) -> bool:
-        """Record the end of an episode, if it is one; refuse flags that are not booleans."""
-        for name, flag in (("terminated", terminated), ("truncated", truncated)):
-            if not isinstance(flag, (bool, np.bool_)):
-                raise BadValue(f"a bool as {name}", f"{flag!r} ({type(flag).__name__})")
-        cut = bool(truncated) or now >= self.deadlines[lane]
-        if not (terminated or cut):
+        """Record the end of an episode, if it is one; refuse flags that are neither booleans nor 0 and 1."""
+        over, cut = flag_of("terminated", terminated), flag_of("truncated", truncated) or now >= self.deadlines[lane]
+        if not (over or cut):
             return False
-        self.outcome.ends.append((t, lane, bool(terminated), cut))
+        self.outcome.ends.append((t, lane, over, cut))
         if kept := numbers_of(info, self.info_keys):
             self.outcome.infos[t, lane] = kept
         return True
@@ -198,7 +196,7 @@ class GymLanes(ReplayableLanes):
     # ---- checkpoints ---------------------------------------------------------------------------------------------
     def shows(self, lane: int) -> list[np.ndarray]:
         observation = self.last[lane]
-        return [] if observation is None else [leaf.read(observation) for leaf in self.leaves]
+        return [] if observation is None else [leaf.read(observation, count=False) for leaf in self.leaves]
 
     def repeats(self) -> bool:
         drawn = self.probe_actions()
@@ -273,7 +271,7 @@ class GymLanes(ReplayableLanes):
         return wall, wall - max(min(waits[1:]), 0.0)
 
     def _fingerprint(self, observation: Any) -> str:
-        return fingerprint(leaf.read(observation) for leaf in self.leaves)
+        return fingerprint(leaf.read(observation, count=False) for leaf in self.leaves)
 
     def replay(self, ages: Mapping[int, int]) -> set[int]:
         return {lane for lane, age in ages.items() if self._replay_lane(lane, age)}
@@ -344,8 +342,7 @@ def _whole_step(step: Callable[[Any], Any], action: Any) -> Any:
 def _checked(envs: Sequence[Any]) -> str:
     """Refuse what cannot be lanes; the name of the env."""
     for env in envs:
-        if not isinstance(env, gym.Env):
-            raise EnvError("this is not a gymnasium env", why=f"it is a {type(env).__name__}")
+        need_env(env)
         for name in ("observation_space", "action_space"):
             if not isinstance(getattr(env, name, None), gym.Space):
                 raise EnvError(f"the env has no {name}", where=type(env.unwrapped).__name__)

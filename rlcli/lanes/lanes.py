@@ -20,12 +20,12 @@ from rlcli.lanes.actions import ActionFormat
 from rlcli.lanes.bounds import Bounds
 from rlcli.lanes.contract import broken
 from rlcli.lanes.episodes import Episodes
+from rlcli.lanes.observations import NUMBERS, number_of
 
 NONE: Sequence[int] = ()
 SUCCESS = "is_success"  # what goal envs call it in their `info`
 Rows = dict[Key, list[np.ndarray]]
 Schema = dict[Key, tuple[tuple[int, ...], np.dtype]]
-NUMBERS = (float, int, np.floating, np.integer, np.bool_)
 _LARGEST = float(np.finfo(np.float32).max)
 _WHOLE = 2.0**24  # beyond it float32 no longer holds every whole number
 
@@ -224,13 +224,18 @@ def reward_column(outcome: Outcome, lanes: Any, steps: int, out: np.ndarray, *, 
 def _numbers(outcome: Outcome, lanes: Any, past: bool) -> np.ndarray:
     """What single envs returned, as float64; infinite where that cannot hold it."""
     if not all(issubclass(kind, NUMBERS) for kind in set(map(type, outcome.rewards))):
-        index = next(i for i, value in enumerate(outcome.rewards) if not isinstance(value, NUMBERS))
-        value = outcome.rewards[index]
-        raise broken(
-            lanes, "the reward is not a number", lane=index % lanes.n,
-            at=(index // lanes.n, outcome.ends) if past else None,
-            expected="a float", got=f"{value!r} ({type(value).__name__})",
-        )  # fmt: skip
+        for index, value in enumerate(outcome.rewards):
+            found = number_of(value)
+            if found is None:
+                several = math.prod(getattr(value, "shape", ())) > 1
+                raise broken(
+                    lanes, "the reward is not a number", lane=index % lanes.n,
+                    at=(index // lanes.n, outcome.ends) if past else None,
+                    expected="a float", got=f"{value!r} ({type(value).__name__})",
+                    fix=f"Weigh its parts into one: 'env.wrappers=[{{LinearReward: {{weight: {[1] * len(value)}}}}}]'."
+                    if several and value.ndim == 1 else None,
+                )  # fmt: skip
+            outcome.rewards[index] = found
     try:
         return np.fromiter(outcome.rewards, np.float64, len(outcome.rewards))
     except OverflowError:  # Python's integers have no bounds

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
-import numpy as np
 
 from rlcli.config import registry
 from rlcli.config.problem import raise_all
 from rlcli.config.registry import wrapper_call
-from rlcli.errors import ArgumentError, ConfigError, EnvError, in_words
-from rlcli.lanes.building import building, register_atari
-from rlcli.lanes.lanes import NUMBERS
+from rlcli.errors import ArgumentError, ConfigError, in_words
+from rlcli.lanes.building import building, need_env, register_atari
+from rlcli.lanes.observations import number_of
+from rlcli.lanes.wrappers import FireReset
 
 if TYPE_CHECKING:  # workers of envs read this file for the recipe alone
     from rlcli.config.schemas import AtariConfig, EnvConfig
@@ -101,8 +101,7 @@ class GymRecipe:
     def _built(self, builder: Callable[..., gym.Env], name: str) -> gym.Env:
         with building(name, settings=bool(self.settings)):
             env = builder(**self.settings)
-            if not isinstance(env, gym.Env):
-                raise EnvError("this is not a gymnasium env", where=name, why=f"it is a {type(env).__name__}")
+            need_env(env, name)
         return self._wrapped(self._limited(env), name)
 
     def _limited(self, env: gym.Env) -> gym.Env:
@@ -155,12 +154,8 @@ class FrameSkip(gym.Wrapper):
 
 
 def _follows_the_contract(result: Any) -> bool:
-    return (
-        isinstance(result, tuple | list)
-        and len(result) == 5
-        and isinstance(result[1], NUMBERS)
-        and all(isinstance(flag, bool | np.bool_) for flag in result[2:4])
-    )
+    whole = isinstance(result, tuple | list) and len(result) == 5
+    return whole and all(number_of(value) is not None for value in result[1:4])
 
 
 def set_limit(settings: dict[str, Any], max_episode_steps: int | None) -> None:
@@ -178,6 +173,12 @@ def set_limit(settings: dict[str, Any], max_episode_steps: int | None) -> None:
             where="env.max_episode_steps and env.kwargs",
             fix="Leave out one of them.",
         )
+
+
+def set_stickiness(settings: dict[str, Any], options: AtariConfig) -> None:
+    """Put the probability of repeated actions among the settings of an Atari game, where the options name one."""
+    if options.sticky_actions is not None:
+        settings["repeat_action_probability"] = options.sticky_actions
 
 
 # ---- as a configuration describes it -------------------------------------------------------------------------------
@@ -206,6 +207,7 @@ def configured(cfg: EnvConfig, index: int = 0) -> GymRecipe:
     registered = cfg.id in registry.users_names("env")
     if cfg.kind == "atari":
         settings.setdefault("frameskip", 1)
+        set_stickiness(settings, cfg.atari)
         wrappers.append(AtariFrames(cfg.atari))
         if limit is not None and not registered:
             limit *= cfg.atari.frame_skip  # the limit is in steps of the policy, the emulator counts frames
@@ -227,7 +229,7 @@ class NamedWrapper:
 
     def __call__(self, env: gym.Env) -> gym.Env:
         try:
-            return self.wrap(env, **self.arguments)
+            return self._wrapped(env)
         except TypeError as error:
             needed = ", ".join(f"{each}: ..." for each in self._wanted())
             raise ConfigError(
@@ -236,6 +238,16 @@ class NamedWrapper:
                 why=in_words(error),
                 fix=f"Write env.wrappers=[{{{self.name}: {{{needed}}}}}].",
             ) from error
+
+    def _wrapped(self, env: gym.Env) -> gym.Env:
+        """Around an env; a list, YAML's only sequence, goes as a tuple where the wrapper refuses it as a list."""
+        try:
+            return self.wrap(env, **self.arguments)
+        except (TypeError, AssertionError):
+            as_tuples = {name: _as_tuple(value) for name, value in self.arguments.items()}
+            if as_tuples == self.arguments:
+                raise
+            return self.wrap(env, **as_tuples)
 
     def _wanted(self) -> list[str]:
         """The arguments that the wrapper cannot do without, the env apart; those it takes where it can do without."""
@@ -248,6 +260,10 @@ class NamedWrapper:
         return needed or [each.name for each in parameters if each.kind in kinds]
 
 
+def _as_tuple(value: Any) -> Any:
+    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
+
+
 @dataclass(frozen=True)
 class AtariFrames:
     """The preprocessing of Atari frames."""
@@ -258,7 +274,8 @@ class AtariFrames:
         from gymnasium.wrappers import AtariPreprocessing
 
         a = self.options
-        return AtariPreprocessing(
+        made = AtariPreprocessing(
             env, noop_max=a.noop_max, frame_skip=a.frame_skip, screen_size=a.screen_size,
             terminal_on_life_loss=a.terminal_on_life_loss, grayscale_obs=a.grayscale,
         )  # fmt: skip
+        return FireReset(made) if a.fire_reset else made

@@ -1,22 +1,27 @@
 """Where each part of an observation goes: the leaves of a gymnasium space, and how one is written into a row.
 
 A leaf is written by `row[lane] = value` after its type, shape and dtype were compared with the space: numpy would
-otherwise broadcast, cast or wrap without a word.
+otherwise broadcast, cast or wrap without a word. What differs is taken where the declared dtype holds the values;
+floats that it rounds are counted.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
+from rlcli.config.problem import spell
 from rlcli.errors import EnvError
-from rlcli.keys import OBSERVATION, TAKEN, Key, show, unravel
+from rlcli.keys import IS_INIT, OBSERVATION, TAKEN, Key, show, unravel
 
+NUMBERS = (float, int, np.floating, np.integer, np.bool_)
+_MEND = "Correct what the env returns, or the observation space that it declares."
 NO_ARITHMETIC = ("u2", "u4", "u8", "f16", "c8", "c16", "O")  # torch stores some of these and computes with none
 
 
@@ -36,6 +41,8 @@ class Leaf:
         What the row holds: `dtype`, or float32 where doubles are narrowed at the border.
     choices : int
         For Discrete spaces the number of values: stored as a one-hot int64 vector.  0 otherwise.
+    rounded : float64 array ``[4]``
+        A cell: how many observations the dtype has rounded; of the worst element its index, what came and what is kept.
     """
 
     key: Key
@@ -45,28 +52,43 @@ class Leaf:
     stored: np.dtype
     choices: int = 0
     start: int = 0
+    rounded: np.ndarray = field(default_factory=lambda: np.zeros(4), compare=False, repr=False)
 
     @property
     def row_shape(self) -> tuple[int, ...]:
         return (self.choices,) if self.choices else self.shape
 
-    def read(self, observation) -> np.ndarray:
-        """The checked value of this leaf in one observation, in the form that a row takes."""
+    def read(self, observation, *, count: bool = True) -> np.ndarray:
+        """The checked value of this leaf in one observation, in the form that a row takes; rounding is counted."""
         value = self.find(observation)
         if self.choices:
             return self.one_hot(value)
-        if not isinstance(value, np.ndarray):
-            if (np.isscalar(value) and self.shape == ()) or isinstance(value, np.generic):
-                value = np.asarray(value)
-            else:
-                raise BadValue(f"a numpy array {self.shape} {self.dtype}", f"a {type(value).__name__}")
-        if isinstance(value, np.ma.MaskedArray):
-            raise BadValue("a plain numpy array", "a masked one, whose mask would be lost")
+        value = as_array(value, f"a numpy array {self.shape} {self.dtype}")
         if value.shape != self.shape:
-            raise BadValue(f"shape {self.shape}", f"shape {value.shape}")
-        if value.dtype != self.dtype:
-            raise BadValue(f"dtype {self.dtype}", f"dtype {value.dtype}")
-        return value
+            raise BadValue(f"shape {self.shape}", f"shape {value.shape}", _MEND)
+        return value if value.dtype == self.dtype else self.cast(value, count=count)
+
+    def cast(self, value: np.ndarray, *, count: bool = True) -> np.ndarray:
+        """Values `[*, *shape]` of another dtype in the declared one; those that it cannot hold are refused."""
+        if value.dtype.kind not in "biuf":
+            raise BadValue(f"dtype {self.dtype}", f"dtype {value.dtype}", _MEND)
+        with np.errstate(all="ignore"):
+            made = value.astype(self.dtype)
+        other = (made != value) & (value == value)  # NaN is NaN in any float, and no whole number
+        whole = self.dtype.kind != "f"
+        lost = (other | (value != value)) if whole else other & np.isinf(made)
+        if lost.any():
+            raise BadValue(f"what {self.dtype} holds", f"{value[lost].flat[0]!r} of dtype {value.dtype}", _MEND)
+        if count and other.any():
+            self._count(value, made, other)
+        return made
+
+    def _count(self, value: np.ndarray, made: np.ndarray, other: np.ndarray) -> None:
+        away = np.abs(np.where(other, value - made.astype(np.float64), 0.0)).reshape(-1, max(1, math.prod(self.shape)))
+        self.rounded[0] += (away > 0).any(1).sum()
+        worst = int(away.argmax())
+        if away.flat[worst] > abs(self.rounded[2] - self.rounded[3]):
+            self.rounded[1:] = worst % away.shape[1], value.flat[worst], made.flat[worst]
 
     def find(self, observation) -> Any:
         """This leaf's part of a (nested dict) observation."""
@@ -97,34 +119,81 @@ class Leaf:
 class BadValue(Exception):
     """An env's value broke its own space; the lanes engine adds env, step and seed and raises an EnvError."""
 
-    def __init__(self, expected: str, got: str) -> None:
+    def __init__(self, expected: str, got: str, fix: str | None = None) -> None:
         super().__init__(f"expected {expected}, got {got}")
-        self.expected, self.got = expected, got
+        self.expected, self.got, self.fix = expected, got, fix
+
+
+def as_array(value: Any, wanted: str) -> np.ndarray:
+    """What an env gave as a plain numpy array: lists, scalars and arrays of other libraries are converted.
+
+    Raises
+    ------
+    BadValue
+        It is none; `wanted` says what was expected.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        raise BadValue("a plain numpy array", "a masked one, whose mask would be lost")
+    if isinstance(value, np.ndarray):
+        return value
+    try:
+        made = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError):  # ragged lists; tensors on a GPU
+        made = None
+    if made is None or made.dtype.kind not in "biufc":
+        raise BadValue(wanted, described(value), _MEND)
+    return made
+
+
+def number_of(value: Any) -> Any:
+    """A number that an env gave as a scalar, or as an array of no dims of any library; None for what is none."""
+    if isinstance(value, NUMBERS):
+        return value
+    found = value.item() if getattr(value, "shape", None) == () else None
+    return found if isinstance(found, float | int) else None
+
+
+def flag_of(name: str, value: Any) -> bool:
+    """What an env gave as `terminated` or `truncated`: a bool, or a number or array of no dims that is 0 or 1.
+
+    Raises
+    ------
+    BadValue
+        It is another number, or none.
+    """
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    found = number_of(value)
+    if found not in (0, 1):  # None is in neither
+        raise BadValue(f"a bool as {name}", f"{value!r} ({type(value).__name__})")
+    return bool(found)
 
 
 def leaves(space: spaces.Space, *, narrow: bool = False) -> list[Leaf]:
     """The leaves of an observation space, in a fixed order; `narrow` stores float64 as float32."""
-    found = list(_walk(space, (), narrow))
+    found = list(_walk(space, (), narrow, space))
     if isinstance(space, spaces.Dict):
         return found
-    return [Leaf(OBSERVATION, (), f.shape, f.dtype, f.stored, f.choices, f.start) for f in found]
+    return [replace(leaf, key=OBSERVATION, path=()) for leaf in found]
 
 
-def _walk(space: spaces.Space, path: tuple[str, ...], narrow: bool) -> Iterator[Leaf]:
+def _walk(space: spaces.Space, path: tuple[str, ...], narrow: bool, root: spaces.Space) -> Iterator[Leaf]:
     key = unravel(path) if path else OBSERVATION
     if isinstance(space, spaces.Dict):
         for name, part in space.spaces.items():
-            check_name(name, *path)
-            yield from _walk(part, (*path, name), narrow)
+            check_name(name, *path, root=root)
+            yield from _walk(part, (*path, name), narrow, root)
     elif isinstance(space, spaces.Discrete):
         index = np.dtype(np.int64)
         yield Leaf(key, path, (), index, index, int(space.n), int(space.start))
     elif isinstance(space, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)):
         kind = np.dtype(space.dtype)
         if not computes(kind):
+            instead = {"u2": "int32", "u4": "int64", "u8": "int64"}.get(kind.str[1:], "float32")
             raise EnvError(
                 f"observations of dtype {kind} cannot be used", where=".".join(path) or None,
-                why="torch does not compute with it", fix="Wrap the env with gymnasium.wrappers.DtypeObservation.",
+                why="torch does not compute with it",
+                fix=_typed(f"{{DtypeObservation: {{dtype: {instead}}}}}") if space is root else _remedy(root),
             )  # fmt: skip
         stored = np.dtype(np.float32) if narrow and kind == np.float64 else kind
         yield Leaf(key, path, tuple(space.shape), kind, stored)
@@ -133,8 +202,33 @@ def _walk(space: spaces.Space, path: tuple[str, ...], narrow: bool) -> Iterator[
             f"an observation space of type {type(space).__name__} cannot be used",
             where=".".join(path) or None,
             why="rlcli stores Box, Discrete, MultiDiscrete, MultiBinary and (nested) Dict observations",
-            fix="Wrap the env with gymnasium.wrappers.TransformObservation so that it offers one of them.",
+            fix=_remedy(root),
         )
+
+
+def _remedy(root: spaces.Space) -> str:
+    """What to type where a part of an observation space cannot be used: the wrapper that leaves it out or flattens."""
+    if isinstance(root, spaces.Dict):
+        kept = [name for name, part in root.spaces.items() if name not in {*TAKEN, IS_INIT} and _usable(part)]
+        if kept:
+            return _typed(f"{{FilterObservation: {{filter_keys: {spell(kept).replace(',', ', ')}}}}}")
+    try:
+        if isinstance(spaces.flatten_space(root), spaces.Box):
+            return _typed("FlattenObservation")
+    except (NotImplementedError, TypeError, ValueError):  # a space that gymnasium does not know
+        pass
+    return "Wrap it in one of yours, which shows arrays: rlcli help environments."
+
+
+def _usable(space: spaces.Space) -> bool:
+    try:
+        return bool(list(_walk(space, ("part",), False, space)))
+    except EnvError:
+        return False
+
+
+def _typed(wrapper: str) -> str:
+    return f"Give 'env.wrappers=[{wrapper}]' (in Python: the wrapper of gymnasium.wrappers)."
 
 
 def computes(dtype: np.dtype) -> bool:
@@ -142,19 +236,20 @@ def computes(dtype: np.dtype) -> bool:
     return dtype.isnative and dtype.str[1:] not in NO_ARITHMETIC
 
 
-def check_name(name: Any, *path: str) -> None:
+def check_name(name: Any, *path: str, root: spaces.Space | None = None) -> None:
     """Refuse what no observation can be called, at its place below `path`.
 
     Raises
     ------
     EnvError
     """
-    if isinstance(name, str) and name and (path or name not in TAKEN):
+    taken = TAKEN if root is None else {*TAKEN, IS_INIT}  # what a transform writes, no gymnasium env may
+    if isinstance(name, str) and name and (path or name not in taken):
         return
     raise EnvError(
         f"an observation cannot be called {name!r}", where=show(path) if path else None,
         why="batches use that name themselves" if isinstance(name, str) and name else "names are words",
-        fix="Have the env use other names, or wrap it so that its Dict observation has other keys.",
+        fix="Have the env use other names." if path or root is None else _remedy(root),
     )  # fmt: skip
 
 
@@ -222,17 +317,16 @@ def lane_writer(parts: list[Leaf], rows: dict[Key, list[np.ndarray]]) -> Callabl
 
 def _lanes_read(leaf: Leaf, observation: Any, count: int) -> np.ndarray:
     """The checked values of one leaf, `[count, *shape]`."""
-    value = leaf.find(observation)
-    if value.__class__ is not np.ndarray or value.shape != (count, *leaf.shape):
-        raise BadValue(f"an array {(count, *leaf.shape)} {leaf.dtype}", described(value))
+    wanted = f"an array {(count, *leaf.shape)} {leaf.dtype}"
+    value = as_array(leaf.find(observation), wanted)
+    if value.shape != (count, *leaf.shape):
+        raise BadValue(wanted, described(value))
     if leaf.choices:
         index = value - leaf.start
         if value.dtype.kind not in "iu" or (index < 0).any() or (index >= leaf.choices).any():
             raise BadValue(f"Discrete values in {leaf.start}..{leaf.start + leaf.choices - 1}", f"{value!r}")
         return index[:, None] == np.arange(leaf.choices)
-    if value.dtype != leaf.dtype:
-        raise BadValue(f"dtype {leaf.dtype}", f"dtype {value.dtype}")
-    return value
+    return value if value.dtype == leaf.dtype else leaf.cast(value)
 
 
 def _held(value: Any) -> str:

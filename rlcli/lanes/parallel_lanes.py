@@ -151,6 +151,8 @@ class ParallelLanes(ReplayableLanes):
         self._chosen, self._book, self._seeds = arrays["chosen"], arrays["book"], arrays["seeds"]
         self._firsts = {key: arrays["first", key] for key in self.schema}
         self.crew.progress = self._tried = arrays["tried"]
+        for place, leaf in enumerate(self.leaves):
+            self.bounds.rounded[leaf.key] += list(arrays["rounded"][:, place])
         self._none = bytes(self.n)  # the flags of a step in which nothing ends
         self._limit: int | None = None  # as the shards know it
         self.step_timeout, self.ends_what_hangs = step_timeout, self.own is None
@@ -201,8 +203,8 @@ class ParallelLanes(ReplayableLanes):
         except Lost as lost:
             self._refuse(lost)
         if self.own is not None:
+            self.own.lanes.leaves, self.own.lanes.tried = self.leaves, self.tried
             self.own.attach(region.arrays)
-            self.own.lanes.tried = self.tried
         return region.arrays
 
     # ---- the shards ----------------------------------------------------------------------------------------------
@@ -458,7 +460,7 @@ class ParallelLanes(ReplayableLanes):
         outcome, rewards = self.outcome, self._rewards.tolist()
         for part, found in zip(self.parts, others, strict=True):
             for lane, reward in (found or {}).items():
-                rewards[part.start + lane] = reward if isinstance(reward, int) else _no_number(*reward)
+                rewards[part.start + lane] = reward if isinstance(reward, int | np.ndarray) else _no_number(*reward)
         outcome.rewards += [reward for row in outcome.reward_rows for reward in row.tolist()] + rewards
         outcome.reward_rows.clear()
 

@@ -71,7 +71,8 @@ class ReplayableLanes(Lanes):
         self.leaves = leaves(observation_space, narrow=narrow)
         schema = {leaf.key: (leaf.row_shape, leaf.stored) for leaf in self.leaves}
         super().__init__(n, name=name, schema=schema, actions=ActionFormat(action_space, categorical), limits=limits)
-        self.bounds = Bounds(space_bounds(observation_space, self.leaves), out_of_bounds)
+        rounded = {leaf.key: [leaf.rounded] for leaf in self.leaves}
+        self.bounds = Bounds(space_bounds(observation_space, self.leaves), out_of_bounds, rounded)
 
     def shows(self, lane: int) -> list[np.ndarray]:
         """The leaves of what this lane shows now, as the env gave them; empty before it was reset."""

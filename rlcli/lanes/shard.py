@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
@@ -16,7 +17,8 @@ import numpy as np
 from rlcli.errors import EnvError, in_words
 from rlcli.lanes.actions import ActionFormat
 from rlcli.lanes.gym_lanes import GymLanes
-from rlcli.lanes.lanes import NUMBERS, Schema
+from rlcli.lanes.lanes import Schema
+from rlcli.lanes.observations import number_of
 from rlcli.processes.channel import Channel, packed, unpacked
 from rlcli.processes.line import CELL, CELLS, Line
 from rlcli.processes.region import Region
@@ -30,7 +32,7 @@ _OF_WORKER = ("build", "share", "seed")  # methods of the worker's own; all othe
 TERMINATED, CUT, AHEAD = 1, 2, 4  # bits of the flags; the last: reset was called ahead, and not asked for since
 INFOS = "infos"  # among what a step gives back
 NO_SEED, RAISED = -1, -2  # in the place of a seed
-_EACH = ("cells", "tried")  # arrays with a part for each worker; in all others each lane has one
+_EACH = ("cells", "tried", "rounded")  # arrays with a part for each worker; in all others each lane has one
 _WHOLE = 1 << 53  # beyond it float64 no longer holds every whole number
 _TRIM = 256  # steps between two times that the actions are forgotten: the parent keeps them
 HEAVY = ("torch", "tensordict", "hydra", "rich")  # what a worker does without, unless its env imports it
@@ -53,6 +55,7 @@ def fields(n: int, workers: int, schema: Schema, actions: ActionFormat) -> dict[
         "book": ((n, 3), np.dtype(np.int64)),  # at a reset: each lane's episode, the clock, whether a seed waits for it
         "cells": ((workers, CELLS), CELL),  # of the lines
         "tried": ((workers,), np.dtype(np.int64)),  # how far each worker has come in a try or a replay
+        "rounded": ((workers, len(schema), 4), np.dtype(np.float64)),  # `Leaf.rounded`
     }
 
 
@@ -124,12 +127,14 @@ class Shard:
         for lane, reward in enumerate(rewards):
             if reward.__class__ is float:
                 self.rewards[lane] = reward
-            elif not isinstance(reward, NUMBERS):
-                others[lane] = (repr(reward), type(reward).__name__)
-            elif isinstance(reward, (int, np.integer)) and not -_WHOLE <= reward <= _WHOLE:
-                others[lane] = int(reward)
+                continue
+            found = number_of(reward)
+            if found is None:
+                others[lane] = reward if isinstance(reward, np.ndarray) else (repr(reward), type(reward).__name__)
+            elif isinstance(found, (int, np.integer)) and not -_WHOLE <= found <= _WHOLE:
+                others[lane] = int(found)
             else:
-                self.rewards[lane] = reward
+                self.rewards[lane] = found
         return others or None
 
     def reset(self, reset: Callable, t: int) -> None:
@@ -200,6 +205,8 @@ class ShardWorker:
         lanes = self.shard.lanes
         region = Region(fields(n, workers, lanes.schema, lanes.actions), self.line.channel.receive_fd())
         region.forget_fd()
+        cells = region.arrays["rounded"][index]
+        lanes.leaves = [replace(leaf, rounded=cell) for leaf, cell in zip(lanes.leaves, cells, strict=True)]
         mine = self.shard.attach(region.arrays)
         self._step, self._reset = lanes.bind({key: [mine["row", key]] * 2 for key in lanes.schema})
         lanes.tried = region.arrays["tried"][index : index + 1].data  # type: ignore[assignment]

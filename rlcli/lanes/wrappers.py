@@ -132,3 +132,78 @@ def _are_places(entries: Any, size: int) -> bool:
     if isinstance(entries, str) or not isinstance(entries, Sequence) or not entries:
         return False
     return all(isinstance(entry, int) and not isinstance(entry, bool) and 0 <= entry < size for entry in entries)
+
+
+class BoundAction(gym.Wrapper, gym.utils.RecordConstructorArgs):
+    """Declare bounds of a Box action whose space has none, or wider ones; actions go to the env as they are.
+
+    Parameters
+    ----------
+    env : gymnasium.Env
+    low, high : float, or a sequence of them
+        Of each element.
+
+    Raises
+    ------
+    ConfigError
+        The action is no Box, or does not have so many elements.
+    """
+
+    def __init__(self, env: gym.Env, low: float | Sequence[float], high: float | Sequence[float]) -> None:
+        gym.utils.RecordConstructorArgs.__init__(self, low=low, high=high)
+        super().__init__(env)
+        space = env.action_space
+        try:
+            if not isinstance(space, gym.spaces.Box):
+                raise ValueError(f"they are {type(space).__name__}")
+            least, most = (np.broadcast_to(np.asarray(end, space.dtype), space.shape) for end in (low, high))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                "BoundAction does not fit the env's actions", where="env.wrappers", why=str(error)
+            ) from error
+        self.action_space = gym.spaces.Box(least, most, dtype=space.dtype.type)
+
+
+class LinearReward(gym.Wrapper, gym.utils.RecordConstructorArgs):
+    """The weighted sum of a reward that has several parts, as envs of mo-gymnasium give it.
+
+    Parameters
+    ----------
+    env : gymnasium.Env
+        Its rewards are vectors.
+    weight : sequence of float
+        Of each part.
+    """
+
+    def __init__(self, env: gym.Env, weight: Sequence[float]) -> None:
+        gym.utils.RecordConstructorArgs.__init__(self, weight=weight)
+        super().__init__(env)
+        self._weight = np.asarray(weight, np.float64)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        reward: Any
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return observation, float(np.dot(self._weight, reward)), terminated, truncated, info
+
+
+class FireReset(gym.Wrapper, gym.utils.RecordConstructorArgs):
+    """Press FIRE after each reset, in an Atari game that has the button: some wait for it, and a greedy policy may not.
+
+    Parameters
+    ----------
+    env : gymnasium.Env
+        Of ale-py, with its own actions.
+    """
+
+    def __init__(self, env: gym.Env) -> None:
+        gym.utils.RecordConstructorArgs.__init__(self)
+        super().__init__(env)
+        meanings = env.unwrapped.get_action_meanings()  # type: ignore[attr-defined]
+        self._fire = meanings.index("FIRE") if "FIRE" in meanings else None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        first = self.env.reset(seed=seed, options=options)
+        if self._fire is None:
+            return first
+        observation, _, terminated, truncated, info = self.env.step(self._fire)
+        return self.env.reset(options=options) if terminated or truncated else (observation, info)

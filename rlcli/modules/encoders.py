@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from rlcli.errors import ConfigError
-from rlcli.keys import EPISODE_REWARD, IS_INIT, STEP_COUNT, Key, as_tuple, show
+from rlcli.keys import Key, show
 from rlcli.modules.nets import MLP, SMALLEST_SIDE, NatureCNN, looks_like_image, orthogonal_
 from rlcli.specs import Binary, Bounded, Categorical, Composite, MultiCategorical, OneHot, TensorSpec, Unbounded
 
@@ -25,20 +25,24 @@ _PICTURE = 8  # pixels a side from which something may be a picture; a board is 
 
 
 class Flat(nn.Module):
-    """Numbers `[*B, *shape]` of any dtype as float32 `[*B, F]`: float64 stops here, at the border."""
+    """Numbers `[*B, *shape]` of any dtype as float32 `[*B, F]`, times `scale`: float64 stops here, at the border."""
 
-    def __init__(self, shape: Sequence[int]) -> None:
+    def __init__(self, shape: Sequence[int], scale: float = 1.0) -> None:
         super().__init__()
-        self.shape, self.rank, self.out_features = tuple(shape), len(shape), math.prod(shape)
+        self.shape, self.rank, self.out_features, self.scale = tuple(shape), len(shape), math.prod(shape), scale
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(torch.float32)
+        if self.scale != 1:
+            x = x * self.scale
         if self.rank == 1:
             return x
         return x.reshape(*x.shape[: x.ndim - self.rank], self.out_features)
 
     def extra_repr(self) -> str:
-        return f"shape={self.shape}, out_features={self.out_features}"
+        return f"shape={self.shape}, out_features={self.out_features}" + (
+            f", scale={self.scale:.4g}" if self.scale != 1 else ""
+        )
 
 
 class OneHotIndex(nn.Module):
@@ -97,6 +101,17 @@ def image_scale(spec: TensorSpec) -> float:
     return 1.0
 
 
+def _are_bytes(spec: TensorSpec) -> bool:
+    """Whether the numbers are bytes from 0 to 255, of pixels or of a memory."""
+    return spec.dtype is torch.uint8 and isinstance(spec, Bounded) and bool((spec.high == 255).all())
+
+
+def _are_large(spec: TensorSpec) -> bool:
+    """Whether they are whole numbers of a range that a network should not be given as it is."""
+    whole = isinstance(spec, Bounded) and not spec.dtype.is_floating_point and not _are_bytes(spec)
+    return whole and float((spec.high.double() - spec.low.double()).max()) > 255  # type: ignore[attr-defined]
+
+
 def _small_image(spec: TensorSpec, shape: Sequence[int]) -> bool:
     """Whether an observation that no convolution can take looks as if it were made for one."""
     if len(shape) == 3 and (shape[0] in _CHANNELS or shape[-1] in _CHANNELS):
@@ -120,8 +135,7 @@ def encoder_for(key: Key, spec: TensorSpec, shape: Sequence[int], images: bool =
     shape : sequence of int
         Its shape without batch dims.
     images : bool
-        Whether image-like observations go through a `NatureCNN`; else they are refused when they are bytes,
-        and flattened when they are floats.
+        Whether image-like observations go through a `NatureCNN`; else they are flattened.
 
     Raises
     ------
@@ -133,14 +147,7 @@ def encoder_for(key: Key, spec: TensorSpec, shape: Sequence[int], images: bool =
         return OneHotIndex(shape, [spec.n] * math.prod(shape))
     if isinstance(spec, MultiCategorical):
         return OneHotIndex(shape, list(spec.nvec) * (math.prod(shape) // len(spec.nvec)))
-    if looks_like_image(shape) and (images or spec.dtype is torch.uint8):
-        if not images:
-            raise ConfigError(
-                "a multi-layer perceptron cannot see images",
-                where=where,
-                why=f"it has shape {tuple(shape)} and dtype {spec.dtype}",
-                fix="Use policy=cnn, or policy=dict beside other observations.",
-            )
+    if looks_like_image(shape) and images:
         return NatureCNN(shape, image_scale(spec))
     if spec.dtype.is_complex or not isinstance(spec, Unbounded | Bounded | Binary | OneHot | Categorical):
         raise ConfigError(
@@ -152,18 +159,19 @@ def encoder_for(key: Key, spec: TensorSpec, shape: Sequence[int], images: bool =
         )
     if math.prod(shape) == 0:
         raise ConfigError("the observation is empty", where=where, why=f"its shape is {tuple(shape)}")
-    if _small_image(spec, shape):
+    in_a_row = f"{where} of shape {tuple(shape)} is read as {math.prod(shape):,} numbers in a row"
+    if spec.dtype is torch.uint8 and looks_like_image(shape):
+        warnings.warn(f"{in_a_row}: policy=cnn, or policy=dict beside others, sees it as an image", stacklevel=2)
+    elif _small_image(spec, shape):
         warnings.warn(
-            f"{where} of shape {tuple(shape)} is read as {math.prod(shape):,} numbers in a row: convolutions need an "
-            f"image of at least {SMALLEST_SIDE} pixels a side, as a wrapper of yours can make it",
+            f"{in_a_row}: convolutions need an image of at least {SMALLEST_SIDE} pixels a side, as a wrapper of yours "
+            "can make it",
             stacklevel=2,
         )
-    return Flat(shape)
+    return Flat(shape, 1 / 255 if _are_bytes(spec) else 1.0)
 
 
 NETS = ("auto", "mlp", "cnn", "dict")
-# what transforms list with the observations, one number a row; an env's own of such a name may be of another dtype
-_COUNTERS = {STEP_COUNT: torch.int64, IS_INIT: torch.bool, EPISODE_REWARD: torch.float32}
 
 
 class DictNet(nn.Module):
@@ -175,10 +183,6 @@ class DictNet(nn.Module):
 
     def forward(self, *observations: Tensor) -> Tensor:
         return self.mlp(self.encoder(*observations))
-
-
-def _counts(key: Key, leaf: TensorSpec) -> bool:
-    return leaf.dtype is _COUNTERS.get(as_tuple(key)[-1]) and leaf.shape[-1:] == (1,)
 
 
 def observation_keys(spec: Composite, wanted: Sequence[Key] | None = None) -> list[Key]:
@@ -199,7 +203,7 @@ def observation_keys(spec: Composite, wanted: Sequence[Key] | None = None) -> li
                 why=f"the env has {', '.join(map(show, known)) or 'none'}",
                 fix=f"Did you mean {near[0]}?" if near else None,
             )
-    keys = list(wanted) if wanted else [key for key in known if not _counts(key, spec[key])]
+    keys = list(wanted) if wanted else [key for key in known if not spec[key].counter]
     if not keys:
         raise ConfigError("the env has no observation for a policy to read", where="observation spec")
     return keys
@@ -264,6 +268,12 @@ def _encoders(spec: Composite, keys: list[Key], net: str) -> list[Encoder]:
     encoders = [
         encoder_for(key, spec[key], shape, images=net != "mlp") for key, shape in zip(keys, shapes, strict=True)
     ]
+    if large := [show(key) for key in keys if _are_large(spec[key])]:
+        warnings.warn(
+            f"{', '.join(large)}: whole numbers of a large range go into the network as they are; "
+            "env.normalize_observation=true scales them",
+            stacklevel=2,
+        )
     if net == "cnn" and not isinstance(encoders[0], NatureCNN):
         raise ConfigError(
             "policy=cnn needs an image",

@@ -274,7 +274,8 @@ def _continuous(key: Key, spec: TensorSpec, features: int, distribution: str) ->
             "tanh_normal needs a bounded action",
             where=where,
             why=f"it is {spec!r}",
-            fix="Use policy.distribution=normal.",
+            fix="Declare its bounds: 'env.wrappers=[{BoundAction: {low: -1, high: 1}}]'; or, where the loss is ppo, "
+            "a2c or reinforce, use policy.distribution=normal.",
         )
     low, high = (bound.reshape(-1, features)[0] for bound in (spec.low, spec.high))
     return ActionHead(key, features, D.TanhNormal, {"low": low, "high": high}, continuous=True)

@@ -36,7 +36,7 @@ from rlcli.errors import (
     in_words,
     saying_memory,
 )
-from rlcli.keys import Key
+from rlcli.keys import Key, show
 from rlcli.report.metrics import Figures
 from rlcli.report.reporter import Facts, Reporter
 from rlcli.runs import checkpoint, random_streams
@@ -115,7 +115,7 @@ def reporter_of(
     return reporter
 
 
-def notes(cfg: CollectConfig, collector: BaseCollector, replayable: bool) -> list[str]:
+def notes(cfg: CollectConfig, collector: BaseCollector, replayable: bool, narrowed: Sequence[Key] = ()) -> list[str]:
     """Lines for the start of the run: where it does otherwise than what was typed may seem to say."""
     asked, total, lanes = cfg.collector.frames_per_batch, cfg.total_frames, sorted({*collector.lanes_in_batch})
     lines = [
@@ -130,6 +130,10 @@ def notes(cfg: CollectConfig, collector: BaseCollector, replayable: bool) -> lis
         lines.append(f"total_frames {total} rounded up to {rounded}: whole steps of {lanes[0]} envs")
     if cfg.env.id.startswith("ALE/") and cfg.env.kind != "atari" and not cfg.env.wrappers:
         lines.append(f"{cfg.env.id} as the emulator gives it; env=atari skips, shrinks and stacks frames")
+    if narrowed:
+        lines.append(
+            f"float64 observations are stored as float32, rounded to 7 digits: {', '.join(map(show, narrowed))}"
+        )
     return lines if replayable else [*lines, REPLAY_NOTICE]
 
 

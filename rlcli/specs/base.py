@@ -35,6 +35,7 @@ class TensorSpec:
 
     event_dims = 0  # trailing dims that belong to the value itself (one-hot's n) and cannot be indexed away
     drawn_by: tuple[str, ...] = ("rand",)  # its methods that random values go through
+    counter = False  # whether a transform counts this, steps or rewards of an episode: networks do not read it
 
     def __init__(self, shape, dtype: torch.dtype, device: Device = None) -> None:
         self.shape = torch.Size(shape)

@@ -49,6 +49,10 @@ class _Carrying(Transform):
 
     carry: Carry
 
+    def _added(self, spec, key, leaf, argument):
+        leaf.counter = True
+        return super()._added(spec, key, leaf, argument)
+
     def get_extra_state(self):
         return self.carry.state()
 

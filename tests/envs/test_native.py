@@ -140,8 +140,8 @@ def replace(index, value):
 ENGINE_FAULTS = {
     "one lane for all": (replace(0, np.zeros((1, 3), np.float32)), ["(2, 3) float32", "(1, 3) float32"]),
     "lane dim missing": (replace(0, np.zeros(3, np.float32)), ["(2, 3) float32", "(3,) float32"]),
-    "doubles": (replace(0, np.zeros((2, 3))), ["dtype float32", "dtype float64"]),
-    "a list": (replace(0, [[0.0] * 3] * 2), ["(2, 3) float32", "a list"]),
+    "doubles": (replace(0, np.full((2, 3), 1e300)), ["what float32 holds", "1e+300"]),
+    "a list": (replace(0, [[0.0] * 3, [0.0]]), ["(2, 3) float32", "a list"]),
     "NaN seen": (replace(0, np.array([[0, 0, 0], [0, np.nan, 0]], np.float32)), ["not finite", "lane 1"]),
     "one reward": (replace(1, 1.0), ["numbers as reward", "a float"]),
     "rewards of None": (replace(1, np.array([None, None])), ["numbers as reward", "object"]),

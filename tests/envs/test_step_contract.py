@@ -16,7 +16,7 @@ from tensordict import TensorDict
 from rlcli.collectors import Collector
 from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import EnvError
-from rlcli.lanes.observations import BadValue, lane_writer
+from rlcli.lanes.observations import BadValue, Leaf, lane_writer
 from rlcli.specs import Composite, Unbounded
 from rlcli.transforms import Compose, RewardSum, StepCounter
 
@@ -40,17 +40,17 @@ STEP_FAULTS = {
     "row of rows": (with_observation(GOOD[None]), ["expected shape (3,)", "got shape (1, 3)"]),
     "column": (with_observation(GOOD[:, None]), ["expected shape (3,)", "got shape (3, 1)"]),
     "scalar array": (with_observation(np.zeros((), np.float32)), ["expected shape (3,)", "got shape ()"]),
-    "doubles": (with_observation(np.zeros(3)), ["expected dtype float32", "got dtype float64"]),
-    "ints": (with_observation(np.zeros(3, np.int64)), ["expected dtype float32", "got dtype int64"]),
+    "doubles": (with_observation(np.full(3, 1e300)), ["expected what float32 holds", "1e+300", "dtype float64"]),
+    "complex": (with_observation(np.zeros(3, complex)), ["expected dtype float32", "got dtype complex128"]),
     "objects": (with_observation(np.zeros(3, object)), ["expected dtype float32", "got dtype object"]),
     "masked": (
         with_observation(np.ma.masked_array(GOOD, [True, False, False])),
         ["a plain numpy array", "a masked one, whose mask would be lost"],
     ),
-    "a list": (with_observation([0.0, 0.0, 0.0]), ["numpy array (3,) float32", "got a list"]),
+    "a list": (with_observation([[0.0], [0.0, 0.0]]), ["numpy array (3,) float32", "got a list"]),
     "no observation": (with_observation(None), ["numpy array (3,) float32", "got a NoneType"]),
     "a dict": (with_observation({"observation": GOOD}), ["numpy array (3,) float32", "got a dict"]),
-    "a number": (with_observation(1.0), ["numpy array (3,) float32", "got a float"]),
+    "a number": (with_observation(1.0), ["expected shape (3,)", "got shape ()"]),
     "NaN seen": (with_observation(np.array([0, np.nan, 0], np.float32)), ["is not finite", "NaN or infinity"]),
     "inf seen": (with_observation(np.array([0, 0, -np.inf], np.float32)), ["is not finite", "NaN or infinity"]),
     "reward None": (with_part(1, None), ["reward is not a number", "got None (NoneType)"]),
@@ -58,8 +58,8 @@ STEP_FAULTS = {
     "reward array": (with_part(1, np.ones(2)), ["reward is not a number", "ndarray"]),
     "reward NaN": (with_part(1, float("nan")), ["reward is not finite", "got nan"]),
     "reward inf": (with_part(1, np.float32("inf")), ["reward is not finite", "got inf"]),
-    "terminated int": (with_part(2, 1), ["a bool as terminated", "1 (int)"]),
-    "terminated zero": (with_part(2, 0), ["a bool as terminated", "0 (int)"]),
+    "terminated int": (with_part(2, 2), ["a bool as terminated", "2 (int)"]),
+    "terminated half": (with_part(2, 0.5), ["a bool as terminated", "0.5 (float)"]),
     "terminated None": (with_part(2, None), ["a bool as terminated", "None (NoneType)"]),
     "truncated text": (with_part(3, "no"), ["a bool as truncated", "'no' (str)"]),
     "truncated array": (with_part(3, np.array([False])), ["a bool as truncated", "ndarray"]),
@@ -98,6 +98,67 @@ def test_the_first_bad_step_is_refused_and_named(name):
         assert f"seed {env.lanes.seeds[lane]}" in text
         in_batch = "of the batch" in text  # found by a vectorised check after the batch: counted from 0 in it
         assert f"step {(at - 1) % 20} of the batch" in text if in_batch else f"step {at}," in text
+
+
+TAKEN = {  # what a step gives instead, as the declared dtypes hold it
+    "doubles": lambda r: (r[0].astype(np.float64), *r[1:]),
+    "a list": lambda r: (r[0].tolist(), *r[1:]),
+    "another byte order": lambda r: (r[0].astype(">f4"), *r[1:]),
+    "a reward of no dims": with_part(1, np.array(1.0)),
+    "a whole reward of no dims": with_part(1, torch.tensor(1)),
+    "flags 0 and 1": lambda r: (*r[:2], int(r[2]), float(r[3]), r[4]),
+    "flags of no dims": lambda r: (*r[:2], np.array(r[2]), torch.tensor(r[3]), r[4]),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.parametrize("skipped", [False, True])
+def test_values_that_the_declared_dtypes_hold_are_taken(name, skipped):
+    def run(fault):
+        env = GymEnv(Always(fault), frame_skip=1 + skipped)
+        return Collector(env, None, frames_per_batch=40, seed=3, next_obs="full")
+
+    collector, plain = run(TAKEN[name]), run(lambda result: result)
+    for got, want in ((collector.rollout(), plain.rollout()) for _ in range(2)):
+        assert want["next", "terminated"].any() and want["next", "truncated"].any() and (got == want).all()
+    assert collector.figures()["out_of_bounds"] == {}
+
+
+class Always(Breaking):
+    """A fault in every step, of episodes that end in both ways."""
+
+    def __init__(self, fault):
+        super().__init__(fault, -1)
+        self.steps = 0
+
+    def step(self, action):
+        seen, reward, *_ = super().step(action)
+        self.steps += 1
+        return self.fault((seen, reward, self.steps % 14 == 0, self.t == 10, {}))
+
+
+def test_what_the_declared_dtype_rounds_is_counted_and_said_once():
+    env = SerialEnv(2, lambda: GymEnv(Always(lambda r: (r[0] / np.array([1.0, 3.0, 1.0]), *r[1:]))))
+    collector = Collector(env, None, frames_per_batch=20, seed=3)
+    with pytest.warns(UserWarning, match="observation comes in a finer dtype than its space declares and is rounded"):
+        next(iter(collector))
+    collector.rollout()
+    found = collector.figures()["out_of_bounds"]["observation.(rounded)"]
+    assert found["observations"] == 40 and 0 < found["worst"]["excess"] < 1e-6
+    collector.load_state_dict(collector.state_dict())
+    assert collector.figures()["out_of_bounds"]["observation.(rounded)"] == found
+
+
+@pytest.mark.parametrize(("given", "right"), [(300.7, False), (300, False), (-1, False), (2.5, False), (7.0, True)])
+def test_bytes_are_taken_where_the_dtype_holds_them(given, right):
+    leaf = Leaf("observation", (), (2,), np.dtype(np.uint8), np.dtype(np.uint8))
+    if right:
+        assert leaf.read(np.full(2, given)).tolist() == [given] * 2 and leaf.read([True, 3]).tolist() == [1, 3]
+    else:
+        with pytest.raises(BadValue, match="expected what uint8 holds, got "):
+            leaf.read(np.full(2, given))
+        with pytest.raises(BadValue, match=r"expected what uint8 holds, got .*nan"):
+            leaf.read(np.array([0, np.nan]))
 
 
 RAISED = [
@@ -331,7 +392,7 @@ def test_parts_of_a_nested_observation_are_checked(part):
     class Wrong(Sampled):
         def step(self, action):
             observation, *rest = super().step(action)
-            wrong = {"place": GOOD.astype(np.float64), "eye": {"left": np.zeros((2, 2), np.uint8), "seen": 3}}[part]
+            wrong = {"place": GOOD + np.float64(1e300), "eye": {"left": np.zeros((2, 2), np.uint8), "seen": 3}}[part]
             return {**observation, part: wrong}, *rest
 
     with pytest.raises(EnvError, match="float64" if part == "place" else r"a Discrete value in 0\.\.2, got 3"):

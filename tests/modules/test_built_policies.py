@@ -29,6 +29,7 @@ from rlcli.modules import (
 from rlcli.modules import distributions as D
 from rlcli.specs import Binary, Bounded, Composite, MultiCategorical, MultiOneHot, OneHot, Unbounded
 from rlcli.specs import Categorical as CategoricalSpec
+from rlcli.transforms import InitTracker, RewardSum, StepCounter
 
 N = 3
 OBS = Composite({"observation": Unbounded((N, 4))}, shape=(N,))
@@ -114,13 +115,15 @@ def test_state_dict_round_trip(shared) -> None:
         two.load_state_dict({})
 
 
-def test_counters_of_transforms_are_not_observations() -> None:
-    spec = Composite({"observation": Unbounded((N, 4)), "step_count": Unbounded((N, 1), torch.int64)}, shape=(N,))
+def test_counters_are_left_out_where_a_transform_counts_and_read_where_the_env_does() -> None:
+    spec = Composite({"observation": Unbounded((4,))}).expand(N)
+    for counter in (StepCounter(), InitTracker(), RewardSum()):
+        spec = counter.transform_observation_spec(spec).expand(N).to("cpu")
     assert build_actor_critic(spec, ACTIONS["index"], net="mlp").actor.in_keys == ["observation"]
     both = build_actor_critic(spec, ACTIONS["index"], in_keys=["observation", "step_count"])
     assert both.actor.in_keys == ["observation", "step_count"]
-    own = Composite({"is_init": Unbounded((N, 1)), "step_count": Unbounded((N, 2), torch.int64)}, shape=(N,))
-    assert sorted(build_actor_critic(own, ACTIONS["index"]).actor.in_keys) == ["is_init", "step_count"]  # the env's own
+    own = {"episode_reward": Unbounded((N, 1)), "step_count": Unbounded((N, 1), torch.int64)}
+    assert sorted(build_actor_critic(Composite(own, shape=(N,)), ACTIONS["index"]).actor.in_keys) == [*own]
 
 
 def test_nested_observations_and_unbatched_envs() -> None:

@@ -206,7 +206,6 @@ def test_auto_picks_a_network_for_what_is_seen() -> None:
     [
         ({"a": VECTOR, "b": VECTOR}, "mlp", "policy=mlp reads one observation.*a, b.*policy=dict"),
         ({"a": VECTOR}, "cnn", "policy=cnn needs an image.*'a'.*policy=mlp"),
-        ({"a": IMAGE}, "mlp", r"cannot see images.*'a'.*\(4, 84, 84\).*policy=cnn"),
         ({"a": Unbounded((2, 3), torch.complex64)}, "auto", "no network here.*'a'.*complex64"),
         ({"a": Unbounded((2, 0))}, "auto", "observation is empty"),
         ({"a": VECTOR}, "mpl", "no network 'mpl'.*Did you mean mlp"),
@@ -222,6 +221,21 @@ def test_image_encoder_weights_are_orthogonal_too() -> None:
     first = net[0].layers[0].weight.flatten(1)
     assert torch.allclose(first @ first.T, 2 * torch.eye(32), atol=1e-5)
     assert math.isclose(net[-1].weight.norm().item(), 1, rel_tol=1e-5)
+
+
+def test_bytes_are_scaled_whatever_network_reads_them() -> None:
+    for leaf, net in ((Bounded(0, 255, (2, 10, 10, 4), torch.uint8), "auto"), (IMAGE, "mlp")):
+        with pytest.warns(UserWarning, match="numbers in a row"):
+            encoder = network(spec(a=leaf), ["a"], 1, net=net)[0]
+        assert isinstance(encoder, Flat) and encoder(torch.full(leaf.shape, 255, dtype=torch.uint8)).eq(1).all()
+    memory, board = Bounded(0, 255, (2, 128), torch.uint8), Bounded(0, 9, (2, 7, 7), torch.uint8)
+    assert network(spec(a=memory), ["a"], 1)[0].scale == 1 / 255 and network(spec(a=board), ["a"], 1)[0].scale == 1
+
+
+def test_whole_numbers_of_a_large_range_are_named_once_with_the_key_that_scales_them() -> None:
+    leaves = {"glyphs": Bounded(0, 5976, (2, 21), torch.int16), "small": Bounded(-9, 9, (2, 3), torch.int64)}
+    with pytest.warns(UserWarning, match=r"^glyphs: whole numbers of a large range.*env.normalize_observation=true"):
+        network(spec(**leaves), list(leaves), 1, net="dict")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from rlcli.config import registry
 from rlcli.config.checks.check import check
 from rlcli.config.problem import Problem, did_you_mean
 
+_OPTIONS = {"NormalizeObservation": "env.normalize_observation", "NormalizeReward": "env.normalize_reward"}
+
 
 @check("env.")
 def check_modes(cfg: Any) -> Iterator[Problem]:
@@ -55,6 +57,13 @@ def check_wrappers(cfg: Any) -> Iterator[Problem]:
             except ValueError as error:
                 yield Problem(str(error), f"write env.{kind}s=[Name,{{Name:{{argument:value}}}}]")
                 continue
-            if name not in registry.names(kind):
-                hint = did_you_mean(name, registry.names(kind))
-                yield Problem(f"unknown {kind} {name!r} in env.{kind}s", hint or f"rlcli ls {kind}s lists them")
+            if name in registry.names(kind):
+                continue
+            if key := _OPTIONS.get(name):
+                what = f"{name} keeps statistics, which an evaluation or a resumed run would begin anew"
+                yield Problem(f"{what} (env.wrappers)", f"write {key}=true instead")
+                continue
+            hint = did_you_mean(name, registry.names(kind)) or f"rlcli ls {kind}s lists them"
+            lines = f"'from PACKAGE import {name}' and 'rlcli.register_{kind}(\"{name}\")({name})'"
+            own = f"to add it, give --import my_{kind}s, a file my_{kind}s.py with 'import rlcli', {lines}"
+            yield Problem(f"unknown {kind} {name!r} in env.{kind}s", f"{hint}; {own}")

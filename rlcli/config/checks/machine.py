@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from difflib import SequenceMatcher
+from importlib.util import find_spec
 from typing import Any
 
 from rlcli.config import installed, registry
@@ -34,6 +36,8 @@ def check_env(cfg: Any) -> list[Problem]:
     if env_id not in ids:
         if game := re.fullmatch(r"(\w+?)(NoFrameskip|Deterministic)-v\d+", env_id):  # what ALE/ ids were called before
             return [Problem(f"unknown env id {env_id!r}", f"write env=atari env.id=ALE/{game[1]}-v5")]
+        if hint := _of_packages(env_id, known):
+            return [Problem(f"unknown env id {env_id!r}", hint)]
         hint = did_you_mean(env_id, (*known_ids(), *registry.users_names("env")))
         if not hint or env_id.isidentifier() or "/" in env_id:  # not the form of an id of gymnasium's
             hint = f"{hint or 'rlcli ls envs lists them'}; if a package of yours registers it, add --import PACKAGE"
@@ -42,6 +46,29 @@ def check_env(cfg: Any) -> list[Problem]:
     module = entry if isinstance(entry, str) else getattr(entry, "__module__", "")
     extra = next((extra for extra in _OF_GYMNASIUM if module.startswith(f"gymnasium.envs.{extra}")), None)
     return lacking(extra, f"env.id={env_id}") if extra else []
+
+
+def _of_packages(env_id: str, known: Mapping[str, Any]) -> str:
+    """What to do about an unknown id where packages were imported for it; empty where none was."""
+    names = [*known_ids(), *registry.users_names("env")]
+    if not registry.imported or did_you_mean(env_id, names):
+        return ""
+    homes = {name: getattr(spec.entry_point, "__module__", str(spec.entry_point)) for name, spec in known.items()}
+    for package in registry.imported:
+        top = package.partition(".")[0]
+        ids = [name for name, home in homes.items() if home.partition(":")[0].partition(".")[0] == top]
+        ids += [name for name in registry.users_names("env") if registry.find("env", name).__module__ == package]
+        if ids:
+            shown = sorted(ids, key=lambda name: -SequenceMatcher(None, env_id, name).ratio())[:4]
+            return f"{package} has {len(ids)} of them, such as {', '.join(shown)}"
+    package, top = registry.imported[0], registry.imported[0].partition(".")[0]
+    said = f"{package} was imported and registered no env id with gymnasium; "
+    if callable(getattr(sys.modules.get(package), "register_envs", None)):
+        call = f"'import {package}' and '{package}.register_envs()'"
+        return f"{said}it has register_envs: --import my_envs, a file my_envs.py with {call}"
+    if package == top and find_spec(f"{top}.envs") is not None:
+        return f"{said}try --import {top}.envs"
+    return f"{said}register one yourself: rlcli help environments"
 
 
 @check("device.")

@@ -5,6 +5,7 @@
 "@ends", "@extra/observation"                            next observations that no row stands for, and where they belong
 "@at/next/delta/observation", "@few/next/delta/..."      columns of a few rows only: their numbers, and those rows
 ```
+One-hot rows and frame stacks lie in fewer bytes: `folded.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 
+from rlcli.data.collected.folded import declared, folded, unfolded
 from rlcli.data.fields import DTYPES, has_rows, kind_of
 from rlcli.data.files.journal import Record
 from rlcli.data.next_obs.packing import Packed, pack, unpack
@@ -63,7 +65,7 @@ def tensors_of(batch: TensorDictBase) -> dict[str, Tensor]:
         out |= {_EXTRA + name_of(key): x for key, x in packed.extra.items()}
     for key, sparse in packed.sparse.items():
         out |= {_AT + name_of(key): sparse.at, _FEW + name_of(key): sparse.rows}
-    return out
+    return {part: x for name, column in out.items() for part, x in folded(name, column, batch.shape).items()}
 
 
 def close_last(batch: TensorDictBase, lanes: Sequence[int]) -> None:
@@ -96,6 +98,7 @@ def batch_of(tensors: dict[str, Tensor], record: Record, layout: Mapping[str, An
         They are not the tensors of such a batch.
     """
     check_tensors({name: (x.dtype, list(x.shape)) for name, x in tensors.items()}, record["batch_size"], layout)
+    tensors = unfolded(tensors, layout)
     ends = tensors.pop(_ENDS, None)
     extra = {key_of(n.removeprefix(_EXTRA)): tensors.pop(n) for n in list(tensors) if n.startswith(_EXTRA)}
     named = [n.removeprefix(_AT) for n in tensors if n.startswith(_AT)]
@@ -122,6 +125,7 @@ def check_tensors(
     Misfit
         One is missing, of another dtype or shape, or has no place there.
     """
+    found = declared(found, layout)
     wanted = {name: (DTYPES[of["dtype"]], of["shape"]) for name, of in layout.items()}
     ends = found[_ENDS][1] if _ENDS in found else []
     for name, (dtype, shape) in found.items():

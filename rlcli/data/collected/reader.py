@@ -11,6 +11,7 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from rlcli.data.collected.batches import batch_of, check_tensors, close_last, key_of, tensors_of
+from rlcli.data.collected.folded import FRAME
 from rlcli.data.collected.folder import (
     FORMAT,
     METADATA,
@@ -30,7 +31,7 @@ from rlcli.data.next_obs.modes import with_next
 from rlcli.data.next_obs.packing import concat
 from rlcli.data.storages.mapped import Part
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
-from rlcli.keys import Key
+from rlcli.keys import NEXT, Key, as_tuple
 from rlcli.transforms import NextObservationDelta
 from rlcli.typed import Misfit
 
@@ -181,6 +182,12 @@ class SegmentReader:
             parts.append(Part(path, record["size"], first, record["frames"], self._offsets_in(i), lanes))
             first += record["frames"]
         return parts
+
+    def stacked(self) -> list[str]:
+        """The names of observations that are stacks, stored one frame a row, in every segment."""
+        headers = [header_of(self.folder / self.record(i)["file"]) for i in range(len(self))]
+        names = [name for name in self.layout if as_tuple(key_of(name))[0] != NEXT]
+        return [name for name in names if all(FRAME + name in header for header in headers)]
 
     def cut_rows(self) -> list[int]:
         """Numbers of the last rows of lanes whose open episode was not gone on with; `read` flags them."""

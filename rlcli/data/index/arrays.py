@@ -137,6 +137,11 @@ class IndexArrays:
         self.slots = larger
         self.scalars[[layout.POOL, layout.SLOT_WIDTH]] = self.pool.address, self.pool.slot_width
 
+    def use_pool(self, pool: SidePool) -> None:
+        """Go on with the same slots in another form."""
+        self.pool = pool
+        self.scalars[[layout.POOL, layout.SLOT_WIDTH]] = pool.address, pool.slot_width
+
     def find_pool(self) -> None:
         """After the arrays were copied: note where the copied pool lies."""
         if self.pool is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from rlcli.data.next_obs.rows import Rows
 from rlcli.keys import END_FLAGS, NEXT, Key, as_tuple, under_next
 
 _NO_INDEX = np.empty(0, np.int32)
+_PLACE = Field(torch.int32, torch.Size(()))
 _FEW = 100  # rows of which nothing can be said
 
 
@@ -43,21 +44,24 @@ class Pairs:
     keys : sequence of keys
         Observation keys; `nexts` are theirs under "next".
     fields : dict of key to Field
-    offsets : int64 array ``[K]``
-        Where each lies in a slot of the side pool.
+    pool : SidePool, optional
+        Where next observations go that no row stands for.
     """
 
-    def __init__(self, keys: Sequence[Key], fields: Mapping[Key, Field], offsets: np.ndarray) -> None:
+    def __init__(self, keys: Sequence[Key], fields: Mapping[Key, Field], pool: SidePool | None) -> None:
         self.keys: list[Key] = list(keys)
         self.nexts: list[Key] = [under_next(key) for key in keys]
         self._fields = [fields[key] for key in keys]
+        self._choices = frozenset() if pool is None else pool.choices
         self.table = np.zeros((6, len(self.keys)), np.int64)  # rows: see kernels/index/write.py
-        self.table[3] = [field.width for field in self._fields]
-        self.table[4] = offsets
+        if pool is not None:
+            self.table[3], self.table[4] = pool.widths, pool.offsets
         self._held: list[Tensor] = []
 
-    def point(self, columns: Mapping[Key, Tensor], given: Mapping[Key, Tensor], count: int) -> tuple[int, np.ndarray]:
-        """Note the addresses of a batch.
+    def point(
+        self, columns: Mapping[Key, Tensor], given: Mapping[Key, Tensor], count: int
+    ) -> tuple[int, np.ndarray] | None:
+        """Note the addresses of a batch; None where a row that is kept as an index is not one-hot.
 
         Parameters
         ----------
@@ -77,10 +81,19 @@ class Pairs:
         found = [given[key] for key in self.nexts]
         self.table[0] = [root.data_ptr() for root in roots]
         self._held = roots
-        shared = _shared(found, roots, count)
+        shared = None if self._choices else _shared(found, roots, count)
         if shared is None:
-            plain = [_on_cpu(_flat(x.full() if isinstance(x, Rows) else x, count, field))
-                     for x, field in zip(found, self._fields, strict=True)]  # fmt: skip
+            plain = []
+            for k, (key, x, field) in enumerate(zip(self.keys, found, self._fields, strict=True)):
+                if key not in self._choices:
+                    plain.append(_on_cpu(_flat(x.full() if isinstance(x, Rows) else x, count, field)))
+                    continue
+                root, after = indices_of(roots[k]), _next_indices(x, field)
+                if root is None or after is None:
+                    return None
+                plain.append(after)
+                self._held.append(root)
+                self.table[0, k] = root.data_ptr()
             self._held += plain
             self.table[1] = [x.data_ptr() for x in plain]
             return 0, _NO_INDEX
@@ -95,6 +108,25 @@ class Pairs:
     def release(self) -> None:
         """Let go of the batch."""
         self._held = []
+
+
+def indices_of(rows: Tensor) -> Tensor | None:
+    """Where the one is in rows `[N, n]` of zeros with a single one, int32 `[N]`, -1 without; None for other rows."""
+    ones = rows != 0
+    if bool((ones.sum(1) > 1).any()) or bool((rows[ones] != 1).any()):
+        return None
+    return torch.where(ones.any(1), ones.to(torch.uint8).argmax(1), -1).to(torch.int32)
+
+
+def _next_indices(column: Tensor, field: Field) -> Tensor | None:
+    """`indices_of` next observations; lazy ones are not expanded."""
+    if not isinstance(column, Rows):
+        return indices_of(column.reshape(-1, *field.shape))
+    column.check()
+    parts = [indices_of(part.reshape(-1, *field.shape)) for part in (column.obs, column.extra)]
+    if parts[0] is None or parts[1] is None:
+        return None
+    return torch.cat(parts)[column.index.reshape(-1).long()]  # type: ignore[arg-type]
 
 
 def _shared(found: Sequence[Tensor], roots: Sequence[Tensor], count: int) -> tuple[int, np.ndarray] | None:
@@ -139,6 +171,8 @@ class SidePool:
     ----------
     fields : dict of key to Field
         Observation keys.
+    choices : collection of keys
+        Those whose rows are one-hot: a slot holds the place of the one, int32.
 
     Attributes
     ----------
@@ -148,10 +182,11 @@ class SidePool:
         Bytes of a slot.
     """
 
-    def __init__(self, fields: Mapping[Key, Field]) -> None:
-        self.fields = dict(fields)
-        self.widths = np.array([field.width for field in self.fields.values()], np.int64)
-        offsets, self.slot_width = column_offsets(self.fields, 1)
+    def __init__(self, fields: Mapping[Key, Field], choices: Collection[Key] = ()) -> None:
+        self.fields, self.choices = dict(fields), frozenset(choices)
+        kept = {key: _PLACE if key in self.choices else field for key, field in self.fields.items()}
+        self.widths = np.array([field.width for field in kept.values()], np.int64)
+        offsets, self.slot_width = column_offsets(kept, 1)
         self.offsets = np.array([*offsets.values()], np.int64)
         self.memory = np.empty((0, self.slot_width), np.uint8)
 
@@ -167,26 +202,43 @@ class SidePool:
 
     def pack(self, columns: Mapping[Key, Tensor]) -> np.ndarray:
         """Rows of all keys in slots of their own, uint8 ``[N, slot_width]``."""
-        parts = [bytes_of(columns[key]) for key in self.fields]
+        parts = []
+        for key in self.fields:
+            column = indices_of(columns[key]) if key in self.choices else columns[key]
+            assert column is not None  # `Contents.fit` has looked
+            parts.append(bytes_of(column))
         return torch.cat(parts, 1).numpy() if parts else np.empty((0, 0), np.uint8)
+
+    def column(self, key: Key, slots: np.ndarray) -> Tensor:
+        """What these slots hold of a key, ``[N, *F]``."""
+        k, field = list(self.fields).index(key), self.fields[key]
+        part = np.ascontiguousarray(self.memory[slots, self.offsets[k] : self.offsets[k] + self.widths[k]])
+        if key not in self.choices:
+            return torch.from_numpy(part).view(field.dtype).view(len(slots), *field.shape)
+        places = torch.from_numpy(part).view(torch.int32).view(-1, 1).long()
+        out = torch.zeros((len(slots), *field.shape), dtype=field.dtype)
+        return out.scatter_(1, places.clamp(0, field.shape[0] - 1), (places >= 0).to(field.dtype))
+
+    def whole(self) -> SidePool:
+        """The same slots without choices: rows are kept as they are."""
+        pool, slots = SidePool(self.fields), np.arange(len(self.memory))
+        pool.memory = pool.pack({key: self.column(key, slots) for key in self.fields})
+        return pool
 
     def patch(self, places: np.ndarray, columns: Mapping[Key, Tensor]) -> None:
         """Write slot s over row i of every column wherever ``places[i] == -1 - s``."""
         from rlcli.kernels.index import read
 
         keys = list(self.fields)
-        chosen = [keys.index(key) for key in columns]
-        if all(column.device.type == "cpu" for column in columns.values()):
-            targets = np.array([column.data_ptr() for column in columns.values()], np.int64)
+        plain = {key: column for key, column in columns.items() if key not in self.choices and column.is_cpu}
+        if plain:
+            chosen = [keys.index(key) for key in plain]
+            targets = np.array([column.data_ptr() for column in plain.values()], np.int64)
             read.patch(places, self.address, self.slot_width, self.offsets[chosen], self.widths[chosen], targets)
-            return
         at = np.flatnonzero(places < 0)
-        for k, (key, column) in zip(chosen, columns.items(), strict=True):
-            rows = self.memory[-1 - places[at], self.offsets[k] : self.offsets[k] + self.widths[k]]
-            values = torch.from_numpy(np.ascontiguousarray(rows)).view(self.fields[key].dtype)
-            column[torch.from_numpy(at).to(column.device)] = values.view(len(at), *self.fields[key].shape).to(
-                column.device
-            )
+        for key in columns.keys() - plain.keys():
+            column = columns[key]
+            column[torch.from_numpy(at).to(column.device)] = self.column(key, -1 - places[at]).to(column.device)
 
 
 def bytes_of(column: Tensor) -> Tensor:

@@ -20,18 +20,20 @@ import torch
 from torch import Tensor
 
 from rlcli.data.codes import Packing
+from rlcli.data.codes.code import Code
 from rlcli.data.codes.packing import CodedRows, other_layout
 from rlcli.data.fields import listed_fields
 from rlcli.data.files.state import encode_state
 from rlcli.data.index import TrajectoryIndex
-from rlcli.data.next_obs.pairs import Pairs, SidePool, Unfollowed, bytes_of
+from rlcli.data.next_obs.pairs import Pairs, SidePool, Unfollowed, bytes_of, indices_of
 from rlcli.data.next_obs.sparse import SparseColumns
 from rlcli.data.ring.layout import Layout
 from rlcli.data.ring.space import RingSpace
 from rlcli.data.ring.stacks import FrameStacks
 from rlcli.data.storages import Storage
 from rlcli.errors import ArgumentError, MissingKeyError
-from rlcli.keys import Key, as_tuple, show, unravel
+from rlcli.kernels.codes import ONE_HOT
+from rlcli.keys import Key, as_tuple, show, under_next, unravel
 from rlcli.typed import Misfit
 
 
@@ -57,6 +59,8 @@ class Contents:
     stacks : dict of key to FrameStacks
     sparse : SparseColumns
         Columns that hold something in few rows.
+    choices : list of keys
+        Observations whose next ones are kept as indices: rows are one-hot, as their codes say.
     unfollowed : Unfollowed
         Counts rows that their own next observation does not follow.
     stored : dict of key to Field
@@ -75,6 +79,10 @@ class Contents:
                 "the storage is smaller than one step of all envs",
                 why=f"max_size {storage.max_size}, {layout.lanes} envs",
             )
+        self.choices: list[Key] = []
+        self.index: TrajectoryIndex
+        self.pool: SidePool | None
+        self.pairs: Pairs
         self.space = RingSpace(storage.max_size // layout.lanes, layout.lanes)
         self.use(*self.new_index(layout))
         self.stacks = {key: FrameStacks(key, layout.fields[key], n, self.space) for key, n in layout.stacked.items()}
@@ -85,13 +93,36 @@ class Contents:
     def new_index(self, layout: Layout) -> tuple[TrajectoryIndex, SidePool | None, Pairs]:
         """An empty index of such rows, and what it writes to and reads from."""
         found, fields = layout.observations, layout.fields
-        pool = SidePool({key: fields[key] for key in found}) if found else None
-        pairs = Pairs(found, fields, np.empty(0, np.int64) if pool is None else pool.offsets)
+        pool = SidePool({key: fields[key] for key in found}, self.choices) if found else None
+        pairs = Pairs(found, fields, pool)
         has_ids = layout.markers.traj_key is not None
         index = TrajectoryIndex(
             self.space.steps, self.space.lanes, has_ids=has_ids, pool=pool, exact=layout.exact
         )  # fmt: skip
         return index, pool, pairs
+
+    def choose(self, codes: Sequence[Code]) -> None:
+        """Before the first row: keep next observations as indices where rows are, by these codes."""
+        fields = self.layout.fields
+        hot = {code.key for code in codes if code.kind == ONE_HOT and not fields[code.key].dtype.is_floating_point}
+        self.choices = [key for key in self.layout.observations if key in hot and fields[key].width > 4]
+        if self.choices:
+            self.use(*self.new_index(self.layout))
+
+    def keep_whole(self) -> None:
+        """Keep next observations as they are from now on: one is not one-hot."""
+        assert self.pool is not None
+        self.choices = []
+        pool = self.pool.whole()
+        self.pool, self.pairs = pool, Pairs(self.layout.observations, self.layout.fields, pool)
+        self.index.arrays.use_pool(pool)
+
+    def fit(self, columns: Mapping[Key, Tensor]) -> None:
+        """Before rows ``[N, *F]`` are written over: see that choices hold them."""
+        for key in self.choices:
+            if any(indices_of(columns[each]) is None for each in (key, under_next(key))):
+                self.keep_whole()
+                return
 
     def use(self, index: TrajectoryIndex, pool: SidePool | None, pairs: Pairs) -> None:
         """Tell rows apart by this index."""
@@ -195,13 +226,15 @@ class Contents:
             Rows that are about to be written over.
         """
         index, pool, stacks, unfollowed = copy.deepcopy((self.index, self.pool, self.stacks, self.unfollowed))
+        beside = self.choices, self.pairs
         columns = None if rows is None else self.storage.gather(rows)
-        return Before(index, pool, stacks, unfollowed, self.sparse.copy(), self.packing.coded, rows, columns)
+        return Before(index, pool, *beside, stacks, unfollowed, self.sparse.copy(), self.packing.coded, rows, columns)
 
     def bring_back(self, before: Before) -> None:
         """Be as it was."""
         self.stacks, self.unfollowed, self.sparse = before.stacks, before.unfollowed, before.sparse
-        self.use(before.index, before.pool, self.pairs)
+        self.choices = before.choices
+        self.use(before.index, before.pool, before.pairs)
         self.index.arrays.find_pool()
         self.storage.take_back(self.index.cursor * self.space.lanes)
         if before.rows is not None and before.columns is not None:
@@ -247,6 +280,8 @@ class Contents:
         for (_, _, mine), stacks in zip(state["stacks"], self.stacks.values(), strict=True):
             stacks.load_state_dict(mine)
         slots = state["slots"].numpy()
+        if self.choices and slots.shape[1] != self.pool.slot_width:  # type: ignore[union-attr]
+            self.keep_whole()  # saved before there were choices
         if self.pool is not None and slots.shape[1] != self.pool.slot_width:
             raise Misfit(f"slots have {slots.shape[1]} bytes, {self.pool.slot_width} are needed")
         self.index.arrays.load_state_dict(state["index"], slots=len(slots))
@@ -261,6 +296,8 @@ class Before:
 
     index: TrajectoryIndex
     pool: SidePool | None
+    choices: list[Key]
+    pairs: Pairs
     stacks: dict[Key, FrameStacks]
     unfollowed: Unfollowed
     sparse: SparseColumns

@@ -285,11 +285,14 @@ class Ring:
         contents = Contents(self.storage, self.packing, layout)
         traj_key = layout.markers.traj_key
         codes = self.packing.chosen(contents.stored, columns, len(lead), traj_key, contents.stacks)
+        contents.choose(codes)
         self._declare(contents, codes)
 
     def lay_out(self, layout: Layout, codes: Sequence[Code] = ()) -> None:
         """Fix all that batches have in common, and how keys are packed."""
-        self._declare(Contents(self.storage, self.packing, layout), codes)
+        contents = Contents(self.storage, self.packing, layout)
+        contents.choose(codes)
+        self._declare(contents, codes)
 
     def _declare(self, contents: Contents, codes: Sequence[Code]) -> None:
         self.storage.lanes = contents.space.lanes
@@ -421,8 +424,10 @@ class Ring:
         if not layout.fields:
             return contents, ()
         Markers.among(layout.fields, *self.asked)
+        codes = codes_of(state["codes"])
+        contents.choose(codes)
         contents.load_state_dict(state)
-        return contents, codes_of(state["codes"])
+        return contents, codes
 
     def load_state_dict(self, state: Mapping[str, Any], *, cut: bool = False) -> None:
         """Take over `state_dict`'s answer and declare the storage; its columns are written by whoever read them.

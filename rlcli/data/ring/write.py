@@ -47,7 +47,7 @@ def write(
     int64 array ``[rows]``
         Where its rows lie.
     """
-    space, pairs, stacks = contents.space, contents.pairs, contents.stacks
+    space, stacks = contents.space, contents.stacks
     count = lead.numel()
     length = count // space.lanes
     if not length:
@@ -55,8 +55,9 @@ def write(
     per_env = lead[-1] if space.lanes == 1 and len(lead) else length
     columns = _flat(given, contents.packing.fields, len(lead), count)
     ids, ends = contents.layout.markers.read(columns, count)
+    form, where = _pointed(contents, columns, given, count)
     packed = contents.packing.pack(columns, contents.first, len(contents), contents.encoded)
-    form, where = pairs.point(columns, given, count)
+    pairs = contents.pairs
     with uninterrupted():
         for start in range(0, length, space.steps):  # a batch longer than the ring goes in pieces
             stop = min(start + space.steps, length)
@@ -81,6 +82,19 @@ def write(
         if sparse or contents.sparse:
             contents.sparse.put(sparse, space.numbers(first, length), contents.first)
     return space.rows(first, length)
+
+
+def _pointed(
+    contents: Contents, columns: Mapping[Key, Tensor], given: Mapping[Key, Tensor], count: int
+) -> tuple[int, np.ndarray]:
+    """`Pairs.point`, next observations kept whole from now on where one is not one-hot."""
+    found = contents.pairs.point(columns, given, count)
+    if found is None:
+        with room_for(count):
+            contents.keep_whole()
+        found = contents.pairs.point(columns, given, count)
+    assert found is not None
+    return found
 
 
 def _flat(given: Mapping[Key, Tensor], keys: Iterable[Key], lead: int, count: int) -> dict[Key, Tensor]:
@@ -131,6 +145,7 @@ def overwrite(contents: Contents, rows: np.ndarray, given: Mapping[Key, Tensor],
     What other rows read from them stays as it was. Where observations or trajectory keys change, the trajectory they
     lay in is cut.
     """
+    contents.fit(given)
     index, pairs, markers, stacks = contents.index, contents.pairs, contents.layout.markers, contents.stacks
     numbers = contents.space.numbers_of(rows, index.cursor)
     last = len(rows) - 1 - np.unique(rows[::-1], return_index=True)[1]  # of a row given twice the last counts
@@ -222,7 +237,9 @@ def remark(contents: Contents, markers: Markers) -> None:
         columns = contents.read(contents.space.rows(start, length), {*markers.keys, *pairs.keys, *pairs.nexts})
         count = length * contents.space.lanes
         ids, ends = markers.read(columns, count)
-        form, where = pairs.point(columns, columns, count)
+        found = pairs.point(columns, columns, count)
+        assert found is not None  # what is stored fits
+        form, where = found
         piece = (pairs.table, form, where, ids, ends, length, length, 0, length)
         index.prepare(*piece)
         borders = np.flatnonzero(apart[:, start - old.base : stop - old.base].reshape(-1))

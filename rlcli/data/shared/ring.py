@@ -112,7 +112,7 @@ class SharedRing(Ring):
         columns = self.rows.gather((start - self.rows.begin + order) % self.rows.capacity, keys)
         ids, ends = markers.read(columns, len(order))
         given = self._nexts(start, marks, order, columns) if self.exact else columns
-        form, where = pairs.point(columns, given, len(order))
+        form, where = pairs.point(columns, given, len(order))  # type: ignore[misc]  # no codes, so no choices
         length = (stop - start) // self.lanes
         borders = np.flatnonzero(marks[1:] & BORDER)
         per_env = int(borders[0]) + 1 if len(borders) else length

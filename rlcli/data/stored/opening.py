@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
+from rlcli.config.installed import has
 from rlcli.data.buffer.replay_buffer import ReplayBuffer
 from rlcli.data.buffer.tensordict_buffer import TensorDictReplayBuffer
 from rlcli.data.collected import SegmentReader
@@ -117,11 +118,23 @@ def open_frames(path: Path, make: Callable[..., ReplayBuffer]) -> ReplayBuffer:
         raise nothing_yet(path)
     shape = segments.record(0)["batch_size"]
     parts, cut = segments.parts(), segments.cut_rows()
+    stored = {key_of(name) for name in segments.layout}
+    if any(key not in part.offsets for part in parts for key in stored if as_tuple(key)[0] != NEXT):
+        return _in_memory(segments, len(shape), make)
     storage = MappedStorage(segments.frames, ndim=len(shape), where=path)
     storage.attach(parts, {key: np.array(cut, np.int64) for key in (TRUNCATED, DONE)} if cut else {})
-    stored = {key_of(name) for name in segments.layout}
     whole = all(part.offsets.keys() >= stored for part in parts)
     buffer = make(storage=storage, next_obs="full" if whole else "exact")
+    for batch in segments:
+        buffer.extend(batch)
+    return buffer
+
+
+def _in_memory(segments: SegmentReader, ndim: int, make: Callable[..., ReplayBuffer]) -> ReplayBuffer:
+    """A buffer that holds the rows of segments whose columns lie there in other forms, in as few bytes as there."""
+    stacks = {key_of(name): segments.layout[name]["shape"][0] for name in segments.stacked()}
+    kind = CompressedStorage if stacks and has("lz4") else LazyTensorStorage
+    buffer = make(storage=kind(segments.frames, ndim=ndim), next_obs="exact", frame_stack=stacks or None, codes=True)
     for batch in segments:
         buffer.extend(batch)
     return buffer

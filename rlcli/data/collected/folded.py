@@ -1,0 +1,135 @@
+"""Columns of a segment in fewer bytes, and back bit for bit: one-hot rows as indices, frame stacks as single frames.
+
+```
+"@hot/observation"      [*batch] or [E]       where the one is, -1 without; in place of whole numbers [*, n]
+"@frame/observation"    [*batch, *F]          the newest frame of each stack, in place of bytes [*batch, k, *F]
+"@where/observation"    [H]                   rows whose older frames are not those of the row before, flat
+"@older/observation"    [H, k - 1, *F]        those frames
+```
+What a column holds decides, segment by segment.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcli.data.fields import DTYPES
+from rlcli.data.next_obs.pairs import indices_of
+from rlcli.typed import Misfit
+
+HOT, FRAME, WHERE, OLDER = "@hot/", "@frame/", "@where/", "@older/"
+_INDEX = {torch.uint8: torch.int16, torch.int16: torch.int16, torch.int32: torch.int32, torch.int64: torch.int32}
+_FEWEST = 16  # values of a choice that is worth it
+_DEEPEST = 64  # frames of a stack
+
+Header = Mapping[str, tuple[torch.dtype, list[int]]]
+
+
+def folded(name: str, x: Tensor, batch: torch.Size) -> dict[str, Tensor]:
+    """The tensors that stand for a column ``[*batch, *F]``, or for other rows ``[E, *F]``, in a file."""
+    apart = name.startswith("@")
+    lead = x.shape[:1] if apart else batch
+    if x.dtype in _INDEX and x.shape[:-1] == lead and _FEWEST <= x.shape[-1] < 1 << 15:
+        places = indices_of(x.reshape(-1, x.shape[-1]))
+        if places is not None:
+            return {HOT + name: places.to(_INDEX[x.dtype]).reshape(x.shape[:-1])}
+    depth = len(batch)
+    if x.dtype is torch.uint8 and not apart and x.ndim >= depth + 3 and 2 <= x.shape[depth] <= _DEEPEST:
+        rows = x.reshape(-1, *batch[-1:], *x.shape[depth:])  # [L, T, k, *F]
+        begins = torch.ones(rows.shape[:2], dtype=torch.bool)
+        begins[:, 1:] = (rows[:, 1:, :-1] != rows[:, :-1, 1:]).flatten(2).any(2)
+        where = begins.reshape(-1).nonzero().squeeze(1)
+        if 2 * len(where) < begins.numel():
+            older = rows.flatten(0, 1)[where, :-1]
+            newest = x.select(depth, -1).contiguous()
+            return {FRAME + name: newest, WHERE + name: where.to(torch.int32), OLDER + name: older.contiguous()}
+    return {name: x}
+
+
+def declared(found: Header, layout: Mapping[str, Any]) -> dict[str, tuple[torch.dtype, list[int]]]:
+    """Named tensors of a file, dtype and shape of each, as the columns that they stand for.
+
+    Raises
+    ------
+    Misfit
+        They do not go together.
+    """
+    out = {}
+    for name, (dtype, shape) in found.items():
+        if name.startswith((WHERE, OLDER)):
+            if FRAME + name.removeprefix(WHERE).removeprefix(OLDER) not in found:
+                raise Misfit("there are no frames that it belongs to", name)
+            continue
+        if name.startswith(HOT):
+            name = name.removeprefix(HOT)
+            wanted, values = _of(name, layout)
+            if len(values) != 1 or dtype is not _INDEX.get(wanted):
+                raise Misfit(f"{dtype} stands for no rows of {wanted}{values}", HOT + name)
+            dtype, shape = wanted, [*shape, *values]
+        elif name.startswith(FRAME):
+            name = name.removeprefix(FRAME)
+            wanted, values = _of(name, layout)
+            at, older = found.get(WHERE + name), found.get(OLDER + name)
+            depth = len(shape) - len(values) + 1
+            fit = at is not None and at[0] is torch.int32 and len(at[1]) == 1 and len(values) > 1 and depth > 0
+            if not fit or dtype is not wanted or older != (dtype, [*at[1], values[0] - 1, *values[1:]]):  # type: ignore[index]
+                raise Misfit("its older frames are missing or of another form", FRAME + name)
+            shape = [*shape[:depth], values[0], *shape[depth:]]
+        if name in out:
+            raise Misfit("it is there twice", name)
+        out[name] = (dtype, shape)
+    return out
+
+
+def _of(name: str, layout: Mapping[str, Any]) -> tuple[torch.dtype, list[int]]:
+    about = layout.get(name.removeprefix("@extra/").removeprefix("@few/"))
+    if about is None:
+        raise Misfit("the batches of this folder have no such key", name)
+    return DTYPES[about["dtype"]], about["shape"]
+
+
+def unfolded(tensors: Mapping[str, Tensor], layout: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The columns that tensors stand for which `declared` has looked at.
+
+    Raises
+    ------
+    Misfit
+        An index or a row number is none.
+    """
+    out = {}
+    for name, x in tensors.items():
+        if name.startswith(HOT):
+            name = name.removeprefix(HOT)
+            wanted, (count,) = _of(name, layout)
+            places = x.reshape(-1, 1).long()
+            if places.numel() and not (int(places.min()) >= -1 and int(places.max()) < count):
+                raise Misfit(f"an index is none of {count}", HOT + name)
+            rows = torch.zeros((len(places), count), dtype=wanted)
+            out[name] = rows.scatter_(1, places.clamp(min=0), (places >= 0).to(wanted)).reshape(*x.shape, count)
+        elif name.startswith(FRAME):
+            name = name.removeprefix(FRAME)
+            out[name] = _stacks(name, x, tensors[WHERE + name].long(), tensors[OLDER + name])
+        elif not name.startswith((WHERE, OLDER)):
+            out[name] = x
+    return out
+
+
+def _stacks(name: str, newest: Tensor, where: Tensor, older: Tensor) -> Tensor:
+    """Stacks ``[*batch, k, *F]``: frame j of row t is the newest of t - (k - 1 - j), or older than its first row."""
+    frames = older.shape[1] + 1
+    depth = newest.ndim - older.ndim + 2
+    lead, count = newest.shape[:depth], math.prod(newest.shape[:depth])
+    if not len(where) or int(where[0]) or bool((where.diff() <= 0).any()) or int(where[-1]) >= count:
+        raise Misfit("the rows that begin stacks are not in order", name)
+    row = torch.arange(count)
+    first = torch.searchsorted(where, row, right=True) - 1
+    begun = where[first, None]
+    at = row[:, None] - torch.arange(frames - 1, -1, -1)
+    apart = count + first[:, None] * (frames - 1) + frames - 1 + at - begun
+    pool = torch.cat((newest.flatten(0, depth - 1), older.flatten(0, 1)))
+    return pool[torch.where(at >= begun, at, apart)].reshape(*lead, frames, *newest.shape[depth:])
