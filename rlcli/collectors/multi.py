@@ -391,7 +391,7 @@ class MultiProcessCollector(BaseCollector):
             )  # fmt: skip
         self.frames = int(state["frames"])
         self.outside = Outside(state["outside"])
-        self._renumbered = {int(lane): (int(own), int(n)) for lane, (own, n) in state["renumbered"].items()}
+        self._renumbered = {int(lane): (int(own), int(n)) for lane, (own, n) in state.get("renumbered", {}).items()}
         if self.trajectories is not None:
             self.trajectories.load_state_dict(state["trajectories"], self.storing)
         lost = self.crew.each("call", [("load_state_dict", one) for one in saved], replay=replay)
