@@ -6,6 +6,7 @@ Snippets and commands run in processes of their own, because they register names
 import ast
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -147,8 +148,8 @@ def test_the_mistake_is_answered_as_shown(capsys):
 def test_a_sweep_as_shown_is_several_jobs():
     from rlcli.config.compose import plan
 
-    (sweep,) = [line for line in commands() if " -m " in line]
-    assert plan("train", sweep.split()[3:], multirun=True).job is None
+    sweeps = [line for line in commands() if " -m " in line]
+    assert sweeps and all(plan("train", shlex.split(line)[3:], multirun=True).job is None for line in sweeps)
 
 
 def test_every_bench_named_exists():
