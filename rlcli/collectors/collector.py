@@ -369,9 +369,12 @@ class Collector(BaseCollector):
 
     def _stored_where_asked(self, batch: TensorDictBase) -> TensorDictBase:
         storing = self.placement.storing
-        if storing is not None and self.placement.storing_is_elsewhere:
-            batch = move(batch, storing, non_blocking=self.placement.non_blocking)
-            self.placement.sync_storage()
+        if storing is None:
+            return batch
+        if not self.placement.storing_is_elsewhere:
+            return batch.to(storing)  # only says so
+        batch = move(batch, storing, non_blocking=self.placement.non_blocking)
+        self.placement.sync_storage()
         return batch
 
     # ---- what there is to know -----------------------------------------------------------------------------------

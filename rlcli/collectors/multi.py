@@ -193,7 +193,9 @@ class MultiProcessCollector(BaseCollector):
         if shares is not None:
             steps = torch.tensor([taken for lanes, taken in shares for _ in lanes])
             batch.set(COLLECTOR_MASK, torch.arange(filled.shape[1]) < steps[:, None])
-        if self.storing is not None and self.storing.type != "cpu":
+        if self.storing is not None and self.storing.type == "cpu":
+            batch = batch.to(self.storing)  # only says so
+        elif self.storing is not None:
             batch = move(batch, self.storing)
             sync_function(self.storing)()
         self.frames += sum(part.lanes * part.steps for part in parts)

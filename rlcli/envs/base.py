@@ -223,7 +223,7 @@ class EnvBase(metaclass=_WithPolicy):
         What a policy wrote under `next`, and the env does not, stays there. Terminated and truncated are kept apart and
         `done` is always their union.
         """
-        if td.get(ACTION, None) is None:
+        if not isinstance(td, TensorDictBase) or td.get(ACTION, None) is None:
             raise ArgumentError("the tensordict given to step holds no action", fix="Use rand_step, or write 'action'.")
         written = td.get(NEXT, None)  # by a recurrent policy
         self._times_called += 1

@@ -38,7 +38,14 @@ def step_mdp(
         Leave the reward, `done` (of the three flags) and the action out. The action is that of this step: it is no
         observation of the next one, and the policy writes over it.
     """
-    following = tensordict.get(NEXT)
+    following = tensordict.get(NEXT, None) if isinstance(tensordict, TensorDictBase) else None
+    if following is None:
+        raise ArgumentError(
+            "step_mdp takes the tensordict of a step, which holds 'next'",
+            why=f"got {', '.join(map(show, tensordict.keys())) or 'no keys'}" if isinstance(tensordict, TensorDictBase)
+            else f"got a {type(tensordict).__name__}",
+            fix="Give it what env.step returned.",
+        )  # fmt: skip
     left_out = (["reward"] if exclude_reward else []) + (["done"] if exclude_done else [])
     following = following.exclude(*left_out) if left_out else following
     if keep_other:

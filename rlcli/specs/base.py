@@ -38,9 +38,23 @@ class TensorSpec:
     counter = False  # whether a transform counts this, steps or rewards of an episode: networks do not read it
 
     def __init__(self, shape, dtype: torch.dtype, device: Device = None) -> None:
-        self.shape = torch.Size(shape)
+        try:
+            self.shape = torch.Size(shape)
+        except TypeError:
+            self.shape = torch.Size((-1,))
+        if min(self.shape, default=0) < 0:
+            raise ArgumentError(
+                "a shape is a sequence of sizes, from 0 on", where=type(self).__name__, why=f"got {shape!r}"
+            )
+        if not isinstance(dtype, torch.dtype):
+            raise ArgumentError("dtype is one of torch's", where=type(self).__name__, why=f"got {dtype!r}")
         self.dtype = dtype
         self.device = torch.device(device or "cpu")
+
+    @property
+    def space(self) -> TensorSpec:
+        """The spec itself, for programs that read `spec.space.low`, `.high` or `.n`."""
+        return self
 
     # -- values ------------------------------------------------------------------------------------
     def zero(self, shape=()) -> Tensor:
@@ -190,6 +204,8 @@ class Bounded(TensorSpec):
 
     def __init__(self, low, high, shape=None, dtype: torch.dtype = torch.float32, device: Device = None) -> None:
         low, high = (_as_bound(bound, dtype) for bound in (low, high))
+        if shape is not None:
+            shape = TensorSpec(shape, dtype).shape  # or it is refused
         try:
             shape = torch.broadcast_shapes(low.shape, high.shape) if shape is None else torch.Size(shape)
             low, high = low.expand(shape), high.expand(shape)

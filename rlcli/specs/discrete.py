@@ -5,6 +5,8 @@ An index spec and its one-hot spec describe one choice; `to_one_hot` and `to_cat
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -23,7 +25,7 @@ class Categorical(TensorSpec):
 
     def __init__(self, n: int, shape=(), dtype: torch.dtype = torch.int64, device: Device = None) -> None:
         super().__init__(shape, dtype, device)
-        self.n = int(n)
+        self.n = _count(n, self)
 
     def rand(self, shape=(), *, generator=None) -> Tensor:
         drawn = torch.randint(self.n, (*shape, *self.shape), generator=generator, device=self.device)
@@ -67,8 +69,8 @@ class OneHot(TensorSpec):
     event_dims = 1
 
     def __init__(self, n: int, shape=None, dtype: torch.dtype = torch.int64, device: Device = None) -> None:
-        super().__init__((n,) if shape is None else shape, dtype, device)
-        self.n = int(n)
+        self.n = _count(n, self)
+        super().__init__((self.n,) if shape is None else shape, dtype, device)
         _check_last_dim(self, self.n)
 
     def rand(self, shape=(), *, generator=None) -> Tensor:
@@ -106,7 +108,7 @@ class MultiCategorical(TensorSpec):
     event_dims = 1
 
     def __init__(self, nvec, shape=None, dtype: torch.dtype = torch.int64, device: Device = None) -> None:
-        self.nvec = tuple(int(n) for n in nvec)
+        self.nvec = _counts(nvec, self)
         super().__init__((len(self.nvec),) if shape is None else shape, dtype, device)
         _check_last_dim(self, len(self.nvec))
 
@@ -151,7 +153,7 @@ class MultiOneHot(TensorSpec):
     drawn_by = ("rand", "to_categorical_spec")
 
     def __init__(self, nvec, shape=None, dtype: torch.dtype = torch.int64, device: Device = None) -> None:
-        self.nvec = tuple(int(n) for n in nvec)
+        self.nvec = _counts(nvec, self)
         super().__init__((sum(self.nvec),) if shape is None else shape, dtype, device)
         _check_last_dim(self, sum(self.nvec))
 
@@ -192,7 +194,7 @@ class Binary(TensorSpec):
         self, n: int | None = None, shape=None, dtype: torch.dtype = torch.bool, device: Device = None
     ) -> None:
         if shape is None:
-            shape = () if n is None else (n,)
+            shape = () if n is None else (_count(n, self),)
         super().__init__(shape, dtype, device)
         if n is not None:
             _check_last_dim(self, n)
@@ -211,6 +213,30 @@ class Binary(TensorSpec):
 
     def _illegal(self, value: Tensor) -> str | None:
         return None if bool(((value == 0) | (value == 1)).all()) else "a value is neither 0 nor 1"
+
+
+def _count(n: Any, spec: TensorSpec) -> int:
+    """A number of choices, at least one."""
+    try:
+        count = int(n)
+        whole = bool(count == n) and count >= 1
+    except (TypeError, ValueError, OverflowError):
+        whole = False
+    if not whole:
+        raise ArgumentError(
+            "the number of choices is a whole number from 1 on", where=type(spec).__name__, why=f"got {n!r}"
+        )
+    return count
+
+
+def _counts(nvec: Any, spec: TensorSpec) -> tuple[int, ...]:
+    try:
+        counts = tuple(_count(n, spec) for n in nvec)
+    except TypeError:
+        counts = ()
+    if not counts:
+        raise ArgumentError("nvec is a sequence of numbers of choices", where=type(spec).__name__, why=f"got {nvec!r}")
+    return counts
 
 
 def _not_one_hot(value: Tensor) -> str | None:

@@ -1,5 +1,7 @@
 """`train`, `collect` and their siblings hand over exactly what was asked for; sweeps run every job."""
 
+import re
+
 import pytest
 
 import rlcli as package
@@ -75,7 +77,7 @@ def test_a_sweep_runs_every_job_in_a_folder_of_its_own(rlcli, started, tmp_path)
         (recipe, seed, str(tmp_path / "sweep" / str(number)))
         for number, (recipe, seed) in enumerate([("ppo_full", 0), ("ppo_full", 1), ("ppo_exact", 0), ("ppo_exact", 1)])
     ]
-    assert "job 3: recipe=ppo_exact seed=1" in out
+    assert re.search(r"^job 3, 4 of 4 \(about [\d:]+ left\): recipe=ppo_exact seed=1$", out, re.M)
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["multirun.yaml"]
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from worlds import Counter
 
-from rlcli.collectors import Collector, devices
+from rlcli.collectors import Collector, MultiSyncCollector, devices
 from rlcli.collectors.devices import on_device, one_device, place, resolve, sync_function
 from rlcli.envs import EnvBase, GymEnv
 from rlcli.errors import ArgumentError, ConfigError
@@ -166,3 +166,16 @@ def test_warnings_of_this_process_are_shown_whatever_is_said_of_workers():
         made = Collector(GymEnv(Loud()), frames_per_batch=4, filter_warnings_subprocess=choice)
         with pytest.warns(UserWarning, match="from the env"):
             made.rollout()
+
+
+@pytest.mark.parametrize("next_obs", ["exact", "full"])
+@pytest.mark.parametrize(
+    ("asked", "device"), [({}, None), ({"device": "cpu"}, "cpu"), ({"storing_device": "cpu"}, "cpu")]
+)
+def test_a_batch_says_the_device_that_was_asked_for(asked, device, next_obs):
+    make, wanted = (lambda: GymEnv("CartPole-v1")), None if device is None else torch.device(device)
+    options = {"frames_per_batch": 8, "total_frames": 8, "next_obs": next_obs, **asked}
+    for collector in (Collector(make(), None, **options), MultiSyncCollector([make], None, **options)):
+        for batch in collector:
+            assert batch.device == batch["next"].device == wanted
+        collector.shutdown()

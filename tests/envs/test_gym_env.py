@@ -13,7 +13,7 @@ from gymnasium import spaces
 from tensordict import TensorDict
 
 from rlcli.collectors import Collector
-from rlcli.envs import GymEnv, ParallelEnv
+from rlcli.envs import GymEnv, ParallelEnv, step_mdp
 from rlcli.errors import ArgumentError, EnvError
 from rlcli.lanes.make import GymRecipe
 from rlcli.specs import Binary, Bounded, Categorical, Composite, MultiCategorical, MultiOneHot, OneHot, Unbounded
@@ -150,6 +150,11 @@ def test_specs_name_every_key():
 def test_a_step_without_action_is_refused():
     env = GymEnv(Sampled())
     env.reset()
+    with pytest.raises(ArgumentError, match="holds no action"):
+        GymEnv("CartPole-v1").step(None)
+    for given, got in ((3, "got a int"), (TensorDict({"a": torch.ones(1)}, []), "got a")):
+        with pytest.raises(ArgumentError, match=f"step_mdp takes the tensordict of a step.*{got}"):
+            step_mdp(given)
     with pytest.raises(ArgumentError, match="holds no action"):
         env.step(TensorDict({}, batch_size=()))
 

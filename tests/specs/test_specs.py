@@ -187,6 +187,31 @@ def test_impossible_specs_are_refused():
         OneHot(3)[0]
 
 
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Unbounded((-1,)), "a shape is a sequence of sizes, from 0 on"),
+        (lambda: Unbounded("3"), "a shape is a sequence of sizes"),
+        (lambda: Bounded(0, 1, "3"), "a shape is a sequence of sizes"),
+        (lambda: Unbounded((2,), dtype=None), "dtype is one of torch's"),
+        (lambda: Categorical(0), "the number of choices is a whole number from 1 on.*got 0"),
+        (lambda: Categorical(2.5), "the number of choices is a whole number"),
+        (lambda: OneHot(0), "the number of choices is a whole number"),
+        (lambda: OneHot((2,)), "the number of choices is a whole number"),
+        (lambda: Binary((1,)), "the number of choices is a whole number"),
+        (lambda: MultiOneHot(3), "nvec is a sequence of numbers of choices"),
+        (lambda: MultiCategorical([]), "nvec is a sequence of numbers of choices"),
+    ],
+)
+def test_arguments_that_make_no_spec_are_refused(make, said):
+    with pytest.raises(ArgumentError, match=said):
+        make()
+
+
+def test_bounds_and_choices_are_read_under_space_too():
+    assert Bounded(-2.0, 1.0, (1,)).space.low.item() == -2 and Categorical(3).space.n == 3
+
+
 def test_an_entry_of_none_says_nothing():
     spec = Composite(action=None, observation=Unbounded((3,)))
     assert spec.keys() == ["observation"] and spec.get("action") is None and "action" not in spec

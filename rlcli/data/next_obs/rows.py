@@ -115,7 +115,10 @@ class Rows(Tensor):
 
     @property
     def nbytes_held(self) -> int:
-        """Bytes that exist because of these rows: extra, ends and index; observations are the batch's own."""
+        """Bytes that exist because of these rows: extra, ends and index; observations are the batch's own.
+
+        `batch.bytes()` counts those once more, here as in the batch.
+        """
         return self.extra.nbytes + self._where.nbytes
 
     def full(self) -> Tensor:
