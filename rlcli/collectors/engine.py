@@ -420,6 +420,8 @@ class Engine:
         return data, raw_reward, self._ended(outcome)
 
     def _ended(self, outcome: Outcome) -> list[Ended]:
+        if not outcome.ends:
+            return []
         numbers, ends = list(self.start.episodes), []
         for t, lane, terminated, truncated in outcome.ends:
             seed = self.lanes.seed_used(lane, numbers[lane])

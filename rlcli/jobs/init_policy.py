@@ -65,14 +65,17 @@ class InitPolicy(NamedTuple):
         """Plain values for a report."""
         return {"from": self.path, "frames": self.frames, "layers": self.taken, "left_out": self.left_out}
 
-    def copy_rest(self, update: Update, estimator: ValueEstimator | None) -> None:
-        """Copy what loss and value stage learn beside the networks: a temperature, the scale of values."""
+    def with_rest(self, update: Update, estimator: ValueEstimator | None) -> InitPolicy:
+        """Copy what loss and value stage learn beside the networks, a temperature, the scale of values; and let go of
+        the checkpoint.
+        """
         mine = {name: x for name, x in update.loss.named_parameters() if x.requires_grad}
         beside = state_beside(update.loss, *update.loss.networks)
-        _copy({name: x for name, x in mine.items() if name in beside}, self.state["update"], "loss.")
+        _copy({name: x for name, x in mine.items() if name in beside}, self.state.get("update", {}), "loss.")
         if estimator is not None:
             own = state_beside(estimator, update.loss, *update.loss.networks)
             _copy(own, self.state.get("loop", {}).get("estimator", {}))
+        return self._replace(state={})
 
 
 def init_policy(cfg: Config, env: EnvBase, policy: ActorCritic) -> InitPolicy:

@@ -134,7 +134,7 @@ class Learner:
         made = self.algorithm.parts(self.env, policy, run)
         self.collector, self.update, self.estimator, self.buffer = made
         if self.init_policy is not None:
-            self.init_policy.copy_rest(self.update, self.estimator)
+            self.init_policy = self.init_policy.with_rest(self.update, self.estimator)
         observed = [key for key in self.update.loss.in_keys if key in self.env.full_observation_spec.keys(True, True)]
         self.reporter = reporter_of(cfg, run, stop, verb="train", observed=observed, resume_at=resume_at)
         self.reporter.memory.process = process

@@ -9,6 +9,7 @@ import csv
 import io
 import os
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 
 from rlcli.lanes.lanes import SUCCESS
@@ -45,15 +46,23 @@ class EpisodeLog:
 
     def begin(self) -> None:
         """Cut what an earlier session left to `rows`, and put it under these columns."""
+        kept, self.rows = self.rows, 0
         if not self.path.exists():
-            self.rows = 0
             return
-        kept, named = self.rows, [*COLUMNS, *self._keys]
-        with open(self.path, encoding="utf-8", newline="") as file:
-            rows = [row for row, _ in zip(csv.DictReader(file), range(kept), strict=False)]
-        lines = [named, *([row.get(name) or "" for name in named] for row in rows)]
-        self.rows = len(rows)
-        self._put(lines, "w")
+        named = [*COLUMNS, *self._keys]
+        with open(self.path, "rb") as file:
+            same = file.readline() == _spelled([named])
+            for _ in islice(file, kept):
+                self.rows += 1
+            end = file.tell()
+        try:
+            os.truncate(self.path, end)
+            if not same:
+                with open(self.path, encoding="utf-8", newline="") as file:
+                    lines = [[row.get(name) or "" for name in named] for row in csv.DictReader(file)]
+                self._put([named, *lines], "wb")
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
 
     def write(self, episodes: Iterable[Episode], seconds: float) -> None:
         """Append episodes, which ended at most so many seconds after the run began."""
@@ -67,7 +76,7 @@ class EpisodeLog:
         ]  # fmt: skip
         self.rows += len(lines)
         if lines:
-            self._put(lines if self.path.exists() else [(*COLUMNS, *self._keys), *lines], "a")
+            self._put(lines if self.path.exists() else [(*COLUMNS, *self._keys), *lines], "ab")
 
     def flush(self) -> None:
         """Bring it to the disk; call before a checkpoint that counts on it."""
@@ -76,10 +85,15 @@ class EpisodeLog:
                 os.fsync(file.fileno())
 
     def _put(self, lines: Iterable[Sequence[object]], mode: str) -> None:
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(lines)
+        data = _spelled(lines)
         try:
-            with open(self.path, mode, encoding="utf-8") as file:
-                file.write(text.getvalue())
+            with open(self.path, mode) as file:
+                file.write(data)
         except OSError as error:
-            raise cannot_write(self.path, error, len(text.getvalue())) from error
+            raise cannot_write(self.path, error, len(data)) from error
+
+
+def _spelled(lines: Iterable[Sequence[object]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue().encode()

@@ -128,7 +128,7 @@ def _learning(snapshot: Snapshot, width: int) -> Block:
     for name, x in snapshot.learning.items():
         items.append(Text(f"{name} {figure(x)}"))
         if name == EVALUATION and len(snapshot.evaluations) > 1:
-            items.append(Text(figures.sparkline(snapshot.evaluations), style=_GOOD))
+            items[-1].append(f"  {figures.sparkline(snapshot.evaluations)}", style=_GOOD)
     items += map(Text, snapshot.rows_said)
     lines = [Text("learning", style=_LABEL), Text()]
     for item in items:

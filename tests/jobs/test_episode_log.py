@@ -7,12 +7,14 @@ import csv
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode
 from test_off_policy_runs import DQN
 from test_resume import stop_after
 
 import rlcli
 from rlcli.jobs import resume
 from rlcli.lanes.lanes import numbers_of
+from rlcli.runs.folder import open_run
 
 SMALL = [
     "env.id=goals", "env.num=4", "env.info_keys=[score.steps,absent]", "collector.frames_per_batch=128",
@@ -63,6 +65,18 @@ def test_the_log_is_the_same_whoever_steps_the_envs(run, mode):
     serial = run(*SMALL, "run.dir=serial")
     assert len(rows(serial)) == serial.summary["learning"]["episodes"] > 40
     assert rows(run(*SMALL, "run.dir=other", *mode)) == rows(serial)
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_a_vector_engine_says_as_much_of_its_lanes(run, mode):
+    def several(num_envs: int = 1, **settings) -> gym.vector.VectorEnv:
+        return gym.vector.SyncVectorEnv([Goals] * num_envs, autoreset_mode=mode)
+
+    gym.register("test/Goals-v0", entry_point=Goals, vector_entry_point=several)
+    log = rows(run(*SMALL, "env.id=test/Goals-v0", "env.mode=native"))
+    del gym.registry["test/Goals-v0"]
+    assert len(log) > 40 and all(float(row["is_success"]) == (int(row["length"]) % 2 == 0) for row in log)
+    assert all(float(row["score.steps"]) == int(row["length"]) for row in log)
 
 
 def test_the_log_agrees_with_the_report_and_with_itself(run):
@@ -117,6 +131,16 @@ def test_no_episode_is_lost_or_doubled_by_a_stop_and_a_resume(run, task):
         assert all(int(row["frames"]) <= 512 for row in rows(parts))
     else:
         assert rows(parts) == rows(whole)
+
+
+def test_other_keys_from_a_resume_on_are_other_columns(run):
+    with stop_after(2):
+        run(*SMALL, "run.dir=a")
+    before = rows(open_run("a"))
+    log = rows(resume("a", ["env.info_keys=[late]"]))
+    assert [*log[0]] == ["frames", "env", "seed", "return", "length", "ended", "is_success", "late"]
+    assert len(log) > len(before) > 0
+    assert [row["seed"] for row in log[: len(before)]] == [row["seed"] for row in before]
 
 
 def test_numbers_and_flags_of_an_info_are_found_wherever_they_are():
