@@ -106,7 +106,7 @@ class PolicyConfig:
         "one trunk for actor and critic instead of one each; null: where it has convolutions and hidden layers",
     )
     recurrent_size: int = option(64, "units of the recurrent layer, which reads the last hidden one", ge=1)
-    recurrent_layers: int = option(1, "recurrent layers on top of each other", ge=1)
+    recurrent_layers: int = option(1, "recurrent layers on top of each other", ge=1, le=100)
     recurrent_backend: str = option(
         "auto",
         "what runs it over sequences; auto: the fastest that can, here",
