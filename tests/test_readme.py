@@ -81,6 +81,15 @@ print([main(words) for words in [{told[0]}, {again}, {told[1]}, recipe, {wrong}]
 """
 
 
+def parts_of_a_users_own() -> str:
+    """The commands with a part of every kind, over few frames."""
+    lines = [line.split()[1:] for line in commands() if "--import my_parts" in line]
+    short = ["total_frames=512", "collector.frames_per_batch=128", "sampler.batch_size=64", "console=off"]
+    short += ["env.mode=serial", "run.eval_episodes=2"]
+    told = [[*words, *short, f"run.dir=runs/{number}"] for number, words in enumerate(lines)]
+    return f"from rlcli.cli.main import main\nprint([main(words) for words in {told}])"
+
+
 def commands_tried() -> dict[str, list[str]]:
     return {line: words_of(line) for line in commands() if not bench_of(line) and " -m " not in line}
 
@@ -101,6 +110,7 @@ print(json.dumps(found))
     programs = {
         "snippets": snippets(),
         "training": training_of_a_users_own_env(),
+        "parts": parts_of_a_users_own(),
         "algorithm": algorithm_from_its_page(),
         "recipes": "from rlcli.cli.main import main; main(['ls', 'recipes'])",
         "commands": trying,
@@ -137,6 +147,15 @@ def test_a_users_own_env_and_policy_train(ran):
     assert done.returncode == 0, done.stderr
     summary = json.loads((folder / "run" / "summary.json").read_text())
     assert summary["env"] == "Thermostat" and summary["frames"] == 2048
+
+
+def test_a_part_of_every_kind_is_written_as_its_page_says(ran):
+    done, folder = ran["parts"]
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[0, 0]", done.stderr
+    assert (folder / "runs" / "0" / "lines.txt").exists()
+    for number in (0, 1):
+        summary = json.loads((folder / "runs" / str(number) / "summary.json").read_text())
+        assert max(summary["evaluation"]["returns"]) <= -8  # at least four steps, each of which costs 2
 
 
 def test_the_algorithm_trains_resumes_and_is_swept_as_its_page_says(ran):

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from itertools import pairwise
 from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -121,8 +122,8 @@ class MLP(nn.Sequential):
 
     def __init__(
         self,
-        in_features: int,
-        out_features: int | None,
+        in_features: int | None = None,
+        out_features: int | None = None,
         hidden: Sequence[int] | None = None,
         activation: str | Callable[[], nn.Module] | None = None,
         *,
@@ -138,7 +139,12 @@ class MLP(nn.Sequential):
             raise ArgumentError("activation_class is another name of activation", fix="Give one of them")
         given = activation_class if activation is None else activation
         make = _activation("tanh" if given is None else given)
-        sizes = [in_features, *hidden, *([] if out_features is None else [out_features])]
+        sizes: list[Any] = [in_features, *hidden, *([] if out_features is None else [out_features])]
+        if not all(isinstance(size, Integral) for size in sizes):
+            raise ArgumentError(
+                "the sizes of a network are whole numbers", why=f"they are {sizes}",
+                fix="Say in_features, which is not found out later, and one number as out_features.",
+            )  # fmt: skip
         if min(sizes) < 1:
             raise ArgumentError("a layer needs at least one unit", why=f"the sizes are {sizes}")
         layers: list[nn.Module] = []
@@ -170,7 +176,7 @@ def _hidden(hidden: Sequence[int] | None, num_cells: Sequence[int] | int | None,
         return (64, 64) if hidden is None else _units("hidden", hidden)
     if hidden is not None:
         raise ArgumentError("num_cells and depth are another spelling of hidden", fix="Give one of them")
-    if depth is not None and not isinstance(depth, Integral):
+    if depth is not None and not (isinstance(depth, Integral) and depth >= 0):
         raise ArgumentError("depth is a whole number of layers", why=f"got {depth!r}")
     if num_cells is not None and not isinstance(num_cells, int | Integral):
         units = _units("num_cells", num_cells)

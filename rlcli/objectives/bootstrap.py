@@ -67,10 +67,11 @@ class BootstrappedLoss(Loss):
         self.loss_function = loss_function
         self.make_value_estimator(gamma=0.99 if gamma is None else gamma)
 
-    def make_value_estimator(self, value_type: Any = None, *, gamma: float = 0.99) -> None:
+    def make_value_estimator(self, value_type: Any = None, *, gamma: float = 0.99, **other: Any) -> None:
         """Set the discount. Targets are one-step, or n-step where the batch says how many steps its rewards span."""
-        if value_type not in (None, ValueEstimators.TD0, ValueEstimators.TD0.value):
-            raise ArgumentError("targets are one-step here", why=f"got {value_type}", fix="Use n-step rewards instead.")
+        if other or value_type not in (None, ValueEstimators.TD0, ValueEstimators.TD0.value):
+            got = ", ".join(map(str, ([] if value_type is None else [value_type]) + list(other)))
+            raise ArgumentError("targets are one-step here", why=f"got {got}", fix="Use n-step rewards instead.")
         self.gamma = float(need_rate("gamma", gamma))
 
     @abstractmethod

@@ -56,6 +56,11 @@ def filled(x: Tensor, mask: Tensor | None) -> Tensor:
     """
     if mask is None:
         return x
+    if not isinstance(x, Tensor):
+        raise ArgumentError(
+            "rows that do not count can be left out of tensors alone", why=f"a column is a {type(x).__name__}",
+            fix="Use one tensor for the action.",
+        )  # fmt: skip
     first = mask.reshape(-1).to(torch.uint8).argmax()
     row = x.reshape(-1, *x.shape[mask.ndim :]).index_select(0, first.reshape(1))
     return torch.where(expanded(mask, x), x, row.reshape((1,) * mask.ndim + x.shape[mask.ndim :]))

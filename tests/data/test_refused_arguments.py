@@ -55,6 +55,9 @@ REFUSED = {
     "a sample that is a list": (
         lambda: prioritized().update_tensordict_priority([{"td_error": 1.0}]), "a sample that holds priorities",
     ),
+    "all rows of an empty storage": (
+        lambda: TensorDictReplayBuffer(storage=LazyTensorStorage(9))[:], "the storage holds no rows",
+    ),
     "dims that are no whole number": (lambda: LazyTensorStorage(9, ndim=2.0), "1, 2 or 3 batch dims"),
     "an unknown device": (lambda: LazyTensorStorage(9, device="nodevice"), "no such device"),
     "seconds in words": (lambda: LazyMemmapStorage(9, commit_seconds="a"), "a number from 0 on"),

@@ -376,6 +376,8 @@ def test_what_torch_compile_traces(cell):
     assert all(close(g, e) for g, e in zip(call.gradients(found), call.gradients(expected), strict=True))
     with torch.no_grad():
         assert all(close(y, e) for y, e in zip(compiled(), expected, strict=True))
+    with pytest.raises(ArgumentError, match=r"the pad backend cannot be used here: torch[.]compile"):
+        torch.compile(lambda: call.run("pad"), backend="aot_eager")()
 
 
 @pytest.mark.parametrize("cell", CELLS)

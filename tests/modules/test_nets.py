@@ -82,6 +82,9 @@ def test_an_activation_may_be_made_by_a_function(make, name) -> None:
         ({"hidden": [64.0]}, r"hidden is a sequence of units.*got \[64\.0\]"),
         ({"num_cells": 64.0, "depth": 2}, r"num_cells is a sequence of units.*got 64\.0"),
         ({"num_cells": 64, "depth": 2.0}, r"depth is a whole number of layers: got 2\.0"),
+        ({"num_cells": 4, "depth": -1}, r"depth is a whole number of layers: got -1"),
+        ({"out_features": (2, 2)}, r"sizes of a network are whole numbers: they are \[4, 64, 64, \(2, 2\)\]"),
+        ({"in_features": None}, r"sizes of a network are whole numbers.*Say in_features"),
         ({"activation": 0}, "an activation is a name or a class of modules.*got 0"),
         ({"activation": torch.tanh}, "an activation cannot be made: TypeError"),
         ({"activation": lambda: torch.tanh}, "an activation is a module: got builtin_function_or_method"),
@@ -89,7 +92,7 @@ def test_an_activation_may_be_made_by_a_function(make, name) -> None:
 )
 def test_layers_that_cannot_be_are_refused_in_a_sentence(options, words) -> None:
     with pytest.raises((ArgumentError, ConfigError), match=words):
-        MLP(4, 2, **options)
+        MLP(**{"in_features": 4, "out_features": 2, **options})
 
 
 def test_orthogonal_layers_have_their_gains() -> None:

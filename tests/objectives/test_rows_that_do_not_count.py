@@ -11,7 +11,7 @@ from rlcli.errors import ArgumentError
 from rlcli.modules import ProbabilisticActor, StateActionMLP, ValueOperator
 from rlcli.modules.distributions import IndependentNormal, TanhNormal
 from rlcli.objectives import A2CLoss, ClipPPOLoss, KLPENPPOLoss, ReinforceLoss, SACLoss
-from rlcli.objectives.reduction import reduce, standardise
+from rlcli.objectives.reduction import filled, reduce, standardise
 from rlcli.objectives.value import GAE, TD1Estimator, VTrace, observations
 
 B, T, D = 3, 6, 4
@@ -202,6 +202,12 @@ def test_a_single_row_is_not_standardised_masked_or_not():
     alone, masked = torch.tensor([[5.0]]), torch.tensor([[5.0], [7.0]])
     mask = torch.tensor([[True], [False]])
     assert standardise(alone, None).item() == standardise(masked, mask)[0].item() == 5.0
+
+
+def test_rows_of_several_tensors_are_not_left_out():
+    rows = TensorDict({"a": torch.zeros(3)}, [3])
+    with pytest.raises(ArgumentError, match="left out of tensors alone: a column is a TensorDict"):
+        filled(rows, torch.ones(3, dtype=torch.bool))
 
 
 def test_a_mask_of_another_shape_is_refused():

@@ -19,7 +19,7 @@ from torch import Tensor
 from rlcli.data.fields import Field
 from rlcli.data.storages.sample_memory import sample_memory
 from rlcli.data.storages.storage import Again, Memory, State, Storage, by_row, contiguous
-from rlcli.errors import ResourceError
+from rlcli.errors import ArgumentError, ResourceError
 from rlcli.keys import Key
 
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # Linux's MAP_NORESERVE, which Python names from 3.13 on
@@ -136,6 +136,10 @@ class LazyTensorStorage(Storage):
 
     # ---- reading -----------------------------------------------------------------------------------------------
     def gather(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
+        if not self.fields:
+            raise ArgumentError(
+                "the storage holds no rows", why="nothing was stored yet", fix="Extend the buffer first."
+            )
         chosen = self.fields if keys is None else {key: self.fields[key] for key in keys}
         if self.device.type != "cpu":
             at = torch.from_numpy(rows).to(self.device, non_blocking=True)

@@ -159,6 +159,8 @@ def _refusal(name: str, x: Tensor, weights: Weights) -> str | None:
     """Why a backend cannot serve, or None."""
     if name == "reference":
         return None
+    if name != "scan" and torch.compiler.is_compiling():
+        return "torch.compile sees into plain torch alone"
     if name != "scan" and _transformed():
         return "torch.func (vmap, grad, jvp) and forward-mode differentiation see into plain torch alone"
     if x.dtype not in DTYPES:
