@@ -159,7 +159,7 @@ CHOICES: dict[str, dict[str, Part]] = {
             uses=(*_keys("run", "checkpoint_every keep eval_every eval_episodes eval_max_steps"),
                   "device.train_device", "weights.swap"),
         ),
-        "collect": Part(uses=("memory.fill_value",)),
+        "collect": Part(uses=("memory.fill_value", "memory.compress")),
     },
 }  # fmt: skip
 

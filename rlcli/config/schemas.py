@@ -244,6 +244,7 @@ class MemoryConfig:
         False, "the gates of a recurrent layer are computed again in the backward pass, not kept for it"
     )
     keep: list[Any] = option([], "further policy outputs to store, by key")
+    compress: bool = option(False, "write images through lz4, in a fraction of the bytes")
 
 
 @dataclass
