@@ -162,7 +162,7 @@ CHOICES: dict[str, dict[str, Part]] = {
                   *_keys("policy", "init_from init_strict"),
                   "device.train_device", "weights.swap"),
         ),
-        "collect": Part(uses=("memory.fill_value",)),
+        "collect": Part(uses=("memory.fill_value", "memory.compress")),
     },
 }  # fmt: skip
 

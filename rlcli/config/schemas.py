@@ -262,6 +262,7 @@ class MemoryConfig:
         False, "the gates of a recurrent layer are computed again in the backward pass, not kept for it"
     )
     keep: list[Any] = option([], "extra policy outputs to keep in the batch, by key, e.g. logits")
+    compress: bool = option(False, "write images through lz4, in a fraction of the bytes")
 
 
 @dataclass

@@ -195,6 +195,7 @@ class Collection:
         cfg = self.cfg
         lanes = self.collector.envs
         about = {"env": cfg.env.id, "seed": cfg.seed, "envs": lanes, "next_obs": cfg.memory.next_obs}
+        about |= {"compressed": True} if cfg.memory.compress else {}
         if cfg.memory.next_obs != "compact":
             return about
         return about | {"fill_value": cfg.memory.fill_value, "observations": [list(as_tuple(k)) for k in self.observed]}

@@ -95,6 +95,11 @@ def check_devices(cfg: Any) -> list[Problem]:
     return [problem._replace(only_here=True) for problem in found]
 
 
+@check("memory.compress.")
+def check_compression(cfg: Any) -> list[Problem]:
+    return lacking("compressed", "memory.compress=true") if cfg.memory.compress else []
+
+
 @check("logger.")
 def check_logger(cfg: Any) -> Iterator[Problem]:
     if cfg.logger.kind == "tensorboard":

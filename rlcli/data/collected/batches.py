@@ -19,7 +19,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 
-from rlcli.data.collected.folded import declared, folded, unfolded
+from rlcli.data.collected.folded import compressed, declared, expanded, folded, plain, unfolded
 from rlcli.data.fields import DTYPES, has_rows, kind_of
 from rlcli.data.files.journal import Record
 from rlcli.data.next_obs.packing import Packed, pack, unpack
@@ -56,8 +56,8 @@ def layout_of(batch: TensorDictBase) -> dict[str, Any]:
     return dict(sorted(layout.items()))
 
 
-def tensors_of(batch: TensorDictBase) -> dict[str, Tensor]:
-    """A batch as named tensors, next observations taken apart."""
+def tensors_of(batch: TensorDictBase, *, compress: bool = False) -> dict[str, Tensor]:
+    """A batch as named tensors, next observations taken apart; with `compress` bytes go through lz4."""
     packed = pack(batch)
     out = {name_of(key): x for key, x in packed.batch.items(include_nested=True, leaves_only=True)}
     if packed.ends is not None:
@@ -65,7 +65,8 @@ def tensors_of(batch: TensorDictBase) -> dict[str, Tensor]:
         out |= {_EXTRA + name_of(key): x for key, x in packed.extra.items()}
     for key, sparse in packed.sparse.items():
         out |= {_AT + name_of(key): sparse.at, _FEW + name_of(key): sparse.rows}
-    return {part: x for name, column in out.items() for part, x in folded(name, column, batch.shape).items()}
+    parts = {part: x for name, column in out.items() for part, x in folded(name, column, batch.shape).items()}
+    return dict(compressed(name, x) for name, x in parts.items()) if compress else parts
 
 
 def close_last(batch: TensorDictBase, lanes: Sequence[int]) -> None:
@@ -98,7 +99,7 @@ def batch_of(tensors: dict[str, Tensor], record: Record, layout: Mapping[str, An
         They are not the tensors of such a batch.
     """
     check_tensors({name: (x.dtype, list(x.shape)) for name, x in tensors.items()}, record["batch_size"], layout)
-    tensors = unfolded(tensors, layout)
+    tensors = unfolded(expanded(tensors, layout, record["batch_size"]), layout)
     ends = tensors.pop(_ENDS, None)
     extra = {key_of(n.removeprefix(_EXTRA)): tensors.pop(n) for n in list(tensors) if n.startswith(_EXTRA)}
     named = [n.removeprefix(_AT) for n in tensors if n.startswith(_AT)]
@@ -125,7 +126,7 @@ def check_tensors(
     Misfit
         One is missing, of another dtype or shape, or has no place there.
     """
-    found = declared(found, layout)
+    found = declared(plain(found, layout, batch_size), layout)
     wanted = {name: (DTYPES[of["dtype"]], of["shape"]) for name, of in layout.items()}
     ends = found[_ENDS][1] if _ENDS in found else []
     for name, (dtype, shape) in found.items():

@@ -5,6 +5,7 @@
 "@frame/observation"    [*batch, *F]          the newest frame of each stack, in place of bytes [*batch, k, *F]
 "@where/observation"    [H]                   rows whose older frames are not those of the row before, flat
 "@older/observation"    [H, k - 1, *F]        those frames
+"@lz4/@frame/observation"   [bytes]           any of bytes among these, where a folder is compressed
 ```
 What a column holds decides, segment by segment.
 """
@@ -18,14 +19,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlcli.config.installed import install
 from rlcli.data.fields import DTYPES
 from rlcli.data.next_obs.pairs import indices_of
+from rlcli.errors import ResourceError
 from rlcli.typed import Misfit
 
-HOT, FRAME, WHERE, OLDER = "@hot/", "@frame/", "@where/", "@older/"
+HOT, FRAME, WHERE, OLDER, LZ4 = "@hot/", "@frame/", "@where/", "@older/", "@lz4/"
 _INDEX = {torch.uint8: torch.int16, torch.int16: torch.int16, torch.int32: torch.int32, torch.int64: torch.int32}
 _FEWEST = 16  # values of a choice that is worth it
 _DEEPEST = 64  # frames of a stack
+_LEAST, _MOST = 1 << 10, 1 << 30  # bytes that are compressed together
 
 Header = Mapping[str, tuple[torch.dtype, list[int]]]
 
@@ -49,6 +53,73 @@ def folded(name: str, x: Tensor, batch: torch.Size) -> dict[str, Tensor]:
             newest = x.select(depth, -1).contiguous()
             return {FRAME + name: newest, WHERE + name: where.to(torch.int32), OLDER + name: older.contiguous()}
     return {name: x}
+
+
+def compressed(name: str, x: Tensor) -> tuple[str, Tensor]:
+    """A tensor of a file, bytes in fewer of them."""
+    if x.dtype is not torch.uint8 or not _LEAST <= x.numel() <= _MOST or name.startswith("@few/"):
+        return name, x
+    import lz4.block
+
+    packed = lz4.block.compress(x.contiguous().numpy(), store_size=False)
+    return LZ4 + name, torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+
+
+def plain(found: Header, layout: Mapping[str, Any], batch: list[int]) -> dict[str, tuple[torch.dtype, list[int]]]:
+    """Named tensors of a file, dtype and shape of each, as they are once none is compressed."""
+    out = {name: x for name, x in found.items() if not name.startswith(LZ4)}
+    for name, (dtype, shape) in found.items():
+        if not name.startswith(LZ4):
+            continue
+        if dtype is not torch.uint8 or len(shape) != 1:
+            raise Misfit(f"uint8 [bytes] was expected, found {dtype} {shape}", name)
+        name = name.removeprefix(LZ4)
+        wanted, values = _of(name.removeprefix(FRAME).removeprefix(OLDER), layout)
+        whole = [*batch, *values]
+        if name.startswith(FRAME):
+            whole = [*batch, *values[1:]]
+        elif name.startswith(OLDER):
+            at = out.get(WHERE + name.removeprefix(OLDER), (None, [0]))[1]
+            whole = [*at, values[0] - 1, *values[1:]]
+        elif name.startswith("@extra/"):
+            whole = [*out.get("@ends", (None, [0]))[1], *values]
+        out[name] = (wanted, whole)
+    return out
+
+
+def expanded(tensors: Mapping[str, Tensor], layout: Mapping[str, Any], batch: list[int]) -> dict[str, Tensor]:
+    """Tensors of a file, none compressed.
+
+    Raises
+    ------
+    Misfit
+        Bytes that are not what was compressed.
+    ResourceError
+        The package lz4 is not installed.
+    """
+    if not any(name.startswith(LZ4) for name in tensors):
+        return dict(tensors)
+    try:
+        import lz4.block
+    except ImportError:
+        raise ResourceError(
+            "these frames are compressed with lz4, which is not here", fix=install("compressed")
+        ) from None
+    shapes = plain({name: (x.dtype, list(x.shape)) for name, x in tensors.items()}, layout, batch)
+    out = {}
+    for name, x in tensors.items():
+        if not name.startswith(LZ4):
+            out[name] = x
+            continue
+        shape = shapes[name.removeprefix(LZ4)][1]
+        try:
+            made = lz4.block.decompress(x.numpy(), uncompressed_size=math.prod(shape))
+        except (lz4.block.LZ4BlockError, ValueError, MemoryError) as error:
+            raise Misfit(str(error), name) from error
+        if len(made) != math.prod(shape):
+            raise Misfit(f"{math.prod(shape)} bytes were expected, found {len(made)}", name)
+        out[name.removeprefix(LZ4)] = torch.frombuffer(bytearray(made), dtype=torch.uint8).reshape(shape)
+    return out
 
 
 def declared(found: Header, layout: Mapping[str, Any]) -> dict[str, tuple[torch.dtype, list[int]]]:

@@ -18,7 +18,7 @@ from rlcli.data.files.disk import STAMP
 from rlcli.data.files.journal import JOURNAL, number_of, state_name, states
 from rlcli.errors import DamagedDataError
 from rlcli.keys import Key, unravel
-from rlcli.typed import Misfit, anything, kinds, listed, mapping, number, optional, record, some, text, whole
+from rlcli.typed import Misfit, anything, flag, kinds, listed, mapping, number, optional, record, some, text, whole
 
 SUFFIX, FORMAT, VERSION = ".safetensors", "rlcli-segments", 3
 RECORDS = kinds(
@@ -37,7 +37,7 @@ RECORDS = kinds(
 # what a reader of ours looks at in a header; the rest is the writer's affair
 METADATA = some(
     config=mapping(), versions=mapping(text()), specs=mapping(), next_obs=text(), observations=listed(KEY),
-    fill_value=optional(number()), env=text(),
+    fill_value=optional(number()), env=text(), compressed=flag,
 )  # fmt: skip
 _FIX = "Restore the journal from a copy; nothing here was changed."
 

@@ -11,7 +11,7 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from rlcli.data.collected.batches import batch_of, check_tensors, close_last, key_of, tensors_of
-from rlcli.data.collected.folded import FRAME
+from rlcli.data.collected.folded import FRAME, LZ4
 from rlcli.data.collected.folder import (
     FORMAT,
     METADATA,
@@ -98,6 +98,11 @@ class SegmentReader:
     def __iter__(self) -> Iterator[TensorDictBase]:
         for i in range(len(self)):
             yield self.read(i)
+
+    @property
+    def compressed(self) -> bool:
+        """Whether bytes are written through lz4."""
+        return bool(self.metadata.get("compressed"))
 
     def need_all(self) -> None:
         """Refuse a journal that has lost records of its end.
@@ -187,7 +192,7 @@ class SegmentReader:
         """The names of observations that are stacks, stored one frame a row, in every segment."""
         headers = [header_of(self.folder / self.record(i)["file"]) for i in range(len(self))]
         names = [name for name in self.layout if as_tuple(key_of(name))[0] != NEXT]
-        return [name for name in names if all(FRAME + name in header for header in headers)]
+        return [name for name in names if all({FRAME + name, LZ4 + FRAME + name} & header.keys() for header in headers)]
 
     def cut_rows(self) -> list[int]:
         """Numbers of the last rows of lanes whose open episode was not gone on with; `read` flags them."""
@@ -213,7 +218,7 @@ class SegmentReader:
     # ---- states and copies -----------------------------------------------------------------------------------------
     def holds(self, i: int, batch: TensorDictBase) -> bool:
         """Whether segment `i` is this very batch, bit for bit."""
-        return digest_of(*encode(tensors_of(batch))) == self.record(i)["digest"]
+        return digest_of(*encode(tensors_of(batch, compress=self.compressed))) == self.record(i)["digest"]
 
     def newest_state(self) -> tuple[int, bytes | None, list[str]]:
         """The newest of the writer's states that verifies.

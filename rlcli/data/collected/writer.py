@@ -39,7 +39,8 @@ class SegmentWriter:
     folder : Path or str
         New or empty, unless `resume`.
     metadata : dict, optional
-        Anything JSON can hold: env, seed, specs, keys. Kept in the header; what is given on resume is as it was.
+        Anything JSON can hold: env, seed, specs, keys. Kept in the header; what is given on resume is as it was. With
+        `compressed` true, bytes (images) are written through lz4.
     resume : bool
         Go on after the last acknowledged batch; what a crash left behind it is moved into a folder ``aside-...``
         here, with a warning.
@@ -130,7 +131,9 @@ class SegmentWriter:
         now = time.monotonic() - self._committed >= self.commit_seconds
         if (self.folder / name).exists():
             self.disk.remove(self.folder / name)  # nobody knows it: an interrupt came when it had just been written
-        record |= self.disk.write_file(self.folder / name, encode(tensors_of(batch)), sync=now)._asdict()
+        record |= self.disk.write_file(
+            self.folder / name, encode(tensors_of(batch, compress=self._compress)), sync=now
+        )._asdict()
         self._layout, self._lanes = layout, record["batch_size"][:-1]
         self.pending.append(record)
         if now:
@@ -238,6 +241,7 @@ class SegmentWriter:
     def _recall(self, metadata: Mapping[str, Any] | None) -> None:
         """Take over what the journal says, or begin it."""
         wanted = _as_json(metadata)
+        self._compress = bool((wanted or {}).get("compressed"))
         if not self._journal.count:
             self._journal.append(
                 {

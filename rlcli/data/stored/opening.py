@@ -133,7 +133,7 @@ def open_frames(path: Path, make: Callable[..., ReplayBuffer]) -> ReplayBuffer:
 def _in_memory(segments: SegmentReader, ndim: int, make: Callable[..., ReplayBuffer]) -> ReplayBuffer:
     """A buffer that holds the rows of segments whose columns lie there in other forms, in as few bytes as there."""
     stacks = {key_of(name): segments.layout[name]["shape"][0] for name in segments.stacked()}
-    kind = CompressedStorage if stacks and has("lz4") else LazyTensorStorage
+    kind = CompressedStorage if (stacks or segments.compressed) and has("lz4") else LazyTensorStorage
     buffer = make(storage=kind(segments.frames, ndim=ndim), next_obs="exact", frame_stack=stacks or None, codes=True)
     for batch in segments:
         buffer.extend(batch)

@@ -43,10 +43,10 @@ def stacks(envs):
     return TransformedEnv(one, FrameStack(4, 2))
 
 
-def written(env, folder, next_obs, steps=64, batches=3):
+def written(env, folder, next_obs, steps=64, batches=3, **about):
     collector = Collector(env, None, frames_per_batch=steps * env.batch_size.numel(), seed=3, next_obs=next_obs)
     kept = [collector.rollout() for _ in range(batches)]
-    with SegmentWriter(folder, {"next_obs": next_obs}) as writer:
+    with SegmentWriter(folder, {"next_obs": next_obs, **about}) as writer:
         for batch in kept:
             writer.append(batch)
     return kept, writer.nbytes
@@ -68,6 +68,23 @@ def test_segments_and_buffers_give_back_what_was_collected(make, raw, envs, next
         assert torch.equal(rows[key].reshape(whole[key].shape), whole[key]) or torch.equal(
             rows[key].reshape(whole[key].transpose(0, 1).shape), whole[key].transpose(0, 1)
         )
+
+
+@pytest.mark.parametrize("kind", ["stacks", "images"])
+def test_a_compressed_folder_gives_back_what_was_collected(kind, tmp_path):
+    pytest.importorskip("lz4")
+    image = gym.spaces.Box(0, 3, (3, 12, 12), np.uint8)
+    env = stacks(2) if kind == "stacks" else SerialEnv(2, lambda: GymEnv(Shows(image)))
+    (tmp_path / "raw").mkdir()
+    raw = written(env, tmp_path / "raw", "exact")[1]
+    kept, nbytes = written(env, tmp_path / "lz4", "exact", compressed=True)
+    segments = open_segments(tmp_path / "lz4")
+    assert nbytes < raw if kind == "images" else nbytes < 1.01 * raw  # what is drawn at random has no shorter form
+    for i, want in enumerate(kept):
+        assert (segments.read(i) == want).all() and segments.holds(i, want)
+    rows = open_buffer(tmp_path / "lz4")[:]["observation"]
+    whole = torch.cat([batch["observation"] for batch in kept], 1).transpose(0, 1)
+    assert torch.equal(rows.reshape(whole.shape), whole) and verify_segments(tmp_path / "lz4") == []
 
 
 def test_what_is_neither_stays_as_it_is():
