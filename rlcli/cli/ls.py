@@ -240,10 +240,10 @@ def _given(run: Run) -> list[str]:
 
 def result_of(run: Run) -> str:
     """What came of a run, in one line."""
-    _, _, _, _, status, frames, result, time, _ = _row(run)
-    if result:
-        kind = "evaluation return" if "mean_return" in _part(run.summary, "evaluation") else "training return"
-        result = f"{kind} {result}"
+    one = facts(run)
+    *_, status, frames, _, time, _ = _row(one)
+    kind = {"eval": "evaluation return", "train": "training return", None: ""}[one["result_of"]]
+    result = f"{kind} {one['result']:.4g}" if kind else ""
     return ", ".join(text for text in (status, result, frames and f"{frames} frames", time) if text)
 
 

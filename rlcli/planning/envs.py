@@ -165,8 +165,8 @@ def measured(cfg: CollectConfig, actor: nn.Module | None = None) -> Envs:
             parent = collector.weights_nbytes
             shared, (own,), started = _processes(collector.processes)
     elif count:
-        alone = dataclasses.replace(one, workers=1, per_worker="auto", caller_steps="false")
-        env = build_env(alone, offset=cfg.env.num)
+        apart = dataclasses.replace(one, workers=1, per_worker="auto", caller_steps="false")
+        env = build_env(apart, offset=cfg.env.num)
         try:
             shared, (own,), started = _processes(env.lanes.crew)  # type: ignore[attr-defined]
         finally:
