@@ -252,7 +252,7 @@ class Learner:
         try:
             return build_evaluation_env(self.cfg, episodes)
         except EnvError as error:
-            if not self.collector.closed:
+            if self.cfg.run.eval_every is not None:
                 error.fix = (
                     "If not so many of them can exist at a time: run.eval_every=null closes the run's envs before the "
                     "evaluation at its end, and run.eval_envs=1 plays that in one."

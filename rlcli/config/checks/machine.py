@@ -27,6 +27,8 @@ def check_env(cfg: Any) -> list[Problem]:
         return lacking("envpool", "env=envpool")
     if kind == "atari" or env_id.startswith("ALE/"):
         return lacking("atari", f"env.id={env_id}")
+    if env_id.startswith(("MiniGrid-", "BabyAI-")):
+        return lacking("minigrid", f"env.id={env_id}")
     if env_id in registry.names("env"):
         return []
     from gymnasium.envs.registration import registry as known
