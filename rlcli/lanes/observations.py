@@ -60,7 +60,7 @@ class Leaf:
                 value = np.asarray(value)
             else:
                 raise BadValue(f"a numpy array {self.shape} {self.dtype}", f"a {type(value).__name__}")
-        if isinstance(value, np.ma.MaskedArray):
+        if type(value) is not np.ndarray and isinstance(value, np.ma.MaskedArray):
             raise BadValue("a plain numpy array", "a masked one, whose mask would be lost")
         if value.shape != self.shape:
             raise BadValue(f"shape {self.shape}", f"shape {value.shape}")
