@@ -118,7 +118,7 @@ def _other_dtype(torch: Any, before: Any, where: str) -> EnvError:
     )
 
 
-# How ids begin that gymnasium knows only once their package is imported -> that package, which an extra of its own brings
+# How ids begin that gymnasium knows only once their package is imported -> that package, which an extra brings
 _LATE = {"ALE/": "ale_py", "MiniGrid-": "minigrid", "BabyAI-": "minigrid"}
 
 
