@@ -386,7 +386,7 @@ class LossConfig:
     anneal_clip: bool = option(False, "lower clip_epsilon to 0 over total_frames")
     clip_value: float | None = option(None, "clip range of value changes", gt=0)
     entropy_coeff: float | int | str = option(
-        "auto", "weight of the entropy bonus; auto: 0 for Box actions, else 0.01", ge=0, words=("auto",)
+        "auto", "weight of the entropy bonus; auto: 0 for Box actions, otherwise 0.01", ge=0, words=("auto",)
     )
     critic_coeff: float = option(0.5, "weight of the value loss", ge=0, when={"loss.baseline": (True,)})
     target_kl: float | None = option(None, "stop the epochs of a batch once the mean KL divergence exceeds this", gt=0)
