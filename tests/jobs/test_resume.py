@@ -85,11 +85,11 @@ def stop_after(batches: int):
     """Ask a run to stop after its k-th batch, as a signal between two batches does."""
     original, seen = Saver.after_batch, []
 
-    def after_batch(self, frames):
+    def after_batch(self, frames, **sound):
         seen.append(frames)
         if len(seen) == batches:
             self.stop.requested, self.stop.reason = True, "a test"
-        original(self, frames)
+        original(self, frames, **sound)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(StoppedSafely):
         patch.setattr(Saver, "after_batch", after_batch)
