@@ -119,7 +119,8 @@ def test_a_reward_that_float32_rounds_is_said_once(hostile):
 
 
 def test_what_was_collected_before_a_fault_is_there_and_whole(hostile):
-    words = ["run.dir=r", "collector.frames_per_batch=32", "run.max_replay_steps=0", "env.mode=serial"]  # nothing is tried
+    # nothing is tried
+    words = ["run.dir=r", "collector.frames_per_batch=32", "run.max_replay_steps=0", "env.mode=serial"]
     answer = hostile("collect", "env.id=raises", *words)
     assert answer.code == 3
     found = open_segments(Path("r/data"))
