@@ -30,7 +30,7 @@ Without a word: recipes, then the runs under ./runs.
 flags of runs
   --since WHEN      begun at or after: 2031-05-06, 2031-05-06T14:00, or 90m, 12h, 3d, 2w ago
   --env NAME        of this env; --recipe, --status alike; * stands for anything
-  --sort COLUMN     created (the default), result, frames or time: the largest first; or another column
+  --sort COLUMN     created (the default), result, frames, time, the largest first; or another one
   --limit N         so many lines at most
   --json            an array of objects, every figure in full
 """

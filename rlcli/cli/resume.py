@@ -29,10 +29,11 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     args = read("resume", words, USAGE, "path", "overrides*", "--force", rest="overrides")
     if args is None:
         return 0
-    path = Path(run_folder(args.path, "resume"))
-    info = read_run_file(path, RUN)
+    path = run_folder(args.path, "resume")
+    folder = Path(path)
+    info = read_run_file(folder, RUN) if (folder / RUN).exists() else {}
     if info.get("verb") in VERBS and all(name in sys.modules for name in info.get("packages", ())):
-        as_resumed(info["verb"], read_run_file(path, CONFIG), args.overrides, str(path / CONFIG))  # before torch
+        as_resumed(info["verb"], read_run_file(folder, CONFIG), args.overrides, str(folder / CONFIG))  # before torch
     with loading():
         from rlcli.jobs import resume
 

@@ -197,7 +197,7 @@ class Changes:
             raise ConfigError(
                 f"{_spelled(new)} would make this another run",
                 where=str(run.path),
-                why=f"a resumed run is exact; only {_may_change()} may change",
+                why="a resumed run is exact; `rlcli help runs` lists what may change",
                 fix=f"Take the change back; make a new run{' that begins with its weights' * trains}: {begin}; "
                 f"or change this one all the same: {self.command(run, force=True, without=late)}",
             )
@@ -340,11 +340,6 @@ def _threads(cfg: CollectConfig, versions: Mapping[str, str]) -> int:
 
 def _holds(records: Iterable[Mapping[str, Any]], key: str, pair: Pair) -> bool:
     return any(record.get(key) == list(pair) for record in records)
-
-
-def _may_change() -> str:
-    names = ["run.* (not run.dir)" if name == "run" else name for name in HARMLESS]
-    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _spelled(pairs: Mapping[str, Pair], most: int = 12) -> str:

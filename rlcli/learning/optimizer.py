@@ -25,7 +25,7 @@ from rlcli.errors import ArgumentError, DamagedDataError, NumericsError, one_of
 from rlcli.learning.flat import FlatParameters
 
 
-def _uncompiled(kind: Any) -> Any:
+def _uncompiled(kind: type[Optimizer]) -> Any:
     """The optimizer without what its methods are wrapped in for `torch.compile`: that would import the compiler."""
     step, add = inspect.unwrap(kind.step), inspect.unwrap(kind.add_param_group)
     return type(kind.__name__, (kind,), {"step": torch.no_grad()(step), "add_param_group": add})

@@ -76,10 +76,10 @@ def limits() -> list[tuple[int, int, str]]:
             held = (_number(group / names[1]) or 0) - _statistic(group / "memory.stat", names[2])  # less files' pages
             found.append((limit - max(held, 0) + mine.rss, limit, f"control group {group}"))
     status = ROOT / "proc/self/status"
-    for name, option, line in (("RLIMIT_AS", "v", "VmSize:"), ("RLIMIT_DATA", "d", "VmData:")):
+    for name, option, taken in (("RLIMIT_AS", "v", "VmSize:"), ("RLIMIT_DATA", "d", "VmData:")):
         limit = resource.getrlimit(getattr(resource, name))[0]
         if limit != resource.RLIM_INFINITY and limit < memory.total:
-            found.append((limit - _statistic(status, line) * 1024 + mine.rss, limit, f"ulimit -{option}"))
+            found.append((limit - _statistic(status, taken) * 1024 + mine.rss, limit, f"ulimit -{option}"))
     return found
 
 

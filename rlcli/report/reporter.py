@@ -204,7 +204,6 @@ class Reporter:
             reward = batch.get(REWARD, None) if reward is None else reward
             done = batch.get(DONE, None) if done is None else done
             ended = self.tally.batch(frames, reward, done, learning, valued, lanes, ends)
-            self._log_episodes()
             last = self.tally.frames >= self.facts.total_frames
             due = self._view.due() or last  # what comes after the last batch, an evaluation, is said after its line
             now = time.monotonic()
@@ -219,6 +218,7 @@ class Reporter:
         with self.clock(OTHER), self.clock("log"):
             if self._metrics is not None:
                 self._metrics.write(self._record(spent, ended))
+            self._log_episodes()
             if due:
                 self._view.show(self.snapshot())
 

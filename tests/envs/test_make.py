@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from gym_worlds import Sampled
 
+from rlcli.config import registry
 from rlcli.config.compose import configure
 from rlcli.config.installed import known_ids
 from rlcli.config.schemas import Config, EnvConfig
@@ -201,3 +202,34 @@ def test_two_limits_are_refused_by_every_mode():
     for mode in ("serial", "native"):
         with pytest.raises(ConfigError, match="max_episode_steps is 3 and, among the settings, 7"):
             build_env(EnvConfig("CartPole-v1", num=2, mode=mode, max_episode_steps=3, kwargs={"max_episode_steps": 7}))
+
+
+@pytest.mark.parametrize(
+    ("package", "env_id", "said"),
+    [
+        ("empty_pack", "Crafty-v1", r"empty_pack was imported and registered no env id.*rlcli help environments"),
+        ("calls_pack", "Descends-v0", r"it has register_envs.*calls_pack\.register_envs\(\)"),
+        ("holds_pack", "Tetrix-v0", r"try --import holds_pack\.envs"),
+        ("gives_pack", "Xyzzy-v0", r"gives_pack has 1 of them, such as Gives-v0"),
+    ],
+)
+def test_an_unknown_id_says_what_the_imported_package_registered(package, env_id, said, tmp_path, monkeypatch):
+    folder = tmp_path / package
+    folder.mkdir()
+    text = {"calls_pack": "def register_envs(): pass", "gives_pack": "import gymnasium\n"
+            "gymnasium.register('Gives-v0', entry_point='gives_pack:Env')"}.get(package, "")  # fmt: skip
+    (folder / "__init__.py").write_text(text)
+    if package == "holds_pack":
+        (folder / "envs.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registry, "imported", [])
+    registry.import_package(package)
+    with pytest.raises(ConfigError, match=said):
+        configure("train", [f"env.id={env_id}"])
+    gym.registry.pop("Gives-v0", None)
+
+
+def test_an_env_of_the_old_gym_names_what_wraps_it():
+    old = type("Old", (), {"__module__": "gym.core"})
+    with pytest.raises(EnvError, match=r"not a gymnasium env.*old gym.*shimmy.GymV26CompatibilityV0"):
+        building.need_env(old())

@@ -138,7 +138,7 @@ class Always(Breaking):
 
 
 def test_what_the_declared_dtype_rounds_is_counted_and_said_once():
-    env = SerialEnv(2, lambda: GymEnv(Always(lambda r: (r[0] / np.array([1.0, 3.0, 1.0]), *r[1:]))))
+    env = SerialEnv(2, lambda: GymEnv(Always(lambda r: (r[0] + np.array([0.1, 0.0, 0.0]), *r[1:]))))
     collector = Collector(env, None, frames_per_batch=20, seed=3)
     with pytest.warns(UserWarning, match="observation comes in a finer dtype than its space declares and is rounded"):
         next(iter(collector))

@@ -495,7 +495,7 @@ def test_a_disk_that_fills_up_in_the_log_ends_with_5_and_the_log_stays_whole(rlc
             fill(small, 0)
         lines.append(1)
         if len(lines) > 5:  # a log of one page grows within it: say what a log at the end of its page would
-            raise metrics._cannot_write(self.path, OSError(28, os.strerror(28)), 400)
+            raise metrics.cannot_write(self.path, OSError(28, os.strerror(28)), 400)
         write(self, record)
 
     monkeypatch.setattr(metrics.MetricsWriter, "write", write_and_fill)

@@ -36,9 +36,9 @@ def check_env(cfg: Any) -> list[Problem]:
     if env_id not in ids:
         if game := re.fullmatch(r"(\w+?)(NoFrameskip|Deterministic)-v\d+", env_id):  # what ALE/ ids were called before
             return [Problem(f"unknown env id {env_id!r}", f"write env=atari env.id=ALE/{game[1]}-v5")]
-        if hint := _of_packages(env_id, known):
-            return [Problem(f"unknown env id {env_id!r}", hint)]
         hint = did_you_mean(env_id, (*known_ids(), *registry.users_names("env")))
+        if more := _of_packages(env_id, known, hint):
+            return [Problem(f"unknown env id {env_id!r}", f"{hint} {more}".lstrip())]
         if not hint or env_id.isidentifier() or "/" in env_id:  # not the form of an id of gymnasium's
             hint = f"{hint or 'rlcli ls envs lists them'}; if a package of yours registers it, add --import PACKAGE"
         return [Problem(f"unknown env id {env_id!r}", hint)]
@@ -48,10 +48,9 @@ def check_env(cfg: Any) -> list[Problem]:
     return lacking(extra, f"env.id={env_id}") if extra else []
 
 
-def _of_packages(env_id: str, known: Mapping[str, Any]) -> str:
-    """What to do about an unknown id where packages were imported for it; empty where none was."""
-    names = [*known_ids(), *registry.users_names("env")]
-    if not registry.imported or did_you_mean(env_id, names):
+def _of_packages(env_id: str, known: Mapping[str, Any], near: str) -> str:
+    """What to do about an unknown id where packages were imported for it; empty where none was, or they gave others."""
+    if not registry.imported:
         return ""
     homes = {name: getattr(spec.entry_point, "__module__", str(spec.entry_point)) for name, spec in known.items()}
     for package in registry.imported:
@@ -59,6 +58,8 @@ def _of_packages(env_id: str, known: Mapping[str, Any]) -> str:
         ids = [name for name, home in homes.items() if home.partition(":")[0].partition(".")[0] == top]
         ids += [name for name in registry.users_names("env") if registry.find("env", name).__module__ == package]
         if ids:
+            if near:
+                return ""
             shown = sorted(ids, key=lambda name: -SequenceMatcher(None, env_id, name).ratio())[:4]
             return f"{package} has {len(ids)} of them, such as {', '.join(shown)}"
     package, top = registry.imported[0], registry.imported[0].partition(".")[0]

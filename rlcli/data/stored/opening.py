@@ -293,7 +293,7 @@ def _opened(place: Place, options: dict[str, Any]) -> TensorDictReplayBuffer:
     """A buffer over these rows as they are stored."""
 
     def make(**parts: Any) -> TensorDictReplayBuffer:
-        return TensorDictReplayBuffer(**parts, **options)
+        return TensorDictReplayBuffer(**{**options, **parts})  # these say how rows lie
 
     if place.kind == FRAMES:
         return open_frames(place.path, make)  # type: ignore[return-value]
