@@ -26,8 +26,8 @@ LAST_RESORT = 10.0  # seconds that what hangs has to react in
 _IN_WORKER = 0.5  # the same in a worker, which has nothing to lose that its parent has not
 EVERY = 0.5  # seconds between two looks
 _STEPPING = {  # functions of lanes, and what they call envs for
-    "step": "step", "_step": "step", "_reset_into": "reset", "_trace": "a first try", "pace": "a first try",
-    "_replay_lane": "a replay", "_each": "a first try or a replay",
+    "step": "step", "_step": "step", "_reset_into": "reset", "_trace": "a trial run", "pace": "a trial run",
+    "_replay_lane": "a replay", "_each": "a trial run or a replay",
 }  # fmt: skip
 _LONELY = 5.0  # seconds without anything to look at after which the thread ends
 
@@ -75,7 +75,7 @@ class answering:  # used as `with answering(lanes):`
             f"no answer for {self.lanes.step_timeout:g} s",
             where=where,
             why=why,
-            fix="Correct the env, or give it longer: env.step_timeout=...",
+            fix="Fix the env, or allow more time: env.step_timeout=...",
         )
 
     def look(self) -> None:
@@ -88,14 +88,14 @@ class answering:  # used as `with answering(lanes):`
         limit, waited = None if lanes.ends_what_hangs else lanes.step_timeout, now - self.since
         if limit is not None and self.ends and waited >= limit:
             if self.asked is not None and now - self.asked > (_IN_WORKER if fork_server.in_worker else LAST_RESORT):
-                say(f"{self._sentence(waited)}; it does not react, so this process ends")
+                say(f"{self._sentence(waited)}; it cannot be interrupted, so this process exits")
                 os._exit(EnvError.exit_code)
             self.asked = self.asked or now
             signal.pthread_kill(self.thread, signal.SIGALRM)
         elif not self.said and waited >= (SAY_AFTER if limit is None else limit):
             self.said = True
-            ends = "nothing here can end it" if limit is not None else "env.step_timeout=SECONDS would end it"
-            say(f"{self._sentence(waited)}; waiting for it ({ends})")
+            ends = "nothing can interrupt it" if limit is not None else "env.step_timeout=SECONDS would end the run"
+            say(f"{self._sentence(waited)}; still waiting ({ends})")
 
     def _can_end(self) -> bool:
         return self.thread == threading.main_thread().ident

@@ -298,7 +298,7 @@ class CollectorCrew:
                 continue
             except Exception as error:
                 index = self.crew.awaited
-                error.add_note(f"In worker {self._place(index)}.")
+                error.add_note(f"In {self._place(index)}.")
                 if self.on_error == "raise" or isinstance(error, NOT_REPLACED):
                     self._orders[index].popleft()
                     self.records[index].begins = False
@@ -399,9 +399,9 @@ class CollectorCrew:
             raise self._refusal(cause) from None
         try:
             said = self._restarts.another(
-                self.name, index, f"worker {self._place(index)}", cause,
+                self.name, index, self._place(index), cause,
                 collected=self.records[index].frames if index < len(self.records) else 0,
-                fix="Correct what ends them; a Collector shows it plainly.",
+                fix="Fix the cause; a Collector shows it in one process.",
             )  # fmt: skip
         except EnvError as error:  # nobody waits for the others
             self._given_up = error
@@ -464,18 +464,18 @@ class CollectorCrew:
             return ShutDown("the collector was shut down", fix="Make a new one.")
         killed = "SIGKILL" in lost.how
         return EnvError(
-            f"a collector's worker {lost.how}", where=self._place(lost.index),
-            why="the batch that it was writing is lost" + (", perhaps for want of memory" if killed else ""),
-            fix="on_worker_error='restart' replaces such a worker; collector=sync shows what its env does.",
+            f"a collector worker {lost.how}", where=self._place(lost.index),
+            why="its unfinished batch is lost" + ("; the machine may be out of memory" if killed else ""),
+            fix="on_worker_error='restart' restarts such workers; collector=sync runs its env in this process.",
         )  # fmt: skip
 
     def _place(self, index: int) -> str:
         if index >= len(self.records):
-            return str(index)
+            return f"worker {index}"
         record = self.records[index]
         last = record.first_lane + record.lanes - 1
-        lanes = f"lane {last}" if record.lanes == 1 else f"lanes {record.first_lane} to {last}"
-        return f"{index}, {lanes} of {self.name}"
+        envs = f"env {last}" if record.lanes == 1 else f"envs {record.first_lane} to {last}"
+        return f"worker {index}, {envs} of {self.name}"
 
 
 def _in_words(one: Mapping[Key, Any], other: Mapping[Key, Any]) -> str:

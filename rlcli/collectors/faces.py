@@ -19,7 +19,7 @@ from rlcli.transforms import Transform
 OURS = "its class and methods are rlcli's own"
 IN_STEP = "TensorDicts, in the env's own step"
 TORCH = "the collector's torch stream, one for all envs"
-LANES = "a stream of each lane's own, from the run's seed"
+LANES = "one stream per env, from the run's seed"
 
 
 @dataclass(frozen=True)

@@ -226,8 +226,8 @@ class Stepping:
         whole = all(isinstance(number, int | np.integer) and not isinstance(number, bool) for number in numbers)
         if not whole or first < 0 or (n if total is None else total) < first + n:
             raise ArgumentError(
-                "first_lane and all_lanes do not say which lanes of a run are this collector's",
-                why=f"its {n} begin at lane {first!r}, and all_lanes is {total!r}",
+                "first_lane and all_lanes do not say which envs of a run this collector steps",
+                why=f"its {n} envs begin at {first!r}, and all_lanes is {total!r}",
                 fix=f"Give whole numbers: first_lane from 0 on, all_lanes at least first_lane + {n}.",
             )
 

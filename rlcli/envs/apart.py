@@ -105,8 +105,8 @@ class Apart(Stacked):
             part = self.parts[lost.index]
             raise EnvError(
                 f"a worker process {lost.how}" if lost.late is None else f"no answer for {lost.late:g} s",
-                where=f"ParallelEnv, envs {part.start} to {part.stop - 1}", why="its envs are gone with it",
-                fix="Look in one process at what they do: SerialEnv.",
+                where=f"ParallelEnv, envs {part.start} to {part.stop - 1}", why="its envs were lost",
+                fix="Debug them in one process: SerialEnv.",
             ) from None  # fmt: skip
 
     def _called(self, name: str, given: Mapping[int, Any]) -> list[TensorDictBase]:

@@ -349,7 +349,7 @@ def make_native(
         No such engine, one that cannot reset single lanes, or a missing package; the sentence says what to use instead.
     """
     if num < 1:
-        raise ArgumentError("a native engine needs at least one lane", why=f"got {num}")
+        raise ArgumentError("a native engine needs at least one env", why=f"got {num}")
     given = {**(settings or {}), **kwargs}
     engine = EnvpoolEngine(env_id, num, **given) if pool else make_engine(env_id, num, **given)
     return NativeEnv(engine, categorical_action_encoding=categorical, narrow=narrow, out_of_bounds=out_of_bounds)

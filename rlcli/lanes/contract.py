@@ -28,7 +28,7 @@ class Book(Protocol):
 
 def named(lanes: Book, lane: int, episode: int | None = None, *steps: str, seed: int | None = None) -> str:
     """Env, lane (its number in the run), episode, steps and seed, as far as they are known: the one spelling of it."""
-    where = f"env {lanes.name}, lane {lanes.first_lane + lane}"
+    where = f"{lanes.name}, env {lanes.first_lane + lane}"
     if episode is not None:
         where += f", episode {episode}"
     where = ", ".join((where, *steps))
@@ -38,11 +38,11 @@ def named(lanes: Book, lane: int, episode: int | None = None, *steps: str, seed:
 def place_of(lanes: Book, lane: int | range | None) -> str:
     """The present place of a lane, of several that one process steps, or of all of them."""
     if lane is None or isinstance(lane, range):  # stepped in one call
-        which = f"all {lanes.n} lanes"
+        which = f"all {lanes.n} envs"
         if lane is not None:
             first, last = lanes.first_lane + lane[0], lanes.first_lane + lane[-1]
-            which = f"lane {first}" if first == last else f"lanes {first} to {last}"
-        return f"env {lanes.name}, {which}, step {lanes.clock[0]} of the run"
+            which = f"env {first}" if first == last else f"envs {first} to {last}"
+        return f"{lanes.name}, {which}, step {lanes.clock[0]} of the run"
     return named(lanes, lane, lanes.episodes[lane], f"step {lanes.steps_in_episode(lane)}", seed=lanes.seeds[lane])
 
 

@@ -308,14 +308,14 @@ class SameStepEngine(VectorEngine):
             return take(self._after, lanes)
         if len(lanes) < self.n and self._begun.issuperset(lanes):
             raise EnvError(
-                "this engine cannot give one lane a seed", where=self.name,
-                why="it has begun the new episodes of finished lanes by itself",
-                fix="Reset all lanes after set_seed.",
+                "this engine cannot seed a single env", where=self.name,
+                why="it resets finished envs on its own",
+                fix="Reset all envs after set_seed.",
             )  # fmt: skip
         if len(lanes) < self.n:
             raise EnvError(
-                "this engine cannot reset a lane whose episode is still running", where=self.name,
-                why="it resets finished lanes by itself, and no others",
+                "this engine cannot reset an env whose episode is still running", where=self.name,
+                why="it resets finished envs on its own, and no others",
                 fix="Use env.mode=serial; or leave out what cuts episodes, such as max_frames_per_traj.",
             )  # fmt: skip
         self._begun = set()

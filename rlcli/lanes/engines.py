@@ -106,7 +106,7 @@ def engine_of(vector: VectorEnv) -> Engine:
             )  # fmt: skip
         return same
     if mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED):
-        raise _refused(vector, f"its autoreset_mode is {mode!r}, which does not say when it resets a finished lane")
+        raise _refused(vector, f"its autoreset_mode is {mode!r}, which does not say when it resets a finished env")
     engine = (SeededEngine if path in SEEDED else MaskedEngine)(vector)
     try:
         why = _fault(engine, mode)
@@ -123,21 +123,21 @@ def _fault(engine: MaskedEngine, mode: AutoresetMode) -> str | None:
     """Why an engine's masked resets cannot be used; None where the probes found no fault."""
     if not engine.spares_other_lanes():
         return (
-            "reset(options={'reset_mask': mask}) changed lanes outside the mask, so it cannot reset one lane while the "
-            "others stand still"
+            "reset(options={'reset_mask': mask}) changed envs outside the mask, so it cannot reset one env while the "
+            "others go on"
         )
     if mode is AutoresetMode.DISABLED:
         return None
     replaces = engine.replaces_next_reset()
     if replaces is None:
         return (
-            "it resets a finished lane on the next step, and whether a reset_mask replaces that reset cannot be told: "
+            "it resets a finished env on the next step, and whether a reset_mask replaces that reset cannot be told: "
             f"in {PROBE_STEPS} random steps no episode ended, or all rows were alike"
         )
     if not replaces:
         return (
-            "it resets a finished lane on the next step, while the others move on, and a reset with a reset_mask does "
-            "not take that reset's place: lanes would run apart, and no batch could hold every lane's rows"
+            "it resets a finished env on the next step, while the others move on, and a reset with a reset_mask does "
+            "not replace that reset: envs would get out of step, and no batch could hold the rows of all of them"
         )
     return None
 

@@ -66,7 +66,7 @@ class EnvpoolEngine(Engine):
         observation, reward, terminated, truncated, info = self.pool.step(actions)
         self.info = info
         if info["env_id"].tobytes() != self._in_order:  # a synchronous pool answers in the order it was asked
-            raise RuntimeError(f"envpool answered for lanes {info['env_id'].tolist()}")
+            raise RuntimeError(f"envpool answered for envs {info['env_id'].tolist()}")
         self._begin(self._ids[terminated | truncated])
         return observation, reward, terminated, truncated
 

@@ -227,7 +227,7 @@ class GymLanes(ReplayableLanes):
         except (RlcliError, KeyboardInterrupt):
             raise
         except BaseException as error:
-            place = named(self, lane, None, f"step {taken} of a first try", seed=seed)
+            place = named(self, lane, None, f"step {taken} of a trial run", seed=seed)
             raise env_raised(self, error, lane, "step" if taken else "reset", sent, place) from error
         return seen
 
@@ -263,7 +263,7 @@ class GymLanes(ReplayableLanes):
         except (RlcliError, KeyboardInterrupt):
             raise
         except BaseException as error:
-            place = named(self, 0, None, f"step {len(times) + (action is not None)} of a first try", seed=0)
+            place = named(self, 0, None, f"step {len(times) + (action is not None)} of a trial run", seed=0)
             raise env_raised(self, error, 0, "reset" if action is None else "step", action, place) from error
         # the first may load things; others may have the core in between: the mean, but for what is far from all others
         middle = statistics.median(times[1:])
@@ -348,7 +348,7 @@ def _checked(envs: Sequence[Any]) -> str:
                 raise EnvError(f"the env has no {name}", where=type(env.unwrapped).__name__)
     if len({id(innermost(env)) for env in envs}) < len(envs):
         raise ArgumentError(
-            "one env object cannot be several lanes", why="it would be stepped several times a step",
+            "one env object cannot serve as several envs", why="it would be stepped several times per step",
             fix="Give a function that makes a new env each time.",
         )  # fmt: skip
     first = envs[0]

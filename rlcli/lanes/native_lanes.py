@@ -58,7 +58,7 @@ class NativeLanes(ReplayableLanes):
         if steps is not None and not self.resets_running_lanes:
             raise ArgumentError(
                 f"episodes of {self.name} cannot be cut after {steps} steps",
-                why="its engine resets finished lanes by itself, and no others",
+                why="its engine resets finished envs on its own, and no others",
                 fix="Leave out max_frames_per_traj, give the engine's own limit (env.max_episode_steps), or use "
                 "env.mode=serial.",
             )

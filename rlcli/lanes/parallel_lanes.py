@@ -49,7 +49,7 @@ from rlcli.processes.region import Region
 from rlcli.processes.restarts import NOT_REPLACED, Restarts, time_to_build
 from rlcli.processes.worker import Worker
 
-_TRIES = {"repeats": "a first try", "load_state_dict": "a replay"}  # of episodes, by many steps each
+_TRIES = {"repeats": "a trial run", "load_state_dict": "a replay"}  # of episodes, by many steps each
 _OF_LANES = ("started", "episodes", "fingerprints")  # of a saved state: one entry a lane
 
 
@@ -216,14 +216,14 @@ class ParallelLanes(ReplayableLanes):
             raise EnvError(
                 f"no answer for {lost.late:g} s", where=place,
                 why=f"{during} has not returned in its worker process",
-                fix="Correct the env, or give it longer: env.step_timeout=...",
+                fix="Fix the env, or allow more time: env.step_timeout=...",
             ) from None  # fmt: skip
         killed = "SIGKILL" in lost.how
         raise EnvError(
             f"a worker process {lost.how}", where=place,
-            why="its envs are gone with it" + (", perhaps for want of memory" if killed else ""),
-            fix=("Use a smaller env.num or env.workers, or look" if killed else "Look")
-            + " in one process at what the env does: env.mode=serial env.workers=null.",
+            why="its envs were lost" + ("; the machine may be out of memory" if killed else ""),
+            fix=("Use a smaller env.num or env.workers, or debug" if killed else "Debug")
+            + " the env in one process: env.mode=serial env.workers=null.",
         ) from None  # fmt: skip
 
     def _each(self, name: str, arguments: Sequence[dict[str, Any]] | None = None) -> list:
@@ -256,9 +256,9 @@ class ParallelLanes(ReplayableLanes):
             said = self._counted.another(
                 self.name, index, f"the worker of {place_of(self, self.parts[index])}", cause,
                 collected=self.clock[0] * len(self.parts[index]) - self.restarts[index][1],
-                fix="Correct what ends them; env.mode=serial shows it plainly.",
+                fix="Fix the cause; env.mode=serial shows it in one process.",
             )  # fmt: skip
-            warnings.warn(f"{said}; it is replaced, and new episodes begin in its place", stacklevel=2)
+            warnings.warn(f"{said}; restarted, its open episodes are dropped", stacklevel=2)
             self.restarts[index] = self.restarts[index][0] + 1, self.restarts[index][1]
             self._fallen.add(index)
             self.crew.replace(index, self._worker())

@@ -257,7 +257,7 @@ class Crew:
                     self._lose(index)
         asked = {self.workers[i].channel.end.fileno(): i for i, turns in enumerate(self._begun) if turns}
         if not asked:
-            raise RuntimeError("an answer is waited for that nobody owes")
+            raise RuntimeError("an answer is expected, but no command was sent")
         for fd in asked:
             poll.register(fd, select.POLLIN)
         while True:
@@ -301,8 +301,8 @@ class Crew:
     def _check_open(self) -> None:
         if self.is_copy:
             raise ArgumentError(
-                "a fork of a process cannot give orders to that one's workers",
-                why="they would answer both",
+                "a forked process cannot use the workers of its parent",
+                why="both would read their answers",
                 fix="Make the env or the collector in the process that uses it.",
             )
         if not self.close.alive:
@@ -334,7 +334,7 @@ class Crew:
                     waited = 0.0
                 if self.patience is not None and waited >= self.patience and index not in self.failed:
                     self.workers[index].kill()
-                    self._lose(index, f"was ended, since it did not answer for {self.patience:g} s", self.patience)
+                    self._lose(index, f"was killed after not answering for {self.patience:g} s", self.patience)
                 continue
             except (Closed, RlcliError) as error:
                 self._fail(error)
@@ -371,7 +371,7 @@ class Crew:
             self._lose(self.awaited)
         else:  # somebody's limit on time has run out: a signal raised the error here
             self.workers[self.awaited].kill()
-            self.failed[self.awaited] = Lost(self.awaited, "was ended, since it did not answer")
+            self.failed[self.awaited] = Lost(self.awaited, "was killed because it did not answer")
             raise error
 
     def _lose(self, index: int, how: str = "", late: float | None = None) -> None:

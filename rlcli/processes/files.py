@@ -26,7 +26,7 @@ def room_for(more: int) -> None:
         raise ResourceError(
             f"{need:,} files would be open, and this process may open {hard:,}",
             why="each worker process, and each batch that is held, takes a few descriptors",
-            fix="Use fewer workers, let go of batches, or raise the limit (`ulimit -Hn`, LimitNOFILE=).",
+            fix="Use fewer workers, release batches, or raise the limit (`ulimit -Hn`, LimitNOFILE=).",
         )
     most = max(need, 2 * soft)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))

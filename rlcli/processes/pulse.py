@@ -57,11 +57,11 @@ class Pulse:
             return ""
         self._quiet[index] = quiet = before + passed
         if limit is not None and quiet >= max(limit, _LOOK):
-            return f"was ended, since it stood still for {limit:g} s"
+            return f"was killed after hanging for {limit:g} s"
         if limit is None and before < SAY_AFTER <= quiet:
             self._say(
-                f"worker {self._names[index]} stands still for {quiet:.0f} s: it was stopped, or code in it keeps "
-                "Python's lock; waiting for it (env.step_timeout=SECONDS would end it)"
+                f"worker {self._names[index]} has not run for {quiet:.0f} s: it was stopped, or its code holds the "
+                "GIL; still waiting (env.step_timeout=SECONDS would kill it)"
             )
         return ""
 

@@ -61,8 +61,8 @@ class Restarts:
             self._first_causes[worker] = said
         if len(times) > RESTARTS:
             raise EnvError(
-                f"one of the workers had to be replaced more than {RESTARTS} times "
-                + (f"in {WINDOW:.0f} s" if now - times[0][0] < WINDOW else "before anything came of it"), where=name,
-                why=f"the first time, {self._first_causes[worker]}", fix=fix,
+                f"a worker was restarted more than {RESTARTS} times "
+                + (f"in {WINDOW:.0f} s" if now - times[0][0] < WINDOW else "without a result"), where=name,
+                why=f"the first time: {self._first_causes[worker]}", fix=fix,
             ) from (None if lost else cause)  # fmt: skip
         return said

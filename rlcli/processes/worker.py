@@ -102,11 +102,11 @@ class Worker:
         """In words, once it has."""
         code = self.exit_code(1.0)
         if code is None:
-            return "closed its channel, and still runs"
+            return "closed its connection but is still running"
         if code == UNKNOWN:
-            return "ended, nobody knows how"
+            return "exited unexpectedly"
         if code >= 0:
-            return f"ended with exit code {code}"
+            return f"exited with code {code}"
         try:
             name = signal.Signals(-code).name
         except ValueError:
@@ -176,7 +176,7 @@ class _ForkServer:
                 except (BrokenPipeError, ConnectionResetError):
                     pass
                 self.end()
-        raise ResourceError("no worker process can be started", why="the process that forks them ended at once")
+        raise ResourceError("no worker process can be started", why="the process that forks them exited at once")
 
     def end(self) -> None:
         """Let the fork server go, and with it its workers; the next request starts another."""

@@ -25,32 +25,33 @@ REPORT = "report.md"
 
 _LABELS = 12  # columns of the labels on a terminal
 _FIGURES = {
-    "return": f"return, mean of the last {WINDOW} episodes as they were collected",
-    "length": f"length, mean of the last {WINDOW} episodes",
+    "return": f"mean return of the last {WINDOW} episodes",
+    "length": f"mean length of the last {WINDOW} episodes",
     "success_rate": f"success rate of the last {WINDOW} episodes (info: is_success)",
-    "kl_approx": "KL divergence from the policy that acted, estimated",
-    "kl": "KL divergence from the policy that acted",
-    "clip_fraction": "share of rows whose ratio was clipped",
+    "kl_approx": "KL divergence from the old policy, estimated",
+    "kl": "KL divergence from the old policy",
+    "clip_fraction": "fraction of ratios that were clipped",
     "ESS": "effective sample size",
     "explained_variance": "explained variance of the values",
     "grad_norm": "gradient norm before clipping",
-    "skipped": "updates skipped, loss or gradient not finite",
-    "lag": "publications that batches were behind the newest weights",
-    "replay_ratio": "updates for each frame that was collected, those before the first apart",
+    "skipped": "skipped updates (loss or gradient not finite)",
+    "lag": "weight versions that batches were behind",
+    "replay_ratio": "updates per collected frame, from the first update on",
 }
 _TERMS = {
-    "boundary": "rows at the end of an episode or of a batch: the next row is not their successor",
-    "approximated": "rows whose successor's value was unknown and taken from the row itself",
-    "dropped": "rows that `value.shifted_budget` had no room for",
-    "frames collected": "of a worker, also those that were passed over or that nobody has asked for; "
-    "the frames of the run are those that it was given",
-    "frames passed over": "neither learned from nor among the frames of the run",
-    "saved": "bytes that rows take less than rows that are stored whole",
-    figures.VALUES: "what estimating values held for a moment, at its largest",
-    figures.BACKWARD: "what recurrent layers kept of the largest minibatch for its backward pass, beside what they "
-    "read; saved: by `memory.recurrent_recompute`, of a minibatch as the plan has it",
-    "planned": "what `rlcli plan` predicted for the line above",
-    "other": "time that no stage claims",
+    "ends of episodes and batches": "rows whose next observation is not that of the next row; `memory=exact` stores it "
+    "separately",
+    "V(s) in place of V(s')": "rows whose next observation is not stored",
+    "dropped": "rows not learned from, since `value.shifted_budget` had no room for their next observation",
+    "frames collected": "by the worker, including frames that were skipped or not delivered yet; the run "
+    "counts only those it received",
+    "frames skipped": "not learned from, and not counted as frames of the run",
+    "saved": "bytes saved, compared with storing every row in full",
+    figures.VALUES: "peak memory of value estimation",
+    figures.BACKWARD: "what recurrent layers kept for the backward pass of the largest minibatch, inputs not "
+    "counted; saved: by `memory.recurrent_recompute`, as planned",
+    "planned": "the prediction of `rlcli plan` for the line above",
+    "other": "time not attributed to any stage",
 }
 
 
@@ -121,11 +122,11 @@ def _results(summary: Mapping) -> Iterator[tuple[str, str]]:
     if learning.get("episodes"):
         mean, best, count = (figures.number(learning[name]) for name in ("return", "best_return", "episodes"))
         last = min(learning["episodes"], WINDOW)
-        text = f"return {mean} in the last {last} episodes, as they were collected; best {best} of {count} episodes"
+        text = f"return {mean} over the last {last} episodes; best {best} of {count} episodes"
         text += _told(learning)
         yield "training" if summary.get("verb") == "train" else "episodes", text
     if ratio := learning.get("replay_ratio"):
-        yield "updates", f"{figures.count(learning['updates'])}, {figures.number(ratio)} for each frame (replay ratio)"
+        yield "updates", f"{figures.count(learning['updates'])}, {figures.number(ratio)} per frame (replay ratio)"
     if summary.get("workers"):
         late = summary.get("late_batches", 0), summary.get("dropped_frames", 0)
         yield "workers", workers.in_words(summary["workers"], *late)
@@ -147,7 +148,7 @@ def _played(played: Mapping) -> str:
     text = f"return {number(played['mean_return'])} +- {number(played['std_return'])}"
     if returns:
         text += f" over {len(returns)} episode{'s' * (len(returns) > 1)}"
-        text += f" ({number(min(returns))} to {number(max(returns))}), most likely actions"
+        text += f" ({number(min(returns))} to {number(max(returns))}), deterministic actions"
     text += _told(played)
     return text + (f"; {played['cut']} did not end and were cut off" if played.get("cut") else "")
 
@@ -164,7 +165,7 @@ def _time(spent: Mapping) -> str:
     whole = spent["seconds"] - once
     stages = [name for name in spent["stages"] if name != COMPILE]
     shares = ", ".join(f"{name} {figures.share(_seconds(spent, name), whole)}%" for name in stages)
-    compiled = f", after {figures.duration(once)} of compiling, once" if once else ""
+    compiled = f", plus {figures.duration(once)} of one-time compilation" if once else ""
     return f"{figures.duration(whole)} at {_pace(spent)} frames/s{compiled} ({shares})"
 
 
@@ -180,12 +181,12 @@ def _pace(spent: Mapping) -> str:
 
 def _memory(ledger: Mapping) -> str:
     process = ledger["process"]
-    text = f"process {figures.size(process['peak'])} at its {'sampled ' if process.get('sampled') else ''}peak"
+    text = f"process peak {figures.size(process['peak'])}{', sampled' if process.get('sampled') else ''}"
     if planned := process.get("planned"):
         text += f" (planned {figures.size(planned)}, {100 * (process['peak'] - planned) / planned:+.1f} %)"
     saved = ledger["saved"]
     if saved > 0.01 * process["peak"]:
-        text += f"; {figures.size(saved)} saved against storing every row whole"
+        text += f"; {figures.size(saved)} saved by storing each observation once"
     return text
 
 
@@ -225,13 +226,16 @@ def _learning_table(learning: Mapping) -> Table:
 
 
 def _rows_table(summary: Mapping) -> Table:
-    """Frames at boundaries, and what the value stage could not know of the rows it saw; only what there can be."""
-    named = {"boundary": "frames", "approximated": "valued_rows", "dropped": "valued_rows"}
+    """Rows at ends, and what the value stage could not know of the rows it saw; only what there can be."""
+    named = {
+        "ends of episodes and batches": ("boundary_rows", "frames"),
+        "V(s) in place of V(s')": ("approximated", "valued_rows"),
+        "dropped": ("dropped", "valued_rows"),
+    }
     table = Table(["rows", "count", "%"])
-    for label, whole in named.items():
-        count = summary.get("boundary_rows" if label == "boundary" else label)
-        if count is not None and (label == "boundary" or summary[whole]):
-            table.add(label, figures.count(count), f"{100 * count / max(summary[whole], 1):.2f}")
+    for label, (name, of) in named.items():
+        if (count := summary.get(name)) is not None and (of == "frames" or summary[of]):
+            table.add(label, figures.count(count), f"{100 * count / max(summary[of], 1):.2f}")
     return table
 
 
@@ -264,7 +268,7 @@ def _throughput_table(spent: Mapping) -> Table:
     table.add("all", f"{whole:.2f}", "100", figures.rate(spent["frames_per_second"]))
     if once := _seconds(spent, COMPILE):
         left = whole - once
-        table.add(f"all but {COMPILE}", f"{left:.2f}", figures.share(left, whole), _pace(spent))
+        table.add(f"without {COMPILE}", f"{left:.2f}", figures.share(left, whole), _pace(spent))
     return table
 
 
@@ -282,7 +286,7 @@ def _workers_table(those: Sequence[Mapping]) -> Table:
 
 def _late_table(summary: Mapping) -> Table:
     """What came too late."""
-    table = Table(["batches", "count", "frames passed over"])
+    table = Table(["batches", "count", "frames skipped"])
     row = (summary[name] for name in ("late_batches", "dropped_frames"))
     table.add("further behind than `weights.max_lag`", *map(figures.count, row))
     return table
@@ -315,7 +319,7 @@ def _memory_table(ledger: Mapping) -> Table:
 
 def _delta_table(coded: Mapping) -> Table:
     """What `next_obs=delta` cost in precision: measured on every row, and the most that it can be."""
-    table = Table(["key", "as", "bytes/frame", "largest", "max error", "bound", "kept whole"])
+    table = Table(["key", "as", "bytes/frame", "largest", "max error", "bound", "stored in full"])
     for key, seen in coded.items():
         stored, full = seen["bytes_a_row"], seen["full_bytes_a_row"]
         errors = (f"{seen['max_error']:.2g}", f"{seen['bound']:.2g}")
@@ -341,6 +345,6 @@ def _warnings(summary: Mapping) -> list[tuple[str, str]]:
 def _resumed(summary: Mapping) -> list[tuple[str, str]]:
     """What resumes have changed, one line each."""
     return [
-        (r["when"], f"at {figures.count(r['frames'])} frames{' by force' if r['forced'] else ''}: {r['said']}")
+        (r["when"], f"at {figures.count(r['frames'])} frames{' with --force' if r['forced'] else ''}: {r['said']}")
         for r in summary.get("resumed", [])
     ]

@@ -15,7 +15,7 @@ from rlcli.imports import COMPILER, forget, when_compiler_is_loaded
 from rlcli.report.clock import COMPILE, Clock
 
 _WORDS = {
-    "numba": "compiling kernels, once: later runs find them compiled ...",
+    "numba": "compiling kernels, once; later runs reuse them ...",
     "torch.compile": "compiling the loss (optim.compile) ...",
 }
 

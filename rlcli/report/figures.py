@@ -71,7 +71,7 @@ def plan_said(planned: int, measured: int | None) -> str:
     return f"  planned{off}"
 
 
-VALUES, BACKWARD = "value estimates", "recurrent, for backward"  # lines of memory that is held for a moment
+VALUES, BACKWARD = "value estimates", "recurrent activations"  # lines of memory that is held for a moment
 
 
 def stage_rows(label: str, planned: int | None, measured: int | None) -> list[tuple[str, int | None]]:

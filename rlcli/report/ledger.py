@@ -223,7 +223,7 @@ def learner_entries(
 
 def _plain(key: Key, value: Tensor, frames: int, claims: Claims) -> Entry:
     held = claims.claim(value)
-    note = "" if held or not value.numel() else "memory counted above"
+    note = "" if held or not value.numel() else "shared with a key above"
     return Entry(ROLLOUT, show(key), held, *_describe(value), per_frame=held / frames, note=note)
 
 

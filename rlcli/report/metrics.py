@@ -69,7 +69,7 @@ class Guarded:
         except Exception as error:  # whatever a user's code raises, the run and its other files do not depend on it
             name, self._figures = type(self._figures).__name__, None
             self._warn(
-                f"{name}.{method} failed and is called no more: {in_words(error)}; metrics.jsonl has all figures"
+                f"{name}.{method} failed and will not be called again: {in_words(error)}; metrics.jsonl has all figures"
             )
 
 
@@ -207,7 +207,7 @@ class MetricsWriter:
         data = json.dumps(values, allow_nan=False, separators=(",", ":")).encode() + b"\n"
         try:
             if os.stat(self.path).st_ino != self._inode:
-                raise FileNotFoundError(2, "another file has taken its place")
+                raise FileNotFoundError(2, "it was replaced by another file")
             start = os.fstat(self._file.fileno()).st_size
             written = self._file.write(data)
             if written != len(data):

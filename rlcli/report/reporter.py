@@ -287,7 +287,6 @@ class Reporter:
             infos=episodes.infos,
             best=episodes.best,
             episodes=episodes.episodes,
-            boundary=tally.boundary_share,
             approximated=tally.valued.approximated,
             dropped=tally.valued.dropped,
             warnings=list(tally.warnings.values()),

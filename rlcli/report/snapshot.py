@@ -55,8 +55,6 @@ class Snapshot:
         Of the last finished episodes, where their envs tell.
     infos : mapping
         Means of what else is followed of `info`.
-    boundary : float
-        Share of the rows not followed by their successor, in [0, 1].
     approximated : int
         Rows whose successor value was approximated so far.
     dropped : int or None
@@ -85,7 +83,6 @@ class Snapshot:
     success_rate: float | None = None
     infos: Mapping[str, float] = field(default_factory=dict)
     episodes: int = 0
-    boundary: float | None = None
     approximated: int = 0
     dropped: int | None = None
     warnings: Sequence[tuple[str, int]] = ()
@@ -118,12 +115,8 @@ class Snapshot:
 
     @property
     def rows_said(self) -> list[str]:
-        """Rows at boundaries, and what the value stage could not know or had no room for; only what there can be."""
-        said = []
-        if self.boundary is not None:
-            said = [f"boundary rows {100 * self.boundary:.1f} %"]
-        if self.approximated:
-            said.append(f"approximated values {self.approximated:,}")
+        """What the value stage could not know or had no room for; only what there can be."""
+        said = [f"V(s) in place of V(s') {self.approximated:,}"] if self.approximated else []
         return said if self.dropped is None else [*said, f"dropped rows {self.dropped:,}"]
 
 

@@ -296,8 +296,8 @@ class ValueRows:
 
 Figure = float | Tensor
 
-APPROXIMATED = "the successor's value was approximated by the row's own (next_obs=compact)"
-DROPPED = "a row had no room for its successor and was not learned from (value.shifted_budget makes room)"
+APPROXIMATED = "V(s) was used in place of V(s'): memory=compact stores no next observation there"
+DROPPED = "a row was not learned from: raise value.shifted_budget to make room for its next observation"
 
 
 class Tally:
@@ -383,11 +383,6 @@ class Tally:
         first = kind not in self.warnings
         self.warnings[kind] = text, self.warnings.get(kind, ("", 0))[1] + count
         return first
-
-    @property
-    def boundary_share(self) -> float | None:
-        """Share of the frames not followed by their successor, in [0, 1]."""
-        return None if self.boundary is None else self.boundary / max(self.frames, 1)
 
     def all_warnings(self) -> dict[str, tuple[str, int]]:
         """With those about the rows of the value stage."""

@@ -85,9 +85,7 @@ class Workers:
         for index, worker in enumerate(workers):
             restarts, lost = self._told[index] if index < len(self._told) else (0, 0)
             if more := worker.restarts - restarts:
-                frames = worker.lost_frames - lost
-                are = "is" if frames == 1 else "are"
-                yield f"{worker.cause}: it was replaced, and {_counted(frames, 'frame')} {are} lost", more
+                yield f"{worker.cause}: restarted, {_counted(worker.lost_frames - lost, 'frame')} lost", more
         self._told = [(worker.restarts, worker.lost_frames) for worker in workers]
 
 
@@ -134,13 +132,13 @@ def in_words(workers: Sequence[Mapping], late: int = 0, dropped: int = 0) -> str
     each = figures.count(min(frames)) + (f" to {figures.count(max(frames))}" if len(set(frames)) > 1 else "")
     said = [f"{len(workers)}, of {each} frames each" if len(workers) > 1 else f"1, of {each} frames"]
     lags = [worker["largest_lag"] for worker in workers if worker["largest_lag"] is not None]
-    said += [f"batches at most {_counted(max(lags), 'publication')} behind"] if lags else []
+    said += [f"batches at most {_counted(max(lags), 'weight version')} behind"] if lags else []
     if late:
-        over = f" and passed over, {_counted(dropped, 'frame')} that are not the run's" if dropped else ""
+        over = f" and skipped ({_counted(dropped, 'frame')}, not counted in the run)" if dropped else ""
         said.append(f"{_counted(late, 'batch', 'batches')} further behind than weights.max_lag{over}")
     if restarts := sum(worker["restarts"] for worker in workers):
         lost = sum(worker["lost_frames"] for worker in workers)
-        said.append(f"replaced {_counted(restarts, 'time')}, which lost {_counted(lost, 'frame')}")
+        said.append(f"restarted {_counted(restarts, 'time')}, {_counted(lost, 'frame')} lost")
     return "; ".join(said)
 
 

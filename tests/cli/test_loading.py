@@ -69,7 +69,7 @@ def test_a_collector_that_was_off_stays_off(facts):
 
 
 def test_a_verb_without_a_console_says_once_that_it_compiles(facts):
-    once = "compiling kernels, once: later runs find them compiled ...\n"
+    once = "compiling kernels, once; later runs reuse them ...\n"
     assert facts["said of kernels at first"] == facts["said of kernels"] == once
 
 

@@ -180,8 +180,8 @@ def test_a_worker_that_stands_still_is_replaced_in_time(kind, fault, tmp_path):
             assert time.monotonic() - began < LONG
         assert time.monotonic() - began >= TIMEOUT
         (often, lost), cause = c.restarts[1], c.workers[1].cause
-        assert often == 1 and 0 <= lost <= 80 and "worker 1, lanes 2 to 3" in cause
-        said = {"stopped": ["stood still for"], "hangs": ["no answer for"], "keeps the lock": ["stood", "no answer"]}
+        assert often == 1 and 0 <= lost <= 80 and "worker 1, envs 2 to 3" in cause
+        said = {"stopped": ["hanging for"], "hangs": ["no answer for"], "keeps the lock": ["hanging", "no answer"]}
         assert any(words in cause for words in said[fault]) and "0.6 s" in cause
         assert c.restarts[0] == (0, 0)
 
@@ -193,7 +193,7 @@ def test_a_worker_that_was_stopped_is_named(kind, tmp_path):
         c.next()
         fail(c, places, "stopped", 1)
         began = time.monotonic()
-        with pytest.raises(EnvError, match=r"worker was ended, since it stood still for 0.6 s \(1, lanes 2 to 3 of"):
+        with pytest.raises(EnvError, match=r"worker was killed after hanging for 0.6 s \(worker 1, envs 2 to 3 of"):
             while time.monotonic() - began < LONG:
                 c.next()
     assert ended(c)
@@ -210,7 +210,7 @@ def test_who_stands_still_without_a_limit_is_said_once(tmp_path, monkeypatch, ca
         c.next()
         assert not times(c)
     err = capfd.readouterr().err
-    assert err.count("worker 1, lanes 2 to 3 of Doomed stands still for 1 s") == 1 and "step_timeout" in err
+    assert err.count("worker 1, envs 2 to 3 of Doomed has not run for 1 s") == 1 and "step_timeout" in err
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -278,7 +278,9 @@ def test_who_gives_a_worker_up_waits_for_no_other(kind, other, monkeypatch):
     makers = [partial(GymEnv, ShortLived(life)) for life in (3, other)]
     with kind(makers, None, frames_per_batch=10**6 if other > 3 else 20, on_worker_error="restart") as c:
         for _ in range(2):  # the second time at once
-            with pytest.raises(EnvError, match=r"more than 1 times .* the first time, worker [01].* exit code 7"):
+            with pytest.raises(
+                EnvError, match=r"more than 1 times .* the first time: worker [01].* exited with code 7"
+            ):
                 c.next()
 
 
@@ -312,8 +314,8 @@ def test_a_worker_that_ends_before_its_first_batch(kind, when, tmp_path):
         while not c.workers[1].frames and time.monotonic() < until:
             c.next()
         assert c.workers[1].frames and (tmp_path / "a" / "1" / "fell").exists()
-        assert when == "made" or (c.restarts[1] == (1, 0) and "exit code 7" in c.workers[1].cause)
-    said = pytest.raises(EnvError, match=r"worker ended with exit code [79]")
+        assert when == "made" or (c.restarts[1] == (1, 0) and "exited with code 7" in c.workers[1].cause)
+    said = pytest.raises(EnvError, match=r"worker exited with code [79]")
     with said, kind(makers("b"), None, frames_per_batch=40) as c:
         until = time.monotonic() + LONG
         while time.monotonic() < until:

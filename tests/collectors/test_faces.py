@@ -20,7 +20,7 @@ def test_parts_of_ours_run_on_columns_in_the_loop_or_after_it():
     found = faces(Recipe(World(3, "gym"), ("StepCounter(3)", "RewardSum", "CatFrames"), Policy("actor")))
     assert [face.runs for face in found] == [
         "columns", "columns, in the loop", "columns, after the batch", "columns, in the loop",
-        "columns, replayed", "columns, drawn in numpy", "a stream of each lane's own, from the run's seed",
+        "columns, replayed", "columns, drawn in numpy", "one stream per env, from the run's seed",
     ]  # fmt: skip
 
 

@@ -680,7 +680,7 @@ def test_a_killed_worker_is_named_within_a_second(kind):
         c.next()
         soon(os.kill, victim(c), signal.SIGKILL)
         began = time.monotonic()
-        with pytest.raises(EnvError, match=r"worker was killed by SIGKILL \(1, lanes 4 to 7 of CartPole-v1\)"):
+        with pytest.raises(EnvError, match=r"worker was killed by SIGKILL \(worker 1, envs 4 to 7 of CartPole-v1\)"):
             for _ in range(50):
                 c.next()
         assert time.monotonic() - began < 3
@@ -719,7 +719,7 @@ def test_a_crash_loop_stops_with_its_first_cause():
             [cartpole, partial(broken, 1)][1:] * 2, None, frames_per_batch=8, on_worker_error="restart"
         ) as c,
         pytest.raises(
-            EnvError, match=r"workers had to be replaced more than 5 times.*the first time, worker .*raised.*of the env"
+            EnvError, match=r"worker was restarted more than 5 times.*the first time: worker .*raised.*of the env"
         ),
     ):
         c.next()
@@ -943,4 +943,4 @@ def test_why_one_worker_was_lost_is_not_forgotten_where_another_raises():
             c.crew.each("call", [("no such thing",), ("steps_left",)])
         c.crew.crew.watch = None
         c.next()
-        assert "worker 1, lane 1 of CartPole-v1 hung" in c.crew.records[1].cause
+        assert "worker 1, env 1 of CartPole-v1 hung" in c.crew.records[1].cause

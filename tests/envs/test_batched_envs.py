@@ -603,7 +603,7 @@ def test_one_gymnasium_env_is_not_several_whatever_is_around_it():
     for make in around:
         with pytest.raises(ArgumentError, match=r"one env cannot be several \(env 1\)"):
             SerialEnv(2, make)
-    with pytest.raises(ArgumentError, match="one env object cannot be several lanes"):
+    with pytest.raises(ArgumentError, match="one env object cannot serve as several envs"):
         GymLanes([gym.wrappers.TimeLimit(made, 5), gym.wrappers.TimeLimit(made, 6)])
 
 

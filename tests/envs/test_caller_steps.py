@@ -128,7 +128,7 @@ def test_a_broken_step_is_refused_with_the_sentence_of_one_process(fault, lane):
     makers[lane] = lambda: GymEnv(Breaking(STEP_FAULTS[fault][0], 5))
     env = shared(3, makers)
     expected = raised(SerialEnv(3, makers))
-    assert raised(env) == expected and f"lane {lane}" in expected
+    assert raised(env) == expected and f"env {lane}" in expected
     env.close()
 
 
@@ -145,7 +145,7 @@ def test_after_a_reset_that_raised_the_next_gives_the_episodes_of_one_process(fa
     for make in (SerialEnv, shared):
         env = make(3, [lambda bad=lane == fails: GymEnv(LateStart(bad)) for lane in range(3)])
         env.set_seed(7)
-        with pytest.raises(EnvError, match=rf"lane {fails}, .*not up yet"):
+        with pytest.raises(EnvError, match=rf"env {fails}, .*not up yet"):
             env.reset()
         shown.append([env.reset()["observation"] for _ in range(3)])
         env.close()
@@ -164,7 +164,7 @@ def test_a_step_that_raised_in_the_caller_leaves_nothing_behind():
 
     env = shared(2, [lambda: GymEnv("CartPole-v1", wrappers=[Once]), CARTPOLE])
     env.set_seed(0)
-    with pytest.raises(EnvError, match=r"lane 0.*once"):
+    with pytest.raises(EnvError, match=r"env 0.*once"):
         env.rollout(5)
     other = SerialEnv(2, CARTPOLE)
     assert equal(rolled(env, 20), rolled(other, 20))
@@ -233,7 +233,7 @@ def test_a_worker_that_is_killed_while_its_answer_is_waited_for_is_named_within_
     before = signal.signal(signal.SIGALRM, kill)
     signal.setitimer(signal.ITIMER_REAL, 0.3)
     try:
-        with pytest.raises(EnvError, match=r"was killed by SIGKILL \(env Slow, lanes 1 to 2, step 1 of"):
+        with pytest.raises(EnvError, match=r"was killed by SIGKILL \(Slow, envs 1 to 2, step 1 of"):
             env.rollout(2)
     finally:
         signal.signal(signal.SIGALRM, before)
@@ -248,7 +248,7 @@ def test_a_stopped_worker_is_ended_after_the_step_timeout():
     collector.rollout(1)
     os.kill(env.lanes.crew.workers[0].pid, signal.SIGSTOP)
     began = time.monotonic()
-    with pytest.raises(EnvError, match=r"no answer for 0.5 s \(env Slow, lanes 1 to 2, step 2 of the run\)"):
+    with pytest.raises(EnvError, match=r"no answer for 0.5 s \(Slow, envs 1 to 2, step 2 of the run\)"):
         collector.rollout(1)
     assert time.monotonic() - began < 5
     assert env.lanes.crew.workers[0].exit_code(1.0) == -signal.SIGKILL
@@ -259,7 +259,7 @@ def test_a_lane_of_the_callers_own_that_hangs_is_named():
     env = shared(3, [lambda: GymEnv(Slow(60)), swift, swift])
     env.lanes.step_timeout = 0.5
     collector = Collector(env, None, frames_per_batch=3, total_frames=-1)
-    with pytest.raises(EnvError, match=r"no answer for 0.5 s \(env Slow, lane 0, episode 0"):
+    with pytest.raises(EnvError, match=r"no answer for 0.5 s \(Slow, env 0, episode 0"):
         collector.rollout(1)
     assert env.lanes.crew.workers[0].exit_code() is None
     env.close()

@@ -298,7 +298,7 @@ def test_whole_numbers_reach_a_box_of_them_clipped_in_its_own_dtype():
 def test_a_reset_that_shows_nan_is_refused_by_hand_too():
     made = Sampled()
     made.reset = lambda **_: (np.full(3, np.nan, np.float32), {})
-    with pytest.raises(EnvError, match=r"observation is not finite \(env Sampled, lane 0, episode 0, step 0"):
+    with pytest.raises(EnvError, match=r"observation is not finite \(Sampled, env 0, episode 0, step 0"):
         GymEnv(made).reset()
 
 

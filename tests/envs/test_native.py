@@ -123,13 +123,13 @@ class Careless(VectorEnv):
 
 
 def test_an_engine_that_disregards_the_mask_is_refused():
-    with pytest.raises(ConfigError, match=r"changed lanes outside the mask.*Use env\.mode=serial"):
+    with pytest.raises(ConfigError, match=r"changed envs outside the mask.*Use env\.mode=serial"):
         engine_of(Careless())
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
 def test_an_engine_that_cannot_reset_single_lanes_is_refused(mode):
-    with pytest.raises(ConfigError, match=r"cannot reset one lane while the others stand still.*Use env\.mode=serial"):
+    with pytest.raises(ConfigError, match=r"cannot reset one env while the others go on.*Use env\.mode=serial"):
         engine_of(Careless(mode=mode))
 
 
@@ -142,12 +142,12 @@ ENGINE_FAULTS = {
     "lane dim missing": (replace(0, np.zeros(3, np.float32)), ["(2, 3) float32", "(3,) float32"]),
     "doubles": (replace(0, np.full((2, 3), 1e300)), ["what float32 holds", "1e+300"]),
     "a list": (replace(0, [[0.0] * 3, [0.0]]), ["(2, 3) float32", "a list"]),
-    "NaN seen": (replace(0, np.array([[0, 0, 0], [0, np.nan, 0]], np.float32)), ["not finite", "lane 1"]),
+    "NaN seen": (replace(0, np.array([[0, 0, 0], [0, np.nan, 0]], np.float32)), ["not finite", "env 1"]),
     "one reward": (replace(1, 1.0), ["numbers as reward", "a float"]),
     "rewards of None": (replace(1, np.array([None, None])), ["numbers as reward", "object"]),
     "reward column": (replace(1, np.ones((2, 1))), ["numbers as reward", "(2, 1)"]),
-    "reward NaN": (replace(1, np.array([1, np.nan])), ["reward is not finite", "lane 1"]),
-    "reward too large": (replace(1, np.array([1, 1e39])), ["reward is too large", "lane 1"]),
+    "reward NaN": (replace(1, np.array([1, np.nan])), ["reward is not finite", "env 1"]),
+    "reward too large": (replace(1, np.array([1, 1e39])), ["reward is too large", "env 1"]),
     "int flags": (replace(2, np.zeros(2, int)), ["bool array (2,) as terminated", "int64"]),
     "one flag": (replace(3, False), ["bool array (2,) as truncated", "a bool"]),
     "flags None": (replace(3, None), ["bool array (2,) as truncated", "a NoneType"]),
@@ -185,7 +185,7 @@ def test_an_engine_that_raises_keeps_type_and_text():
         raise OSError("bus fault")
 
     collector = Collector(NativeEnv(MaskedEngine(Careless(fault=fail))), frames_per_batch=10)
-    with pytest.raises(EnvError, match=r"raised in step \(env Careless, all 2 lanes, step 1 .*OSError: bus fault"):
+    with pytest.raises(EnvError, match=r"raised in step \(Careless, all 2 envs, step 1 .*OSError: bus fault"):
         collector.rollout()
 
 
@@ -364,5 +364,5 @@ def test_a_missing_envpool_names_the_extra(monkeypatch):
 
 
 def test_engines_take_at_least_one_lane():
-    with pytest.raises(ArgumentError, match="at least one lane"):
+    with pytest.raises(ArgumentError, match="at least one env"):
         make_native("CartPole-v1", 0)

@@ -150,7 +150,7 @@ def test_a_value_outside_is_refused_and_named(face, name, place):
     with pytest.raises(EnvError) as caught:
         collected(FACES[face](makers(change, episode, step, lane)), next_obs=str(rng.choice(MEMORY)))
     text = str(caught.value)
-    where = f"lane {lane}, episode {episode}, step {step}, step {LENGTH * episode + step} of the run, seed "
+    where = f"env {lane}, episode {episode}, step {step}, step {LENGTH * episode + step} of the run, seed "
     words = [f"the env's {name_of(change)} is outside its declared bounds", where, change[3]]
     assert all(word in text for word in [*words, "env.out_of_bounds=count"]), text
     assert caught.value.exit_code == 3
@@ -162,7 +162,7 @@ def test_a_value_outside_is_refused_and_named(face, name, place):
 @pytest.mark.parametrize("episode", [0, 2])
 def test_the_rows_that_only_ends_have_are_checked(face, step, steps, episode):
     change = MUTATIONS["above"]
-    with pytest.raises(EnvError, match=f"lane 1, episode {episode}, step {step}, step {LENGTH * episode + step} of"):
+    with pytest.raises(EnvError, match=f"env 1, episode {episode}, step {step}, step {LENGTH * episode + step} of"):
         collected(FACES[face](makers(change, episode, step, 1)), steps=steps, next_obs="exact")
 
 
@@ -228,7 +228,7 @@ def test_a_transform_hides_nothing(face, step):
             env = TransformedEnv(env, make()) if make is not None else env
             keep = None if make is not None else [("next", "reward")]
             if mode == "refuse":
-                with pytest.raises(EnvError, match=f"lane 1, episode 2, step {step}, step {8 + step} of the run"):
+                with pytest.raises(EnvError, match=f"env 1, episode 2, step {step}, step {8 + step} of the run"):
                     collected(env, batches=2, keep_keys=keep)
             else:
                 collector, _ = collected(env, batches=2, keep_keys=keep)
@@ -259,7 +259,7 @@ def test_a_batch_that_stops_at_ends_counts_its_final_observations_once():
 @pytest.mark.parametrize("step", [0, 2, LENGTH])
 def test_stepping_by_hand_is_checked_alike(face, step):
     env = FACES[face](makers(MUTATIONS["nested int above"], 1, step, 2))
-    with pytest.raises(EnvError, match=rf"eye\.level is outside .*lane 2, episode 1, step {step}, step {4 + step} of "):
+    with pytest.raises(EnvError, match=rf"eye\.level is outside .*env 2, episode 1, step {step}, step {4 + step} of "):
         env.rollout(20, break_when_any_done=False)
     env = FACES[face](makers(MUTATIONS["nested int above"], 1, step, 2), "count")
     env.rollout(20, break_when_any_done=False)
@@ -268,7 +268,7 @@ def test_stepping_by_hand_is_checked_alike(face, step):
 
 def test_one_env_by_hand_names_its_first_bad_step():
     env = GymEnv(Mutant(MUTATIONS["above"], 0, 1), out_of_bounds="refuse")
-    with pytest.raises(EnvError, match="env Mutant, lane 0, episode 0, step 1, step 1 of the run"):
+    with pytest.raises(EnvError, match="Mutant, env 0, episode 0, step 1, step 1 of the run"):
         env.rand_step(env.reset())
 
 
@@ -363,7 +363,7 @@ def test_specs_of_every_kind_have_bounds():
             out = TensorDict({"hot": torch.ones(2, 3).long(), "many": torch.tensor([[1, 2], [1, 3]])}, (2,))
             return out.set("reward", torch.zeros(2, 1)).set("done", torch.zeros(2, 1, dtype=torch.bool))
 
-    with pytest.raises(EnvError, match=r"many is outside .*lane 1, .*expected 0\.\.2 at element \[1\], got 3, 1 above"):
+    with pytest.raises(EnvError, match=r"many is outside .*env 1, .*expected 0\.\.2 at element \[1\], got 3, 1 above"):
         collected(Specified(), batches=1)
 
 

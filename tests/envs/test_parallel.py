@@ -259,7 +259,7 @@ def test_a_broken_step_is_refused_with_the_sentence_of_one_process(fault, at):
     makers.append(lambda: GymEnv(Breaking(STEP_FAULTS[fault][0], at)))
     env = ParallelEnv(3, makers, workers=2)
     expected = raised(SerialEnv(3, makers))
-    assert raised(env) == expected and "lane 2" in expected
+    assert raised(env) == expected and "env 2" in expected
     env.close()
 
 
@@ -321,7 +321,7 @@ def test_an_env_that_cannot_be_made_is_refused_as_in_one_process():
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_envs_that_differ_are_refused(workers):
-    with pytest.raises(EnvError, match=r"differ in their spaces \(env CartPole-v1, lane 1"):
+    with pytest.raises(EnvError, match=r"differ in their spaces \(CartPole-v1, env 1"):
         ParallelEnv(2, ["CartPole-v1", "MountainCar-v0"], workers=workers)
     with pytest.raises(ArgumentError, match="alike"):
         ParallelEnv(2, [CARTPOLE, WORLDS["CartPole, indices"]])
@@ -397,7 +397,7 @@ def test_after_a_reset_that_raised_the_next_gives_the_episodes_of_one_process(wo
         options = {"workers": workers} if make is ParallelEnv else {}
         env = make(3, [lambda fails=fails: GymEnv(LateStart(fails)) for fails in (False, True, False)], **options)
         env.set_seed(7)
-        with pytest.raises(EnvError, match=r"lane 1, .*not up yet"):
+        with pytest.raises(EnvError, match=r"env 1, .*not up yet"):
             env.reset()
         shown.append([env.reset()["observation"] for _ in range(3)])
         env.close()
@@ -492,14 +492,12 @@ def test_a_worker_that_is_killed_in_a_step_is_named():
     before = signal.signal(signal.SIGALRM, kill)
     signal.setitimer(signal.ITIMER_REAL, 0.1)
     try:
-        with pytest.raises(
-            EnvError, match=r"a worker process was killed by SIGKILL \(env Slow, lanes 2 to 3, step 1 of"
-        ):
+        with pytest.raises(EnvError, match=r"a worker process was killed by SIGKILL \(Slow, envs 2 to 3, step 1 of"):
             env.rollout(20, break_when_any_done=False)
     finally:
         signal.signal(signal.SIGALRM, before)
     assert time.monotonic() - killed[0] < 2
-    with pytest.raises(EnvError, match="lanes 2 to 3"):
+    with pytest.raises(EnvError, match="envs 2 to 3"):
         env.reset()
     env.close()
 
@@ -532,11 +530,11 @@ def test_a_worker_that_hangs_is_named_and_ended():
     env.lanes.step_timeout = 1.0
     collector = Collector(env, None, frames_per_batch=3, total_frames=-1)
     began = time.monotonic()
-    place = r"no answer for 1 s \(env Slow, lane 2, step 1 of the run\): step has not returned in its worker"
+    place = r"no answer for 1 s \(Slow, env 2, step 1 of the run\): step has not returned in its worker"
     with pytest.raises(EnvError, match=place):
         collector.rollout(1)
     assert time.monotonic() - began < 5
-    with pytest.raises(EnvError, match="was ended, since it did not answer"):
+    with pytest.raises(EnvError, match="was killed because it did not answer"):
         collector.rollout(1)
     env.close()
     assert env.lanes.crew.workers[2].exit_code() == -signal.SIGKILL
@@ -593,7 +591,7 @@ def test_a_fork_of_this_process_is_refused_its_workers(policy):
         try:
             signal.alarm(30)
             for act in (env.reset, lambda: env.set_seed(1), env.lanes.state_dict):
-                with pytest.raises(ArgumentError, match="a fork of a process cannot give orders to that one's workers"):
+                with pytest.raises(ArgumentError, match="a forked process cannot use the workers of its parent"):
                     act()
             env.close()
             gc.collect()

@@ -203,7 +203,7 @@ def test_a_reset_that_raises_does_so_when_it_is_asked_for(dealing, lane, every_e
     def script(face: Face) -> None:
         face.reset(face.step())
         done = face.step()
-        with pytest.raises(EnvError, match=f"lane {lane}.*the door is stuck") as caught:
+        with pytest.raises(EnvError, match=f"env {lane}.*the door is stuck") as caught:
             face.reset(done)
         face.seen.append(str(caught.value))
         for _ in range(3):
@@ -216,7 +216,7 @@ def test_a_reset_that_raises_does_so_when_it_is_asked_for(dealing, lane, every_e
 def test_in_a_worker_that_is_to_be_replaced_too():
     env = ParallelEnv(2, [wandering(most=1, fails_at=4), wandering(most=99)], workers=2, on_worker_error="restart")
     collector = Collector(env, None, frames_per_batch=2, total_frames=-1)
-    with pytest.warns(UserWarning, match=r"worker of .*lane 0.*raised .*the door is stuck.*; it is replaced"):
+    with pytest.warns(UserWarning, match=r"worker of .*env 0.*raised .*the door is stuck.*; restarted"):
         batch = collector.rollout(3)
     assert env.lanes.restarts == [(1, 0), (0, 0)]  # the step before the reset was answered: nothing of it is lost
     assert batch["next", "observation"][0, :, 0].tolist() == [1, 2, 3] and batch["next", "done"][0].all()
@@ -231,7 +231,7 @@ def test_a_worker_that_was_killed_since_its_lanes_began_is_replaced_at_the_next_
     worker = env.lanes.crew.workers[1]
     os.kill(worker.pid, signal.SIGKILL)
     assert worker.exit_code(5.0) == -signal.SIGKILL
-    with pytest.warns(UserWarning, match=r"lanes 2 to 3, .* was killed by SIGKILL; it is replaced"):
+    with pytest.warns(UserWarning, match=r"envs 2 to 3, .* was killed by SIGKILL; restarted"):
         batch = collector.rollout(2)
     assert env.lanes.restarts == [(0, 0), (1, 2)]
     first = batch["observation"][2:, 0]

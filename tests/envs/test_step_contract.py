@@ -94,7 +94,7 @@ def test_the_first_bad_step_is_refused_and_named(name):
             batches(env, 3)
         text = str(caught.value)
         assert all(word in text for word in words), text
-        assert f"env Breaking, lane {lane}, episode 0, step " in text
+        assert f"Breaking, env {lane}, episode 0, step " in text
         assert f"seed {env.lanes.seeds[lane]}" in text
         in_batch = "of the batch" in text  # found by a vectorised check after the batch: counted from 0 in it
         assert f"step {(at - 1) % 20} of the batch" in text if in_batch else f"step {at}," in text
@@ -186,7 +186,7 @@ def test_what_an_env_raises_keeps_type_text_and_place(kind):
         batches(serial(fault, 7, 1), 3)
     text = str(caught.value)
     assert f"{kind.__name__}: " in text and "the arm is stuck" in text
-    assert "raised in step (env Breaking, lane 1, episode 0, step 7, seed " in text and "(action " in text
+    assert "raised in step (Breaking, env 1, episode 0, step 7, seed " in text and "(action " in text
     assert isinstance(caught.value.__cause__, kind)
 
 
@@ -195,7 +195,7 @@ def test_resets_keep_the_contract_too(name):
     fault, words = STEP_FAULTS[name]
     with pytest.raises(EnvError) as caught:
         batches(serial(lambda result: (fault((*result, None))[0], result[1]), 0, 2), 3)
-    assert all(word in str(caught.value) for word in [*words, "reset", "lane 2"])
+    assert all(word in str(caught.value) for word in [*words, "reset", "env 2"])
 
 
 def test_a_reset_must_return_a_pair():
@@ -223,9 +223,9 @@ class Loose(EnvBase):
 
 
 FACES = {  # how an env is stepped, and where a collector says that it happened
-    "bare": (lambda make: make(), r"env Loose, lane 0, episode -?\d, step "),
-    "under a transform": (lambda make: TransformedEnv(make(), RewardSum()), r"env TransformedEnv, lane 0, .*step "),
-    "one of several": (lambda make: SerialEnv(2, make), "env SerialEnv, all 2 lanes, step "),
+    "bare": (lambda make: make(), r"Loose, env 0, episode -?\d, step "),
+    "under a transform": (lambda make: TransformedEnv(make(), RewardSum()), r"TransformedEnv, env 0, .*step "),
+    "one of several": (lambda make: SerialEnv(2, make), "SerialEnv, all 2 envs, step "),
 }
 
 
@@ -285,7 +285,7 @@ def test_a_transform_that_returns_nothing_is_named(method):
     words = rf"Careless\.{method} did not return a TensorDict"
     with pytest.raises(EnvError, match=rf"{words}: got a NoneType"):
         TransformedEnv(GymEnv("CartPole-v1"), Compose(Careless(), StepCounter())).rollout(3)
-    with pytest.raises(EnvError, match=rf"{words} \(env .*, lane 0, episode -?\d, step .*got a NoneType"):
+    with pytest.raises(EnvError, match=rf"{words} \(.*, env 0, episode -?\d, step .*got a NoneType"):
         Collector(TransformedEnv(GymEnv("CartPole-v1"), Careless()), frames_per_batch=4).rollout()
 
 
@@ -297,7 +297,7 @@ def test_the_step_at_which_an_env_on_tensordicts_returns_nothing_is_named():
             self.calls += 1
             return None if self.calls == 3 else super()._step(td)
 
-    with pytest.raises(EnvError, match=r"Stops\._step did not return a TensorDict \(env Stops, lane 0, .*step 3\)"):
+    with pytest.raises(EnvError, match=r"Stops\._step did not return a TensorDict \(Stops, env 0, .*step 3\)"):
         Collector(Stops("close", None), frames_per_batch=4).rollout()
 
 
@@ -330,7 +330,7 @@ def test_a_step_may_give_a_list_of_five():
 def test_what_a_probe_is_given_instead_of_five_values_is_named():
     lanes = GymEnv(Breaking(lambda result: result[:4], 2)).lanes
     lanes.seed(0)
-    with pytest.raises(EnvError, match=r"step returned a bad value .*a first try.*got a tuple of 4"):
+    with pytest.raises(EnvError, match=r"step returned a bad value .*a trial run.*got a tuple of 4"):
         lanes.repeats()
 
 
@@ -338,7 +338,7 @@ def test_a_reset_that_raises_names_its_lane():
     def fault(result):
         raise RuntimeError("no licence")
 
-    with pytest.raises(EnvError, match=r"raised in reset \(env Breaking, lane 1, .*RuntimeError: no licence"):
+    with pytest.raises(EnvError, match=r"raised in reset \(Breaking, env 1, .*RuntimeError: no licence"):
         batches(serial(fault, 0, 1), 3)
 
 
@@ -373,7 +373,7 @@ def test_values_found_after_a_batch_are_placed_in_their_episode(lane, episode, s
         for _ in range(3):
             collector.rollout()
     seed = env.lanes.seed_of(lane, episode)
-    place = f"lane {lane}, episode {episode}, step {(episode * 4 + step) % 20} of the batch, seed {seed})"
+    place = f"env {lane}, episode {episode}, step {(episode * 4 + step) % 20} of the batch, seed {seed})"
     assert place in str(caught.value)
 
 

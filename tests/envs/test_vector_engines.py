@@ -118,13 +118,13 @@ def test_an_engine_that_resets_within_the_step_cannot_be_cut_from_outside():
     with pytest.raises(ArgumentError, match=r"cannot be cut after 7 steps.*env\.mode=serial"):
         Collector(env, frames_per_batch=30, max_frames_per_traj=7)
     td = env.rand_step(env.reset())["next"].exclude("reward")
-    with pytest.raises(EnvError, match=r"cannot reset a lane whose episode is still running"):
+    with pytest.raises(EnvError, match=r"cannot reset an env whose episode is still running"):
         env.reset(td.set(RESET, torch.tensor([[True], [False], [False]])))
 
 
 def test_an_engine_whose_mask_does_not_call_off_the_next_reset_is_refused():
     """Without shared memory, gymnasium's workers reset a finished lane a second time on the next step."""
-    with pytest.raises(ConfigError, match=r"does not take that reset's place.*Use env\.mode=serial"):
+    with pytest.raises(ConfigError, match=r"does not replace that reset.*Use env\.mode=serial"):
         engine_of(AsyncEnv([cartpole] * 2, shared_memory=False))
 
 
@@ -169,8 +169,8 @@ class Scripted(VectorEnv):
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("all", "changed lanes outside the mask, so it cannot reset one lane while the others stand still"),
-        ("twice", "does not take that reset's place: lanes would run apart"),
+        ("all", "changed envs outside the mask, so it cannot reset one env while the others go on"),
+        ("twice", "does not replace that reset: envs would get out of step"),
         ("endless", "cannot be told: in 1000 random steps no episode ended"),
         ("alike", "or all rows were alike"),
         ("raises", "raised KeyError"),
@@ -231,7 +231,7 @@ def test_a_same_step_engine_whose_finals_lie_in_what_it_shows_is_refused_at_the_
 
 
 def test_an_engine_that_does_not_say_when_it_resets_is_refused():
-    with pytest.raises(ConfigError, match=r"does not say when it resets a finished lane\. Use env\.mode=serial"):
+    with pytest.raises(ConfigError, match=r"does not say when it resets a finished env\. Use env\.mode=serial"):
         engine_of(Scripted("good", None))
 
 
@@ -268,5 +268,5 @@ def test_an_engine_that_has_begun_an_episode_by_itself_says_that_it_has_no_seed_
     td = env.reset()
     env.set_seed(3)
     td = env.rand_step(td)["next"]
-    with pytest.raises(EnvError, match=r"cannot give one lane a seed.*Reset all lanes after set_seed"):
+    with pytest.raises(EnvError, match=r"cannot seed a single env.*Reset all envs after set_seed"):
         env.maybe_reset(td)

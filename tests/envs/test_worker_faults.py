@@ -152,7 +152,7 @@ def test_a_worker_that_hangs_in_python_is_replaced(no_limit):
     env = falling(on_worker_error="restart", step_timeout=TIMEOUT)
     book = Book(env, random.Random(0))
     began = time.monotonic()
-    with pytest.warns(UserWarning, match=r"lanes 2 to 3, .*did not answer for 0.6 s; it is replaced"):
+    with pytest.warns(UserWarning, match=r"envs 2 to 3, .*not answering for 0.6 s; restarted"):
         assert book.go("hangs", 1) == {2, 3}
     assert TIMEOUT <= time.monotonic() - began < 10 and env.lanes.restarts == [(0, 0), (1, 2)]
     env.close()
@@ -199,7 +199,7 @@ def test_a_crash_loop_stops_with_its_first_cause():
     book = Book(env, random.Random(0))
     for _ in range(restarts.RESTARTS):
         assert book.go("exits", 1) == {2, 3}
-    with pytest.raises(EnvError, match=r"more than 5 times in 60 s.*lanes 2 to 3.*ended with exit code 7"):
+    with pytest.raises(EnvError, match=r"more than 5 times in 60 s.*envs 2 to 3.*exited with code 7"):
         book.go("raises", 1)
     env.close()
 
@@ -211,7 +211,7 @@ def test_a_worker_that_never_answers_a_step_is_not_replaced_for_ever(monkeypatch
     book.go("exits", 1), book.go("none", 1)
     for _ in range(restarts.RESTARTS):
         book.go("exits", 1)
-    with pytest.raises(EnvError, match=r"more than 5 times before anything came of it.*ended with exit code 7"):
+    with pytest.raises(EnvError, match=r"more than 5 times without a result.*exited with code 7"):
         book.go("raises", 1)
     env.close()
 
@@ -229,14 +229,14 @@ def test_what_ends_all_workers_at_once_counts_once():
     env.close()
 
 
-@pytest.mark.parametrize(("seconds", "said"), [(3.0, "in 60 s"), (13.0, "before anything came of it")])
+@pytest.mark.parametrize(("seconds", "said"), [(3.0, "in 60 s"), (13.0, "without a result")])
 def test_however_long_it_takes_to_replace_them(seconds, said, monkeypatch):
     clock = itertools.count(0.0, seconds)
     monkeypatch.setattr(restarts.time, "monotonic", lambda: next(clock))
     counted = restarts.Restarts()
     for worker in range(2 * restarts.RESTARTS):
         counted.another("env", worker, f"worker {worker}", restarts.Lost(worker, "was killed"), collected=3, fix="")
-    with pytest.raises(EnvError, match=rf"more than 5 times {said} .*the first time, worker 7 was killed"):
+    with pytest.raises(EnvError, match=rf"more than 5 times {said} .*the first time: worker 7 was killed"):
         for _ in range(restarts.RESTARTS):
             counted.another("env", 7, "it", restarts.Lost(7, "was killed again"), collected=3, fix="")
 
@@ -320,17 +320,17 @@ def test_a_worker_that_fails_is_named(fault):
     book = Book(env, random.Random(0))
     book.go(None, 0)
     sentence = {
-        "killed": "a worker process was killed by SIGKILL", "exits": "a worker process ended with exit code 7",
+        "killed": "a worker process was killed by SIGKILL", "exits": "a worker process exited with code 7",
         "raises": "the arm is off", "stopped": "no answer for 0.6 s", "hangs": "no answer for 0.6 s",
     }[fault]  # fmt: skip
-    lane = "lane [23]," if fault == "raises" else "lanes 2 to 3"
+    lane = "env [23]," if fault == "raises" else "envs 2 to 3"
     began = time.monotonic()
     with pytest.raises(EnvError, match=sentence) as caught:
         for _ in range(1 << 20):
             book.go(fault, 1)
             fault = None
     assert time.monotonic() - began < 10
-    assert "env Falling" in str(caught.value) and re.search(lane, str(caught.value))
+    assert "Falling, env" in str(caught.value) and re.search(lane, str(caught.value))
     env.close()
     assert all(worker.exit_code(2.0) is not None for worker in env.lanes.crew.workers)
 
@@ -405,7 +405,7 @@ def test_a_slow_reset_is_timed_too():
     env = ParallelEnv(2, lambda: GymEnv(Slow(0.0)), workers=1, step_timeout=TIMEOUT)
     env.reset()
     os.kill(env.lanes.crew.workers[0].pid, signal.SIGSTOP)
-    with pytest.raises(EnvError, match=r"no answer for 0.6 s \(env Slow, lanes 0 to 1"):
+    with pytest.raises(EnvError, match=r"no answer for 0.6 s \(Slow, envs 0 to 1"):
         env.reset()
     env.close()
 
@@ -427,7 +427,7 @@ def test_a_first_try_that_hangs_is_ended(kind, at):
     with Collector(env, None, frames_per_batch=8) as collector:
         collector.set_seed(0, episode_seeds=True)
         place = " in its worker process" if kind == "parallel" else r" at \S*gym_worlds.py"
-        sentence = rf"no answer for 0.6 s \(env Hanging, .*a first try has not returned{place}"
+        sentence = rf"no answer for 0.6 s \(Hanging, .*a trial run has not returned{place}"
         with pytest.raises(EnvError, match=sentence):
             collector.remember_episodes(10)
     assert time.monotonic() - began < 20
@@ -463,6 +463,6 @@ def test_a_worker_that_stands_still_at_any_order_is_ended():
         env = falling(step_timeout=TIMEOUT)
         Book(env, random.Random(0))
         os.kill(env.lanes.crew.workers[1].pid, signal.SIGSTOP)
-        with pytest.raises(EnvError, match=r"no answer for 0.6 s \(env Falling, lanes 2 to 3"):
+        with pytest.raises(EnvError, match=r"no answer for 0.6 s \(Falling, envs 2 to 3"):
             env.set_seed(1) if name == "set_seed" else env.lanes.state_dict()
         env.close()

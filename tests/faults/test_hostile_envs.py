@@ -50,7 +50,7 @@ WHERE = [
 @pytest.mark.parametrize(("verb", "name", "env"), WHERE)
 def test_a_step_that_breaks_the_contract_is_named_wherever_it_happens(hostile, verb, name, env):
     answer = hostile(verb, f"env.id={env}", "run.dir=r", "env.out_of_bounds=refuse")
-    is_a_sentence(answer, 3, f"env {env}, lane ", ", step ", ", seed ", *STEPS[name])
+    is_a_sentence(answer, 3, f"{env}, env ", ", step ", ", seed ", *STEPS[name])
     if env == name or Path("r").exists():  # before the first batch nothing came of the run, and it leaves no folder
         assert open_run("r").summary.get("status", "failed") == "failed"
 
@@ -59,7 +59,7 @@ def test_a_step_that_breaks_the_contract_is_named_wherever_it_happens(hostile, v
 def test_a_worker_process_says_the_same(hostile, name):
     answer = hostile("train", f"env.id={name}", "run.dir=r", "env.workers=2")
     assert answer.code == 3 and "in every worker process" not in answer.err
-    words = f"env {name}, lane ", ", step ", ", seed ", *STEPS[name]
+    words = f"{name}, env ", ", step ", ", seed ", *STEPS[name]
     assert all(word in answer.err for word in words) and "Traceback" not in answer.err
 
 
@@ -71,7 +71,7 @@ def test_what_an_env_imports_in_its_worker_processes_is_said(hostile):
 def test_a_worker_process_that_hangs_ends_the_run_where_that_was_asked_for(hostile, monkeypatch):
     monkeypatch.setattr(answers_in_time, "EVERY", 0.1)
     answer = hostile("train", "env.id=hangs", "env.step_timeout=0.6", "env.workers=2", "env.num=4", "run.dir=r")
-    assert answer.code == 3 and "no answer for 0.6 s (env hangs, lanes 0 to 1, step " in answer.err
+    assert answer.code == 3 and "no answer for 0.6 s (hangs, envs 0 to 1, step " in answer.err
     assert "step has not returned in its worker process" in answer.err
 
 
@@ -98,7 +98,7 @@ def test_an_env_that_hangs_ends_the_run_where_that_was_asked_for(hostile, monkey
     answer = hostile("train", f"env.id={name}", "env.step_timeout=0.6", *words)
     during = "reset" if "reset" in name else "step"
     is_a_sentence(
-        answer, 3, f"no answer for 0.6 s (env {name}, lane ", f"{during} has not returned at ", "hostile_package.py:"
+        answer, 3, f"no answer for 0.6 s ({name}, env ", f"{during} has not returned at ", "hostile_package.py:"
     )
     assert open_run("r").checkpoints and signal.getsignal(signal.SIGALRM) == before
 
@@ -109,7 +109,7 @@ def test_an_env_that_takes_long_is_said_and_waited_for(hostile, monkeypatch):
     answer = hostile("train", "env.id=dawdles", "run.dir=r")
     assert answer.code == 0
     assert answer.err.count("step has not returned") == 2  # once for either env
-    assert "env dawdles, lane 1, episode 4, step 10" in answer.err and "env.step_timeout" in answer.err
+    assert "dawdles, env 1, episode 4, step 10" in answer.err and "env.step_timeout" in answer.err
 
 
 def test_a_reward_that_float32_rounds_is_said_once(hostile):
@@ -203,8 +203,8 @@ def test_an_evaluation_counts_instead_of_stopping(hostile):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("reset_raises", ["raised in reset", "RuntimeError: no licence", "lane 0"]),
-        ("reset_alone", ["lane 0", "expected", "got"]),
+        ("reset_raises", ["raised in reset", "RuntimeError: no licence", "env 0"]),
+        ("reset_alone", ["env 0", "expected", "got"]),
         ("init_raises", ["could not be built (init_raises)", "RuntimeError: no port"]),
         ("init_exits", ["could not be built", "SystemExit"]),
         ("builder_raises", ["could not be built", "ZeroDivisionError"]),

@@ -50,7 +50,7 @@ def test_the_replay_ratio_is_kept_and_said(run, capsys, task, each, collector):
     earned = made.summary["frames"] - made.config["collector"]["init_random_frames"]
     assert updates / earned == pytest.approx(ratio)
     out = capsys.readouterr().out
-    assert f"updates     {updates:,}, {figures.number(ratio)} for each frame (replay ratio)\n" in out
+    assert f"updates     {updates:,}, {figures.number(ratio)} per frame (replay ratio)\n" in out
     assert "  lag " in out.split("eta")[0]
 
 
@@ -118,7 +118,7 @@ def test_lag_is_in_the_log_on_the_console_and_in_the_summary(run, capsys):
     assert 1 <= largest == max(worker["largest_lag"] for worker in workers)
     assert sum(worker["frames"] for worker in workers) >= 4096 and [w["restarts"] for w in workers] == [0, 0]
     out = capsys.readouterr().out
-    assert "workers     2, of " in out and f"batches at most {largest:.0f} publication" in out
+    assert "workers     2, of " in out and f"batches at most {largest:.0f} weight version" in out
     assert " lag " in out.split("eta")[0]
     assert "| 1 | 2 to 3 |" in (made.path / "report.md").read_text()
 
@@ -152,11 +152,11 @@ def test_batches_that_come_too_late_are_said_in_both_reports_and_counted_on_afte
     late, dropped = (made.summary[name] for name in ("late_batches", "dropped_frames"))
     assert late >= before["late_batches"] and dropped >= before["dropped_frames"] > 0
     assert sum(worker["frames"] for worker in made.summary["workers"]) >= made.summary["frames"] + dropped
-    closing = f"{late:,} batches further behind than weights.max_lag and passed over, {dropped:,} frames"
+    closing = f"{late:,} batches further behind than weights.max_lag and skipped ({dropped:,} frames"
     assert closing in " ".join(capsys.readouterr().out.split())
     report = (made.path / "report.md").read_text()
     assert f"| further behind than `weights.max_lag` | {late:,} | {dropped:,} |" in report
-    assert "- frames passed over: neither learned from" in report and "- frames collected: of a worker" in report
+    assert "- frames skipped: not learned from" in report and "- frames collected: by the worker" in report
 
 
 def test_old_batches_that_nothing_weighs_are_warned_of(run, capsys):

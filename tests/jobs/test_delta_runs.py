@@ -125,7 +125,7 @@ def test_runs_that_keep_what_overflows_resume_bit_for_bit_and_count_it(leaping, 
     whole = final_state(made)
     told = made.summary["delta"]["observation"]
     assert told["rows"] == made.summary["frames"] and told["rows"] / 9 < told["kept"] < told["rows"] / 7
-    assert "kept whole" in (made.path / "report.md").read_text()
+    assert "stored in full" in (made.path / "report.md").read_text()
     with stop_after(5):
         run("run.dir=cut", *leaping, *task, *KEEP)
     cut = final_state(resume("cut"))

@@ -204,7 +204,7 @@ def test_the_env_that_is_tried_is_the_first_of_the_run_and_gets_what_it_allows(m
 
 def test_an_env_that_fails_says_so_itself_and_is_closed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(EnvError, match=r"raised in step \(env Busy-v0, lane 0, step 1 of a first try.*no arm"):
+    with pytest.raises(EnvError, match=r"raised in step \(Busy-v0, env 0, step 1 of a trial run.*no arm"):
         train(configure("train", ["env.id=Busy-v0", "env.kwargs={seconds: -1}"]))
     assert not list(tmp_path.iterdir())
 

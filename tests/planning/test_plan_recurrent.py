@@ -80,7 +80,7 @@ def test_a_plan_prints_what_is_saved_for_the_backward_pass(capsys):
     show_plan(rlcli.plan([*BATCHES, "policy=gru", *QUIET]))
     printed = capsys.readouterr().out
     (spared,) = (line.split()[-2:] for line in printed.splitlines() if "memory.recurrent_recompute" in line)
-    assert spared == ["256", "KiB"] and "recurrent, for backward" in printed
+    assert spared == ["256", "KiB"] and "recurrent activations" in printed
     assert "no episode ends; where some end, they hold more" in printed
     show_plan(rlcli.plan([*BATCHES, *QUIET]))
     assert "recurrent" not in capsys.readouterr().out

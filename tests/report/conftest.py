@@ -41,7 +41,6 @@ def snapshot() -> Snapshot:
         mean_length=312.0,
         best=500.0,
         episodes=431,
-        boundary=0.011,
         approximated=0,
         warnings=[("the last batch was cut to 1,696 frames", 1)],
     )

@@ -112,7 +112,7 @@ def test_keys_that_share_memory_are_counted_once():
     done = torch.zeros(N, T, 1, dtype=torch.bool)
     found = lines(batch_entries(TensorDict({"done": done, "next": {"done": done}}, [N, T])))
     assert sorted(entry.bytes for entry in found.values()) == [0, FRAMES]
-    assert [entry.note for entry in found.values() if not entry.bytes] == ["memory counted above"]
+    assert [entry.note for entry in found.values() if not entry.bytes] == ["shared with a key above"]
 
 
 def test_overlapping_views_of_one_buffer_add_up_to_the_buffer():

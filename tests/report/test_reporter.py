@@ -116,7 +116,7 @@ def test_a_terminal_is_told_the_result_first_and_what_to_type_last(tmp_path):
     labels = [text.split()[0] for text in told if not text.startswith("!")][1:]
     assert labels == ["evaluation", "training", "time", "memory", "report", "evaluate"]
     assert (
-        "return 488 +- 12.5 over 2 episodes (475 to 500), most likely actions" in told[-6]
+        "return 488 +- 12.5 over 2 episodes (475 to 500), deterministic actions" in told[-6]
         and "rlcli eval RUN" in told[-1]
     )
     assert len(told) < 12
@@ -128,7 +128,7 @@ def test_a_terminal_is_told_the_result_first_and_what_to_type_last(tmp_path):
 def test_the_report_explains_its_own_terms(tmp_path):
     a_run(tmp_path)
     report = (tmp_path / "report.md").read_text()
-    assert "- approximated: rows whose successor" in report and "- dropped" not in report
+    assert "- V(s) in place of V(s'): rows whose next" in report and "- dropped" not in report
 
 
 def test_compiling_is_a_stage_of_its_own_and_said_once(tmp_path):
@@ -192,7 +192,7 @@ def test_a_batch_without_rewards_or_ends_is_reported_all_the_same():
     reporter = Reporter(FACTS, console="off")
     reporter.batch(TensorDict({"observation": torch.zeros(N, T, 4)}, [N, T]))
     snapshot = reporter.snapshot()
-    assert (snapshot.frames, snapshot.mean_return, snapshot.boundary) == (20, None, None)
+    assert (snapshot.frames, snapshot.mean_return, reporter.tally.boundary) == (20, None, None)
 
 
 def test_the_exact_kl_is_shown_where_it_is_known():
@@ -243,7 +243,7 @@ def test_dropped_rows_and_the_value_stage_are_told_everywhere(tmp_path):
     assert summary["dropped"] == 6 and summary["memory"]["value_stage"] == {"planned": 8000, "measured": 4000}
     report = (tmp_path / "report.md").read_text()
     for part in (
-        "| approximated | 8 | 10.00 |",
+        "| V(s) in place of V(s') | 8 | 10.00 |",
         "| dropped | 6 | 7.50 |",
         "(6 times)",
         "| value estimates |",
@@ -373,15 +373,15 @@ def test_a_report_tells_the_pace_from_the_time_that_compiling_took_once(tmp_path
     stages = {"compile": {"seconds": 9.0, "parts": {}}, "collect": {"seconds": 1.0, "parts": {"env": 1.0}}}
     slow = {**spent, "seconds": 10.0, "frames": 1000, "frames_per_second": 100.0, "stages": stages}
     report = closing.to_markdown(summary | {"throughput": slow})
-    for row in ("collect: env | 1.00 | 10 | ", "all | 10.00 | 100 | 100", "all but compile | 1.00 | 10 | 1.0k"):
+    for row in ("collect: env | 1.00 | 10 | ", "all | 10.00 | 100 | 100", "without compile | 1.00 | 10 | 1.0k"):
         assert f"| {row} |" in report
-    assert "1.0k frames/s, after 0:00:09 of compiling, once (collect 100%)" in closing.to_text(
+    assert "1.0k frames/s, plus 0:00:09 of one-time compilation (collect 100%)" in closing.to_text(
         summary | {"throughput": slow}
     )
 
 
 @pytest.mark.parametrize(("verb", "label"), [("train", "training"), ("collect", "episodes")])
-def test_returns_are_said_to_be_of_the_episodes_that_were_collected(tmp_path, verb, label):
+def test_returns_of_training_and_of_collection_are_told_apart(tmp_path, verb, label):
     _, summary = a_run(tmp_path)
     told = closing.to_text(summary | {"verb": verb})
-    assert f"\n{label:<12}return 8.33 in the last 6 episodes, as they were collected; best 10 of 6" in told
+    assert f"\n{label:<12}return 8.33 over the last 6 episodes; best 10 of 6" in told

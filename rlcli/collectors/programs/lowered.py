@@ -364,7 +364,7 @@ class _BoundLowered(Bound):
             if not draw.family.is_legal(tuple(row[lane : lane + 1] for row in self.param_rows[t]))
         )  # fmt: skip
         key = next(k for k, row in zip(keys, self.param_rows[t], strict=True) if not np.isfinite(row[lane]).all())
-        raise not_finite(key, f"step {t} of the batch, environment {lane}; the env was not stepped")
+        raise not_finite(key, f"step {t} of the batch, env {lane}; the env was not stepped")
 
     def end(self, first, last) -> None:
         actions, data = self.program.actions, self.data
