@@ -185,10 +185,10 @@ def test_what_would_break_exactness_cannot_be_overridden(short_run):
 
 
 def test_a_finished_run_can_go_on_for_longer(short_run, capsys):
-    run = short_run()
+    run = short_run("optim.anneal_lr=true")
     assert resume(run.path, ["total_frames=5120", "console=plain"]).summary["frames"] == 5120
     assert "optim.anneal_lr follows the share of total_frames that is done" in capsys.readouterr().out
-    run = short_run("optim.anneal_lr=false", "run.dir=constant")
+    run = short_run("run.dir=constant")
     assert resume(run.path, ["total_frames=5120", "console=plain"]).summary["frames"] == 5120
     assert "that is done" not in capsys.readouterr().out
 
