@@ -70,7 +70,9 @@ def test_plan_and_run_show_what_recompute_saves(cell, layers, tmp_path):
     assert stage(planned, "update").spared == stage(few, "update").spared == of_gates
     assert memory["backward"]["measured"] - less["backward"]["measured"] == of_gates == less["backward"]["saved"]
     assert "saved" not in memory["backward"]
-    (line,) = (x for x in (tmp_path / "again" / "run" / "report.md").read_text().splitlines() if "recurrent activations |" in x)
+    (line,) = (
+        x for x in (tmp_path / "again" / "run" / "report.md").read_text().splitlines() if "recurrent activations |" in x
+    )
     assert line.split("|")[-2].strip() == f"{of_gates >> 10} KiB"
 
 
