@@ -288,15 +288,9 @@ class Saver:
         self._began = self._saved_when = time.monotonic()
         self._hold(frames)
 
-    def after_batch(self, frames: int, *, sound: bool = True) -> None:
-        """Save if due; if the run was asked to stop, save and stop (see `stop_if_asked`).
-
-        `sound`: whether the last step of the update was finite. Where it was not, the next one may end the run, which
-        is then to go on from before them.
-        """
+    def after_batch(self, frames: int) -> None:
+        """Save if due; if the run was asked to stop, save and stop (see `stop_if_asked`)."""
         self.stop_if_asked(frames)
-        if not sound:
-            return
         if due(self.every, self._saved_at, frames) or time.monotonic() - self._saved_when >= self.seconds:
             self.save(frames)
         else:

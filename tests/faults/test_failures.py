@@ -83,9 +83,9 @@ class Failing:
         self.struck = self.whole if self.left < 0 else 0
         return bool(self.struck)
 
-    def batch(self, original, saver, frames, **options):
+    def batch(self, original, saver, frames):
         self.whole = frames
-        return original(saver, frames, **options)
+        return original(saver, frames)
 
     def worker(self, original, worker, *args, **options):
         original(worker, *args, **options)

@@ -59,8 +59,8 @@ def test_the_report_says_what_ended_the_run(start, error, status):
     assert caught.value is error and len(start.shut) == 1
     summary = open_run("r").summary
     assert summary["status"] == status and summary["frames"] == 128
-    saved = summary["verb"] == "collect"  # training has saved no checkpoint yet: nothing can be resumed or evaluated
-    assert set(summary["commands"]) == ({"read", "resume"} if saved else set())
+    first = "read" if summary["verb"] == "collect" else "evaluate"  # training has saved its last whole batch
+    assert set(summary["commands"]) == {first, "resume"}
 
 
 @pytest.mark.parametrize("verb", ["train", "collect"])
