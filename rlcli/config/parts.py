@@ -156,7 +156,8 @@ CHOICES: dict[str, dict[str, Part]] = {
     "logger": {"auto": Part(), "none": Part(), "tensorboard": Part("rlcli.report.metrics:EventsWriter")},
     "verb": {
         "train": Part(
-            uses=(*_keys("run", "checkpoint_every checkpoint_minutes keep eval_every eval_episodes eval_max_steps"),
+            uses=(*_keys("run", "checkpoint_every checkpoint_minutes keep keep_best"),
+                  *_keys("run", "eval_every eval_episodes eval_max_steps"),
                   "device.train_device", "weights.swap"),
         ),
         "collect": Part(uses=("memory.fill_value",)),

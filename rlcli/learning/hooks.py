@@ -122,6 +122,8 @@ class Hooks:
             learned["lag"] = sum(self.lags) / len(self.lags)
         if self.evaluation is not None:
             learned |= self.evaluation.after_batch(frames)
+            if self.evaluation.improved and self.saver is not None and self.saver.keep_best:
+                self.saver.save_best(frames)
         self._remember(delivered, copy=False)
         if self.reporter is not None:
             self.reporter.batch(

@@ -213,8 +213,6 @@ class Stateful(Protocol):
 
     def state_dict(self) -> Mapping[str, Any]: ...
 
-    def load_state_dict(self, state: Any) -> Any: ...
-
 
 class Held(NamedTuple):
     """What a checkpoint at a moment holds; of a buffer the rows that are saved now, or can be brought back later."""
@@ -251,6 +249,8 @@ class Saver:
         Minutes after which the next batch is followed by one as well.
     keep : int
         How many are kept.
+    keep_best : bool
+        Whether `save_best` is to be called.
     stop : StopSignals
         Looked at after every batch.
     reporter : Reporter
@@ -270,12 +270,13 @@ class Saver:
         stop: StopSignals,
         reporter: Reporter,
         minutes: float | None = None,
+        keep_best: bool = False,
         buffer: ReplayBuffer | None = None,
     ) -> None:
         self.buffer = buffer
         self.run, self.parts, self.every, self.keep = run, dict(parts), every, keep
         self.config, self.versions = config, versions
-        self.stop, self.reporter = stop, reporter
+        self.keep_best, self.stop, self.reporter = keep_best, stop, reporter
         self.seconds = math.inf if minutes is None else 60 * minutes
         self._saved_at, self._held = 0, None  # type: int, Held | None
         self._began = self._saved_when = time.monotonic()
@@ -345,6 +346,15 @@ class Saver:
         except Exception:  # of the disk: nothing changes until it is tried again
             self._held = live
             raise
+
+    def save_best(self, frames: int) -> None:
+        """Keep the present policy, without a buffer, as the best one (`RUN:best`)."""
+        state = {name: dict(part.state_dict()) for name, part in self.parts.items()}
+        with self.reporter.clock("other"), self.reporter.clock("checkpoint"):
+            checkpoint.save(
+                self.run.path / checkpoint.BEST, state, number=frames, config=self.config, versions=self.versions
+            )
+            checkpoint.make_room(self.run.path / checkpoint.BEST)
 
     def _write(self, held: Held) -> None:
         with self.reporter.clock("other"), self.reporter.clock("checkpoint"):

@@ -24,7 +24,7 @@ def check_policy(cfg: Any) -> Iterator[Problem]:
         yield Problem("policy=checkpoint needs policy.path", f"{given} (rlcli ls runs lists them)", only_here=True)
     elif policy.kind == "checkpoint" and not collects:
         yield Problem("policy=checkpoint acts with weights that are trained", "use rlcli collect, or another policy")
-    if policy.kind == "checkpoint" and policy.path and not os.path.exists(policy.path):
+    if policy.kind == "checkpoint" and policy.path and not os.path.exists(policy.path.removesuffix(":best")):
         yield Problem(f"policy.path={policy.path} does not exist", "rlcli ls runs lists runs", only_here=True)
 
 
