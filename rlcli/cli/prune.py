@@ -13,9 +13,9 @@ from rlcli.errors import ConfigError
 USAGE = """\
 usage: rlcli prune [RUN|FOLDER ...] [--yes]
 
-List what would be freed, and with --yes remove it: of every finished training run in these folders (./runs by default)
-all checkpoints but the newest that verifies, with their copies of the buffer. A run's best checkpoint stays, and so do
-runs that are going, were stopped or failed.
+List what would be freed, and with --yes remove it: of every finished training run in these
+folders (./runs by default) all checkpoints but the newest that verifies, with their copies of the
+buffer. A run's best checkpoint stays, and so do runs that are going, were stopped or failed.
 """
 
 

@@ -166,7 +166,11 @@ def test_a_run_that_fails_at_any_moment_goes_on_from_the_last_whole_batch(rlcli,
 
 def test_minutes_make_a_checkpoint_due_as_frames_do(rlcli, monkeypatch):
     clock = iter(range(0, 10**6, 50))
-    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    monkeypatch.setattr(
+        session,
+        "time",
+        SimpleNamespace(monotonic=lambda: float(next(clock)), thread_time=lambda: 0.0, process_time=lambda: 0.0),
+    )
     assert rlcli("train", "run.dir=r", "run.checkpoint_every=10000", "run.checkpoint_minutes=5", "run.keep=9").code == 0
     saved = [checkpoint.read_manifest(path)["number"] for path in checkpoint.list_checkpoints(Path("r/checkpoints"))]
     assert 1 < len(saved) < 8 and saved[-1] == 1024
