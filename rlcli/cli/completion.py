@@ -96,7 +96,7 @@ def _offers(word: str, before: list[str]) -> Iterable[str]:
         from rlcli.config.recipes import find_recipes
 
         return find_recipes()
-    if verb in ("resume", "eval", "inspect", "verify"):
+    if verb in ("resume", "eval", "inspect", "verify", "prune"):
         return sorted(str(path.parent) for path in Path("runs").glob("**/config.json"))
     if verb == "help":
         from rlcli.cli.help import topics

@@ -30,6 +30,7 @@ VERBS = {
     "eval": ("eval", "play episodes with a run's policy: rlcli eval RUN --episodes 20"),
     "inspect": ("inspect", "look into a run, a buffer or collected frames: rlcli inspect RUN"),
     "verify": ("verify", "compare every file of a run or a buffer with its checksum: rlcli verify RUN"),
+    "prune": ("prune", "remove older checkpoints of finished runs: rlcli prune runs"),
     "ls": ("ls", "list recipes, runs, envs and other parts by name"),
     "cp": ("cp", "copy a recipe to a file of your own: rlcli cp ppo_exact my.yaml"),
     "show": (

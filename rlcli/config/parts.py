@@ -157,7 +157,7 @@ CHOICES: dict[str, dict[str, Part]] = {
     "logger": {"auto": Part(), "none": Part(), "tensorboard": Part("rlcli.report.metrics:EventsWriter")},
     "verb": {
         "train": Part(
-            uses=(*_keys("run", "checkpoint_every checkpoint_minutes keep"),
+            uses=(*_keys("run", "checkpoint_every checkpoint_minutes keep keep_best"),
                   *_keys("run", "eval_every eval_episodes eval_envs eval_max_steps"),
                   *_keys("policy", "init_from init_strict"),
                   "device.train_device", "weights.swap"),

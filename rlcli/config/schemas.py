@@ -452,6 +452,7 @@ class RunConfig:
     checkpoint_every: int = option(50_000, "frames between checkpoints", ge=1)
     checkpoint_minutes: float | None = option(5.0, "minutes between checkpoints; null: by frames alone", gt=0)
     keep: int = option(2, "checkpoints kept", ge=2)
+    keep_best: bool = option(False, "keep the weights of the best evaluation, too: RUN:best")
     max_replay_steps: int = option(10_000, "longest open episode that a resume replays", ge=0)
     eval_every: int | None = option(None, "frames between evaluations; null never evaluates", ge=1)
     eval_episodes: int = option(20, "episodes of an evaluation; 0 plays none at the end", ge=0)

@@ -33,6 +33,7 @@ from rlcli.learning.evaluation import (
     progress_lines,
 )
 from rlcli.learning.hooks import Hooks
+from rlcli.learning.update import StateBeside
 from rlcli.planning.foresee import Learning, expected
 from rlcli.processes.cores import cores
 from rlcli.report.peaks import ProcessPeak
@@ -41,7 +42,7 @@ from rlcli.runs import random_streams
 from rlcli.runs.checkpoint import Checkpoint
 from rlcli.runs.folder import Run, run_command, start_command
 from rlcli.runs.provenance import surroundings
-from rlcli.runs.session import Saver, closing, new_run, notes, released, report_lost, reporter_of, resumable
+from rlcli.runs.session import Saver, Stateful, closing, new_run, notes, released, report_lost, reporter_of, resumable
 from rlcli.runs.signals import StopSignals
 from rlcli.typed import Misfit
 
@@ -140,11 +141,12 @@ class Learner:
         self.reporter.memory.process = process
         modules = {"policy": policy, "loss": self.update.loss}
         self.reporter.watch(Watched(modules, self.update.optimizer.optimizer, device or "cpu", self.update.saved))
+        parts: dict[str, Stateful] = {"update": self.update, "collector": self.collector, "reporter": self.reporter}
         self.saver = Saver(
-            run, {"policy": policy, "update": self.update, "collector": self.collector, "reporter": self.reporter},
+            run, {"policy": StateBeside(policy), **parts},
             config=to_dict(cfg), versions=surroundings(self.threads, places.values(), registry.imported),
-            every=cfg.run.checkpoint_every, minutes=cfg.run.checkpoint_minutes, keep=cfg.run.keep, stop=stop,
-            reporter=self.reporter, buffer=self.buffer,
+            every=cfg.run.checkpoint_every, minutes=cfg.run.checkpoint_minutes, keep=cfg.run.keep,
+            keep_best=cfg.run.keep_best, stop=stop, reporter=self.reporter, buffer=self.buffer,
         )  # fmt: skip
         every = cfg.run.eval_every
         play = None if every is None else PeriodicEvaluation(every, self.evaluation)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -124,12 +125,20 @@ class PeriodicEvaluation:
         Frames.
     play : callable
         Plays the episodes with the present weights; None where it was asked to stop.
+
+    Attributes
+    ----------
+    best : float
+        The best mean return so far.
+    improved : bool
+        Whether that is of the last `after_batch`.
     """
 
     def __init__(self, every: int, play: Callable[[], Played | None]) -> None:
         self.every, self.play = every, play
         self._last = 0
         self._found: Played | None = None  # of the last call of `after_batch`
+        self.best, self.improved = -math.inf, False
 
     def due(self, frames: int) -> bool:
         """Whether `after_batch` would play."""
@@ -141,19 +150,22 @@ class PeriodicEvaluation:
         self._found = self.play() if due else None
         if self._found is not None or not due:
             self._last = frames
-        return {} if self._found is None else self._found.figures()
+        found = {} if self._found is None else self._found.figures()
+        self.improved = found.get("eval_return", -math.inf) > self.best
+        self.best = found["eval_return"] if self.improved else self.best
+        return found
 
     def played_at(self, frames: int) -> Played | None:
         """What was found after this many frames, if episodes were played then."""
         return self._found if frames == self._last else None
 
-    def state_dict(self) -> dict[str, int]:
-        """Up to which frames it was looked at."""
-        return {"last": self._last}
+    def state_dict(self) -> dict[str, float]:
+        """Up to which frames it was looked at, and the best that was found."""
+        return {"last": self._last, "best": self.best}
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Go on from `state_dict()`."""
-        self._last = int(state["last"])
+        self._last, self.best = int(state["last"]), float(state.get("best", -math.inf))
 
 
 def longest_episode(asked: int | None, total_frames: int) -> int:

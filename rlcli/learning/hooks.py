@@ -141,6 +141,8 @@ class Hooks:
             learned["lag"] = sum(self.lags) / len(self.lags)
         if self.evaluation is not None:
             learned |= self.evaluation.after_batch(frames)
+            if self.evaluation.improved and self.saver is not None and self.saver.keep_best:
+                self.saver.save_best(frames)
         self._remember(delivered, frames, copy=False)
         if self.reporter is not None:
             self.reporter.batch(
@@ -153,10 +155,15 @@ class Hooks:
     def save(self, frames: int, *, sound: bool = True) -> None:
         """Checkpoint where one is due; raises StoppedSafely where the run was asked to stop.
 
-        `sound`: see `Saver.after_batch`.
+        `sound`: whether the last step of the update was finite. Where it was not, the next one may end the run, which
+        is then to go on from before them.
         """
-        if self.saver is not None:
-            self.saver.after_batch(frames, sound=sound)
+        if self.saver is None:
+            return
+        if sound:
+            self.saver.after_batch(frames)
+        else:
+            self.saver.stop_if_asked(frames)
 
     def close(self, collector: BaseCollector) -> None:
         """Count what was collected since the last report, whatever ends the loop."""

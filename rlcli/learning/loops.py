@@ -20,7 +20,7 @@ from rlcli.collectors.finish import Ended
 from rlcli.data.next_obs import move
 from rlcli.keys import BURN_IN
 from rlcli.learning.hooks import Hooks, Unreported
-from rlcli.learning.update import Update, load_state_beside, state_beside
+from rlcli.learning.update import StateBeside, Update, load_state_beside
 from rlcli.objectives.reduction import mask_of
 from rlcli.objectives.sequences import warmed_up
 from rlcli.objectives.value.estimator import ValueEstimator
@@ -139,6 +139,7 @@ class OnPolicy(Loop):
     ) -> None:
         super().__init__(collector, update, total_frames, hooks)
         self.estimator, self.device = estimator, device
+        self._beside = StateBeside(estimator, *self._saved)
 
     def learn(self, delivered: Delivered, progress: float) -> TensorDictBase:
         """Value what the batch delivers, itself or the trajectories that it made whole, and update on it."""
@@ -161,7 +162,7 @@ class OnPolicy(Loop):
 
     def state_dict(self) -> dict[str, Any]:
         """And what the estimator holds itself: statistics of values, buffers and modules of a user's."""
-        return {**super().state_dict(), "estimator": state_beside(self.estimator, *self._saved)}
+        return {**super().state_dict(), "estimator": self._beside.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)

@@ -125,6 +125,7 @@ class Update:
         self._look = cpu or not self.optimizer.can_skip or targets is not None
         self._names: list[Key] = []  # the loss's keys as they were when it was asked which of them it reads
         self._look_at_keys()
+        self._beside = StateBeside(loss, *loss.networks)
         self.look: Callable[[], object] = _nothing
         self._gradient: Gradient | None = None  # of the minibatches since `begin`
         self._means, self._skipped, self._passes = Means(), 0, 0
@@ -254,7 +255,7 @@ class Update:
         And the figures since they were last asked for. The networks that it trains are saved with the policy.
         """
         state: dict[str, Any] = dict(self.step.state_dict())
-        state |= {f"{_LOSS}{name}": x for name, x in state_beside(self.loss, *self.loss.networks).items()}
+        state |= {f"{_LOSS}{name}": x for name, x in self._beside.state_dict().items()}
         state |= {f"{_MEANS}{name}": x for name, x in self._means.state_dict().items()}
         state["reported"] = torch.tensor([self._passes, self._skipped])
         state["generator"] = self.generator.get_state()
@@ -297,6 +298,30 @@ def _under(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # ---- the state of modules that share parts -------------------------------------------------------------------------
+class StateBeside:
+    """`state_beside` of modules that stay; where it holds parameters alone, they are looked for once."""
+
+    def __init__(self, module: nn.Module, *others: nn.Module) -> None:
+        self._modules = module, *others
+        self._found: dict[str, nn.Parameter] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the first module: live tensors."""
+        if self._found is None:
+            module, *others = self._modules
+            plain = all(
+                type(part).get_extra_state is nn.Module.get_extra_state
+                and type(part).state_dict is nn.Module.state_dict
+                and not part._buffers
+                for part in module.modules()
+            )
+            state = state_beside(module, *others)
+            if not plain:
+                return state
+            self._found = {name: x for name, x in module.state_dict(keep_vars=True).items() if name in state}
+        return dict(self._found)
+
+
 def state_beside(module: nn.Module, *others: nn.Module) -> dict[str, Any]:
     """A module's state without what those of others hold: the same tensors, and extra state of the same modules."""
     tensors = {id(x) for other in others for x in other.state_dict(keep_vars=True).values()}

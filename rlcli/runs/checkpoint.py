@@ -14,6 +14,7 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,8 @@ from rlcli.data.files.state import flatten, non_finite
 from rlcli.data.files.tensors import encode
 from rlcli.errors import ArgumentError, ConfigError, DamagedDataError, NumericsError, ResourceError
 from rlcli.runs.folder import CHECKPOINTS, Run, nothing_saved, start_command
+
+BEST = "best"  # the folder of the best one
 
 
 class Checkpoint(NamedTuple):
@@ -125,9 +128,29 @@ def save(
     return FOLDERS.write(folder, fill, about, needed=needed, keep=keep, disk=disk)
 
 
-def make_room(folder: Path | str) -> bool:
-    """On a full disk: take away all but the newest checkpoint that verifies; whether there was any."""
-    return bool(FOLDERS.prune(Path(folder), 1, Disk()))
+def make_room(folder: Path | str) -> list[Path]:
+    """Take away all but the newest checkpoint that verifies; which they were."""
+    return FOLDERS.prune(Path(folder), 1, Disk())
+
+
+def best(text: PathLike[str] | str) -> Path | None:
+    """The checkpoint that `RUN:best` names; None where something else is named.
+
+    Raises
+    ------
+    ConfigError
+        The run has kept none.
+    """
+    run, _, word = str(text).rpartition(":")
+    if word != "best" or not run:
+        return None
+    if not (found := list_checkpoints(Path(run) / BEST)):
+        raise ConfigError(
+            "this run has kept no best checkpoint", where=run,
+            why="run.keep_best=true keeps it, where run.eval_every says how often to evaluate",
+            fix=f"Use {run}, its newest one.",
+        )  # fmt: skip
+    return found[-1]
 
 
 def load_latest(folder: Path | str) -> Checkpoint:

@@ -30,7 +30,7 @@ def state() -> dict[str, Any]:
     """Where they stand: plain values and arrays, without pickle; of accelerators, the streams of those in use."""
     version, words, gauss = random.getstate()
     return {
-        "python": {"version": version, "words": np.array(words, np.uint32), "gauss": gauss},
+        "python": {"version": version, "words": np.fromiter(words, np.uint32, len(words)), "gauss": gauss},
         "numpy": np.random.get_state(legacy=False),
         "torch": torch.get_rng_state(),
         **{kind: _on(kind) for kind in ACCELERATORS},

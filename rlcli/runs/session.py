@@ -217,8 +217,6 @@ class Stateful(Protocol):
 
     def state_dict(self) -> Mapping[str, Any]: ...
 
-    def load_state_dict(self, state: Any) -> Any: ...
-
 
 class Held(NamedTuple):
     """What a checkpoint at a moment holds; of a buffer the rows that are saved now, or can be brought back later."""
@@ -229,7 +227,7 @@ class Held(NamedTuple):
     rows: HeldRows | None = None
 
 
-FREE_SECONDS, SHARE = 0.5, 0.01  # of a run's time, that copies of its state may take
+FREE_SECONDS, SHARE = 0.2, 0.01  # of CPU time, and of a run's, that copies of its state may take
 SPARE_ROWS = 64  # of a buffer, that may be written before the next copy
 PATIENCE = 5.0  # seconds that a run which is asked to stop may take for its batch: schedulers kill after 30
 
@@ -239,7 +237,7 @@ class Saver:
 
     After every batch the state is copied in memory (weights, optimizer, random streams, counters, the index of a
     buffer, and those of its rows that the next batches write over), so that whatever fails in the middle of a batch
-    loses that batch alone. This takes 1 % of the time, and half a second, at most: where batches are so short that it
+    loses that batch alone. This takes 1 % of the CPU time, and 0.2 s, at most: where batches are so short that it
     would take more, the copy is of a batch some moments ago.
 
     Parameters
@@ -255,6 +253,8 @@ class Saver:
         Minutes after which the next batch is followed by one as well.
     keep : int
         How many are kept.
+    keep_best : bool
+        Whether `save_best` is to be called.
     stop : StopSignals
         Looked at after every batch.
     reporter : Reporter
@@ -274,33 +274,28 @@ class Saver:
         stop: StopSignals,
         reporter: Reporter,
         minutes: float | None = None,
+        keep_best: bool = False,
         buffer: ReplayBuffer | None = None,
     ) -> None:
         self.buffer = buffer
         self.run, self.parts, self.every, self.keep = run, dict(parts), every, keep
         self.config, self.versions = config, versions
-        self.stop, self.reporter = stop, reporter
+        self.keep_best, self.stop, self.reporter = keep_best, stop, reporter
         self.seconds = math.inf if minutes is None else 60 * minutes
         self._saved_at, self._held = 0, None  # type: int, Held | None
-        self._began = self._saved_when = time.monotonic()
+        self._began, self._saved_when = time.process_time(), time.monotonic()
         self._spent = 0.0  # seconds, on copies
         self._cursor = self._longest = 0  # of the buffer: where it stood after the last batch; steps of the longest
 
     def begin(self, frames: int) -> None:
         """Before the first batch: stop if asked to, else keep the state as after a batch."""
         self.stop_if_asked(frames)
-        self._began = self._saved_when = time.monotonic()
+        self._began, self._saved_when = time.process_time(), time.monotonic()
         self._hold(frames)
 
-    def after_batch(self, frames: int, *, sound: bool = True) -> None:
-        """Save if due; if the run was asked to stop, save and stop (see `stop_if_asked`).
-
-        `sound`: whether the last step of the update was finite. Where it was not, the next one may end the run, which
-        is then to go on from before them.
-        """
+    def after_batch(self, frames: int) -> None:
+        """Save if due; if the run was asked to stop, save and stop (see `stop_if_asked`)."""
         self.stop_if_asked(frames)
-        if not sound:
-            return
         if due(self.every, self._saved_at, frames) or time.monotonic() - self._saved_when >= self.seconds:
             self.save(frames)
         else:
@@ -357,6 +352,15 @@ class Saver:
             self._held = live
             raise
 
+    def save_best(self, frames: int) -> None:
+        """Keep the present policy, without a buffer, as the best one (`RUN:best`)."""
+        state = {name: dict(part.state_dict()) for name, part in self.parts.items()}
+        with self.reporter.clock("other"), self.reporter.clock("checkpoint"):
+            checkpoint.save(
+                self.run.path / checkpoint.BEST, state, number=frames, config=self.config, versions=self.versions
+            )
+            checkpoint.make_room(self.run.path / checkpoint.BEST)
+
     def _write(self, held: Held) -> None:
         with self.reporter.clock("other"), self.reporter.clock("checkpoint"):
             self.reporter.flush()
@@ -376,9 +380,9 @@ class Saver:
         ring, rows = None if self.buffer is None else self.buffer.ring, None if self._held is None else self._held.rows
         if ring is not None:
             self._longest, self._cursor = max(self._longest, ring.cursor - self._cursor), ring.cursor
-        began = time.monotonic()
+        began = time.thread_time()
         lasts = rows is None or self._cursor + self._longest <= rows.until
-        if self._spent > FREE_SECONDS + SHARE * (began - self._began) and lasts:
+        if self._spent > FREE_SECONDS + SHARE * (time.process_time() - self._began) and lasts:
             return
         state = {name: dict(part.state_dict()) for name, part in self.parts.items()}  # a worker may be gone by now
         self._held = rows = None  # its memory is used again
@@ -386,7 +390,7 @@ class Saver:
         if ring is not None and self.buffer is not None:
             rows = self.buffer.hold(max(2 * self._longest, -(-SPARE_ROWS // ring.lanes)))
         self._held = Held(frames, state, rows=rows)
-        self._spent += time.monotonic() - began
+        self._spent += time.thread_time() - began
 
     @contextlib.contextmanager
     def rescuing(self) -> Iterator[None]:

@@ -81,7 +81,22 @@ def test_help_says_with_which_choices_an_option_is_read_and_leaves_out_what_a_ve
 
 
 @pytest.mark.parametrize(
-    "verb", ["plan", "resume", "eval", "inspect", "verify", "ls", "cp", "show", "doctor", "bench", "help", "completion"]
+    "verb",
+    [
+        "plan",
+        "resume",
+        "eval",
+        "inspect",
+        "verify",
+        "prune",
+        "ls",
+        "cp",
+        "show",
+        "doctor",
+        "bench",
+        "help",
+        "completion",
+    ],
 )
 def test_the_other_verbs_have_help(rlcli, verb):
     code, out, _ = rlcli(f"{verb} --help")

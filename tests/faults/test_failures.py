@@ -13,6 +13,7 @@ import random
 import re
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
@@ -83,9 +84,9 @@ class Failing:
         self.struck = self.whole if self.left < 0 else 0
         return bool(self.struck)
 
-    def batch(self, original, saver, frames, **options):
+    def batch(self, original, saver, frames):
         self.whole = frames
-        return original(saver, frames, **options)
+        return original(saver, frames)
 
     def worker(self, original, worker, *args, **options):
         original(worker, *args, **options)
@@ -161,3 +162,32 @@ def test_a_run_that_fails_at_any_moment_goes_on_from_the_last_whole_batch(rlcli,
     assert answer.code == 0, (said, answer)
     assert ended(tmp_path / "r") == undisturbed[run], said
     assert [record["frames"] for record in open_run("r").metrics()][-1] == 1024
+
+
+def test_minutes_make_a_checkpoint_due_as_frames_do(rlcli, monkeypatch):
+    clock = iter(range(0, 10**6, 50))
+    monkeypatch.setattr(
+        session,
+        "time",
+        SimpleNamespace(monotonic=lambda: float(next(clock)), thread_time=lambda: 0.0, process_time=lambda: 0.0),
+    )
+    assert rlcli("train", "run.dir=r", "run.checkpoint_every=10000", "run.checkpoint_minutes=5", "run.keep=9").code == 0
+    saved = [checkpoint.read_manifest(path)["number"] for path in checkpoint.list_checkpoints(Path("r/checkpoints"))]
+    assert 1 < len(saved) < 8 and saved[-1] == 1024
+
+
+def test_on_a_full_disk_the_older_checkpoint_makes_room(rlcli, monkeypatch, tmp_path):
+    assert rlcli("train", "run.dir=whole").code == 0
+    at, folder = Disk.at, Path("r/checkpoints")
+
+    def full(self, call, path):
+        there = checkpoint.list_checkpoints(folder)
+        if path.name == "tensors.safetensors" and path.is_relative_to(folder) and len(there) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        at(self, call, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "at", full)
+        answer = rlcli("train", "run.dir=r")
+    assert answer.code == 5 and "Saved at 768 frames; go on from there: rlcli resume r" in answer.err
+    assert rlcli("resume", "r").code == 0 and ended(tmp_path / "r") == ended(tmp_path / "whole")

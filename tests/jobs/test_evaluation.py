@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -432,3 +433,34 @@ def test_a_film_that_cannot_be_written_is_refused_before_anything_is_loaded(tmp_
     with pytest.raises(ConfigError, match=re.escape(words)):
         evaluate("no run, and nobody has looked for one", episodes=1, video=path)
     assert not (tmp_path / "film.avi").exists()
+
+
+def test_the_weights_of_the_best_evaluation_are_kept_and_named(run, monkeypatch):
+    found = iter([3.0, 7.0, 5.0])
+    played = lambda self, episodes: evaluation.Evaluation(np.array([next(found)]), np.array([1]))  # noqa: E731
+    monkeypatch.setattr(learner.Learner, "_play", played)
+    run("run.dir=a", "run.eval_every=256", *BRIEF, "total_frames=768", "run.keep_best=true", "run.checkpoint_every=256")
+    (best,) = checkpoint.list_checkpoints(Path("a/best"))
+    assert load("a:best").frames == checkpoint.load(best).manifest["number"] == 512 and load("a").frames == 768
+    words = ["policy=checkpoint", "policy.path=a:best", "total_frames=64", "console=off", "run.dir=c"]
+    collect(configure("collect", words), words)
+    kept, weights = (checkpoint.load_latest(Path(f)).state["policy"] for f in ("c/policy", "a/best"))
+    assert all(torch.equal(kept[name], x) for name, x in weights.items())
+    run("run.dir=b", *BRIEF)
+    with pytest.raises(ConfigError, match="kept no best checkpoint"):
+        load("b:best")
+
+
+def test_prune_lists_and_removes_older_checkpoints_of_finished_runs_alone(run, capsys, monkeypatch):
+    from rlcli.cli.main import main
+
+    run("run.dir=runs/a", *BRIEF, "run.checkpoint_every=256")
+    run("run.dir=runs/b", *BRIEF, "run.checkpoint_every=256")
+    summary = Path("runs/b/summary.json")
+    summary.write_text(summary.read_text().replace('"done"', '"stopped"'))
+    before = Path("runs/a/checkpoints"), Path("runs/b/checkpoints")
+    assert main(["prune"]) == 0 and [len(checkpoint.list_checkpoints(p)) for p in before] == [2, 2]
+    assert "runs/a: 1 older checkpoint\n" in (said := capsys.readouterr().out) and "runs/b" not in said
+    assert main(["prune", "runs", "runs/a", "--yes"]) == 0
+    assert [len(checkpoint.list_checkpoints(p)) for p in before] == [1, 2] and load("runs/a").frames == 512
+    assert main(["prune"]) == 0 and "nothing to remove" in capsys.readouterr().out

@@ -71,7 +71,7 @@ def copied(tree: Any) -> Any:
     if type(tree) in _PLAIN or type(tree) is float:
         return tree
     if isinstance(tree, Tensor):
-        return tree.detach().to("cpu", copy=True)
+        return tree.detach().clone() if tree.is_cpu else tree.cpu()
     if isinstance(tree, np.ndarray):
         return tree.copy()
     if isinstance(tree, dict):

@@ -1,0 +1,58 @@
+"""`rlcli prune`: removes the older checkpoints of runs that are done; what it would remove is listed first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlcli.cli.flags import read
+from rlcli.config.run_files import CHECKPOINTS
+from rlcli.errors import ConfigError
+
+USAGE = """\
+usage: rlcli prune [RUN|FOLDER ...] [--yes]
+
+List what would be freed, and with --yes remove it: of every finished training run in these
+folders (./runs by default) all checkpoints but the newest that verifies, with their copies of the
+buffer. A run's best checkpoint stays, and so do runs that are going, were stopped or failed.
+"""
+
+
+def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
+    """Run the verb."""
+    if (args := read("prune", words, USAGE, "paths*", "--yes")) is None:
+        return 0
+    from rlcli.processes.memory import size
+    from rlcli.runs import checkpoint
+    from rlcli.runs.folder import ROOT, all_runs
+    from rlcli.runs.lock import RunLock
+
+    paths = [Path(path) for path in args.paths or [ROOT]]
+    if missing := [str(path) for path in paths if not path.is_dir()]:
+        raise ConfigError(f"there is no folder {missing[0]}", fix="Name runs, or folders of runs.")
+    total = 0
+    runs = {found.path.resolve(): found for path in paths for found in all_runs(path)}
+    for found in runs.values():
+        if found.status != "done" or len(found.checkpoints) < 2:
+            continue
+        with RunLock(found.path):
+            newest = checkpoint.newest(found).path
+            older = [path for path in found.checkpoints if path != newest]
+            freed = _freed(older)
+            if args.yes:
+                checkpoint.make_room(found.path / CHECKPOINTS)
+        total += freed
+        print(f"{size(freed):>10}  {found.path}: {len(older)} older checkpoint{'s' * (len(older) > 1)}")
+    if not args.yes and total:
+        print(f"{size(total)} would be freed; nothing was removed yet: add --yes")
+    else:
+        print(f"{size(total)} freed" if total else "nothing to remove: no finished run keeps older checkpoints")
+    return 0
+
+
+def _freed(folders: Sequence[Path]) -> int:
+    """Bytes of the files in these folders that are in no other: rows of a buffer may be links to one file."""
+    files = [path.stat() for folder in folders for path in folder.iterdir()]
+    links = Counter(file.st_ino for file in files)
+    return sum({file.st_ino: file.st_size for file in files if links[file.st_ino] == file.st_nlink}.values())
