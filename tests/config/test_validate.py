@@ -286,7 +286,7 @@ def test_a_size_of_slices_that_is_none_is_said_once(name, value):
     ("values", "sentence"),
     [
         ({"env__workers": 9}, "env.workers=9 are more than there are envs; use env.workers=8 at most"),
-        ({"env__start_method": "spawn"}, "env.start_method is of worker processes, and there are none"),
+        ({"env__start_method": "spawn"}, "env.start_method needs worker processes, and there are none"),
     ],
 )
 def test_workers_that_nothing_would_start_are_refused(values, sentence):

@@ -534,7 +534,7 @@ def test_a_worker_that_hangs_is_named_and_ended():
     with pytest.raises(EnvError, match=place):
         collector.rollout(1)
     assert time.monotonic() - began < 5
-    with pytest.raises(EnvError, match="was killed because it did not answer"):
+    with pytest.raises(EnvError, match="was killed after not answering"):
         collector.rollout(1)
     env.close()
     assert env.lanes.crew.workers[2].exit_code() == -signal.SIGKILL

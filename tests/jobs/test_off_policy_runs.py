@@ -261,7 +261,7 @@ def test_rows_of_a_buffer_are_in_the_ledger(run):
         ([*DQN, "policy=gru", "sampler=minibatch"], ["sampler=minibatch cuts one batch; use sampler=slice or"]),
         ([*DQN, "sampler=slice"], ["loss=dqn learns from single rows with policy=auto; use sampler=random"]),
         ([*DQN, *SLICES, "policy=gru", "collector.track_traj_ids=false"], ["needs collector.track_traj_ids=true"]),
-        ([*SAC, "policy=gru"], ["policy=gru remembers, and loss=sac has no networks that do; use loss=dqn"]),
+        ([*SAC, "policy=gru"], ["policy=gru is recurrent, and loss=sac has no recurrent networks; use loss=dqn"]),
         ([*SAC, "sampler=slice"], ["loss=sac learns from single rows"]),
         ([*DQN, "loss.start_state=zero"], ["loss.start_state=zero is of a state that policy=auto lacks"]),
         (["loss.start_state=zero"], ["loss.start_state has no meaning with loss=ppo_clip"]),
@@ -344,7 +344,7 @@ def test_who_opens_the_rows_of_an_older_checkpoint_is_told_what_became_of_the_ne
     else:
         file = newest / "tensors.safetensors"
         file.write_bytes(file.read_bytes()[:-1])
-        said = "checkpoint passed over: .*tensors.safetensors"
+        said = "checkpoint skipped: .*tensors.safetensors"
     with pytest.warns(UserWarning, match=said):
         open_buffer("r")
     if fate == "gone":
