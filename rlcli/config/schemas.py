@@ -92,8 +92,8 @@ class EnvConfig:
     )
     info_keys: list[str] = option(
         [],
-        "numbers and flags of `info` to track, from the last step of each episode; a.b is b in the mapping a; is_success is "
-        "always looked for",
+        "numbers and flags of `info` to track, from the last step of each episode; a.b is b in the mapping a; "
+        "is_success is always looked for",
     )
     wrappers: list[Any] = option(
         [],

@@ -82,7 +82,7 @@ def test_what_is_collected_can_be_collected_again(kind):
         ),
         (
             {"collector__kind": "multi_sync", "collector__preemptive_threshold": 0.5, "storage__ndim": 2},
-            ("storage.ndim=2 takes as many steps of all envs", "storage.ndim=1"),
+            ("storage.ndim=2 needs equally many steps of all envs", "storage.ndim=1"),
         ),
         (
             {"collector__preemptive_threshold": 0.5},

@@ -349,7 +349,7 @@ def test_a_long_evaluation_says_how_far_it_is(run, monkeypatch, capsys):
     said = [line for line in capsys.readouterr().out.splitlines() if "episodes ended" in line]
     batches = -(-max(lengths) // evaluation.STEPS_A_BATCH)
     assert len(said) == batches and said[-1].startswith("evaluating: 4 of 4 episodes ended, ")
-    assert f" ended, {evaluation.STEPS_A_BATCH * 4} frames played" in said[0]
+    assert f" ended, {evaluation.STEPS_A_BATCH * 4} frames" in said[0]
     lines = []
     found = evaluate("a", episodes=4, say=lines.append)
     playing = "running 4 episodes ..."  # once the envs are there and the policy is read

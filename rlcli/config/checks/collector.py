@@ -90,5 +90,5 @@ def _check_preemption(cfg: Any) -> Iterator[Problem]:
     if cfg.collector.num_workers == 1:
         yield Problem("collector.preemptive_threshold has no meaning for one worker", "use two at least")
     if cfg.storage.ndim > 1:
-        yield Problem(f"storage.ndim={cfg.storage.ndim} needs equally many steps of all envs, and preempted workers take fewer",
+        yield Problem(f"storage.ndim={cfg.storage.ndim} needs equally many steps of all envs; preempted workers differ",
                       "use storage.ndim=1")  # fmt: skip
