@@ -239,11 +239,11 @@ def test_rows_of_a_buffer_are_in_the_ledger(run):
     [
         (
             ["loss=dqn", "storage=none", "sampler=minibatch"],
-            ["storage=none keeps none; use storage=tensor", "sampler=minibatch cuts one batch"],
+            ["storage=none has none; use storage=tensor", "sampler=minibatch cuts one batch"],
         ),
         (["storage=tensor"], ["sampler=minibatch learns from each batch once", "use sampler=slice, or storage=none"]),
         (["storage=tensor", "sampler=random"], ["sampler=random draws single rows", "use sampler=slice"]),
-        ([*DQN, "memory=compact"], ["memory=compact keeps none; use memory=exact"]),
+        ([*DQN, "memory=compact"], ["memory=compact stores none; use memory=exact"]),
         ([*DQN, "policy.eps_init=0.01"], ["policy.eps_end=0.05 is more than policy.eps_init=0.01"]),
         ([*DQN, "collector.init_random_frames=5000"], ["leaves nothing of total_frames=1200"]),
         ([*DQN, "storage.max_size=10"], ["storage.max_size=10 is less than collector.frames_per_batch=64"]),
