@@ -82,9 +82,9 @@ def _listing(what: str, recipe_dirs: Sequence[str]) -> Iterator[str]:
 
         yield from (*users_names("env"), *sorted(known_ids()))
         if has("ale_py"):
-            from rlcli.lanes.building import register_atari
+            from rlcli.lanes.building import register_known
 
-            register_atari("ALE/")
+            register_known("ALE/")
             games = sum(name.startswith("ALE/") for name in known_ids())
             yield f"ALE/...: {games} games, such as ALE/Pong-v5 (env=atari)"
     elif what in CHOSEN:

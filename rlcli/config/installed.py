@@ -14,6 +14,7 @@ GYMNASIUM = (1, 1)  # the oldest version that is supported
 EXTRAS = {
     "atari": {"ale_py": "ale-py", "cv2": "opencv-python-headless"},
     "mujoco": {"mujoco": "mujoco"},
+    "minigrid": {"minigrid": "minigrid"},
     "box2d": {"Box2D": "box2d"},
     "envpool": {"envpool": "envpool"},
     "gpu": {"triton": "triton"},

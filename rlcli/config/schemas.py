@@ -284,7 +284,7 @@ class StorageConfig:
     kwargs: dict[str, Any] = option({}, "arguments for a registered storage of your own")
 
 
-_BY_PRIORITY: dict[str, tuple[str, ...]] = {"sampler": ("prioritized", "prioritized_slice")}
+_BY_PRIORITY: dict[str, tuple[str, ...]] = {"sampler.kind": ("prioritized", "prioritized_slice")}
 
 
 @dataclass
@@ -385,8 +385,8 @@ class LossConfig:
     clip_epsilon: float = option(0.2, "clip range of the probability ratio", gt=0, lt=1)
     anneal_clip: bool = option(False, "lower clip_epsilon to 0 over total_frames")
     clip_value: float | None = option(None, "clip range of value changes", gt=0)
-    entropy_coeff: float | str = option(
-        "auto", "weight of the entropy bonus; auto: 0 for Box actions, else 0.01", ge=0, words=("auto",)
+    entropy_coeff: float | int | str = option(
+        "auto", "weight of the entropy bonus; auto: 0 for Box actions, otherwise 0.01", ge=0, words=("auto",)
     )
     critic_coeff: float = option(0.5, "weight of the value loss", ge=0, when={"loss.baseline": (True,)})
     target_kl: float | None = option(None, "stop the epochs of a batch once the mean KL divergence exceeds this", gt=0)

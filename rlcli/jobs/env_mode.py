@@ -31,19 +31,29 @@ C = TypeVar("C", bound=CollectConfig)
 
 
 class First:
-    """The first env of a run, where it was made to try it: whoever takes it closes it."""
+    """The first env of a run, where it was made to try it: whoever takes it closes it.
 
-    def __init__(self, env: GymEnv | None = None) -> None:
-        self._env = env
+    Parameters
+    ----------
+    env : GymEnv, optional
+    streams : mapping, optional
+        The global random streams as they were when it had been made.
+    """
+
+    def __init__(self, env: GymEnv | None = None, streams: dict[str, Any] | None = None) -> None:
+        self._env, self._streams = env, streams
 
     def take(self) -> GymEnv | None:
-        """The env, once."""
+        """The env, once; random streams go on from its making, as where it is made now."""
         env, self._env = self._env, None
+        if env is not None and self._streams is not None:
+            random_streams.restore(self._streams)
         return env
 
     def close(self) -> None:
         """Close it, unless it was taken."""
-        if (env := self.take()) is not None:
+        env, self._env = self._env, None
+        if env is not None:
             env.close()
 
 
@@ -74,7 +84,8 @@ def settled(cfg: C) -> tuple[C, list[str], First]:
         return _with(cfg, mode="serial"), ["env.mode=auto -> serial: there is only one env"], NONE
     with random_streams.kept():
         random_streams.seed(cfg.seed)
-        first = First(made := make_single(env))
+        made = make_single(env)
+        first = First(made, random_streams.state())
         try:
             made.lanes.step_timeout = env.step_timeout
             with answering(made.lanes):

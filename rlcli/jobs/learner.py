@@ -250,9 +250,11 @@ class Learner:
 
     def _make_evaluation_env(self, episodes: int) -> EnvBase:
         try:
-            return build_evaluation_env(self.cfg, episodes)
+            with random_streams.kept():  # the same envs whenever they are made, in a run that was resumed too
+                random_streams.seed(self.cfg.seed)
+                return build_evaluation_env(self.cfg, episodes)
         except EnvError as error:
-            if not self.collector.closed:
+            if self.cfg.run.eval_every is not None:
                 error.fix = (
                     "If only so many can exist at a time: run.eval_every=null evaluates once, after the run's own envs "
                     "are closed, and run.eval_envs=1 uses a single env."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import importlib
 import importlib.util
 import io
 import os
@@ -117,14 +118,20 @@ def _other_dtype(torch: Any, before: Any, where: str) -> EnvError:
     )
 
 
-def register_atari(env_id: str) -> None:
-    """Atari ids appear in gymnasium's registry only once ale_py is imported."""
-    if env_id.startswith("ALE/") or env_id.endswith(("NoFrameskip-v4", "NoFrameskip-v0")):
-        if importlib.util.find_spec("ale_py") is None:
-            raise EnvError(f"{env_id} needs ale-py", fix=f"Install it: {install('atari')}.")
-        import ale_py
+# How ids begin that gymnasium knows only once their package is imported -> that package, which an extra brings
+_LATE = {"ALE/": "ale_py", "MiniGrid-": "minigrid", "BabyAI-": "minigrid"}
 
-        gym.register_envs(ale_py)
+
+def register_known(env_id: str) -> None:
+    """Import the package that registers an id, where its name says which."""
+    old = env_id.endswith(("NoFrameskip-v4", "NoFrameskip-v0"))  # Atari ids of before
+    package = "ale_py" if old else next((home for start, home in _LATE.items() if env_id.startswith(start)), None)
+    if package is None:
+        return
+    if importlib.util.find_spec(package) is None:
+        extra = "atari" if package == "ale_py" else package
+        raise EnvError(f"{env_id} needs {package.replace('_', '-')}", fix=f"Install it: {install(extra)}.")
+    gym.register_envs(importlib.import_module(package))
 
 
 def suggest(env_id: str, known: Iterable[str]) -> str | None:

@@ -27,7 +27,7 @@ import gymnasium as gym
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rlcli.errors import ConfigError, EnvError, in_words
-from rlcli.lanes.building import building, register_atari
+from rlcli.lanes.building import building, register_known
 from rlcli.lanes.engine import (
     PROBE_STEPS,
     AtariEngine,
@@ -73,7 +73,7 @@ def make_engine(env_id: str, num: int, /, **kwargs: Any) -> Engine:
     EnvError
         A package is missing, or the engine could not be built.
     """
-    register_atari(env_id)
+    register_known(env_id)
     with building(env_id):
         entry = gym.spec(env_id).vector_entry_point
         if entry is None:

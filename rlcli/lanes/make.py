@@ -16,7 +16,7 @@ from rlcli.config import registry
 from rlcli.config.problem import raise_all
 from rlcli.config.registry import wrapper_call
 from rlcli.errors import ArgumentError, ConfigError, in_words
-from rlcli.lanes.building import building, need_env, register_atari
+from rlcli.lanes.building import building, need_env, register_known
 from rlcli.lanes.observations import number_of
 from rlcli.lanes.wrappers import FireReset
 
@@ -91,7 +91,7 @@ class GymRecipe:
         return self._wrapped(self._limited(env), name)
 
     def _registered(self, env_id: str) -> gym.Env:
-        register_atari(env_id)
+        register_known(env_id)
         settings = dict(self.settings)
         set_limit(settings, self.max_episode_steps)  # in the place of the registered one
         with building(env_id, settings=bool(settings)):
@@ -117,7 +117,7 @@ class GymRecipe:
 def _received(spec: Any, *values: Any) -> GymRecipe:
     """The recipe that was sent."""
     if spec is not None:
-        register_atari(spec.id)  # who registers it elsewhere would warn that it is there already,
+        register_known(spec.id)  # who registers it elsewhere would warn that it is there already,
         if isinstance(spec.entry_point, str):
             with contextlib.suppress(Exception):  # making the env meets it again, and says so
                 importlib.import_module(spec.entry_point.partition(":")[0])  # as the env's package does

@@ -132,9 +132,11 @@ def as_array(value: Any, wanted: str) -> np.ndarray:
     BadValue
         It is none; `wanted` says what was expected.
     """
-    if isinstance(value, np.ma.MaskedArray):
-        raise BadValue("a plain numpy array", "a masked one, whose mask would be lost")
+    if value.__class__ is np.ndarray:
+        return value
     if isinstance(value, np.ndarray):
+        if isinstance(value, np.ma.MaskedArray):  # loads numpy.ma, 2 MB
+            raise BadValue("a plain numpy array", "a masked one, whose mask would be lost")
         return value
     try:
         made = np.asarray(value)

@@ -16,9 +16,9 @@ import gymnasium as gym
 
 from rlcli.config import registry
 from rlcli.errors import in_words
-from rlcli.lanes.building import register_atari
+from rlcli.lanes.building import register_known
 
-_BY_THEMSELVES = ("gymnasium.", "ale_py.")  # packages whose ids every process knows
+_BY_THEMSELVES = ("gymnasium.", "ale_py.", "minigrid.")  # packages whose ids every process knows
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Told:
                 _warn(kind, name, error)
                 continue
             if kind == "id":
-                register_atari(name)  # who registers it elsewhere would warn that it is there already
+                register_known(name)  # who registers it elsewhere would warn that it is there already
                 gym.registry.setdefault(name, known)
             else:
                 registry.learn(kind, name, known)

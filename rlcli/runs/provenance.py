@@ -30,6 +30,7 @@ IF_LOADED = {
     "ale_py": ("ale-py",),
     "cv2": ("opencv-python", "opencv-python-headless", "opencv-contrib-python"),
     "mujoco": ("mujoco",),
+    "minigrid": ("minigrid",),
     "Box2D": ("box2d-py", "box2d"),
     "envpool": ("envpool",),
 }

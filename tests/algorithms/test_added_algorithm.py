@@ -60,11 +60,11 @@ def test_a_checkpoint_holds_all_that_it_learns_and_a_stopped_run_resumes_bit_for
     assert train("whole") == 0
     after, seen = Saver.after_batch, []
 
-    def stop(self, frames):
+    def stop(self, frames, **sound):
         seen.append(frames)
         if len(seen) == 12:
             self.stop.requested, self.stop.reason = True, "a test"
-        after(self, frames)
+        after(self, frames, **sound)
 
     with monkeypatch.context() as patch:
         patch.setattr(Saver, "after_batch", stop)

@@ -72,9 +72,9 @@ def test_help_of_a_verb_shows_every_key_with_its_meaning(rlcli, verb):
 
 def test_help_says_with_which_choices_an_option_is_read_and_leaves_out_what_a_verb_never_reads(rlcli):
     squeezed = " ".join(rlcli("train --help")[1].split())
-    assert "loss.kl_target=0.01 divergence of a batch's policies aimed at [> 0] (with loss=ppo_kl)" in squeezed
-    assert "env.num=8 environments stepped together [>= 1 and <= 1000000] env.mode" in squeezed
-    assert "weight of the entropy bonus [>= 0] (not with loss=dqn | sac)" in squeezed
+    assert "loss.kl_target=0.01 target KL divergence per batch [> 0] (with loss=ppo_kl)" in squeezed
+    assert "environments stepped together (sub-environments) [>= 1 and <= 1000000]; 1 with loss=dqn" in squeezed
+    assert "otherwise 0.01 [auto | >= 0] (not with loss=dqn | sac)" in squeezed
     assert "memory.fill_value" not in squeezed
     page = rlcli("collect --help")[1]
     assert "run.keep" not in page and "policy.dueling" not in page and "memory.fill_value" in page

@@ -27,4 +27,4 @@ def test_a_verb_has_its_own_page(rlcli):
 def test_an_unknown_topic_is_answered_with_the_nearest(rlcli):
     code, _, err = rlcli("help memroy")
     assert code == 2 and "did you mean memory?" in err
-    assert "topics are benchmarks, buffers," in rlcli("help nothing")[2]
+    assert "topics are algorithms, benchmarks, buffers," in rlcli("help nothing")[2]

@@ -56,7 +56,7 @@ REFUSED = {
         lambda: prioritized().update_tensordict_priority([{"td_error": 1.0}]), "a sample that holds priorities",
     ),
     "all rows of an empty storage": (
-        lambda: TensorDictReplayBuffer(storage=LazyTensorStorage(9))[:], "the storage holds no rows",
+        lambda: TensorDictReplayBuffer(storage=LazyTensorStorage(9))[:], "the buffer is empty",
     ),
     "dims that are no whole number": (lambda: LazyTensorStorage(9, ndim=2.0), "1, 2 or 3 batch dims"),
     "an unknown device": (lambda: LazyTensorStorage(9, device="nodevice"), "no such device"),

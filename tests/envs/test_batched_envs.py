@@ -161,7 +161,7 @@ def test_transformed_envs_flatten_and_append():
     assert [type(t) for t in env.transforms] == [InitTracker, StepCounter, RewardSum]
 
 
-OWN_KEYS = gym.spaces.Dict({key: gym.spaces.Box(0, 9, (1,)) for key in ("step_count", "is_init", "episode_reward")})
+OWN_KEYS = gym.spaces.Dict({key: gym.spaces.Box(0, 9, (1,)) for key in ("step_count", "began", "episode_reward")})
 
 
 class Counts(gym.Env):
@@ -181,7 +181,6 @@ class Counts(gym.Env):
     ("transform", "key", "argument"),
     [
         (StepCounter, "step_count", "step_count_key"),
-        (InitTracker, "is_init", "init_key"),
         (RewardSum, "episode_reward", "out_keys"),
     ],
 )
@@ -204,10 +203,10 @@ TAKEN_BY_BATCHES = ("reward", "done", "terminated", "truncated", "action", "next
         lambda key: InitTracker(init_key=key),
         lambda key: RewardSum(out_keys=[key]),
         lambda key: TensorDictPrimer({key: Unbounded((1,))}),
-        lambda key: CatFrames(2, -1, ["is_init"], [key]),
-        lambda key: FrameStack(2, 1, ["is_init"], [key]),
-        lambda key: RunningNorm(["is_init"], [key]),
-        lambda key: ToFloat(["is_init"], [key]),
+        lambda key: CatFrames(2, -1, ["began"], [key]),
+        lambda key: FrameStack(2, 1, ["began"], [key]),
+        lambda key: RunningNorm(["began"], [key]),
+        lambda key: ToFloat(["began"], [key]),
     ],
 )
 @pytest.mark.parametrize("env", [lambda: GymEnv(Counts()), lambda: SerialEnv(2, lambda: GymEnv(Counts()))])
@@ -225,7 +224,7 @@ def test_a_key_without_a_name_is_refused_where_it_is_given(key):
 
 
 @pytest.mark.parametrize(
-    "keys", [(["is_init", "step_count"], ["step_count", "is_init"]), (["is_init", "step_count"], ["x", "x"])]
+    "keys", [(["began", "step_count"], ["step_count", "began"]), (["began", "step_count"], ["x", "x"])]
 )
 @pytest.mark.parametrize("kind", [lambda *keys: CatFrames(2, -1, *keys), RunningNorm, ToFloat])
 def test_no_transform_writes_over_a_key_that_it_needs_for_something_else(kind, keys):

@@ -123,9 +123,10 @@ env("good")
 for name, fault in FAULTS.items():
     env(name, fault=lambda self, result, fault=fault: fault(result))
     env(
-        f"{name}_at_once",
+        f"{name}_at_once",  # in each episode: what only a trial of the env sees is looked at, not refused
         fault=lambda self, result, fault=fault: fault(result),
         __init__=lambda self: Told.__init__(self, 3),
+        reset=lambda self, **options: (setattr(self, "life", 0), Told.reset(self, **options))[1],
     )
 
 env("reset_raises", reset=lambda self, **_: throw(RuntimeError("no licence")))

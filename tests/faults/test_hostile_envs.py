@@ -109,7 +109,7 @@ def test_an_env_that_takes_long_is_said_and_waited_for(hostile, monkeypatch):
     answer = hostile("train", "env.id=dawdles", "run.dir=r")
     assert answer.code == 0
     assert answer.err.count("step has not returned") == 2  # once for either env
-    assert "dawdles, env 1, episode 7, step 10" in answer.err and "env.step_timeout" in answer.err
+    assert "dawdles, env 1, episode 4, step 10" in answer.err and "env.step_timeout" in answer.err
 
 
 def test_a_reward_that_float32_rounds_is_said_once(hostile):
@@ -119,7 +119,8 @@ def test_a_reward_that_float32_rounds_is_said_once(hostile):
 
 
 def test_what_was_collected_before_a_fault_is_there_and_whole(hostile):
-    words = ["run.dir=r", "collector.frames_per_batch=32", "run.max_replay_steps=0"]  # no steps for trying a replay
+    # nothing is tried
+    words = ["run.dir=r", "collector.frames_per_batch=32", "run.max_replay_steps=0", "env.mode=serial"]
     answer = hostile("collect", "env.id=raises", *words)
     assert answer.code == 3
     found = open_segments(Path("r/data"))
@@ -234,7 +235,7 @@ def test_a_worker_that_dies_before_anything_is_saved_speaks_of_no_run(hostile, w
 def test_what_an_env_wrote_into_a_run_folder_is_left_of_a_run_that_did_not_begin(hostile, words, there):
     if there:
         Path("r").mkdir()
-    is_a_sentence(hostile("train", "env.id=leaves_notes", *words), 3, "no licence")
+    is_a_sentence(hostile("train", "env.id=leaves_notes", "env.mode=serial", *words), 3, "no licence")
     notes = sys.modules["hostile_package"].NOTES
     assert {path.name for path in Path.cwd().rglob("*") if path.is_file()} == {Path(name).name for name in notes}
 

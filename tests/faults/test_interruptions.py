@@ -155,14 +155,14 @@ def test_a_signal_in_the_last_evaluation_ends_it_and_resuming_plays_it(rlcli, mo
     rollout = evaluation.Collector.rollout
 
     def interrupted(self, *args, **options):
-        if self.frames and self.lanes.n == 5:  # the evaluation's
+        if self.frames and self.lanes.n == 1:  # the evaluation's
             os.kill(os.getpid(), signal.SIGTERM)
         return rollout(self, *args, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(evaluation.Collector, "rollout", interrupted)
         patch.setattr(evaluation, "STEPS_A_BATCH", 2)
-        assert rlcli("train", "run.dir=r", "run.eval_episodes=5").code == 75
+        assert rlcli("train", "run.dir=r", "run.eval_episodes=5", "run.eval_envs=1").code == 75
     assert statuses("r") == ("stopped", 1024)
     assert "evaluation  return" in rlcli("resume", "r").out
     assert statuses("r") == ("done", 1024)

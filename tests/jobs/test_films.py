@@ -62,9 +62,8 @@ def test_envs_that_cannot_be_closed_lose_no_result(run, monkeypatch):
         raise OSError("the film of this wrapper cannot be written")
 
     monkeypatch.setattr(f"{CARTPOLE}.close", breaks)
-    with pytest.warns(UserWarning, match="closing the envs failed: OSError: the film of this wrapper"):
-        done = run("run.dir=r", "env.mode=serial", *BRIEF)
+    done = run("run.dir=r", "env.mode=serial", *BRIEF)
     assert len(done.summary["evaluation"]["returns"]) == 4
-    assert "the film of this wrapper" in str(done.summary["warnings"])
+    assert "OSError: the film of this wrapper" in str(done.summary["warnings"])
     with pytest.warns(UserWarning, match="closing the envs failed"):
         assert len(evaluate("r", episodes=2).returns) == 2

@@ -20,7 +20,7 @@ def learned_from(short_run, monkeypatch):
 
         def recorded(self, td):
             forward(self, td)
-            if td.device is None or td.device.type != "meta":  # which the plan's are, made before the run
+            if td["observation"].any():  # the plan's, made before the run, are zeros
                 batches.append(td.clone())
             return td
 

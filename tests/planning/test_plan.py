@@ -59,6 +59,10 @@ SMALL = {
     "impala_cartpole": ["total_frames=2048"],
     "reinforce_cartpole": ["total_frames=2048", "collector.frames_per_batch=1024"],
     "ppo_halfcheetah": ["total_frames=512", "collector.frames_per_batch=256"],
+    "ppo_mujoco": ["total_frames=512", "collector.frames_per_batch=256"],
+    "ppo_box2d": ["total_frames=512", "collector.frames_per_batch=256"],
+    "ppo_classic": ["total_frames=512", "collector.frames_per_batch=256"],
+    "ppo_minigrid": ["total_frames=512", "collector.frames_per_batch=256"],
     "ppo_pong": [
         "env.num=2",
         "total_frames=64",

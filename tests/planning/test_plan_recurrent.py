@@ -15,7 +15,10 @@ from rlcli.report.peaks import LiveBytes
 
 QUIET = ["console=off", "run.eval_episodes=0", "logger=none"]
 # no episode ends inside a batch: they are 200 steps long
-BATCHES = ["env.id=Pendulum-v1", "env.num=8", "total_frames=1024", "collector.frames_per_batch=512", "optim.epochs=1"]
+BATCHES = [
+    "env.id=Pendulum-v1", "env.num=8", "total_frames=1024", "collector.frames_per_batch=512", "optim.epochs=1",
+    "sampler.batch_size=256",
+]  # fmt: skip
 SLICES = [*BATCHES[:2], "total_frames=1536", *BATCHES[3:], "storage=tensor", "sampler=slice", "sampler.slice_len=16"]
 DQN = [
     "recipe=dqn_recurrent", "env.id=MountainCar-v0", "env.wrappers=[]", "total_frames=1024",
@@ -67,7 +70,9 @@ def test_plan_and_run_show_what_recompute_saves(cell, layers, tmp_path):
     assert stage(planned, "update").spared == stage(few, "update").spared == of_gates
     assert memory["backward"]["measured"] - less["backward"]["measured"] == of_gates == less["backward"]["saved"]
     assert "saved" not in memory["backward"]
-    (line,) = (x for x in (tmp_path / "again" / "run" / "report.md").read_text().splitlines() if "for backward |" in x)
+    (line,) = (
+        x for x in (tmp_path / "again" / "run" / "report.md").read_text().splitlines() if "recurrent activations |" in x
+    )
     assert line.split("|")[-2].strip() == f"{of_gates >> 10} KiB"
 
 

@@ -138,7 +138,7 @@ def test_a_folder_that_vanished_is_noticed(tmp_path):
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ResourceError, match="No such file"):
+    with pytest.raises(ResourceError, match="the folder was removed or moved"):
         MetricsWriter(tmp_path / "no" / "metrics.jsonl")
 
 

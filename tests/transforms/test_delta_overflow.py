@@ -222,7 +222,7 @@ def test_a_ring_of_differences_gives_what_a_full_one_gives_however_it_is_written
         same_next(got[NEXT_OBS], want[NEXT_OBS], rows)
         live = {number for _, numbers, _ in coded.ring.contents.sparse.state_dict(0) for number in numbers.tolist()}
         assert {n for n in live if n >= coded.ring.base * coded.ring.lanes} == set(
-            coded.ring.space.numbers_of(rows_of(rows), coded.ring.cursor)
+            coded.ring.space.numbers_of(rows_of(rows.movedim(-1, 0).flatten()), coded.ring.cursor)
         )
         assert set(got.keys(True, True)) == set(want.keys(True, True))
     assert coded.ring.contents.sparse.nbytes <= 3 * 24 * (8 + 12)  # what is dead is forgotten

@@ -27,6 +27,8 @@ def check_env(cfg: Any) -> list[Problem]:
         return lacking("envpool", "env=envpool")
     if kind == "atari" or env_id.startswith("ALE/"):
         return lacking("atari", f"env.id={env_id}")
+    if env_id.startswith(("MiniGrid-", "BabyAI-")):
+        return lacking("minigrid", f"env.id={env_id}")
     if env_id in registry.names("env"):
         return []
     from gymnasium.envs.registration import registry as known
@@ -67,7 +69,7 @@ def _of_packages(env_id: str, known: Mapping[str, Any], near: str) -> str:
     if callable(getattr(sys.modules.get(package), "register_envs", None)):
         call = f"'import {package}' and '{package}.register_envs()'"
         return f"{said}it has register_envs: --import my_envs, a file my_envs.py with {call}"
-    if package == top and find_spec(f"{top}.envs") is not None:
+    if package == top and hasattr(sys.modules.get(top), "__path__") and find_spec(f"{top}.envs") is not None:
         return f"{said}try --import {top}.envs"
     return f"{said}register one yourself: rlcli help environments"
 

@@ -77,7 +77,7 @@ def copied(tree: Any) -> Any:
     if isinstance(tree, dict):
         return {key: copied(x) for key, x in tree.items()}
     if isinstance(tree, list | tuple):
-        return type(tree)([copied(x) for x in tree])
+        return getattr(type(tree), "_make", type(tree))([copied(x) for x in tree])  # a NamedTuple takes its fields
     return tree
 
 
