@@ -58,7 +58,7 @@ class Evaluation:
             f"return {r.mean():.1f} +- {r.std():.1f} over {len(r)} episode{'s' * (len(r) > 1)} "
             f"(min {r.min():.1f}, max {r.max():.1f}), length {self.lengths.mean():.0f}"
         )
-        cut = [f"{self.cut} reached the step limit before they ended"] if self.cut else []
+        cut = [f"{self.cut} cut off at the step limit"] if self.cut else []
         told = [f"{key} {x:.4g}" for key, x in self.means.items()]
         if SUCCESS in self.means:
             told[list(self.means).index(SUCCESS)] = f"success rate {100 * self.means[SUCCESS]:.0f} %"

@@ -163,10 +163,10 @@ def test_batches_that_come_too_late_are_said_in_both_reports_and_counted_on_afte
 
 def test_old_batches_that_nothing_weighs_are_warned_of(run, capsys):
     run("run.dir=a", *IMPALA, "total_frames=512", "value=gae")
-    assert "are of earlier weights, and neither loss=a2c nor value=gae weighs" in said(capsys)
+    assert "come from older weights, which neither loss=a2c nor value=gae corrects" in said(capsys)
     run("run.dir=b", *IMPALA, "total_frames=512")
     run("run.dir=c", *IMPALA, "total_frames=512", "value=gae", "collector=multi_sync")
-    assert "earlier weights" not in said(capsys)
+    assert "older weights" not in said(capsys)
 
 
 # ---- resumes -----------------------------------------------------------------------------------------------------
@@ -231,4 +231,4 @@ def test_more_cores_are_another_number_of_threads_only_where_auto_took_all_to_sp
 def test_the_header_says_how_threads_were_dealt_out(run, capsys):
     run("run.dir=a", *IMPALA, "total_frames=256")
     cores = len(os.sched_getaffinity(0))
-    assert f"threads 1 (auto) to learn with, 1 in each of 2 workers, at the same time; {cores} cores" in said(capsys)
+    assert f"threads 1 (auto) for learning, 1 in each of 2 workers, at the same time; {cores} cores" in said(capsys)

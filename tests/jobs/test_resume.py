@@ -172,7 +172,7 @@ def test_a_run_whose_newest_checkpoint_is_gone_goes_on_from_the_one_before_and_s
         load(run.path)
     capsys.readouterr()
     again = resume(run.path)
-    assert f"{said}; goes on from there" in capsys.readouterr().out and again.summary["frames"] == 4096
+    assert f"{said}; resuming from there" in capsys.readouterr().out and again.summary["frames"] == 4096
     same(final_state(again), whole)
     assert not any(file.state == "note" for file in verify(run.path))
 
