@@ -263,10 +263,10 @@ def test_processes_that_fail_are_replaced_and_the_report_tells(short_run, tmp_pa
     ("words", "sentence"),
     [
         (["collector.on_worker_error=restart"], "on_worker_error=restart is for worker processes, and there are none"),
-        (["env.per_worker=2"], "env.per_worker is of worker processes"),
+        (["env.per_worker=2"], "env.per_worker needs worker processes"),
         (["env.workers=2", "env.per_worker=2"], "both say how many processes"),
         (["env.mode=parallel", "env.per_worker=9"], "use env.per_worker=8 at most"),
-        (["env.mode=parallel", "collector=multi_sync"], "env.mode=parallel steps envs for one process"),
+        (["env.mode=parallel", "collector=multi_sync"], "env.mode=parallel steps the envs of one process"),
         (
             ["env.mode=parallel", "env.caller_steps=true", "collector.on_worker_error=restart"],
             "cannot be replaced",
