@@ -185,7 +185,7 @@ def evaluate(
             _folder(path), episodes=episodes, deterministic=deterministic, seed=seed, max_steps=max_steps, video=video
         )
     if found.film_error is not None:
-        warnings.warn(f"no film: {found.film_error}", stacklevel=2)
+        warnings.warn(f"no video: {found.film_error}", stacklevel=2)
     return found
 
 

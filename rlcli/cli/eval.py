@@ -16,14 +16,13 @@ usage: rlcli eval RUN [--episodes 20] [--stochastic] [--seed N] [--max-steps N] 
                        [console=off]
 
   --episodes N       how many episodes
-  --stochastic       actions drawn from the policy instead of the most likely ones
-  --seed N           another set of episodes, which no run trains on; 0, the default, is that of a
+  --stochastic       sampled actions instead of deterministic ones
+  --seed N           other episodes, which no run trains on; 0, the default, gives those of the
                      run's own evaluations
-  --max-steps N      cut an episode off after so many steps; by default as in the run's own
+  --max-steps N      end an episode after so many steps; by default as in the run's own
                      evaluations
-  --video FILE.mp4   play the first episode once more, and record it
-  console=off        print the result alone; else a line every ten seconds goes to the standard
-                     error
+  --video FILE.mp4   run the first episode once more and record it
+  console=off        print only the result, without progress lines on standard error
 """
 
 
@@ -75,8 +74,8 @@ def _console(words: Sequence[str]) -> str:
         key, _, chosen = word.partition("=")
         if key != "console":
             raise ConfigError(
-                f"rlcli eval reads no {word!r}",
-                why="episodes are played as the run's own evaluations are",
+                f"rlcli eval does not take {word!r}",
+                why="it uses the settings of the run's own evaluations",
                 fix="See rlcli eval --help.",
             )
         if chosen not in known:

@@ -29,7 +29,7 @@ flags
   -c, --cfg job|hydra|all   print the composed configuration and stop
   --resolve                 with --cfg job: references replaced by their values
   -p, --package KEY         with --cfg: only this key
-  --import PACKAGE          import your package, for the names that it registers
+  --import PACKAGE          import your package, so that it registers its envs and other parts
   --recipe-dir FOLDER       look for recipes there too
   --debug                   show the traceback of an error
 """

@@ -12,12 +12,12 @@ from rlcli.errors import ConfigError
 USAGE = """\
 usage: rlcli inspect RUN|BUFFER|FRAMES [--trajectory ID] [--json]
 
-Keys with their shapes, dtypes, bytes a frame, ranges and NaNs; trajectories with a histogram of
-their lengths; boundary rows; what is saved against storing every next observation. The folder is a
-run, the data folder of one, rows that a storage on disk kept, a folder of buffer dumps, or a
-checkpoint. Checksums are compared.
+Keys with their shapes, dtypes, bytes per frame, ranges and NaNs; trajectories with a histogram of
+their lengths; rows at ends of episodes and batches; memory saved on next observations. The folder
+is a run, its data folder, a storage on disk, a folder of buffer dumps, or a checkpoint. Checksums
+are verified.
 
-  --trajectory ID   its first and last steps
+  --trajectory ID   the first and last steps of a trajectory
   --json            the same as one JSON object
 """
 

@@ -24,21 +24,21 @@ from rlcli.errors import ConfigError, ResourceError, RlcliError, StoppedSafely, 
 # verb -> (its module, or the function in it that runs it, what it does)
 VERBS = {
     "train": ("job.train", "train a policy: rlcli train recipe=ppo_exact env.id=CartPole-v1"),
-    "collect": ("job.collect", "write frames to disk: rlcli collect recipe=collect_random"),
-    "plan": ("plan", "bytes of a run before it runs, and whether it fits: rlcli plan train recipe=ppo_pong"),
-    "resume": ("resume", "go on with a run that was stopped: rlcli resume RUN"),
-    "eval": ("eval", "play episodes with a run's policy: rlcli eval RUN --episodes 20"),
-    "inspect": ("inspect", "look into a run, a buffer or collected frames: rlcli inspect RUN"),
-    "verify": ("verify", "compare every file of a run or a buffer with its checksum: rlcli verify RUN"),
+    "collect": ("job.collect", "record a dataset on disk: rlcli collect recipe=collect_random"),
+    "plan": ("plan", "memory of a run before it starts: rlcli plan train recipe=ppo_pong"),
+    "resume": ("resume", "resume a run that was stopped: rlcli resume RUN"),
+    "eval": ("eval", "evaluate the policy of a run: rlcli eval RUN --episodes 20"),
+    "inspect": ("inspect", "contents of a run, a buffer or a dataset: rlcli inspect RUN"),
+    "verify": ("verify", "check every file of a run or a buffer against its checksum: rlcli verify RUN"),
     "prune": ("prune", "remove older checkpoints of finished runs: rlcli prune runs"),
     "ls": ("ls", "list recipes, runs, envs and other parts by name"),
-    "cp": ("cp", "copy a recipe to a file of your own: rlcli cp ppo_exact my.yaml"),
+    "cp": ("cp", "copy a recipe to a file that you can edit: rlcli cp ppo_exact my.yaml"),
     "show": (
         "show",
-        "print a composed configuration, where each value comes from, how parts run",
+        "print a composed configuration, where each value comes from, how components run",
     ),
     "doctor": ("doctor", "versions, cores, devices, extras, and what to install"),
-    "bench": ("bench", "measure this machine: rlcli bench collect"),
+    "bench": ("bench", "benchmark this machine: rlcli bench collect"),
     "help": ("help", "pages on runs, memory, buffers, keys and more: rlcli help memory"),
     "completion": ("completion", 'tab completion: eval "$(rlcli completion bash)"'),
 }
@@ -69,8 +69,8 @@ verbs
 {chr(10).join(f"  {verb:<12}{what}" for verb, (_, what) in VERBS.items())}
 
 flags of every verb
-  -h, --help           what the verb reads: every key with its meaning
-  --import PACKAGE     import your package, for the names that it registers
+  -h, --help           usage, and every key with its meaning
+  --import PACKAGE     import your package, so that it registers its envs and other parts
   --recipe-dir FOLDER  look for recipes there too (./recipes is always looked at)
   --debug              show the traceback of an error
 

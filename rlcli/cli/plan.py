@@ -13,12 +13,12 @@ from rlcli.processes.memory import bytes_in
 USAGE = """\
 usage: rlcli plan train|collect [recipe=NAME] [key=value ...] [--limit SIZE] [--json]
 
-Bytes of every key, under every way to keep the next observation; parameters, optimizer, buffer;
-what value estimation and an update hold for a moment; the process itself; whether it fits, and what
-would make it fit. Some envs are made, and one is stepped for a moment where env.mode=auto leaves it
-to the clock; nothing of the run's size is allocated.
+Predict the memory of a run: every key, for every way to store next observations; parameters,
+optimizer and buffer; the temporary memory of value estimation and updates; the process itself;
+whether it fits, and what would make it fit. Some envs are made, and one is timed if env.mode=auto
+needs it; nothing of the run's size is allocated.
 
-  --limit SIZE   fit into so much RAM, 2GiB for example, whatever this machine has
+  --limit SIZE   plan for this much RAM, such as 2GiB, instead of what this machine has
   --json         the same as one JSON object
 
 Exit code 5 where it does not fit.

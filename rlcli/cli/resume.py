@@ -15,12 +15,12 @@ from rlcli.config.validate import as_resumed
 USAGE = """\
 usage: rlcli resume RUN [key=value ...] [--force]
 
-Go on with the run in the folder RUN: a training run from its newest checkpoint that verifies, a
-collection after its last frame on the disk. On a CPU the result equals, bit for bit, that of a run
+Resume the run in the folder RUN: a training run from its newest intact checkpoint, a collection
+after its last frame on disk. On a CPU the result equals, bit for bit, that of a run
 that was never interrupted, as far as its environment can be restored; the report says so if not.
-Overrides change the configuration from here on, such as total_frames=1_000_000, and the run keeps
-them. What would make it another run is refused and listed, other versions of torch and the like
-too; --force goes on all the same.
+Overrides such as total_frames=1_000_000 apply from here on and are stored in the run. Changes that
+affect the result are refused and listed, and so are other versions of torch, numpy and the like;
+--force resumes anyway.
 """
 
 

@@ -13,11 +13,11 @@ from rlcli.errors import ConfigError, RlcliError
 USAGE = """\
 usage: rlcli show train|collect [recipe=NAME] [key=value ...] [--why] [--faces]
 
-Print the configuration that a command would run with; nothing runs.
+Print the configuration that a command would use; nothing is run.
 
   --why    one line per key, with the file, recipe or override that its value comes from
   --faces  one line per part of the collector, env, transforms, policy and noise: whether it runs on
-           columns or on TensorDicts, and why; one env is made and never stepped
+           numpy columns or on TensorDicts, and why; one env is made and never stepped
 """
 
 
@@ -26,7 +26,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     if (args := looked_at("show", words, USAGE, "--why", "--faces")) is None:
         return 0
     if args.faces and args.why:
-        raise ConfigError("--why and --faces each print a table of their own", fix="Leave out one of them.")
+        raise ConfigError("--why and --faces print two different tables", fix="Leave out one of them.")
     if args.faces:
         _print_faces(args, recipe_dirs)
         return 0

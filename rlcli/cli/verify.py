@@ -34,5 +34,5 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     if damaged:
         names = ", ".join(str(path) for path in damaged[:5]) + (", ..." if len(damaged) > 5 else "")
         raise DamagedDataError(f"{len(damaged)} of {sum(counts.values())} files are damaged", where=names)
-    print(f"{counts['ok']} files are as they were written")
+    print(f"{counts['ok']} files match their checksums")
     return 0

@@ -16,7 +16,7 @@ from rlcli.keys import show
 from rlcli.modules.stages import Stage
 from rlcli.transforms import Transform
 
-OURS = "its class and methods are rlcli's own"
+OURS = "stepped directly"
 IN_STEP = "TensorDicts, in the env's own step"
 TORCH = "the collector's torch stream, one for all envs"
 LANES = "one stream per env, from the run's seed"
@@ -54,7 +54,7 @@ def _env(env: EnvBase, engine: Engine) -> Face:
     if not engine.lanes.on_tensordicts:
         return Face("env", engine.lanes.name, "columns", OURS)
     name = getattr(getattr(base, "lanes", None), "name", type(base).__name__)
-    return Face("env", name, "TensorDicts", _odd_env(base) or _odd_transform(env) or OURS)
+    return Face("env", name, "TensorDicts", _odd_env(base) or _odd_transform(env) or "it steps TensorDicts")
 
 
 def _odd_env(env: EnvBase) -> str:
@@ -64,7 +64,7 @@ def _odd_env(env: EnvBase) -> str:
         inner = env.envs[0]
         return _odd_env(inner) or f"its envs are of {type(inner).__name__}, each with what lies on it"
     if lanes is None:
-        return f"{type(env).__name__} is written on tensordicts"
+        return f"{type(env).__name__} steps TensorDicts"
     own = own_stepping(env)
     return f"{type(env).__name__} has its own {', '.join(own)}" if own else ""
 
@@ -72,7 +72,7 @@ def _odd_env(env: EnvBase) -> str:
 def _odd_transform(env: EnvBase) -> str:
     """Which transforms have no columns; nothing where all have."""
     odd = list(dict.fromkeys(type(t).__name__ for t in transforms_of(env) if not t.has_columns))
-    return f"{' and '.join(odd)} on it may read what any other part writes" if odd else ""
+    return f"{' and '.join(odd)} on it may read any key" if odd else ""
 
 
 def _transforms(env: EnvBase, engine: Engine) -> Iterator[Face]:
@@ -84,10 +84,10 @@ def _transforms(env: EnvBase, engine: Engine) -> Iterator[Face]:
         elif transform in faces.after:
             yield Face("transform", name, "columns, after the batch", "nothing in the loop uses what it writes")
         elif transform.has_columns:
-            yield Face("transform", name, IN_STEP, "the env, or a transform beside it, is stepped so")
+            yield Face("transform", name, IN_STEP, "the env or another transform steps TensorDicts")
         else:
             own = ", ".join(transform.own_methods) or "part"
-            yield Face("transform", name, IN_STEP, f"rows know nothing of its own {own}")
+            yield Face("transform", name, IN_STEP, f"it overrides {own}")
 
 
 def _in_the_loop(transform: Transform) -> str:
@@ -101,25 +101,25 @@ def _in_the_loop(transform: Transform) -> str:
 def _policy(engine: Engine) -> Iterator[Face]:
     program = engine.program
     if isinstance(program, TensorDictProgram):
-        yield Face("policy", _class(program.policy), "TensorDicts, as it is, once a step", program.why)
+        yield Face("policy", _class(program.policy), "TensorDicts, called every step", program.why)
     elif isinstance(program, LoweredProgram):
         for stage, layers, cells in zip(program.stages, program.layers, program.cells, strict=True):
             if cells is not None:
-                yield Face("policy", _stage(stage), "columns, replayed", "a step of its layers, from rows to the next")
+                yield Face("policy", _stage(stage), "columns, in numpy", "recurrent layers, one step in numpy")
             elif layers is not None:
-                yield Face("policy", _stage(stage), "columns, replayed", "plain layers: the same products on rows")
+                yield Face("policy", _stage(stage), "columns, in numpy", "plain layers, as numpy products")
             elif stage.mask is not None:
                 yield Face("policy", _stage(stage), "columns, in numpy", "an action mask")
             elif stage.scale is not None:
-                yield Face("policy", _stage(stage), "columns, once a batch", "it is the same at every step")
+                yield Face("policy", _stage(stage), "columns, once per batch", "it is the same at every step")
             else:
-                why = "another that is called reads what it reads" if stage.layers else ""
-                why = why or f"{_class(stage.module)} is no stack of layers"
-                yield Face("policy", _stage(stage), "columns, called", why)
+                why = "a module that is called reads the same input" if stage.layers else ""
+                why = why or f"{_class(stage.module)} is not a plain stack of layers, so it is not run in numpy"
+                yield Face("policy", _stage(stage), "columns, called every step", why)
         family = type(program.draw.family).__name__.removesuffix("Family")
         keys = ", ".join(map(show, program.draw.param_keys))
-        drawn = "the mode is taken" if program.draw.mode else "drawn in numpy"
-        yield Face("policy", f"{family} of {keys}", f"columns, {drawn}", "a distribution that rlcli knows")
+        drawn = "deterministic actions" if program.draw.mode else "drawn in numpy"
+        yield Face("policy", f"{family} of {keys}", f"columns, {drawn}", "a known distribution")
     else:
         yield Face("policy", "random actions", "columns, for a batch at once", "there is no policy")
 
@@ -135,11 +135,11 @@ def _noise(engine: Engine) -> Iterator[Face]:
     drawn = isinstance(program, RandomProgram) or (isinstance(program, LoweredProgram) and not program.draw.mode)
     if drawn:
         what = "random actions" if isinstance(program, RandomProgram) else "the policy's draws"
-        yield Face("noise", what, LANES, "it is known how much is drawn")
+        yield Face("noise", what, LANES, "the number of draws is known")
     if unknown:
-        yield Face("noise", " and ".join(unknown), TORCH, "nobody knows what is drawn there")
+        yield Face("noise", " and ".join(unknown), TORCH, "the number of draws is not known")
     if not drawn and not unknown:
-        yield Face("noise", "none", "none", "the mode is taken")
+        yield Face("noise", "none", "none", "deterministic actions")
 
 
 def _stage(stage: Stage) -> str:

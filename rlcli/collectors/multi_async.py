@@ -208,7 +208,7 @@ class MultiAsyncCollector(MultiProcessCollector):
         except ShutDown:
             raise
         except Exception as error:
-            warnings.warn(f"a batch that was passed over had failed: {in_words(error)}", stacklevel=4)
+            warnings.warn(f"a skipped batch had failed: {in_words(error)}", stacklevel=4)
             self._settle()
         self._ready.clear()
         self._gaps.clear()

@@ -133,7 +133,7 @@ _OTHERWISE = {
     "video video_freq video_interval video_folder video_length render render_eval",
     "checkpoints are always written; run.checkpoint_every and run.keep say how often and how many": "save_model "
     "save_agent save_checkpoint save_best save_best_model checkpoint_at_end",
-    "a run never writes over another; leave it out, and write another run.dir=...": "force f overwrite exist_ok "
+    "runs never overwrite each other; leave it out, and write another run.dir=...": "force f overwrite exist_ok "
     "overwrite_output_dir",
     "write run.dir=runs/{}": "exp_name experiment_name run_name tb_log_name",
 }

@@ -52,12 +52,12 @@ class EnvConfig:
     )
     workers: int | None = option(
         None,
-        "processes that step the envs, a share each; null: as many as env.per_worker makes, with env.mode=parallel",
+        "worker processes that step the envs; null: as many as env.per_worker makes, with env.mode=parallel",
         ge=1,
         when=_IN_PROCESSES,
     )
     per_worker: int | str = option(
-        "auto", "envs that each of those processes steps; auto: one process a core", ge=1, words=("auto",),
+        "auto", "envs per worker process; auto: one process per core", ge=1, words=("auto",),
         when=_IN_PROCESSES)  # fmt: skip
     caller_steps: str = option(
         "auto",
@@ -88,12 +88,12 @@ class EnvConfig:
         choices=("refuse", "count", "ignore"),
     )
     step_timeout: float | None = option(
-        None, "seconds after which an env that does not answer ends the run; null: that is only said, after 60", gt=0
+        None, "seconds after which an env that does not answer ends the run; null: never, with a warning after 60", gt=0
     )
     info_keys: list[str] = option(
         [],
-        "numbers and flags of `info` to follow, as episodes end with them; a.b is b in the mapping a; is_success is "
-        "always looked for",
+        "numbers and flags of `info` to track, from the last step of each episode; a.b is b in the mapping a; "
+        "is_success is always looked for",
     )
     wrappers: list[Any] = option(
         [],
@@ -127,7 +127,7 @@ class PolicyConfig:
     recurrent_layers: int = option(1, "recurrent layers on top of each other", ge=1, le=100)
     recurrent_backend: str = option(
         "auto",
-        "what runs it over sequences; auto: the fastest that can, here",
+        "implementation of sequences; auto: the fastest available",
         choices=("auto", "reference", "pad", "scan", "cpu", "triton"),
     )
     orthogonal: bool = option(True, "orthogonal initial weights, small for the last actor layer")
@@ -168,7 +168,7 @@ class CollectorConfig:
 
     kind: str = option("sync", "which collector choice this is", choices=choices("collector"))
     num_workers: int | str = option(
-        "auto", "processes that collect, a share of the envs each; auto: as many as there are cores to spare",
+        "auto", "worker processes that collect; auto: as many as there are free cores",
         ge=1, words=("auto",))  # fmt: skip
     start_method: str = option(
         "auto",
@@ -177,12 +177,12 @@ class CollectorConfig:
     )
     on_worker_error: str = option(
         "raise",
-        "a worker that ends, or whose env raises: ends the run, or is replaced, with new episodes",
+        "if a worker exits or its env raises: end the run, or restart the worker with new episodes",
         choices=("raise", "restart"),
     )
     preemptive_threshold: float | None = option(
         None,
-        "share of the workers after which the others end their batch where they are; null: all are waited for",
+        "fraction of the workers after which the others cut their batch short; null: wait for all",
         ge=0, le=1,
     )  # fmt: skip
     frames_per_batch: int = option(
@@ -208,14 +208,14 @@ class WeightsConfig:
 
     swap: str = option(
         "rollout",
-        "where weights that are published while a batch is collected begin to act: with the next batch, or the next "
+        "when weights that are published while a batch is collected take effect: with the next batch, or the next "
         "step; collector=sync and multi_sync learn between batches, where both are the same",
         choices=("rollout", "step"),
     )
-    max_lag: int | None = option(None, "publications that a batch may be behind when it is learned from", ge=0)
+    max_lag: int | None = option(None, "weight versions that a batch may be behind when it is learned from", ge=0)
     on_lag: str = option(
         "report",
-        "batches that are further behind are counted; or no more are asked for at a time than keep to it; or dropped",
+        "batches that are further behind: count them; request fewer at a time, so that there are none; or drop them",
         choices=("report", "block", "drop"),
     )
 
@@ -233,17 +233,17 @@ class MemoryConfig:
     )
     delta_dtype: str = option(
         "float16",
-        "what differences are kept in; bfloat16 and int8 cannot overflow",
+        "dtype of differences; bfloat16 and int8 cannot overflow",
         choices=("float16", "bfloat16", "int8"),
     )
     on_overflow: str = option(
         "raise",
-        "a step that changes more than delta_dtype holds ends the run, or its next observation is kept whole",
+        "a difference too large for delta_dtype: end the run, or store that next observation in full",
         choices=("raise", "keep"),
     )
     fill_value: float | None = option(
         None,
-        "read where nobody kept the next observation; null: NaN, which integers lack",
+        "value read where no next observation is stored; null: NaN, which integers lack",
     )
     frame_stack: str = option(
         "auto",
@@ -259,10 +259,10 @@ class MemoryConfig:
         ge=1, words=("auto",),
     )  # fmt: skip
     recurrent_recompute: bool = option(
-        False, "the gates of a recurrent layer are computed again in the backward pass, not kept for it"
+        False, "recompute the gates of a recurrent layer in the backward pass instead of storing them"
     )
     keep: list[Any] = option([], "extra policy outputs to keep in the batch, by key, e.g. logits")
-    compress: bool = option(False, "write images through lz4, in a fraction of the bytes")
+    compress: bool = option(False, "compress images with lz4")
 
 
 @dataclass
@@ -275,9 +275,9 @@ class StorageConfig:
         choices=choices("storage"),
     )
     max_size: int = option(1_000_000, "rows, the oldest overwritten first", ge=1)
-    ndim: int = option(1, "batch dims that are kept: 2 stores envs side by side", ge=1, le=2)
+    ndim: int = option(1, "batch dims that are stored: 2 stores envs side by side", ge=1, le=2)
     scratch_dir: str | None = option(None, "where its files lie, by the name of the run folder; null: in that")
-    codes: bool = option(True, "flags and small whole numbers take a few bits each; they are read as they were")
+    codes: bool = option(True, "store flags and small integers in a few bits each, losslessly")
     init_from: str | None = option(
         None, "rows to begin with: a run of rlcli collect, another run with a buffer, or a folder that holds one"
     )

@@ -1,1 +1,1 @@
-"""What is in a folder of ours, and whether its files are as they were written; nothing is changed."""
+"""What is in a folder of ours, and whether its files match their checksums; nothing is changed."""

@@ -259,7 +259,7 @@ class Inspection:
     missing : int
         Of them those whose next observation is nowhere.
     rows : sequence of dict
-        Of the one trajectory that was asked for: its first and last steps.
+        Of the one trajectory that was asked for: the first and last steps of a trajectory.
     detail : dict
         Of that trajectory: id, length, return, where it is.
     """

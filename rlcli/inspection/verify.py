@@ -16,8 +16,8 @@ from rlcli.errors import ConfigError, DamagedDataError
 from rlcli.typed import Misfit, read_json
 
 _LEFT_OVER = (".tmp_", ".old_")
-_CRASHED = "left behind by a crash; the next write takes it away"
-_MOVED = "files that no journal names, moved here; nobody reads them"
+_CRASHED = "left by a crash; the next write removes it"
+_MOVED = "files not listed in any journal, moved here and never read"
 
 
 def check(path: PathLike[str] | str) -> Iterator[Checked]:

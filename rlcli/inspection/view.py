@@ -42,11 +42,11 @@ def _about(found: Inspection) -> Iterator[str]:
         yield f"{figures.size(found.stored)} of tensors, {figures.size(found.on_disk)} on disk"
         return
     per_frame = found.stored / found.frames
-    saved = f"; full takes {figures.number(found.full / found.frames)}" if found.saved > 0 else ""
+    saved = f"; {figures.number(found.full / found.frames)} with memory=full" if found.saved > 0 else ""
     share = f", {100 * found.saved / found.full:.0f} % saved" if found.saved > 0 else ""
     yield (
         f"{figures.count(found.frames)} frames, {figures.size(found.stored)} of tensors, "
-        f"{figures.size(found.on_disk)} on disk; {figures.number(per_frame)} bytes a frame{saved}{share}"
+        f"{figures.size(found.on_disk)} on disk; {figures.number(per_frame)} bytes per frame{saved}{share}"
     )
 
 
@@ -82,7 +82,7 @@ def _trajectories(found: Inspection, seen: Trajectories) -> Iterator[str]:
     if found.boundary is not None:
         share = 100 * found.boundary / max(found.frames, 1)
         missing = f"; the next observation of {figures.count(found.missing)} is not stored" if found.missing else ""
-        yield f"{figures.count(found.boundary)} boundary rows ({share:.1f} %), not followed by their successor{missing}"
+        yield f"{figures.count(found.boundary)} rows ({share:.1f} %) end an episode or a batch{missing}"
     most = max(count for _, _, count in seen.histogram())
     for low_, high_, count in seen.histogram():
         name = str(low_) if low_ == high_ else f"{low_}-{high_}"

@@ -67,7 +67,7 @@ def collect(cfg: CollectConfig, overrides: Sequence[str] = ()) -> Run:
     """
     cfg, chosen, first = settled(cfg)
     with contextlib.closing(first), new_run(cfg, "collect", overrides) as (run, stop):
-        with stop.at_once(f"Begin it with: {start_command(run, same_folder=True)}"):
+        with stop.at_once(f"Start it with: {start_command(run, same_folder=True)}"):
             collection = Collection(cfg, run, stop, first=first)
         collection.chosen = chosen
         with collection.reporter:
@@ -87,7 +87,7 @@ def fill(collection: Collection) -> None:
                 f"stopped by {stop.reason} at {collector.frames:,} frames",
                 where=str(run.path),
                 why="all of them are on disk",
-                fix=f"Go on with: {resume_command(run)}",
+                fix=f"Resume with: {resume_command(run)}",
             )
 
 
@@ -109,7 +109,7 @@ def _write(collection: Collection) -> None:
                 frames = writer.frames
     except RlcliError as error:
         if frames and (folder / JOURNAL).is_file():  # somebody may have taken the folder away
-            error.fix = with_command(error.fix, f"{frames:,} frames are on the disk; go on after them", collection.run)
+            error.fix = with_command(error.fix, f"{frames:,} frames are on disk; resume with", collection.run)
         raise
 
 
@@ -242,7 +242,7 @@ class Collection:
         self.resumed = found
         self._try_replaying()
         if found.skipped:
-            self.reporter.warn("state", f"passed over: {'; '.join(found.skipped)}", len(found.skipped))
+            self.reporter.warn("state", f"skipped: {'; '.join(found.skipped)}", len(found.skipped))
         if found.state:
             with loading_state(self.run.path / SEGMENTS):
                 self._take_over(found.state)

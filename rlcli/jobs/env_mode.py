@@ -81,7 +81,7 @@ def settled(cfg: C) -> tuple[C, list[str], First]:
     if env.kind == "gym" and auto_prefers_native(env.id, _ANY):
         return cfg, [], NONE  # a few envs of a kind that is only worth an engine when there are many
     if env.num == 1:
-        return _with(cfg, mode="serial"), ["env.mode=auto -> serial: there is one env"], NONE
+        return _with(cfg, mode="serial"), ["env.mode=auto -> serial: there is only one env"], NONE
     with random_streams.kept():
         random_streams.seed(cfg.seed)
         made = make_single(env)
@@ -122,7 +122,7 @@ def chosen(num: int, wall: float, cpu: float) -> tuple[int, str]:
     if best == 1:
         than = f", {_said(together(counts[0]))} in {counts[0]}" if counts else ""
         return 1, f"env.mode=auto -> serial: {num} envs take {_said(alone)} a step in one process{than}"
-    waits = f"; each waits for {_said(wall - cpu)} of its {_said(wall)}" if best > cores() else ""
+    waits = f"; a step waits for {_said(wall - cpu)} of its {_said(wall)}" if best > cores() else ""
     said = f"{num} envs take {_said(least)} a step in {best} processes, {_said(alone)} in one{waits}"
     return best, f"env.mode=auto -> parallel: {said}"
 

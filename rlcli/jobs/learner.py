@@ -63,7 +63,7 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
     """
     cfg, chosen, first = settled(cfg)
     with contextlib.closing(first), new_run(cfg, "train", overrides) as (run, stop):
-        with stop.at_once(f"Begin it with: {start_command(run, same_folder=True)}"):
+        with stop.at_once(f"Start it with: {start_command(run, same_folder=True)}"):
             learner = Learner(cfg, run, stop, first=first)
         learner.chosen = chosen
         with learner.reporter:
@@ -191,26 +191,26 @@ class Learner:
         if self.algorithm.one_pass and cfg.optim.epochs > 1:
             self.reporter.warn(
                 "epochs",
-                f"loss={cfg.loss.kind} has no ratio of policies: after the first of {cfg.optim.epochs} epochs it "
-                "learns from another policy's actions (optim.epochs=1 is usual)",
+                f"loss={cfg.loss.kind} has no importance ratio: from the second of {cfg.optim.epochs} epochs on "
+                "its gradient is off-policy (optim.epochs=1 is usual)",
             )
         if self.algorithm.one_pass and collector.lag is not None and cfg.value.kind != "vtrace":
             self.reporter.warn(
                 "value",
-                f"batches of collector={cfg.collector.kind} are of earlier weights, and neither loss={cfg.loss.kind} "
-                f"nor value={cfg.value.kind} weighs them (value=vtrace does)",
+                f"batches of collector={cfg.collector.kind} come from older weights, which neither "
+                f"loss={cfg.loss.kind} nor value={cfg.value.kind} corrects for (value=vtrace does)",
             )
         if self.init_rows is not None and self.init_rows.left_out:
             self.reporter.warn("storage.init_from", self.init_rows.left_out)
 
     def _threads_said(self) -> str:
         """How threads are dealt out between who learns and workers."""
-        said = f"threads {self.threads} ({'auto' if self.cfg.threads == 'auto' else 'as asked'})"
+        said = f"threads {self.threads} ({'auto' if self.cfg.threads == 'auto' else 'as set'})"
         if not (count := len(self.collector.workers)):
             return said
         each = "1 in a worker" if count == 1 else f"1 in each of {count} workers"
         meanwhile = "in turn" if self.cfg.collector.kind == "multi_sync" else "at the same time"
-        return f"{said} to learn with, {each}, {meanwhile}; {cores()} cores"
+        return f"{said} for learning, {each}, {meanwhile}; {cores()} cores"
 
     def evaluation(self) -> Played | None:
         """Play episodes with the present weights, most likely actions, rewards as the env gives them.
@@ -219,7 +219,7 @@ class Learner:
         """
         episodes = self.cfg.run.eval_episodes
         if self._waited > ANNOUNCED_FROM:
-            self.reporter.say(f"evaluating: {episodes} episode{'s' * (episodes > 1)}, most likely actions ...")
+            self.reporter.say(f"evaluating: {episodes} episode{'s' * (episodes > 1)}, deterministic actions ...")
         began = time.monotonic()
         try:
             # one that is cut short must not move the random streams
@@ -258,8 +258,8 @@ class Learner:
         except EnvError as error:
             if self.cfg.run.eval_every is not None:
                 error.fix = (
-                    "If not so many of them can exist at a time: run.eval_every=null closes the run's envs before the "
-                    "evaluation at its end, and run.eval_envs=1 plays that in one."
+                    "If only so many can exist at a time: run.eval_every=null evaluates once, after the run's own envs "
+                    "are closed, and run.eval_envs=1 uses a single env."
                 )
             raise
 

@@ -172,7 +172,7 @@ def _foreseen(
     """
     rows, entries, peaks = tensors_of(cfg, collector, learning, init_rows)
     mode, modes = cfg.memory.next_obs, modes_of(cfg, rows, partial(estimates_of, cfg, learning.estimator), init_rows)
-    unknown = [f"what stage {p.stage} holds for a moment is not known: {p.unknown}" for p in peaks if p.unknown]
+    unknown = [f"the temporary memory of stage {p.stage} is not known: {p.unknown}" for p in peaks if p.unknown]
     found = Plan(
         verb, cfg.recipe or verb, cfg.env.id, rows.frames, rows.lanes, cfg.total_frames, mode, tuple(entries),
         per_end(rows, mode), out_of_step(rows), tuple(peaks), process | noise_of(rows),

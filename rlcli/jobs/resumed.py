@@ -92,14 +92,14 @@ def _train(run: Run, cfg: Config, overrides: Sequence[str], stop: StopSignals, f
     different.check(run, force=force)
     if frames >= cfg.total_frames and run.summary.get("status") == "done":
         return _finished(run, frames, different)
-    with stop.at_once(f"Go on with: {different.command(run, force=force)}"):  # nothing of it is noted yet
+    with stop.at_once(f"Resume with: {different.command(run, force=force)}"):  # nothing of it is noted yet
         learner = Learner(cfg, run, stop, resume_at=frames)
     with learner.reporter:
         with different.taking_over(run):
             learner.load(found)
         run = learner.run = different.note(run, cfg, force=force)
         if (why := gone_before(found)) is not None:
-            learner.reporter.say(f"{why}; goes on from there")
+            learner.reporter.say(f"{why}; resuming from there")
         different.say(learner.reporter.say)
         go(learner)
     return run
@@ -116,7 +116,7 @@ def _collect(run: Run, cfg: CollectConfig, overrides: Sequence[str], stop: StopS
     different.check(run, force=force)
     if found.closed and found.total >= cfg.total_frames and run.summary.get("status") == "done":
         return _finished(run, found.total, different)
-    with stop.at_once(f"Go on with: {different.command(run, force=force)}"):  # nothing of it is noted yet
+    with stop.at_once(f"Resume with: {different.command(run, force=force)}"):  # nothing of it is noted yet
         collection = Collection(cfg, run, stop, resume_at=found.frames)
     with collection.reporter:
         with different.taking_over(run):
@@ -128,10 +128,10 @@ def _collect(run: Run, cfg: CollectConfig, overrides: Sequence[str], stop: StopS
 
 
 def _finished(run: Run, frames: int, different: Changes) -> Run:
-    print(f"{run.path} is finished at {frames:,} frames; total_frames=... would go on")
+    print(f"{run.path} is finished at {frames:,} frames; a larger total_frames would continue it")
     both = {**different.breaking, **different.harmless}
     if asked := {key: pair for key, pair in both.items() if not key.startswith(AROUND)}:
-        print(f"not changed, since no frame is left: {_spelled(asked)}")
+        print(f"not changed, since the run is finished: {_spelled(asked)}")
     return run
 
 
@@ -195,11 +195,11 @@ class Changes:
             words = [word for word in self.overrides if key_of(word) not in late]
             begin = init_command(run, *words) if trains else start_command(run, *words)
             raise ConfigError(
-                f"{_spelled(new)} would make this another run",
+                f"{_spelled(new)} would change the result of this run",
                 where=str(run.path),
                 why="a resumed run is exact; `rlcli help runs` lists what may change",
-                fix=f"Take the change back; make a new run{' that begins with its weights' * trains}: {begin}; "
-                f"or change this one all the same: {self.command(run, force=True, without=late)}",
+                fix=f"Undo the change; start a new run{' from its weights' * trains}: {begin}; "
+                f"or change this one anyway: {self.command(run, force=True, without=late)}",
             )
         if late:
             fix = "Leave it out, or start a new run."
@@ -229,7 +229,7 @@ class Changes:
             if not self.breaking:
                 raise
             raise ConfigError(
-                f"what the run saved does not fit {_spelled(self.breaking)}", where=str(run.path),
+                f"the saved state does not fit {_spelled(self.breaking)}", where=str(run.path),
                 why=error.why or error.what, fix="Leave out what does not fit it, or start a new run.",
             ) from error  # fmt: skip
 
@@ -258,12 +258,12 @@ class Changes:
     def say(self, say: Callable[[str], object]) -> None:
         """Give the lines for the terminal and the report to `say`."""
         if self.breaking:
-            say(f"forced: {_spelled(self.breaking)}; from here on this is another run than the one begun")
+            say(f"forced: {_spelled(self.breaking)}; from here on the results are not those of the original run")
         if self.harmless:
-            say(f"changed since {self.frames:,} frames: {_spelled(self.harmless)}")
+            say(f"changed at {self.frames:,} frames: {_spelled(self.harmless)}")
         if "total_frames" in self.harmless and self.scheduled:
             follow = f"{' and '.join(self.scheduled)} follow{'s' * (len(self.scheduled) == 1)}"
-            say(f"{follow} the share of total_frames that is done: every step from here on is another")
+            say(f"{follow} the fraction of total_frames that is done, so every step from here on differs")
 
 
 def changes(

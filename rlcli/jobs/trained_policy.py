@@ -109,7 +109,7 @@ class TrainedPolicy:
             return
         flags = torch.as_tensor(np.asarray(begins, np.bool_)).reshape(-1, 1)
         if len(flags) != len(self._last):
-            raise ArgumentError("reset takes one flag an env", why=f"{len(self._last)} were shown, got {len(flags)}")
+            raise ArgumentError("reset takes one flag per env", why=f"expected {len(self._last)}, got {len(flags)}")
         self._begins = flags if self._begins is None else self._begins | flags
 
     def __call__(self, observation: Any, *, exploration: str | None = None) -> Any:
@@ -143,7 +143,7 @@ class TrainedPolicy:
         rows, leading = _read(self._leaves, observation)
         if self.remembers and len(leading) > 1:
             raise ArgumentError(
-                "this policy remembers, so it is shown one step at a time",
+                "this policy is recurrent, so it takes one step at a time",
                 why=f"the observation has leading dims {leading}",
                 fix="Give one observation, or those of N envs that are stepped together.",
             )
@@ -173,7 +173,7 @@ class TrainedPolicy:
             raise ConfigError(
                 "the run's env is an engine that steps many at once, not a gymnasium env",
                 where=f"env.mode={env.mode}, env={env.kind}",
-                fix="Make it yourself and show the policy its observations.",
+                fix="Make it yourself and pass its observations to the policy.",
             )
         return configured(dataclasses.replace(env, kwargs={**env.kwargs, **kwargs})).make()
 
@@ -187,7 +187,7 @@ class TrainedPolicy:
         return self
 
     def __repr__(self) -> str:
-        memory = ", remembers" if self.remembers else ""
+        memory = ", recurrent" if self.remembers else ""
         return f"TrainedPolicy({self.config.env.id}, {self.config.loss.kind}, {self.frames:,} frames{memory})"
 
     # ---- from rows to actions ------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ class TrainedPolicy:
             return _through(self._observed, lambda t, td: t._reset(None, td), shown)
         if len(last) != len(shown):
             raise ArgumentError(
-                f"this policy remembers what {len(last)} envs showed, and now sees {len(shown)}",
+                f"this policy holds the state of {len(last)} envs, and was given observations of {len(shown)}",
                 fix="Call reset() before another episode, or another number of envs.",
             )
         successor = _through(self._observed, lambda t, td: t._step(last, td), shown.clone())
@@ -255,7 +255,7 @@ class TrainedPolicy:
             flags = td.get(IS_INIT, None)
             if flags is None:
                 raise MissingKeyError(
-                    "this policy remembers, and the tensordict does not say where episodes begin",
+                    "this policy is recurrent, and the tensordict does not say where episodes begin",
                     why="it has no is_init",
                     fix="Put an InitTracker into the env: TransformedEnv(env, InitTracker()).",
                 )
@@ -302,7 +302,7 @@ def _through(
             if isinstance(error, RlcliError) and not isinstance(error, MissingKeyError):
                 raise
             raise ConfigError(
-                "a transform of the run fails on what a policy is shown: observations, no rewards and no flags",
+                "a transform of the run fails on what a policy is given: observations without rewards and flags",
                 where=f"env.transforms: {type(transform).__name__}",
                 why=f"given {held or 'nothing'}, it raised {in_words(error)}",
                 fix="Use load(RUN).actor on tensordicts that hold what it writes; if the actor does not read that, say "
@@ -331,7 +331,7 @@ def _read(leaves: Sequence[Leaf], observation: Any) -> tuple[dict[Key, Tensor], 
             try:
                 flat = np.stack([leaf.one_hot(index) for index in flat])
             except BadValue as error:
-                raise ArgumentError("this is no observation of the env", why=str(error)) from None
+                raise ArgumentError("this is not an observation of the env", why=str(error)) from None
         stored = leaf.stored
         rows[leaf.key] = torch.from_numpy(np.array(flat, stored))  # a copy: what is shown may be written again
     assert leading is not None  # an env shows something
@@ -358,7 +358,7 @@ def _part(leaf: Leaf, observation: Any) -> np.ndarray:
 
 def _misfit(leaf: Leaf, expected: str, got: str) -> ArgumentError:
     return ArgumentError(
-        "this is no observation of the env", where=show(leaf.key), why=f"expected {expected}, got {got}"
+        "this is not an observation of the env", where=show(leaf.key), why=f"expected {expected}, got {got}"
     )
 
 

@@ -81,7 +81,7 @@ def check_imports(run: Run) -> None:
         raise ConfigError(
             f"this run was made with {' and '.join(missing)}, not imported here",
             where=str(run.path),
-            why="what a package of yours registers is known once it is imported, and no folder may ask for that",
+            why="rlcli never imports a package only because a run folder names it",
             fix=f"In Python: import {', '.join(missing)}; on the command line: add "
             f"{' '.join(f'--import {name}' for name in missing)}.",
         )
@@ -133,7 +133,7 @@ def evaluate(
         with loading_state(saved.path):
             policy = restored_policy(cfg, env, state)
         film = f", then the first one again for {video}" if video else ""
-        say(f"playing {episodes} episode{'s' * (episodes > 1)}{film} ...")
+        say(f"running {episodes} episode{'s' * (episodes > 1)}{film} ...")
         first = EVALUATION_SEED + (seed or 0)
         limit = longest_episode(cfg.run.eval_max_steps if max_steps is None else max_steps, cfg.total_frames)
         found = play(

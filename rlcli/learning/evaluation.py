@@ -59,7 +59,7 @@ class Evaluation:
             f"return {r.mean():.1f} +- {r.std():.1f} over {len(r)} episode{'s' * (len(r) > 1)} "
             f"(min {r.min():.1f}, max {r.max():.1f}), length {self.lengths.mean():.0f}"
         )
-        cut = [f"{self.cut} did not end and were cut off"] if self.cut else []
+        cut = [f"{self.cut} cut off at the step limit"] if self.cut else []
         told = [f"{key} {x:.4g}" for key, x in self.means.items()]
         if SUCCESS in self.means:
             told[list(self.means).index(SUCCESS)] = f"success rate {100 * self.means[SUCCESS]:.0f} %"
@@ -189,7 +189,7 @@ def progress_lines(episodes: int, say: Callable[[str], None]) -> Callable[[np.nd
         if time.monotonic() - last >= PROGRESS_EVERY:
             last = time.monotonic()
             so_far = f", return {returns.mean():.1f} so far" if len(returns) else ""
-            say(f"evaluating: {len(returns)} of {episodes} episodes ended, {frames:,} frames played{so_far} ...")
+            say(f"evaluating: {len(returns)} of {episodes} episodes ended, {frames:,} frames{so_far} ...")
 
     return progress
 

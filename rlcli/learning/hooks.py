@@ -230,5 +230,5 @@ class Hooks:
 def _others(collector: BaseCollector) -> list[Entry]:
     """What a collector holds beside its batch: trajectories that have not ended, the rows of its buffer."""
     held = collector.trajectories
-    entries = [] if held is None else [Entry("trajectories", "held back", held.nbytes)]
+    entries = [] if held is None else [Entry("trajectories", "unfinished", held.nbytes)]
     return entries if collector.replay_buffer is None else [*entries, *stored_entries(collector.replay_buffer)]

@@ -105,7 +105,7 @@ class Update:
         if slice_len is not None and not (loss.recurrent and slice_len >= 1):
             raise ArgumentError(
                 "slice_len cuts the sequences of a recurrent loss into slices of at least one row",
-                why=f"got {slice_len}" if loss.recurrent else "no network of this one remembers",
+                why=f"got {slice_len}" if loss.recurrent else "none of its networks is recurrent",
                 fix="Leave it out.",
             )
         self.loss, self.targets, self.flat = loss, targets, FlatParameters(loss)

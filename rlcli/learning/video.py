@@ -35,9 +35,9 @@ def check(path: Path) -> None:
     """
     fix = f"Name a file that ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}."
     if os.path.isdir(path):
-        raise ConfigError(f"{path} is a folder, and a film is a file", fix=fix)
+        raise ConfigError(f"{path} is a folder, and a video is a file", fix=fix)
     if (suffix := path.suffix.lower()) not in SUFFIXES:
-        raise ConfigError(f"{path} is not the name of a film", fix=fix)
+        raise ConfigError(f"{path} is not the name of a video", fix=fix)
     folder = path.parent
     try:
         if not stat.S_ISDIR(os.stat(folder).st_mode):

@@ -24,7 +24,7 @@ from rlcli.envs.build import build_env, env_workers, evaluation_lanes, lanes_her
 from rlcli.processes.crew import Crew
 from rlcli.processes.memory import give_back, grown, resident
 
-EVALUATION = "envs of the evaluation"
+EVALUATION = "evaluation envs"
 # while the memory of an env is measured: how many are made at most, in how many seconds of the processor
 # (others may have it meanwhile) and bytes, where one is small
 MANY, MOMENT, SPARE, SMALL = 16384, 0.5, 64 << 20, 1 << 20

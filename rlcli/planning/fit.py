@@ -319,7 +319,7 @@ def _against(rows: RowSchema, mode: Mode, full: Mode) -> str:
     if mode.name == "full" or not rows.successors:
         return ""
     if (mode.buffer or mode.bytes) >= (full.buffer or full.bytes):
-        return "takes no less than full"
+        return "needs no less than full"
     whole = [key for key in rows.successors if key in rows.stored("delta")]
     if mode.name == "delta" and whole:
         return f"saves nothing on {', '.join(map(show, whole))}"
@@ -342,19 +342,19 @@ def warnings_for(cfg: CollectConfig, rows: RowSchema, modes: Sequence[Mode]) -> 
         if ends * (width + POINTER) + POINTER >= width > 0:
             yield (
                 f"memory=exact costs more than it saves here: episodes are at most {limit} steps long, so at least "
-                f"{100 / limit:.0f} % of the rows keep their next observation apart; use memory=full"
+                f"{100 / limit:.0f} % of the rows store their next observation separately; use memory=full"
             )
         elif 1 / limit > 0.25:
             share = f"{100 / limit:.0f} %"
-            yield f"memory=exact keeps at least {share} of the next observations: episodes end within {limit} steps"
+            yield f"memory=exact stores at least {share} of the next observations: episodes end within {limit} steps"
     backend = cfg.policy.recurrent_backend
     if remembers(cfg) and backend in WITHOUT_NUMBERS:
         yield (
-            f"policy.recurrent_backend={backend} is counted as {WITHOUT_NUMBERS[backend]} is: what stages hold for a "
-            "moment is about right"
+            f"policy.recurrent_backend={backend} is planned like {WITHOUT_NUMBERS[backend]}: the temporary memory "
+            "of stages is approximate"
         )
     if mode == "compact":
-        yield "memory=compact approximates the values of rows whose successor is not kept; memory=exact does not"
+        yield "memory=compact uses V(s) in place of V(s') where an episode or a batch ends; memory=exact does not"
 
 
 def _limit(cfg: CollectConfig) -> int | None:

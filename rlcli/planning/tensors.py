@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 Module = TypeVar("Module", bound=nn.Module)
 META = torch.device("meta")
-SPARE = "spare batch"  # in the ledger
+SPARE = "further batches"  # in the ledger
 POINTER = 4  # bytes of an int32: where an end, or a successor, lies
 EPISODE = 100  # steps of an episode: what is not known before a run
 WORDS = 5  # 64-bit numbers of a run, and of a trajectory
@@ -204,7 +204,7 @@ def bytes_held(columns: Mapping[Key, Tensor]) -> int:
 def spare_entry(rows: RowSchema, mode: str, device: str, count: int = 1) -> Entry:
     """The batch before, which is alive while the next one is collected; or as many as workers write ahead."""
     nbytes = count * sum(entry.bytes for entry in planned_batch(rows, mode))
-    what = "the one before, while the next is collected" if count == 1 else f"{count} that workers write ahead"
+    what = "the previous one, while the next is collected" if count == 1 else f"{count} written ahead by workers"
     return Entry(SPARE, what, nbytes, device=device, peak=nbytes)
 
 
@@ -226,13 +226,13 @@ def planned_buffer(cfg: Any, rows: RowSchema, mode: str, init_rows: int = 0) -> 
     goes_round = device == "disk" and cfg.total_frames + init_rows > count
     columns = []
     for key, field in fields.items():
-        width, note = widths[key], "one frame a row" if key in stacks else ""
+        width, note = widths[key], "one frame per row" if key in stacks else ""
         note = note if coded.width(key) is None else "packed"
         if storage.kind == "compressed" and field.dtype is torch.uint8 and width >= WIDE:
             part = SINGLE if key in stacks else WHOLE
-            width, note = max(1, width // part), f"about 1/{part} of its bytes: it depends on the images"
+            width, note = max(1, width // part), f"about 1/{part} of its size, depending on the images"
         dtype, shape = dtype_name(field.dtype), (count, *field.shape)
-        note = "; ".join(filter(None, (note, "about, by whole files" if goes_round else "")))
+        note = "; ".join(filter(None, (note, "approximate: whole files" if goes_round else "")))
         nbytes = round(reserved * width)
         columns.append(Entry(BUFFER, show(key), nbytes, shape, dtype, device, nbytes, width, note=note))
     for key, field in (

@@ -24,7 +24,7 @@ def show_plan(plan: Plan, stream: TextIO | None = None, width: int | None = None
 
 
 def _title(plan: Plan) -> str:
-    batch = f"{figures.count(plan.frames)} frames a batch, {plan.lanes} envs"
+    batch = f"{figures.count(plan.frames)} frames per batch, {plan.lanes} envs"
     title = "" if plan.title == plan.verb else f" {plan.title}"
     return f"{plan.verb}{title}, {plan.env}: {batch}, memory={plan.next_obs}. Nothing of the run's size was allocated."
 
@@ -50,17 +50,17 @@ def _tables(plan: Plan) -> Iterator[Table]:
             row = (figures.number(m.next_obs), figures.number(m.per_frame), figures.size(m.bytes), *last, m.note)
             modes.add(m.name + chosen, *row)
         yield modes
-    process = Table(["process at its peak", "bytes"])
+    process = Table(["peak of the process", "bytes"])
     for name, nbytes in plan.process.items():
         process.add(name, figures.size(nbytes))
-    process.add("tensors that stay", figures.size(sum(e.bytes for e in plan.entries if e.device in ("", "cpu"))))
+    process.add("persistent tensors", figures.size(sum(e.bytes for e in plan.entries if e.device in ("", "cpu"))))
     for peak in plan.peaks:
         where = "" if peak.device == "cpu" else f", on {peak.device}"
         held = "not known" if peak.unknown else figures.size(peak.bytes)
-        process.add(f"{peak.stage} for a moment, {figures.count(peak.rows)} rows{where}", held)
+        process.add(f"{peak.stage}, temporary, {figures.count(peak.rows)} rows{where}", held)
         if peak.saved:
             process.add(f"  {figures.BACKWARD}", figures.size(peak.saved))
-            process.add("  memory.recurrent_recompute spares of it", figures.size(peak.spared))
+            process.add("  saved by memory.recurrent_recompute", figures.size(peak.spared))
     process.add("= stages together", figures.size(at_once(plan.peaks)))
     process.add("= RAM", figures.size(plan.total), strong=True)
     if plan.workers:
@@ -90,7 +90,7 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
         more = f", and batches after it may hold {figures.size(plan.out_of_step)} more" if plan.out_of_step else ""
         yield f"every episode that ends inside a batch adds {figures.size(plan.per_end)}{more}", ""
     if any(peak.saved for peak in plan.peaks):
-        yield "recurrent stages are counted for sequences in which no episode ends; where some end, they hold more", ""
+        yield "recurrent stages are planned for sequences without episode ends; with some, they need more memory", ""
     for text in plan.warnings:
         yield f"! {text}", "yellow"
     for text in plan.advice:

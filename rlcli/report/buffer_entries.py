@@ -31,7 +31,7 @@ def stored_entries(buffer: ReplayBuffer) -> list[Entry]:
         kind = dtype_name(field.dtype)
         saved = 0 if width == field.width else rows * field.width - held
         note = "exact" if width is None else "" if width == field.width else "packed"
-        note = "one frame a row" if key in ring.stacks else note
+        note = "one frame per row" if key in ring.stacks else note
         shape = (rows, *field.shape)
         entries.append(
             Entry(BUFFER, show(key), held, shape, kind, device, per_frame=held / rows, saved=saved, note=note)

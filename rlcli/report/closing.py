@@ -150,7 +150,7 @@ def _played(played: Mapping) -> str:
         text += f" over {len(returns)} episode{'s' * (len(returns) > 1)}"
         text += f" ({number(min(returns))} to {number(max(returns))}), deterministic actions"
     text += _told(played)
-    return text + (f"; {played['cut']} did not end and were cut off" if played.get("cut") else "")
+    return text + (f"; {played['cut']} cut off at the step limit" if played.get("cut") else "")
 
 
 def _told(found: Mapping) -> str:

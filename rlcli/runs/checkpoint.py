@@ -171,7 +171,7 @@ def load_latest(folder: Path | str) -> Checkpoint:
             found = load(path)
         except DamagedDataError as error:
             skipped.append(str(error))
-            warnings.warn(f"checkpoint passed over: {error}", stacklevel=2)
+            warnings.warn(f"checkpoint skipped: {error}", stacklevel=2)
             continue
         return found._replace(skipped=skipped)
     raise _none_of(folder, skipped)
@@ -203,7 +203,7 @@ def newest(run: Run) -> Checkpoint:
     try:
         found = load_latest(run.path / CHECKPOINTS)
     except DamagedDataError as error:
-        error.fix = f"Restore one of them from a copy, or begin anew: {start_command(run)}"
+        error.fix = f"Restore one of them from a copy, or start again: {start_command(run)}"
         raise
     except ResourceError:
         raise nothing_saved(run) from None

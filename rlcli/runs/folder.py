@@ -314,7 +314,7 @@ def claim_new(path: Path) -> Path:
             return candidate
         except FileExistsError:
             if not candidate.exists():
-                raise _refused(candidate, FileExistsError(17, "a file stands where a folder must be")) from None
+                raise _refused(candidate, FileExistsError(17, "there is a file where a folder is needed")) from None
             number += 1
             candidate = path.with_name(f"{path.name}_{number}")
         except OSError as error:
@@ -329,9 +329,9 @@ def _claim_given(path: Path) -> Path:
         raise _refused(path, error) from error
     if occupied and not (path / RUN).exists():
         raise ResourceError(
-            "the run folder is not empty, and holds no run",
+            "the run folder is not empty, but contains no run",
             where=f"run.dir={path}",
-            why="a run writes over nothing",
+            why="runs never overwrite files",
             fix="Choose another run.dir, or empty the folder.",
         )
     if occupied:
@@ -343,7 +343,7 @@ def _exists(path: Path) -> ResourceError:
     return ResourceError(
         "the run folder exists",
         where=f"run.dir={path}",
-        why="a run never writes over another",
+        why="runs never overwrite each other",
         fix=f"Choose another run.dir, or continue that run with `rlcli resume {shlex.quote(str(path))}`.",
     )
 
@@ -406,20 +406,20 @@ def nothing_saved(run: Run) -> DamagedDataError | ResourceError:
             f"the {'checkpoints' if trained else 'frames'} of this run are gone",
             where=where,
             why=f"{run.saved_frames:,} frames were saved when the run ended (summary.json)",
-            fix=f"Restore them from a copy, or begin anew: {start_command(run)}",
+            fix=f"Restore them from a copy, or start again: {start_command(run)}",
         )
     if trained:
         return ResourceError(
             "there is no checkpoint",
             where=where,
             why="the run ended before its first one",
-            fix=f"Begin anew, with a smaller run.checkpoint_every: {start_command(run)}",
+            fix=f"Start again, with a smaller run.checkpoint_every: {start_command(run)}",
         )
     return ResourceError(
         "there are no frames",
         where=where,
         why="the run ended before its first batch",
-        fix=f"Go on with it: {resume_command(run)}",
+        fix=f"Resume it: {resume_command(run)}",
     )
 
 

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 MAY_BE_INFINITE = ("buffer",)  # stored rows: an env's observations may be, and `compact` fills with NaN
 REPLAY_NOTICE = "this env's episodes cannot be replayed: a resumed run begins new ones"
-REPLAY_LOST = "{} open episodes could not be brought back and count as truncated"
+REPLAY_LOST = "{} unfinished episodes could not be restored and count as truncated"
 
 
 @contextlib.contextmanager
@@ -119,17 +119,17 @@ def notes(cfg: CollectConfig, collector: BaseCollector, replayable: bool, narrow
     """Lines for the start of the run: where it does otherwise than what was typed may seem to say."""
     asked, total, lanes = cfg.collector.frames_per_batch, cfg.total_frames, sorted({*collector.lanes_in_batch})
     lines = [
-        f"frames_per_batch {asked} rounded up to {steps_of(asked, envs) * envs}: whole steps of {envs} envs"
+        f"frames_per_batch {asked} rounded up to {steps_of(asked, envs) * envs}, a multiple of {envs} envs"
         for envs in lanes
         if asked % envs
     ]
     if len(lanes) > 1:
-        lines.append(f"total_frames {total} exceeded by {lanes[-1] - 1} at most: whole steps of a worker's envs")
+        lines.append(f"total_frames {total} may be exceeded by up to {lanes[-1] - 1}: workers step all their envs")
     elif total % lanes[0]:
         rounded = steps_of(total, lanes[0]) * lanes[0]
-        lines.append(f"total_frames {total} rounded up to {rounded}: whole steps of {lanes[0]} envs")
+        lines.append(f"total_frames {total} rounded up to {rounded}, a multiple of {lanes[0]} envs")
     if cfg.env.id.startswith("ALE/") and cfg.env.kind != "atari" and not cfg.env.wrappers:
-        lines.append(f"{cfg.env.id} as the emulator gives it; env=atari skips, shrinks and stacks frames")
+        lines.append(f"{cfg.env.id} without preprocessing; env=atari adds frame skipping, resizing and stacking")
     if narrowed:
         lines.append(
             f"float64 observations are stored as float32, rounded to 7 digits: {', '.join(map(show, narrowed))}"
@@ -328,7 +328,7 @@ class Saver:
     def _stopped(self, frames: int) -> StoppedSafely:
         return StoppedSafely(
             f"stopped by {self.stop.reason} at {frames:,} frames and saved",
-            fix=f"Go on with: {resume_command(self.run)}",
+            fix=f"Resume with: {resume_command(self.run)}",
         )
 
     def finish(self, frames: int) -> None:
@@ -431,7 +431,7 @@ def resumable(run: Run) -> Iterator[None]:
     except RlcliError as error:
         with contextlib.suppress(DamagedDataError, ResourceError):
             frames = checkpoint.latest_number(run.path / CHECKPOINTS)
-            error.fix = with_command(error.fix, f"Saved at {frames:,} frames; go on from there", run)
+            error.fix = with_command(error.fix, f"Saved at {frames:,} frames; resume with", run)
         raise
 
 
@@ -447,7 +447,7 @@ def own_descriptors() -> Iterator[None]:
         if error.errno != errno.EBADF:
             raise
         raise EnvError(
-            "a file that rlcli had open was closed under it",
+            "a file opened by rlcli was closed by other code",
             why="an env, a wrapper or a policy closed descriptors that are not its own",
             fix="Look there for os.close, os.closerange and what turns a process into a daemon; what was saved before "
             "can be resumed.",
@@ -465,5 +465,5 @@ def kept_in(folder: Path | str) -> Iterator[None]:
             tensors = {name: torch.from_numpy(rows) for name, rows in error.evidence.items()}
             with contextlib.suppress(ResourceError):  # a full disk must not hide what went wrong first
                 Disk().write_file(path, encode(tensors))
-                error.fix = f"{(error.fix or '').rstrip('.')}. What it was shown is in {path}".removeprefix(". ")
+                error.fix = f"{(error.fix or '').rstrip('.')}. Its inputs are in {path}".removeprefix(". ")
         raise

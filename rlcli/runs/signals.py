@@ -21,7 +21,7 @@ from typing import ClassVar
 
 from rlcli.errors import StoppedSafely
 
-NOTICE = "stopping after this batch; Ctrl-C again stops now and loses it"
+NOTICE = "stopping after this batch; Ctrl-C again stops now and loses the batch"
 
 
 class StopSignals:

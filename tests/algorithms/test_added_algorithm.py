@@ -93,7 +93,7 @@ def test_what_it_uses_is_read_and_what_it_does_not_is_refused():
     assert configure("train", [*words, "loss.tau=0.5"]).loss.tau == 0.5
     with pytest.raises(ConfigError, match=r"optim\.epochs has no meaning with loss=iql"):
         configure("train", [*words, "optim.epochs=3"])
-    with pytest.raises(ConfigError, match="loss=iql learns from stored rows, and storage=none keeps none"):
+    with pytest.raises(ConfigError, match="loss=iql learns from a replay buffer, and storage=none has none"):
         configure("train", ["loss=iql", "storage=none"])
 
 

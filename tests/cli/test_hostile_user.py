@@ -84,7 +84,7 @@ def test_help_is_a_page_at_any_width(process, columns):
         ("--seed=3", "Flags follow the verb: rlcli VERB --seed=3."),
         ("sac", "'sac' is not a verb; write rlcli train recipe=sac_pendulum (rlcli --help lists them)"),
         ("envs", "'envs' is not a verb; write rlcli ls envs"),
-        ("train --force", "no flag --force; a run never writes over another; leave it out, and write another run.dir"),
+        ("train --force", "no flag --force; runs never overwrite each other; leave it out, and write another run.dir"),
         ("train -help", "there is no flag -help; did you mean --help?"),
         ("eval -help", "there is no flag -help (did you mean --help?). See rlcli eval --help."),
         ("train recipe=dqn", "did you mean dqn_async or dqn_cartpole or dqn_exact or dqn_pong or dqn_recurrent?"),

@@ -46,7 +46,7 @@ def test_eval_says_nothing_with_the_console_off_and_reads_no_other_setting(rlcli
     code, _, err = rlcli(f"eval {tmp_path} console=of")
     assert code == 2 and "unknown console 'of'; did you mean off?" in err
     code, _, err = rlcli(f"eval {tmp_path} env.num=3")
-    assert code == 2 and "rlcli eval reads no 'env.num=3'" in err and len(started) == 3
+    assert code == 2 and "rlcli eval does not take 'env.num=3'" in err and len(started) == 3
 
 
 def test_nothing_stray_is_written(rlcli, started, tmp_path):

@@ -20,13 +20,13 @@ def test_parts_of_ours_run_on_columns_in_the_loop_or_after_it():
     found = faces(Recipe(World(3, "gym"), ("StepCounter(3)", "RewardSum", "CatFrames"), Policy("actor")))
     assert [face.runs for face in found] == [
         "columns", "columns, in the loop", "columns, after the batch", "columns, in the loop",
-        "columns, replayed", "columns, drawn in numpy", "one stream per env, from the run's seed",
+        "columns, in numpy", "columns, drawn in numpy", "one stream per env, from the run's seed",
     ]  # fmt: skip
 
 
 def test_the_stages_of_a_policy_are_named():
     found = {face.name: face.runs for face in faces(Recipe(World(0, "gym"), policy=Policy("hooked actor")))}
-    assert found["observation -> logits"] == "columns, called"
+    assert found["observation -> logits"] == "columns, called every step"
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,9 @@ def test_the_stages_of_a_policy_are_named():
     [
         (World(3, "own step"), (), "OwnStep has its own _step"),
         (World(0, "own object"), (), "GymEnv has its own _step"),
-        (World(0, "by hand"), (), "ByHand is written on tensordicts"),
+        (World(0, "by hand"), (), "ByHand steps TensorDicts"),
         (World(3, "transformed inside"), (), "OwnTransformed has its own _step"),
-        (World(3, "gym"), (HALVED, "RewardSum"), "Own on it may read what any other part writes"),
+        (World(3, "gym"), (HALVED, "RewardSum"), "Own on it may read any key"),
     ],
 )
 def test_an_env_on_tensordicts_says_why(world, transforms, why):
@@ -56,7 +56,7 @@ def test_an_env_on_tensordicts_says_why(world, transforms, why):
 )
 def test_a_policy_that_is_called_as_it_is_says_why(policy, why):
     face = next(face for face in faces(Recipe(World(3, "gym"), policy=policy)) if face.part == "policy")
-    assert face.runs == "TensorDicts, as it is, once a step" and why in face.why
+    assert face.runs == "TensorDicts, called every step" and why in face.why
 
 
 def test_noise_is_named_by_the_stream_it_comes_from():

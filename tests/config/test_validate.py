@@ -82,7 +82,7 @@ def test_what_is_collected_can_be_collected_again(kind):
         ),
         (
             {"collector__kind": "multi_sync", "collector__preemptive_threshold": 0.5, "storage__ndim": 2},
-            ("storage.ndim=2 takes as many steps of all envs", "storage.ndim=1"),
+            ("storage.ndim=2 needs equally many steps of all envs", "storage.ndim=1"),
         ),
         (
             {"collector__preemptive_threshold": 0.5},
@@ -286,7 +286,7 @@ def test_a_size_of_slices_that_is_none_is_said_once(name, value):
     ("values", "sentence"),
     [
         ({"env__workers": 9}, "env.workers=9 are more than there are envs; use env.workers=8 at most"),
-        ({"env__start_method": "spawn"}, "env.start_method is of worker processes, and there are none"),
+        ({"env__start_method": "spawn"}, "env.start_method needs worker processes, and there are none"),
     ],
 )
 def test_workers_that_nothing_would_start_are_refused(values, sentence):

@@ -125,7 +125,7 @@ def test_a_flip_in_any_file_falls_back_one_checkpoint_and_is_mended_by_the_next(
         content = file.read_bytes()
         for at in rng.integers(0, len(content), 4).tolist():
             file.write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :])
-            with pytest.warns(UserWarning, match=f"passed over.*{file.name}"):
+            with pytest.warns(UserWarning, match=f"skipped.*{file.name}"):
                 assert newest(tmp_path) == 7
             assert checkpoint.verify(path) is not None
         file.write_bytes(content)

@@ -137,7 +137,7 @@ def test_a_folder_whose_first_files_cannot_be_written_is_taken_back(rlcli, tmp_p
 def test_frames_are_exact_to_one_step_of_all_envs_and_the_run_says_so(rlcli):
     answer = rlcli("collect", "env.num=5", "total_frames=256", "run.dir=r", "console=plain")
     assert answer.code == 0 and open_run("r").summary["frames"] == 260
-    assert "total_frames 256 rounded up to 260: whole steps of 5 envs" in answer.out + answer.err
+    assert "total_frames 256 rounded up to 260, a multiple of 5 envs" in answer.out + answer.err
 
 
 def test_stacks_may_be_stacked_again(rlcli):
@@ -169,7 +169,7 @@ def test_what_does_not_fit_into_memory_names_what_to_lower(rlcli):
 @pytest.mark.parametrize(
     ("folder", "why"),
     [
-        ("taken", "holds no run (run.dir=taken): a run writes over nothing"),
+        ("taken", "contains no run (run.dir=taken): runs never overwrite files"),
         ("file", "File exists"),
         ("file/below", "Not a directory"),
         ("/proc/below", "cannot write the run folder"),
@@ -297,7 +297,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_ends_with_4_and_changes_nothing
     for words in (["eval", "r"], ["resume", "r"], ["collect", "policy=checkpoint", "policy.path=r", "run.dir=c"]):
         answer = rlcli(*words)
         is_a_sentence(answer, 4, "no checkpoint can be read", "checkpoint_000003", "checkpoint_000004")
-        assert "or begin anew: rlcli train total_frames=1024 collector.frames_per_batch=128" in answer.err
+        assert "or start again: rlcli train total_frames=1024 collector.frames_per_batch=128" in answer.err
     after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "lock"}
     assert all(before[path] == data for path, data in after.items())
 
@@ -342,7 +342,7 @@ def test_a_spoilt_file_of_a_run_ends_with_4(rlcli, run, name, text):
 NONSENSE = {
     "no value of its type": ({"env.num": "many"}, 2, "env.num must be a whole number"),
     "a list for a group": ({"env": []}, 2, "env cannot be []"),
-    "another size": ({"env.num": 4}, 2, "env.num 2 -> 4 would make this another run"),
+    "another size": ({"env.num": 4}, 2, "env.num 2 -> 4 would change the result of this run"),
     "another env": ({"env.id": "Acrobot-v1"}, 2, "'CartPole-v1' -> 'Acrobot-v1'"),
     "another net": ({"policy.hidden": [16]}, 2, "policy.hidden [8] -> [16]"),
     "another seed": ({"seed": 9}, 2, "seed 0 -> 9"),
@@ -374,7 +374,7 @@ def test_a_config_edited_by_hand_is_refused_and_the_checkpoints_stay(rlcli, run,
 
 def test_an_empty_config_does_not_become_the_defaults(rlcli, run):
     (run / "config.json").write_text("{}")
-    is_a_sentence(rlcli("resume", "r"), 2, "would make this another run", "env.num 2 -> 8", "policy.hidden [8] ->")
+    is_a_sentence(rlcli("resume", "r"), 2, "would change the result of", "env.num 2 -> 8", "policy.hidden [8] ->")
 
 
 def test_weights_are_read_with_the_configuration_that_is_sealed_with_them(rlcli, run):
@@ -414,7 +414,7 @@ def test_checkpoints_that_were_saved_and_are_gone_are_called_that_by_every_verb(
     shutil.rmtree(run / "checkpoints")
     saved = f"{open_run(run).saved_frames:,} frames were saved when the run ended"
     for words in (["resume", "r", "total_frames=4096"], ["eval", "r"], ["inspect", "r"]):
-        is_a_sentence(rlcli(*words), 4, "the checkpoints of this run are gone", saved, "begin anew: rlcli train")
+        is_a_sentence(rlcli(*words), 4, "the checkpoints of this run are gone", saved, "start again: rlcli train")
     is_a_sentence(rlcli("collect", "policy=checkpoint", "policy.path=r", "run.dir=c"), 4, saved)
     verified = rlcli("verify", "r")
     assert verified.code == 4 and saved in verified.out

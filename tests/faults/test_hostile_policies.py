@@ -44,7 +44,7 @@ def test_a_policy_that_cannot_begin_is_named(hostile, name, words):
 @pytest.mark.parametrize(("name", "error"), [("memory_later", "MemoryError"), ("torch_memory_later", "RuntimeError")])
 def test_a_policy_that_runs_out_of_memory_is_no_mistake_and_its_frames_are_gone_on_with(hostile, name, error):
     answer = hostile("collect", "env.id=good", f"policy={name}", "collector.frames_per_batch=16", "run.dir=r")
-    said = ["there is not enough memory", error, "Lower env.num", "16 frames are on the disk; go on after them: rlcli"]
+    said = ["there is not enough memory", error, "Lower env.num", "16 frames are on disk; resume with: rlcli"]
     is_a_sentence(answer, 5, *said)
     assert "the policy raised" not in answer.err
 
@@ -59,7 +59,7 @@ def test_a_network_that_runs_out_of_memory_does_not_misfit(hostile, at):
     answer = hostile("train", "env.id=good", "policy=critic_needs_memory", f"policy.kwargs={{at:{at}}}", "run.dir=r")
     is_a_sentence(answer, 5, "there is not enough memory", "can't allocate memory", "Lower env.num")
     assert "Compare with" not in answer.err
-    assert (at == 1) or "Saved at 256 frames; go on from there: rlcli resume r" in answer.err
+    assert (at == 1) or "Saved at 256 frames; resume with: rlcli resume r" in answer.err
 
 
 @pytest.mark.parametrize("verb", ["train", "collect"])
@@ -93,7 +93,7 @@ def test_a_policy_with_a_nan_stops_before_the_first_step(hostile, verb, settings
 
 def test_what_the_policy_was_shown_is_kept_in_a_file(hostile):
     answer = hostile("collect", "env.id=good", "policy=nan_later", "run.dir=r")
-    is_a_sentence(answer, 6, "the policy's logits is not finite", "What it was shown is in r/not_finite.safetensors")
+    is_a_sentence(answer, 6, "the policy's logits is not finite", "Its inputs are in r/not_finite.safetensors")
     shown = load_file("r/not_finite.safetensors")["observation"]
     assert shown.shape == (2, 3) and shown.isfinite().all() and shown.any()
 

@@ -95,7 +95,7 @@ def test_a_signal_at_any_stage_saves_and_the_printed_command_goes_on(rlcli, monk
     assert answer.code == 75
     notice, sentence = answer.err.strip().splitlines()[-2:]
     assert notice.startswith("stopping after this batch") and f"stopped by {STOPS[number]} at " in sentence
-    command = re.search(r"Go on with: rlcli (resume r)$", sentence)
+    command = re.search(r"Resume with: rlcli (resume r)$", sentence)
     assert command, sentence
     assert statuses("r")[0] == "stopped"
     answer = rlcli(*command[1].split())
@@ -121,7 +121,7 @@ def test_a_signal_between_two_envs_that_are_made_ends_the_run_and_leaves_nothing
         answer = rlcli(verb, "run.dir=r", "env.num=1000", "env.mode=serial")
     assert answer.code == 75 and not Path("r").exists()
     assert f"stopped by {STOPS[number]} before it began; nothing was lost" in answer.err
-    assert f"Begin it with: rlcli {verb} " in answer.err and "after this batch" not in answer.err
+    assert f"Start it with: rlcli {verb} " in answer.err and "after this batch" not in answer.err
 
 
 def test_a_signal_while_the_parts_of_a_resumed_run_are_made_leaves_it_as_it_was(rlcli, monkeypatch, whole):
@@ -131,14 +131,14 @@ def test_a_signal_while_the_parts_of_a_resumed_run_are_made_leaves_it_as_it_was(
     with monkeypatch.context() as patch:
         patch.setattr("rlcli.jobs.learner.env_of_run", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
         answer = rlcli("resume", "r")
-    assert answer.code == 75 and "Go on with: rlcli resume r" in answer.err
+    assert answer.code == 75 and "Resume with: rlcli resume r" in answer.err
     assert learned("r") == saved and rlcli("resume", "r").code == 0 and learned("r") == whole[0]
 
 
 def test_an_env_that_swallows_a_stop_while_it_is_made_does_not_lose_it(hostile):
     # with env.mode=auto the first one is made before there is a run, and the stop ends all there
     answer = hostile("train", "env.id=swallows_stops", "env.mode=serial", "run.dir=r")
-    assert answer.code == 75 and "Go on with: rlcli resume r" in answer.err
+    assert answer.code == 75 and "Resume with: rlcli resume r" in answer.err
     assert statuses("r") == ("stopped", 0)
 
 
@@ -397,7 +397,7 @@ def test_a_real_process_stops_on_sigterm_and_the_printed_command_ends_as_if_noth
     _, err = process.communicate(timeout=60)
     assert process.returncode in (75, 0) and time.monotonic() - asked < 10
     if process.returncode == 75:
-        typed = re.search(r"Go on with: rlcli (.+)$", err.strip().splitlines()[-1])
+        typed = re.search(r"Resume with: rlcli (.+)$", err.strip().splitlines()[-1])
         answer = rlcli(*typed[1].split())  # in another process than the one that was stopped: this one
         assert "Traceback" not in answer.err and answer.code == 0
     assert learned(tmp_path / "r") == whole[0]

@@ -126,7 +126,7 @@ def test_a_typed_change(copied, override):
 def test_a_forced_change_that_fits_nothing_saved_is_named(copied, override):
     with pytest.raises(ConfigError) as refused:
         resume("train", [override, "total_frames=384"], force=True)
-    assert f"what the run saved does not fit {TYPED[override]}" in str(refused.value)
+    assert f"the saved state does not fit {TYPED[override]}" in str(refused.value)
     assert not open_run(Path("train")).info.get("resumed")
     assert resume("train", ["total_frames=384"]).summary["frames"] == 384
 
@@ -186,7 +186,7 @@ def test_a_finished_run_says_what_was_not_changed(copied, verb, capsys):
     resume(verb)
     assert capsys.readouterr().out.count("\n") == 1
     resume(verb, ["env.num=4"], force=True)
-    assert "not changed, since no frame is left: env.num 2 -> 4" in capsys.readouterr().out
+    assert "not changed, since the run is finished: env.num 2 -> 4" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_a_resume_that_is_stopped_while_its_parts_are_made_is_told_as_it_was_typ
     with pytest.raises(StoppedSafely) as stopped:
         resume(verb, typed, force=True)
     command = shlex.join(["rlcli", "resume", verb, *typed, "--force"])
-    assert str(stopped.value).endswith(f"Go on with: {command}")
+    assert str(stopped.value).endswith(f"Resume with: {command}")
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_a_run_that_is_stopped_before_it_began_begins_in_the_folder_that_was_typ
     typed = [*TINY[:3], "policy=random", "run.dir=r"] if verb == "collect" else [*TINY, "run.dir=r"]
     with pytest.raises(StoppedSafely) as stopped:
         start(configure(verb, typed), typed)
-    assert f"Begin it with: {shlex.join(['rlcli', verb, *typed])}" in str(stopped.value) and not Path("r").exists()
+    assert f"Start it with: {shlex.join(['rlcli', verb, *typed])}" in str(stopped.value) and not Path("r").exists()
 
 
 def test_all_differences_are_in_one_list(copied):

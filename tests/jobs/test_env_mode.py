@@ -138,7 +138,7 @@ def takes(monkeypatch, wall: float, cpu: float | None = None) -> None:
         (8, 1e-3, 1e-3, 2, 2, "parallel: 8 envs take 4.0 ms a step in 2 processes, 8.0 ms in one"),
         (8, 2e-5, 2e-5, 2, 1, "serial: 8 envs take 160 us a step in one process, 130 us in 2"),
         (8, 1e-3, 1e-3, 1, 1, "serial: 8 envs take 8.0 ms a step in one process"),
-        (8, 5e-3, 1e-4, 2, 8, "parallel: 8 envs take 5.3 ms a step in 8 processes, 40.0 ms in one; each waits for 4.9"),
+        (8, 5e-3, 1e-4, 2, 8, "parallel: 8 envs take 5.3 ms a step in 8 processes, 40.0 ms in one; a step waits for"),
         (8, 5e-3, 1e-4, 1, 8, "in 8 processes"),
         (64, 5e-3, 1e-4, 2, 32, "in 32 processes"),
         (8, 5e-3, 4.5e-3, 2, 2, "in 2 processes"),  # computes, most of the time
@@ -155,7 +155,7 @@ def test_a_step_of_all_envs_is_reckoned_from_what_one_computes_and_waits(
 @pytest.mark.parametrize(
     ("words", "mode", "said"),
     [
-        (["env.id=Busy-v0", "env.num=1"], "serial", "env.mode=auto -> serial: there is one env"),
+        (["env.id=Busy-v0", "env.num=1"], "serial", "env.mode=auto -> serial: there is only one env"),
         (["env.num=4"], "auto", ""),  # decided by the id, whatever the machine
         (["env.num=64"], "auto", "native: CartPole-v1 has an engine that is faster from 64 envs on"),
         (["env.id=Busy-v0", "env.mode=serial"], "serial", ""),
@@ -263,10 +263,10 @@ def test_processes_that_fail_are_replaced_and_the_report_tells(short_run, tmp_pa
     ("words", "sentence"),
     [
         (["collector.on_worker_error=restart"], "on_worker_error=restart is for worker processes, and there are none"),
-        (["env.per_worker=2"], "env.per_worker is of worker processes"),
+        (["env.per_worker=2"], "env.per_worker needs worker processes"),
         (["env.workers=2", "env.per_worker=2"], "both say how many processes"),
         (["env.mode=parallel", "env.per_worker=9"], "use env.per_worker=8 at most"),
-        (["env.mode=parallel", "collector=multi_sync"], "env.mode=parallel steps envs for one process"),
+        (["env.mode=parallel", "collector=multi_sync"], "env.mode=parallel steps the envs of one process"),
         (
             ["env.mode=parallel", "env.caller_steps=true", "collector.on_worker_error=restart"],
             "cannot be replaced",

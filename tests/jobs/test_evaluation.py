@@ -187,7 +187,7 @@ def test_an_env_of_which_one_can_exist_is_trained_and_evaluated(run, monkeypatch
     failed = run("run.dir=b", "env.id=only", "env.num=1", "run.eval_every=256", *BRIEF).summary
     assert failed["status"] == "done" and not Only.there
     (warning,) = [w for w in failed["warnings"] if w["kind"] == "evaluation"]
-    assert "the port is taken" in warning["text"] and "run.eval_every=null closes the run's envs" in warning["text"]
+    assert "the port is taken" in warning["text"] and "run.eval_every=null evaluates once" in warning["text"]
 
 
 def test_envs_of_evaluations_are_kept_and_play_the_same_again(run, monkeypatch):
@@ -350,10 +350,10 @@ def test_a_long_evaluation_says_how_far_it_is(run, monkeypatch, capsys):
     said = [line for line in capsys.readouterr().out.splitlines() if "episodes ended" in line]
     batches = -(-max(lengths) // evaluation.STEPS_A_BATCH)
     assert len(said) == batches and said[-1].startswith("evaluating: 4 of 4 episodes ended, ")
-    assert f" ended, {evaluation.STEPS_A_BATCH * 4} frames played" in said[0]
+    assert f" ended, {evaluation.STEPS_A_BATCH * 4} frames" in said[0]
     lines = []
     found = evaluate("a", episodes=4, say=lines.append)
-    playing = "playing 4 episodes ..."  # once the envs are there and the policy is read
+    playing = "running 4 episodes ..."  # once the envs are there and the policy is read
     assert lines == [playing, *said] and lines[-1].endswith(f", return {found.returns.mean():.1f} so far ...")
     monkeypatch.setattr(evaluation, "PROGRESS_EVERY", 60.0)
     evaluate("a", episodes=4, say=lines.append)
@@ -390,7 +390,7 @@ def test_a_film_is_cut_off_with_its_episode(run, monkeypatch):
     with warnings.catch_warnings(action="error", category=UserWarning):
         evaluate("r", episodes=1, max_steps=5, video="film.gif", say=said.append)
     assert len(imageio.imread("film.gif", index=None)) <= 5
-    assert said[0] == "playing 1 episode, then the first one again for film.gif ..."
+    assert said[0] == "running 1 episode, then the first one again for film.gif ..."
 
 
 @pytest.mark.parametrize("longest", [5, 1000])
@@ -417,10 +417,10 @@ def test_a_film_that_ends_before_its_episode_says_so(run, monkeypatch, longest):
         (f"{'x' * 300}.gif", "File name too long. Choose another file."),
         ("x\0.gif", "embedded null byte"),
         ("/proc/film.gif", "Choose another file."),
-        ("folder", "folder is a folder, and a film is a file"),
+        ("folder", "folder is a folder, and a video is a file"),
         ("folder.gif", "folder.gif is a folder"),
-        ("film.xyz", "film.xyz is not the name of a film. Name a file that ends in .mp4"),
-        ("film", "film is not the name of a film"),
+        ("film.xyz", "film.xyz is not the name of a video. Name a file that ends in .mp4"),
+        ("film", "film is not the name of a video"),
         ("film.avi", "needs the package imageio_ffmpeg. Install it: pip install"),
     ],
 )

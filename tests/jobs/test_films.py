@@ -38,7 +38,7 @@ def test_a_result_is_shown_and_kept_where_its_film_fails_and_the_film_opens_no_w
     assert len(found.returns) == 3 and [len(each.returns) for each in shown] == [3]
     assert isinstance(found.film_error, EnvError) and "no display" in str(found.film_error)
     assert drivers == ["dummy"] and "SDL_VIDEODRIVER" not in os.environ
-    with pytest.warns(UserWarning, match=r"no film: .*cannot be rendered.*no display"):
+    with pytest.warns(UserWarning, match=r"no video: .*cannot be rendered.*no display"):
         assert rlcli.evaluate("r", 3, video="film.gif").returns.tolist() == found.returns.tolist()
     assert main(["eval", "r", "--video", "film.gif", "console=off"]) == EnvError.exit_code
 

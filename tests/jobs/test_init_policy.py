@@ -127,7 +127,7 @@ def test_what_would_change_a_run_says_how_to_make_a_new_one(run, capsys):
     run(*PPO, "run.dir=old", "optim.lr=1e-3")
     with pytest.raises(ConfigError) as refused:
         resume("old", ["optim.lr=1e-4"])
-    command = str(refused.value).partition("begins with its weights: ")[2].partition(";")[0]
+    command = str(refused.value).partition("from its weights: ")[2].partition(";")[0]
     assert command.endswith("policy.init_from=old optim.lr=1e-4")
     assert "optim.lr=1e-3" not in command and "run.dir" not in command
     assert main(command.split()[1:]) == 0

@@ -239,11 +239,11 @@ def test_rows_of_a_buffer_are_in_the_ledger(run):
     [
         (
             ["loss=dqn", "storage=none", "sampler=minibatch"],
-            ["storage=none keeps none; use storage=tensor", "sampler=minibatch cuts one batch"],
+            ["storage=none has none; use storage=tensor", "sampler=minibatch cuts one batch"],
         ),
         (["storage=tensor"], ["sampler=minibatch learns from each batch once", "use sampler=slice, or storage=none"]),
         (["storage=tensor", "sampler=random"], ["sampler=random draws single rows", "use sampler=slice"]),
-        ([*DQN, "memory=compact"], ["memory=compact keeps none; use memory=exact"]),
+        ([*DQN, "memory=compact"], ["memory=compact stores none; use memory=exact"]),
         ([*DQN, "policy.eps_init=0.01"], ["policy.eps_end=0.05 is more than policy.eps_init=0.01"]),
         ([*DQN, "collector.init_random_frames=5000"], ["leaves nothing of total_frames=1200"]),
         ([*DQN, "storage.max_size=10"], ["storage.max_size=10 is less than collector.frames_per_batch=64"]),
@@ -261,7 +261,7 @@ def test_rows_of_a_buffer_are_in_the_ledger(run):
         ([*DQN, "policy=gru", "sampler=minibatch"], ["sampler=minibatch cuts one batch; use sampler=slice or"]),
         ([*DQN, "sampler=slice"], ["loss=dqn learns from single rows with policy=auto; use sampler=random"]),
         ([*DQN, *SLICES, "policy=gru", "collector.track_traj_ids=false"], ["needs collector.track_traj_ids=true"]),
-        ([*SAC, "policy=gru"], ["policy=gru remembers, and loss=sac has no networks that do; use loss=dqn"]),
+        ([*SAC, "policy=gru"], ["policy=gru is recurrent, and loss=sac has no recurrent networks; use loss=dqn"]),
         ([*SAC, "sampler=slice"], ["loss=sac learns from single rows"]),
         ([*DQN, "loss.start_state=zero"], ["loss.start_state=zero is of a state that policy=auto lacks"]),
         (["loss.start_state=zero"], ["loss.start_state has no meaning with loss=ppo_clip"]),
@@ -344,7 +344,7 @@ def test_who_opens_the_rows_of_an_older_checkpoint_is_told_what_became_of_the_ne
     else:
         file = newest / "tensors.safetensors"
         file.write_bytes(file.read_bytes()[:-1])
-        said = "checkpoint passed over: .*tensors.safetensors"
+        said = "checkpoint skipped: .*tensors.safetensors"
     with pytest.warns(UserWarning, match=said):
         open_buffer("r")
     if fate == "gone":

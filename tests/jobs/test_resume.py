@@ -172,7 +172,7 @@ def test_a_run_whose_newest_checkpoint_is_gone_goes_on_from_the_one_before_and_s
         load(run.path)
     capsys.readouterr()
     again = resume(run.path)
-    assert f"{said}; goes on from there" in capsys.readouterr().out and again.summary["frames"] == 4096
+    assert f"{said}; resuming from there" in capsys.readouterr().out and again.summary["frames"] == 4096
     same(final_state(again), whole)
     assert not any(file.state == "note" for file in verify(run.path))
 
@@ -187,7 +187,7 @@ def test_what_would_break_exactness_cannot_be_overridden(short_run):
 def test_a_finished_run_can_go_on_for_longer(short_run, capsys):
     run = short_run("optim.anneal_lr=true")
     assert resume(run.path, ["total_frames=5120", "console=plain"]).summary["frames"] == 5120
-    assert "optim.anneal_lr follows the share of total_frames that is done" in capsys.readouterr().out
+    assert "optim.anneal_lr follows the fraction of total_frames that is done" in capsys.readouterr().out
     run = short_run("run.dir=constant")
     assert resume(run.path, ["total_frames=5120", "console=plain"]).summary["frames"] == 5120
     assert "that is done" not in capsys.readouterr().out

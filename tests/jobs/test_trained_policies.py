@@ -377,5 +377,7 @@ def test_a_transform_that_reads_what_a_policy_is_not_shown_is_named(transform, c
     policy = TrainedPolicy(cfg, networks, TransformedEnv(build_env(cfg.env, num=1), transform()))
     for _ in range(calls - 1):
         policy(np.zeros(3))
-    with pytest.raises(ConfigError, match=rf"no rewards and no flags \(env.transforms: {transform.__name__}\): given"):
+    with pytest.raises(
+        ConfigError, match=rf"observations without rewards and flags \(env.transforms: {transform.__name__}\): given"
+    ):
         policy(np.zeros(3))

@@ -173,7 +173,7 @@ def test_masked_rows_are_cut_away_first():
 def test_a_loss_that_does_not_remember_has_no_slices():
     env = cartpole()
     policy = build_actor_critic(env.observation_spec, env.action_spec, hidden=[8], generator=0)
-    with pytest.raises(ArgumentError, match="no network of this one remembers"):
+    with pytest.raises(ArgumentError, match="none of its networks is recurrent"):
         Update(ClipPPOLoss(policy.actor, policy.critic), slice_len=8)
     policy = networks()
     with pytest.raises(ArgumentError, match=r"at least one row.*got 0"):

@@ -219,9 +219,9 @@ def test_a_mode_that_costs_more_than_it_saves_is_warned_of():
     tiny = rlcli.plan(
         ["memory=exact", "env.id=FrozenLake-v1", "collector.frames_per_batch=8", "sampler.batch_size=8", *QUIET]
     )
-    assert any("takes no less than full" in text for text in tiny.warnings)
+    assert any("needs no less than full" in text for text in tiny.warnings)
     assert not rlcli.plan(["recipe=ppo_exact", *QUIET]).warnings
-    assert any("approximates" in text for text in rlcli.plan(["recipe=ppo_compact", *QUIET]).warnings)
+    assert any("V(s) in place of V(s')" in text for text in rlcli.plan(["recipe=ppo_compact", *QUIET]).warnings)
 
 
 @pytest.mark.parametrize("mode", ["serial", "parallel"])  # auto would leave it to the clock
@@ -321,7 +321,7 @@ def test_a_network_that_looks_at_numbers_is_told_and_not_fatal(monkeypatch):
 
     monkeypatch.setattr(foresee, "update_peak", looks)
     planned = rlcli.plan(["recipe=ppo_exact", *QUIET])
-    assert any("update holds for a moment is not known" in text for text in planned.warnings)
+    assert any("memory of stage update is not known" in text for text in planned.warnings)
 
 
 def test_planning_leaves_random_streams_as_they_were():
@@ -388,7 +388,7 @@ def test_a_minibatch_of_sequences_is_planned_as_long_as_they_are(words, rows):
 @pytest.mark.parametrize("cut", ["collector.split_trajs=true", "collector.trajs_per_batch=2"])
 def test_the_value_stage_of_whole_trajectories_is_not_guessed(cut):
     planned = rlcli.plan([cut])
-    assert any("stage values holds for a moment is not known" in text for text in planned.warnings)
+    assert any("memory of stage values is not known" in text for text in planned.warnings)
 
 
 def test_networks_are_listed_with_their_parameters():
@@ -584,7 +584,7 @@ def test_a_run_foretells_the_envs_of_its_evaluation_and_its_workers_as_its_plan_
     without, whole, planned = run(0), run(4), rlcli.plan([*small, *words, *evaluated, "run.eval_episodes=4"])
     assert len(left) == 1
     assert whole["planned"] - without["planned"] == pytest.approx(4 * (40 << 20), rel=0.1)
-    assert planned.process["envs of the evaluation"] == pytest.approx(4 * (40 << 20), rel=0.1)
+    assert planned.process["evaluation envs"] == pytest.approx(4 * (40 << 20), rel=0.1)
     assert whole.get("workers", 0) == pytest.approx(planned.workers, rel=0.2)
     assert ("worker processes" in (tmp_path / "4" / "report.md").read_text()) == bool(words)
 

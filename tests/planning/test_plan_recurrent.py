@@ -83,7 +83,7 @@ def test_a_plan_prints_what_is_saved_for_the_backward_pass(capsys):
     printed = capsys.readouterr().out
     (spared,) = (line.split()[-2:] for line in printed.splitlines() if "memory.recurrent_recompute" in line)
     assert spared == ["256", "KiB"] and "recurrent activations" in printed
-    assert "no episode ends; where some end, they hold more" in printed
+    assert "without episode ends; with some, they need more" in printed
     show_plan(rlcli.plan([*BATCHES, *QUIET]))
     assert "recurrent" not in capsys.readouterr().out
 
@@ -146,7 +146,7 @@ def test_the_sample_of_slices_has_a_state_in_every_row(tmp_path):
 def test_what_is_counted_as_another_backend_is_said_to_be_about_right(tmp_path):
     words = [*BATCHES, "policy=gru", "policy.recurrent_backend=pad"]
     planned, memory = planned_and_run(words, tmp_path)
-    assert any("pad is counted as cpu is" in text for text in planned.warnings)
+    assert any("pad is planned like cpu" in text for text in planned.warnings)
     assert not rlcli.plan([*BATCHES, "policy=gru", *QUIET]).warnings
     assert memory["value_stage"]["measured"] == pytest.approx(stage(planned, "values").bytes, rel=0.2)
 

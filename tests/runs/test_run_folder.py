@@ -58,7 +58,7 @@ def test_a_given_folder_must_be_new_or_empty(tmp_path):
     (taken / "thesis.tex").write_text("years of work")
     assert made(tmp_path, directory=empty).path == empty
     assert made(tmp_path, directory=tmp_path / "a" / "new").path.is_dir()
-    with pytest.raises(ResourceError, match=r"not empty, and holds no run \(run.dir=.*taken") as caught:
+    with pytest.raises(ResourceError, match=r"not empty, but contains no run \(run.dir=.*taken") as caught:
         made(tmp_path, directory=taken)
     assert caught.value.exit_code == 5 and "rlcli resume" not in str(caught.value)
     with pytest.raises(ResourceError, match=r"run.dir=.*empty.*rlcli resume"):

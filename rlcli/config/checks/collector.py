@@ -17,7 +17,7 @@ def check_collector(cfg: Any) -> Iterator[Problem]:
         for key in ("split_trajs", "trajs_per_batch", "deliver_leftovers"):
             if getattr(c, key):
                 yield Problem(
-                    f"collector.{key} has no meaning for rlcli collect, which puts every frame on the disk as it comes",
+                    f"collector.{key} has no meaning for rlcli collect, which writes every frame to disk",
                     "leave it out, and cut what you read: rlcli.data.split_trajectories(batch)",
                 )
         return
@@ -59,7 +59,7 @@ def check_workers(cfg: Any) -> Iterator[Problem]:
     if env.workers or env.mode == "parallel":
         name = "env.workers" if env.workers else "env.mode=parallel"
         yield Problem(
-            f"{name} steps envs for one process, and collector={c.kind} has several that step their own",
+            f"{name} steps the envs of one process, and each worker of collector={c.kind} steps its own",
             "give one of them",
         )
     scales = [f"env.{name}" for name in ("normalize_observation", "normalize_reward") if getattr(env, name)]
@@ -70,7 +70,7 @@ def check_workers(cfg: Any) -> Iterator[Problem]:
     ]
     for name in [*scales, *(f"env.transforms={name}" for name in listed if name in ("RunningNorm", "RewardNorm"))]:
         yield Problem(
-            f"{name} follows what one process collects, and each worker would have a scale of its own",
+            f"{name} keeps statistics in one process, and each worker would have its own",
             "use collector=sync, with env.workers for slow envs",
         )
     if c.preemptive_threshold is not None:
@@ -84,11 +84,11 @@ def check_workers(cfg: Any) -> Iterator[Problem]:
 
 def _check_preemption(cfg: Any) -> Iterator[Problem]:
     if not isinstance(cfg, Config):
-        yield Problem("rlcli collect writes as many steps of all envs, and preempted workers take fewer",
+        yield Problem("rlcli collect writes equally many steps of all envs, and preempted workers take fewer",
                       "leave out collector.preemptive_threshold")  # fmt: skip
         return
     if cfg.collector.num_workers == 1:
         yield Problem("collector.preemptive_threshold has no meaning for one worker", "use two at least")
     if cfg.storage.ndim > 1:
-        yield Problem(f"storage.ndim={cfg.storage.ndim} takes as many steps of all envs, preempted workers take fewer",
+        yield Problem(f"storage.ndim={cfg.storage.ndim} needs equally many steps of all envs; preempted workers differ",
                       "use storage.ndim=1")  # fmt: skip

@@ -21,7 +21,7 @@ def check_modes(cfg: Any) -> Iterator[Problem]:
         yield Problem("env.wrappers wrap single envs, and a native engine has none", "use env=gym env.mode=serial")
     if env.mode == "native" and env.kind == "gym" and env.id.startswith("ALE/"):
         yield Problem(
-            f"env.mode=native would make another task of {env.id}: its engine shrinks frames and cuts rewards",
+            f"env.mode=native would change the task {env.id}: its engine resizes frames and clips rewards",
             "use env=atari, or env.mode=serial",
         )
     if env.workers and env.workers > env.num:
@@ -29,7 +29,7 @@ def check_modes(cfg: Any) -> Iterator[Problem]:
     apart = env.workers or env.mode == "parallel"
     for name in ("start_method", "per_worker", "caller_steps"):
         if getattr(env, name) != "auto" and not apart:
-            yield Problem(f"env.{name} is of worker processes, and there are none", "give env.mode=parallel")
+            yield Problem(f"env.{name} needs worker processes, and there are none", "give env.mode=parallel")
     if env.workers and env.per_worker != "auto":
         yield Problem("env.workers and env.per_worker both say how many processes there are", "give one of them")
     elif isinstance(env.per_worker, int) and env.per_worker > env.num:
@@ -60,7 +60,7 @@ def check_wrappers(cfg: Any) -> Iterator[Problem]:
             if name in registry.names(kind):
                 continue
             if key := _OPTIONS.get(name):
-                what = f"{name} keeps statistics, which an evaluation or a resumed run would begin anew"
+                what = f"{name} keeps statistics, which would be lost in evaluations and on resume"
                 yield Problem(f"{what} (env.wrappers)", f"write {key}=true instead")
                 continue
             hint = did_you_mean(name, registry.names(kind)) or f"rlcli ls {kind}s lists them"

@@ -27,9 +27,7 @@ def check_learning(cfg: Config) -> Iterator[Problem]:
 def _off_policy(cfg: Config) -> Iterator[Problem]:
     kind, c = cfg.loss.kind, cfg.collector
     if cfg.memory.next_obs == "compact":
-        yield Problem(
-            f"loss={kind} reads every row's next observation, and memory=compact keeps none", "use memory=exact"
-        )
+        yield Problem(f"loss={kind} needs every next observation, and memory=compact stores none", "use memory=exact")
     if kind in ("dqn", "sac") and cfg.policy.distribution not in ("auto", "tanh_normal" if kind == "sac" else "auto"):
         only = " draws from tanh_normal" if kind == "sac" else " chooses by value"
         yield Problem(

@@ -40,7 +40,7 @@ def check_buffer(cfg: Config) -> Iterator[Problem]:
 def _rows_of_off_policy(cfg: Config) -> Iterator[Problem]:
     kind = cfg.loss.kind
     if cfg.storage.kind == "none":
-        yield Problem(f"loss={kind} learns from stored rows, and storage=none keeps none", "use storage=tensor")
+        yield Problem(f"loss={kind} learns from a replay buffer, and storage=none has none", "use storage=tensor")
     yield from _room(cfg)
     yield from _draws_of_off_policy(cfg)
 
@@ -52,7 +52,9 @@ def _draws_of_off_policy(cfg: Config) -> Iterator[Problem]:
     along = remembers(cfg) and kind != "sac"
     instead = f"use sampler={'slice' if along else 'random'} or sampler=prioritized{'_slice' * along}"
     if remembers(cfg) and kind == "sac":
-        yield Problem(f"policy={policy} remembers, and loss=sac has no networks that do", "use loss=dqn, or policy=mlp")
+        yield Problem(
+            f"policy={policy} is recurrent, and loss=sac has no recurrent networks", "use loss=dqn, or policy=mlp"
+        )
     elif drawn == "batch":
         yield Problem(f"loss={kind} draws rows of a storage, and sampler={sampler} cuts one batch", instead)
     elif along and drawn == "rows":
@@ -78,7 +80,7 @@ def _rows_of_policy_gradient(cfg: Config) -> Iterator[Problem]:
         )
     elif storage != "none":
         yield Problem(
-            f"sampler={sampler} learns from each batch once, and storage={storage} would keep rows nobody draws",
+            f"sampler={sampler} learns from each batch once, and would never sample from storage={storage}",
             "use sampler=slice, or storage=none",
         )
 
@@ -89,7 +91,7 @@ def _gradient_of_slices(cfg: Config) -> Iterator[Problem]:
         yield Problem(f"{by} draws by the errors of rows, and loss={cfg.loss.kind} gives none", "use sampler=slice")
     if cfg.storage.kind == "none":
         yield Problem(
-            f"{by} draws from stored rows, and storage=none keeps none",
+            f"{by} samples a replay buffer, and storage=none has none",
             "use storage=tensor | memmap | compressed",
         )
     yield from _room(cfg)

@@ -246,7 +246,7 @@ def _write(ring: Ring, columns: Mapping[Key, Tensor]) -> None:
 def _newest(folder: Path) -> tuple[Path, dict[str, Any]]:
     path, damaged = FOLDERS.newest(folder)
     for why in damaged:
-        warnings.warn(f"dump passed over: {why}", stacklevel=3)
+        warnings.warn(f"dump skipped: {why}", stacklevel=3)
     if path is not None:
         return path, FOLDERS.manifest(path)
     if damaged:

@@ -120,7 +120,7 @@ def newest_of(kind: SealedFolders, folder: Path) -> Path | None:
     if path is None and damaged:
         raise DamagedDataError(f"no {kind.noun} can be read", where=str(folder), why="; ".join(damaged[:3]))
     for why in damaged:
-        warnings.warn(f"{kind.noun} passed over: {why}", stacklevel=2)
+        warnings.warn(f"{kind.noun} skipped: {why}", stacklevel=2)
     return path
 
 
