@@ -13,7 +13,7 @@ class A2C(PolicyGradient):
     """`loss=a2c`."""
 
     uses = (*PolicyGradient.uses, "loss.clip_value")
-    one_pass = True  # there is no ratio of policies
+    one_pass = True  # there is no importance ratio
 
     def objective(self, policy: ActorCritic, **options: Any) -> A2CLoss:
         return A2CLoss(policy.actor, policy.critic, clip_value=self.cfg.loss.clip_value, **options)

@@ -13,7 +13,7 @@ class Reinforce(PolicyGradient):
     """`loss=reinforce`."""
 
     uses = (*PolicyGradient.uses, "loss.baseline")
-    one_pass = True  # there is no ratio of policies
+    one_pass = True  # there is no importance ratio
 
     @property
     def valued(self) -> bool:

@@ -90,7 +90,7 @@ def test_passes_that_a_loss_cannot_weigh_are_warned_of(tmp_path, epochs, warned)
         "env.num=2",
     ]
     run = rlcli.train([*overrides, "console=off", "logger=none", "run.eval_episodes=0", f"run.dir={tmp_path / 'run'}"])
-    assert any("ratio of policies" in warning["text"] for warning in run.summary["warnings"]) is warned
+    assert any("has no importance ratio" in warning["text"] for warning in run.summary["warnings"]) is warned
 
 
 @pytest.mark.parametrize("verb", ["train", "collect"])
