@@ -280,7 +280,16 @@ def loading(quiet: bool = False) -> Iterator[None]:
         if collecting:
             gc.freeze()
             gc.enable()
-            atexit.register(gc.unfreeze)  # or nanobind (of triton, imported by tensordict) reports leaks at the end
+            atexit.register(_unfreeze)
+
+
+def _unfreeze() -> None:
+    """Let the end of the process find everything, where nanobind (of triton or ale_py) would report leaks otherwise.
+
+    Elsewhere what is frozen stays so: to look at all of it for the last time took a fifth of a short run.
+    """
+    if any(type(kind).__module__ == "nanobind" for kind in object.__subclasses__()):
+        gc.unfreeze()
 
 
 @contextlib.contextmanager
