@@ -3,15 +3,19 @@
 import gc
 import os
 import signal
+import sys
 
 # before anything imports torch or numba; subprocesses inherit it
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would compile rlcli anew each
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("shared_cores", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared_cores")
+
+sys.dont_write_bytecode = False  # each run would rewrite all assertions anew
 
 # a suite that was started in the background, or by nohup, would hand on signals that are ignored
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -6,15 +6,15 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 HEAVY = ("torch._dynamo", "torch._inductor", "sympy", "triton", "torch.distributed.tensor")
 PROGRAM = """
 import inspect, json, sys
 from rlcli.cli.main import main
 
-code = main(["train", "total_frames=256", "run.eval_episodes=1", *json.loads(sys.argv[1])])
-loaded = [name for name in json.loads(sys.argv[2]) if name in sys.modules]
+codes, loaded = [], []
+for words in json.loads(sys.argv[1]):
+    codes.append(main(["train", "total_frames=256", "run.eval_episodes=1", *words]))
+    loaded.append([name for name in json.loads(sys.argv[2]) if name in sys.modules])
 
 import torch
 from tensordict import TensorDict, base, utils
@@ -34,7 +34,7 @@ def update(td):
 compiled = update(TensorDict({"a": torch.ones(3)}, [3]))["b"].tolist()
 rules = torch._dynamo.trace_rules
 facts = {
-    "code": code, "loaded": loaded, "compiled": compiled, "called": called,
+    "codes": codes, "loaded": loaded, "compiled": compiled, "called": called,
     "excluded": [before, "__dynamo_disable" in vars(excluded)],
     "allowed": id(base._foreach_copy_) in rules._allowed_callable_ids.function_ids,
     "constant": utils._lock_warn._dynamo_marked_constant, "waiting": len(imports._waiting),
@@ -44,14 +44,14 @@ print("FACTS" + json.dumps(facts))
 """
 
 
-@pytest.mark.parametrize("words", ["env.id=Pendulum-v1", "recipe=dqn_cartpole collector.init_random_frames=64"])
-def test_a_run_loads_no_compiler_and_the_first_who_compiles_finds_all_marks_made(words, tmp_path):
-    words = [*words.split(), f"run.dir={tmp_path / 'run'}"]
-    program = [sys.executable, "-c", PROGRAM, json.dumps(words), json.dumps(HEAVY)]
+def test_runs_load_no_compiler_and_the_first_who_compiles_finds_all_marks_made(tmp_path):
+    on_policy = ["env.id=Pendulum-v1", f"run.dir={tmp_path / 'on'}"]
+    off_policy = ["recipe=dqn_cartpole", "collector.init_random_frames=64", f"run.dir={tmp_path / 'off'}"]
+    program = [sys.executable, "-c", PROGRAM, json.dumps([on_policy, off_policy]), json.dumps(HEAVY)]
     ran = subprocess.run(program, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     facts = json.loads(ran.stdout.rpartition("FACTS")[2])
-    assert facts["code"] == 0 and facts["loaded"] == []
+    assert facts["codes"] == [0, 0] and facts["loaded"] == [[], []]
     assert facts["compiled"] == [2, 2, 2] and facts["called"] == ["once"]
     assert facts["excluded"] == [True, False] and facts["waiting"] == 0
     assert facts["allowed"] and facts["constant"] and facts["restored"] == "torch.compiler"
