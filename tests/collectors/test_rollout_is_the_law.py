@@ -142,7 +142,7 @@ def check(draws: int) -> None:
 
 
 def test_a_batch_is_the_rollout_of_whatever_parts_a_user_writes():
-    check(100)
+    check(200)
 
 
 @pytest.mark.slow

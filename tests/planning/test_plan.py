@@ -692,7 +692,7 @@ def compiled():
 
 
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize(("mode", "count"), [("serial", 1_000), ("native", 20_000)])
+@pytest.mark.parametrize(("mode", "count"), [("serial", 2_000), ("native", 40_000)])
 def test_very_many_envs_are_planned_as_they_are_measured_and_the_advice_names_them(mode, count):
     overrides = [f"env.num={count}", f"env.mode={mode}", f"total_frames={count}", "run.eval_episodes=0"]
     # in a process of its own: what this one has freed would hold some of them
