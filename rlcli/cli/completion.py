@@ -6,7 +6,9 @@ answered at once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 
 from rlcli.errors import ConfigError
@@ -86,6 +88,8 @@ def _offers(word: str, before: list[str]) -> Iterable[str]:
     if not before:
         return VERBS
     verb = before[0]
+    if word.startswith("-") and verb in VERBS:
+        return _flags(verb)
     if verb in ("show", "plan") and len(before) == 1 and "=" not in word:
         return ("train", "collect")
     if verb in ("train", "collect"):
@@ -117,8 +121,21 @@ def _offers(word: str, before: list[str]) -> Iterable[str]:
     return _SCRIPTS if verb == "completion" else ()
 
 
-def _of_job(verb: str, word: str) -> Iterator[str]:
+def _flags(verb: str) -> Iterator[str]:
+    """The flags of a verb: those of jobs, or what its usage text shows, and every verb's."""
+    from rlcli.cli.flags import OF_EVERY_VERB
     from rlcli.cli.job import flags_of
+    from rlcli.cli.main import VERBS
+
+    if verb in ("train", "collect"):
+        yield from (name for name in flags_of(verb).names if name.startswith("--"))
+        return
+    module = import_module(f"rlcli.cli.{VERBS[verb][0]}")
+    yield from re.findall(r"(?<![\w-])--[a-z-]+", getattr(module, "USAGE", ""))
+    yield from ("--help", *OF_EVERY_VERB)
+
+
+def _of_job(verb: str, word: str) -> Iterator[str]:
     from rlcli.config.option import choices, groups, leaves
     from rlcli.config.recipes import find_recipes
     from rlcli.config.schemas import VERBS as SCHEMAS
@@ -128,9 +145,6 @@ def _of_job(verb: str, word: str) -> Iterator[str]:
     key, equals, _ = word.partition("=")
     if equals:
         yield from (f"{key}={value}" for value in _values(schema, key))
-        return
-    if word.startswith("-"):
-        yield from (name for name in flags_of(verb).names if name.startswith("--"))
         return
     if find_recipes():
         yield "recipe="

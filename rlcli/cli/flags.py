@@ -15,7 +15,7 @@ from rlcli.errors import ConfigError
 
 _FLAG = re.compile(r"--?[a-zA-Z]")  # a number may be negative
 OF_JOBS = ("-m", "--multirun", "-c", "--cfg", "--resolve", "-p", "--package")  # train's and collect's
-_OF_EVERY_VERB = ("--import", "--recipe-dir", "--debug")
+OF_EVERY_VERB = ("--import", "--recipe-dir", "--debug")
 
 
 class Flags(argparse.ArgumentParser):
@@ -58,7 +58,7 @@ class Flags(argparse.ArgumentParser):
     @property
     def names(self) -> list[str]:
         """The flags that the verb has, as they are typed."""
-        return [*(name for action in self._actions for name in action.option_strings), *_OF_EVERY_VERB]
+        return [*(name for action in self._actions for name in action.option_strings), *OF_EVERY_VERB]
 
     def _knows(self, word: str) -> bool:
         """Whether a word is one of its flags, as `--cfg`, `--cfg=job` or `-cjob`."""

@@ -58,11 +58,11 @@ def makers_of(create_env_fn: Any, num_workers: int | None) -> list[Any]:
 
 
 def warn_of_cores(workers: int) -> None:
-    """Say so where workers have to take turns."""
+    """Say so where workers are more than the cores, which only helps envs that wait."""
     if workers > (there := cores()):
         warnings.warn(
-            f"{workers} workers take turns on {there} core{'s' * (there > 1)}, which can serve {there}: give fewer "
-            "workers more envs each",
+            f"{workers} workers share {there} core{'s' * (there > 1)}: right where envs wait in step (for a device, a "
+            f"network, another process); where they compute, {there} with more envs each would be faster",
             stacklevel=4,
         )
 

@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,6 +22,10 @@ from rlcli.processes.worker import Worker, end
 
 _LOOK = 0.5  # seconds without an answer after which the workers are looked at
 GRACE = 2.0  # seconds for the workers to end in
+
+
+def _nothing() -> None:
+    pass
 
 
 class Lost(Exception):
@@ -63,6 +67,8 @@ class Crew:
         Seconds that workers may take to answer; who takes longer is killed, and lost.
     progress : array, optional
         One number a worker, in shared memory: where it changes, its patience begins anew.
+    meanwhile : callable
+        Of all crews: called about twice a second while answers are waited for. What it raises goes to who waits.
     watch : callable, optional
         Asked about workers that are waited for, about twice a second each: why one is to be killed, and is lost; or "".
     failed : dict of int to BaseException
@@ -70,6 +76,7 @@ class Crew:
     """
 
     awaited = -1
+    meanwhile: ClassVar[Callable[[], object]] = _nothing
     is_copy = False  # in a fork of the process whose workers they are
     patience: float | None = None
     progress: np.ndarray | None = None
@@ -353,6 +360,7 @@ class Crew:
         """Look at these workers once in a while."""
         if time.monotonic() - self._looked >= _LOOK:
             self._looked = time.monotonic()
+            Crew.meanwhile()
             for index in waited_for:
                 self._look_at(index)
 

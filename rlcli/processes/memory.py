@@ -71,7 +71,10 @@ def limits() -> list[tuple[int, int, str]]:
 
     memory, mine = psutil.virtual_memory(), psutil.Process().memory_info()
     found = [(memory.available + mine.rss, memory.total, "")]
-    for group, names in _groups():
+    v2 = "memory.max", "memory.current", "inactive_file"
+    v1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+    for group, version in control_groups("memory"):
+        names = v1 if version == 1 else v2
         if (limit := _number(group / names[0])) is not None and limit < memory.total:
             held = (_number(group / names[1]) or 0) - _statistic(group / "memory.stat", names[2])  # less files' pages
             found.append((limit - max(held, 0) + mine.rss, limit, f"control group {group}"))
@@ -83,27 +86,23 @@ def limits() -> list[tuple[int, int, str]]:
     return found
 
 
-def _groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
-    """This process's control groups that count memory and all that hold them, each with what its files are called.
+def control_groups(controller: str) -> Iterator[tuple[Path, int]]:
+    """This process's control groups under a controller and all that hold them, each with cgroup's version, 1 or 2.
 
     A mount shows a part of the hierarchy, which begins at the mount's own root: that of the machine, or of a container.
     """
-    v2 = "memory.max", "memory.current", "inactive_file"
-    v1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
     mounts = [line.split() for line in _lines(ROOT / "proc/self/mountinfo")]
     for line in _lines(ROOT / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
         for root, where, kind, options in ((m[3], m[4], m[m.index("-") + 1], m[-1].split(",")) for m in mounts):
-            if kind != ("cgroup" if controllers else "cgroup2") or (controllers and "memory" not in options):
+            if kind != ("cgroup" if controllers else "cgroup2") or (controllers and controller not in options):
                 continue
             top = ROOT / where.lstrip("/")
             inside = Path(path).relative_to(root) if Path(path).is_relative_to(root) else Path()
             group = top if ".." in inside.parts else top / inside
-            yield from (
-                (each, v1 if controllers else v2) for each in (group, *group.parents) if each.is_relative_to(top)
-            )
+            yield from ((each, 1 if controllers else 2) for each in (group, *group.parents) if each.is_relative_to(top))
 
 
 def _lines(path: Path) -> list[str]:

@@ -120,9 +120,10 @@ def _results(summary: Mapping) -> Iterator[tuple[str, str]]:
         yield "evaluation", _played(played)
     learning = summary["learning"]
     if learning.get("episodes"):
-        mean, best, count = (figures.number(learning[name]) for name in ("return", "best_return", "episodes"))
-        last = min(learning["episodes"], WINDOW)
-        text = f"return {mean} over the last {last} episodes; best {best} of {count} episodes"
+        mean, best = (figures.number(learning[name]) for name in ("return", "best_return"))
+        count, last = figures.count(learning["episodes"]), min(learning["episodes"], WINDOW)
+        over = f"{count} episodes" if last == learning["episodes"] else f"the last {last} of {count} episodes"
+        text = f"return {mean} over {over}, best return {best}"
         text += _told(learning)
         yield "training" if summary.get("verb") == "train" else "episodes", text
     if ratio := learning.get("replay_ratio"):

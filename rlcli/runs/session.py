@@ -37,6 +37,7 @@ from rlcli.errors import (
     saying_memory,
 )
 from rlcli.keys import Key, show
+from rlcli.processes.crew import Crew
 from rlcli.report.metrics import Figures
 from rlcli.report.reporter import Facts, Reporter
 from rlcli.runs import checkpoint, random_streams
@@ -394,9 +395,16 @@ class Saver:
 
     @contextlib.contextmanager
     def rescuing(self) -> Iterator[None]:
-        """What fails in here has the state after the last whole batch saved, and stays the error that it is."""
+        """What fails in here has the state after the last whole batch saved, and stays the error that it is.
+
+        Workers that hang, or whose env takes minutes to make anew, do not keep the run from stopping.
+        """
+        before, Crew.meanwhile = Crew.meanwhile, self.stop_if_overdue
         try:
-            yield
+            try:
+                yield
+            finally:
+                Crew.meanwhile = before
         except BaseException as error:
             held, self._held = self._held, None
             if held is not None and (held.frames or isinstance(error, StoppedSafely)):

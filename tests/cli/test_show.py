@@ -283,6 +283,9 @@ def test_a_copy_whose_name_could_not_be_typed_is_refused(tmp_path, monkeypatch, 
         ("rlcli train policy.shared=", ["policy.shared=true", "policy.shared=false"]),
         ("rlcli train env.id=CartPole-v", ["env.id=CartPole-v1"]),
         ("rlcli train --mul", ["--multirun"]),
+        ("rlcli ls runs --", ["--since", "--env", "--recipe", "--status", "--limit", "--json", "--sort", "--import"]),
+        ("rlcli eval runs/x --e", ["--episodes"]),
+        ("rlcli plan train --", ["--limit", "--json"]),
         ("rlcli show train opt", ["optim.", "optim="]),
         ("rlcli cp ppo_f", ["ppo_full"]),
         ("rlcli completion b", ["bash"]),
@@ -299,6 +302,7 @@ def test_a_tab_offers_what_fits(line, some):
 def test_a_tab_never_offers_what_would_be_refused():
     assert not [word for word in candidates("rlcli train env.") if word.startswith("env.kind")]
     assert not [word for word in candidates("rlcli collect lo") if word.startswith("loss")]
+    assert "--multirun" not in candidates("rlcli plan train --")
 
 
 def test_what_only_some_collectors_read_is_completed_and_meant(rlcli):

@@ -332,7 +332,8 @@ def test_more_workers_than_cores_are_warned_of_with_the_number_that_they_can_ser
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)
     with (
         pytest.warns(
-            UserWarning, match="2 workers take turns on 1 core, which can serve 1: give fewer workers more envs"
+            UserWarning,
+            match="2 workers share 1 core: right where envs wait .* where they compute, 1 with more envs each",
         ),
         kind(makers, None, frames_per_batch=20),
     ):

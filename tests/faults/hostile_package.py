@@ -148,6 +148,12 @@ env("imports_more", __init__=lambda self: (Told.__init__(self), *map(importlib.i
 env("vast_reward", fault=lambda self, result: (result[0], 2**24 + 1, *result[2:]))
 
 
+def stop_and_hang():
+    """Have the run asked to stop, by the process that wrote its number into a file, and answer no more."""
+    os.kill(int(Path("parent").read_text()), signal.SIGTERM)
+    time.sleep(600)
+
+
 def close_others(result):
     """Close the run's own metrics, as `os.closerange` would."""
     for link in Path("/proc/self/fd").iterdir():
@@ -160,6 +166,7 @@ env("hangs", fault=lambda self, result: (time.sleep(600), result)[1])
 env(
     "hangs_in_reset", reset=lambda self, **options: (time.sleep(600 * (self.life > 60)), Told.reset(self, **options))[1]
 )
+env("stops_the_run_and_hangs", fault=lambda self, result: stop_and_hang())
 env("dawdles", fault=lambda self, result: (time.sleep(1.0), result)[1])
 env("closes_files", fault=lambda self, result: close_others(result))
 env("slow", step=lambda self, action: (time.sleep(0.002), Told.step(self, action))[1])

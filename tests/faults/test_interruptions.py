@@ -23,7 +23,7 @@ from disks import run_and_die
 from rlcli.cli.main import main
 from rlcli.data import open_segments
 from rlcli.learning.optimizer import Step
-from rlcli.runs import checkpoint
+from rlcli.runs import checkpoint, session
 from rlcli.runs.folder import open_run
 
 CHECKOUT = Path(__file__).parents[2]
@@ -206,6 +206,22 @@ def test_a_library_that_swallows_an_early_signal_does_not_lose_it(rlcli, monkeyp
 def test_an_env_may_send_the_signal_itself(hostile):
     assert hostile("train", "env.id=interrupts", "run.dir=r").code == 75
     assert "--import hostile_package" in hostile("train", "env.id=interrupts", "run.dir=s").err
+
+
+@pytest.mark.parametrize(
+    "workers",
+    [
+        ["collector=multi_sync", "collector.num_workers=2", "collector.on_worker_error=restart"],
+        ["env.mode=parallel", "env.workers=2"],
+    ],
+)
+def test_a_worker_that_hangs_does_not_keep_a_run_from_stopping(hostile, monkeypatch, workers):
+    monkeypatch.setattr(session, "PATIENCE", 0.0)
+    Path("parent").write_text(str(os.getpid()))
+    answer = hostile("train", "env.id=stops_the_run_and_hangs", "run.dir=r", "env.num=2", *workers)
+    assert answer.code == 75 and "stopped by SIGTERM at 128 frames and saved" in answer.err, answer.err
+    assert statuses("r")[0] == "stopped"
+    assert checkpoint.load_latest(Path("r/checkpoints")).manifest["number"] == 128
 
 
 def test_a_second_ctrl_c_stops_now_and_the_checkpoint_before_is_good(hostile, whole):

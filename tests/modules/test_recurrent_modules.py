@@ -272,6 +272,22 @@ def test_a_function_may_be_decorated_with_a_mode():
     assert mode.__name__ == "mode" and mode(3) is True and recurrent_mode() is None
 
 
+def test_torch_compile_traces_a_mode_without_a_graph_break():
+    def inside(x):
+        with set_recurrent_mode(True):
+            y = x + (1 if recurrent_mode() else 2)
+        return y if recurrent_mode() is None else -y
+
+    def around(x):
+        return x + (1 if recurrent_mode() else 2)
+
+    inside, around = (torch.compile(each, backend="eager", fullgraph=True) for each in (inside, around))
+    assert inside(torch.zeros(())) == 1 and recurrent_mode() is None
+    assert around(torch.zeros(())) == 2
+    with set_recurrent_mode(True):
+        assert around(torch.zeros(())) == 1
+
+
 # ---- envs and keys ---------------------------------------------------------------------------------------------------
 def test_keys_are_named_all_or_one_for_the_others_to_follow():
     net = GRUModule(INPUTS, H, in_keys=["obs", "rhs"], out_keys=["features", ("next", "rhs")])

@@ -1,4 +1,4 @@
-"""Cores are those that the process may run on, or a container's share of them."""
+"""Cores are those that the process may run on, or the least share that its control groups have of them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,26 @@ import os
 
 import pytest
 
-from rlcli.processes import cores
+from rlcli.processes import cores, memory
 
 
 @pytest.fixture
-def groups(tmp_path, monkeypatch):
-    monkeypatch.setattr(cores, "_GROUPS", tmp_path)
+def machine(tmp_path, monkeypatch):
+    """One of eight cores, with the files of a process in the group /slurm/job_7 of both versions."""
+    monkeypatch.setattr(memory, "ROOT", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    return tmp_path
+    process = tmp_path / "proc/self"
+    process.mkdir(parents=True)
+    (process / "cgroup").write_text("2:cpu,cpuacct:/slurm/job_7\n0::/slurm/job_7\n")
+    (process / "mountinfo").write_text(
+        "31 23 0:28 / /groups/cpu rw - cgroup cgroup rw,cpu,cpuacct\n32 23 0:29 / /groups/all rw - cgroup2 cgroup2 rw\n"
+    )
+    for version in ("cpu", "all"):
+        (tmp_path / "groups" / version / "slurm/job_7").mkdir(parents=True)
+    return tmp_path / "groups"
 
 
+@pytest.mark.parametrize("group", [".", "slurm", "slurm/job_7"])
 @pytest.mark.parametrize(
     ("text", "there"),
     [
@@ -27,18 +37,24 @@ def groups(tmp_path, monkeypatch):
         ("nothing\n", 8),
     ],
 )
-def test_a_quota_of_cgroup_2(groups, text, there):
-    (groups / "cpu.max").write_text(text)
+def test_a_quota_of_cgroup_2(machine, text, there, group):
+    (machine / "all" / group / "cpu.max").write_text(text)
     assert cores.cores() == there
 
 
+@pytest.mark.parametrize("group", [".", "slurm", "slurm/job_7"])
 @pytest.mark.parametrize(("quota", "there"), [("-1", 8), ("300000", 3)])
-def test_a_quota_of_cgroup_1(groups, quota, there):
-    (groups / "cpu").mkdir()
-    (groups / "cpu" / "cpu.cfs_quota_us").write_text(quota)
-    (groups / "cpu" / "cpu.cfs_period_us").write_text("100000")
+def test_a_quota_of_cgroup_1(machine, quota, there, group):
+    (machine / "cpu" / group / "cpu.cfs_quota_us").write_text(quota)
+    (machine / "cpu" / group / "cpu.cfs_period_us").write_text("100000")
     assert cores.cores() == there
 
 
-def test_without_one(groups):
+def test_the_least_of_all_groups_counts(machine):
+    for group, quota in {".": "600000", "slurm": "200000", "slurm/job_7": "max"}.items():
+        (machine / "all" / group / "cpu.max").write_text(f"{quota} 100000\n")
+    assert cores.cores() == 2
+
+
+def test_without_one(machine):
     assert cores.cores() == 8

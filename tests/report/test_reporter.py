@@ -384,4 +384,7 @@ def test_a_report_tells_the_pace_from_the_time_that_compiling_took_once(tmp_path
 def test_returns_of_training_and_of_collection_are_told_apart(tmp_path, verb, label):
     _, summary = a_run(tmp_path)
     told = closing.to_text(summary | {"verb": verb})
-    assert f"\n{label:<12}return 8.33 over the last 6 episodes; best 10 of 6" in told
+    assert f"\n{label:<12}return 8.33 over 6 episodes, best return 10" in told
+    many = summary["learning"] | {"episodes": 1234}
+    told = closing.to_text(summary | {"verb": verb, "learning": many})
+    assert f"\n{label:<12}return 8.33 over the last 100 of 1,234 episodes, best return 10" in told

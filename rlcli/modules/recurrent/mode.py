@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from contextvars import ContextVar, Token
 from functools import wraps
 from typing import Any
 
 from rlcli.errors import ArgumentError
 
-_MODE: ContextVar[bool | None] = ContextVar("recurrent_mode", default=None)
+
+class _Thread(threading.local):  # torch.compile reads and sets one with fullgraph=True, and no ContextVar
+    def __init__(self) -> None:
+        self.mode: bool | None = None
+
+
+_THREAD = _Thread()
 _NAMES = {True: True, False: False, None: None, "recurrent": True, "sequential": False}
 
 
@@ -29,13 +35,14 @@ class set_recurrent_mode:
                 f"there is no recurrent mode {mode!r}", fix='Use True ("recurrent"), False ("sequential") or None.'
             )
         self.mode = _NAMES[mode]
-        self._before: list[Token[bool | None]] = []
+        self._before: list[bool | None] = []
 
     def __enter__(self) -> None:
-        self._before.append(_MODE.set(self.mode))
+        self._before.append(_THREAD.mode)
+        _THREAD.mode = self.mode
 
     def __exit__(self, *raised: Any) -> None:
-        _MODE.reset(self._before.pop())
+        _THREAD.mode = self._before.pop()
 
     def __call__(self, function: Callable) -> Callable:
         @wraps(function)
@@ -48,4 +55,4 @@ class set_recurrent_mode:
 
 def recurrent_mode() -> bool | None:
     """What the nearest `set_recurrent_mode` says; None where there is none."""
-    return _MODE.get()
+    return _THREAD.mode
