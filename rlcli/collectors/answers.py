@@ -35,11 +35,6 @@ _LONELY = 5.0  # seconds without anything to look at after which the thread ends
 class answering:  # used as `with answering(lanes):`
     """While steps are taken in these lanes, in this thread: see the top of this file.
 
-    Raises
-    ------
-    EnvError
-        A step or a reset took longer than `lanes.step_timeout` seconds.
-
     Attributes
     ----------
     asked : float, optional

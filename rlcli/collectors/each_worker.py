@@ -94,11 +94,6 @@ def divided(options: Mapping[str, Any], kind: type) -> tuple[dict[str, Any], Del
         What the constructor of `kind` has no parameter for.
     kind : type
         Of the collector.
-
-    Raises
-    ------
-    ArgumentError
-        An option that such a collector does not have.
     """
     of_stepping, of_delivery = ({field.name for field in fields(part)} for part in (Stepping, Delivery))
     known = (of_stepping | of_delivery | _WITHOUT_EFFECT) - {"traj_pool"}

@@ -81,13 +81,7 @@ def function(name: str, value: Any) -> Any:
 
 
 def _interaction(value: Any) -> InteractionType | None:
-    """An exploration type, by itself or by its name.
-
-    Raises
-    ------
-    ArgumentError
-        There is none of that name.
-    """
+    """An exploration type, by itself or by its name."""
     if value is None or isinstance(value, InteractionType):
         return value
     names = [kind.name.lower() for kind in InteractionType]
@@ -113,13 +107,7 @@ class Counted:
 
 @dataclass(frozen=True, kw_only=True)
 class Stepping:
-    """All that it takes to step envs under a policy; each option is described at `Collector`.
-
-    Raises
-    ------
-    ArgumentError
-        Options that contradict each other, or a number of something that is no whole number.
-    """
+    """All that it takes to step envs under a policy; each option is described at `Collector`."""
 
     create_env_fn: Any
     create_env_kwargs: dict[str, Any] | None = None
@@ -181,11 +169,6 @@ class Stepping:
         ----------
         delta : bool
             Whether the env brings a `NextObservationDelta`.
-
-        Raises
-        ------
-        ArgumentError
-            An unknown mode, or two that contradict each other.
         """
         if delta:
             asked = "compact" if self.compact_obs else self.next_obs
@@ -242,11 +225,6 @@ class Stepping:
 
         What no module holds (lambdas, functions of `__main__`) goes by value; tensors in shared memory stay shared,
         but for those of modules.
-
-        Raises
-        ------
-        ArgumentError
-            Naming the option that cannot be sent, and what to give instead.
         """
         from rlcli.collectors.sharing import dumps
 
@@ -259,12 +237,7 @@ class Stepping:
 
 
 def sent(name: str, value: Any) -> bytes:
-    """An option as another process can take it: `pickle.loads` gives the like.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """An option as another process can take it: `pickle.loads` gives the like."""
     from rlcli.collectors.sharing import dumps
 
     try:
@@ -325,11 +298,6 @@ class Delivery:
         ----------
         groups : sequence of range, optional
             Lanes whose trajectories are delivered together; all of them by default.
-
-        Raises
-        ------
-        ArgumentError
-            Options of the two that do not fit together: it names what is missing, or what contradicts it.
         """
         if self.split_trajs:
             self._check_split(stepping)

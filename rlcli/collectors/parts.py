@@ -66,11 +66,6 @@ def merged(parts: Sequence[Part], memory: Mapping[Key, np.ndarray]) -> Filled:
         In the order of their lanes.
     memory : mapping
         Key -> array `[N, T, *]`: what all of them wrote to.
-
-    Raises
-    ------
-    ArgumentError
-        Their batches do not hold the same keys.
     """
     first = parts[0]
     _check_alike(parts)

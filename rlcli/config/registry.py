@@ -325,13 +325,7 @@ def _words(value: Any) -> Iterator[str]:
 
 
 def import_package(name: str) -> None:
-    """Import a package named on the command line, from the working folder too, for what it registers.
-
-    Raises
-    ------
-    ConfigError
-        There is no such package, or it raises while it is imported.
-    """
+    """Import a package named on the command line, from the working folder too, for what it registers."""
     if not all(part.isidentifier() for part in name.split(".")):
         fix = "Give its name, my_package or my_package.envs; it is looked for in the working folder too."
         raise ConfigError(f"{name!r} is not the name of a package", where="--import", fix=fix)

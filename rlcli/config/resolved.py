@@ -48,11 +48,6 @@ def from_dict(
         The file's name, for messages.
     wrong : list of Problem, optional
         Takes what is wrong with overrides, in the place of an error: those are left out.
-
-    Raises
-    ------
-    ConfigError
-        For unknown keys, wrong types, or text that could run code; all at once.
     """
     schema = VERBS[verb]
     reset, parsed, typed = _parse(schema, overrides)
@@ -70,13 +65,7 @@ def from_dict(
 
 
 def as_object(node: Any, where: str = "") -> CollectConfig:
-    """A typed tree as dataclasses, its references replaced by what they name and checked anew.
-
-    Raises
-    ------
-    ConfigError
-        For a key without a value, a reference to nothing or to what does not fit; `where` names the tree's file.
-    """
+    """A typed tree as dataclasses, its references replaced by what they name and checked anew."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 

@@ -213,11 +213,6 @@ class Bounds:
             When each was shown: what a step gave comes before the reset that followed it.
         start, ends
             The batch that the rows belong to.
-
-        Raises
-        ------
-        EnvError
-            With `mode="refuse"`, naming the first.
         """
         excess = self.intervals[key].excess(values).reshape(len(values), -1)
         bad = np.flatnonzero((excess > 0).any(1))

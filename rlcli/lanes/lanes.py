@@ -196,11 +196,6 @@ def numbers_of(info: Any, keys: Sequence[str], lane: int | None = None) -> dict[
 def reward_column(outcome: Outcome, lanes: Any, steps: int, out: np.ndarray, *, past: bool = True) -> None:
     """Check the rewards of a batch and write them into `out` `[N, T]` float32; `past`: the batch's resets are done.
 
-    Raises
-    ------
-    EnvError
-        A reward that is no number, not finite, or too large for float32; names lane and step.
-
     Warns
     -----
     UserWarning

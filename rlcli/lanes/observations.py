@@ -239,12 +239,7 @@ def computes(dtype: np.dtype) -> bool:
 
 
 def check_name(name: Any, *path: str, root: spaces.Space | None = None) -> None:
-    """Refuse what no observation can be called, at its place below `path`.
-
-    Raises
-    ------
-    EnvError
-    """
+    """Refuse what no observation can be called, at its place below `path`."""
     taken = TAKEN if root is None else {*TAKEN, IS_INIT}  # what a transform writes, no gymnasium env may
     if isinstance(name, str) and name and (path or name not in taken):
         return

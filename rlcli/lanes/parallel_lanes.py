@@ -93,11 +93,6 @@ class ParallelLanes(ReplayableLanes):
         Of each worker: how often it was replaced, and how many steps of its lanes were lost by that.
     heavy : list of str
         What is imported in a worker that it could do without (`torch`, say), since its env's code needs it.
-
-    Raises
-    ------
-    EnvError
-        As `GymLanes` raises; and a worker has ended.
     """
 
     own: Shard | None = None

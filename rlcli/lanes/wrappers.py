@@ -22,11 +22,6 @@ class SelectEntries(gym.ObservationWrapper, gym.utils.RecordConstructorArgs):
         Its observations are Box vectors.
     entries : sequence of int
         Their places, in the order in which they are to be seen; one may be seen twice.
-
-    Raises
-    ------
-    ConfigError
-        Observations of another form, or entries that they do not have.
     """
 
     def __init__(self, env: gym.Env, entries: Sequence[int]) -> None:
@@ -142,11 +137,6 @@ class BoundAction(gym.Wrapper, gym.utils.RecordConstructorArgs):
     env : gymnasium.Env
     low, high : float, or a sequence of them
         Of each element.
-
-    Raises
-    ------
-    ConfigError
-        The action is no Box, or does not have so many elements.
     """
 
     def __init__(self, env: gym.Env, low: float | Sequence[float], high: float | Sequence[float]) -> None:

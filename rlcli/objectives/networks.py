@@ -41,10 +41,6 @@ def fitted(what: str, run: Callable[[], T], read: Callable[[], Columns]) -> T:
         The network, in the user's words.
     run, read : callable
         The computation; the columns, which are asked for where it failed.
-
-    Raises
-    ------
-    ArgumentError
     """
     try:
         return run()
@@ -164,11 +160,6 @@ class Lowered:
             Tensors that share their first `batch_dims` dims.
         skip : int
             So many of the first stages have their outputs in `columns` already (see `shared_stages`).
-
-        Raises
-        ------
-        ArgumentError
-            The network cannot be evaluated on these columns.
         """
         return fitted(
             self.name,
@@ -380,13 +371,7 @@ class Density:
     def __call__(
         self, columns: Columns, action: Tensor, batch_dims: int = 1, entropy: bool = True
     ) -> tuple[Tensor, Tensor | None, dict[Key, Tensor]]:
-        """Log-probability and entropy (None unless asked for) `[*B]`, and columns with the net's outputs.
-
-        Raises
-        ------
-        ArgumentError
-            The actor cannot be evaluated on these columns, or cannot have taken these actions.
-        """
+        """Log-probability and entropy (None unless asked for) `[*B]`, and columns with the net's outputs."""
         return fitted(
             "the actor",
             lambda: self._evaluate(columns, action, batch_dims, entropy),

@@ -32,11 +32,6 @@ class EpisodeLog:
     ----------
     rows : int
         Episodes in the file; a checkpoint keeps it.
-
-    Raises
-    ------
-    ResourceError
-        From `begin` and `write`: the file cannot be written.
     """
 
     def __init__(self, path: Path, info_keys: Sequence[str] = ()) -> None:

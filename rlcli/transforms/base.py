@@ -399,13 +399,7 @@ def as_spec(shape: tuple[int, ...], dtype: np.dtype) -> TensorSpec:
 
 
 def as_kind(spec: TensorSpec) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and numpy dtype of a spec's values.
-
-    Raises
-    ------
-    ArgumentError
-        numpy has no such dtype.
-    """
+    """Shape and numpy dtype of a spec's values."""
     dtype = numpy_dtype(spec.dtype)
     if dtype is None:
         raise ArgumentError(

@@ -365,11 +365,6 @@ def _kept_rows(key: Key, obs: Tensor, after: Tensor, coded: Coded, error: Tensor
     ----------
     error : Tensor ``[*B, *F]``
         How far decoding is off.
-
-    Raises
-    ------
-    NumericsError
-        An observation is not finite.
     """
     _check_finite(key, obs, after)
     wrong = ~torch.isfinite(error) if error.is_floating_point() else error != 0

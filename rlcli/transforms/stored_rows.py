@@ -71,13 +71,7 @@ def spread(rows: Tensor, x: Tensor) -> Tensor:
 
 
 def ends_of(tensordict: TensorDictBase) -> tuple[Tensor | None, Tensor | None]:
-    """What says where trajectories of a batch end: `("next", "done")`, `("collector", "traj_ids")`, or one of them.
-
-    Raises
-    ------
-    MissingKeyError
-        Neither is there.
-    """
+    """What says where trajectories of a batch end: `("next", "done")`, `("collector", "traj_ids")`, or one of them."""
     done, ids = tensordict.get(DONE, None), tensordict.get(TRAJ_IDS, None)
     if done is None and ids is None:
         raise MissingKeyError(

@@ -53,13 +53,7 @@ class Layout:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
-        """For tensors of any dtype, by name.
-
-        Raises
-        ------
-        ArgumentError
-            One has no shape yet, or its numbers do not lie in rows: it is lazy, sparse or quantized.
-        """
+        """For tensors of any dtype, by name."""
         places, end = {}, 0
         for name, tensor in tensors.items():
             if is_lazy(tensor):
@@ -87,11 +81,6 @@ class Layout:
         ----------
         whose : str
             What the tensors are, for the sentence: "the worker's 'policy'".
-
-        Raises
-        ------
-        ArgumentError
-            Saying which name or shape differs.
         """
         for name, place in self.places.items():
             if name not in tensors:

@@ -35,12 +35,6 @@ def matched(source: Source, target: Target) -> dict[str, Tensor]:
     ----------
     source : nn.Module, TensorDict or mapping
         A module of the same structure, `TensorDict.from_module` of one, a `state_dict`, or arrays by such names.
-
-    Raises
-    ------
-    ArgumentError
-        A name is missing, a shape differs, or an entry holds no numbers.  A `state_dict` may lack what it never holds,
-        a buffer that is not persistent: that stays as it is.
     """
     if isinstance(source, nn.Module | TensorDictBase):
         values: Mapping[str, Any] = named_tensors(source)

@@ -76,11 +76,6 @@ def rows_at(ring: Ring, place: Any) -> np.ndarray:
 
     Slices, masks and negative numbers count live rows in ascending row number. Where envs are stored side by side,
     slices and tuples are of ``[*envs, steps]``, with tensors and masks among them as in numpy.
-
-    Raises
-    ------
-    ArgumentError
-        A row is not stored, or this is no row number; or nothing was stored yet.
     """
     rows = _rows_at(ring, place)
     if not rows.size and not isinstance(ring, ObjectRing) and not ring.fields:

@@ -68,14 +68,7 @@ STAMP: dict[str, Check] = {"size": whole(), "digest": text("[0-9a-f]{32}")}  # a
 
 
 class Disk:
-    """Durable writes. Every change of the disk is announced to `at` first.
-
-    Raises
-    ------
-    ResourceError
-        From every method: the disk is full (the text names the bytes needed, or that no file more fits), read-only, or
-        gone.
-    """
+    """Durable writes. Every change of the disk is announced to `at` first."""
 
     piece = 1 << 22  # bytes per write call
 
@@ -336,11 +329,6 @@ def explained(path: Path, needed: int = 0) -> Iterator[None]:
         What is made or written.
     needed : int
         Bytes that it takes, where they are known.
-
-    Raises
-    ------
-    ResourceError
-        Instead of OSError.
     """
     try:
         yield

@@ -19,13 +19,7 @@ NO_ASK: Asked = (None, (), False)
 
 
 def agreed(*asks: Asked) -> Asked:
-    """What several parts of a buffer ask for; what one leaves open follows the others.
-
-    Raises
-    ------
-    ArgumentError
-        They name different keys.
-    """
+    """What several parts of a buffer ask for; what one leaves open follows the others."""
     ids = {traj_key for traj_key, _, _ in asks if traj_key is not None}
     ends = {frozenset(end_keys): (end_keys, some) for _, end_keys, some in asks if end_keys}
     if len(ids) > 1 or len(ends) > 1:
@@ -70,13 +64,6 @@ class Markers:
             Of the batch.
         some : bool
             Of `end_keys` those that are there will do; none is needed where there are ids.
-
-        Raises
-        ------
-        MissingKeyError
-            A key that was asked for is in no batch.
-        ArgumentError
-            One holds no whole number, or no single flag, a row.
         """
         present = [key for key in end_keys if unravel(key) in fields]
         ids = [key for key in ((TRAJ_IDS, "episode") if traj_key is None else (traj_key,)) if unravel(key) in fields]
@@ -98,13 +85,7 @@ class Markers:
         return found
 
     def need_fit(self, fields: Mapping[Key, Field]) -> None:
-        """Refuse keys that are no ids, or no flags, in rows of these fields.
-
-        Raises
-        ------
-        ArgumentError
-            See `among`.
-        """
+        """Refuse keys that are no ids, or no flags, in rows of these fields."""
         for key in self.keys:
             _need_one_a_row(key, fields[key], ids=key == self.traj_key)
 

@@ -132,13 +132,7 @@ class SparseColumns:
         return {key: sparse_of(given.pop(key), batch_dims, nothing_of(key)) for key in found}
 
     def check(self, taken: Mapping[Key, Sparse]) -> None:
-        """Refuse states that do not fit those of the rows that are there.
-
-        Raises
-        ------
-        ArgumentError
-            Keys are missing or new, or a dtype or shape differs.
-        """
+        """Refuse states that do not fit those of the rows that are there."""
         held = {key: Field.of(column.rows) for key, column in self._held.items() if math.isnan(column.nothing)}
         check_fit(held, {key: sparse.rows for key, sparse in taken.items() if math.isnan(nothing_of(key))})
 

@@ -95,11 +95,6 @@ class Segment:
     folder, number, version
         It is there already, and this process may write it.
     layout : SegmentLayout
-
-    Raises
-    ------
-    DamagedDataError
-        Its size is another.
     """
 
     def __init__(self, folder: Path, number: int, version: int, layout: SegmentLayout) -> None:
@@ -247,11 +242,6 @@ class SegmentTable:
         ----------
         again : callable
             Gives the other's columns.
-
-        Raises
-        ------
-        ResourceError
-            The disk has no room; nothing was written that this table knows of, and the other knows what was.
         """
         rows, numbers = self.rows, range(first // self.rows, -(-stop // self.rows))
         disk.require(folder, other.layout.size * len(numbers))

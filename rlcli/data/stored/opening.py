@@ -141,15 +141,7 @@ def _in_memory(segments: SegmentReader, ndim: int, make: Callable[..., ReplayBuf
 
 
 def open_rows(path: Path) -> MappedStorage:
-    """What the last commit of a `LazyMemmapStorage` names; every checksum is compared.
-
-    Raises
-    ------
-    ResourceError
-        Nothing was committed yet.
-    DamagedDataError
-        A file is missing, cut, grown or altered, or no state was committed with the rows.
-    """
+    """What the last commit of a `LazyMemmapStorage` names; every checksum is compared."""
     said = Committed(path / JOURNAL)
     while True:
         try:

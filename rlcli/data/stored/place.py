@@ -107,13 +107,7 @@ def places(folder: Path) -> Iterator[Place]:
 
 
 def newest_of(kind: SealedFolders, folder: Path) -> Path | None:
-    """The folder itself if it is one of them, or the newest in it that is whole; None where there is none.
-
-    Raises
-    ------
-    DamagedDataError
-        There are some, and all are damaged.
-    """
+    """The folder itself if it is one of them, or the newest in it that is whole; None where there is none."""
     if kind.sequence(folder) >= 0 and (folder / MANIFEST).is_file():
         return folder
     path, damaged = kind.newest(folder)

@@ -158,10 +158,6 @@ def check_columns(
     observed : sequence of (key, next observation)
         What the value network reads, and the next of it as the batch keeps it; None where it does not.
     masks : dict of key to Tensor
-
-    Raises
-    ------
-    ArgumentError
     """
     if not math.prod(td.shape):  # td.numel() is at least 1
         raise ArgumentError("the batch has no rows", why=f"its shape is {tuple(td.shape)}")
@@ -261,10 +257,6 @@ def check_numbers(
         Of the reward and of the value.
     time : int
         The batch dim that is time.
-
-    Raises
-    ------
-    NumericsError, ArgumentError
     """
     if reward.is_meta or not may_ask(reward):
         return
