@@ -52,12 +52,8 @@ def held(
 ) -> Any:
     """A value that passes a check.
 
-    Parameters
-    ----------
-    where : Path or str
-        The file that it was read from.
-    what, fix : str
-        For the sentence.
+    `where`: the file that it was read from.
+    `what` and `fix`: for the sentence.
     """
     try:
         check(value)

@@ -35,12 +35,8 @@ _LONELY = 5.0  # seconds without anything to look at after which the thread ends
 class answering:  # used as `with answering(lanes):`
     """While steps are taken in these lanes, in this thread: see the top of this file.
 
-    Attributes
-    ----------
-    asked : float, optional
-        When it was told to end.
-    seen : tuple
-        What had moved at the last look, and `since` when it had.
+    `asked` (float): when it was told to end.
+    `seen` (tuple): what had moved at the last look, and `since` when it had.
     """
 
     def __init__(self, lanes: Lanes) -> None:

@@ -304,10 +304,7 @@ class CollectorCrew:
     def settle(self, came: Callable[[int], Any] | None = None) -> list[tuple[int, Order, Part]]:
         """Wait for all that was begun: what `next` would give, one after the other.
 
-        Parameters
-        ----------
-        came : callable, optional
-            Called after each with how many have come.
+        `came`: called after each with how many have come.
         """
         found: list[tuple[int, Order, Part]] = []
         errors: dict[int, Exception] = {}

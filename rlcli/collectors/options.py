@@ -165,10 +165,7 @@ class Stepping:
     def next_obs_mode(self, delta: bool = False) -> str:
         """How next observations are kept: `full` unless something else is asked for.
 
-        Parameters
-        ----------
-        delta : bool
-            Whether the env brings a `NextObservationDelta`.
+        `delta`: whether the env brings a `NextObservationDelta`.
         """
         if delta:
             asked = "compact" if self.compact_obs else self.next_obs
@@ -294,10 +291,7 @@ class Delivery:
     def trajectories(self, stepping: Stepping, groups: Sequence[range] | None = None) -> CompleteTrajectories | None:
         """What cuts the batches that are stepped so into whole trajectories; None where they are not.
 
-        Parameters
-        ----------
-        groups : sequence of range, optional
-            Lanes whose trajectories are delivered together; all of them by default.
+        `groups`: lanes whose trajectories are delivered together; all of them by default.
         """
         if self.split_trajs:
             self._check_split(stepping)

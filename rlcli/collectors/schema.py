@@ -48,12 +48,8 @@ MODES = ("full", "compact", "exact", "delta")
 class Kept:
     """Whether the consumer gets a key.
 
-    Attributes
-    ----------
-    keys : frozenset of keys, optional
-        Those that were asked for; None asks for everything but what lies under the name of raw rows.
-    awaited : frozenset of keys
-        Those of them that no part has declared: the first step is to show them.
+    `keys`: those that were asked for; None asks for everything but what lies under the name of raw rows.
+    `awaited`: those of them that no part has declared: the first step is to show them.
     """
 
     keys: frozenset[Key] | None = None

@@ -31,13 +31,9 @@ SWAPS = ("rollout", "step")
 class Publication(NamedTuple):
     """What was published, in memory that only the publication holds: nobody writes to it.
 
-    Attributes
-    ----------
-    version : int
-        Of the policy.
-    models : mapping
-        Of each model that it speaks of, its tensors by name, in the dtypes and on the devices where they will act
-        (on the CPU, contiguous: each is an array by `.numpy()`).
+    `version`: of the policy.
+    `models`: of each model that it speaks of, its tensors by name, in the dtypes and on the devices where they will act
+    (on the CPU, contiguous: each is an array by `.numpy()`).
     """
 
     version: int

@@ -211,10 +211,7 @@ def part(kind: str, name: str) -> Part:
 def arguments(kind: str, options: Any) -> dict[str, Any]:
     """What the chosen part of a kind is built with beside what all are: options that it `uses`, and `kwargs`.
 
-    Parameters
-    ----------
-    options
-        The group of the configuration that chooses it: `cfg.sampler`.
+    `options`: the group of the configuration that chooses it: `cfg.sampler`.
     """
     prefix = f"{GROUPS[kind]}."
     own = [key.removeprefix(prefix) for key in part(kind, options.kind).uses if key.startswith(prefix)]

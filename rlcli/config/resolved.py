@@ -168,12 +168,8 @@ def unknown_key(
 ) -> Problem:
     """The sentence for a key that the schema lacks: what other libraries mean by it, or the nearest keys that it has.
 
-    Parameters
-    ----------
-    value
-        What it was given, to be written after the key that is meant.
-    facts : mapping, optional
-        Every key's value in the rest of the command; see `other_names.facts_of`.
+    `value`: what it was given, to be written after the key that is meant.
+    `facts`: every key's value in the rest of the command; see `other_names.facts_of`.
     """
     text = "" if value is None or isinstance(value, Mapping) else str(value)
     hint = instead(schema, key, text, facts or facts_of(schema, (), {}))
@@ -199,10 +195,7 @@ def settings(cfg: Any) -> dict[str, Any]:
 def unknown_flag(schema: type, text: str, flags: Collection[str], facts: Mapping[str, Any] | None = None) -> Problem:
     """The sentence for a flag that a verb has not, `--seed=3`: values are written without dashes.
 
-    Parameters
-    ----------
-    flags : collection of str
-        Those that it has; none from Python.
+    `flags`: those that it has; none from Python.
     """
     name, _, value = text.partition("=")
     hint = instead(schema, name, value, facts or facts_of(schema, (), {})) or did_you_mean(

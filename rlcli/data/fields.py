@@ -75,10 +75,7 @@ def column_offsets(
 ) -> tuple[dict[Key, int], int]:
     """Where each column begins in memory or a file that holds so many rows column after column, and bytes of all.
 
-    Parameters
-    ----------
-    packed : sequence of (int or None), optional
-        For each column its bytes where they are packed; None for raw rows.
+    `packed`: for each column its bytes where they are packed; None for raw rows.
     """
     offsets, at = {}, 0
     sizes = [None] * len(fields) if packed is None else packed

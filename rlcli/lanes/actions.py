@@ -24,12 +24,8 @@ from rlcli.lanes.observations import computes
 class ActionFormat:
     """The action of one gymnasium space, in its three guises.
 
-    Attributes
-    ----------
-    kind : str
-        `"discrete"`, `"multi_discrete"`, `"multi_binary"` or `"box"`.
-    shape, dtype
-        Of the action in the loop, without the lane dim (`()` and int64 for discrete).
+    `kind` (str): `"discrete"`, `"multi_discrete"`, `"multi_binary"` or `"box"`.
+    `shape` and `dtype`: of the action in the loop, without the lane dim (`()` and int64 for discrete).
     """
 
     def __init__(self, space: spaces.Space, categorical: bool = False) -> None:

@@ -169,10 +169,7 @@ class Lanes(Episodes):
 def numbers_of(info: Any, keys: Sequence[str], lane: int | None = None) -> dict[str, float]:
     """The finite numbers and flags that an `info` holds under keys; `a.b` is b in the mapping a.
 
-    Parameters
-    ----------
-    lane : int, optional
-        Whose they are, where an engine gives arrays with the lanes first, and masks of them under `_key`.
+    `lane`: whose they are, where an engine gives arrays with the lanes first, and masks of them under `_key`.
     """
     found = {}
     for key in keys if isinstance(info, Mapping) else ():

@@ -25,10 +25,7 @@ TIMED_EVERY = 16  # one batch in so many is timed step by step, to divide the co
 class Followed(Protocol):
     """What hooks ask of a loop.
 
-    Attributes
-    ----------
-    report_every : int
-        Frames between reports, each of which is a line of metrics.
+    `report_every`: frames between reports, each of which is a line of metrics.
     """
 
     collector: BaseCollector

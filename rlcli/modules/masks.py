@@ -152,11 +152,8 @@ def options_of(action_spec: TensorSpec) -> tuple[int, ...]:
 def find_action_mask(asked: str | None, observation_spec: Composite, action_spec: TensorSpec) -> Key | None:
     """The observation that is an action mask.
 
-    Parameters
-    ----------
-    asked : str, optional
-        Its key, dots between the names of nested ones; "none" where there is none. By default the observation that is
-        called `action_mask`, if actions are choices.
+    `asked`: its key, dots between the names of nested ones; "none" where there is none. By default the observation that
+    is called `action_mask`, if actions are choices.
     """
     if asked == "none":
         return None

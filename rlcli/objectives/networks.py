@@ -35,12 +35,8 @@ T = TypeVar("T")
 def fitted(what: str, run: Callable[[], T], read: Callable[[], Columns]) -> T:
     """What `run` returns, or the sentence that a network does not fit the columns that it reads.
 
-    Parameters
-    ----------
-    what : str
-        The network, in the user's words.
-    run, read : callable
-        The computation; the columns, which are asked for where it failed.
+    `what`: the network, in the user's words.
+    `run` and `read`: the computation; the columns, which are asked for where it failed.
     """
     try:
         return run()
@@ -86,10 +82,7 @@ class Watched(Generic[T]):
 class Tensors:
     """What modules hold: parameters, buffers and modules.
 
-    Parameters
-    ----------
-    parts : iterable of nn.Module
-        Each for itself, without those inside it.
+    `parts`: each for itself, without those inside it.
     """
 
     def __init__(self, parts: Iterable[nn.Module] = ()) -> None:
@@ -154,12 +147,8 @@ class Lowered:
     def __call__(self, columns: Columns, batch_dims: int = 1, skip: int = 0) -> dict[Key, Tensor]:
         """Everything in `columns` and everything the module writes.
 
-        Parameters
-        ----------
-        columns : dict
-            Tensors that share their first `batch_dims` dims.
-        skip : int
-            So many of the first stages have their outputs in `columns` already (see `shared_stages`).
+        `columns`: tensors that share their first `batch_dims` dims.
+        `skip`: so many of the first stages have their outputs in `columns` already (see `shared_stages`).
         """
         return fitted(
             self.name,

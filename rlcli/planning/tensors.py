@@ -77,12 +77,8 @@ def trial_batch(
 ) -> TensorDict:
     """A batch `[lanes, steps]` in which no episode ends before the last step of its lane; zeros, where it has memory.
 
-    Parameters
-    ----------
-    mode : str
-        "full", "compact", "exact" or "delta".
-    added : mapping, optional
-        Keys that an estimator writes.
+    `mode`: "full", "compact", "exact" or "delta".
+    `added`: keys that an estimator writes.
     """
     shape = torch.Size((rows.lanes, rows.steps))
     fields = rows.stored(mode) | dict(added or {})

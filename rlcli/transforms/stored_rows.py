@@ -83,12 +83,8 @@ def ends_of(tensordict: TensorDictBase) -> tuple[Tensor | None, Tensor | None]:
 def goes_on(tensordict: TensorDictBase, done: Tensor | None, ids: Tensor | None, count: Tensor | None = None) -> Tensor:
     """bool `[*B]`: rows that the row below in time, of the last of these dims, continues; the last row is none.
 
-    Parameters
-    ----------
-    tensordict : TensorDict ``[*B]``
-        Whose `is_init` and padding mask are looked at, where it has them.
-    done, ids, count : Tensor ``[*B, ...]``, optional
-        End flags, trajectory ids and step counts: one value a row.
+    `tensordict` (TensorDict ``[*B]``): whose `is_init` and padding mask are looked at, where it has them.
+    `done` and `ids` and `count` (Tensor ``[*B, ...]``): end flags, trajectory ids and step counts: one value a row.
     """
     shape = tensordict.shape
     first, real = tensordict.get(IS_INIT, None), tensordict.get(COLLECTOR_MASK, None)

@@ -130,10 +130,7 @@ def check_apart(model_id: str, model: Any, others: Mapping[str, Any]) -> None:
 class ModelsReceiver:
     """Adopts versions of several models; of those that were published together, all or none.
 
-    Parameters
-    ----------
-    newest : Newest
-        Of the senders; see `TransportBackend.join`.
+    `newest`: of the senders; see `TransportBackend.join`.
     """
 
     def __init__(self, newest: Newest) -> None:

@@ -85,12 +85,8 @@ def read_record(path: Path, offset: int) -> Record:
 def records(path: Path, format: str, version: int, check: Check) -> Iterator[Record]:
     """All whole records in order, each of them as it must be; `scan` has compared their checksums.
 
-    Parameters
-    ----------
-    format, version : str, int
-        What the first record, the only header, must say.
-    check : callable
-        What a record must be, the header too: see `rlcli.typed`.
+    `format` and `version`: what the first record, the only header, must say.
+    `check`: what a record must be, the header too: see `rlcli.typed`.
     """
     with open(path, "rb") as file:
         for number, line in enumerate(file):

@@ -157,10 +157,7 @@ class SealedFolders:
     def verify(self, path: Path, known: Collection[tuple[int, int]] = ()) -> str | None:
         """What is wrong with one, in a sentence; None when it is whole. Loads nothing.
 
-        Parameters
-        ----------
-        known : collection of (device, inode)
-            Files of which only the size is looked at: their bytes were seen a moment ago.
+        `known`: files of which only the size is looked at: their bytes were seen a moment ago.
         """
         try:
             manifest = self.manifest(path)

@@ -157,10 +157,7 @@ def decode_state(content: bytes, where: str) -> dict[str, Any]:
 def loading_state(path: Path | str, said: tuple[str, str] = RUN) -> Iterator[None]:
     """What goes wrong while the state in the file or folder `path` is taken over.
 
-    Parameters
-    ----------
-    said : (str, str)
-        What is wrong, and what to do.
+    `said`: what is wrong, and what to do.
     """
     what, fix = said
     try:

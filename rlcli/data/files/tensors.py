@@ -86,10 +86,7 @@ def memory_of(tensor: Tensor) -> memoryview:
 class Entry(NamedTuple):
     """What a header says of a tensor.
 
-    Attributes
-    ----------
-    start : int
-        Where in the file its bytes begin.
+    `start`: where in the file its bytes begin.
     """
 
     dtype: torch.dtype

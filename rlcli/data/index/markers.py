@@ -37,12 +37,8 @@ def agreed(*asks: Asked) -> Asked:
 class Markers:
     """Keys that tell trajectories apart.
 
-    Attributes
-    ----------
-    traj_key : key or None
-        Ids, int ``[]`` or ``[1]`` a row.
-    end_keys : tuple of keys
-        Flags of any dtype, ``[]`` or ``[1]`` a row; where one is set, the trajectory ends.
+    `traj_key`: ids, int ``[]`` or ``[1]`` a row.
+    `end_keys`: flags of any dtype, ``[]`` or ``[1]`` a row; where one is set, the trajectory ends.
     """
 
     traj_key: Key | None
@@ -58,12 +54,8 @@ class Markers:
     ) -> Markers:
         """What was asked for; else `("collector", "traj_ids")` or `"episode"`, and `("next", "done")` beside it.
 
-        Parameters
-        ----------
-        fields : dict of key to Field
-            Of the batch.
-        some : bool
-            Of `end_keys` those that are there will do; none is needed where there are ids.
+        `fields`: of the batch.
+        `some`: of `end_keys` those that are there will do; none is needed where there are ids.
         """
         present = [key for key in end_keys if unravel(key) in fields]
         ids = [key for key in ((TRAJ_IDS, "episode") if traj_key is None else (traj_key,)) if unravel(key) in fields]

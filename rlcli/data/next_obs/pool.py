@@ -80,12 +80,9 @@ class Pool:
 class Ends:
     """The successors of a whole batch in storage order: the row below, except at a few positions.
 
-    Parameters
-    ----------
-    shape : tuple of int
-        The batch dims; `N` is their product.
-    positions : int32 Tensor ``[E]``
-        Ascending flat positions, N - 1 among them; the j-th one's successor is extra row j.
+    `shape`: the batch dims; `N` is their product.
+    `positions` (int32 Tensor ``[E]``): ascending flat positions, N - 1 among them; the j-th one's successor is extra
+    row j.
     """
 
     __slots__ = ("_index", "positions", "shape")

@@ -145,13 +145,9 @@ class SparseColumns:
     def put(self, taken: Mapping[Key, Sparse], numbers: np.ndarray, base: int) -> None:
         """Remember what a batch held.
 
-        Parameters
-        ----------
-        numbers : int64 array ``[rows]``
-            Of the batch's rows, in its flat order; what they held before is forgotten. Of one that is there twice the
-            last counts. A column that is not `taken` holds nothing in all of them.
-        base : int
-            The lowest number that is live: those below are forgotten.
+        `numbers` (int64 array ``[rows]``): of the batch's rows, in its flat order; what they held before is forgotten.
+        Of one that is there twice the last counts. A column that is not `taken` holds nothing in all of them.
+        `base`: the lowest number that is live: those below are forgotten.
         """
         last: np.ndarray | None = None
         for key in {**self._held, **taken}:

@@ -209,10 +209,7 @@ class Contents:
         A storage on disk never writes over what it acknowledged, so taking a refused write back needs no copy of its
         rows; index, side pool and stacks are copied where a commit is due, which writes them to the disk anyway.
 
-        Parameters
-        ----------
-        rows : int64 array ``[N]``, optional
-            Rows that are about to be written over.
+        `rows` (int64 array ``[N]``): rows that are about to be written over.
         """
         index, pool, stacks, unfollowed = copy.deepcopy((self.index, self.pool, self.stacks, self.unfollowed))
         beside = self.choices, self.pairs

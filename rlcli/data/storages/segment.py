@@ -238,10 +238,7 @@ class SegmentTable:
     ) -> None:  # fmt: skip
         """Write the steps `[first, stop)` into new files of another table, of as many rows a segment.
 
-        Parameters
-        ----------
-        again : callable
-            Gives the other's columns.
+        `again`: gives the other's columns.
         """
         rows, numbers = self.rows, range(first // self.rows, -(-stop // self.rows))
         disk.require(folder, other.layout.size * len(numbers))

@@ -107,10 +107,7 @@ def _ended(ring: Ring, rows: np.ndarray) -> np.ndarray:
 def open_frames(path: Path, make: Callable[..., ReplayBuffer]) -> ReplayBuffer:
     """A buffer over a folder of segments.
 
-    Parameters
-    ----------
-    make : callable
-        From storage and next_obs to an empty buffer.
+    `make`: from storage and next_obs to an empty buffer.
     """
     segments = SegmentReader(path)
     segments.need_all()

@@ -199,10 +199,7 @@ class Checked(NamedTuple):
 def check_files(folder: Path, names: Collection[str]) -> Iterator[Checked]:
     """The files of a folder that its journal or its manifest names; nothing where it has neither and never had.
 
-    Parameters
-    ----------
-    names : collection of str
-        Of the files in it.
+    `names`: of the files in it.
     """
     dumped = DUMPS.sequence(folder) >= 0
     if MANIFEST in names or dumped or CHECKPOINTS.sequence(folder) >= 0:

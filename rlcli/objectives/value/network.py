@@ -34,10 +34,8 @@ from rlcli.transforms.primer import recurrent_parts
 class Chunks:
     """Parts of a batch.
 
-    Parameters
-    ----------
-    number, size : int, optional
-        At most one: so many parts of equally many rows, or parts of so many elements of the leading dim. Neither: one.
+    `number` and `size`: at most one: so many parts of equally many rows, or parts of so many elements of the leading
+    dim. Neither: one.
     """
 
     def __init__(self, number: int | None, size: int | None) -> None:
@@ -136,12 +134,8 @@ def _called(net: Any, columns: Columns, key: Key, rows: int) -> dict[Key, Tensor
 class RowValues:
     """A feed-forward value network as a function from rows to values.
 
-    Parameters
-    ----------
-    network : TensorDictModule
-        Writes the value under `state_value`, or else under the last of its out_keys.
-    compute_dtype : torch.dtype, optional
-        The lower precision it is called in.
+    `network`: writes the value under `state_value`, or else under the last of its out_keys.
+    `compute_dtype`: the lower precision it is called in.
     """
 
     state_keys: tuple[Key, ...] = ()
