@@ -269,6 +269,7 @@ class Reporter:
     def snapshot(self) -> Snapshot:
         """What a view shows now."""
         facts, tally, episodes = self.facts, self.tally, self.episodes
+        infos = episodes.infos
         return Snapshot(
             title=facts.title,
             env=facts.env,
@@ -283,8 +284,8 @@ class Reporter:
             evaluations=tally.evaluations.points,
             mean_return=episodes.mean_return,
             mean_length=episodes.mean_length,
-            success_rate=episodes.success_rate,
-            infos=episodes.infos,
+            success_rate=infos.get("success_rate"),
+            infos=infos.get("info", {}),
             best=episodes.best,
             episodes=episodes.episodes,
             approximated=tally.valued.approximated,
@@ -308,7 +309,7 @@ class Reporter:
         """
         self.clock.lap()
         for key in self.facts.info_keys if self.episodes.episodes else ():
-            if key != SUCCESS and key not in self.episodes.infos:
+            if key != SUCCESS and key not in self.episodes.infos.get("info", {}):
                 self.tally.warn(
                     f"info {key}", f"env.info_keys: no episode ended with a number or flag {key!r} in its info"
                 )
@@ -360,7 +361,7 @@ class Reporter:
             "batch_length": ended[1],
             "episodes": episodes.episodes,
             "best": episodes.best,
-            **self._infos(),
+            **episodes.infos,
             **tally.learning,
             "boundary_rows": tally.boundary,
             "approximated": tally.valued.approximated,
@@ -368,11 +369,6 @@ class Reporter:
             "stages": {name: round(seconds, 6) for name, seconds in spent.stages().items()},
             "memory": self.memory.record(),
         }
-
-    def _infos(self) -> dict:
-        """What the envs' `info` said at the last episodes' ends; empty where nothing of it was followed."""
-        rate, infos = self.episodes.success_rate, self.episodes.infos
-        return ({} if rate is None else {"success_rate": rate}) | ({"info": infos} if infos else {})
 
     def _summary(self, status: str, commands: Mapping[str, str]) -> dict:
         facts, tally, episodes = self.facts, self.tally, self.episodes
@@ -382,7 +378,7 @@ class Reporter:
             "length": episodes.mean_length,
             "best_return": episodes.best,
             "episodes": episodes.episodes,
-            **self._infos(),
+            **episodes.infos,
             **tally.learning,
         }
         return plain(

@@ -10,7 +10,7 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -48,6 +48,13 @@ class Episode(NamedTuple):
     length: int
     terminated: bool
     info: dict[str, float]
+
+
+def info_figures(means: Mapping[str, float]) -> dict[str, Any]:
+    """Means of what was kept of `info`, as records hold them: `success_rate` and, of the rest, `info`; what there is."""
+    rate = {"success_rate": means[SUCCESS]} if SUCCESS in means else {}
+    others = {key: x for key, x in means.items() if key != SUCCESS}
+    return rate | ({"info": others} if others else {})
 
 
 class EpisodeStats:
@@ -151,15 +158,9 @@ class EpisodeStats:
         return taken
 
     @property
-    def success_rate(self) -> float | None:
-        """Share of the last episodes that `info["is_success"]` calls one; None where it was in none."""
-        found = self._infos.get(SUCCESS)
-        return float(np.mean(found)) if found else None
-
-    @property
-    def infos(self) -> dict[str, float]:
-        """Mean over the last episodes of what else was kept of `info`."""
-        return {key: float(np.mean(found)) for key, found in self._infos.items() if key != SUCCESS}
+    def infos(self) -> dict[str, Any]:
+        """`info_figures` of the last episodes."""
+        return info_figures({key: float(np.mean(found)) for key, found in self._infos.items()})
 
     def forget_open(self, lanes: Sequence[int] | None = None) -> None:
         """Drop the open episodes (of some lanes): they were reset without being finished."""
