@@ -315,5 +315,5 @@ def evaluate(
         lengths[began],
         cut=int(open_ended[began].sum()),
         infos=infos,
-        outside=copy.copy(collector.bounds),
+        outside=collector.bounds.found_so_far(),
     )
