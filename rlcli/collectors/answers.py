@@ -45,7 +45,8 @@ class answering:  # used as `with answering(lanes):`
         self.asked: float | None = None
         self.seen: Any = None
         self.since = time.monotonic()
-        self.ends = lanes.step_timeout is not None and not lanes.ends_what_hangs and self._can_end()
+        self.ends = lanes.step_timeout is not None and not lanes.ends_what_hangs
+        self.ends &= self.thread == threading.main_thread().ident  # where a signal interrupts
 
     def __enter__(self) -> None:
         if self.ends:
@@ -87,9 +88,6 @@ class answering:  # used as `with answering(lanes):`
             self.said = True
             ends = "nothing can interrupt it" if limit is not None else "env.step_timeout=SECONDS would end the run"
             say(f"{self._sentence(waited)}; still waiting ({ends})")
-
-    def _can_end(self) -> bool:
-        return self.thread == threading.main_thread().ident
 
     def _sentence(self, waited: float) -> str:
         where, why = self.what(sys._current_frames().get(self.thread))

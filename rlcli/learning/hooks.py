@@ -130,7 +130,8 @@ class Hooks:
         """Evaluate and report when it is due: what was collected and learned since the last report."""
         frames, new = loop.collector.frames, delivered.frames
         last = frames >= loop.total_frames
-        if not last and not due(loop.report_every, frames - new, frames) and not self._evaluates(frames):
+        evaluates = self.evaluation is not None and self.evaluation.due(frames)
+        if not (last or evaluates or due(loop.report_every, frames - new, frames)):
             self._remember(delivered, frames)
             return
         learned = loop.figures()
@@ -174,9 +175,6 @@ class Hooks:
         lost = 0 if held is None else held.leftover_frames + held.dropped_frames
         if lost and self.reporter is not None:
             self.reporter.warn("leftovers", f"{lost:,} frames of unfinished trajectories were not learned from")
-
-    def _evaluates(self, frames: int) -> bool:
-        return self.evaluation is not None and self.evaluation.due(frames)
 
     def _remember(self, delivered: Delivered, frames: int, copy: bool = True) -> None:
         if delivered.gaps and self.reporter is not None:

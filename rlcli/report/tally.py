@@ -51,7 +51,7 @@ class Episode(NamedTuple):
 
 
 def info_figures(means: Mapping[str, float]) -> dict[str, Any]:
-    """Means of what was kept of `info`, as records hold them: `success_rate` and, of the rest, `info`; what there is."""
+    """Means of what was kept of `info`, as records hold them: `success_rate`, and the rest under `info`."""
     rate = {"success_rate": means[SUCCESS]} if SUCCESS in means else {}
     others = {key: x for key, x in means.items() if key != SUCCESS}
     return rate | ({"info": others} if others else {})
