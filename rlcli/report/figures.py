@@ -112,7 +112,7 @@ def wrapped(text: str, indent: int = 2) -> str:
     return "\n".join(wrapper.fill(line) for line in text.splitlines())
 
 
-def page(stream: TextIO | None, width: int | None, piped: int) -> rich.console.Console:
+def page(stream: TextIO | None = None, width: int | None = None, *, piped: int) -> rich.console.Console:
     """Where a verb prints its result: as wide as the terminal, or `piped` columns where there is none.
 
     `stream`: `sys.stdout` by default.
