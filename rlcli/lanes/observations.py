@@ -78,7 +78,7 @@ class Leaf:
         whole = self.dtype.kind != "f"
         lost = (other | (value != value)) if whole else other & np.isinf(made)
         if lost.any():
-            raise BadValue(f"what {self.dtype} holds", f"{value[lost].flat[0]!r} of dtype {value.dtype}", _MEND)
+            raise BadValue(f"what {self.dtype} holds", f"{value[lost].flat[0].item()!r} of dtype {value.dtype}", _MEND)
         if count and other.any():
             self._count(value, made, other)
         return made
