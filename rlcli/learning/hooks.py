@@ -202,7 +202,7 @@ class Hooks:
     def _count(self, parts: Sequence[Mapping[str, Any]]) -> None:
         assert self.reporter is not None
         for part in parts:
-            self.reporter.tally.count(0, valued=None, **part)
+            self.reporter.tally.count(0, **part)
 
     def _unreported(self) -> list[dict[str, Any]]:
         """Rewards and ends since the last report, of all lanes or of some."""

@@ -331,29 +331,15 @@ class Tally:
         self.warnings: dict[str, tuple[str, int]] = {}
 
     def batch(
-        self,
-        frames: int,
-        reward,
-        done,
-        learning: Mapping[str, Figure] | None,
-        valued: ValueRows | None,
-        lanes: range | None = None,
-        ends: Sequence[tuple[int, Ended]] = (),
+        self, frames: int, learning: Mapping[str, Figure] | None, **counted: Any
     ) -> tuple[float | None, float | None]:
-        """Count a batch; the mean return and length of the episodes that ended in it.
-
-        Parameters
-        ----------
-        reward, done : Tensor or ndarray `[N, T, 1]`, optional
-        lanes, ends
-            See `EpisodeStats.update`.
-        """
+        """`count` a batch that is reported, with the figures of its update."""
         self.iteration += 1
         self.learning = dict(learning or {})
         if "eval_return" in self.learning:
             self.evaluated = float(self.learning["eval_return"])
             self.evaluations.add(self.evaluated)
-        ended = self.count(frames, reward, done, valued, lanes, ends)
+        ended = self.count(frames, **counted)
         if self.episodes.mean_return is not None:
             self.curve.add(self.episodes.mean_return)
         return ended
@@ -361,13 +347,21 @@ class Tally:
     def count(
         self,
         frames: int,
-        reward,
-        done,
-        valued: ValueRows | None,
+        *,
+        reward=None,
+        done=None,
+        valued: ValueRows | None = None,
         lanes: range | None = None,
         ends: Sequence[tuple[int, Ended]] = (),
     ) -> tuple[float | None, float | None]:
-        """The same of frames that make no batch to be reported."""
+        """Count frames; the mean return and length of the episodes that ended in them.
+
+        Parameters
+        ----------
+        reward, done : Tensor or ndarray `[N, T, 1]`, optional
+        lanes, ends
+            See `EpisodeStats.update`.
+        """
         self.frames += frames
         if valued is not None:
             self.valued.add(valued)
