@@ -52,17 +52,8 @@ def held(
 ) -> Any:
     """A value that passes a check.
 
-    Parameters
-    ----------
-    where : Path or str
-        The file that it was read from.
-    what, fix : str
-        For the sentence.
-
-    Raises
-    ------
-    DamagedDataError
-        It does not: whoever wrote the file was not rlcli, or it is altered.
+    `where`: the file that it was read from.
+    `what` and `fix`: for the sentence.
     """
     try:
         check(value)
@@ -72,12 +63,7 @@ def held(
 
 
 def from_0(name: str, value: Any, *, endless: bool = False) -> float:
-    """An argument that is a number from 0 on; `endless`: it may be infinity.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """An argument that is a number from 0 on; `endless`: it may be infinity."""
     fits = isinstance(value, Real) and not isinstance(value, bool) and float(value) >= 0
     if not fits or (float(value) == math.inf and not endless):
         raise ArgumentError(f"{name} is a number from 0 on", where=name, why=f"got {value!r}")
@@ -133,13 +119,7 @@ def parsed(content: bytes) -> Any:
 
 
 def check_format(found: Mapping[str, Any], format: str, version: int, where: Path | str) -> None:
-    """Refuse what another program, or another version of this one, wrote.
-
-    Raises
-    ------
-    DamagedDataError
-        Which format and version it is of, and which is read here.
-    """
+    """Refuse what another program, or another version of this one, wrote."""
     name, number = found.get("format"), found.get("version")
     if name != format:
         what, fix = "this was not written as what it is read as", None

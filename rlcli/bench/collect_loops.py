@@ -224,12 +224,10 @@ class Point(gym.Env):
         return {"place": self.place, "goal": self.goal}, -gap, gap < 0.05, self.clock >= 200, {}
 
 
-def dict_and_box(
-    make: Callable[[], gym.Env], lanes: int, steps: int, net, std: torch.Tensor, names: list[str], seed: int = 0
-):
+def dict_and_box(make: Callable[[], gym.Env], lanes: int, steps: int, net, std: torch.Tensor, names: list[str]):
     """Dict observations, given to the net in the order of `names`, and box actions."""
     envs: Any = SyncVectorEnv([make] * lanes, autoreset_mode=AutoresetMode.SAME_STEP)
-    state = {name: torch.as_tensor(x) for name, x in envs.reset(seed=seed)[0].items()}
+    state = {name: torch.as_tensor(x) for name, x in envs.reset(seed=0)[0].items()}
     width = {name: envs.single_observation_space[name].shape for name in names}
     d = envs.single_action_space.shape
     low, high = envs.single_action_space.low, envs.single_action_space.high
@@ -286,11 +284,11 @@ class Normalised:
         return np.clip((x - self.mean) / np.sqrt(self.var + 1e-8), -10, 10).astype(np.float32)
 
 
-def with_bookkeeping(make: Callable[[], gym.Env], lanes: int, steps: int, net: nn.Module, seed: int = 0):
+def with_bookkeeping(make: Callable[[], gym.Env], lanes: int, steps: int, net: nn.Module):
     """`discrete` with running observation normalisation, a step counter and the return so far, by hand."""
     envs: Any = SyncVectorEnv([make] * lanes, autoreset_mode=AutoresetMode.SAME_STEP)
     norm = Normalised(envs.single_observation_space.shape)
-    state = {"obs": torch.as_tensor(norm(envs.reset(seed=seed)[0]))}
+    state = {"obs": torch.as_tensor(norm(envs.reset(seed=0)[0]))}
     width = envs.single_observation_space.shape
     counts, returns = torch.zeros(lanes, dtype=torch.int64), torch.zeros(lanes)
 

@@ -141,10 +141,9 @@ def _runs(roots: Sequence[str], asked: Any) -> Iterator[str]:
     if asked.since:
         found = [one for one in found if one["created"] and _moment(one["created"]) >= asked.since]
     if asked.sort not in (None, "created"):
-        number = asked.sort in _FIGURES
-        found.sort(key=lambda one: (one[asked.sort] is not None, one[asked.sort] or 0), reverse=True) if number else (
-            found.sort(key=lambda one: str(one[asked.sort]))
-        )
+        figures = asked.sort in _FIGURES  # the largest first, those without one last
+        by = (lambda x: (x is not None, x or 0)) if figures else str
+        found.sort(key=lambda one: by(one[asked.sort]), reverse=figures)
     shown = found[: asked.limit]
     if asked.json:
         yield json.dumps([{name: x for name, x in one.items() if name != "given"} for one in shown], indent=2)

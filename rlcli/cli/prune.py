@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlcli.cli.flags import read
 from rlcli.config.run_files import CHECKPOINTS
-from rlcli.errors import ConfigError
+from rlcli.errors import ConfigError, DamagedDataError, ResourceError
 
 USAGE = """\
 usage: rlcli prune [RUN|FOLDER ...] [--yes]
@@ -36,12 +36,18 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     for found in runs.values():
         if found.status != "done" or len(found.checkpoints) < 2:
             continue
-        with RunLock(found.path):
-            newest = checkpoint.newest(found).path
-            older = [path for path in found.checkpoints if path != newest]
-            freed = _freed(older)
-            if args.yes:
-                checkpoint.make_room(found.path / CHECKPOINTS)
+        try:
+            with RunLock(found.path):
+                there = found.checkpoints
+                older = there[: there.index(checkpoint.newest(found).path)]
+                freed = _freed(older)
+                if args.yes and older:
+                    checkpoint.make_room(found.path / CHECKPOINTS)
+        except (DamagedDataError, ResourceError) as error:
+            print(f"   skipped  {found.path}: {error}")
+            continue
+        if not older:
+            continue
         total += freed
         print(f"{size(freed):>10}  {found.path}: {len(older)} older checkpoint{'s' * (len(older) > 1)}")
     if not args.yes and total:

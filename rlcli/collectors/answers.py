@@ -35,17 +35,8 @@ _LONELY = 5.0  # seconds without anything to look at after which the thread ends
 class answering:  # used as `with answering(lanes):`
     """While steps are taken in these lanes, in this thread: see the top of this file.
 
-    Raises
-    ------
-    EnvError
-        A step or a reset took longer than `lanes.step_timeout` seconds.
-
-    Attributes
-    ----------
-    asked : float, optional
-        When it was told to end.
-    seen : tuple
-        What had moved at the last look, and `since` when it had.
+    `asked` (float): when it was told to end.
+    `seen` (tuple): what had moved at the last look, and `since` when it had.
     """
 
     def __init__(self, lanes: Lanes) -> None:
@@ -54,7 +45,8 @@ class answering:  # used as `with answering(lanes):`
         self.asked: float | None = None
         self.seen: Any = None
         self.since = time.monotonic()
-        self.ends = lanes.step_timeout is not None and not lanes.ends_what_hangs and self._can_end()
+        self.ends = lanes.step_timeout is not None and not lanes.ends_what_hangs
+        self.ends &= self.thread == threading.main_thread().ident  # where a signal interrupts
 
     def __enter__(self) -> None:
         if self.ends:
@@ -96,9 +88,6 @@ class answering:  # used as `with answering(lanes):`
             self.said = True
             ends = "nothing can interrupt it" if limit is not None else "env.step_timeout=SECONDS would end the run"
             say(f"{self._sentence(waited)}; still waiting ({ends})")
-
-    def _can_end(self) -> bool:
-        return self.thread == threading.main_thread().ident
 
     def _sentence(self, waited: float) -> str:
         where, why = self.what(sys._current_frames().get(self.thread))

@@ -56,13 +56,6 @@ class Background:
             See `end`, which the interpreter calls as it ends: a thread that still ran then would abort the process.
         at_exit : float, optional
             Seconds that the batch has to be whole in then; without a limit by default.
-
-        Raises
-        ------
-        ArgumentError
-            It was started before.
-        ResourceError
-            The system gives no further thread.
         """
         if self.thread is not None:
             raise ArgumentError("the collector was started before", fix="Make a new one to collect again.")

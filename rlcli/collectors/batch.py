@@ -102,10 +102,7 @@ class Finals:
 
     Copies of row t+1 of finished lanes, transforms applied.
 
-    Parameters
-    ----------
-    rows : dict
-        Key -> list of rows, for the observation keys.
+    `rows`: key -> list of rows, for the observation keys.
     """
 
     def __init__(self, rows: dict[Key, list[np.ndarray]]) -> None:
@@ -152,12 +149,8 @@ Batch = TypeVar("Batch", bound=HasColumns)
 class BatchPool(Generic[Batch]):
     """Batches of memory.
 
-    Parameters
-    ----------
-    make : callable
-        `steps -> batch`.
-    reuse : bool
-        Take the same memory whoever holds it: what was handed out before is overwritten.
+    `make`: `steps -> batch`.
+    `reuse`: take the same memory whoever holds it: what was handed out before is overwritten.
     """
 
     def __init__(self, make: Callable[[int], Batch], *, reuse: bool = False) -> None:

@@ -38,10 +38,7 @@ def build_collector(
 ) -> BaseCollector:
     """The collector of a run: seeded, every episode on its own, so that it can be resumed exactly.
 
-    Parameters
-    ----------
-    env : EnvBase
-        What one in this process steps; workers make their own.
+    `env`: what one in this process steps; workers make their own.
     """
     c, m, places = cfg.collector, cfg.memory, devices(cfg)
     actor: Any = None if policy is None else policy.actor

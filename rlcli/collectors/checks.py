@@ -23,13 +23,7 @@ ASIDE = 1 << 20  # bytes a batch and key; a key that would take more is looked a
 def check_finite(
     lanes: Lanes, data: dict[Key, np.ndarray], carrier: dict[Key, np.ndarray], finals: Finals, outcome: Outcome
 ) -> None:
-    """Refuse observations that are not finite, wherever the batch holds them.
-
-    Raises
-    ------
-    EnvError
-        Naming lane, episode and step of the first.
-    """
+    """Refuse observations that are not finite, wherever the batch holds them."""
     for key in lanes.schema:
         column, after = data.get(key), carrier.get(key)
         if column is None or after is None or column.dtype.kind != "f":
@@ -69,11 +63,6 @@ def check_bounds(
         The lanes whose row 0 was reset outside the loop; what the others show there was seen as the carrier.
     waiting : bool
         Whether the batch stopped at an end: the final observations are still in the carrier.
-
-    Raises
-    ------
-    EnvError
-        Naming env, lane, episode, steps and element of the first, unless the env counts them.
     """
     finished = {} if waiting or not keys else finals.stacked()
     for key in keys:

@@ -83,11 +83,6 @@ class CollectorCrew:
         One a worker.
     about : list of dict
         What the workers said of their collectors, when they were made.
-
-    Raises
-    ------
-    EnvError
-        A worker ended; and, as it was raised there, whatever a worker's env, policy or hook raises.
     """
 
     def __init__(
@@ -206,13 +201,7 @@ class CollectorCrew:
 
     # ---- batches -------------------------------------------------------------------------------------------------
     def new_batch(self, steps: int, random_frames: int, only: int | None = None) -> SharedBatch:
-        """Memory for all workers' rows, or those of one.
-
-        Raises
-        ------
-        ArgumentError
-            The workers' envs do not show the same.
-        """
+        """Memory for all workers' rows, or those of one."""
         if self._columns is None:
             look = packed(("look", (random_frames,), {}))
             self._columns = self._alike(self._ordered([look] * len(self.sent), replaces=True))
@@ -317,15 +306,7 @@ class CollectorCrew:
     def settle(self, came: Callable[[int], Any] | None = None) -> list[tuple[int, Order, Part]]:
         """Wait for all that was begun: what `next` would give, one after the other.
 
-        Parameters
-        ----------
-        came : callable, optional
-            Called after each with how many have come.
-
-        Raises
-        ------
-        Exception
-            What the first of the workers that raised did raise, once all have answered; what the others wrote is lost.
+        `came`: called after each with how many have come.
         """
         found: list[tuple[int, Order, Part]] = []
         errors: dict[int, Exception] = {}

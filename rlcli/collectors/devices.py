@@ -55,13 +55,7 @@ def sync_function(device: torch.device | None) -> Callable[[], None]:
 
 
 def resolve(name: Device) -> torch.device | None:
-    """A device that exists, with its index where there may be several of its kind.
-
-    Raises
-    ------
-    ConfigError
-        The device is unknown or not present on this machine.
-    """
+    """A device that exists, with its index where there may be several of its kind."""
     if name is None:
         return None
     try:
@@ -126,13 +120,7 @@ def not_both(device: Any, devices: Any) -> None:
 
 
 def one_device(device: Device, devices: Any) -> Device:
-    """`device`, or the one that a list of `devices` names: a single process acts on one.
-
-    Raises
-    ------
-    ArgumentError
-        Both are given, the list is empty, or it names several devices.
-    """
+    """`device`, or the one that a list of `devices` names: a single process acts on one."""
     not_both(device, devices)
     if devices is None:
         return device

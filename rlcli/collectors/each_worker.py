@@ -88,17 +88,8 @@ def check_alike(about: Sequence[Mapping[str, Any]]) -> None:
 def divided(options: Mapping[str, Any], kind: type) -> tuple[dict[str, Any], Delivery]:
     """Options of each worker's `Stepping`, and the parent's `Delivery`.
 
-    Parameters
-    ----------
-    options : mapping
-        What the constructor of `kind` has no parameter for.
-    kind : type
-        Of the collector.
-
-    Raises
-    ------
-    ArgumentError
-        An option that such a collector does not have.
+    `options`: what the constructor of `kind` has no parameter for.
+    `kind`: of the collector.
     """
     of_stepping, of_delivery = ({field.name for field in fields(part)} for part in (Stepping, Delivery))
     known = (of_stepping | of_delivery | _WITHOUT_EFFECT) - {"traj_pool"}

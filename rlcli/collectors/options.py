@@ -81,13 +81,7 @@ def function(name: str, value: Any) -> Any:
 
 
 def _interaction(value: Any) -> InteractionType | None:
-    """An exploration type, by itself or by its name.
-
-    Raises
-    ------
-    ArgumentError
-        There is none of that name.
-    """
+    """An exploration type, by itself or by its name."""
     if value is None or isinstance(value, InteractionType):
         return value
     names = [kind.name.lower() for kind in InteractionType]
@@ -113,13 +107,7 @@ class Counted:
 
 @dataclass(frozen=True, kw_only=True)
 class Stepping:
-    """All that it takes to step envs under a policy; each option is described at `Collector`.
-
-    Raises
-    ------
-    ArgumentError
-        Options that contradict each other, or a number of something that is no whole number.
-    """
+    """All that it takes to step envs under a policy; each option is described at `Collector`."""
 
     create_env_fn: Any
     create_env_kwargs: dict[str, Any] | None = None
@@ -177,15 +165,7 @@ class Stepping:
     def next_obs_mode(self, delta: bool = False) -> str:
         """How next observations are kept: `full` unless something else is asked for.
 
-        Parameters
-        ----------
-        delta : bool
-            Whether the env brings a `NextObservationDelta`.
-
-        Raises
-        ------
-        ArgumentError
-            An unknown mode, or two that contradict each other.
+        `delta`: whether the env brings a `NextObservationDelta`.
         """
         if delta:
             asked = "compact" if self.compact_obs else self.next_obs
@@ -242,11 +222,6 @@ class Stepping:
 
         What no module holds (lambdas, functions of `__main__`) goes by value; tensors in shared memory stay shared,
         but for those of modules.
-
-        Raises
-        ------
-        ArgumentError
-            Naming the option that cannot be sent, and what to give instead.
         """
         from rlcli.collectors.sharing import dumps
 
@@ -259,12 +234,7 @@ class Stepping:
 
 
 def sent(name: str, value: Any) -> bytes:
-    """An option as another process can take it: `pickle.loads` gives the like.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """An option as another process can take it: `pickle.loads` gives the like."""
     from rlcli.collectors.sharing import dumps
 
     try:
@@ -321,15 +291,7 @@ class Delivery:
     def trajectories(self, stepping: Stepping, groups: Sequence[range] | None = None) -> CompleteTrajectories | None:
         """What cuts the batches that are stepped so into whole trajectories; None where they are not.
 
-        Parameters
-        ----------
-        groups : sequence of range, optional
-            Lanes whose trajectories are delivered together; all of them by default.
-
-        Raises
-        ------
-        ArgumentError
-            Options of the two that do not fit together: it names what is missing, or what contradicts it.
+        `groups`: lanes whose trajectories are delivered together; all of them by default.
         """
         if self.split_trajs:
             self._check_split(stepping)

@@ -29,10 +29,7 @@ from rlcli.lanes.bounds import Worst, sentence
 class Outside:
     """Observations outside their declared bounds, of all workers together, whichever processes they were.
 
-    Parameters
-    ----------
-    figures : mapping, optional
-        Of an earlier one, to go on from.
+    `figures`: of an earlier one, to go on from.
     """
 
     def __init__(self, figures: Mapping[str, Mapping[str, Any]] | None = None) -> None:
@@ -60,17 +57,8 @@ class Outside:
 def merged(parts: Sequence[Part], memory: Mapping[Key, np.ndarray]) -> Filled:
     """The rows of workers as those of one collector of all their lanes, which took as many steps as any of them.
 
-    Parameters
-    ----------
-    parts : sequence of Part
-        In the order of their lanes.
-    memory : mapping
-        Key -> array `[N, T, *]`: what all of them wrote to.
-
-    Raises
-    ------
-    ArgumentError
-        Their batches do not hold the same keys.
+    `parts`: in the order of their lanes.
+    `memory`: key -> array `[N, T, *]`: what all of them wrote to.
     """
     first = parts[0]
     _check_alike(parts)

@@ -77,11 +77,6 @@ class PublishedWeights:
     def publish(self, source: Source | None, model_id: str | None) -> None:
         """Make a version known: of all models as they are trained now, or of one from `source`; from any thread.
 
-        Raises
-        ------
-        ArgumentError
-            An unknown model, or weights that do not fit it; nothing was published.
-
         Warns
         -----
         UserWarning
@@ -129,12 +124,7 @@ class PublishedWeights:
 
 
 def _schemes(given: Any) -> dict[str, WeightSyncScheme]:
-    """What there is for models by their names.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """What there is for models by their names."""
     given = {} if given is None else given
     if not isinstance(given, Mapping) or not all(isinstance(scheme, WeightSyncScheme) for scheme in given.values()):
         raise ArgumentError(

@@ -48,12 +48,8 @@ MODES = ("full", "compact", "exact", "delta")
 class Kept:
     """Whether the consumer gets a key.
 
-    Attributes
-    ----------
-    keys : frozenset of keys, optional
-        Those that were asked for; None asks for everything but what lies under the name of raw rows.
-    awaited : frozenset of keys
-        Those of them that no part has declared: the first step is to show them.
+    `keys`: those that were asked for; None asks for everything but what lies under the name of raw rows.
+    `awaited`: those of them that no part has declared: the first step is to show them.
     """
 
     keys: frozenset[Key] | None = None
@@ -263,11 +259,6 @@ def keeper(
         itself does not store that value a second time.
     late : bool
         Whether steps may write keys that nobody has declared.
-
-    Raises
-    ------
-    ArgumentError
-        A key that no batch will hold (the nearest is named), or a next observation without its observation.
     """
     if keep_keys is None:
         return Kept()
@@ -284,13 +275,7 @@ def keeper(
 
 
 def refuse_unknown(keys: Iterable[Key], names: Iterable[str]) -> None:
-    """Refuse keys to keep that no batch holds; the nearest of `names` is told.
-
-    Raises
-    ------
-    ArgumentError
-        There is one.
-    """
+    """Refuse keys to keep that no batch holds; the nearest of `names` is told."""
     known = list(names)
     for key in keys:
         near = difflib.get_close_matches(show(key), known, n=1)

@@ -30,11 +30,6 @@ def refuse_lost_states(policy: Any, offered: Iterable[Key]) -> None:
     policy : callable
     offered : iterable of keys
         Everything that the env and its transforms show the policy.
-
-    Raises
-    ------
-    ArgumentError
-        Naming the key, and the transforms to add.
     """
     offered = set(offered)
     own = state_keys(policy)
@@ -89,13 +84,7 @@ class States:
         self.primed = [*self._on_rows, *_primed(below)]
 
     def learn(self, states: Sequence[Key], rewrites: Set[Key]) -> None:
-        """What the policy writes for the next step, and which of the keys that it reads it writes anew.
-
-        Raises
-        ------
-        ArgumentError
-            A state that the env or another transform writes too, or one that the policy overwrites where it read it.
-        """
+        """What the policy writes for the next step, and which of the keys that it reads it writes anew."""
         for key in states:
             writers = [
                 type(t).__name__

@@ -31,13 +31,9 @@ SWAPS = ("rollout", "step")
 class Publication(NamedTuple):
     """What was published, in memory that only the publication holds: nobody writes to it.
 
-    Attributes
-    ----------
-    version : int
-        Of the policy.
-    models : mapping
-        Of each model that it speaks of, its tensors by name, in the dtypes and on the devices where they will act
-        (on the CPU, contiguous: each is an array by `.numpy()`).
+    `version`: of the policy.
+    `models`: of each model that it speaks of, its tensors by name, in the dtypes and on the devices where they will act
+    (on the CPU, contiguous: each is an array by `.numpy()`).
     """
 
     version: int
@@ -78,11 +74,6 @@ class FollowedWeights:
         Of the policy's weights: as published last, and as adopted last.
     apart : bool
         Whether a thread collects: then it alone changes what acts.
-
-    Raises
-    ------
-    ArgumentError
-        An unknown `swap`.
     """
 
     def __init__(self, swap: str = "rollout") -> None:
@@ -136,14 +127,7 @@ class FollowedWeights:
 
     # ---- publishing --------------------------------------------------------------------------------------------
     def publish(self, source: Source | None, model_id: str | None) -> None:
-        """Make a version known: of all models as they are trained now, or of one from `source`; from any thread.
-
-        Raises
-        ------
-        ArgumentError
-            An unknown model, something that holds no weights, or weights that do not fit the model; nothing was
-            published.
-        """
+        """Make a version known: of all models as they are trained now, or of one from `source`; from any thread."""
         values = self._matched(source, model_id)
         with self._lock:
             if not (self.apart or self._in_flight):
@@ -169,13 +153,7 @@ class FollowedWeights:
 
     # ---- adopting ----------------------------------------------------------------------------------------------
     def begin(self) -> None:
-        """A batch begins, on the newest version.
-
-        Raises
-        ------
-        ArgumentError
-            Another one is being collected.
-        """
+        """A batch begins, on the newest version."""
         with self._lock:
             if self._in_flight:
                 raise ArgumentError(
@@ -230,12 +208,7 @@ class FollowedWeights:
 
 
 def check_model(name: str, *modules: Any) -> None:
-    """Refuse a further model that is none, or is called as the policy is.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """Refuse a further model that is none, or is called as the policy is."""
     if name == POLICY:
         raise ArgumentError(f"the name '{POLICY}' is the collector's own policy", fix="Choose another name.")
     for module in modules:
@@ -246,13 +219,7 @@ def check_model(name: str, *modules: Any) -> None:
 
 
 def spoken_of(trained: Mapping[str, Any], source: Source | None, model_id: str | None) -> dict[str, Any]:
-    """Each model that a publication speaks of, and where its new weights are: all as they are trained, or `source`.
-
-    Raises
-    ------
-    ArgumentError
-        An unknown model, or one that holds no weights.
-    """
+    """Each model that a publication speaks of, and where its new weights are: all as they are trained, or `source`."""
     name = model_id or POLICY
     if name not in trained:
         raise ArgumentError(f"no model is called '{name}'", why=f"there are {', '.join(trained)}")

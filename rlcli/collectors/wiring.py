@@ -111,13 +111,7 @@ def make_env(create_env_fn: EnvMaker, kwargs: dict[str, Any] | None) -> EnvBase:
 
 
 def with_transforms(env: EnvBase, policy: Any, max_frames_per_traj: int | None, auto: bool) -> EnvBase:
-    """The env with the transforms that options and policy ask for.
-
-    Raises
-    ------
-    ArgumentError
-        A limit below 1.
-    """
+    """The env with the transforms that options and policy ask for."""
     if max_frames_per_traj is not None and max_frames_per_traj < 1:
         raise ArgumentError("max_frames_per_traj must be at least 1", why=f"got {max_frames_per_traj}")
     counted = any(isinstance(t, StepCounter) for t in transforms_of(env))
@@ -149,11 +143,6 @@ def array_face(env: EnvBase) -> tuple[Lanes, list[Transform]]:
     The env's own face speaks for methods of rlcli's alone.  Where a class of the user's overrides one, or a transform
     has no column face, all of the env is stepped on tensordicts: any part may read what any other wrote.  Only what
     belongs on the outside of batches, and what lies on that, is run on rows all the same.
-
-    Raises
-    ------
-    ArgumentError
-        What has no column face lies on what belongs on the outside.
     """
     if not isinstance(env, TransformedEnv) or not steps_as_ours(env):
         lanes = getattr(env, "lanes", None)
@@ -229,11 +218,6 @@ def wire(
         How next observations are kept.
     random_frames : int
         How many frames take random actions before the policy acts.
-
-    Raises
-    ------
-    ArgumentError
-        The policy does not fit the env, or `keep_keys` names what no batch will hold.
     """
     lanes, transforms = face
     if own_methods(env, ["maybe_reset"]):

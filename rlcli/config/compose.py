@@ -338,12 +338,8 @@ def _with_values(verb: str, node: DictConfig, overrides: Iterable[str]) -> DictC
 def _job(node: DictConfig, number: int | None, own: bool) -> Job:
     """A job from its tree, its `run.dir` the folder that it will have where that is known.
 
-    Parameters
-    ----------
-    number : int, optional
-        Of a job of a sweep.
-    own : bool
-        `hydra.run.dir` was given.
+    `number`: of a job of a sweep.
+    `own`: `hydra.run.dir` was given.
     """
     record = HydraConfig.instance()
     outer, folder = record.cfg, None

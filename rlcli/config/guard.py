@@ -41,13 +41,7 @@ _SWEEP_CALL = re.compile(r"(?:range|interval|choice|tag|sort|shuffle|int|float|s
 
 
 def read_text(path: Path) -> str:
-    """The text of a file.
-
-    Raises
-    ------
-    ConfigError
-        If it is not a plain file, cannot be read, or is not UTF-8.
-    """
+    """The text of a file."""
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
             raise ConfigError(f"cannot read {path}", why="it is not a plain file")  # opening a pipe would wait
@@ -59,13 +53,7 @@ def read_text(path: Path) -> str:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file, after every check of this module.
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read, is not YAML, is not a mapping, or holds something that could run.
-    """
+    """The mapping in a YAML file, after every check of this module."""
     data = parse_yaml(read_text(path), str(path))
     raise_all(check(data, str(path)))
     return data

@@ -85,11 +85,6 @@ def option(default: Any, help: str, **limits: Any) -> Any:
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def option_of(field: dataclasses.Field) -> Option:
-    """The `Option` that `option(...)` put on a dataclass field."""
-    return field.metadata[_KEY]
-
-
 class Leaf(NamedTuple):
     """One key that holds a value: `env.num`, its type hint, its default and its meaning."""
 
@@ -138,7 +133,7 @@ def _walk(schema: type, prefix: str) -> Iterator[Leaf]:
             default = field.default
             if field.default_factory is not dataclasses.MISSING:
                 default = field.default_factory()
-            yield Leaf(key, hint, default, option_of(field))
+            yield Leaf(key, hint, default, field.metadata[_KEY])
 
 
 @_once

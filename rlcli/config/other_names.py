@@ -194,12 +194,8 @@ def instead(schema: type, name: str, value: str, facts: Facts) -> str:
 def facts_of(schema: type, given: Iterable[tuple[str, str, str]], composed: Facts) -> Facts:
     """Every key's value, as far as a command gives it, those by other names included.
 
-    Parameters
-    ----------
-    given : iterable of (key, "=", value)
-        The words of the command.
-    composed : mapping
-        What its usable part composes to; may be empty.
+    `given`: the words of the command.
+    `composed`: what its usable part composes to; may be empty.
     """
     known = {key: composed.get(key, leaf.default) for key, leaf in leaves(schema).items()}
     numbers = {_word(key): number for key, _, value in given if (number := _number(value)) is not None}

@@ -26,13 +26,7 @@ _HYDRA_DEFAULT = re.compile(r"override /(\w+)")
 
 
 def shipped(folder: str) -> Path:
-    """Where `conf` or `recipes` lies: inside the installed package, else beside it (an editable install).
-
-    Raises
-    ------
-    ConfigError
-        If neither is there, which means the installation is broken.
-    """
+    """Where `conf` or `recipes` lies: inside the installed package, else beside it (an editable install)."""
     package = Path(__file__).resolve().parents[1]
     for place in (package / f"_{folder}", package.parent / folder):
         if place.is_dir():
@@ -114,13 +108,7 @@ def parents(data: Mapping[str, Any]) -> list[str]:
 
 
 def lineage(name: str, contents: Mapping[str, Mapping[str, Any]], below: tuple[str, ...] = ()) -> list[str]:
-    """A recipe and those it builds on, in the order they are applied.
-
-    Raises
-    ------
-    ConfigError
-        If a recipe builds on itself.
-    """
+    """A recipe and those it builds on, in the order they are applied."""
     if name in below:
         raise ConfigError(f"recipes build on each other in a circle: {' -> '.join((*below, name))}")
     order = [step for parent in parents(contents[name]) for step in lineage(parent, contents, (*below, name))]

@@ -211,10 +211,7 @@ def part(kind: str, name: str) -> Part:
 def arguments(kind: str, options: Any) -> dict[str, Any]:
     """What the chosen part of a kind is built with beside what all are: options that it `uses`, and `kwargs`.
 
-    Parameters
-    ----------
-    options
-        The group of the configuration that chooses it: `cfg.sampler`.
+    `options`: the group of the configuration that chooses it: `cfg.sampler`.
     """
     prefix = f"{GROUPS[kind]}."
     own = [key.removeprefix(prefix) for key in part(kind, options.kind).uses if key.startswith(prefix)]
@@ -325,13 +322,7 @@ def _words(value: Any) -> Iterator[str]:
 
 
 def import_package(name: str) -> None:
-    """Import a package named on the command line, from the working folder too, for what it registers.
-
-    Raises
-    ------
-    ConfigError
-        There is no such package, or it raises while it is imported.
-    """
+    """Import a package named on the command line, from the working folder too, for what it registers."""
     if not all(part.isidentifier() for part in name.split(".")):
         fix = "Give its name, my_package or my_package.envs; it is looked for in the working folder too."
         raise ConfigError(f"{name!r} is not the name of a package", where="--import", fix=fix)

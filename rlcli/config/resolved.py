@@ -48,11 +48,6 @@ def from_dict(
         The file's name, for messages.
     wrong : list of Problem, optional
         Takes what is wrong with overrides, in the place of an error: those are left out.
-
-    Raises
-    ------
-    ConfigError
-        For unknown keys, wrong types, or text that could run code; all at once.
     """
     schema = VERBS[verb]
     reset, parsed, typed = _parse(schema, overrides)
@@ -70,13 +65,7 @@ def from_dict(
 
 
 def as_object(node: Any, where: str = "") -> CollectConfig:
-    """A typed tree as dataclasses, its references replaced by what they name and checked anew.
-
-    Raises
-    ------
-    ConfigError
-        For a key without a value, a reference to nothing or to what does not fit; `where` names the tree's file.
-    """
+    """A typed tree as dataclasses, its references replaced by what they name and checked anew."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -179,12 +168,8 @@ def unknown_key(
 ) -> Problem:
     """The sentence for a key that the schema lacks: what other libraries mean by it, or the nearest keys that it has.
 
-    Parameters
-    ----------
-    value
-        What it was given, to be written after the key that is meant.
-    facts : mapping, optional
-        Every key's value in the rest of the command; see `other_names.facts_of`.
+    `value`: what it was given, to be written after the key that is meant.
+    `facts`: every key's value in the rest of the command; see `other_names.facts_of`.
     """
     text = "" if value is None or isinstance(value, Mapping) else str(value)
     hint = instead(schema, key, text, facts or facts_of(schema, (), {}))
@@ -210,10 +195,7 @@ def settings(cfg: Any) -> dict[str, Any]:
 def unknown_flag(schema: type, text: str, flags: Collection[str], facts: Mapping[str, Any] | None = None) -> Problem:
     """The sentence for a flag that a verb has not, `--seed=3`: values are written without dashes.
 
-    Parameters
-    ----------
-    flags : collection of str
-        Those that it has; none from Python.
+    `flags`: those that it has; none from Python.
     """
     name, _, value = text.partition("=")
     hint = instead(schema, name, value, facts or facts_of(schema, (), {})) or did_you_mean(

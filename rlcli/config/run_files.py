@@ -47,15 +47,7 @@ _FORMS: dict[str, Check] = {
 
 
 def read_run_file(folder: Path, name: str) -> dict:
-    """One of the files; of a run that has not closed yet, the summary is empty.
-
-    Raises
-    ------
-    ConfigError
-        The folder holds no run.
-    DamagedDataError
-        The file is not what it should be, or is gone.
-    """
+    """One of the files; of a run that has not closed yet, the summary is empty."""
     path = folder / name
     try:
         content = read_json(path)

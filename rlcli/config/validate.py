@@ -46,11 +46,6 @@ def as_resumed(verb: str, data: Mapping[str, Any], overrides: Sequence[str], whe
     """The configuration of a run that goes on, from what its folder keeps and the overrides of this command.
 
     What the run began with, weights and rows, is its own by now: where that came from may be gone.
-
-    Raises
-    ------
-    ConfigError
-        All that is wrong with them, at once.
     """
     problems: list[Problem] = []
     cfg = from_dict(verb, data, overrides, where, problems)

@@ -75,10 +75,7 @@ def column_offsets(
 ) -> tuple[dict[Key, int], int]:
     """Where each column begins in memory or a file that holds so many rows column after column, and bytes of all.
 
-    Parameters
-    ----------
-    packed : sequence of (int or None), optional
-        For each column its bytes where they are packed; None for raw rows.
+    `packed`: for each column its bytes where they are packed; None for raw rows.
     """
     offsets, at = {}, 0
     sizes = [None] * len(fields) if packed is None else packed
@@ -96,11 +93,6 @@ def check_fit(fields: Mapping[Key, Field], columns: Mapping[Key, Tensor], lead: 
     columns : dict of key to Tensor ``[*lead, *F]``
     lead : torch.Size, optional
         The batch dims, which all columns are known to share; by default one, which is checked.
-
-    Raises
-    ------
-    ArgumentError
-        Keys are missing or new, a dtype or shape differs, or columns differ in length. Nothing was stored.
     """
     if columns.keys() != fields.keys():
         missing = [show(key) for key in fields if key not in columns]
@@ -147,14 +139,7 @@ def check_fields(x: Any) -> None:
 
 # ---- between a TensorDict and its columns, without the checks that a known layout does not need ---------------------
 def columns_of(batch: TensorDictBase) -> dict[Key, Tensor]:
-    """Every leaf of a batch, under its key; lazily conjugated or negated ones as what they stand for.
-
-    Raises
-    ------
-    ArgumentError
-        A leaf is no tensor whose rows have bytes (a string, an object, a ragged, sparse, meta or quantized tensor), or
-        has no name.
-    """
+    """Every leaf of a batch, under its key; lazily conjugated or negated ones as what they stand for."""
     columns: dict[Key, Tensor] = {}
     if type(batch) is TensorDict and _plain_leaves(batch, (), columns):
         return columns

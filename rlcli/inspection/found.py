@@ -82,12 +82,9 @@ class KeyFacts:
 class Trajectories:
     """Lengths and returns of trajectories, as they go by.
 
-    Attributes
-    ----------
-    finished, open, cut : int
-        Ended by the env; not ended in the last row of their lane; gone on with nowhere, though rows follow.
-    terminated, truncated : int
-        Of the finished ones.
+    `finished` and `open` and `cut`: ended by the env; not ended in the last row of their lane; gone on with nowhere,
+    though rows follow.
+    `terminated` and `truncated`: of the finished ones.
     """
 
     finished: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, TextIO
+from typing import Any
 
 from rlcli.inspection.found import Inspection, Trajectories
 from rlcli.report import figures
@@ -14,9 +14,9 @@ BAR = 40
 _SAME = ("step", "collector.traj_ids", "next.done")  # said already, or said by the other flags
 
 
-def show_inspection(found: Inspection, stream: TextIO | None = None, width: int | None = None) -> None:
+def show_inspection(found: Inspection) -> None:
     """Print an inspection."""
-    console = page(stream, width, piped=120)
+    console = page(piped=120)
     console.print(f"{found.path}: {found.kind}", style="bold")
     for line in _about(found):
         console.print(line)

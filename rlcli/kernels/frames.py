@@ -191,10 +191,7 @@ def decode(
 
     A frame that follows the one before it in `rows` takes one patch only, one that was there shortly before a copy.
 
-    Parameters
-    ----------
-    pieces, grounds : int64 arrays
-        Addresses of pieces of memory, and of background frames.
+    `pieces` and `grounds`: addresses of pieces of memory, and of background frames.
     """
     for i in range(len(rows)):
         row, out, seen = rows[i], targets[i], i - 1

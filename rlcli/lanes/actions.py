@@ -24,12 +24,8 @@ from rlcli.lanes.observations import computes
 class ActionFormat:
     """The action of one gymnasium space, in its three guises.
 
-    Attributes
-    ----------
-    kind : str
-        `"discrete"`, `"multi_discrete"`, `"multi_binary"` or `"box"`.
-    shape, dtype
-        Of the action in the loop, without the lane dim (`()` and int64 for discrete).
+    `kind` (str): `"discrete"`, `"multi_discrete"`, `"multi_binary"` or `"box"`.
+    `shape` and `dtype`: of the action in the loop, without the lane dim (`()` and int64 for discrete).
     """
 
     def __init__(self, space: spaces.Space, categorical: bool = False) -> None:
@@ -113,13 +109,7 @@ class ActionFormat:
         return np.stack([part.argmax(-1) for part in np.split(stored, cuts, axis=-1)], -1)
 
     def checked(self, stored: np.ndarray) -> np.ndarray:
-        """Loop actions `[N]` or `[N, *]` from stored ones `[N, *]`, once it is clear that the env has such actions.
-
-        Raises
-        ------
-        ArgumentError
-            They are not finite, not whole where that is asked for, or choose what is not on offer.
-        """
+        """Loop actions `[N]` or `[N, *]` from stored ones `[N, *]`, once it is clear that the env has such actions."""
         if stored.dtype.kind == "f" and not np.isfinite(stored).all():
             raise _unfit("a finite action", stored)
         if self.dtype.kind != "f" and stored.dtype.kind == "f":

@@ -180,6 +180,15 @@ class Bounds:
         self.outside: dict[Key, int] = {}
         self.worst: dict[Key, Worst] = {}
         self._reported: dict[Key, int] = {}
+        for cell in (cell for cells in self.rounded.values() for cell in cells):
+            cell[:] = 0
+
+    def found_so_far(self) -> Bounds:
+        """What was found until now, without what will be."""
+        self._take_rounded()
+        found = Bounds()
+        found.outside, found.worst = dict(self.outside), dict(self.worst)
+        return found
 
     @property
     def watched(self) -> list[Key]:
@@ -213,11 +222,6 @@ class Bounds:
             When each was shown: what a step gave comes before the reset that followed it.
         start, ends
             The batch that the rows belong to.
-
-        Raises
-        ------
-        EnvError
-            With `mode="refuse"`, naming the first.
         """
         excess = self.intervals[key].excess(values).reshape(len(values), -1)
         bad = np.flatnonzero((excess > 0).any(1))

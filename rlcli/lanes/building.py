@@ -72,12 +72,7 @@ def building(env_id: str, *, settings: bool = True) -> Iterator[None]:
 
 
 def need_env(env: Any, name: str | None = None) -> None:
-    """Refuse what is no gymnasium env.
-
-    Raises
-    ------
-    EnvError
-    """
+    """Refuse what is no gymnasium env."""
     if isinstance(env, gym.Env):
         return
     fix = "Return a gymnasium.Env."

@@ -56,12 +56,8 @@ def _past_place(lanes: Book, lane: int, t: int, ends: Sequence[tuple]) -> str:
 class BatchStart:
     """Where the lanes stood when a batch began: from it and the batch's ends, any row of the batch has its place.
 
-    Attributes
-    ----------
-    clock : int
-        Steps of the run before the batch.
-    ages, episodes : list of int
-        Of each lane: steps in its episode, and that episode's index.
+    `clock`: steps of the run before the batch.
+    `ages` and `episodes`: of each lane: steps in its episode, and that episode's index.
     """
 
     clock: int

@@ -236,16 +236,13 @@ class AtariEngine(MaskedEngine):
         return observation[:, 0] if self._one else observation
 
     def _all_seeds(self, seeds):
-        return None if all(seed is None for seed in seeds) else _or_minus_one(seeds)
+        if all(seed is None for seed in seeds):
+            return None
+        return np.array([-1 if seed is None else seed for seed in seeds], np.int64)  # -1: go on with its own stream
 
     def _some_seeds(self, lanes, seeds):
         # the mask's order is that of the lanes' numbers, the seeds come in the order of `lanes`
         return self._all_seeds([seed for _, seed in sorted(zip(lanes, seeds, strict=True))])
-
-
-def _or_minus_one(seeds: Seeds) -> np.ndarray:
-    """Seeds in ale-py's form, where -1 goes on with the lane's own stream."""
-    return np.array([-1 if seed is None else seed for seed in seeds], np.int64)
 
 
 # ---- lanes reset themselves within the step --------------------------------------------------------------------------

@@ -64,15 +64,7 @@ def auto_prefers_native(env_id: str, num: int) -> bool:
 
 
 def make_engine(env_id: str, num: int, /, **kwargs: Any) -> Engine:
-    """The engine that gymnasium has registered for an id (its `vector_entry_point`).
-
-    Raises
-    ------
-    ConfigError
-        Unknown id, no engine, or one that cannot reset single lanes.
-    EnvError
-        A package is missing, or the engine could not be built.
-    """
+    """The engine that gymnasium has registered for an id (its `vector_entry_point`)."""
     register_known(env_id)
     with building(env_id):
         entry = gym.spec(env_id).vector_entry_point

@@ -30,13 +30,6 @@ class EnvpoolEngine(Engine):
     num : int
     **kwargs
         Handed to `envpool.make_gymnasium`.
-
-    Raises
-    ------
-    EnvError
-        envpool is not installed.
-    ConfigError
-        It does not know the id, or a keyword.
     """
 
     def __init__(self, env_id: str, num: int, /, **kwargs: Any) -> None:

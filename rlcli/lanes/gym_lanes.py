@@ -41,12 +41,6 @@ class GymLanes(ReplayableLanes):
         As in `ReplayableLanes`.
     first_lane : int
         The number of the first env among all lanes, where others are stepped elsewhere.
-
-    Raises
-    ------
-    EnvError
-        A space that cannot be used, envs that differ, or (while stepping) a broken step contract: the error names env,
-        lane, step, seed, what was expected and what came.
     """
 
     def __init__(
@@ -236,11 +230,6 @@ class GymLanes(ReplayableLanes):
 
         Resets are counted. The env is stepped with random actions that it allows, `steps` times or until `moment`
         seconds have gone, twice at least; it is left in need of a reset.
-
-        Raises
-        ------
-        EnvError
-            The env's code raised, or gave what is no step.
         """
         env, space, result, action = self.inner[0], self.actions.space, None, None
         times: list[float] = []

@@ -169,10 +169,7 @@ class Lanes(Episodes):
 def numbers_of(info: Any, keys: Sequence[str], lane: int | None = None) -> dict[str, float]:
     """The finite numbers and flags that an `info` holds under keys; `a.b` is b in the mapping a.
 
-    Parameters
-    ----------
-    lane : int, optional
-        Whose they are, where an engine gives arrays with the lanes first, and masks of them under `_key`.
+    `lane`: whose they are, where an engine gives arrays with the lanes first, and masks of them under `_key`.
     """
     found = {}
     for key in keys if isinstance(info, Mapping) else ():
@@ -195,11 +192,6 @@ def numbers_of(info: Any, keys: Sequence[str], lane: int | None = None) -> dict[
 # ---- the check of rewards, once a batch is over ---------------------------------------------------------------------
 def reward_column(outcome: Outcome, lanes: Any, steps: int, out: np.ndarray, *, past: bool = True) -> None:
     """Check the rewards of a batch and write them into `out` `[N, T]` float32; `past`: the batch's resets are done.
-
-    Raises
-    ------
-    EnvError
-        A reward that is no number, not finite, or too large for float32; names lane and step.
 
     Warns
     -----

@@ -60,15 +60,7 @@ class GymRecipe:
         return _received, (spec, *(getattr(self, each.name) for each in fields(self)))
 
     def make(self) -> gym.Env:
-        """The env.
-
-        Raises
-        ------
-        ConfigError
-            The id is not registered (nearest names are given), or a setting does not fit.
-        EnvError
-            A package is missing (the extra is named), or the env could not be built.
-        """
+        """The env."""
         source = self.source
         if isinstance(source, str):
             env = self._registered(source)
@@ -159,12 +151,7 @@ def _follows_the_contract(result: Any) -> bool:
 
 
 def set_limit(settings: dict[str, Any], max_episode_steps: int | None) -> None:
-    """Put a limit among the settings of an env, unless they have another one.
-
-    Raises
-    ------
-    ConfigError
-    """
+    """Put a limit among the settings of an env, unless they have another one."""
     if max_episode_steps is None:
         return
     if settings.setdefault("max_episode_steps", max_episode_steps) != max_episode_steps:

@@ -30,12 +30,6 @@ class NativeLanes(ReplayableLanes):
     engine : Engine
     categorical, narrow, out_of_bounds
         As in `ReplayableLanes`.
-
-    Raises
-    ------
-    EnvError
-        A space that cannot be used, or (while stepping) arrays that differ from it: the error says what was expected
-        and what came.
     """
 
     def __init__(

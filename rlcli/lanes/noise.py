@@ -63,12 +63,8 @@ class Noise:
     def peek(self, draw: Draw, steps: int, width: int) -> np.ndarray:
         """The numbers of the next `steps` steps, `[steps, lanes, ...]`; `advance` says how many were used.
 
-        Parameters
-        ----------
-        draw : callable
-            `draw(generator, t)`: those of t steps of one lane, `[t, ...]`; the same at every call of one object.
-        width : int
-            About how many a step takes: large ones make blocks of fewer steps.
+        `draw`: `draw(generator, t)`: those of t steps of one lane, `[t, ...]`; the same at every call of one object.
+        `width`: about how many a step takes: large ones make blocks of fewer steps.
         """
         size = _steps(width)
         first, last = self.position, self.position + steps

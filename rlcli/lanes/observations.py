@@ -78,7 +78,7 @@ class Leaf:
         whole = self.dtype.kind != "f"
         lost = (other | (value != value)) if whole else other & np.isinf(made)
         if lost.any():
-            raise BadValue(f"what {self.dtype} holds", f"{value[lost].flat[0]!r} of dtype {value.dtype}", _MEND)
+            raise BadValue(f"what {self.dtype} holds", f"{value[lost].flat[0].item()!r} of dtype {value.dtype}", _MEND)
         if count and other.any():
             self._count(value, made, other)
         return made
@@ -239,12 +239,7 @@ def computes(dtype: np.dtype) -> bool:
 
 
 def check_name(name: Any, *path: str, root: spaces.Space | None = None) -> None:
-    """Refuse what no observation can be called, at its place below `path`.
-
-    Raises
-    ------
-    EnvError
-    """
+    """Refuse what no observation can be called, at its place below `path`."""
     taken = TAKEN if root is None else {*TAKEN, IS_INIT}  # what a transform writes, no gymnasium env may
     if isinstance(name, str) and name and (path or name not in taken):
         return

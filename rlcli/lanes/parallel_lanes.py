@@ -54,32 +54,14 @@ _OF_LANES = ("started", "episodes", "fingerprints")  # of a saved state: one ent
 
 
 class ParallelLanes(ReplayableLanes):
-    """Gymnasium envs in worker processes, and perhaps some of them in this one.
+    """Gymnasium envs in worker processes, and perhaps some of them in this one; see `ParallelEnv` for the options.
 
     Parameters
     ----------
     recipes : sequence of bytes
         Of each env the pickled `GymRecipe`.
-    workers : int, optional
-        Processes; the lanes are dealt out evenly, neighbours together.
-    per_worker : int or "auto", optional
-        Lanes of each process at most, in the place of `workers`; "auto", as None, follows from the cores.
-    caller_steps : bool, optional
-        Whether this process steps a share of the lanes, the first ones, while the workers step theirs: then it does
-        not wait idly, and one worker fewer is needed. With neither `workers` nor `per_worker` there are as many shares
-        as cores, the caller's included; by default it then has one, and none where one of the two is given, or where
-        workers are replaced.
-    step_timeout : float, optional
-        Seconds after which a worker that has not answered to a step or a reset is killed.
-    on_worker_error : {"raise", "restart"}
-        What becomes of a worker that ends or is killed, and of one whose env raises: it ends the stepping, or is
-        replaced (see the top of this file); a few times, not for ever.
-    start_method : {"forkserver", "spawn", "fork"}
-        See `rlcli.processes.worker`.
     categorical, narrow, out_of_bounds
         As in `ReplayableLanes`.
-    first : gymnasium.Env, optional
-        Lane 0, where it was made already and the caller steps it.
 
     Attributes
     ----------
@@ -93,11 +75,6 @@ class ParallelLanes(ReplayableLanes):
         Of each worker: how often it was replaced, and how many steps of its lanes were lost by that.
     heavy : list of str
         What is imported in a worker that it could do without (`torch`, say), since its env's code needs it.
-
-    Raises
-    ------
-    EnvError
-        As `GymLanes` raises; and a worker has ended.
     """
 
     own: Shard | None = None

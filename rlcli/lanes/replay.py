@@ -49,11 +49,6 @@ class ReplayableLanes(Lanes):
     ----------
     leaves : list of Leaf
         Where each part of an observation goes.
-
-    Raises
-    ------
-    EnvError
-        A space that cannot be used.
     """
 
     def __init__(

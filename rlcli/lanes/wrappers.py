@@ -16,17 +16,8 @@ from rlcli.lanes.actions import ActionFormat
 class SelectEntries(gym.ObservationWrapper, gym.utils.RecordConstructorArgs):
     """Keep some entries of a vector observation: CartPole with `entries=[0, 2]` shows no velocities.
 
-    Parameters
-    ----------
-    env : gymnasium.Env
-        Its observations are Box vectors.
-    entries : sequence of int
-        Their places, in the order in which they are to be seen; one may be seen twice.
-
-    Raises
-    ------
-    ConfigError
-        Observations of another form, or entries that they do not have.
+    `env`: its observations are Box vectors.
+    `entries`: their places, in the order in which they are to be seen; one may be seen twice.
     """
 
     def __init__(self, env: gym.Env, entries: Sequence[int]) -> None:
@@ -142,11 +133,6 @@ class BoundAction(gym.Wrapper, gym.utils.RecordConstructorArgs):
     env : gymnasium.Env
     low, high : float, or a sequence of them
         Of each element.
-
-    Raises
-    ------
-    ConfigError
-        The action is no Box, or does not have so many elements.
     """
 
     def __init__(self, env: gym.Env, low: float | Sequence[float], high: float | Sequence[float]) -> None:
@@ -167,12 +153,8 @@ class BoundAction(gym.Wrapper, gym.utils.RecordConstructorArgs):
 class LinearReward(gym.Wrapper, gym.utils.RecordConstructorArgs):
     """The weighted sum of a reward that has several parts, as envs of mo-gymnasium give it.
 
-    Parameters
-    ----------
-    env : gymnasium.Env
-        Its rewards are vectors.
-    weight : sequence of float
-        Of each part.
+    `env`: its rewards are vectors.
+    `weight`: of each part.
     """
 
     def __init__(self, env: gym.Env, weight: Sequence[float]) -> None:
@@ -189,10 +171,7 @@ class LinearReward(gym.Wrapper, gym.utils.RecordConstructorArgs):
 class FireReset(gym.Wrapper, gym.utils.RecordConstructorArgs):
     """Press FIRE after each reset, in an Atari game that has the button: some wait for it, and a greedy policy may not.
 
-    Parameters
-    ----------
-    env : gymnasium.Env
-        Of ale-py, with its own actions.
+    `env`: of ale-py, with its own actions.
     """
 
     def __init__(self, env: gym.Env) -> None:

@@ -108,11 +108,6 @@ def clear_rows(folder: Path) -> None:
     """Take away what an earlier session of a resumed run left: its checkpoint holds the rows that count.
 
     Whole or not at all: half of it would look like damage.
-
-    Raises
-    ------
-    ResourceError
-        Files are there that no storage makes.
     """
     from rlcli.data.files.disk import Disk
 

@@ -24,6 +24,7 @@ from rlcli.envs import EnvBase
 from rlcli.keys import DONE, REWARD, TERMINATED
 from rlcli.lanes.bounds import Bounds
 from rlcli.lanes.lanes import SUCCESS
+from rlcli.report.tally import info_figures
 from rlcli.runs.session import due as reached
 
 EVALUATION_SEED = 1 << 40  # runs have seeds below 2**32
@@ -60,9 +61,9 @@ class Evaluation:
             f"(min {r.min():.1f}, max {r.max():.1f}), length {self.lengths.mean():.0f}"
         )
         cut = [f"{self.cut} cut off at the step limit"] if self.cut else []
-        told = [f"{key} {x:.4g}" for key, x in self.means.items()]
-        if SUCCESS in self.means:
-            told[list(self.means).index(SUCCESS)] = f"success rate {100 * self.means[SUCCESS]:.0f} %"
+        told = [
+            f"success rate {100 * x:.0f} %" if key == SUCCESS else f"{key} {x:.4g}" for key, x in self.means.items()
+        ]
         return [text, *([", ".join(told)] if told else []), *cut, *self.outside.lines()]
 
     @property
@@ -79,20 +80,16 @@ class Evaluation:
             "returns": self.returns.tolist(),
             "lengths": self.lengths.tolist(),
             "cut": self.cut,
-            **_infos(self.means),
+            **info_figures(self.means),
             "out_of_bounds": self.outside.figures(),
         }
 
     def figures(self) -> dict[str, float]:
         """Among the figures of an iteration."""
-        found = {"eval_return": float(self.returns.mean()), "eval_length": float(self.lengths.mean())}
-        return found | {f"eval_{'success_rate' if key == SUCCESS else key}": x for key, x in self.means.items()}
-
-
-def _infos(means: dict[str, float]) -> dict[str, Any]:
-    others = {key: x for key, x in means.items() if key != SUCCESS}
-    rate = {"success_rate": means[SUCCESS]} if SUCCESS in means else {}
-    return rate | ({"info": others} if others else {})
+        found = {"return": float(self.returns.mean()), "length": float(self.lengths.mean())}
+        for key, x in self.means.items():
+            found["success_rate" if key == SUCCESS else f"info_{key}" if key in found else key] = x
+        return {f"eval_{name}": x for name, x in found.items()}
 
 
 @dataclass(frozen=True)
@@ -318,5 +315,5 @@ def evaluate(
         lengths[began],
         cut=int(open_ended[began].sum()),
         infos=infos,
-        outside=copy.copy(collector.bounds),
+        outside=collector.bounds.found_so_far(),
     )

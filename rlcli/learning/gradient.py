@@ -60,13 +60,7 @@ class Autograd:
 
 
 def total_of(loss: Loss, columns: Columns) -> tuple[Tensor, dict[str, Tensor]]:
-    """What is minimised of columns `[N, ...]`, and all terms.
-
-    Raises
-    ------
-    ArgumentError
-        It is not one number.
-    """
+    """What is minimised of columns `[N, ...]`, and all terms."""
     terms = loss.terms(columns)
     total = sum(terms[name] for name in loss.loss_keys)
     assert isinstance(total, Tensor)
@@ -101,11 +95,6 @@ class GradientChoice:
         `auto` takes the closed form where it fits.
     compile : bool
         Compile the loss with torch.compile (then always autograd).
-
-    Raises
-    ------
-    ArgumentError
-        Another `gradient`.
     """
 
     def __init__(self, loss: Loss, flat: FlatParameters, gradient: str = "auto", compile: bool = False) -> None:

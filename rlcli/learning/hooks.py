@@ -25,10 +25,7 @@ TIMED_EVERY = 16  # one batch in so many is timed step by step, to divide the co
 class Followed(Protocol):
     """What hooks ask of a loop.
 
-    Attributes
-    ----------
-    report_every : int
-        Frames between reports, each of which is a line of metrics.
+    `report_every`: frames between reports, each of which is a line of metrics.
     """
 
     collector: BaseCollector
@@ -133,7 +130,8 @@ class Hooks:
         """Evaluate and report when it is due: what was collected and learned since the last report."""
         frames, new = loop.collector.frames, delivered.frames
         last = frames >= loop.total_frames
-        if not last and not due(loop.report_every, frames - new, frames) and not self._evaluates(frames):
+        evaluates = self.evaluation is not None and self.evaluation.due(frames)
+        if not (last or evaluates or due(loop.report_every, frames - new, frames)):
             self._remember(delivered, frames)
             return
         learned = loop.figures()
@@ -178,9 +176,6 @@ class Hooks:
         if lost and self.reporter is not None:
             self.reporter.warn("leftovers", f"{lost:,} frames of unfinished trajectories were not learned from")
 
-    def _evaluates(self, frames: int) -> bool:
-        return self.evaluation is not None and self.evaluation.due(frames)
-
     def _remember(self, delivered: Delivered, frames: int, copy: bool = True) -> None:
         if delivered.gaps and self.reporter is not None:
             self._count(self._unreported())
@@ -207,7 +202,7 @@ class Hooks:
     def _count(self, parts: Sequence[Mapping[str, Any]]) -> None:
         assert self.reporter is not None
         for part in parts:
-            self.reporter.tally.count(0, valued=None, **part)
+            self.reporter.tally.count(0, **part)
 
     def _unreported(self) -> list[dict[str, Any]]:
         """Rewards and ends since the last report, of all lanes or of some."""

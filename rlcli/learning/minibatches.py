@@ -26,12 +26,8 @@ class Minibatches:
     shuffled  [N]  r4 r0 r6|r2 r5 r1|r3        minibatches of 3, views of the copy; the last one may be shorter
     ```
 
-    Parameters
-    ----------
-    batch_size : int
-        Rows of a minibatch.
-    generator : torch.Generator
-        Of the permutations; on the CPU.
+    `batch_size`: rows of a minibatch.
+    `generator`: of the permutations; on the CPU.
     """
 
     def __init__(self, batch_size: int, generator: torch.Generator) -> None:

@@ -213,13 +213,7 @@ class Step:
         self.made = 0
 
     def __call__(self, figures: dict[str, Any]) -> dict[str, Any]:
-        """Step; the figures with `loss` read and the gradient's norm before it was scaled, empty if skipped.
-
-        Raises
-        ------
-        NumericsError
-            Too many in a row were not finite.
-        """
+        """Step; the figures with `loss` read and the gradient's norm before it was scaled, empty if skipped."""
         grad, loss = self.flat.grad, float(figures["loss"])
         norm = float(torch.linalg.vector_norm(grad))
         bad = not (math.isfinite(norm) and math.isfinite(loss))

@@ -112,13 +112,7 @@ def record(env: EnvBase, policy, path: Path, *, seed: int, deterministic: bool, 
 
 
 def _picture(env, name: str):
-    """What an env draws of its present state.
-
-    Raises
-    ------
-    EnvError
-        It draws nothing, or its renderer found no display.
-    """
+    """What an env draws of its present state."""
     try:
         picture = env.render()
     except Exception as error:  # a renderer raises types of its own, and the env's code is not ours

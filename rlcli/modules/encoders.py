@@ -136,11 +136,6 @@ def encoder_for(key: Key, spec: TensorSpec, shape: Sequence[int], images: bool =
         Its shape without batch dims.
     images : bool
         Whether image-like observations go through a `NatureCNN`; else they are flattened.
-
-    Raises
-    ------
-    ConfigError
-        When no encoder can take it.
     """
     where = f"observation '{show(key)}'"
     if isinstance(spec, Categorical) and spec.dtype is not torch.bool:

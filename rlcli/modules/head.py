@@ -176,10 +176,10 @@ class ActionHead:
         )
 
 
-def single_action(action_spec: TensorSpec, key: Key = ACTION) -> tuple[Key, TensorSpec]:
+def single_action(action_spec: TensorSpec) -> tuple[Key, TensorSpec]:
     """Key and leaf of an action spec, which may be a composite with one entry."""
     if not isinstance(action_spec, Composite):
-        return key, action_spec
+        return ACTION, action_spec
     leaves = action_spec.items(True, True)
     if len(leaves) != 1:
         names = ", ".join(show(k) for k, _ in leaves)

@@ -115,12 +115,7 @@ def pick(mask: np.ndarray, sizes: Sequence[int], u: np.ndarray) -> tuple[np.ndar
 
 
 def refuse_no_option(mask: np.ndarray, sizes: Sequence[int], key: Key, where: str) -> None:
-    """Raise where a row of a mask `[N, sum(sizes)]` leaves a choice without an option.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """Raise where a row of a mask `[N, sum(sizes)]` leaves a choice without an option."""
     starts = [0, *np.cumsum(sizes).tolist()[:-1]]
     some = np.logical_or.reduceat(mask != 0, starts, 1) if len(starts) > 1 else mask.any(1)
     if some.all():
@@ -157,16 +152,8 @@ def options_of(action_spec: TensorSpec) -> tuple[int, ...]:
 def find_action_mask(asked: str | None, observation_spec: Composite, action_spec: TensorSpec) -> Key | None:
     """The observation that is an action mask.
 
-    Parameters
-    ----------
-    asked : str, optional
-        Its key, dots between the names of nested ones; "none" where there is none. By default the observation that is
-        called `action_mask`, if actions are choices.
-
-    Raises
-    ------
-    ConfigError
-        There is no such observation, or it is no mask of these actions.
+    `asked`: its key, dots between the names of nested ones; "none" where there is none. By default the observation that
+    is called `action_mask`, if actions are choices.
     """
     if asked == "none":
         return None

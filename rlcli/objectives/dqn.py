@@ -203,10 +203,7 @@ class DQNLoss(BootstrappedLoss):
     ) -> Terms:
         """Terms from values `[*B, n]`: of a step, of the next one to choose by, and of the target network there.
 
-        Parameters
-        ----------
-        ends : Ends, optional
-            Of a batch whose rows follow each other up to them; targets are of `n_steps`.
+        `ends`: of a batch whose rows follow each other up to them; targets are of `n_steps`.
         """
         value = chosen(values, self.need(columns, self.tensor_keys.action), self.action_space)
         with torch.no_grad():

@@ -35,16 +35,8 @@ T = TypeVar("T")
 def fitted(what: str, run: Callable[[], T], read: Callable[[], Columns]) -> T:
     """What `run` returns, or the sentence that a network does not fit the columns that it reads.
 
-    Parameters
-    ----------
-    what : str
-        The network, in the user's words.
-    run, read : callable
-        The computation; the columns, which are asked for where it failed.
-
-    Raises
-    ------
-    ArgumentError
+    `what`: the network, in the user's words.
+    `run` and `read`: the computation; the columns, which are asked for where it failed.
     """
     try:
         return run()
@@ -90,10 +82,7 @@ class Watched(Generic[T]):
 class Tensors:
     """What modules hold: parameters, buffers and modules.
 
-    Parameters
-    ----------
-    parts : iterable of nn.Module
-        Each for itself, without those inside it.
+    `parts`: each for itself, without those inside it.
     """
 
     def __init__(self, parts: Iterable[nn.Module] = ()) -> None:
@@ -158,17 +147,8 @@ class Lowered:
     def __call__(self, columns: Columns, batch_dims: int = 1, skip: int = 0) -> dict[Key, Tensor]:
         """Everything in `columns` and everything the module writes.
 
-        Parameters
-        ----------
-        columns : dict
-            Tensors that share their first `batch_dims` dims.
-        skip : int
-            So many of the first stages have their outputs in `columns` already (see `shared_stages`).
-
-        Raises
-        ------
-        ArgumentError
-            The network cannot be evaluated on these columns.
+        `columns`: tensors that share their first `batch_dims` dims.
+        `skip`: so many of the first stages have their outputs in `columns` already (see `shared_stages`).
         """
         return fitted(
             self.name,
@@ -380,13 +360,7 @@ class Density:
     def __call__(
         self, columns: Columns, action: Tensor, batch_dims: int = 1, entropy: bool = True
     ) -> tuple[Tensor, Tensor | None, dict[Key, Tensor]]:
-        """Log-probability and entropy (None unless asked for) `[*B]`, and columns with the net's outputs.
-
-        Raises
-        ------
-        ArgumentError
-            The actor cannot be evaluated on these columns, or cannot have taken these actions.
-        """
+        """Log-probability and entropy (None unless asked for) `[*B]`, and columns with the net's outputs."""
         return fitted(
             "the actor",
             lambda: self._evaluate(columns, action, batch_dims, entropy),

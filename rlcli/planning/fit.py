@@ -35,10 +35,7 @@ from rlcli.report.ledger import LEARNER, ROLLOUT
 def places_of(cfg: CollectConfig, plan: Plan, limit: int | None = None) -> list[Place]:
     """RAM, the disk under the run folder, another under `storage.scratch_dir`, and every GPU that the run uses.
 
-    Parameters
-    ----------
-    limit : int, optional
-        Bytes of RAM to make do with, whatever this machine has.
+    `limit`: bytes of RAM to make do with, whatever this machine has.
     """
     found = [Place("RAM", plan.total + plan.workers, *(free_memory() if limit is None else (limit, limit)))]
     folder, scratch, need = _existing(Path(cfg.run.dir or "runs")), _scratch_of(cfg), disk_need(cfg, plan)
@@ -106,10 +103,7 @@ def advice_for(cfg: Any, plan: Plan, again: Again) -> list[str]:
     Every one is planned for: nothing is advised that the configuration does not allow, that saves next to nothing, or
     that another place has no room for.
 
-    Parameters
-    ----------
-    again : callable
-        The plan of a changed configuration.
+    `again`: the plan of a changed configuration.
     """
     lines: list[str] = []
     for place in plan.places:
@@ -297,10 +291,7 @@ def modes_of(
 ) -> list[Mode]:
     """The batch and the buffer, which begins with `init_rows` rows, under every way to keep the next observation.
 
-    Parameters
-    ----------
-    estimates : callable
-        Mode -> what the value stage adds to a batch, and whether it keeps the index of next observations.
+    `estimates`: mode -> what the value stage adds to a batch, and whether it keeps the index of next observations.
     """
     found = []
     for name in MODES:

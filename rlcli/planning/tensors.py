@@ -77,12 +77,8 @@ def trial_batch(
 ) -> TensorDict:
     """A batch `[lanes, steps]` in which no episode ends before the last step of its lane; zeros, where it has memory.
 
-    Parameters
-    ----------
-    mode : str
-        "full", "compact", "exact" or "delta".
-    added : mapping, optional
-        Keys that an estimator writes.
+    `mode`: "full", "compact", "exact" or "delta".
+    `added`: keys that an estimator writes.
     """
     shape = torch.Size((rows.lanes, rows.steps))
     fields = rows.stored(mode) | dict(added or {})
@@ -218,7 +214,7 @@ def planned_buffer(cfg: Any, rows: RowSchema, mode: str, init_rows: int = 0) -> 
     count = min(storage.max_size, cfg.total_frames + init_rows)
     fields = rows.stored(mode)
     stacks = frame_stacks(cfg, rows) if mode == cfg.memory.next_obs else {}
-    held = fields | {key: _frame(fields[key]) for key in stacks}
+    held = fields | {key: Field(fields[key].dtype, fields[key].shape[1:]) for key in stacks}  # one frame a row
     coded = _packed(cfg, rows, held, stacks)
     widths = {key: held[key].width if (width := coded.width(key)) is None else width for key in fields}
     reserved = _in_files(storage, math.ceil(sum(widths.values())), count)
@@ -282,11 +278,6 @@ def _index_bytes(storage: Any, rows: RowSchema, mode: str, count: int) -> int:
     if mode != "exact":
         return table
     return table + trajectories * (8 + width_of(rows.successors)) * 9 // 8
-
-
-def _frame(stack: Field) -> Field:
-    """What is stored of a stack."""
-    return Field(stack.dtype, stack.shape[1:])
 
 
 def _power(count: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TextIO
 
 from rlcli.planning.foresee import at_once
 from rlcli.planning.plan import Plan
@@ -11,9 +10,9 @@ from rlcli.report import figures
 from rlcli.report.figures import Table, key_cell, page, shape_cell
 
 
-def show_plan(plan: Plan, stream: TextIO | None = None, width: int | None = None) -> None:
+def show_plan(plan: Plan) -> None:
     """Print a plan."""
-    console = page(stream, width, piped=100)
+    console = page(piped=100)
     console.print(_title(plan), style="bold")
     for table in _tables(plan):
         console.print()

@@ -26,12 +26,8 @@ class Compiling:
     What is compiled for something that is being compiled is part of it, and not told apart. Other threads are not
     followed: their time is not this thread's.
 
-    Parameters
-    ----------
-    say : callable
-        Takes the sentence; it is called when the compiling begins.
-    clock : Clock, optional
-        Whose stage is interrupted meanwhile.
+    `say`: takes the sentence; it is called when the compiling begins.
+    `clock`: whose stage is interrupted meanwhile.
     """
 
     def __init__(self, say: Callable[[str], object], clock: Clock | None = None) -> None:

@@ -32,16 +32,12 @@ class EpisodeLog:
     ----------
     rows : int
         Episodes in the file; a checkpoint keeps it.
-
-    Raises
-    ------
-    ResourceError
-        From `begin` and `write`: the file cannot be written.
     """
 
     def __init__(self, path: Path, info_keys: Sequence[str] = ()) -> None:
         self.path = path
         self._keys = tuple(dict.fromkeys((SUCCESS, *info_keys)))
+        self._header = (*COLUMNS, *(f"info_{key}" if key in COLUMNS else key for key in self._keys))
         self.rows = 0
 
     def begin(self) -> None:
@@ -49,9 +45,8 @@ class EpisodeLog:
         kept, self.rows = self.rows, 0
         if not self.path.exists():
             return
-        named = [*COLUMNS, *self._keys]
         with open(self.path, "rb") as file:
-            same = file.readline() == _spelled([named])
+            same = file.readline() == _spelled([self._header])
             for _ in islice(file, kept):
                 self.rows += 1
             end = file.tell()
@@ -59,8 +54,8 @@ class EpisodeLog:
             os.truncate(self.path, end)
             if not same:
                 with open(self.path, encoding="utf-8", newline="") as file:
-                    lines = [[row.get(name) or "" for name in named] for row in csv.DictReader(file)]
-                self._put([named, *lines], "wb")
+                    lines = [[row.get(name) or "" for name in self._header] for row in csv.DictReader(file)]
+                self._put([self._header, *lines], "wb")
         except OSError as error:
             raise cannot_write(self.path, error) from error
 
@@ -76,7 +71,7 @@ class EpisodeLog:
         ]  # fmt: skip
         self.rows += len(lines)
         if lines:
-            self._put(lines if self.path.exists() else [(*COLUMNS, *self._keys), *lines], "ab")
+            self._put(lines if self.path.exists() else [self._header, *lines], "ab")
 
     def flush(self) -> None:
         """Bring it to the disk; call before a checkpoint that counts on it."""

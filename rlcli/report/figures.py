@@ -104,10 +104,7 @@ WIDTH = 120
 def wrapped(text: str, indent: int = 2) -> str:
     """Sentences over as many lines as they need; words, such as paths, stay whole, whatever their length.
 
-    Parameters
-    ----------
-    indent : int
-        Blanks before every line but the first.
+    `indent`: blanks before every line but the first.
     """
     wrapper = textwrap.TextWrapper(
         WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
@@ -115,15 +112,11 @@ def wrapped(text: str, indent: int = 2) -> str:
     return "\n".join(wrapper.fill(line) for line in text.splitlines())
 
 
-def page(stream: TextIO | None, width: int | None, piped: int) -> rich.console.Console:
+def page(stream: TextIO | None = None, width: int | None = None, *, piped: int) -> rich.console.Console:
     """Where a verb prints its result: as wide as the terminal, or `piped` columns where there is none.
 
-    Parameters
-    ----------
-    stream : text file, optional
-        `sys.stdout` by default.
-    width : int, optional
-        Columns, whatever the stream is.
+    `stream`: `sys.stdout` by default.
+    `width`: columns, whatever the stream is.
     """
     from rich.console import Console
 

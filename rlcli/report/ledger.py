@@ -121,10 +121,7 @@ def counted(
 class Claims:
     """Addresses already counted, so that no byte is counted twice.
 
-    Parameters
-    ----------
-    foretold : bool
-        Count tensors without memory, of the meta device, as if they had it: a plan's ledger.
+    `foretold`: count tensors without memory, of the meta device, as if they had it: a plan's ledger.
     """
 
     def __init__(self, foretold: bool = False) -> None:

@@ -46,8 +46,8 @@ class Expected:
 
     Attributes
     ----------
-    total : int
-        Bytes at its peak.
+    total : int or None
+        Bytes at its peak; None before there is a plan.
     imported : int
         Of them after the imports, before anything was made.
     values : int or None
@@ -61,8 +61,8 @@ class Expected:
         How much less that is for `memory.recurrent_recompute`; 0 where gates are kept.
     """
 
-    total: int
-    imported: int
+    total: int | None = None
+    imported: int = 0
     values: int | None = None
     workers: int = 0
     saved: int | None = None
@@ -85,14 +85,14 @@ class Memory:
     values : LargestPeak
         Of the value stage.
     process : ProcessPeak
-    expected : Expected or None
-        What the plan said; shown beside what the process takes once it is set.
+    expected : Expected
+        Shown beside what the process takes, once it is set.
     """
 
     def __init__(self, obs_keys: Sequence[Key], next_obs: str) -> None:
         self.obs_keys, self.next_obs = obs_keys, next_obs
         self.ledger, self.values = Ledger(), LargestPeak()
-        self.expected: Expected | None = None
+        self.expected = Expected()
         self._watched: Watched | None = None
         self._peaks: DevicePeaks | None = None
         self.process = ProcessPeak()
@@ -122,11 +122,11 @@ class Memory:
             process=(self.process.now, self.process.peak),
             sampled=self.process.sampled,
             devices=self._devices(),
-            planned=expected.total if expected else None,
-            workers=expected.workers if expected else 0,
-            stage=(expected.values if expected else None, self.values.bytes),
-            backward=(expected.saved if expected else None, self._saved),
-            spared=expected.spared if expected else 0,
+            planned=expected.total,
+            workers=expected.workers,
+            stage=(expected.values, self.values.bytes),
+            backward=(expected.saved, self._saved),
+            spared=expected.spared,
         )
 
     def record(self) -> dict[str, int]:
@@ -134,9 +134,8 @@ class Memory:
         if not self._new:
             self.process.read()
         ledger, self._new = self.ledger if self._new else Ledger(), False
-        values, saved = (None, None) if self.expected is None else (self.expected.values, self.expected.saved)
-        stage = {"value_stage": self.values.bytes, "value_stage_planned": values}
-        stage |= {"backward": self._saved, "backward_planned": saved}
+        stage = {"value_stage": self.values.bytes, "value_stage_planned": self.expected.values}
+        stage |= {"backward": self._saved, "backward_planned": self.expected.saved}
         return {
             **{name: ledger.component(name).bytes for name in ledger.components()},
             **({"saved": ledger.saved} if ledger.entries else {}),
@@ -147,14 +146,10 @@ class Memory:
     def summary(self) -> dict:
         """For the summary: every entry, sums by component, the process, and what the plan said of it."""
         expected, ledger, process = self.expected, self.ledger, self.process
-        planned = (
-            {}
-            if expected is None
-            else {"planned": expected.total, "imported": expected.imported, "workers": expected.workers}
-        )
-        stage = {"planned": None if expected is None else expected.values, "measured": self.values.bytes}
-        backward = {"planned": None if expected is None else expected.saved, "measured": self._saved}
-        spared = {"saved": expected.spared} if expected is not None and expected.spared else {}
+        planned = {"planned": expected.total, "imported": expected.imported, "workers": expected.workers}
+        stage = {"planned": expected.values, "measured": self.values.bytes}
+        backward = {"planned": expected.saved, "measured": self._saved}
+        spared = {"saved": expected.spared} if expected.spared else {}
         by_stage = {} if self._peaks is None else self._peaks.by_stage
         return {
             "entries": [entry.as_dict() for entry in ledger.entries],
@@ -170,7 +165,8 @@ class Memory:
             "saved": ledger.saved,
             **({"value_stage": stage} if any(x is not None for x in stage.values()) else {}),
             **({"backward": backward | spared} if any(x is not None for x in backward.values()) else {}),
-            "process": {"now": process.now, "peak": process.peak, "sampled": process.sampled} | planned,
+            "process": {"now": process.now, "peak": process.peak, "sampled": process.sampled}
+            | (planned if expected.total is not None else {}),
             "devices": self._devices() | {f"  {name}": peak for name, peak in by_stage.items()},
         }
 

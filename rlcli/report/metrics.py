@@ -89,11 +89,6 @@ class EventsWriter:
     folder : Path
     resume_at : int, optional
         Earlier files' figures past this many frames are hidden: the resumed run writes them anew.
-
-    Raises
-    ------
-    ResourceError
-        The folder's name is no text.
     """
 
     def __init__(self, folder: Path | str, resume_at: int | None = None) -> None:
@@ -148,13 +143,6 @@ class MetricsWriter:
         makes what takes the figures in its stead: `logger(folder, resume_at)`, see `rlcli.register_logger`.
     warn : callable
         Told, once, that what takes the figures failed; the file is written all the same.
-
-    Raises
-    ------
-    ConfigError
-        TensorBoard was asked for and is not installed, or the name is unknown.
-    ResourceError
-        The file cannot be written: folder gone, disk full. What was written before stays.
     """
 
     def __init__(
@@ -286,13 +274,7 @@ def plain(values: Mapping) -> dict:
 
 
 def wants_tensorboard(logger: str) -> bool:
-    """Whether `logger` means TensorBoard events here; asks the import system without importing anything.
-
-    Raises
-    ------
-    ConfigError
-        For an unknown name, or for "tensorboard" where it is not installed.
-    """
+    """Whether `logger` means TensorBoard events here; asks the import system without importing anything."""
     known = (*choices("logger"), *registry.users_names("logger"))
     if logger not in known:
         raise ConfigError(f"unknown logger {logger!r}", where="logger", fix=f"Choose one of {', '.join(known)}.")

@@ -167,10 +167,7 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
 class LargestSaved:
     """`SavedBytes` of the first minibatch, and then of each that has more rows than any before.
 
-    Attributes
-    ----------
-    bytes : int or None
-        The most; None before the first.
+    `bytes` (int or None): the most; None before the first.
     """
 
     def __init__(self) -> None:
@@ -201,12 +198,8 @@ class DevicePeaks:
     It resets torch's peak counter at every change of stage: `torch.cuda.max_memory_allocated` then speaks of
     the present stage only, and the run's peak is `peak` here.
 
-    Parameters
-    ----------
-    device : torch.device
-        A CUDA device.
-    cuda : module
-        `torch.cuda`, or a stand-in with its `max_memory_allocated` and `reset_peak_memory_stats`.
+    `device`: a CUDA device.
+    `cuda` (module): `torch.cuda`, or a stand-in with its `max_memory_allocated` and `reset_peak_memory_stats`.
     """
 
     def __init__(self, device: torch.device | str, cuda=torch.cuda) -> None:
@@ -232,12 +225,8 @@ class ProcessPeak:
     process has done, other runs and the program that calls rlcli included. It is read and never lowered: until it is
     passed, the peak is the largest of the readings.
 
-    Attributes
-    ----------
-    now, peak : int
-        As of the last reading.
-    sampled : bool
-        Whether the peak is only that of the readings.
+    `now` and `peak` (int): as of the last reading.
+    `sampled` (bool): whether the peak is only that of the readings.
     """
 
     def __init__(self) -> None:

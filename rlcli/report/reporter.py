@@ -18,11 +18,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from tensordict import TensorDictBase
 
-from rlcli.collectors.finish import Ended
 from rlcli.config.run_files import EPISODES, METRICS
 from rlcli.keys import DONE, OBSERVATION, REWARD, Key
 from rlcli.lanes.lanes import SUCCESS
@@ -34,7 +33,7 @@ from rlcli.report.ledger import Entry
 from rlcli.report.memory import Memory, Watched
 from rlcli.report.metrics import Logger, MetricsWriter, plain
 from rlcli.report.snapshot import EVALUATION, Snapshot, View, shown
-from rlcli.report.tally import EpisodeStats, Figure, Tally, ValueRows
+from rlcli.report.tally import EpisodeStats, Figure, Tally
 from rlcli.report.view import open_view
 from rlcli.report.workers import Worker, Workers
 
@@ -166,13 +165,11 @@ class Reporter:
         *,
         reward=None,
         done=None,
-        valued: ValueRows | None = None,
         others: Iterable[Entry] = (),
         frames: int | None = None,
-        lanes: range | None = None,
-        ends: Sequence[tuple[int, Ended]] = (),
         workers: Sequence[Worker] = (),
         restarts: Sequence[tuple[int, int]] = (),
+        **counted: Any,
     ) -> None:
         """Report one batch `[N, T]` after its update.
 
@@ -184,26 +181,22 @@ class Reporter:
             which are shown, and as what.
         reward, done : Tensor or ndarray `[N, T, 1]`, optional
             Read instead of `("next", "reward")` and `("next", "done")`: the rewards before any scaling.
-        valued : ValueRows, optional
-            What the value stage counted since the last report.
         others : iterable of Entry
             Ledger lines of other components.
         frames : int, optional
             Frames since the last report, where `batch` is the last of several; those of `batch` by default.
-        lanes : range, optional
-            Which lanes rewards and ends are of, where batches are of some of them.
-        ends : sequence of (int, Ended)
-            The episodes that ended, for `episodes.csv`, each with the frames of the run then.
         workers : sequence of Worker
             The processes that collect.
         restarts : sequence of (int, int)
             Of each process that steps envs, how often it was replaced, and how many frames that has lost.
+        **counted
+            valued, lanes and ends, as `Tally.count` takes them.
         """
         frames = batch.shape.numel() if frames is None else frames
         with self.clock(OTHER), self.clock("log"):
             reward = batch.get(REWARD, None) if reward is None else reward
             done = batch.get(DONE, None) if done is None else done
-            ended = self.tally.batch(frames, reward, done, learning, valued, lanes, ends)
+            ended = self.tally.batch(frames, learning, reward=reward, done=done, **counted)
             last = self.tally.frames >= self.facts.total_frames
             due = self._view.due() or last  # what comes after the last batch, an evaluation, is said after its line
             now = time.monotonic()
@@ -222,21 +215,12 @@ class Reporter:
             if due:
                 self._view.show(self.snapshot())
 
-    def rest(
-        self,
-        frames: int,
-        *,
-        reward=None,
-        done=None,
-        valued: ValueRows | None = None,
-        lanes: range | None = None,
-        ends: Sequence[tuple[int, Ended]] = (),
-    ) -> None:
-        """Count frames after the last report that none will follow: see `batch`.
+    def rest(self, frames: int, **counted: Any) -> None:
+        """Count frames after the last report that none will follow: see `Tally.count`.
 
         They are in the summary and in no line of metrics: a resumed run reports them with those that come after.
         """
-        self.tally.count(frames, reward, done, valued, lanes, ends)
+        self.tally.count(frames, **counted)
         self._log_episodes()
         self.clock.lap(frames)
 
@@ -269,6 +253,7 @@ class Reporter:
     def snapshot(self) -> Snapshot:
         """What a view shows now."""
         facts, tally, episodes = self.facts, self.tally, self.episodes
+        infos = episodes.infos
         return Snapshot(
             title=facts.title,
             env=facts.env,
@@ -283,8 +268,8 @@ class Reporter:
             evaluations=tally.evaluations.points,
             mean_return=episodes.mean_return,
             mean_length=episodes.mean_length,
-            success_rate=episodes.success_rate,
-            infos=episodes.infos,
+            success_rate=infos.get("success_rate"),
+            infos=infos.get("info", {}),
             best=episodes.best,
             episodes=episodes.episodes,
             approximated=tally.valued.approximated,
@@ -308,7 +293,7 @@ class Reporter:
         """
         self.clock.lap()
         for key in self.facts.info_keys if self.episodes.episodes else ():
-            if key != SUCCESS and key not in self.episodes.infos:
+            if key != SUCCESS and key not in self.episodes.infos.get("info", {}):
                 self.tally.warn(
                     f"info {key}", f"env.info_keys: no episode ended with a number or flag {key!r} in its info"
                 )
@@ -360,7 +345,7 @@ class Reporter:
             "batch_length": ended[1],
             "episodes": episodes.episodes,
             "best": episodes.best,
-            **self._infos(),
+            **episodes.infos,
             **tally.learning,
             "boundary_rows": tally.boundary,
             "approximated": tally.valued.approximated,
@@ -368,11 +353,6 @@ class Reporter:
             "stages": {name: round(seconds, 6) for name, seconds in spent.stages().items()},
             "memory": self.memory.record(),
         }
-
-    def _infos(self) -> dict:
-        """What the envs' `info` said at the last episodes' ends; empty where nothing of it was followed."""
-        rate, infos = self.episodes.success_rate, self.episodes.infos
-        return ({} if rate is None else {"success_rate": rate}) | ({"info": infos} if infos else {})
 
     def _summary(self, status: str, commands: Mapping[str, str]) -> dict:
         facts, tally, episodes = self.facts, self.tally, self.episodes
@@ -382,7 +362,7 @@ class Reporter:
             "length": episodes.mean_length,
             "best_return": episodes.best,
             "episodes": episodes.episodes,
-            **self._infos(),
+            **episodes.infos,
             **tally.learning,
         }
         return plain(

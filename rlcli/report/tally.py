@@ -10,7 +10,7 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -48,6 +48,13 @@ class Episode(NamedTuple):
     length: int
     terminated: bool
     info: dict[str, float]
+
+
+def info_figures(means: Mapping[str, float]) -> dict[str, Any]:
+    """Means of what was kept of `info`, as records hold them: `success_rate`, and the rest under `info`."""
+    rate = {"success_rate": means[SUCCESS]} if SUCCESS in means else {}
+    others = {key: x for key, x in means.items() if key != SUCCESS}
+    return rate | ({"info": others} if others else {})
 
 
 class EpisodeStats:
@@ -151,15 +158,9 @@ class EpisodeStats:
         return taken
 
     @property
-    def success_rate(self) -> float | None:
-        """Share of the last episodes that `info["is_success"]` calls one; None where it was in none."""
-        found = self._infos.get(SUCCESS)
-        return float(np.mean(found)) if found else None
-
-    @property
-    def infos(self) -> dict[str, float]:
-        """Mean over the last episodes of what else was kept of `info`."""
-        return {key: float(np.mean(found)) for key, found in self._infos.items() if key != SUCCESS}
+    def infos(self) -> dict[str, Any]:
+        """`info_figures` of the last episodes."""
+        return info_figures({key: float(np.mean(found)) for key, found in self._infos.items()})
 
     def forget_open(self, lanes: Sequence[int] | None = None) -> None:
         """Drop the open episodes (of some lanes): they were reset without being finished."""
@@ -330,29 +331,15 @@ class Tally:
         self.warnings: dict[str, tuple[str, int]] = {}
 
     def batch(
-        self,
-        frames: int,
-        reward,
-        done,
-        learning: Mapping[str, Figure] | None,
-        valued: ValueRows | None,
-        lanes: range | None = None,
-        ends: Sequence[tuple[int, Ended]] = (),
+        self, frames: int, learning: Mapping[str, Figure] | None, **counted: Any
     ) -> tuple[float | None, float | None]:
-        """Count a batch; the mean return and length of the episodes that ended in it.
-
-        Parameters
-        ----------
-        reward, done : Tensor or ndarray `[N, T, 1]`, optional
-        lanes, ends
-            See `EpisodeStats.update`.
-        """
+        """`count` a batch that is reported, with the figures of its update."""
         self.iteration += 1
         self.learning = dict(learning or {})
         if "eval_return" in self.learning:
             self.evaluated = float(self.learning["eval_return"])
             self.evaluations.add(self.evaluated)
-        ended = self.count(frames, reward, done, valued, lanes, ends)
+        ended = self.count(frames, **counted)
         if self.episodes.mean_return is not None:
             self.curve.add(self.episodes.mean_return)
         return ended
@@ -360,13 +347,21 @@ class Tally:
     def count(
         self,
         frames: int,
-        reward,
-        done,
-        valued: ValueRows | None,
+        *,
+        reward=None,
+        done=None,
+        valued: ValueRows | None = None,
         lanes: range | None = None,
         ends: Sequence[tuple[int, Ended]] = (),
     ) -> tuple[float | None, float | None]:
-        """The same of frames that make no batch to be reported."""
+        """Count frames; the mean return and length of the episodes that ended in them.
+
+        Parameters
+        ----------
+        reward, done : Tensor or ndarray `[N, T, 1]`, optional
+        lanes, ends
+            See `EpisodeStats.update`.
+        """
         self.frames += frames
         if valued is not None:
             self.valued.add(valued)

@@ -48,12 +48,8 @@ class WorkerRow:
 class Workers:
     """Of one session of a run.
 
-    Attributes
-    ----------
-    rows : list of WorkerRow
-        As they were read last.
-    restarts : int
-        How often processes were replaced by then.
+    `rows` (list of WorkerRow): as they were read last.
+    `restarts` (int): how often processes were replaced by then.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -92,12 +88,8 @@ class Workers:
 def cells(rows: Sequence[WorkerRow], restarts: int, room: int) -> list[str]:
     """What a view says of workers: a piece of text for each, as long as the others; or a few for all of them.
 
-    Parameters
-    ----------
-    restarts : int
-        Of all; where they only step envs, there is no more to say.
-    room : int
-        Columns of a line; cells stand two apart.
+    `restarts`: of all; where they only step envs, there is no more to say.
+    `room`: columns of a line; cells stand two apart.
     """
     replaced = [f"restarts {restarts}"] if restarts else []
     if not rows:
@@ -123,10 +115,8 @@ def cells(rows: Sequence[WorkerRow], restarts: int, room: int) -> list[str]:
 def in_words(workers: Sequence[Mapping], late: int = 0, dropped: int = 0) -> str:
     """The workers of a summary, in one line.
 
-    Parameters
-    ----------
-    late, dropped : int
-        Batches that were further behind than `weights.max_lag`, and the frames of those that were passed over.
+    `late` and `dropped`: batches that were further behind than `weights.max_lag`, and the frames of those that were
+    passed over.
     """
     frames = [worker["frames"] for worker in workers]
     each = figures.count(min(frames)) + (f" to {figures.count(max(frames))}" if len(set(frames)) > 1 else "")

@@ -262,7 +262,8 @@ class Transform(nn.Module):
         schema : mapping of key to (shape, numpy dtype)
             One env's root keys, and its reward and flags under `"next"`.
         """
-        before = Composite({key: as_spec(*kind) for key, kind in schema.items() if as_tuple(key)[0] not in (NEXT, RAW)})
+        roots = {key: kind for key, kind in schema.items() if as_tuple(key)[0] not in (NEXT, RAW)}
+        before = Composite({key: Unbounded(shape, torch_dtype(dtype)) for key, (shape, dtype) in roots.items()})
         after = self.transform_observation_spec(before.clone())
         changed = {key: as_kind(spec) for key, spec in after.items(True, True)}
         return {key: kind for key, kind in changed.items() if schema.get(key) != kind}
@@ -393,19 +394,8 @@ def put(cols: Columns, key: Key, value: np.ndarray) -> None:
         cols[key] = value
 
 
-def as_spec(shape: tuple[int, ...], dtype: np.dtype) -> TensorSpec:
-    """Any value of a shape and numpy dtype."""
-    return Unbounded(shape, torch_dtype(dtype))
-
-
 def as_kind(spec: TensorSpec) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and numpy dtype of a spec's values.
-
-    Raises
-    ------
-    ArgumentError
-        numpy has no such dtype.
-    """
+    """Shape and numpy dtype of a spec's values."""
     dtype = numpy_dtype(spec.dtype)
     if dtype is None:
         raise ArgumentError(

@@ -136,13 +136,7 @@ _FREE = {"__init__", "__repr__", "extra_repr"}
 
 
 def parts_of(transform: Transform) -> list[Transform]:
-    """What a `Compose` is made of; itself, of any other transform and where the user's code overrides its methods.
-
-    Raises
-    ------
-    ArgumentError
-        It is none.
-    """
+    """What a `Compose` is made of; itself, of any other transform and where the user's code overrides its methods."""
     if not isinstance(transform, Transform):
         raise ArgumentError("this is no transform of an env", why=f"got {transform!r}")
     if not isinstance(transform, Compose):

@@ -57,10 +57,7 @@ def kept_key(key: Key) -> tuple[str, ...]:
 def is_part(key: Key, held: Any) -> bool:
     """Whether what lies at `key` under `next` is part of a difference: an observation called so is at the root too.
 
-    Parameters
-    ----------
-    held : container of keys
-        All that there is beside it, from the root on.
+    `held`: all that there is beside it, from the root on.
     """
     parts = as_tuple(key)
     return len(parts) > 1 and parts[0] in PARTS and unravel(parts) not in held

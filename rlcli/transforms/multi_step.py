@@ -204,13 +204,7 @@ def walk(goes_on: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 
 def _of_last_step(held: Collection[Key]) -> _Keys:
-    """All under `next` but the reward, and the observations that differences need.
-
-    Raises
-    ------
-    ArgumentError
-        None of them is a next observation.
-    """
+    """All under `next` but the reward, and the observations that differences need."""
     after = [key for key in held if as_tuple(key)[0] == NEXT and key not in (REWARD, ORIGINAL_REWARD)]
     origins = {key: _observation_of(key, held) for key in after}
     kept = [key for key in after if origins[key] in held and origins[key] not in END_FLAGS]

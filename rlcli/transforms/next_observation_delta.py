@@ -361,15 +361,7 @@ def _dense(rows: Tensor, after: Tensor) -> Tensor:
 def _kept_rows(key: Key, obs: Tensor, after: Tensor, coded: Coded, error: Tensor, batch_dims: int) -> Tensor:
     """bool `[*B]`: rows that do not decode to their next observation.
 
-    Parameters
-    ----------
-    error : Tensor ``[*B, *F]``
-        How far decoding is off.
-
-    Raises
-    ------
-    NumericsError
-        An observation is not finite.
+    `error` (Tensor ``[*B, *F]``): how far decoding is off.
     """
     _check_finite(key, obs, after)
     wrong = ~torch.isfinite(error) if error.is_floating_point() else error != 0

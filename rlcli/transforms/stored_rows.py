@@ -71,13 +71,7 @@ def spread(rows: Tensor, x: Tensor) -> Tensor:
 
 
 def ends_of(tensordict: TensorDictBase) -> tuple[Tensor | None, Tensor | None]:
-    """What says where trajectories of a batch end: `("next", "done")`, `("collector", "traj_ids")`, or one of them.
-
-    Raises
-    ------
-    MissingKeyError
-        Neither is there.
-    """
+    """What says where trajectories of a batch end: `("next", "done")`, `("collector", "traj_ids")`, or one of them."""
     done, ids = tensordict.get(DONE, None), tensordict.get(TRAJ_IDS, None)
     if done is None and ids is None:
         raise MissingKeyError(
@@ -89,12 +83,8 @@ def ends_of(tensordict: TensorDictBase) -> tuple[Tensor | None, Tensor | None]:
 def goes_on(tensordict: TensorDictBase, done: Tensor | None, ids: Tensor | None, count: Tensor | None = None) -> Tensor:
     """bool `[*B]`: rows that the row below in time, of the last of these dims, continues; the last row is none.
 
-    Parameters
-    ----------
-    tensordict : TensorDict ``[*B]``
-        Whose `is_init` and padding mask are looked at, where it has them.
-    done, ids, count : Tensor ``[*B, ...]``, optional
-        End flags, trajectory ids and step counts: one value a row.
+    `tensordict` (TensorDict ``[*B]``): whose `is_init` and padding mask are looked at, where it has them.
+    `done` and `ids` and `count` (Tensor ``[*B, ...]``): end flags, trajectory ids and step counts: one value a row.
     """
     shape = tensordict.shape
     first, real = tensordict.get(IS_INIT, None), tensordict.get(COLLECTOR_MASK, None)

@@ -40,12 +40,8 @@ class Place(NamedTuple):
 class Layout:
     """The places of a model's tensors; the same in every process, and picklable.
 
-    Attributes
-    ----------
-    places : dict
-        Name -> place, in the order of the bytes.
-    nbytes : int
-        Of all, gaps included; a multiple of 64.
+    `places`: name -> place, in the order of the bytes.
+    `nbytes`: of all, gaps included; a multiple of 64.
     """
 
     places: dict[str, Place]
@@ -53,13 +49,7 @@ class Layout:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
-        """For tensors of any dtype, by name.
-
-        Raises
-        ------
-        ArgumentError
-            One has no shape yet, or its numbers do not lie in rows: it is lazy, sparse or quantized.
-        """
+        """For tensors of any dtype, by name."""
         places, end = {}, 0
         for name, tensor in tensors.items():
             if is_lazy(tensor):
@@ -83,15 +73,7 @@ class Layout:
     def check(self, tensors: Mapping[str, Tensor], whose: str) -> None:
         """Refuse tensors of other names or shapes; dtypes and devices may differ.
 
-        Parameters
-        ----------
-        whose : str
-            What the tensors are, for the sentence: "the worker's 'policy'".
-
-        Raises
-        ------
-        ArgumentError
-            Saying which name or shape differs.
+        `whose`: what the tensors are, for the sentence: "the worker's 'policy'".
         """
         for name, place in self.places.items():
             if name not in tensors:

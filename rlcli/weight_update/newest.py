@@ -118,13 +118,7 @@ class SharedNewest(Newest):
             self.close()
 
     def another(self) -> int:
-        """The place of one more model.
-
-        Raises
-        ------
-        ArgumentError
-            There is none left.
-        """
+        """The place of one more model."""
         if self._models == _MODELS:
             raise ArgumentError(
                 f"a collector keeps {_MODELS} models in step", why="those registered anew count again",

@@ -118,12 +118,7 @@ class WeightReceiver:
 
 
 def check_apart(model_id: str, model: Any, others: Mapping[str, Any]) -> None:
-    """Refuse to follow what another is written to: either would be lost under the other.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """Refuse to follow what another is written to: either would be lost under the other."""
     for other, used in others.items():
         if other != model_id and used is model:
             raise ArgumentError(
@@ -135,10 +130,7 @@ def check_apart(model_id: str, model: Any, others: Mapping[str, Any]) -> None:
 class ModelsReceiver:
     """Adopts versions of several models; of those that were published together, all or none.
 
-    Parameters
-    ----------
-    newest : Newest
-        Of the senders; see `TransportBackend.join`.
+    `newest`: of the senders; see `TransportBackend.join`.
     """
 
     def __init__(self, newest: Newest) -> None:
@@ -147,13 +139,7 @@ class ModelsReceiver:
         self._models: dict[str, nn.Module] = {}
 
     def open(self, place: int, handle: Handle, fd: int | None, model: nn.Module) -> None:
-        """Follow one more model, or another in its stead, that the sender has joined at `place`.
-
-        Raises
-        ------
-        ArgumentError
-            Another is written to this very one.
-        """
+        """Follow one more model, or another in its stead, that the sender has joined at `place`."""
         check_apart(handle.model_id, model, self._models)
         receiver = open_receiver(handle, fd, model)
         receiver.join(self._newest, place)
@@ -170,13 +156,7 @@ class ModelsReceiver:
         return any(receiver.waiting for receiver in self._receivers.values())
 
     def receive(self) -> dict[str, int]:
-        """Adopt the newest publication; of each model that something waited for, the version that it then holds.
-
-        Raises
-        ------
-        DamagedDataError
-            As `WeightReceiver.receive` does.
-        """
+        """Adopt the newest publication; of each model that something waited for, the version that it then holds."""
         found: dict[str, int] = {}
         while True:
             self._newest.look()

@@ -31,16 +31,7 @@ def matched(source: Source, target: Target) -> dict[str, Tensor]:
 
     A tensor that is the target's own memory is left out: it needs no copy, and a later one would undo what was learned.
 
-    Parameters
-    ----------
-    source : nn.Module, TensorDict or mapping
-        A module of the same structure, `TensorDict.from_module` of one, a `state_dict`, or arrays by such names.
-
-    Raises
-    ------
-    ArgumentError
-        A name is missing, a shape differs, or an entry holds no numbers.  A `state_dict` may lack what it never holds,
-        a buffer that is not persistent: that stays as it is.
+    `source`: a module of the same structure, `TensorDict.from_module` of one, a `state_dict`, or arrays by such names.
     """
     if isinstance(source, nn.Module | TensorDictBase):
         values: Mapping[str, Any] = named_tensors(source)

@@ -176,13 +176,7 @@ class VanillaWeightUpdater(WeightUpdaterBase):
         return None if self.weight_getter is None else self.weight_getter()
 
     def _sync_weights_with_worker(self, *, worker_id: WorkerId | None = None, server_weights: Any) -> None:
-        """Overwrite the policy, or publish.
-
-        Raises
-        ------
-        ArgumentError
-            The weights do not fit the policy.
-        """
+        """Overwrite the policy, or publish."""
         if self.policy_weights is None:
             self._publish(server_weights)
         elif server_weights is not None:
@@ -228,13 +222,7 @@ class MultiProcessedWeightUpdater(WeightUpdaterBase):
         return None if self.weights_getter is None else self.weights_getter()
 
     def _sync_weights_with_worker(self, *, worker_id: WorkerId | None = None, server_weights: Any) -> None:
-        """Publish.
-
-        Raises
-        ------
-        ArgumentError
-            The weights do not fit the model; nothing was published.
-        """
+        """Publish."""
         if self.sender is None:
             self._publish(server_weights)
             return

@@ -17,6 +17,7 @@ from rlcli.collectors import Collector
 from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import EnvError
 from rlcli.lanes.observations import BadValue, Leaf, lane_writer
+from rlcli.learning.evaluation import evaluate
 from rlcli.specs import Composite, Unbounded
 from rlcli.transforms import Compose, RewardSum, StepCounter
 
@@ -147,6 +148,9 @@ def test_what_the_declared_dtype_rounds_is_counted_and_said_once():
     assert found["observations"] == 40 and 0 < found["worst"]["excess"] < 1e-6
     collector.load_state_dict(collector.state_dict())
     assert collector.figures()["out_of_bounds"]["observation.(rounded)"] == found
+    first, second = evaluate(env, None), evaluate(env, None)  # each counts what itself was shown
+    counts = [x.outside.figures()["observation.(rounded)"]["observations"] for x in (second, first)]
+    assert counts[0] == counts[1] > 0
 
 
 @pytest.mark.parametrize(("given", "right"), [(300.7, False), (300, False), (-1, False), (2.5, False), (7.0, True)])

@@ -36,7 +36,7 @@ class Goals(gym.Env):
     def step(self, action):
         self.t += 1
         over = self.t == self.last
-        info = {"is_success": np.bool_(self.last % 2 == 0), "score": {"steps": self.t}, "name": "x"}
+        info = {"is_success": np.bool_(self.last % 2 == 0), "score": {"steps": self.t}, "name": "x", "length": -self.t}
         return np.full(2, self.t / 12, np.float32), float(action), over, False, info
 
 
@@ -102,6 +102,13 @@ def test_the_log_agrees_with_the_report_and_with_itself(run):
         "env.info_keys: no episode ended with a number or flag 'absent' in its info"
     ]
     assert rlcli.evaluate(made.path, 4).as_dict()["success_rate"] == played["success_rate"]
+
+
+def test_what_an_info_calls_as_a_figure_of_ours_is_called_takes_nothing_from_it(run):
+    made = run(*SMALL, "env.info_keys=[length]", "run.eval_every=256")
+    assert all(int(row["length"]) == -float(row["info_length"]) > 0 for row in rows(made))
+    evaluated = [line for line in made.metrics() if "eval_length" in line]
+    assert evaluated and all(line["eval_info_length"] == -line["eval_length"] < 0 for line in evaluated)
 
 
 def test_episodes_that_a_limit_cuts_are_truncated(run):

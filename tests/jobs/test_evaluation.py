@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import warnings
 from pathlib import Path
 
@@ -458,9 +459,13 @@ def test_prune_lists_and_removes_older_checkpoints_of_finished_runs_alone(run, c
     run("run.dir=runs/b", *BRIEF, "run.checkpoint_every=256")
     summary = Path("runs/b/summary.json")
     summary.write_text(summary.read_text().replace('"done"', '"stopped"'))
+    shutil.copytree("runs/a", "runs/0")
+    for path in checkpoint.list_checkpoints(Path("runs/0/checkpoints")):
+        (path / "state.json").write_text("{}")
     before = Path("runs/a/checkpoints"), Path("runs/b/checkpoints")
     assert main(["prune"]) == 0 and [len(checkpoint.list_checkpoints(p)) for p in before] == [2, 2]
     assert "runs/a: 1 older checkpoint\n" in (said := capsys.readouterr().out) and "runs/b" not in said
+    assert "skipped  runs/0: " in said  # none of its checkpoints verifies
     assert main(["prune", "runs", "runs/a", "--yes"]) == 0
     assert [len(checkpoint.list_checkpoints(p)) for p in before] == [1, 2] and load("runs/a").frames == 512
     assert main(["prune"]) == 0 and "nothing to remove" in capsys.readouterr().out

@@ -15,12 +15,8 @@ def torchrl_buffer(
 ) -> Any:
     """torchrl's TensorDictReplayBuffer: `extend`, `sample`, `[]`.
 
-    Parameters
-    ----------
-    slices : (num_slices, slice_len), optional
-        Draw slices of trajectories told apart by `("collector", "traj_ids")`.
-    scratch : str, optional
-        Rows on disk, in this folder.
+    `slices`: draw slices of trajectories told apart by `("collector", "traj_ids")`.
+    `scratch`: rows on disk, in this folder.
     """
     try:
         from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer

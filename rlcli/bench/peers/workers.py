@@ -23,14 +23,14 @@ class Stepped(NamedTuple):
     close: Callable[[], object]
 
 
-def gymnasium_async(env_id: str, lanes: int, seed: int = 0) -> Stepped:
+def gymnasium_async(env_id: str, lanes: int) -> Stepped:
     """gymnasium's AsyncVectorEnv with random actions; it is always there."""
     from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
     make = functools.partial(gymnasium.make, env_id)
     context = "fork" if _FORKS else None
     envs = AsyncVectorEnv([make] * lanes, context=context, autoreset_mode=AutoresetMode.SAME_STEP)
-    envs.reset(seed=seed)
+    envs.reset(seed=0)
     actions = [envs.action_space.sample() for _ in range(256)]
 
     def step(steps: int) -> None:

@@ -143,10 +143,6 @@ def loop_action(actions: ActionFormat, row: np.ndarray, t: int) -> np.ndarray:
     """The action row `[N, *]` as the env's loop takes it, if it is finite and chooses what is on offer.
 
     A row of 0 and 1 was looked at before it was stored, with `refuse_no_bits`.
-
-    Raises
-    ------
-    ArgumentError, NumericsError
     """
     if actions.kind == "box":
         if not np.isfinite(row).all():

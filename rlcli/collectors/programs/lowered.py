@@ -114,13 +114,7 @@ class LoweredProgram(Program):
             self.act_with(self._policy)
 
     def act_with(self, policy: Any) -> None:
-        """Take a policy apart in the place of the one before.
-
-        Raises
-        ------
-        ArgumentError
-            It has to be run, or writes, otherwise.
-        """
+        """Take a policy apart in the place of the one before."""
         new = self._take_apart(policy)
         before, after = ((program.reads, program.once, program.states) for program in (self, new))
         if not isinstance(new, LoweredProgram) or before != after:

@@ -265,12 +265,8 @@ class _BoundRandom(Bound):
 class TorchStream:
     """One stream for all lanes of a process.
 
-    Parameters
-    ----------
-    seed : int
-        What `torch.manual_seed` would be given.
-    device : torch.device, optional
-        The policy's; on CUDA its stream is kept too.
+    `seed`: what `torch.manual_seed` would be given.
+    `device`: the policy's; on CUDA its stream is kept too.
     """
 
     def __init__(self, seed: int, device: torch.device | None) -> None:

@@ -76,11 +76,6 @@ def rows_at(ring: Ring, place: Any) -> np.ndarray:
 
     Slices, masks and negative numbers count live rows in ascending row number. Where envs are stored side by side,
     slices and tuples are of ``[*envs, steps]``, with tensors and masks among them as in numpy.
-
-    Raises
-    ------
-    ArgumentError
-        A row is not stored, or this is no row number; or nothing was stored yet.
     """
     rows = _rows_at(ring, place)
     if not rows.size and not isinstance(ring, ObjectRing) and not ring.fields:
@@ -96,6 +91,8 @@ def _rows_at(ring: Ring, place: Any) -> np.ndarray:
             raise _unusable(place)
         return _checked(ring, np.array(place, np.int64))
     side_by_side = not isinstance(ring, ObjectRing) and len(ring.lane_shape) > 0
+    if side_by_side and isinstance(place, tuple):  # numpy takes a tensor of one element for a number
+        place = tuple(x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else x for x in place)
     if place is Ellipsis or isinstance(place, slice) or (side_by_side and isinstance(place, tuple)):
         held = np.sort(live_rows(ring))
         if side_by_side:

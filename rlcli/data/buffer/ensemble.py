@@ -226,7 +226,9 @@ class ReplayBufferEnsemble:
     def _draw(self, size: int) -> Sampled:
         with self._lock:
             random = self.random.state.copy()
-            members = range(len(self.buffers)) if self.sample_from_all else self._members()
+            members: Any = range(len(self.buffers))
+            if not self.sample_from_all:
+                members = np.searchsorted(self._below, uniform(self.random, self.drawn), side="right")
         self._transforms.need_order(*(buffer.sampler for buffer in self.buffers))
         drawn: list[tuple[int, Sampled]] = []
         try:
@@ -276,9 +278,6 @@ class ReplayBufferEnsemble:
             self.buffers[member].stream.take_back(part)
         with self._lock:
             self.random.state[:] = random
-
-    def _members(self) -> np.ndarray:
-        return np.searchsorted(self._below, uniform(self.random, self.drawn), side="right")
 
     def _part(self, member: int, size: int) -> Sampled:
         """A sample of a member."""

@@ -14,10 +14,7 @@ from rlcli.errors import ArgumentError
 class Gate:
     """A reentrant lock; who waits for it when it is closed is told so.
 
-    Attributes
-    ----------
-    closed : bool
-        Set by whoever holds the lock.
+    `closed` (bool): set by whoever holds the lock.
     """
 
     def __init__(self) -> None:
@@ -51,10 +48,7 @@ class SharedGate(Gate):
 
     It is a lock between the threads of one process. No process ever waits for another.
 
-    Parameters
-    ----------
-    catch_up : method
-        Called by whoever passes, first; not again while it is inside. Its object is not kept alive.
+    `catch_up`: called by whoever passes, first; not again while it is inside. Its object is not kept alive.
     """
 
     def __init__(self, catch_up: Callable[[], None]) -> None:

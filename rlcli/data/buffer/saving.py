@@ -139,13 +139,7 @@ class HeldRows:
         return cls(copied(state), ring.storage, ring.lanes, base, cursor, until, codes, rows, columns)
 
     def put_back(self, ring: Ring) -> dict[str, Any]:
-        """Bring the rows that were written over back into the storage, which the ring can then no longer use; `state`.
-
-        Raises
-        ------
-        ArgumentError
-            More was written than was to be.
-        """
+        """Put rows that were written over back into the storage, which the ring can then no longer use; `state`."""
         if not self.cursor <= ring.cursor <= self.until:
             raise ArgumentError("rows were written over that nobody has kept")
         if len(self.rows):

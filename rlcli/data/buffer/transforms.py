@@ -97,12 +97,7 @@ class Transforms:
         self._bound = 0 if self._ring is None else max(reads, default=-1) + 1
 
     def _need_ours(self, part: Transform) -> None:
-        """Refuse a transform that reads the rows of another buffer.
-
-        Raises
-        ------
-        ArgumentError
-        """
+        """Refuse a transform that reads the rows of another buffer."""
         if self._of_another(part):
             gc.collect()  # a buffer that is gone may be part of a cycle
             if self._of_another(part):
@@ -204,12 +199,7 @@ def _belongs(part: Transform) -> bool:
 
 
 def _need_order(parts: Sequence[tuple[Part, bool]]) -> None:
-    """Refuse a part that takes stored values, after one that changes these in a sample.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """Refuse a part that takes stored values, after one that changes these in a sample."""
     for place, (part, inverted) in enumerate(parts):
         if inverted or not isinstance(part, ReadsStored):
             continue

@@ -50,12 +50,8 @@ class Code:
 class Record(NamedTuple):
     """Where codes lie in a record.
 
-    Attributes
-    ----------
-    width : int
-        Bytes.
-    table : int64 array ``[C, 6]``
-        `rlcli.kernels.codes`.
+    `width`: bytes.
+    `table` (int64 array ``[C, 6]``): `rlcli.kernels.codes`.
     """
 
     width: int

@@ -195,11 +195,6 @@ def relay(
 
     With an index the ids that it knows are stored from now on, where `after` has no code for them. A storage on disk
     commits the change with `state`.
-
-    Raises
-    ------
-    ResourceError
-        There is no room; nothing has changed.
     """
 
     def again(numbers: np.ndarray, columns: dict[Key, Tensor]) -> dict[Key, Tensor]:

@@ -33,13 +33,7 @@ _ENDS, _EXTRA, _AT, _FEW = "@ends", "@extra/", "@at/", "@few/"  # "@" is encoded
 
 
 def layout_of(batch: TensorDictBase) -> dict[str, Any]:
-    """Key name -> dtype and shape (without batch dims) of every tensor.
-
-    Raises
-    ------
-    ArgumentError
-        A value is not a tensor.
-    """
+    """Key name -> dtype and shape (without batch dims) of every tensor."""
     layout = {}
     for key, value in batch.items(include_nested=True, leaves_only=True, is_leaf=is_leaf_nontensor):
         if not isinstance(value, Tensor) or not has_rows(value):

@@ -146,13 +146,7 @@ class Leftovers(NamedTuple):
 
 
 def need_journal(folder: Path) -> None:
-    """Refuse a folder whose journal is not there, or has lost its header, where segments or states were acknowledged.
-
-    Raises
-    ------
-    DamagedDataError
-        They are here, or the run that wrote them says so.
-    """
+    """Refuse a folder of segments or states whose journal is not there, or has lost its header."""
     path = folder / JOURNAL
     if has_header(path):
         return

@@ -37,13 +37,7 @@ FOLDERS = SealedFolders(
 
 
 def read_manifest(path: Path | str) -> dict[str, Any]:
-    """The manifest of a checkpoint, checked against its own seal.
-
-    Raises
-    ------
-    DamagedDataError
-        It is missing or altered, or of a version that is not known here.
-    """
+    """The manifest of a checkpoint, checked against its own seal."""
     return FOLDERS.manifest(Path(path))
 
 
@@ -52,13 +46,7 @@ def _row_files(manifest: dict[str, Any]) -> set[str]:
 
 
 def read_state(path: Path, manifest: dict[str, Any]) -> dict[str, Any]:
-    """What was saved, verified; tensors on the CPU.
-
-    Raises
-    ------
-    DamagedDataError
-        A file is missing, cut, grown or altered.
-    """
+    """What was saved, verified; tensors on the CPU."""
     contents = {name: FOLDERS.read(path, name, manifest) for name in (TENSORS, STATE)}
     for name in _row_files(manifest):
         FOLDERS.check(path, name, manifest)
@@ -78,11 +66,6 @@ def gone(path: Path) -> str | None:
     """That the run of its newest checkpoint, which is `path`, has saved more than that holds; None where it has not.
 
     That is no damage: taking away the newest checkpoints is how a run is brought back to an older one.
-
-    Raises
-    ------
-    DamagedDataError
-        The manifest or the run's report cannot be read.
     """
     run, frames = path.absolute().parents[1], read_manifest(path)["number"]
     ours = path.absolute().parent.name == CHECKPOINTS and read_run_file(run, SUMMARY).get("verb") == "train"

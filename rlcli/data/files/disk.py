@@ -68,14 +68,7 @@ STAMP: dict[str, Check] = {"size": whole(), "digest": text("[0-9a-f]{32}")}  # a
 
 
 class Disk:
-    """Durable writes. Every change of the disk is announced to `at` first.
-
-    Raises
-    ------
-    ResourceError
-        From every method: the disk is full (the text names the bytes needed, or that no file more fits), read-only, or
-        gone.
-    """
+    """Durable writes. Every change of the disk is announced to `at` first."""
 
     piece = 1 << 22  # bytes per write call
 
@@ -287,12 +280,8 @@ def _pieces(path: Path) -> Iterable[bytes]:
 def shortage(path: Path, needed: int = 0) -> tuple[str, str]:
     """Why a file system took no more, and what to do about it: it has run out of bytes, or of files.
 
-    Parameters
-    ----------
-    path : Path
-        What was to be written; it need not exist.
-    needed : int
-        Bytes that were to be written, where they are known.
+    `path`: what was to be written; it need not exist.
+    `needed`: bytes that were to be written, where they are known.
     """
     free = _free(path)
     if free is not None and free.files == 0:
@@ -330,17 +319,8 @@ class _Free(NamedTuple):
 def explained(path: Path, needed: int = 0) -> Iterator[None]:
     """What the system refuses in here, said in a sentence.
 
-    Parameters
-    ----------
-    path : Path
-        What is made or written.
-    needed : int
-        Bytes that it takes, where they are known.
-
-    Raises
-    ------
-    ResourceError
-        Instead of OSError.
+    `path`: what is made or written.
+    `needed`: bytes that it takes, where they are known.
     """
     try:
         yield

@@ -75,13 +75,6 @@ def dump(
     -------
     Path
         The folder of this dump.
-
-    Raises
-    ------
-    ResourceError
-        The disk refuses: the dump before is as it was.
-    ArgumentError
-        Something has no place in a file.
     """
     storage, disk = ring.storage, disk or Disk()
     state = encode_state({"ring": ring.state_dict(), "extra": dict(extra or {})})

@@ -85,17 +85,8 @@ def read_record(path: Path, offset: int) -> Record:
 def records(path: Path, format: str, version: int, check: Check) -> Iterator[Record]:
     """All whole records in order, each of them as it must be; `scan` has compared their checksums.
 
-    Parameters
-    ----------
-    format, version : str, int
-        What the first record, the only header, must say.
-    check : callable
-        What a record must be, the header too: see `rlcli.typed`.
-
-    Raises
-    ------
-    DamagedDataError
-        A record is of an unknown kind, or holds what no writer of ours would write.
+    `format` and `version`: what the first record, the only header, must say.
+    `check`: what a record must be, the header too: see `rlcli.typed`.
     """
     with open(path, "rb") as file:
         for number, line in enumerate(file):
@@ -149,13 +140,6 @@ class Journal:
     path : Path
         Made if it is not there; a torn tail is cut, with a warning.
     disk : Disk
-
-    Raises
-    ------
-    ResourceError
-        Another process writes it; the disk is full or read-only.
-    DamagedDataError
-        See `scan`.
     """
 
     def __init__(self, path: Path, disk: Disk) -> None:
@@ -189,13 +173,7 @@ class Journal:
         raise _written(path)
 
     def need_held(self) -> None:
-        """Refuse to write where this process does not hold the file.
-
-        Raises
-        ------
-        ResourceError
-            It is a forked child of the process that does, or has closed it.
-        """
+        """Refuse to write where this process does not hold the file."""
         if not self._lock.held:
             forked = os.getpid() != self._pid
             raise ResourceError(
@@ -217,25 +195,12 @@ class Journal:
         self.end = end
 
     def take_back(self, end: End) -> None:
-        """End where it ended before, `replace` not called since then.
-
-        Raises
-        ------
-        ResourceError
-            This process does not write here; or the disk refuses, and what is appended next takes the place of the
-            records all the same.
-        """
+        """End where it ended before, `replace` not called since then."""
         self.end = end
         self._settle()
 
     def replace(self, *new: Record) -> None:
-        """Begin anew with records that say the same: whoever reads finds the old ones or the new ones.
-
-        Raises
-        ------
-        ResourceError
-            The disk refuses, or this process does not write here: the journal says what it said.
-        """
+        """Begin anew with records that say the same: whoever reads finds the old ones or the new ones."""
         self._settle()
         data, digest = _lines(new, "")
         if self._beside.exists():
@@ -286,12 +251,7 @@ class Journal:
 
 
 def need_free(path: Path) -> None:
-    """Refuse a journal that somebody writes now; it need not be there.
-
-    Raises
-    ------
-    ResourceError
-    """
+    """Refuse a journal that somebody writes now; it need not be there."""
     try:
         ProcessLock(os.open(path, os.O_RDWR | os.O_CLOEXEC)).drop()
     except FileNotFoundError:

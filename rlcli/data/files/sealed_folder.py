@@ -79,13 +79,6 @@ class SealedFolders:
             What the manifest says beside them. It may be added to while `fill` runs.
         needed : int
             Bytes that the files take.
-
-        Raises
-        ------
-        ResourceError
-            The disk refuses: the folders before it stay.
-        ArgumentError
-            What is said of the files is nothing that could be read again.
         """
         taken = (self.sequence(path) for path in (folder.iterdir() if folder.is_dir() else ()))
         sequence = max((*taken, 0)) + 1
@@ -128,13 +121,7 @@ class SealedFolders:
         return int(match[1]) if match else -1
 
     def manifest(self, path: Path) -> dict[str, Any]:
-        """The manifest of one, checked against its own seal.
-
-        Raises
-        ------
-        DamagedDataError
-            It is missing or altered, or of a version that is not known here.
-        """
+        """The manifest of one, checked against its own seal."""
         file = path / MANIFEST
         try:
             raw = read_bytes(file)
@@ -170,10 +157,7 @@ class SealedFolders:
     def verify(self, path: Path, known: Collection[tuple[int, int]] = ()) -> str | None:
         """What is wrong with one, in a sentence; None when it is whole. Loads nothing.
 
-        Parameters
-        ----------
-        known : collection of (device, inode)
-            Files of which only the size is looked at: their bytes were seen a moment ago.
+        `known`: files of which only the size is looked at: their bytes were seen a moment ago.
         """
         try:
             manifest = self.manifest(path)
@@ -211,13 +195,7 @@ class SealedFolders:
     def check(
         self, path: Path, name: str, manifest: Mapping[str, Any], known: Collection[tuple[int, int]] = ()
     ) -> None:
-        """Compare a file with what the manifest says, without holding it in memory.
-
-        Raises
-        ------
-        DamagedDataError
-            It is missing, cut, grown or altered.
-        """
+        """Compare a file with what the manifest says, without holding it in memory."""
         if (why := self.altered(path, name, manifest, known)) is not None:
             raise self.damaged(path / name, why)
 
@@ -231,13 +209,7 @@ class SealedFolders:
         return wanted.altered(file)
 
     def read(self, path: Path, name: str, manifest: Mapping[str, Any]) -> bytes:
-        """A file's content, compared with what the manifest says.
-
-        Raises
-        ------
-        DamagedDataError
-            It is missing, cut, grown or altered.
-        """
+        """A file's content, compared with what the manifest says."""
         try:
             return Stamp.said(manifest["files"][name]).content(path / name)
         except Misfit as error:

@@ -35,25 +35,13 @@ ROWS = "the state of a buffer does not fit its rows", "Restore it from a copy."
 
 
 def flatten(tree: Any) -> tuple[Any, dict[str, Tensor]]:
-    """(what JSON can hold, named tensors); `restore` is the inverse.
-
-    Raises
-    ------
-    ArgumentError
-        Something in the tree has no place in a file; the text says where.
-    """
+    """(what JSON can hold, named tensors); `restore` is the inverse."""
     tensors: dict[str, Tensor] = {}
     return _flatten(tree, "", tensors), tensors
 
 
 def restore(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """What `flatten` was given.
-
-    Raises
-    ------
-    DamagedDataError
-        The tree and the tensors do not belong together.
-    """
+    """What `flatten` was given."""
     if isinstance(tree, list):
         return [restore(x, tensors) for x in tree]
     if not isinstance(tree, dict):
@@ -147,26 +135,14 @@ _RESTORE: dict[str, Callable[[Any, Mapping[str, Tensor]], Any]] = {
 
 # ---- one file ------------------------------------------------------------------------------------------------------
 def encode_state(state: Mapping[str, Any]) -> list[bytes | memoryview]:
-    """The content of a safetensors file that holds a state.
-
-    Raises
-    ------
-    ArgumentError
-        The state holds something that has no place in a file.
-    """
+    """The content of a safetensors file that holds a state."""
     tree, tensors = flatten(dict(state))
     text = json.dumps(tree, allow_nan=False).encode()
     return encode({**tensors, _TREE: torch.frombuffer(bytearray(text), dtype=torch.uint8)})
 
 
 def decode_state(content: bytes, where: str) -> dict[str, Any]:
-    """The inverse of `encode_state`; tensors on the CPU.
-
-    Raises
-    ------
-    DamagedDataError
-        It is no such file.
-    """
+    """The inverse of `encode_state`; tensors on the CPU."""
     tensors = decode(content, where)
     try:
         state = restore(parsed(tensors.pop(_TREE).numpy().tobytes()), tensors)
@@ -181,15 +157,7 @@ def decode_state(content: bytes, where: str) -> dict[str, Any]:
 def loading_state(path: Path | str, said: tuple[str, str] = RUN) -> Iterator[None]:
     """What goes wrong while the state in the file or folder `path` is taken over.
 
-    Parameters
-    ----------
-    said : (str, str)
-        What is wrong, and what to do.
-
-    Raises
-    ------
-    DamagedDataError
-        Instead of whatever a module, optimizer, collector or ring says of a state that is not its own.
+    `said`: what is wrong, and what to do.
     """
     what, fix = said
     try:

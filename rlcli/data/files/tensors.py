@@ -43,13 +43,7 @@ _NAMES = {
 
 
 def encode(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
-    """The file's content, to be written in this order; the views keep their tensors alive.
-
-    Raises
-    ------
-    ArgumentError
-        A dtype that the format does not have.
-    """
+    """The file's content, to be written in this order; the views keep their tensors alive."""
     header: dict[str, Any] = {}
     body: list[bytes | memoryview] = []
     offset = 0
@@ -74,13 +68,7 @@ def encode(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
 
 
 def decode(data: bytes, where: str) -> dict[str, Tensor]:
-    """The tensors in a file's content, on the CPU.
-
-    Raises
-    ------
-    DamagedDataError
-        It is not a whole safetensors file.
-    """
+    """The tensors in a file's content, on the CPU."""
     try:
         return load(data)
     except (SafetensorError, ValueError, KeyError) as error:
@@ -98,10 +86,7 @@ def memory_of(tensor: Tensor) -> memoryview:
 class Entry(NamedTuple):
     """What a header says of a tensor.
 
-    Attributes
-    ----------
-    start : int
-        Where in the file its bytes begin.
+    `start`: where in the file its bytes begin.
     """
 
     dtype: torch.dtype
@@ -110,13 +95,7 @@ class Entry(NamedTuple):
 
 
 def header_of(path: Path) -> dict[str, Entry]:
-    """What the header of a file says, each tensor within the file; nothing else is read.
-
-    Raises
-    ------
-    DamagedDataError
-        It is no such file.
-    """
+    """What the header of a file says, each tensor within the file; nothing else is read."""
     try:
         with open(path, "rb") as file:
             whole_size, size = path.stat().st_size, int.from_bytes(file.read(8), "little")

@@ -19,13 +19,7 @@ NO_ASK: Asked = (None, (), False)
 
 
 def agreed(*asks: Asked) -> Asked:
-    """What several parts of a buffer ask for; what one leaves open follows the others.
-
-    Raises
-    ------
-    ArgumentError
-        They name different keys.
-    """
+    """What several parts of a buffer ask for; what one leaves open follows the others."""
     ids = {traj_key for traj_key, _, _ in asks if traj_key is not None}
     ends = {frozenset(end_keys): (end_keys, some) for _, end_keys, some in asks if end_keys}
     if len(ids) > 1 or len(ends) > 1:
@@ -43,12 +37,8 @@ def agreed(*asks: Asked) -> Asked:
 class Markers:
     """Keys that tell trajectories apart.
 
-    Attributes
-    ----------
-    traj_key : key or None
-        Ids, int ``[]`` or ``[1]`` a row.
-    end_keys : tuple of keys
-        Flags of any dtype, ``[]`` or ``[1]`` a row; where one is set, the trajectory ends.
+    `traj_key`: ids, int ``[]`` or ``[1]`` a row.
+    `end_keys`: flags of any dtype, ``[]`` or ``[1]`` a row; where one is set, the trajectory ends.
     """
 
     traj_key: Key | None
@@ -64,19 +54,8 @@ class Markers:
     ) -> Markers:
         """What was asked for; else `("collector", "traj_ids")` or `"episode"`, and `("next", "done")` beside it.
 
-        Parameters
-        ----------
-        fields : dict of key to Field
-            Of the batch.
-        some : bool
-            Of `end_keys` those that are there will do; none is needed where there are ids.
-
-        Raises
-        ------
-        MissingKeyError
-            A key that was asked for is in no batch.
-        ArgumentError
-            One holds no whole number, or no single flag, a row.
+        `fields`: of the batch.
+        `some`: of `end_keys` those that are there will do; none is needed where there are ids.
         """
         present = [key for key in end_keys if unravel(key) in fields]
         ids = [key for key in ((TRAJ_IDS, "episode") if traj_key is None else (traj_key,)) if unravel(key) in fields]
@@ -98,13 +77,7 @@ class Markers:
         return found
 
     def need_fit(self, fields: Mapping[Key, Field]) -> None:
-        """Refuse keys that are no ids, or no flags, in rows of these fields.
-
-        Raises
-        ------
-        ArgumentError
-            See `among`.
-        """
+        """Refuse keys that are no ids, or no flags, in rows of these fields."""
         for key in self.keys:
             _need_one_a_row(key, fields[key], ids=key == self.traj_key)
 

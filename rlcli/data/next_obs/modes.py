@@ -119,13 +119,6 @@ def with_next(
         What was collected next; used where its first row goes on with a trajectory, which takes ids to know.
     fill_value : float, optional
         Stands where nobody kept the next observation: NaN by default. Integer observations have no NaN and need one.
-
-    Raises
-    ------
-    ArgumentError
-        An integer observation without a fill value, or one that its dtype cannot hold.
-    MissingKeyError
-        Neither says where trajectories end.
     """
     from rlcli.transforms.stored_rows import ends_of
 

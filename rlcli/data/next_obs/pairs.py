@@ -252,10 +252,7 @@ def bytes_of(column: Tensor) -> Tensor:
 class Unfollowed:
     """Counts the rows that the row below does not follow, until it warns, once.
 
-    Attributes
-    ----------
-    warned : bool
-        The warning was given.
+    `warned` (bool): the warning was given.
     """
 
     def __init__(self) -> None:

@@ -20,11 +20,6 @@ class Pool:
     obs : Tensor ``[*batch, *F]``
         Viewed as ``[N, *F]``.
     extra : Tensor ``[E, *F]``
-
-    Raises
-    ------
-    ArgumentError
-        The two do not fit each other, or `obs` cannot be viewed that way without a copy.
     """
 
     __slots__ = ("extra", "feature", "obs", "sparse", "version")
@@ -85,17 +80,9 @@ class Pool:
 class Ends:
     """The successors of a whole batch in storage order: the row below, except at a few positions.
 
-    Parameters
-    ----------
-    shape : tuple of int
-        The batch dims; `N` is their product.
-    positions : int32 Tensor ``[E]``
-        Ascending flat positions, N - 1 among them; the j-th one's successor is extra row j.
-
-    Raises
-    ------
-    ArgumentError
-        Positions are out of order or out of range, or the last row is not among them.
+    `shape`: the batch dims; `N` is their product.
+    `positions` (int32 Tensor ``[E]``): ascending flat positions, N - 1 among them; the j-th one's successor is extra
+    row j.
     """
 
     __slots__ = ("_index", "positions", "shape")

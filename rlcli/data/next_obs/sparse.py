@@ -132,13 +132,7 @@ class SparseColumns:
         return {key: sparse_of(given.pop(key), batch_dims, nothing_of(key)) for key in found}
 
     def check(self, taken: Mapping[Key, Sparse]) -> None:
-        """Refuse states that do not fit those of the rows that are there.
-
-        Raises
-        ------
-        ArgumentError
-            Keys are missing or new, or a dtype or shape differs.
-        """
+        """Refuse states that do not fit those of the rows that are there."""
         held = {key: Field.of(column.rows) for key, column in self._held.items() if math.isnan(column.nothing)}
         check_fit(held, {key: sparse.rows for key, sparse in taken.items() if math.isnan(nothing_of(key))})
 
@@ -151,13 +145,9 @@ class SparseColumns:
     def put(self, taken: Mapping[Key, Sparse], numbers: np.ndarray, base: int) -> None:
         """Remember what a batch held.
 
-        Parameters
-        ----------
-        numbers : int64 array ``[rows]``
-            Of the batch's rows, in its flat order; what they held before is forgotten. Of one that is there twice the
-            last counts. A column that is not `taken` holds nothing in all of them.
-        base : int
-            The lowest number that is live: those below are forgotten.
+        `numbers` (int64 array ``[rows]``): of the batch's rows, in its flat order; what they held before is forgotten.
+        Of one that is there twice the last counts. A column that is not `taken` holds nothing in all of them.
+        `base`: the lowest number that is live: those below are forgotten.
         """
         last: np.ndarray | None = None
         for key in {**self._held, **taken}:

@@ -65,11 +65,6 @@ class Contents:
         Counts rows that their own next observation does not follow.
     stored : dict of key to Field
         What is given to `packing` of a row.
-
-    Raises
-    ------
-    ArgumentError
-        The storage is too small, or rows hold no stacks of so many frames.
     """
 
     def __init__(self, storage: Storage, packing: Packing, layout: Layout) -> None:
@@ -145,13 +140,7 @@ class Contents:
 
     # ---- reading -----------------------------------------------------------------------------------------------
     def read(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
-        """New columns ``[N, *F]`` of live rows int64 ``[N]``; all by default.
-
-        Raises
-        ------
-        MissingKeyError
-            A key that is not stored.
-        """
+        """New columns ``[N, *F]`` of live rows int64 ``[N]``; all by default."""
         asked = None if keys is None else [unravel(key) for key in keys]
         if not self.sparse:
             return self._read(rows, asked)
@@ -220,10 +209,7 @@ class Contents:
         A storage on disk never writes over what it acknowledged, so taking a refused write back needs no copy of its
         rows; index, side pool and stacks are copied where a commit is due, which writes them to the disk anyway.
 
-        Parameters
-        ----------
-        rows : int64 array ``[N]``, optional
-            Rows that are about to be written over.
+        `rows` (int64 array ``[N]``): rows that are about to be written over.
         """
         index, pool, stacks, unfollowed = copy.deepcopy((self.index, self.pool, self.stacks, self.unfollowed))
         beside = self.choices, self.pairs

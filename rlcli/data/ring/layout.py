@@ -54,13 +54,7 @@ class Layout:
         cls, fields: Mapping[Key, Field], lane_shape: torch.Size, exact: bool, asked: Asked,
         stacked: Mapping[Key, int] | None = None,
     ) -> Layout:  # fmt: skip
-        """The layout of rows with these fields.
-
-        Raises
-        ------
-        MissingKeyError
-            A key is not among them by which trajectories are to be told apart.
-        """
+        """The layout of rows with these fields."""
         found = observation_keys(fields)
         return cls(fields, lane_shape, Markers.among(fields, *asked), found, exact and bool(found), stacked or {})
 
@@ -80,13 +74,6 @@ class Layout:
             See `Markers.among`.
         next_obs, frame_stack
             See `Ring`.
-
-        Raises
-        ------
-        ArgumentError
-            It has too few dims, or no stacks of so many frames.
-        MissingKeyError
-            See `of`.
         """
         fields, lane_shape = fields_of(columns, len(lead)), _lane_shape(lead, ndim)
         stacked = _stacked(fields, frame_stack)
@@ -99,13 +86,7 @@ class Layout:
         return math.prod(self.lane_shape)
 
     def check(self, columns: Mapping[Key, Tensor], lead: torch.Size, ndim: int) -> None:
-        """Refuse columns ``[*lead, *F]`` of another layout.
-
-        Raises
-        ------
-        ArgumentError
-            Keys, shapes, dtypes or batch dims differ.
-        """
+        """Refuse columns ``[*lead, *F]`` of another layout."""
         lane_shape = _lane_shape(lead, ndim)
         if lane_shape != self.lane_shape:
             raise ArgumentError(

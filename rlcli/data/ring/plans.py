@@ -230,12 +230,8 @@ class WritePlan:
 class ReadPlan:
     """How all keys of some rows are read.
 
-    Parameters
-    ----------
-    contents : Contents
-        Laid out.
-    memory : Memory
-        Of its storage.
+    `contents`: laid out.
+    `memory`: of its storage.
     """
 
     def __init__(self, contents: Contents, memory: Memory) -> None:

@@ -334,12 +334,8 @@ class Ring:
 
         In memory a Ctrl-C comes before the write, or after it.
 
-        Parameters
-        ----------
-        count : int
-            Rows that are written behind the newest one.
-        rows : int64 array ``[N]``, optional
-            Rows that are written over.
+        `count`: rows that are written behind the newest one.
+        `rows` (int64 array ``[N]``): rows that are written over.
         """
         storage, first = self.storage, not self.fields
         due = not first and storage.due(count)

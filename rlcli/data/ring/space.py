@@ -21,12 +21,8 @@ import numpy as np
 class RingSpace:
     """See the module.
 
-    Attributes
-    ----------
-    steps : int
-        That the ring holds.
-    lanes : int
-        Rows of a step.
+    `steps`: that the ring holds.
+    `lanes`: rows of a step.
     """
 
     steps: int

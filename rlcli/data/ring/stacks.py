@@ -67,11 +67,6 @@ class FrameStacks:
     frame : Field
         What is stored of a row.
     heads : StackHeads
-
-    Raises
-    ------
-    ArgumentError
-        The first dim is no multiple of `frames`.
     """
 
     def __init__(self, key: Key, field: Field, frames: int, space: RingSpace) -> None:

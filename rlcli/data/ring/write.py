@@ -188,13 +188,7 @@ def _changed(contents: Contents, rows: np.ndarray, columns: Mapping[Key, Tensor]
 
 @contextlib.contextmanager
 def room_for(rows: int) -> Iterator[None]:
-    """Make room in here, before anything changes; running out of memory is said in a sentence.
-
-    Raises
-    ------
-    ResourceError
-        Instead of MemoryError.
-    """
+    """Make room in here, before anything changes; running out of memory is said in a sentence."""
     try:
         yield
     except MemoryError as error:

@@ -219,14 +219,7 @@ def is_ours(sampler: Sampler) -> bool:
 
 
 def need_draw(ring: Ring, draw: Draw) -> None:
-    """Refuse a draw that compiled passes cannot follow: they take rows and lengths as a sampler gives them.
-
-    Raises
-    ------
-    ArgumentError
-        Rows are no whole numbers in one dim, or some are not stored; slices are of other lengths than its rows, or
-        what it says beside them is of other rows.
-    """
+    """Refuse a draw that compiled passes cannot follow: they take rows and lengths as a sampler gives them."""
     if not isinstance(draw, Draw):
         raise ArgumentError("a sampler gives a Draw", why=f"got {type(draw).__name__}", fix="return Draw(rows).")
     _need_live(ring, draw)

@@ -266,10 +266,8 @@ def need_no_span(kind: type, slices: Mapping[str, Any]) -> None:
 class SliceMarks:
     """Writes the boundary keys.
 
-    Parameters
-    ----------
-    truncated_key : key or None
-        `done` and `terminated` are its siblings. None: only `is_init` is written, and repeats that pad end nothing.
+    `truncated_key`: `done` and `terminated` are its siblings. None: only `is_init` is written, and repeats that pad end
+    nothing.
     """
 
     def __init__(self, truncated_key: Key | None) -> None:

@@ -145,11 +145,6 @@ class Region:
     folder : Path
     make : bool
         It is new.
-
-    Raises
-    ------
-    ResourceError
-        It is gone.
     """
 
     def __init__(self, folder: Path, *, make: bool = False) -> None:

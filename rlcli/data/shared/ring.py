@@ -180,12 +180,7 @@ def _pieces(marks: np.ndarray) -> list[int]:
 
 
 def _refuse_private(storage: Storage, frame_stack: Any, codes: bool) -> None:
-    """Refuse what needs the memory of the process that writes.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """Refuse what needs the memory of the process that writes."""
     reason = storage.private()
     if reason is None and frame_stack is not None:
         reason = "frame_stack keeps parts of stacks in the process that writes"

@@ -229,13 +229,7 @@ class SideFile:
         self._memory = map_file(path, max(size, 1)).numpy()[:size].reshape(slots, width)
 
     def write(self, rows: np.ndarray) -> None:
-        """The next slots, uint8 ``[N, width]``.
-
-        Raises
-        ------
-        ResourceError
-            There is no room for them.
-        """
+        """The next slots, uint8 ``[N, width]``."""
         stop = self.used + len(rows)
         if stop > self._room:
             assert self._disk is not None

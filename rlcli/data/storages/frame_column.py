@@ -71,13 +71,7 @@ class FrameColumn:
         return self.codes.nbytes + self._grounds.nbytes + beside
 
     def reserve(self, rows: np.ndarray) -> None:
-        """Have the memory for a `write` to these rows; nothing that is read changes.
-
-        Raises
-        ------
-        ResourceError
-            There is none.
-        """
+        """Have the memory for a `write` to these rows; nothing that is read changes."""
         try:
             self._grow(int(rows.max(initial=-1)) + 1)
             self.codes.reserve(2 * len(rows), max(self.width, self._room))  # the frames after them are coded too

@@ -95,11 +95,6 @@ class Segment:
     folder, number, version
         It is there already, and this process may write it.
     layout : SegmentLayout
-
-    Raises
-    ------
-    DamagedDataError
-        Its size is another.
     """
 
     def __init__(self, folder: Path, number: int, version: int, layout: SegmentLayout) -> None:
@@ -243,15 +238,7 @@ class SegmentTable:
     ) -> None:  # fmt: skip
         """Write the steps `[first, stop)` into new files of another table, of as many rows a segment.
 
-        Parameters
-        ----------
-        again : callable
-            Gives the other's columns.
-
-        Raises
-        ------
-        ResourceError
-            The disk has no room; nothing was written that this table knows of, and the other knows what was.
+        `again`: gives the other's columns.
         """
         rows, numbers = self.rows, range(first // self.rows, -(-stop // self.rows))
         disk.require(folder, other.layout.size * len(numbers))

@@ -107,10 +107,7 @@ def _ended(ring: Ring, rows: np.ndarray) -> np.ndarray:
 def open_frames(path: Path, make: Callable[..., ReplayBuffer]) -> ReplayBuffer:
     """A buffer over a folder of segments.
 
-    Parameters
-    ----------
-    make : callable
-        From storage and next_obs to an empty buffer.
+    `make`: from storage and next_obs to an empty buffer.
     """
     segments = SegmentReader(path)
     segments.need_all()
@@ -141,15 +138,7 @@ def _in_memory(segments: SegmentReader, ndim: int, make: Callable[..., ReplayBuf
 
 
 def open_rows(path: Path) -> MappedStorage:
-    """What the last commit of a `LazyMemmapStorage` names; every checksum is compared.
-
-    Raises
-    ------
-    ResourceError
-        Nothing was committed yet.
-    DamagedDataError
-        A file is missing, cut, grown or altered, or no state was committed with the rows.
-    """
+    """What the last commit of a `LazyMemmapStorage` names; every checksum is compared."""
     said = Committed(path / JOURNAL)
     while True:
         try:

@@ -107,13 +107,7 @@ def places(folder: Path) -> Iterator[Place]:
 
 
 def newest_of(kind: SealedFolders, folder: Path) -> Path | None:
-    """The folder itself if it is one of them, or the newest in it that is whole; None where there is none.
-
-    Raises
-    ------
-    DamagedDataError
-        There are some, and all are damaged.
-    """
+    """The folder itself if it is one of them, or the newest in it that is whole; None where there is none."""
     if kind.sequence(folder) >= 0 and (folder / MANIFEST).is_file():
         return folder
     path, damaged = kind.newest(folder)
@@ -205,10 +199,7 @@ class Checked(NamedTuple):
 def check_files(folder: Path, names: Collection[str]) -> Iterator[Checked]:
     """The files of a folder that its journal or its manifest names; nothing where it has neither and never had.
 
-    Parameters
-    ----------
-    names : collection of str
-        Of the files in it.
+    `names`: of the files in it.
     """
     dumped = DUMPS.sequence(folder) >= 0
     if MANIFEST in names or dumped or CHECKPOINTS.sequence(folder) >= 0:

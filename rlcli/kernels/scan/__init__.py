@@ -158,7 +158,7 @@ def backend_for(asked: str, like: Tensor) -> str:
         return fast if usable and fast is not None else "reference"
     if like.dtype not in DTYPES:
         raise ArgumentError(f"the {asked} backend takes float32 and float64", why=f"got {like.dtype}", fix=FIX)
-    if asked != fast and not (asked == "triton" and interpreted()):
+    if asked != fast and not (asked == "triton" and os.environ.get("TRITON_INTERPRET") == "1"):
         raise ArgumentError(
             f"the {asked} backend cannot be used here", why=f"the tensors are on {like.device}", fix=FIX
         )
@@ -167,11 +167,6 @@ def backend_for(asked: str, like: Tensor) -> str:
             "the triton backend needs triton", why="it is not installed", fix='pip install "rlcli[gpu]"'
         )
     return asked
-
-
-def interpreted() -> bool:
-    """Whether Triton runs kernels on the CPU, one operation at a time."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def _has_triton() -> bool:

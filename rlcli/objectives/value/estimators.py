@@ -264,11 +264,6 @@ def make_estimator(
         V-trace alone reads it.
     options : dict
         Of the estimator; `gamma` is 0.99 and `lmbda` 0.95 where they are not given.
-
-    Raises
-    ------
-    ArgumentError
-        There is no such kind.
     """
     name = kind.value if isinstance(kind, ValueEstimators) else kind
     known = tuple(dict.fromkeys((*(ours.value for ours in ValueEstimators), *registry.names("estimator"))))

@@ -20,7 +20,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Size, Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from rlcli.errors import ArgumentError
 from rlcli.keys import IS_INIT, Key, show, under_next, unravel
@@ -34,10 +34,8 @@ from rlcli.transforms.primer import recurrent_parts
 class Chunks:
     """Parts of a batch.
 
-    Parameters
-    ----------
-    number, size : int, optional
-        At most one: so many parts of equally many rows, or parts of so many elements of the leading dim. Neither: one.
+    `number` and `size`: at most one: so many parts of equally many rows, or parts of so many elements of the leading
+    dim. Neither: one.
     """
 
     def __init__(self, number: int | None, size: int | None) -> None:
@@ -106,12 +104,8 @@ class _OnMeta(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         given = (args, kwargs or {})
         if getattr(func, "__name__", None) in _PRODUCTS:
-            given = tree_map(lambda x: x.to(self._dtype) if _is_float32(x) else x, given)
+            given = tree_map_only(Tensor, lambda x: x.to(self._dtype) if x.dtype is torch.float32 else x, given)
         return func(*given[0], **given[1])
-
-
-def _is_float32(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.dtype is torch.float32
 
 
 def _called(net: Any, columns: Columns, key: Key, rows: int) -> dict[Key, Tensor]:
@@ -136,12 +130,8 @@ def _called(net: Any, columns: Columns, key: Key, rows: int) -> dict[Key, Tensor
 class RowValues:
     """A feed-forward value network as a function from rows to values.
 
-    Parameters
-    ----------
-    network : TensorDictModule
-        Writes the value under `state_value`, or else under the last of its out_keys.
-    compute_dtype : torch.dtype, optional
-        The lower precision it is called in.
+    `network`: writes the value under `state_value`, or else under the last of its out_keys.
+    `compute_dtype`: the lower precision it is called in.
     """
 
     state_keys: tuple[Key, ...] = ()

@@ -210,10 +210,8 @@ class _Calls(TorchDispatchMode):
 
     Versions of tensors would not do: tensors of inference mode have none, and `.data` evades them.
 
-    Attributes
-    ----------
-    spoiled : set of nn.Module
-        Layers whose parameters were used outside of their own call, or whose output was written to after it.
+    `spoiled` (set of nn.Module): layers whose parameters were used outside of their own call, or whose output was
+    written to after it.
     """
 
     supports_higher_order_operators = True

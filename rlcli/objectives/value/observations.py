@@ -116,10 +116,7 @@ class Observations:
 class Picker:
     """Picked observations, made a stretch at a time.
 
-    Attributes
-    ----------
-    known : bool Tensor ``[M]`` or None
-        Which of them were kept; None: all.
+    `known` (bool Tensor ``[M]`` or None): which of them were kept; None: all.
     """
 
     def __init__(

@@ -158,10 +158,6 @@ def check_columns(
     observed : sequence of (key, next observation)
         What the value network reads, and the next of it as the batch keeps it; None where it does not.
     masks : dict of key to Tensor
-
-    Raises
-    ------
-    ArgumentError
     """
     if not math.prod(td.shape):  # td.numel() is at least 1
         raise ArgumentError("the batch has no rows", why=f"its shape is {tuple(td.shape)}")
@@ -202,10 +198,7 @@ def _one_a_row(td: TensorDictBase, key: Key, x: Tensor) -> None:
 def check_features(reward: Tensor, values: Values, names: tuple[Key, Key]) -> None:
     """Refuse values whose shape is not the reward's: they would broadcast, and pair wrong steps.
 
-    Parameters
-    ----------
-    names : (Key, Key)
-        Of the reward and of the value.
+    `names`: of the reward and of the value.
     """
     for name, x in ((show(names[1]), values.value), (f"next {show(names[1])}", values.next_value)):
         if x.shape != reward.shape:
@@ -261,10 +254,6 @@ def check_numbers(
         Of the reward and of the value.
     time : int
         The batch dim that is time.
-
-    Raises
-    ------
-    NumericsError, ArgumentError
     """
     if reward.is_meta or not may_ask(reward):
         return

@@ -104,12 +104,8 @@ class Slots(NamedTuple):
 def slots_of(reset: Tensor, budget: int) -> Slots:
     """Lay out rows.
 
-    Parameters
-    ----------
-    reset : bool Tensor ``[R, T]``
-        Steps that are cut but not terminated; that of the last step does not matter.
-    budget : int
-        Slots beside `T`; the successor of the last step takes one.
+    `reset` (bool Tensor ``[R, T]``): steps that are cut but not terminated; that of the last step does not matter.
+    `budget`: slots beside `T`; the successor of the last step takes one.
     """
     rows, steps = reset.shape
     count, device = steps + budget, reset.device

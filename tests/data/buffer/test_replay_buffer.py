@@ -71,6 +71,7 @@ def test_a_batch_of_envs_lies_env_after_env_in_a_flat_storage_and_side_by_side_i
     assert lanes[rows]["x"].tolist() == [0, 1, 2, 3, 4, 5] and rows.tolist() == [0, 2, 4, 1, 3, 5]
     assert lanes[:]["x"].tolist() == lanes[0:2]["x"].tolist() == lanes[...]["x"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert lanes[:, 0]["x"].tolist() == [0, 3] and lanes[1, -1]["x"].item() == 5 and lanes[3]["x"].item() == 4
+    assert lanes[torch.tensor([1]), torch.tensor([2])]["x"].tolist() == [5]
     lanes[:, :2] = lanes[:, 1:]
     assert lanes[:]["x"].tolist() == [[1, 2, 2], [4, 5, 5]]
     with pytest.raises(ArgumentError, match=r"the buffer is \[2, 3\]: index 2 is out of bounds"):
