@@ -20,7 +20,7 @@ from rlcli.collectors.answers import say
 from rlcli.collectors.shared_batch import SharedBatch
 from rlcli.collectors.worker import TARGET, Part, Sent, signs_of
 from rlcli.collectors.worker_record import WorkerRecord
-from rlcli.errors import ArgumentError, EnvError, RlcliError, in_words, one_of
+from rlcli.errors import ArgumentError, EnvError, RlcliError, StoppedSafely, in_words, one_of
 from rlcli.keys import Key, show
 from rlcli.lanes.lanes import Schema
 from rlcli.processes.channel import packed
@@ -296,6 +296,8 @@ class CollectorCrew:
             except Lost as lost:
                 self._replace(lost.index, lost)
                 continue
+            except StoppedSafely:  # of `Crew.check`: no worker's
+                raise
             except Exception as error:
                 index = self.crew.awaited
                 error.add_note(f"In {self._place(index)}.")
@@ -330,6 +332,8 @@ class CollectorCrew:
         while self.outstanding():
             try:
                 found.append(self.next())
+            except StoppedSafely:
+                raise
             except Exception as error:
                 errors.setdefault(self.crew.awaited, error)
             if came is not None:

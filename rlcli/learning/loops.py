@@ -65,6 +65,7 @@ class Loop(ABC):
         """Train; returns early only by raising (StoppedSafely among others)."""
         collector, hooks = self.collector, self.hooks
         self.update.look = hooks.look
+        collector.interrupt_by(hooks.look)
         hooks.begin(collector.frames)
         try:
             while collector.frames < self.total_frames:

@@ -65,6 +65,8 @@ class Crew:
         One number a worker, in shared memory: where it changes, its patience begins anew.
     watch : callable, optional
         Asked about workers that are waited for, about twice a second each: why one is to be killed, and is lost; or "".
+    check : callable, optional
+        Called about twice a second while `first` waits; what it raises ends the wait.
     failed : dict of int to BaseException
         What became of workers that were not replaced: `Lost`, or, where the crew goes on, what one raised.
     """
@@ -74,6 +76,7 @@ class Crew:
     patience: float | None = None
     progress: np.ndarray | None = None
     watch: Callable[[int], str] | None = None
+    check: Callable[[], object] | None = None
 
     def __init__(self, workers: Sequence[Worker], *, goes_on: bool = False) -> None:
         self.workers, self.goes_on = list(workers), goes_on
@@ -261,6 +264,8 @@ class Crew:
         for fd in asked:
             poll.register(fd, select.POLLIN)
         while True:
+            if self.check is not None:
+                self.check()
             here = [fd for fd, index in asked.items() if self.workers[index].channel.whole]  # taking it was broken off
             ready = here or [fd for fd, _ in poll.poll(1000 * _LOOK)]
             self._look_again(index for fd, index in asked.items() if fd not in ready)

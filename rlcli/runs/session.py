@@ -229,7 +229,6 @@ class Held(NamedTuple):
 
 FREE_SECONDS, SHARE = 0.2, 0.01  # of CPU time, and of a run's, that copies of its state may take
 SPARE_ROWS = 64  # of a buffer, that may be written before the next copy
-PATIENCE = 5.0  # seconds that a run which is asked to stop may take for its batch: schedulers kill after 30
 
 
 class Saver:
@@ -320,9 +319,9 @@ class Saver:
         Raises
         ------
         StoppedSafely
-            The run was asked to stop `PATIENCE` seconds ago: `rescuing` saves the state before this batch.
+            The run was asked to stop some seconds ago (`StopSignals.overdue`): `rescuing` saves the state before this batch.
         """
-        if self.stop.requested and self.stop.waiting > PATIENCE:
+        if self.stop.overdue:
             raise self._stopped(self._saved_at if self._held is None else self._held.frames)
 
     def _stopped(self, frames: int) -> StoppedSafely:
