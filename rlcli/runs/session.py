@@ -21,7 +21,7 @@ import torch
 from rlcli.collectors.frames import steps_of
 from rlcli.config import registry
 from rlcli.config.resolved import settings, to_dict
-from rlcli.config.run_files import EPISODES, METRICS
+from rlcli.config.run_files import EPISODES, METRICS, SEGMENTS
 from rlcli.config.schemas import CollectConfig
 from rlcli.data.files.disk import Disk
 from rlcli.data.files.state import copied
@@ -41,6 +41,7 @@ from rlcli.report.metrics import Figures
 from rlcli.report.reporter import Facts, Reporter
 from rlcli.runs import checkpoint, random_streams
 from rlcli.runs.folder import (
+    BUFFER,
     CHECKPOINTS,
     EVENTS,
     EVIDENCE,
@@ -82,7 +83,33 @@ def new_run(cfg: CollectConfig, verb: str, overrides: Sequence[str]) -> Iterator
 def resumed_run(run: Run) -> Iterator[StopSignals]:
     """The signals that stop a run that goes on; its folder is locked meanwhile."""
     with own_descriptors(), StopSignals() as stop, RunLock(run.path), kept_in(run.path):
+        _need_own(run)
         yield stop
+
+
+def _need_own(run: Run) -> None:
+    """Refuse to write where a run shares a folder with another, and give it files of its own where it shares those.
+
+    Resuming removes old checkpoints and rows, and writes to some files in place. A copy by `cp -al` shares its files, in
+    whichever of the two the run goes on.
+
+    Raises
+    ------
+    ResourceError
+        One of its folders is a link, or the disk refuses.
+    """
+    for folder in (CHECKPOINTS, checkpoint.BEST, BUFFER, SEGMENTS):
+        if (run.path / folder).is_symlink():
+            raise ResourceError(
+                f"the folder {folder} of this run is a link", where=str(run.path / folder),
+                why="a run that goes on removes old files there, which another run may use",
+                fix="Move that folder back into the run folder. The whole run folder may be a link to another disk, and "
+                "storage.scratch_dir keeps the rows of a new run elsewhere.",
+            )  # fmt: skip
+    for folder in (run.path, run.path / BUFFER, run.path / SEGMENTS):
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if path.name != LOCK and path.is_file() and path.stat().st_nlink > 1:
+                Disk().unshare(path)
 
 
 # ---- its report ---------------------------------------------------------------------------------------------------
