@@ -128,7 +128,7 @@ class BaseCollector:
         raise NotImplementedError
 
     def interrupt_by(self, check: Callable[[], object]) -> None:
-        """Have `check` called before each step, or while workers collect about twice a second: raising ends the batch."""
+        """Have `check` called before each step, or about twice a second while workers collect: raising ends a batch."""
         raise NotImplementedError
 
     def steps_left(self) -> int:

@@ -90,8 +90,7 @@ def resumed_run(run: Run) -> Iterator[StopSignals]:
 def _need_own(run: Run) -> None:
     """Refuse to write where a run shares a folder with another, and give it files of its own where it shares those.
 
-    Resuming removes old checkpoints and rows, and writes to some files in place. A copy by `cp -al` shares its files, in
-    whichever of the two the run goes on.
+    Resuming removes old checkpoints and rows, and writes to some files in place; a copy by `cp -al` shares all files.
 
     Raises
     ------
@@ -103,11 +102,11 @@ def _need_own(run: Run) -> None:
             raise ResourceError(
                 f"the folder {folder} of this run is a link", where=str(run.path / folder),
                 why="a run that goes on removes old files there, which another run may use",
-                fix="Move that folder back into the run folder. The whole run folder may be a link to another disk, and "
+                fix="Move that folder back into the run folder. The run folder itself may be a link to another disk, and "
                 "storage.scratch_dir keeps the rows of a new run elsewhere.",
             )  # fmt: skip
-    for folder in (run.path, run.path / BUFFER, run.path / SEGMENTS):
-        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+    for place in (run.path, run.path / BUFFER, run.path / SEGMENTS):
+        for path in sorted(place.iterdir()) if place.is_dir() else ():
             if path.name != LOCK and path.is_file() and path.stat().st_nlink > 1:
                 Disk().unshare(path)
 
@@ -346,7 +345,7 @@ class Saver:
         Raises
         ------
         StoppedSafely
-            The run was asked to stop some seconds ago (`StopSignals.overdue`): `rescuing` saves the state before this batch.
+            The run was asked to stop some seconds ago: `rescuing` saves the state before this batch.
         """
         if self.stop.overdue:
             raise self._stopped(self._saved_at if self._held is None else self._held.frames)
