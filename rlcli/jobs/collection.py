@@ -222,9 +222,10 @@ class Collection:
 
     def stopped(self) -> StoppedSafely:
         """What ends a run that was asked to stop."""
+        frames = self.collector.frames
         return StoppedSafely(
-            f"stopped by {self.stop.reason} at {self.collector.frames:,} frames", where=str(self.run.path),
-            why="all of them are on disk", fix=f"Resume with: {resume_command(self.run)}",
+            f"stopped by {self.stop.reason} at {frames:,} frames", where=str(self.run.path),
+            why="all of them are on disk" if frames else None, fix=f"Resume with: {resume_command(self.run)}",
         )  # fmt: skip
 
     # ---- states ------------------------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ def _need_own(run: Run) -> None:
             raise ResourceError(
                 f"the folder {folder} of this run is a link", where=str(run.path / folder),
                 why="a run that goes on removes old files there, which another run may use",
-                fix="Move that folder back into the run folder. The run folder itself may be a link to another disk, and "
+                fix="Move that folder back into the run folder. The run folder itself may be a link, and "
                 "storage.scratch_dir keeps the rows of a new run elsewhere.",
             )  # fmt: skip
     for place in (run.path, run.path / BUFFER, run.path / SEGMENTS):

@@ -59,6 +59,7 @@ PLACES = {
     "in the first batch": ("rlcli.collectors.loop.BoundBatch", "run", 1),
     "between two steps of an update": (Step, "__call__", 20),
     "while a checkpoint is written": ("rlcli.runs.session.checkpoint", "save", 2),
+    "in a first step": ("gymnasium.envs.classic_control.CartPoleEnv", "step", 100),
     "in a step": ("gymnasium.envs.classic_control.CartPoleEnv", "step", 300),
     "while workers collect": ("rlcli.processes.crew.Crew", "_first", 5),
 }
@@ -132,7 +133,12 @@ MULTI = ["collector=multi_sync", "collector.num_workers=2", "collector.on_worker
 
 @pytest.mark.parametrize(
     ("place", "words"),
-    [("in a step", ["train"]), ("in a step", ["collect"]), ("while workers collect", ["train", *MULTI])],
+    [
+        ("in a step", ["train"]),
+        ("in a step", ["collect"]),
+        ("in a first step", ["collect"]),
+        ("while workers collect", ["train", *MULTI]),
+    ],
 )
 def test_a_batch_that_takes_too_long_after_a_signal_is_given_up(rlcli, monkeypatch, tmp_path, place, words):
     assert rlcli(*words, "run.dir=whole", "env.mode=serial").code == 0
@@ -148,7 +154,8 @@ def test_a_batch_that_takes_too_long_after_a_signal_is_given_up(rlcli, monkeypat
         raise_within(patch, place, signal.SIGTERM)
         answer = rlcli(*words, "run.dir=r", "env.mode=serial")
     frames = 128 * (len(calls) - 1)
-    assert answer.code == 75 and f"stopped by SIGTERM at {frames} frames" in answer.err and frames
+    assert answer.code == 75 and f"stopped by SIGTERM at {frames} frames" in answer.err
+    assert bool(frames) == (place != "in a first step")
     assert statuses("r") == ("stopped", frames) and rlcli("resume", "r").code == 0
     if words == ["collect"]:
         one, other = (open_segments(Path(name, "data")) for name in ("whole", "r"))
