@@ -71,6 +71,20 @@ def building(env_id: str, *, settings: bool = True) -> Iterator[None]:
         raise EnvError("the environment could not be built", where=env_id, why=in_words(error)) from error
 
 
+@contextlib.contextmanager
+def beside(others: int) -> Iterator[None]:
+    """While one more env is built in a process: where it has `others`, an error names the keys that keep them apart."""
+    try:
+        yield
+    except EnvError as error:
+        if others and error.fix is None:
+            error.fix = (
+                f"{others} of them could be built in this process. If no more can be in one: env.mode=parallel "
+                "env.per_worker=1, or env.num=1; of evaluations run.eval_envs=1."
+            )
+        raise
+
+
 def need_env(env: Any, name: str | None = None) -> None:
     """Refuse what is no gymnasium env.
 
