@@ -21,7 +21,7 @@ from typing import Any
 import gymnasium as gym
 
 from rlcli.config.installed import EXTRAS, install, known_ids
-from rlcli.errors import ConfigError, EnvError, ResourceError, RlcliError, in_words
+from rlcli.errors import ConfigError, EnvError, ResourceError, RlcliError, in_words, without_display
 
 # what an id's entry point needs -> what installs it
 _BROUGHT_BY = {
@@ -68,7 +68,9 @@ def building(env_id: str, *, settings: bool = True) -> Iterator[None]:
             raise ConfigError(
                 f"{env_id} does not take these settings", where="env.kwargs", why=in_words(error)
             ) from error
-        raise EnvError("the environment could not be built", where=env_id, why=in_words(error)) from error
+        raise EnvError(
+            "the environment could not be built", where=env_id, why=in_words(error), fix=without_display(error)
+        ) from error
 
 
 @contextlib.contextmanager

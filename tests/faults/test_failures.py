@@ -189,5 +189,5 @@ def test_on_a_full_disk_the_older_checkpoint_makes_room(rlcli, monkeypatch, tmp_
     with monkeypatch.context() as patch:
         patch.setattr(Disk, "at", full)
         answer = rlcli("train", "run.dir=r")
-    assert answer.code == 5 and "Saved at 768 frames; go on from there: rlcli resume r" in answer.err
+    assert answer.code == 5 and "Saved at 768 frames; resume with: rlcli resume r" in answer.err
     assert rlcli("resume", "r").code == 0 and ended(tmp_path / "r") == ended(tmp_path / "whole")
