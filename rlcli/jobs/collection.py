@@ -217,7 +217,7 @@ class Collection:
 
     def stop_if_overdue(self) -> None:
         """In the middle of a batch, which is given up where a signal came some seconds ago."""
-        if self.stop.overdue:
+        if self.stop.requested and self.stop.overdue:  # asked once a step
             raise self.stopped()
 
     def stopped(self) -> StoppedSafely:

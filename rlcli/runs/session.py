@@ -347,7 +347,7 @@ class Saver:
         StoppedSafely
             The run was asked to stop some seconds ago: `rescuing` saves the state before this batch.
         """
-        if self.stop.overdue:
+        if self.stop.requested and self.stop.overdue:  # asked once a step
             raise self._stopped(self._saved_at if self._held is None else self._held.frames)
 
     def _stopped(self, frames: int) -> StoppedSafely:
