@@ -128,6 +128,7 @@ def test_a_signal_between_two_envs_that_are_made_ends_the_run_and_leaves_nothing
     assert f"Start it with: rlcli {verb} " in answer.err and "after this batch" not in answer.err
 
 
+DQN = ["train", "recipe=dqn_cartpole"]
 MULTI = ["collector=multi_sync", "collector.num_workers=2", "collector.on_worker_error=restart"]
 
 
@@ -137,6 +138,7 @@ MULTI = ["collector=multi_sync", "collector.num_workers=2", "collector.on_worker
         ("in a step", ["train"]),
         ("in a step", ["collect"]),
         ("in a first step", ["collect"]),
+        ("in a first step", DQN),
         ("while workers collect", ["train", *MULTI]),
     ],
 )
