@@ -70,6 +70,14 @@ def in_words(error: BaseException, limit: int = 400) -> str:
     return f"{kind}: {text}" if text else kind
 
 
+def without_display(error: BaseException) -> str | None:
+    """What to type where an exception speaks of a display that is not there."""
+    words = in_words(error).lower()
+    if os.environ.get("DISPLAY") or not any(word in words for word in ("opengl", "display", "glfw")):
+        return None
+    return "Without a display, begin the command with MUJOCO_GL=egl (MuJoCo) or PYGLET_HEADLESS=1 (pyglet)."
+
+
 def _raised_at(error: BaseException) -> str:
     """` at package/file.py:142: assert joints`; nothing where no code but ours was running."""
     import re  # few need them

@@ -204,7 +204,17 @@ def _silence(stream: int) -> None:
 def _attended(verb: str) -> Iterator[None]:
     """A verb that makes runs answers SIGTERM from its first moment on; a library's warning takes one line."""
     show = warnings.showwarning
-    warnings.showwarning = _in_one_line
+    said: set[str] = set()
+
+    def in_one_line(message: Warning | str, *place: Any, **more: Any) -> None:
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", str(message)).removeprefix(
+            "WARN: "
+        )  # gymnasium colours its own, and says so
+        if (line := f"warning: {' '.join(plain.split())}") not in said:
+            said.add(line)
+            print(line, file=sys.stderr)
+
+    warnings.showwarning = in_one_line
     try:
         with _answering() if verb in ("train", "collect", "resume") else contextlib.nullcontext():
             yield
@@ -216,11 +226,6 @@ def _answering() -> contextlib.AbstractContextManager[Any]:
     from rlcli.runs.signals import BeforeTheRun
 
     return BeforeTheRun()
-
-
-def _in_one_line(message: Warning | str, *place: Any, **more: Any) -> None:
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(message)).removeprefix("WARN: ")  # gymnasium colours its own, and says so
-    print(f"warning: {' '.join(plain.split())}", file=sys.stderr)
 
 
 def _take(words: list[str], flag: str, value_name: str) -> tuple[list[str], list[str]]:

@@ -34,7 +34,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     total = 0
     runs = {found.path.resolve(): found for path in paths for found in all_runs(path)}
     for found in runs.values():
-        if found.status != "done" or len(found.checkpoints) < 2:
+        if found.status != "done" or len(found.checkpoints) < 2 or (found.path / CHECKPOINTS).is_symlink():
             continue
         try:
             with RunLock(found.path):

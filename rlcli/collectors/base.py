@@ -121,6 +121,10 @@ class BaseCollector:
         """The next raw batch, of so many steps of each env."""
         raise NotImplementedError
 
+    def interrupt_by(self, check: Callable[[], object]) -> None:
+        """Have `check` called before each step, or about twice a second while workers collect: raising ends a batch."""
+        raise NotImplementedError
+
     def steps_left(self) -> int:
         """Steps per env of the next batch; 0 when `total_frames` are collected."""
         raise NotImplementedError

@@ -11,7 +11,7 @@ import dataclasses
 import math
 import operator
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,6 +46,7 @@ from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.errors import ArgumentError, in_words
 from rlcli.keys import DONE, POLICY_VERSION, REWARD, TRUNCATED, Key
 from rlcli.lanes.bounds import Bounds
+from rlcli.lanes.parallel_lanes import ParallelLanes
 from rlcli.specs.base import Device
 
 if TYPE_CHECKING:
@@ -258,6 +259,7 @@ class Collector(BaseCollector):
             self.lanes = self._face[0]
             s.check_lanes(self.lanes.n)
             self.stream = TorchStream(s.process_seed(self.seed), self.placement.policy)
+            self._check: Callable[[], object] | None = None
             self._looked = False  # at what the env shows
             self._limit: int | None = None  # of episodes, beside `max_frames_per_traj`
             self._connect()
@@ -331,6 +333,8 @@ class Collector(BaseCollector):
         if steps < 1:
             raise ArgumentError("a batch has at least one step", why=f"got {steps}")
         self.stream.shared = self.background.mine
+        if self._check is not None:
+            self.engine.legs = self._checked
         left = max(0, self.init_random_frames - self.frames) if random_steps is None else random_steps * self.lanes.n
         self.look(left)
         if left and not self._stepping.init_random_frames:
@@ -346,6 +350,18 @@ class Collector(BaseCollector):
             columns[POLICY_VERSION][:] = self._weights.versions(*columns[POLICY_VERSION].shape)
         self.frames += math.prod(filled.shape)
         return dataclasses.replace(filled, done=done)
+
+    def interrupt_by(self, check: Callable[[], object]) -> None:
+        self._check = check
+        if isinstance(self.lanes, ParallelLanes):  # one of their workers may hang in a step
+            self.lanes.crew.check = check
+
+    def _checked(self, first: int, last: int) -> Iterator[int]:
+        check = self._check
+        assert check is not None
+        for t in range(first, last):
+            check()
+            yield t
 
     def look(self, random_frames: int) -> None:
         """Before the first batch: an env of the user's may show other than its specs say."""

@@ -285,7 +285,7 @@ class CollectorCrew:
             except Lost as lost:
                 self._replace(lost.index, lost)
                 continue
-            except StoppedSafely:  # of no worker
+            except StoppedSafely:  # of `Crew.check`: no worker's
                 raise
             except Exception as error:
                 index = self.crew.awaited

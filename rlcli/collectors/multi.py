@@ -419,6 +419,9 @@ class MultiProcessCollector(BaseCollector):
         if isinstance(self.background.failure, ShutDown):
             self.background.failure = None
 
+    def interrupt_by(self, check: Callable[[], object]) -> None:
+        self.crew.crew.check = check
+
     def _close(self) -> None:
         super()._close()
         self._weights.close()

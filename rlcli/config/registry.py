@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from rlcli.config.parts import CHOICES, NAMED, REGISTERED, Part
 from rlcli.config.problem import unknown
-from rlcli.errors import ConfigError, RlcliError, in_words
+from rlcli.errors import ConfigError, RlcliError, in_words, without_display
 
 # Kind of part -> the group that chooses one; an algorithm is what `loss=` names
 GROUPS = {
@@ -340,6 +340,9 @@ def import_package(name: str) -> None:
                 where="--import",
                 fix="It is looked for in the working folder and among the installed packages.",
             ) from None
-        raise ConfigError(f"the package {name!r} cannot be imported", where="--import", why=in_words(error)) from error
+        raise ConfigError(
+            f"the package {name!r} cannot be imported", where="--import", why=in_words(error),
+            fix=without_display(error),
+        ) from error  # fmt: skip
     if name not in imported:
         imported.append(name)

@@ -23,6 +23,7 @@ from rlcli.envs.serial import SerialEnv
 from rlcli.envs.transformed import TransformedEnv, transforms_on
 from rlcli.errors import ConfigError, ResourceError, RlcliError, in_words
 from rlcli.keys import ACTION_MASK, Key, as_tuple, unravel
+from rlcli.lanes.building import beside
 from rlcli.lanes.engines import auto_prefers_native
 from rlcli.lanes.make import configured, numbered, set_limit, set_stickiness
 from rlcli.lanes.shares import shared_out
@@ -114,7 +115,8 @@ def _serial(cfg: EnvConfig, lanes: int, offset: int, first: GymEnv | None, key: 
 
     def another(make: partial[GymEnv]) -> GymEnv:
         pace.another()
-        return there.pop() if there else make()
+        with beside(pace.made - 1):
+            return there.pop() if there else make()
 
     return SerialEnv(lanes, [partial(another, make) for make in _makers(cfg, lanes, offset)])
 

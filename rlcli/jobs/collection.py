@@ -83,12 +83,7 @@ def fill(collection: Collection) -> None:
         collection.start()
         _write(collection)
         if stop.requested:
-            raise StoppedSafely(
-                f"stopped by {stop.reason} at {collector.frames:,} frames",
-                where=str(run.path),
-                why="all of them are on disk",
-                fix=f"Resume with: {resume_command(run)}",
-            )
+            raise collection.stopped()
 
 
 def _write(collection: Collection) -> None:
@@ -107,6 +102,8 @@ def _write(collection: Collection) -> None:
                 _batches(collection, writer)
             finally:
                 frames = writer.frames
+    except StoppedSafely:
+        raise
     except RlcliError as error:
         if frames and (folder / JOURNAL).is_file():  # somebody may have taken the folder away
             error.fix = with_command(error.fix, f"{frames:,} frames are on disk; resume with", collection.run)
@@ -115,6 +112,7 @@ def _write(collection: Collection) -> None:
 
 def _batches(collection: Collection, writer: SegmentWriter) -> None:
     collector, reporter, clock = collection.collector, collection.reporter, collection.reporter.clock
+    collector.interrupt_by(collection.stop_if_overdue)
     try:
         while not collection.stop.requested and collector.steps_left():
             delivered = collector.deliver(stage=clock)
@@ -216,6 +214,19 @@ class Collection:
         self.reporter.start(*lines)
         if self.resumed is not None and self.resumed.segments is not None:
             self._catch_up(self.resumed.segments, self.resumed.first)
+
+    def stop_if_overdue(self) -> None:
+        """In the middle of a batch, which is given up where a signal came some seconds ago."""
+        if self.stop.requested and self.stop.overdue:  # asked once a step
+            raise self.stopped()
+
+    def stopped(self) -> StoppedSafely:
+        """What ends a run that was asked to stop."""
+        frames = self.collector.frames
+        return StoppedSafely(
+            f"stopped by {self.stop.reason} at {frames:,} frames", where=str(self.run.path),
+            why="all of them are on disk" if frames else None, fix=f"Resume with: {resume_command(self.run)}",
+        )  # fmt: skip
 
     # ---- states ------------------------------------------------------------------------------------------------
     def state(self) -> list[bytes | memoryview]:

@@ -21,7 +21,7 @@ from typing import Any
 import gymnasium as gym
 
 from rlcli.config.installed import EXTRAS, install, known_ids
-from rlcli.errors import ConfigError, EnvError, ResourceError, RlcliError, in_words
+from rlcli.errors import ConfigError, EnvError, ResourceError, RlcliError, in_words, without_display
 
 # what an id's entry point needs -> what installs it
 _BROUGHT_BY = {
@@ -68,7 +68,23 @@ def building(env_id: str, *, settings: bool = True) -> Iterator[None]:
             raise ConfigError(
                 f"{env_id} does not take these settings", where="env.kwargs", why=in_words(error)
             ) from error
-        raise EnvError("the environment could not be built", where=env_id, why=in_words(error)) from error
+        raise EnvError(
+            "the environment could not be built", where=env_id, why=in_words(error), fix=without_display(error)
+        ) from error
+
+
+@contextlib.contextmanager
+def beside(others: int) -> Iterator[None]:
+    """While one more env is built in a process: where it has `others`, an error names the keys that keep them apart."""
+    try:
+        yield
+    except EnvError as error:
+        if others and error.fix is None:
+            error.fix = (
+                f"{others} of them could be built in this process. If no more can be in one: env.mode=parallel "
+                "env.per_worker=1, or env.num=1; of evaluations run.eval_envs=1."
+            )
+        raise
 
 
 def need_env(env: Any, name: str | None = None) -> None:

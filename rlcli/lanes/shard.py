@@ -16,6 +16,7 @@ import numpy as np
 
 from rlcli.errors import EnvError, in_words
 from rlcli.lanes.actions import ActionFormat
+from rlcli.lanes.building import beside
 from rlcli.lanes.gym_lanes import GymLanes
 from rlcli.lanes.lanes import Schema
 from rlcli.lanes.observations import number_of
@@ -81,7 +82,10 @@ class Shard:
     def __init__(
         self, recipes: Sequence[bytes], first_lane: int, settings: dict[str, Any], first: gym.Env | None = None
     ) -> None:
-        made = [unpacked(recipe).make() if place or first is None else first for place, recipe in enumerate(recipes)]
+        made = [] if first is None else [first]
+        for recipe in recipes[len(made) :]:
+            with beside(len(made)):
+                made.append(unpacked(recipe).make())
         self.lanes = GymLanes(made, first_lane=first_lane, **settings)
         self.spaces = made[0].observation_space, made[0].action_space
         self.text = str(made[0])

@@ -121,11 +121,6 @@ class Hooks:
         if self.saver is not None:
             self.saver.begin(frames)
 
-    def look(self) -> None:
-        """In the middle of a batch; raises StoppedSafely where the run was asked to stop some time ago."""
-        if self.saver is not None:
-            self.saver.stop_if_overdue()
-
     def after_batch(self, loop: Followed, delivered: Delivered, batch: TensorDictBase) -> None:
         """Evaluate and report when it is due: what was collected and learned since the last report."""
         frames, new = loop.collector.frames, delivered.frames

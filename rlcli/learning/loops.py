@@ -64,7 +64,9 @@ class Loop(ABC):
     def run(self) -> None:
         """Train; returns early only by raising (StoppedSafely among others)."""
         collector, hooks = self.collector, self.hooks
-        self.update.look = hooks.look
+        if hooks.saver is not None:
+            self.update.look = hooks.saver.stop_if_overdue
+            collector.interrupt_by(hooks.saver.stop_if_overdue)
         hooks.begin(collector.frames)
         try:
             while collector.frames < self.total_frames:

@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -22,10 +22,6 @@ from rlcli.processes.worker import Worker, end
 
 _LOOK = 0.5  # seconds without an answer after which the workers are looked at
 GRACE = 2.0  # seconds for the workers to end in
-
-
-def _nothing() -> None:
-    pass
 
 
 class Lost(Exception):
@@ -67,20 +63,20 @@ class Crew:
         Seconds that workers may take to answer; who takes longer is killed, and lost.
     progress : array, optional
         One number a worker, in shared memory: where it changes, its patience begins anew.
-    meanwhile : callable
-        Of all crews: called about twice a second while answers are waited for. What it raises goes to who waits.
     watch : callable, optional
         Asked about workers that are waited for, about twice a second each: why one is to be killed, and is lost; or "".
+    check : callable, optional
+        Called about twice a second while answers are waited for; what it raises ends the wait.
     failed : dict of int to BaseException
         What became of workers that were not replaced: `Lost`, or, where the crew goes on, what one raised.
     """
 
     awaited = -1
-    meanwhile: ClassVar[Callable[[], object]] = _nothing
     is_copy = False  # in a fork of the process whose workers they are
     patience: float | None = None
     progress: np.ndarray | None = None
     watch: Callable[[int], str] | None = None
+    check: Callable[[], object] | None = None
 
     def __init__(self, workers: Sequence[Worker], *, goes_on: bool = False) -> None:
         self.workers, self.goes_on = list(workers), goes_on
@@ -360,7 +356,8 @@ class Crew:
         """Look at these workers once in a while."""
         if time.monotonic() - self._looked >= _LOOK:
             self._looked = time.monotonic()
-            Crew.meanwhile()
+            if self.check is not None:
+                self.check()
             for index in waited_for:
                 self._look_at(index)
 

@@ -21,7 +21,7 @@ import torch
 from rlcli.collectors.frames import steps_of
 from rlcli.config import registry
 from rlcli.config.resolved import settings, to_dict
-from rlcli.config.run_files import EPISODES, METRICS
+from rlcli.config.run_files import EPISODES, METRICS, SEGMENTS
 from rlcli.config.schemas import CollectConfig
 from rlcli.data.files.disk import Disk
 from rlcli.data.files.state import copied
@@ -37,11 +37,11 @@ from rlcli.errors import (
     saying_memory,
 )
 from rlcli.keys import Key, show
-from rlcli.processes.crew import Crew
 from rlcli.report.metrics import Figures
 from rlcli.report.reporter import Facts, Reporter
 from rlcli.runs import checkpoint, random_streams
 from rlcli.runs.folder import (
+    BUFFER,
     CHECKPOINTS,
     EVENTS,
     EVIDENCE,
@@ -83,7 +83,32 @@ def new_run(cfg: CollectConfig, verb: str, overrides: Sequence[str]) -> Iterator
 def resumed_run(run: Run) -> Iterator[StopSignals]:
     """The signals that stop a run that goes on; its folder is locked meanwhile."""
     with own_descriptors(), StopSignals() as stop, RunLock(run.path), kept_in(run.path):
+        _need_own(run)
         yield stop
+
+
+def _need_own(run: Run) -> None:
+    """Refuse to write where a run shares a folder with another, and give it files of its own where it shares those.
+
+    Resuming removes old checkpoints and rows, and writes to some files in place; a copy by `cp -al` shares all files.
+
+    Raises
+    ------
+    ResourceError
+        One of its folders is a link, or the disk refuses.
+    """
+    for folder in (CHECKPOINTS, checkpoint.BEST, BUFFER, SEGMENTS):
+        if (run.path / folder).is_symlink():
+            raise ResourceError(
+                f"the folder {folder} of this run is a link", where=str(run.path / folder),
+                why="a run that goes on removes old files there, which another run may use",
+                fix="Move that folder back into the run folder. The run folder itself may be a link, and "
+                "storage.scratch_dir keeps the rows of a new run elsewhere.",
+            )  # fmt: skip
+    for place in (run.path, run.path / BUFFER, run.path / SEGMENTS):
+        for path in sorted(place.iterdir()) if place.is_dir() else ():
+            if path.name != LOCK and path.is_file() and path.stat().st_nlink > 1:
+                Disk().unshare(path)
 
 
 # ---- its report ---------------------------------------------------------------------------------------------------
@@ -230,7 +255,6 @@ class Held(NamedTuple):
 
 FREE_SECONDS, SHARE = 0.2, 0.01  # of CPU time, and of a run's, that copies of its state may take
 SPARE_ROWS = 64  # of a buffer, that may be written before the next copy
-PATIENCE = 5.0  # seconds that a run which is asked to stop may take for its batch: schedulers kill after 30
 
 
 class Saver:
@@ -321,9 +345,9 @@ class Saver:
         Raises
         ------
         StoppedSafely
-            The run was asked to stop `PATIENCE` seconds ago: `rescuing` saves the state before this batch.
+            The run was asked to stop some seconds ago: `rescuing` saves the state before this batch.
         """
-        if self.stop.requested and self.stop.waiting > PATIENCE:
+        if self.stop.requested and self.stop.overdue:  # asked once a step
             raise self._stopped(self._saved_at if self._held is None else self._held.frames)
 
     def _stopped(self, frames: int) -> StoppedSafely:
@@ -395,16 +419,9 @@ class Saver:
 
     @contextlib.contextmanager
     def rescuing(self) -> Iterator[None]:
-        """What fails in here has the state after the last whole batch saved, and stays the error that it is.
-
-        Workers that hang, or whose env takes minutes to make anew, do not keep the run from stopping.
-        """
-        before, Crew.meanwhile = Crew.meanwhile, self.stop_if_overdue
+        """What fails in here has the state after the last whole batch saved, and stays the error that it is."""
         try:
-            try:
-                yield
-            finally:
-                Crew.meanwhile = before
+            yield
         except BaseException as error:
             held, self._held = self._held, None
             if held is not None and (held.frames or isinstance(error, StoppedSafely)):

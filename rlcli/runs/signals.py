@@ -21,6 +21,7 @@ from typing import ClassVar
 
 from rlcli.errors import StoppedSafely
 
+PATIENCE = 5.0  # seconds that a batch may take to be whole after a signal: schedulers kill after 30
 NOTICE = "stopping after this batch; Ctrl-C again stops now and loses the batch"
 
 
@@ -43,8 +44,8 @@ class StopSignals:
         Whether to stop at the next safe place.
     reason : str
         "SIGTERM", "SIGHUP" or "Ctrl-C"; "" before.
-    waiting : float
-        Seconds since it was requested; 0 before.
+    overdue : bool
+        Whether that was `PATIENCE` seconds ago: a batch is given up.
 
     Raises
     ------
@@ -80,9 +81,9 @@ class StopSignals:
         _put_back(self._before)
 
     @property
-    def waiting(self) -> float:
+    def overdue(self) -> bool:
         """See the class."""
-        return time.monotonic() - self._asked if self.requested else 0.0
+        return self.requested and time.monotonic() - self._asked > PATIENCE
 
     @contextlib.contextmanager
     def at_once(self, fix: str) -> Iterator[None]:

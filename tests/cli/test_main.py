@@ -240,8 +240,9 @@ def test_the_table_of_verbs_names_functions_that_exist():
         assert callable(main_module.runner(verb))
 
 
-def test_a_warning_takes_one_line_without_gymnasiums_colours(rlcli, monkeypatch):
+def test_a_warning_takes_one_line_without_gymnasiums_colours_and_comes_once(rlcli, monkeypatch):
     def warns(words, recipe_dirs):
+        gymnasium.logger.warn("Box high's\nprecision")
         gymnasium.logger.warn("Box high's\nprecision")
         return 0
 

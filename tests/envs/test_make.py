@@ -113,9 +113,16 @@ def test_a_missing_emulator_names_the_extra(monkeypatch):
 
 @pytest.mark.parametrize(
     ("error", "said"),
-    [(OSError("no such port"), "OSError: no such port"), (OSError(), r"OSError at .*test_make\.py:\d+: raise error")],
+    [
+        (OSError("no such port"), "OSError: no such port"),
+        (OSError(), r"OSError at .*test_make\.py:\d+: raise error"),
+        (OSError("an OpenGL platform library"), r".*Without a display, .* MUJOCO_GL=egl"),
+        (OSError('Cannot connect to "None" display'), r".* PYGLET_HEADLESS=1"),
+    ],
 )
-def test_an_env_that_raises_while_it_is_built_keeps_its_text_or_names_its_line(error, said):
+def test_an_env_that_raises_while_it_is_built_keeps_its_text_or_names_its_line(error, said, monkeypatch):
+    monkeypatch.delenv("DISPLAY", raising=False)
+
     class Fails(Sampled):
         def __init__(self):
             raise error

@@ -25,7 +25,7 @@ from rlcli.data.files.tensors import decode
 from rlcli.data.ring.ring import Ring
 from rlcli.learning.optimizer import Step
 from rlcli.processes.worker import Worker
-from rlcli.runs import checkpoint, session
+from rlcli.runs import checkpoint, session, signals
 from rlcli.runs.folder import open_run
 
 SEED = 20_310_507
@@ -71,7 +71,7 @@ class Failing:
         self.wrap(Disk, "at", self.write)
         if kind == "no memory" and moments.random() < 0.5:
             self.wrap(Ring, "extend", self.extend)
-        patch.setattr(session, "PATIENCE", moments.choice([0.0, 60.0]))  # stops in the middle of the batch, or after it
+        patch.setattr(signals, "PATIENCE", moments.choice([0.0, 60.0]))  # stops in the middle of the batch, or after it
 
     def wrap(self, owner: type, name: str, act) -> None:
         original = getattr(owner, name)

@@ -21,9 +21,10 @@ from answers import SHORT, is_a_sentence
 from disks import run_and_die
 
 from rlcli.cli.main import main
+from rlcli.collectors import BaseCollector
 from rlcli.data import open_segments
 from rlcli.learning.optimizer import Step
-from rlcli.runs import checkpoint, session
+from rlcli.runs import checkpoint, session, signals
 from rlcli.runs.folder import open_run
 
 CHECKOUT = Path(__file__).parents[2]
@@ -58,6 +59,9 @@ PLACES = {
     "in the first batch": ("rlcli.collectors.loop.BoundBatch", "run", 1),
     "between two steps of an update": (Step, "__call__", 20),
     "while a checkpoint is written": ("rlcli.runs.session.checkpoint", "save", 2),
+    "in a first step": ("gymnasium.envs.classic_control.CartPoleEnv", "step", 100),
+    "in a step": ("gymnasium.envs.classic_control.CartPoleEnv", "step", 300),
+    "while workers collect": ("rlcli.processes.crew.Crew", "_first", 5),
 }
 
 
@@ -82,7 +86,7 @@ def raise_within(monkeypatch, place: str, number: int) -> None:
 # every place with one of the signals; with the other one in the long form, since one handler answers both
 PLACE_AND_SIGNAL = [
     pytest.param(place, number, id=f"{place}-{STOPS[number]}", marks=[pytest.mark.slow] * (k % 2 != n))
-    for k, place in enumerate(PLACES)
+    for k, place in enumerate(list(PLACES)[:3])
     for n, number in enumerate(STOPS)
 ]
 
@@ -122,6 +126,44 @@ def test_a_signal_between_two_envs_that_are_made_ends_the_run_and_leaves_nothing
     assert answer.code == 75 and not Path("r").exists()
     assert f"stopped by {STOPS[number]} before it began; nothing was lost" in answer.err
     assert f"Start it with: rlcli {verb} " in answer.err and "after this batch" not in answer.err
+
+
+DQN = ["train", "recipe=dqn_cartpole"]
+MULTI = ["collector=multi_sync", "collector.num_workers=2", "collector.on_worker_error=restart"]
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("in a step", ["train"]),
+        ("in a step", ["collect"]),
+        ("in a first step", ["collect"]),
+        ("in a first step", DQN),
+        ("while workers collect", ["train", *MULTI]),
+    ],
+)
+def test_a_batch_that_takes_too_long_after_a_signal_is_given_up(rlcli, monkeypatch, tmp_path, place, words):
+    assert rlcli(*words, "run.dir=whole", "env.mode=serial").code == 0
+    original, calls = BaseCollector._advance, []
+
+    def advance(*args, **options):
+        calls.append(1)
+        return original(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BaseCollector, "_advance", advance)
+        patch.setattr("rlcli.runs.signals.PATIENCE", -1.0)
+        raise_within(patch, place, signal.SIGTERM)
+        answer = rlcli(*words, "run.dir=r", "env.mode=serial")
+    frames = 128 * (len(calls) - 1)
+    assert answer.code == 75 and f"stopped by SIGTERM at {frames} frames" in answer.err
+    assert bool(frames) == (place != "in a first step")
+    assert statuses("r") == ("stopped", frames) and rlcli("resume", "r").code == 0
+    if words == ["collect"]:
+        one, other = (open_segments(Path(name, "data")) for name in ("whole", "r"))
+        assert all(torch.equal(a[key], b[key]) for a, b in zip(one, other, strict=True) for key in a.keys(True, True))
+    else:
+        assert learned("r") == learned("whole")
 
 
 def test_a_signal_while_the_parts_of_a_resumed_run_are_made_leaves_it_as_it_was(rlcli, monkeypatch, whole):
@@ -216,7 +258,7 @@ def test_an_env_may_send_the_signal_itself(hostile):
     ],
 )
 def test_a_worker_that_hangs_does_not_keep_a_run_from_stopping(hostile, monkeypatch, workers):
-    monkeypatch.setattr(session, "PATIENCE", 0.0)
+    monkeypatch.setattr(signals, "PATIENCE", 0.0)
     Path("parent").write_text(str(os.getpid()))
     answer = hostile("train", "env.id=stops_the_run_and_hangs", "run.dir=r", "env.num=2", *workers)
     assert answer.code == 75 and "stopped by SIGTERM at 128 frames and saved" in answer.err, answer.err

@@ -16,7 +16,7 @@ import pytest
 from rlcli.config import registry
 from rlcli.config.compose import configure
 from rlcli.data.files import sealed_folder
-from rlcli.errors import ConfigError, StoppedSafely
+from rlcli.errors import ConfigError, ResourceError, StoppedSafely
 from rlcli.jobs import collect, resume, resumed, train
 from rlcli.runs import checkpoint
 from rlcli.runs.folder import open_run
@@ -312,3 +312,22 @@ def test_a_change_by_hand_that_was_never_forced_is_refused_whatever_was_forced_b
     Path("train/config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=r"optim\.lr 0\.5 -> 0\.25"):
         resume("train")
+
+
+@pytest.mark.parametrize("verb", ["train", "collect"])
+def test_what_a_copy_by_hard_links_shares_is_not_written_to(copied, verb):
+    shutil.copytree(verb, "copy", copy_function=os.link)
+    before = {path: path.read_bytes() for path in Path("copy").rglob("*") if path.is_file() and path.name != "lock"}
+    assert resume(verb, ["total_frames=384"]).summary["frames"] == 384
+    assert all(path.read_bytes() == content for path, content in before.items())
+    assert resume("copy", ["total_frames=384"]).summary["frames"] == 384
+
+
+@pytest.mark.parametrize(("verb", "name"), [("train", "checkpoints"), ("collect", "data")])
+def test_a_folder_of_a_run_that_is_a_link_is_not_written_to(copied, verb, name):
+    shutil.move(f"{verb}/{name}", "elsewhere")
+    Path(verb, name).symlink_to(Path("elsewhere").absolute())
+    before = sorted(Path("elsewhere").rglob("*"))
+    with pytest.raises(ResourceError, match=f"the folder {name} of this run is a link"):
+        resume(verb, ["total_frames=384"])
+    assert sorted(Path("elsewhere").rglob("*")) == before

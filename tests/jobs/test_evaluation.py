@@ -191,6 +191,14 @@ def test_an_env_of_which_one_can_exist_is_trained_and_evaluated(run, monkeypatch
     assert "the port is taken" in warning["text"] and "run.eval_every=null evaluates once" in warning["text"]
 
 
+@pytest.mark.parametrize("words", [["env.mode=serial"], ["env.mode=parallel", "env.workers=1"]])
+def test_where_a_process_can_hold_one_env_alone_the_keys_are_named(run, monkeypatch, words):
+    monkeypatch.setitem(registry._users, "env", {"only": Only})
+    Only.there = 0
+    with pytest.raises(EnvError, match=r"the port is taken.*env.mode=parallel env.per_worker=1.*run.eval_envs=1"):
+        run("run.dir=a", "env.id=only", "env.num=2", *words, *BRIEF)
+
+
 def test_envs_of_evaluations_are_kept_and_play_the_same_again(run, monkeypatch):
     made = []
     monkeypatch.setitem(registry._users, "env", {"numbered": lambda: made.append(1) or Numbered()})

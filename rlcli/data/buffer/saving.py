@@ -144,7 +144,8 @@ class HeldRows:
             raise ArgumentError("rows were written over that nobody has kept")
         if len(self.rows):
             ring.storage.scatter(self.rows, other_layout(self.codes, ring.packing.coded, self.columns))
-        self.state["rows"]["ring"]["codes"] = ring.packing.state()  # wider ones may have become necessary
+        if "codes" in (held := self.state["rows"]["ring"]):  # not before the first rows
+            held["codes"] = ring.packing.state()  # wider ones may have become necessary
         return self.state
 
 

@@ -222,6 +222,16 @@ class Disk:
         self.sync_folder(folder)
         return aside
 
+    def unshare(self, path: Path) -> None:
+        """Give a file that has other names (`cp -al`) bytes of its own: it is going to be written in place."""
+        draft = path.with_name(f"{path.name}.tmp")
+        with explained(path, path.stat().st_size):
+            self.at("write", draft)
+            shutil.copy2(path, draft)
+            with open(draft, "rb") as file:
+                os.fsync(file.fileno())
+        self.rename(draft, path)
+
     def remove(self, path: Path) -> None:
         """Take a file, or a folder with all that is in it, away; of a link the link, never what it leads to."""
         with explained(path):
