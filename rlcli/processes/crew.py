@@ -264,6 +264,8 @@ class Crew:
         for fd in asked:
             poll.register(fd, select.POLLIN)
         while True:
+            if self.check is not None:
+                self.check()
             here = [fd for fd, index in asked.items() if self.workers[index].channel.whole]  # taking it was broken off
             ready = here or [fd for fd, _ in poll.poll(1000 * _LOOK)]
             self._look_again(index for fd, index in asked.items() if fd not in ready)
