@@ -151,10 +151,10 @@ class PolicyConfig:
         None,
         "the observation that says which actions are allowed; null: one called action_mask; none: there is none",
     )
-    path: str | None = option(None, "a run folder or one of its checkpoints")
+    path: str | None = option(None, "a run folder, RUN:FRAMES, RUN:best, or the folder of a checkpoint")
     init_from: str | None = option(
         None,
-        "begin with the trained weights and normalisation of another run: its folder, RUN:CHECKPOINT or RUN:FRAMES",
+        "begin with the trained weights and normalisation of another run: RUN, RUN:FRAMES or RUN:best",
     )
     init_strict: bool = option(
         True, "init_from: layers of other shapes are refused; false: they keep their own weights"

@@ -6,7 +6,6 @@ own: its checkpoints hold them, and the other run, which stays as it is, is need
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +15,6 @@ from torch import Tensor
 
 from rlcli.config.problem import spell as typed
 from rlcli.config.schemas import Config
-from rlcli.data.files.checkpoints import read_manifest
 from rlcli.envs import EnvBase
 from rlcli.envs.build import continue_transforms, learned_by_transforms
 from rlcli.envs.transformed import TransformedEnv, transforms_on
@@ -27,8 +25,8 @@ from rlcli.modules import ActorCritic, EGreedyModule
 from rlcli.modules.actors import other_layers
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.runs import checkpoint
-from rlcli.runs.checkpoint import Checkpoint, list_checkpoints, newest
-from rlcli.runs.folder import CHECKPOINTS, open_run
+from rlcli.runs.checkpoint import Checkpoint, newest
+from rlcli.runs.folder import open_run
 from rlcli.transforms import RunningNorm, by_name
 
 
@@ -124,21 +122,8 @@ def init_policy(cfg: Config, env: EnvBase, policy: ActorCritic) -> InitPolicy:
 
 def _checkpoint(asked: str) -> Checkpoint:
     """The one that `RUN`, `RUN:CHECKPOINT` or the folder of a checkpoint names."""
-    folder, which = (asked, "") if os.path.isdir(asked) else asked.rpartition(":")[::2]
-    if not which and (Path(folder) / checkpoint.MANIFEST).exists():
-        return checkpoint.load(folder)
-    run = open_run(folder)
-    if not which:
-        return newest(run)
-    there = list_checkpoints(run.path / CHECKPOINTS)
-    frames = {str(read_manifest(path)["number"]): path for path in there}
-    path = frames.get(which.replace("_", ""), run.path / CHECKPOINTS / which)
-    if not (path / checkpoint.MANIFEST).exists():
-        raise ConfigError(
-            f"the run has no checkpoint {which!r}", where=f"policy.init_from={typed(asked)}",
-            fix=f"Those of {run.path}: {', '.join(f'{path.name} ({at} frames)' for at, path in frames.items())}.",
-        )  # fmt: skip
-    return checkpoint.load(path)
+    path = checkpoint.named(asked) or Path(asked)
+    return checkpoint.load(path) if (path / checkpoint.MANIFEST).exists() else newest(open_run(path))
 
 
 def _other_scales(env: EnvBase, saved: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
