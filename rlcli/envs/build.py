@@ -159,7 +159,11 @@ def _parallel(cfg: EnvConfig, offset: int, on_worker_error: str, first: GymEnv |
     )  # fmt: skip
     heavy = env.lanes.heavy  # type: ignore[union-attr]
     if heavy and env.start_method != "fork":
-        print(f"the code of {cfg.id} imports {', '.join(heavy)} in every worker process", file=sys.stderr)
+        print(
+            f"the code of {cfg.id} imports {', '.join(heavy)} in every worker process, which costs "
+            "memory and start-up time: define the env in a module that does not",
+            file=sys.stderr,
+        )
     return env
 
 
