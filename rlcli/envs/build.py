@@ -349,7 +349,7 @@ class Pace:
             )
         seconds = spent / self.made * left
         if seconds > WORTH_A_WORD:
-            played = "run.eval_envs=1 makes one, run.eval_episodes=0 plays no evaluation; "
+            played = "run.eval_envs=1 makes one, run.eval_episodes=0 none; "
             fewer = played if self.key == "run.eval_envs" else ""
             said = f"making {self.count:,} envs of {self.name}: {fewer}about {seconds:.0f} s more ..."
             print(said, file=sys.stderr)

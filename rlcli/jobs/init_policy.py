@@ -56,8 +56,8 @@ class InitPolicy(NamedTuple):
     @property
     def line(self) -> str:
         """For the start of the run."""
-        left = f"; not taken over: {'; '.join(self.left_out)}" if self.left_out else ""
-        return f"begins with {self.taken} layers of {self.path}, trained for {self.frames:,} frames{left}"
+        left = f"; not used: {'; '.join(self.left_out)}" if self.left_out else ""
+        return f"initialised {self.taken} tensors from {self.path}, trained for {self.frames:,} frames{left}"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for a report."""
@@ -108,7 +108,7 @@ def init_policy(cfg: Config, env: EnvBase, policy: ActorCritic) -> InitPolicy:
         raise ConfigError(
             "the run cannot begin with these weights", where=f"policy.init_from={typed(asked)}",
             why="; ".join(left_out),
-            fix="Make both alike, or add policy.init_strict=false, which takes over what fits.",
+            fix="Use the same network, or add policy.init_strict=false, which copies what fits.",
         )  # fmt: skip
     fitting = {name: x for name, x in theirs.items() if name not in other}
     if not any(isinstance(x, Tensor) for x in fitting.values()):

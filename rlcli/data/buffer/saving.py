@@ -147,7 +147,7 @@ class HeldRows:
             More was written than was to be.
         """
         if not self.cursor <= ring.cursor <= self.until:
-            raise ArgumentError("rows were written over that nobody has kept")
+            raise ArgumentError("rows were overwritten that had not been copied")
         if len(self.rows):
             ring.storage.scatter(self.rows, other_layout(self.codes, ring.packing.coded, self.columns))
         self.state["rows"]["ring"]["codes"] = ring.packing.state()  # wider ones may have become necessary
