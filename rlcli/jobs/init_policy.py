@@ -113,8 +113,9 @@ def init_policy(cfg: Config, env: EnvBase, policy: ActorCritic) -> InitPolicy:
     fitting = {name: x for name, x in theirs.items() if name not in other}
     if not any(isinstance(x, Tensor) for x in fitting.values()):
         raise ConfigError(
-            "nothing of these weights fits the run", where=f"policy.init_from={typed(asked)}", why="; ".join(left_out)
-        )
+            "nothing of these weights fits the run", where=f"policy.init_from={typed(asked)}", why="; ".join(left_out),
+            fix="Choose a run with the same kind of network, or leave out policy.init_from.",
+        )  # fmt: skip
     policy.load_state_dict(fitting, strict=False)
     continue_transforms(env, {name: state for name, state in saved.items() if name not in scales})
     return InitPolicy(str(found.path), found.state, found.manifest["number"], len(fitting), left_out)
