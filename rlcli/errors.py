@@ -62,7 +62,9 @@ def in_words(error: BaseException, limit: int = 400) -> str:
         text = str(error)
     except Exception as broken:
         return f"{kind}, whose text cannot be had ({type(broken).__name__})"
-    kind, text = (kind, text) if text.strip() else (f"{kind}{_raised_at(error)}", "")
+    if not text.strip():
+        place, text = _raised_at(error), ""
+        kind += f" at {place}" if place else ""
     text = " ".join(text[: 4 * limit].split())
     text = "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
     if len(text) > limit:
@@ -78,18 +80,27 @@ def without_display(error: BaseException) -> str | None:
     return "Without a display, begin the command with MUJOCO_GL=egl (MuJoCo) or PYGLET_HEADLESS=1 (pyglet)."
 
 
-def _raised_at(error: BaseException) -> str:
-    """` at package/file.py:142: assert joints`; nothing where no code but ours was running."""
+def _raised_at(error: BaseException, *, installed: bool = True) -> str:
+    """`package/file.py:142: assert joints`, the innermost line that rlcli called and that is not rlcli's; else "".
+
+    With `installed=False` lines of installed packages do not count.
+    """
     import re  # few need them
+    import sys
     import traceback
 
     ours = __file__.rpartition(os.sep)[0] + os.sep
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith((ours, "<"))]
+    stack = traceback.extract_tb(error.__traceback__)
+    first = next((place for place, each in enumerate(stack) if each.filename.startswith(ours)), 0)
+    frames = [each for each in stack[first:] if not each.filename.startswith((ours, "<"))]
+    if not installed:
+        libraries = (sys.prefix + os.sep, os.path.join(sys.base_prefix, "lib"))
+        frames = [each for each in frames if not each.filename.startswith(libraries)]
     if not frames:
         return ""
     last = frames[-1]
     name = re.split(r"[\\/](?:site|dist)-packages[\\/]", last.filename)[-1]
-    return f" at {name}:{last.lineno}" + (f": {last.line}" if last.line else "")
+    return f"{name}:{last.lineno}" + (f": {last.line}" if last.line else "")
 
 
 class ConfigError(RlcliError):
@@ -181,8 +192,8 @@ class NumericsError(RlcliError):
 
 def unforeseen(error: Exception) -> RlcliError:
     """The sentence for an error that is none of these."""
-    what = f"an error that rlcli did not foresee: {in_words(error)}"
-    return RlcliError(what, fix="Run it again with --debug to see where.")
+    what = f"unexpected error: {in_words(error)}"
+    return RlcliError(what, where=_raised_at(error, installed=False) or None, fix="--debug shows the traceback.")
 
 
 class StoppedSafely(RlcliError):

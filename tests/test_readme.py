@@ -73,6 +73,7 @@ def algorithm_from_its_page() -> str:
     lines = [[short.get(word, word) for word in line.split()[1:]] for line in block.splitlines()]
     told = [[*line, *quiet, *(["total_frames=1024"] if "-m" in line else [])] for line in lines if line[0] == "train"]
     (again,) = [line for line in lines if line[0] == "resume"]
+    assert all("--import" in line for line in lines)  # they are run in one process, which hides a missing one
     wrong = [*told[0][:-1], "run.dir=runs/wrong", "loss.kwargs={width: 0.3, foo: 1}"]
     return f"""
 from rlcli.cli.main import main
@@ -116,6 +117,7 @@ print(json.dumps(found))
         "commands": trying,
     }
     folders = {name: tmp_path_factory.mktemp(name) for name in programs}
+    (folders["commands"] / "runs").mkdir()
     for folder in folders.values():
         for name, text in files().items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)

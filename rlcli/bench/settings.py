@@ -30,7 +30,7 @@ class Setting(NamedTuple):
 Settings = Mapping[str, Setting]
 
 _ENV = Setting("CartPole-v1", "the env, by its gymnasium id", is_env=True)
-_ROUNDS = Setting(9, "how often every side is timed; medians over rounds are reported", MIN_ROUNDS)
+_ROUNDS = Setting(9, "number of timed rounds; medians are reported", MIN_ROUNDS)
 _THREADS = Setting(1, "torch's threads", 1, 1024)
 _ACTIVATIONS = ("tanh", "relu", "elu", "gelu", "silu", "leaky_relu", "sigmoid")
 _HIDDEN = Setting([64, 64], "sizes of the hidden layers", 1, 2**16)
@@ -148,10 +148,10 @@ SETTINGS: dict[str, Settings] = {
         ),
         "env": Setting("gym", "with env.id: which kind it is", choices=("gym", "atari")),
         "env.num": Setting(8, "envs that are stepped together", 2, 10**4),
-        "policy": Setting("auto", "with env.id: who acts", choices=("auto", "random")),
+        "policy": Setting("auto", "with env.id: the policy", choices=("auto", "random")),
         "costs": Setting([6, 30, 100, 1000], "microseconds a step of envs that compute nothing else", 0, 10**6),
-        "pong": Setting("ALE/Pong-v5", "an env that is no toy; pong= leaves it out"),
-        "seconds": Setting(0.1, "about how long a side steps in a round", 0.001, 60),
+        "pong": Setting("ALE/Pong-v5", "a real env for comparison; pong= leaves it out"),
+        "seconds": Setting(0.1, "seconds per side and round, roughly", 0.001, 60),
         "rounds": _ROUNDS,
         "threads": _THREADS,
         "peers": Setting(True, "measure torchrl and SB3 too, where they are installed"),

@@ -79,7 +79,7 @@ def run_folder(text: str | None, verb: str) -> str:
     """
     if text is None:
         raise ConfigError(f"{verb} needs a run folder", fix=f"Write rlcli {verb} RUN; rlcli ls runs lists them.")
-    if Path(text.removesuffix(":best") if verb == "eval" else text).is_dir():
+    if Path(text).is_dir() or (verb == "eval" and Path(text.rpartition(":")[0] or text).is_dir()):
         return text
     known = [str(path.parent) for path in Path("runs").glob("**/config.json")]
     hint = did_you_mean(text, known) or "rlcli ls runs lists them"

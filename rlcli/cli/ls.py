@@ -134,7 +134,7 @@ def _runs(roots: Sequence[str], asked: Any) -> Iterator[str]:
 
     runs = {run.path.resolve(): run for root in roots for run in all_runs(root)}
     found = sorted(map(facts, runs.values()), key=lambda one: str(one["created"]), reverse=True)
-    there = len(found)
+    there = found
     for name in ("env", "recipe", "status"):
         if pattern := getattr(asked, name):
             found = [one for one in found if fnmatchcase(str(one[name] or "-"), pattern)]
@@ -148,7 +148,10 @@ def _runs(roots: Sequence[str], asked: Any) -> Iterator[str]:
     if asked.json:
         yield json.dumps([{name: x for name, x in one.items() if name != "given"} for one in shown], indent=2)
     elif not found:
-        yield f"runs: none under {', '.join(f'{root}/' for root in roots)} {'of these' if there else 'yet'}"
+        has = {name: sorted({str(one[name] or "-") for one in there}) for name in ("env", "recipe", "status")}
+        has = {name: names for name, names in has.items() if getattr(asked, name) and len(names) < 10}
+        these = "".join(f"; --{name}: {', '.join(names)}" for name, names in has.items())
+        yield f"runs: none under {', '.join(f'{root}/' for root in roots)} {f'match{these}' if there else 'yet'}"
     else:
         yield "runs (rlcli resume RUN, rlcli eval RUN); result: eval, of the evaluation; train, of the last episodes"
         yield from _table(shown)

@@ -11,23 +11,24 @@ from rlcli.cli.job import print_cfg
 from rlcli.errors import ConfigError, RlcliError
 
 USAGE = """\
-usage: rlcli show train|collect [recipe=NAME] [key=value ...] [--why] [--faces]
+usage: rlcli show train|collect [recipe=NAME] [key=value ...] [--why] [--components]
 
 Print the configuration that a command would use; nothing is run.
 
-  --why    one line per key, with the file, recipe or override that its value comes from
-  --faces  one line per part of the collector, env, transforms, policy and noise: whether it runs on
-           numpy columns or on TensorDicts, and why; one env is made and never stepped
+  --why         one line per key, with the file, recipe or override that its value comes from
+  --components  one line per component of the collector (env, transforms, policy, random numbers):
+                whether it runs on numpy arrays or on TensorDicts, and why; one env is made and
+                never stepped
 """
 
 
 def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     """Run the verb."""
-    if (args := looked_at("show", words, USAGE, "--why", "--faces")) is None:
+    if (args := looked_at("show", words, USAGE, "--why", "--components")) is None:
         return 0
-    if args.faces and args.why:
-        raise ConfigError("--why and --faces print two different tables", fix="Leave out one of them.")
-    if args.faces:
+    if args.components and args.why:
+        raise ConfigError("--why and --components print two different tables", fix="Leave out one of them.")
+    if args.components:
         _print_faces(args, recipe_dirs)
         return 0
     from rlcli.config import compose

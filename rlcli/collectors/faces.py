@@ -1,4 +1,4 @@
-"""Which parts of a collector run on columns and which on TensorDicts, and why: what `rlcli show --faces` prints."""
+"""Which parts of a collector run on columns, which on TensorDicts, and why: what `rlcli show --components` prints."""
 
 from __future__ import annotations
 

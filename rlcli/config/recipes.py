@@ -144,6 +144,10 @@ def find_recipes(extra: Iterable[str | Path] = ()) -> dict[str, Recipe]:
 
 def unknown_recipe(name: str, recipes: Collection[str]) -> Problem:
     """The sentence for a recipe that no folder holds."""
+    path = Path(name)
+    if path.suffix == ".yaml" and path.is_file():
+        there = "" if path.parent == Path("recipes") else f" --recipe-dir {path.parent}"
+        return Problem(f"a recipe is named, not given as the file {name}", f"write recipe={path.stem}{there}")
     beginning = [known for known in recipes if name and known.startswith(name)]  # `ppo` is less like `ppo_exact`
     hint = f"did you mean {' or '.join(beginning)}?" if beginning else did_you_mean(name, recipes)
     return Problem(f"unknown recipe {name!r}", f"{hint} (rlcli ls recipes lists them)".lstrip())

@@ -160,7 +160,10 @@ def as_typed(schema: type, key: str, value: Any) -> Any:
 def wrong_type(leaf: Leaf, key: str, value: Any, where: str = "") -> Problem:
     """The sentence for a value that does not fit its key's type."""
     allowed = leaf.option.allowed()
-    return Problem(f"{key} must be {leaf.type_name}, not {value!r}", f"allowed: {allowed}" if allowed else "", where)
+    fix = f"allowed: {allowed}" if allowed else ""
+    if "list" in leaf.type_name and isinstance(value, str | int | float):
+        fix = f"write {key}=[{value}]" + f"; {fix}" * bool(fix)
+    return Problem(f"{key} must be {leaf.type_name}, not {value!r}", fix, where)
 
 
 def unknown_key(

@@ -47,7 +47,7 @@ class EnvConfig:
     mode: str = option(
         "auto",
         "serial: one by one; parallel: in processes; native: the env's own vector engine; auto: the engine where it is "
-        "faster and resumes exactly, else processes where a try of the env shows that they are",
+        "faster and resumes exactly, else processes where a trial run of the env shows that they are",
         choices=("auto", "serial", "parallel", "native"),
     )
     workers: int | None = option(
@@ -61,8 +61,7 @@ class EnvConfig:
         when=_IN_PROCESSES)  # fmt: skip
     caller_steps: str = option(
         "auto",
-        "the run's own process steps a share too; auto: where neither a number of processes is given nor failing ones "
-        "are replaced",
+        "the main process steps some of the envs too; auto: unless env.workers is set or failing workers are replaced",
         choices=("auto", "true", "false"),
         when=_IN_PROCESSES,
     )
@@ -151,10 +150,10 @@ class PolicyConfig:
         None,
         "the observation that says which actions are allowed; null: one called action_mask; none: there is none",
     )
-    path: str | None = option(None, "a run folder or one of its checkpoints")
+    path: str | None = option(None, "a run folder, RUN:FRAMES, RUN:best, or the folder of a checkpoint")
     init_from: str | None = option(
         None,
-        "begin with the trained weights and normalisation of another run: its folder, RUN:CHECKPOINT or RUN:FRAMES",
+        "begin with the trained weights and normalisation of another run: RUN, RUN:FRAMES or RUN:best",
     )
     init_strict: bool = option(
         True, "init_from: layers of other shapes are refused; false: they keep their own weights"
@@ -204,7 +203,7 @@ class CollectorConfig:
 
 @dataclass
 class WeightsConfig:
-    """How new weights reach what acts."""
+    """How new weights reach the acting policy."""
 
     swap: str = option(
         "rollout",
@@ -222,12 +221,12 @@ class WeightsConfig:
 
 @dataclass
 class MemoryConfig:
-    """How the next observation is kept, and what else is stored."""
+    """How the next observation is stored, and what else is."""
 
     kind: str = option("exact", "which memory choice this is", choices=choices("memory"))
     next_obs: str = option(
         "exact",
-        "full: stored twice; compact: dropped, unknown at ends; exact: only where the next row is not it; "
+        "full: stored twice; compact: dropped; exact: only where the next row does not hold it; "
         "delta: its difference, rounded",
         choices=choices("memory"),
     )
@@ -253,9 +252,9 @@ class MemoryConfig:
     )
     recurrent_state_stride: int | str = option(
         "auto",
-        "a recurrent state is kept at the first rows of episodes and batches, and every so many rows of an episode; "
-        "auto: 16 where a policy gradient draws slices, every row where another loss does, sampler.slice_len with "
-        "sampler=minibatch, where that is null first rows alone",
+        "recurrent states are stored in the first row of every episode and batch, and in every n-th row of an episode; "
+        "auto: 16 where a policy gradient samples slices, 1 with another loss, sampler.slice_len with "
+        "sampler=minibatch (null: first rows only)",
         ge=1, words=("auto",),
     )  # fmt: skip
     recurrent_recompute: bool = option(
@@ -276,7 +275,7 @@ class StorageConfig:
     )
     max_size: int = option(1_000_000, "rows, the oldest overwritten first", ge=1)
     ndim: int = option(1, "batch dims that are stored: 2 stores envs side by side", ge=1, le=2)
-    scratch_dir: str | None = option(None, "where its files lie, by the name of the run folder; null: in that")
+    scratch_dir: str | None = option(None, "folder for its files, one subfolder per run; null: the run folder")
     codes: bool = option(True, "store flags and small integers in a few bits each, losslessly")
     init_from: str | None = option(
         None, "rows to begin with: a run of rlcli collect, another run with a buffer, or a folder that holds one"
@@ -289,7 +288,7 @@ _BY_PRIORITY: dict[str, tuple[str, ...]] = {"sampler.kind": ("prioritized", "pri
 
 @dataclass
 class SamplerConfig:
-    """How rows are drawn for an update."""
+    """How rows are sampled for an update."""
 
     kind: str = option(
         "minibatch",
@@ -305,7 +304,7 @@ class SamplerConfig:
         ge=1,
     )
     num_slices: int | None = option(None, "slices of a sample; null: batch_size / slice_len", ge=1)
-    strict_length: bool = option(False, "only from trajectories of at least slice_len rows; else short ones whole")
+    strict_length: bool = option(False, "only trajectories of at least slice_len rows; false: shorter ones too")
     span: bool = option(
         False,
         "slices reach over the ends of trajectories and are cut there; every row is equally likely",
@@ -315,12 +314,10 @@ class SamplerConfig:
         "a trajectory's chance is in proportion to its rows (transition), or the same for all (trajectory)",
         choices=("transition", "trajectory"),
     )
-    burn_in: int = option(
-        0, "rows before a slice, further ones, that only warm up the state of a recurrent policy", ge=0
-    )
+    burn_in: int = option(0, "extra rows before a slice that only warm up the state of a recurrent policy", ge=0)
     alpha: float = option(0.6, "exponent of the priorities", ge=0)
     beta: float = option(0.4, "importance-sampling exponent at the start; rises to 1", ge=0, le=1)
-    beta_frames: int = option(100_000, "frames over which beta rises to 1, in a straight line", ge=1, when=_BY_PRIORITY)
+    beta_frames: int = option(100_000, "frames over which beta rises to 1, linearly", ge=1, when=_BY_PRIORITY)
     kwargs: dict[str, Any] = option({}, "arguments for a registered sampler of your own")
 
 
@@ -358,7 +355,7 @@ class ValueConfig:
     )
     shifted_budget: int = option(
         1,
-        "shifted: next observations an env's row of a batch has room for",
+        "shifted: room for so many extra next observations per env and batch",
         ge=1,
         when={"value.shifted": (True,)},
     )
@@ -431,7 +428,7 @@ class OptimConfig:
 
 @dataclass
 class LoggerConfig:
-    """Where metrics go beside `metrics.jsonl`, which is always written."""
+    """Where metrics go in addition to `metrics.jsonl`, which is always written."""
 
     kind: str = option("auto", "auto: tensorboard when it is installed", choices=choices("logger"))
     kwargs: dict[str, Any] = option({}, "arguments for a registered logger of your own")
@@ -455,9 +452,9 @@ class RunConfig:
     keep_best: bool = option(False, "keep the weights of the best evaluation, too: RUN:best")
     max_replay_steps: int = option(10_000, "longest open episode that a resume replays", ge=0)
     eval_every: int | None = option(None, "frames between evaluations; null never evaluates", ge=1)
-    eval_episodes: int = option(20, "episodes of an evaluation; 0 plays none at the end", ge=0)
+    eval_episodes: int = option(20, "episodes of an evaluation; 0: no evaluation at the end", ge=0)
     eval_envs: int | None = option(
-        None, "envs of an evaluation, which play one episode after another; null: env.num, 32 at most", ge=1
+        None, "envs of an evaluation, each for one episode after another; null: env.num, 32 at most", ge=1
     )
     eval_max_steps: int | None = option(
         None,
@@ -477,8 +474,8 @@ class CollectConfig:
     env: EnvConfig = option(EnvConfig, "the environment")
     policy: PolicyConfig = option(PolicyConfig, "the policy")
     collector: CollectorConfig = option(CollectorConfig, "how batches are collected")
-    weights: WeightsConfig = option(WeightsConfig, "how new weights reach what acts")
-    memory: MemoryConfig = option(MemoryConfig, "how the next observation is kept")
+    weights: WeightsConfig = option(WeightsConfig, "how new weights reach the acting policy")
+    memory: MemoryConfig = option(MemoryConfig, "how the next observation is stored")
     device: DeviceConfig = option(DeviceConfig, "devices")
     logger: LoggerConfig = option(LoggerConfig, "where metrics go")
     console: ConsoleConfig = option(ConsoleConfig, "what the terminal shows")

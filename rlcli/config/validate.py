@@ -68,4 +68,4 @@ def _out_of_range(cfg: Any, leaf: Leaf) -> Problem | None:
     if value in (known := choices(type(cfg), group)):
         return None
     problem = unknown(group, str(value), known)
-    return problem._replace(fix=problem.fix + "; if a package of yours registers it, add --import PACKAGE")
+    return problem._replace(fix=problem.fix + ". If a package of yours registers it, add --import PACKAGE")

@@ -161,7 +161,11 @@ def _parallel(cfg: EnvConfig, offset: int, on_worker_error: str, first: GymEnv |
     )  # fmt: skip
     heavy = env.lanes.heavy  # type: ignore[union-attr]
     if heavy and env.start_method != "fork":
-        print(f"the code of {cfg.id} imports {', '.join(heavy)} in every worker process", file=sys.stderr)
+        print(
+            f"the code of {cfg.id} imports {', '.join(heavy)} in every worker process, which costs "
+            "memory and start-up time: define the env in a module that does not",
+            file=sys.stderr,
+        )
     return env
 
 
@@ -347,7 +351,7 @@ class Pace:
             )
         seconds = spent / self.made * left
         if seconds > WORTH_A_WORD:
-            played = "run.eval_envs=1 makes one, run.eval_episodes=0 plays no evaluation; "
+            played = "run.eval_envs=1 makes one, run.eval_episodes=0 none; "
             fewer = played if self.key == "run.eval_envs" else ""
             said = f"making {self.count:,} envs of {self.name}: {fewer}about {seconds:.0f} s more ..."
             print(said, file=sys.stderr)

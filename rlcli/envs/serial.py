@@ -64,6 +64,11 @@ class BatchedEnv(EnvBase):
         return getattr(self.inner, "lanes", None)
 
     @property
+    def infos(self) -> dict[tuple[int, int], dict[str, float]]:
+        """What `info` held of the envs whose episode the last step ended, by `(0, env)`."""
+        return getattr(self.inner, "infos", {})
+
+    @property
     def envs(self) -> list[EnvBase]:
         """Those that are stepped here; of envs in other processes one that is like them, or none."""
         return getattr(self.inner, "envs", [])

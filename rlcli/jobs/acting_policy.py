@@ -100,7 +100,7 @@ def _asked_for(cfg: CollectConfig) -> checkpoint.Checkpoint:
     """The checkpoint that `policy.path` names, or the newest of the run that it names."""
     if cfg.policy.path is None:
         raise ConfigError("policy=checkpoint needs policy.path", fix="Give a run folder: policy.path=runs/train/...")
-    path = checkpoint.best(cfg.policy.path) or Path(cfg.policy.path)
+    path = checkpoint.named(cfg.policy.path) or Path(cfg.policy.path)
     one = (path / checkpoint.MANIFEST).exists()  # a checkpoint, not a run folder
     trained = path.resolve().parents[1] if one else path
     if not one or (trained / RUN).exists():

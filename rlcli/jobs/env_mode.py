@@ -120,7 +120,9 @@ def chosen(num: int, wall: float, cpu: float) -> tuple[int, str]:
         if together(count) <= (1 - SHARE) * least and least - together(count) >= WORTH:
             best, least = count, together(count)
     if best == 1:
+        fewer = counts and together(counts[0]) < alone
         than = f", {_said(together(counts[0]))} in {counts[0]}" if counts else ""
+        than += f" (too little gained: env.workers={counts[0]} takes them all the same)" * bool(fewer)
         return 1, f"env.mode=auto -> serial: {num} envs take {_said(alone)} a step in one process{than}"
     waits = f"; a step waits for {_said(wall - cpu)} of its {_said(wall)}" if best > cores() else ""
     said = f"{num} envs take {_said(least)} a step in {best} processes, {_said(alone)} in one{waits}"

@@ -6,7 +6,6 @@ own: its checkpoints hold them, and the other run, which stays as it is, is need
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +15,6 @@ from torch import Tensor
 
 from rlcli.config.problem import spell as typed
 from rlcli.config.schemas import Config
-from rlcli.data.files.checkpoints import read_manifest
 from rlcli.envs import EnvBase
 from rlcli.envs.build import continue_transforms, learned_by_transforms
 from rlcli.envs.transformed import TransformedEnv, transforms_on
@@ -27,8 +25,8 @@ from rlcli.modules import ActorCritic, EGreedyModule
 from rlcli.modules.actors import other_layers
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.runs import checkpoint
-from rlcli.runs.checkpoint import Checkpoint, list_checkpoints, newest
-from rlcli.runs.folder import CHECKPOINTS, open_run
+from rlcli.runs.checkpoint import Checkpoint, newest
+from rlcli.runs.folder import open_run
 from rlcli.transforms import RunningNorm, by_name
 
 
@@ -58,8 +56,8 @@ class InitPolicy(NamedTuple):
     @property
     def line(self) -> str:
         """For the start of the run."""
-        left = f"; not taken over: {'; '.join(self.left_out)}" if self.left_out else ""
-        return f"begins with {self.taken} layers of {self.path}, trained for {self.frames:,} frames{left}"
+        left = f"; not used: {'; '.join(self.left_out)}" if self.left_out else ""
+        return f"initialised {self.taken} tensors from {self.path}, trained for {self.frames:,} frames{left}"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for a report."""
@@ -110,13 +108,14 @@ def init_policy(cfg: Config, env: EnvBase, policy: ActorCritic) -> InitPolicy:
         raise ConfigError(
             "the run cannot begin with these weights", where=f"policy.init_from={typed(asked)}",
             why="; ".join(left_out),
-            fix="Make both alike, or add policy.init_strict=false, which takes over what fits.",
+            fix="Use the same network, or add policy.init_strict=false, which copies what fits.",
         )  # fmt: skip
     fitting = {name: x for name, x in theirs.items() if name not in other}
     if not any(isinstance(x, Tensor) for x in fitting.values()):
         raise ConfigError(
-            "nothing of these weights fits the run", where=f"policy.init_from={typed(asked)}", why="; ".join(left_out)
-        )
+            "nothing of these weights fits the run", where=f"policy.init_from={typed(asked)}", why="; ".join(left_out),
+            fix="Choose a run with the same kind of network, or leave out policy.init_from.",
+        )  # fmt: skip
     policy.load_state_dict(fitting, strict=False)
     continue_transforms(env, {name: state for name, state in saved.items() if name not in scales})
     return InitPolicy(str(found.path), found.state, found.manifest["number"], len(fitting), left_out)
@@ -124,21 +123,8 @@ def init_policy(cfg: Config, env: EnvBase, policy: ActorCritic) -> InitPolicy:
 
 def _checkpoint(asked: str) -> Checkpoint:
     """The one that `RUN`, `RUN:CHECKPOINT` or the folder of a checkpoint names."""
-    folder, which = (asked, "") if os.path.isdir(asked) else asked.rpartition(":")[::2]
-    if not which and (Path(folder) / checkpoint.MANIFEST).exists():
-        return checkpoint.load(folder)
-    run = open_run(folder)
-    if not which:
-        return newest(run)
-    there = list_checkpoints(run.path / CHECKPOINTS)
-    frames = {str(read_manifest(path)["number"]): path for path in there}
-    path = frames.get(which.replace("_", ""), run.path / CHECKPOINTS / which)
-    if not (path / checkpoint.MANIFEST).exists():
-        raise ConfigError(
-            f"the run has no checkpoint {which!r}", where=f"policy.init_from={typed(asked)}",
-            fix=f"Those of {run.path}: {', '.join(f'{path.name} ({at} frames)' for at, path in frames.items())}.",
-        )  # fmt: skip
-    return checkpoint.load(path)
+    path = checkpoint.named(asked) or Path(asked)
+    return checkpoint.load(path) if (path / checkpoint.MANIFEST).exists() else newest(open_run(path))
 
 
 def _other_scales(env: EnvBase, saved: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -21,7 +21,7 @@ from rlcli.learning.evaluation import EVALUATION_SEED, Evaluation, longest_episo
 from rlcli.learning.evaluation import evaluate as play
 from rlcli.modules import ActorCritic
 from rlcli.runs import random_streams
-from rlcli.runs.checkpoint import Checkpoint, best, newest
+from rlcli.runs.checkpoint import Checkpoint, named, newest
 from rlcli.runs.checkpoint import load as read
 from rlcli.runs.folder import Run, open_run, packages_of
 from rlcli.runs.session import released
@@ -54,7 +54,7 @@ def load(path: str | PathLike[str]) -> TrainedPolicy:
 
 
 def trained(path: str | PathLike[str]) -> tuple[Checkpoint, Config]:
-    """The newest checkpoint of a training run, or its best (`RUN:best`).
+    """The newest checkpoint of a training run, or the one that is named (`RUN:best`, `RUN:FRAMES`).
 
     And what its weights were trained with, whatever config.json says.
 
@@ -65,7 +65,7 @@ def trained(path: str | PathLike[str]) -> tuple[Checkpoint, Config]:
     ResourceError, DamagedDataError
         There is no checkpoint that verifies.
     """
-    kept = best(path)
+    kept = named(path)
     run = open_run(Path(path) if kept is None else kept.parents[1])
     if run.info.get("verb") != "train":
         raise ConfigError("only training runs hold a policy", where=str(path))

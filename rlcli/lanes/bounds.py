@@ -300,7 +300,7 @@ def sentence(name: str, worst: Worst) -> str:
     """What a report says of a key that left its bounds, or was rounded."""
     if name.endswith(f".{ROUNDED}"):
         key = name.removesuffix(f".{ROUNDED}")
-        most = f"by {worst.excess:.2g} at most ({worst.value:.12g} is kept as {worst.low:.12g})"
+        most = f"by {worst.excess:.2g} at most ({worst.value:.12g} is stored as {worst.low:.12g})"
         return f"the env's {key} comes in a finer dtype than its space declares and is rounded, {most}"
     return f"the env's {name} was outside its declared bounds; the worst: {worst}"
 

@@ -241,7 +241,7 @@ def _warn_of_rounding(lanes: Any, values: np.ndarray) -> None:
         lanes.reported_rounding = True
         was, now = values[changed[0]], kept[changed[0]]
         warnings.warn(
-            f"env {lanes.name}: rewards are kept as float32, which makes {was:.17g} {now:.17g}; "
-            "have the env give smaller ones where such differences matter",
+            f"env {lanes.name}: rewards are stored as float32, which turns {was:.17g} into {now:.17g}; "
+            "scale them down if such differences matter",
             stacklevel=3,
         )

@@ -400,6 +400,7 @@ def as_actor(
             f"the env has no observation {', '.join(map(show, missing))}",
             where="in_keys",
             why=f"it has {', '.join(map(show, observation_spec.keys(True, True)))}",
+            fix="Say what the network is called with: in_keys=[...].",
         )
     wrapped = TensorDictModule(module, list(in_keys), ["output"])
     width = _probe(wrapped, observation_spec).get("output").shape[-1]

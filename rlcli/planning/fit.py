@@ -182,7 +182,7 @@ def _in_memory(cfg: Any, plan: Plan, place: Place, again: Again) -> list[str]:
             if worth:
                 break
     lines = lines or sorted(little)[-1:]
-    short = f", not enough alone: {size(over)} too much"
+    short = f", not enough alone: {size(over)} are missing"
     return [line + short * (saved < over) for saved, line in sorted(lines, key=lambda each: each[0] < over)]
 
 

@@ -69,7 +69,8 @@ class Guarded:
         except Exception as error:  # whatever a user's code raises, the run and its other files do not depend on it
             name, self._figures = type(self._figures).__name__, None
             self._warn(
-                f"{name}.{method} failed and will not be called again: {in_words(error)}; metrics.jsonl has all figures"
+                f"the logger is off from here on, {name}.{method} failed: {in_words(error)}; "
+                "metrics.jsonl has all figures"
             )
 
 

@@ -133,24 +133,31 @@ def make_room(folder: Path | str) -> list[Path]:
     return FOLDERS.prune(Path(folder), 1, Disk())
 
 
-def best(text: PathLike[str] | str) -> Path | None:
-    """The checkpoint that `RUN:best` names; None where something else is named.
+def named(text: PathLike[str] | str) -> Path | None:
+    """The checkpoint that `RUN:best`, `RUN:FRAMES` or `RUN:CHECKPOINT` names; None where a folder is named.
 
     Raises
     ------
     ConfigError
-        The run has kept none.
+        The run has no such checkpoint.
     """
     run, _, word = str(text).rpartition(":")
-    if word != "best" or not run:
+    if not run or Path(text).is_dir() or not Path(run).is_dir():
         return None
-    if not (found := list_checkpoints(Path(run) / BEST)):
+    if word == "best":
+        if found := list_checkpoints(Path(run) / BEST):
+            return found[-1]
         raise ConfigError(
             "this run has kept no best checkpoint", where=run,
             why="run.keep_best=true keeps it, where run.eval_every says how often to evaluate",
             fix=f"Use {run}, its newest one.",
         )  # fmt: skip
-    return found[-1]
+    frames = {str(read_manifest(path)["number"]): path for path in list_checkpoints(Path(run) / CHECKPOINTS)}
+    path = frames.get(word.replace("_", ""), Path(run) / CHECKPOINTS / word)
+    if not (path / MANIFEST).exists():
+        there = ", ".join(f"{path.name} ({at} frames)" for at, path in frames.items())
+        raise ConfigError(f"the run has no checkpoint {word!r}", where=run, fix=f"It has {there or 'none'}.")
+    return path
 
 
 def load_latest(folder: Path | str) -> Checkpoint:

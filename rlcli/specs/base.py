@@ -302,7 +302,7 @@ def fill_for(key: Key, dtype: torch.dtype, value: float | None) -> float | int |
         return float("nan") if value is None else value
     if value is None or math.isnan(value):
         raise ArgumentError(
-            f"{show(key)} is {dtype_name(dtype)}, which has no NaN to stand for what nobody kept",
+            f"{show(key)} is {dtype_name(dtype)}, which has no NaN to mark what is not stored",
             why="next_obs=compact drops next observations",
             fix="Name a fill_value (memory.fill_value=0, fill_value=0), or keep them with next_obs=exact.",
         )

@@ -141,7 +141,7 @@ class WeightUpdaterBase(ABC):
     def _publish(self, weights: Source | None) -> None:
         if not self.collectors:
             raise ArgumentError(
-                f"this {type(self).__name__} has nobody to bring weights to",
+                f"this {type(self).__name__} has no collector to send weights to",
                 fix="Hand it to a collector as weight_updater=, or say what it writes to when you make it.",
             )
         for collector in self.collectors:
@@ -212,7 +212,7 @@ class MultiProcessedWeightUpdater(WeightUpdaterBase):
     ) -> None:
         if sender is not None and sender.has_messages and post is None:
             raise ArgumentError(
-                f"the weights of '{sender.model_id}' go as messages, and nobody carries them", where="post=",
+                f"the weights of '{sender.model_id}' are sent as messages, and nothing sends them", where="post=",
                 fix="Give a function that takes each to every worker's receiver.take, or use shared memory.",
             )  # fmt: skip
         self.weights_getter, self.sender, self.post = get_server_weights, sender, post

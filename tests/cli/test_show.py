@@ -173,7 +173,7 @@ def test_ls_runs_says_what_a_result_is_of_and_gives_all_as_json(rlcli, several):
     found = json.loads(rlcli("ls runs cmp --json")[1])
     assert [(one["run"], one["result"], one["result_of"], one["seed"]) for one in found] == [("cmp/c", 50.0, "eval", 1)]
     assert json.loads(rlcli("ls runs --env nothing --json")[1]) == []
-    assert "none under runs/ of these" in rlcli("ls runs --env nothing")[1]
+    assert "none under runs/ match; --env: " in rlcli("ls runs --env nothing")[1]
 
 
 @pytest.mark.parametrize(
@@ -379,7 +379,7 @@ def test_faces_name_what_runs_through_tensordicts_and_why(rlcli, tmp_path, monke
         "    def _step(self, tensordict, next_tensordict):\n"
         "        return next_tensordict.set('reward', next_tensordict['reward'] / 2)\n"
     )
-    words = "show train recipe=ppo_exact env.normalize_observation=true --faces"
+    words = "show train recipe=ppo_exact env.normalize_observation=true --components"
     code, out, err = rlcli(f"{words} --import my_faces_here env.transforms=[Halved]")
     rows = [re.split(r"  +", line) for line in out.splitlines()]
     assert code == 0, err

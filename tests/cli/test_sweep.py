@@ -258,13 +258,13 @@ def test_a_job_that_failed_is_let_go_of_whatever_it_raised_and_counted(rlcli, st
     gc.collect()
     code, _, err = rlcli("train -m seed=1,2,3")
     assert alive == [0, 0, 0]
-    assert "job 1 failed: an error that rlcli did not foresee: KeyError: 'of a package'" in err
+    assert "job 1 failed: unexpected error: KeyError: 'of a package'" in err
     assert code == 6 and err.endswith("rlcli train: 3 of 3 jobs failed; job 0: it broke (here): so. Do that\n")
     with pytest.raises(NumericsError) as caught:
         rlcli("train -m seed=1,2 --debug")
     assert "raise broken from error" in "".join(traceback.format_exception(caught.value))
     code, _, err = rlcli("train -m seed=2")
-    assert code == 1 and "1 of 1 jobs failed; job 0: an error that rlcli did not foresee" in err
+    assert code == 1 and "1 of 1 jobs failed; job 0: unexpected error" in err
 
 
 @pytest.mark.parametrize(

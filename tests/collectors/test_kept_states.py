@@ -227,7 +227,7 @@ def test_sequences_that_begin_where_none_is_kept_are_refused_and_those_that_begi
         batch = few.rollout()
     with set_recurrent_mode(True), torch.no_grad():
         policy.actor(batch.select(*policy.actor.in_keys))
-        with pytest.raises(ArgumentError, match="state that a sequence begins with was not kept"):
+        with pytest.raises(ArgumentError, match="state that a sequence begins with was not stored"):
             policy.actor(batch[:, 3:].select(*policy.actor.in_keys))
 
 

@@ -139,7 +139,7 @@ def test_what_is_no_updater_is_refused():
     with collector("sync", policy()) as made, pytest.raises(ArgumentError, match="worker_ids has no meaning"):
         made.update_policy_weights_(worker_ids=0)
     for updater in (Vanilla(), Published()):
-        with pytest.raises(ArgumentError, match="has nobody to bring weights to"):
+        with pytest.raises(ArgumentError, match="has no collector to send weights to"):
             updater.push_weights()
 
 

@@ -34,6 +34,8 @@ def complaints(*overrides: str) -> str:
         ("env.num=1.5", "env.num must be a whole number, not 1.5"),
         ("env.num=null", "env.num must be a whole number, not None"),
         ("policy.shared=maybe", "policy.shared must be true or false or null, not 'maybe'"),
+        ("policy.hidden=64", "not 64; write policy.hidden=[64]; allowed: >= 1"),
+        ("env.info_keys=distance", "not 'distance'; write env.info_keys=[distance]"),
         ("policy.hidden=[64,a]", "policy.hidden must be a list of whole numbers"),
         ("env.kwargs=3", "env.kwargs must be a mapping, not 3"),
         ("env.num", "write key=value"),

@@ -61,6 +61,8 @@ def test_recipes_beside_the_user_are_found_and_build_on_ours(tmp_path, monkeypat
     write(tmp_path / "recipes", "mine", "defaults: [ppo_exact]\nenv: {num: 3}\n")
     cfg = configure("train", ["recipe=mine"])
     assert (cfg.recipe, cfg.env.num, cfg.memory.next_obs, cfg.optim.lr) == ("mine", 3, "exact", 1e-3)
+    with pytest.raises(ConfigError, match=r"not given as the file \./recipes/mine\.yaml; write recipe=mine$"):
+        configure("train", ["recipe=./recipes/mine.yaml"])
 
 
 @pytest.mark.parametrize("word", ["recipe=null", "recipe='null'"])

@@ -109,7 +109,7 @@ def look(folders: dict[str, Path], tmp_path: Path, seed: int) -> None:
     for verb in VERBS.get(name, ["verify", "inspect", "open"]):
         code, error = answer(verb, copy, *(MORE[name] if verb == "resume" else []))
         assert code in CODES, f"{said}\n{verb} ended with {code}: {error[-1500:]}"
-        assert "did not foresee" not in error and "Traceback" not in error, f"{said}\n{verb}: {error[-1500:]}"
+        assert "unexpected error" not in error and "Traceback" not in error, f"{said}\n{verb}: {error[-1500:]}"
         lines = [line for line in error.splitlines() if line and not line.startswith("warning")]
         assert code == 0 or lines, f"{said}\n{verb} says nothing"
     kept = bytes_in(copy)

@@ -114,7 +114,7 @@ def test_an_env_that_takes_long_is_said_and_waited_for(hostile, monkeypatch):
 
 def test_a_reward_that_float32_rounds_is_said_once(hostile):
     answer = hostile("train", "env.id=vast_reward", "run.dir=r")
-    assert answer.code == 0 and answer.err.count("which makes 16777217 16777216") == 1
+    assert answer.code == 0 and answer.err.count("which turns 16777217 into 16777216") == 1
     assert "float32" not in hostile("train", "env.id=good", "run.dir=s").err
 
 

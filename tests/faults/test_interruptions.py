@@ -364,7 +364,6 @@ def test_killed_before_every_call_of_a_disk_a_run_goes_on(rlcli, whole, monkeypa
     """Some of them, here, the last two included; each call by itself is tested with checkpoints and segments."""
     from disks import StepsDisk
 
-
     save = checkpoint.save
 
     def run_with(disk, folder):

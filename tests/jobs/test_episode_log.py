@@ -15,6 +15,7 @@ import rlcli
 from rlcli.jobs import resume
 from rlcli.lanes.lanes import numbers_of
 from rlcli.runs.folder import open_run
+from rlcli.transforms import Transform
 
 SMALL = [
     "env.id=goals", "env.num=4", "env.info_keys=[score.steps,absent]", "collector.frames_per_batch=128",
@@ -40,9 +41,14 @@ class Goals(gym.Env):
         return np.full(2, self.t / 12, np.float32), float(action), over, False, info
 
 
+class Plain(Transform):
+    """Without a column face, so that the env is stepped on TensorDicts."""
+
+
 @pytest.fixture(autouse=True)
 def _goals():
     rlcli.register_env("goals")(Goals)
+    rlcli.register_transform("Plain")(Plain)
 
 
 def rows(run) -> list[dict[str, str]]:
@@ -58,8 +64,10 @@ def rows(run) -> list[dict[str, str]]:
         ["env.mode=parallel", "env.workers=1", "env.caller_steps=true", "env.start_method=fork"],
         ["collector=multi_sync", "collector.num_workers=2", "collector.start_method=fork"],
         ["env.transforms=[{RewardSum: {}}]"],
+        ["env.transforms=[Plain]"],
+        ["env.transforms=[Plain]", "env.mode=parallel", "env.workers=2", "env.start_method=fork"],
     ],
-    ids=["env workers", "the caller steps too", "multi_sync", "transformed"],
+    ids=["env workers", "the caller steps too", "multi_sync", "transformed", "by its user", "by its user, in workers"],
 )
 def test_the_log_is_the_same_whoever_steps_the_envs(run, mode):
     serial = run(*SMALL, "run.dir=serial")

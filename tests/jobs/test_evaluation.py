@@ -14,6 +14,7 @@ import torch
 from tensordict.nn import TensorDictModule
 from torch import nn
 
+from rlcli.cli.flags import run_folder
 from rlcli.config import registry
 from rlcli.config.compose import configure
 from rlcli.config.registry import register_transform
@@ -455,6 +456,10 @@ def test_the_weights_of_the_best_evaluation_are_kept_and_named(run, monkeypatch)
     collect(configure("collect", words), words)
     kept, weights = (checkpoint.load_latest(Path(f)).state["policy"] for f in ("c/policy", "a/best"))
     assert all(torch.equal(kept[name], x) for name, x in weights.items())
+    assert load("a:768").frames == load("a:checkpoint_000003").frames == 768 and run_folder("a:768", "eval") == "a:768"
+    assert run("run.dir=d", *BRIEF, "policy.init_from=a:best").summary["policy_began_with"]["frames"] == 512
+    with pytest.raises(ConfigError, match=r"no checkpoint '9' \(a\)\. It has checkpoint_00000\d \(\d+ frames\), "):
+        load("a:9")
     run("run.dir=b", *BRIEF)
     with pytest.raises(ConfigError, match="kept no best checkpoint"):
         load("b:best")

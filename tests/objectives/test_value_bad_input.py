@@ -235,3 +235,13 @@ def test_multi_step_rows_are_discounted_or_refused():
         TD1Estimator(gamma=0.9, value_network=net)(td)
     td["steps_to_next_obs"] = torch.ones_like(steps)
     TD1Estimator(gamma=0.9, value_network=net)(td)
+
+
+@pytest.mark.parametrize("found", [lambda v: (v.mean(), v), lambda v: v], ids=["another shape", "one tensor"])
+def test_an_estimator_of_ones_own_is_told_what_it_has_to_return(found):
+    class Mine(TD0Estimator):
+        def estimate(self, td, reward, ends, values, time_dim):
+            return found(values.value)
+
+    with pytest.raises(ArgumentError, match=r"Mine\.estimate has to return advantage and value target.*reward is \("):
+        Mine(gamma=0.9, value_network=make_critic())(rollout(make_actor()))

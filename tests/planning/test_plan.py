@@ -804,7 +804,7 @@ def test_where_nothing_saves_much_the_most_is_said():
         )
 
     (line,) = advice_for(configure("train", words), far, again)
-    assert line.startswith("collector.frames_per_batch=") and line.endswith("not enough alone: 1.0 TiB too much")
+    assert line.startswith("collector.frames_per_batch=") and line.endswith("not enough alone: 1.0 TiB are missing")
 
 
 @pytest.mark.parametrize(

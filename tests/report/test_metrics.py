@@ -231,8 +231,8 @@ def test_a_logger_that_raises_is_named_once_and_ends_nothing(tmp_path, method):
             writer.flush()
         writer.evaluation(2, {})
     assert called.count(method) == 1 and called[-1] == method
-    failed = "failed and will not be called again: RuntimeError: the server is gone; metrics.jsonl has all figures"
-    assert warned == [f"Mine.{method} {failed}"]
+    failed = "failed: RuntimeError: the server is gone; metrics.jsonl has all figures"
+    assert warned == [f"the logger is off from here on, Mine.{method} {failed}"]
     assert [record["frames"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
 
 

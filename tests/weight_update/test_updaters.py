@@ -143,7 +143,7 @@ def test_messages_are_carried_by_whoever_is_given_or_the_updater_is_refused():
     trained, acting = nn.Linear(2, 2), nn.Linear(2, 2)
     sender = MultiProcessWeightSyncScheme().create_sender("policy", trained)
     receiver = open_receiver(sender.handle(), sender.fd, acting)
-    with pytest.raises(ArgumentError, match="go as messages, and nobody carries them"):
+    with pytest.raises(ArgumentError, match="are sent as messages, and nothing sends them"):
         MultiProcessedWeightUpdater(sender=sender)
     updater = MultiProcessedWeightUpdater(sender=sender, post=receiver.take)
     for version in (1, 2):

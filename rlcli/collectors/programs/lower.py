@@ -80,8 +80,8 @@ def lower(
     probed = twin_of_callable(policy) if tried is None else tried
     if probed is None:
         raise ArgumentError(
-            "the first frames take random actions, and nobody knows what the policy will write beside its own",
-            why="it cannot be copied, to be tried before it acts",
+            "the first frames take random actions, and what else the policy writes is not known yet",
+            why="the policy cannot be copied for a trial call",
             fix="Use init_random_frames=0, or give the policy as an nn.Module.",
         )
     try:

@@ -42,7 +42,7 @@ def check_env(cfg: Any) -> list[Problem]:
         if more := _of_packages(env_id, known, hint):
             return [Problem(f"unknown env id {env_id!r}", f"{hint} {more}".lstrip())]
         if not hint or env_id.isidentifier() or "/" in env_id:  # not the form of an id of gymnasium's
-            hint = f"{hint or 'rlcli ls envs lists them'}; if a package of yours registers it, add --import PACKAGE"
+            hint = f"{hint or 'rlcli ls envs lists them.'} If a package of yours registers it, add --import PACKAGE"
         return [Problem(f"unknown env id {env_id!r}", hint)]
     entry = ids[env_id].entry_point
     module = entry if isinstance(entry, str) else getattr(entry, "__module__", "")

@@ -37,7 +37,7 @@ def check_policy(cfg: Any) -> Iterator[Problem]:
         yield Problem("policy.init_strict has no meaning without policy.init_from", "leave it out")
     elif policy.init_from is not None and not _is_folder(policy.init_from):
         yield Problem(f"policy.init_from={policy.init_from} is no run", "rlcli ls runs lists runs", only_here=True)
-    if policy.kind == "checkpoint" and policy.path and not os.path.exists(policy.path.removesuffix(":best")):
+    if policy.kind == "checkpoint" and policy.path and not _is_folder(policy.path):
         yield Problem(f"policy.path={policy.path} does not exist", "rlcli ls runs lists runs", only_here=True)
 
 

@@ -141,7 +141,7 @@ class HeldRows:
     def put_back(self, ring: Ring) -> dict[str, Any]:
         """Put rows that were written over back into the storage, which the ring can then no longer use; `state`."""
         if not self.cursor <= ring.cursor <= self.until:
-            raise ArgumentError("rows were written over that nobody has kept")
+            raise ArgumentError("rows were overwritten that had not been copied")
         if len(self.rows):
             ring.storage.scatter(self.rows, other_layout(self.codes, ring.packing.coded, self.columns))
         if "codes" in (held := self.state["rows"]["ring"]):  # not before the first rows

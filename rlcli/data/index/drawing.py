@@ -69,6 +69,10 @@ class RandomStream:
         draw.integers(self.state, bound, out)
         return out
 
+    def random(self, count: int) -> np.ndarray:
+        """Uniform numbers in ``[0, 1)``, float64 ``[count]``."""
+        return self.integers(2**53, count) / 2**53
+
     def state_dict(self) -> dict[str, Any]:
         return {"state": torch.from_numpy(self.state.view(np.int64).copy())}
 

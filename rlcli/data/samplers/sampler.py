@@ -221,7 +221,9 @@ def is_ours(sampler: Sampler) -> bool:
 def need_draw(ring: Ring, draw: Draw) -> None:
     """Refuse a draw that compiled passes cannot follow: they take rows and lengths as a sampler gives them."""
     if not isinstance(draw, Draw):
-        raise ArgumentError("a sampler gives a Draw", why=f"got {type(draw).__name__}", fix="return Draw(rows).")
+        raise ArgumentError(
+            "a sampler has to return a Draw", why=f"got {type(draw).__name__}", fix="Write return Draw(rows)."
+        )
     _need_live(ring, draw)
     if draw.lengths is not None or draw.padded:
         _need_slices(draw)

@@ -340,7 +340,7 @@ class LazyMemmapStorage(Storage):
         state = self._owners_state() if state is None else state
         if state is None and self._journal is not None and self._journal.committed.state is not None:
             raise ArgumentError(
-                "rows are committed with the state of what holds them, or nobody could go on with them",
+                "rows have to be committed together with the state of their buffer",
                 where=self.where,
                 fix="Pass it: storage.commit(ring.content).",
             )

@@ -147,8 +147,8 @@ def nothing_yet(folder: Path) -> ResourceError:
         "nothing was written here yet",
         where=str(folder),
         why="its writer has begun, and has not committed any steps",
-        fix="Look again after the first commit. Where the writer was stopped, nothing is lost: go on with rlcli resume "
-        "RUN or LazyMemmapStorage(..., resume=True), or begin anew in another folder.",
+        fix="Look again after the first commit. Where the writer was stopped, nothing is lost: continue with "
+        "rlcli resume RUN or LazyMemmapStorage(..., resume=True), or start again in another folder.",
     )
 
 

@@ -398,7 +398,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         unknown = torch.stack([s.isnan().flatten(1).any(1) for s in states]).any(0)
         if bool(unknown.any()):
             raise ArgumentError(
-                f"the state that a sequence begins with was not kept, {', '.join(map(show, self.state_keys))}",
+                f"the state that a sequence begins with was not stored, {', '.join(map(show, self.state_keys))}",
                 where=type(self).__name__,
                 why=f"{int(unknown.sum())} of {len(unknown)} are NaN, as between two rows that keep one "
                 "(recurrent_state_stride)",

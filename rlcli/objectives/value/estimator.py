@@ -247,6 +247,17 @@ class ValueEstimator(KeyedModule, ABC):
     ) -> tuple[Tensor, Tensor]:
         """Advantage and value target `[*B, F]` from the parts, all `[*B, F]` but the flags `[*B]`."""
 
+    def _estimated(self, source: TensorDictBase, read: Read, time: int) -> tuple[Tensor, Tensor]:
+        reward, ends, values = read.blanked()
+        found = self.estimate(source, reward, ends, values, time)
+        got = [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in found]
+        if got != [tuple(reward.shape)] * 2:
+            raise ArgumentError(
+                f"{type(self).__name__}.estimate has to return advantage and value target, both of the shape of reward",
+                why=f"reward is {tuple(reward.shape)}, got {got}",
+            )
+        return found
+
     def forward(
         self,
         td: TensorDictBase,
@@ -274,7 +285,7 @@ class ValueEstimator(KeyedModule, ABC):
         with torch.set_grad_enabled(self.differentiable and torch.is_grad_enabled()), self._using(params):
             source = self._source(td)
             read = self._read(source, time, target_params)
-            advantage, target = self.estimate(source, *read.blanked(), time)
+            advantage, target = self._estimated(source, read, time)
             return self._write(td, read, advantage, target)
 
     def value_estimate(
@@ -292,7 +303,7 @@ class ValueEstimator(KeyedModule, ABC):
         with torch.set_grad_enabled(self.differentiable and torch.is_grad_enabled()), self._using(params):
             source = self._source(td)
             read = self._read(source, time, target_params)
-            target = zeroed(self.estimate(source, *read.blanked(), time)[1], read.values.valid)
+            target = zeroed(self._estimated(source, read, time)[1], read.values.valid)
             return (target if self.value_norm is None else self.value_norm.normalise(target)).to(_written(read.raw))
 
     def _source(self, td: TensorDictBase) -> TensorDictBase:

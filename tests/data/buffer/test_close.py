@@ -98,7 +98,7 @@ def test_a_storage_without_its_state_is_not_committed(tmp_path):
     ring = Ring(storage)
     ring.extend(episodes([5, 5]))
     for call in (storage.commit, storage.close):
-        with pytest.raises(ArgumentError, match="committed with the state"):
+        with pytest.raises(ArgumentError, match="committed together with the state"):
             call()
     storage.close(ring.content)
     assert len(ReplayBuffer(storage=LazyMemmapStorage(20, scratch_dir=tmp_path, resume=True))) == 10

@@ -98,7 +98,7 @@ def test_slices_of_a_cloned_batch_are_refused_where_they_begin_without_a_state()
     policy, ((_, few), *_) = collected("gru", 3, 23, 6)
     buffer = ReplayBuffer(storage=LazyTensorStorage(600), sampler=SAMPLERS["slices"](), batch_size=10 * LENGTH)
     buffer.extend(few.clone())
-    with set_recurrent_mode(True), pytest.raises(ArgumentError, match=r"was not kept.*not a clone"):
+    with set_recurrent_mode(True), pytest.raises(ArgumentError, match=r"was not stored.*not a clone"):
         policy(buffer.sample())
     with pytest.raises(ArgumentError, match=r"a clone.* holds NaN"):
         buffer.extend(few)

@@ -152,3 +152,12 @@ def test_draws_are_refused_with_what_to_change():
         ring.index.draw(RandomStream(0), 2, 4, weighting="length")
     with pytest.raises(ArgumentError, match="nothing was stored yet"):
         Ring(LazyTensorStorage(5)).index.draw(RandomStream(0), 2, 4)
+
+
+def test_uniform_numbers_continue_from_a_saved_state():
+    stream = RandomStream(3)
+    first = stream.random(1000)
+    assert first.dtype == np.float64 and first.min() >= 0 and first.max() < 1 and abs(first.mean() - 0.5) < 0.05
+    other = RandomStream(0)
+    other.load_state_dict(stream.state_dict())
+    assert (other.random(5) == stream.random(5)).all() and len(set(first)) == 1000
