@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from tensordict import TensorDictBase
 from torch import Tensor
 
@@ -12,6 +14,7 @@ def torchrl_bytes(rows: TensorDictBase) -> float | None:
         from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
     except ImportError:
         return None
+    logging.getLogger("torchrl").setLevel(logging.WARNING)
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(len(rows)), batch_size=1)
     buffer.extend(rows)
     held = buffer[: len(rows)]
