@@ -50,7 +50,7 @@ def words_of(command: str) -> list[str]:
     verb, *rest = [stands_for.get(word, word) for word in command.split()[1:]]
     if verb in ("train", "collect") and not {"--help", "--cfg"} & set(rest):
         rest += ["--cfg", "job"]
-    return [verb, *rest, "--help"] if verb in ("resume", "eval", "inspect", "verify") else [verb, *rest]
+    return [verb, *rest, "--help"] if verb in ("resume", "eval", "inspect", "verify", "prune") else [verb, *rest]
 
 
 def bench_of(command: str) -> str | None:
@@ -201,9 +201,11 @@ def test_sweeps_as_shown_are_several_jobs():
 
 
 def test_every_bench_named_exists():
-    from rlcli.bench import NAMES
+    from rlcli.bench import BENCHES
+    from tests.bench import settings as developing
 
-    assert {name for command in commands() if (name := bench_of(command))} == set(NAMES)
+    assert {name for command in commands() if (name := bench_of(command))} == set(BENCHES.about)
+    assert {*re.findall(r"`python -m tests\.bench ([a-z]+)`", PAGES)} == set(developing.BENCHES.about)
 
 
 def test_the_layer_table_is_that_of_the_layer_test():

@@ -1,59 +1,94 @@
-"""Benches for users: `rlcli bench NAME` measures their machine, env and nets beside hand-written loops and peers."""
+"""Benches for users: `rlcli bench NAME` measures their machine and env beside hand-written loops and peers."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlcli.bench.settings import read, settings_of
+from rlcli.bench.settings import OWN, SETTINGS, Defaults, Settings, read
 
 if TYPE_CHECKING:
     from rlcli.bench.harness import Report
 
-NAMES = {
-    "collect": "frames a second against hand-written loops, bare envs and other frameworks",
-    "update": "one PPO update against plain torch written by hand",
-    "gae": "advantages of batches of many shapes against another framework's functions",
-    "value": "the value stage by net size: two calls, one pass, shifted, chunks; time and peak memory",
-    "rnn": "GRU and LSTM with resets inside the sequence against torch.nn without any",
-    "extend": "writing rows to a buffer against other buffers and a bare copy",
-    "sample": "drawing slices and images from a buffer against other buffers, by its size",
-    "memory": "bytes of a stored step in every storage, and a run's memory against what plan said",
-    "weights": "new weights to two workers: published to adopted, against plain copies and peers",
-    "workers": "envs in processes against other frameworks'; the best split of an env's work",
-    "train": "wall time of a whole PPO, DQN or SAC run against SB3, the same hyper-parameters",
-    "start": "how long the command line takes to answer",
-}
 
+class Benches(NamedTuple):
+    """The benches of one command.
 
-def run(name: str, words: Sequence[str]) -> int:
-    """Measure, print the tables, and write every round to `runs/bench/NAME.json`."""
-    from rlcli.bench.harness import claim, publish
-
-    settings = read(settings_of(name, words), words)  # every mistake, before what is measured is loaded
-    path = f"runs/bench/{name}.json"
-    claim(path)
-    print(f"measuring {NAMES[name]} ...", file=sys.stderr, flush=True)
-    publish(_measured(name, settings), path)
-    return 0
-
-
-def measure(name: str, words: Sequence[str]) -> Report:
-    """Measure as `key=value` words say.
-
-    Raises
-    ------
-    ConfigError
-        Listing every mistake in them.
+    Attributes
+    ----------
+    command : str
+        What is typed before the name of a bench.
+    package : str
+        Where the module of each bench is, whose `measure(settings)` gives a `Report`.
+    about : dict
+        Name -> what the bench measures.
+    settings : dict
+        Name -> its settings.
+    own : dict
+        Name -> the setting by which its defaults differ, and those that do, by its value.
+    elsewhere : str
+        Where other benches are.
     """
-    return _measured(name, read(settings_of(name, words), words))
+
+    command: str
+    package: str
+    about: Mapping[str, str]
+    settings: Mapping[str, Settings]
+    own: Mapping[str, tuple[str, Defaults]]
+    elsewhere: str
+
+    def settings_of(self, name: str, words: Sequence[str]) -> Settings:
+        """The settings of a bench; defaults that depend on another setting are those for what the words say of it."""
+        known = self.settings[name]
+        if name not in self.own:
+            return known
+        by, defaults = self.own[name]
+        given = (word.partition("=")[2] for word in reversed(words) if word.startswith(f"{by}="))
+        own = defaults.get(next(given, known[by].default), {})
+        return {key: setting._replace(default=own.get(key, setting.default)) for key, setting in known.items()}
+
+    def run(self, name: str, words: Sequence[str]) -> int:
+        """Measure, print the tables, and write every round to `runs/bench/NAME.json`."""
+        from rlcli.bench.harness import claim, publish
+
+        settings = read(self.settings_of(name, words), words)  # every mistake, before what is measured is loaded
+        path = f"runs/bench/{name}.json"
+        claim(path)
+        print(f"measuring {self.about[name]} ...", file=sys.stderr, flush=True)
+        publish(self._measured(name, settings), path)
+        return 0
+
+    def measure(self, name: str, words: Sequence[str]) -> Report:
+        """Measure as `key=value` words say.
+
+        Raises
+        ------
+        ConfigError
+            Listing every mistake in them.
+        """
+        return self._measured(name, read(self.settings_of(name, words), words))
+
+    def _measured(self, name: str, settings: dict[str, Any]) -> Report:
+        if "threads" in settings:
+            import torch
+
+            torch.set_num_threads(settings["threads"])
+        return import_module(f"{self.package}.{name}").measure(settings)
 
 
-def _measured(name: str, settings: dict[str, Any]) -> Report:
-    if "threads" in settings:
-        import torch
-
-        torch.set_num_threads(settings["threads"])
-    return import_module(f"rlcli.bench.{name}").measure(settings)
+BENCHES = Benches(
+    "rlcli bench",
+    "rlcli.bench",
+    {
+        "collect": "frames a second against hand-written loops, bare envs and other frameworks",
+        "memory": "bytes of a stored step in every storage, and a run's memory against what plan said",
+        "workers": "envs in processes against other frameworks'; the best split of an env's work",
+        "train": "wall time of a whole PPO, DQN or SAC run against SB3, the same hyper-parameters",
+        "start": "how long the command line takes to answer",
+    },
+    SETTINGS,
+    OWN,
+    elsewhere="benches of rlcli's own parts run from a checkout: python -m tests.bench NAME",
+)

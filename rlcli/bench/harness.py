@@ -98,9 +98,9 @@ class Report:
     figures: list[Figure] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)  # sides that cannot be measured here, and why
 
-    def leave_out(self, peer: str) -> None:
-        """Note that a framework is missing here."""
-        self.note(f"{peer} is not installed: left out ({install('peers')})")
+    def leave_out(self, peer: str, extra: str = "peers") -> None:
+        """Note that a framework is missing here, and which extra brings it."""
+        self.note(f"{peer} is not installed: left out ({install(extra)})")
 
     def note(self, line: str) -> None:
         """Say something once, however many cases it is true of."""

@@ -20,7 +20,7 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
 from rlcli.bench.harness import Figure, Report, interleave, ratio
-from rlcli.bench.peers import buffers as peers
+from rlcli.bench.peers.storing import torchrl_bytes
 from rlcli.bench.settings import env_problems
 from rlcli.collectors import Collector
 from rlcli.config.compose import configure
@@ -44,8 +44,6 @@ def measure(settings: dict[str, Any]) -> Report:
     for recipe in _words(settings["recipes"]):
         configure("train", _words_of(recipe))  # what cannot be run is refused before anything is measured
     report = Report("memory", settings, unit="sample")
-    if settings["peers"] and peers.torchrl_buffer(1) is None:
-        report.leave_out("torchrl")
     ids = _playable(report, settings)
     _cartpole(report, settings)
     _games(report, settings, ids)
@@ -84,8 +82,7 @@ def _cartpole(report: Report, settings: dict[str, Any]) -> None:
                     ours.extend(batch)
                 _check(name, ours, batches)
                 report.figures.append(Figure(name, _bytes(ours), "B", bar))
-    if (upstream := _upstream(batches, settings)) is not None:
-        report.figures.append(Figure("CartPole row, torchrl", upstream, "B"))
+    _upstream(report, "CartPole row", batches, settings)
 
 
 def _buffer(
@@ -101,14 +98,15 @@ def _bytes(buffer: TensorDictReplayBuffer) -> float:
     return buffer.ring.nbytes / max(len(buffer), 1)
 
 
-def _upstream(batches: list[TensorDictBase], settings: dict[str, Any]) -> float | None:
+def _upstream(report: Report, name: str, batches: list[TensorDictBase], settings: dict[str, Any]) -> None:
     """Bytes of a step in torchrl's tensor storage; a few hundred of them show it."""
-    buffer = peers.torchrl_buffer(PART) if settings["peers"] else None
-    if buffer is None:
-        return None
-    first = full_next_obs(batches[0]).reshape(-1)
-    buffer.extend(first)
-    return peers.torchrl_bytes(buffer) / len(buffer)
+    if not settings["peers"]:
+        return
+    size = torchrl_bytes(full_next_obs(batches[0]).reshape(-1))
+    if size is None:
+        report.leave_out("torchrl")
+    else:
+        report.figures.append(Figure(f"{name}, torchrl", size, "B"))
 
 
 def _check(name: str, buffer: TensorDictReplayBuffer, batches: list[TensorDictBase]) -> None:
@@ -182,8 +180,7 @@ def _game(
         report.figures.append(Figure(f"{name}, {tier}", _bytes(buffer), "B", limit))
     report.checks[f"rows of {name}"] = f"{rows:,} as collected in every storage, next observations at ends too"
     if not beside:
-        if (upstream := _upstream(batches, settings)) is not None:
-            report.figures.append(Figure(f"{name}, torchrl", upstream, "B"))
+        _upstream(report, name, batches, settings)
         _time(report, settings, name, plain, packed)
     return _bytes(packed)
 

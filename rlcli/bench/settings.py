@@ -28,12 +28,12 @@ class Setting(NamedTuple):
 
 
 Settings = Mapping[str, Setting]
+Defaults = Mapping[str, Mapping[str, Any]]  # value of one setting -> defaults of others
 
 _ENV = Setting("CartPole-v1", "the env, by its gymnasium id", is_env=True)
-_ROUNDS = Setting(9, "number of timed rounds; medians are reported", MIN_ROUNDS)
-_THREADS = Setting(1, "torch's threads", 1, 1024)
-_ACTIVATIONS = ("tanh", "relu", "elu", "gelu", "silu", "leaky_relu", "sigmoid")
-_HIDDEN = Setting([64, 64], "sizes of the hidden layers", 1, 2**16)
+ROUNDS = Setting(9, "number of timed rounds; medians are reported", MIN_ROUNDS)
+THREADS = Setting(1, "torch's threads", 1, 1024)
+HIDDEN = Setting([64, 64], "sizes of the hidden layers", 1, 2**16)
 
 SETTINGS: dict[str, Settings] = {
     "collect": {
@@ -41,23 +41,10 @@ SETTINGS: dict[str, Settings] = {
         "continuous": Setting("HalfCheetah-v5", "a second env, with box actions; continuous= leaves it out"),
         "envpool": Setting("CartPole-v1", "one of envpool's, stepped 8, 64 and 512 at a time; envpool= leaves it out"),
         "frames_per_batch": Setting(2048, "frames that a side collects in a round, over all envs", 64, 10**8),
-        "rounds": _ROUNDS,
-        "threads": _THREADS,
+        "rounds": ROUNDS,
+        "threads": THREADS,
         "peers": Setting(True, "measure torchrl and SB3 too, where they are installed"),
         "faces": Setting(True, "measure tensordict policies, bookkeeping and dict observations too"),
-    },
-    "update": {
-        "sampler.batch_size": Setting(256, "rows of a minibatch", 1, 10**8),
-        "collector.frames_per_batch": Setting(2048, "rows of the batch", 2, 10**8),
-        "policy.hidden": _HIDDEN,
-        "policy.activation": Setting("tanh", "between the layers", choices=_ACTIVATIONS),
-        "optim.epochs": Setting(2, "passes over the batch in a round", 1),
-        "observation": Setting(4, "features of an observation", 1, 10**6),
-        "action": Setting("discrete", "kind of the action", choices=("discrete", "box")),
-        "actions": Setting(2, "choices of a discrete action, or dimensions of a box", 1, 10**6),
-        "threads": _THREADS,
-        "rounds": _ROUNDS,
-        "peers": Setting(True, "measure torchrl too, where it is installed"),
     },
     "train": {
         "algo": Setting(
@@ -74,54 +61,11 @@ SETTINGS: dict[str, Settings] = {
         "value.gamma": Setting(0.98, "discount", 0, 1),
         "value.lmbda": Setting(0.8, "ppo: lambda of GAE", 0, 1),
         "loss.entropy_coeff": Setting(0.0, "ppo: weight of the entropy", 0),
-        "policy.hidden": _HIDDEN,
+        "policy.hidden": HIDDEN,
         "memory": Setting("exact", "how ours keeps next observations", choices=("full", "exact", "compact")),
         "rounds": Setting(7, "runs of every side; medians over them are reported", MIN_ROUNDS),
-        "threads": _THREADS,
+        "threads": THREADS,
         "peers": Setting(True, "run SB3 too, where it is installed"),
-    },
-    "gae": {
-        "end_rate": Setting(0.02, "chance that a trajectory ends at a step; every other end is a truncation", 0, 1),
-        "scale": Setting(1, "divide the steps of every shape by this", 1, 10**4),
-        "rounds": _ROUNDS,
-        "threads": _THREADS,
-        "peers": Setting(True, "measure torchrl too, where it is installed"),
-    },
-    "value": {
-        "envs": Setting(16, "rows of the batch", 1, 10**5),
-        "steps": Setting(256, "steps of a row", 2, 10**6),
-        "observation": Setting(64, "numbers of an observation", 1, 10**6),
-        "widths": Setting(
-            [64, 256, 1024], "sizes of both hidden layers of the value net, one net after the other", 1, 10**5
-        ),
-        "num_chunks": Setting(4, "parts of the chunked sides", 2, 10**4),
-        "end_rate": Setting(0.002, "chance that a trajectory is cut at a step", 0, 1),
-        "rounds": _ROUNDS,
-        "threads": _THREADS,
-    },
-    "extend": {
-        "rows": Setting(1000, "rows of a small batch", 1, 10**6),
-        "capacity": Setting(100_000, "rows of the buffers", 1000, 10**8),
-        "images": Setting(256, "rows of a big batch: two stacks of four 84x84 frames each", 1, 10**4),
-        "calls": Setting(20, "small batches that a side writes in a round", 1, 10**6),
-        "memmap": Setting(True, "measure storages on disk too"),
-        "rounds": _ROUNDS,
-        "threads": _THREADS,
-        "peers": Setting(True, "measure torchrl and cpprb too, where they are installed"),
-    },
-    "sample": {
-        "rows": Setting(1_000_000, "rows of the buffer that slices are drawn from", 10_000, 10**8),
-        "large": Setting(10_000_000, "rows of the buffer that a small one is compared with", 100_000, 10**9),
-        "small": Setting(100_000, "rows of that small one", 10_000, 10**8),
-        "extend": Setting(100, "rows that are written before each sample", 1, 10**5),
-        "num_slices": Setting(8, "slices of a sample", 1, 10**5),
-        "slice_len": Setting(32, "rows of a slice", 1, 10**4),
-        "images": Setting(4096, "stacks of four 84x84 frames that image samples are drawn from", 256, 10**6),
-        "batch_size": Setting(256, "image stacks of a sample", 1, 10**5),
-        "calls": Setting(20, "samples that a side draws in a round", 1, 10**6),
-        "rounds": _ROUNDS,
-        "threads": _THREADS,
-        "peers": Setting(True, "measure torchrl too, where it is installed"),
     },
     "memory": {
         "games": Setting("Pong,Breakout,MsPacman,SpaceInvaders", "Atari games, random play; games= leaves them out"),
@@ -130,17 +74,9 @@ SETTINGS: dict[str, Settings] = {
         "batch_size": Setting(256, "rows of a sample whose time is compared", 1, 10**5),
         "recipes": Setting("ppo_exact", "recipes that are run to compare with their plan; recipes= leaves them out"),
         "calls": Setting(5, "samples that a side draws in a round", 1, 10**6),
-        "rounds": _ROUNDS,
-        "threads": _THREADS,
+        "rounds": ROUNDS,
+        "threads": THREADS,
         "peers": Setting(True, "measure torchrl too, where it is installed"),
-    },
-    "weights": {
-        "kilobytes": Setting([338, 16_400], "sizes of the policy, one after the other", 4, 10**7),
-        "calls": Setting(20, "publications of a side in a round", 1, 10**6),
-        "stress": Setting(2.0, "seconds of publishing at full speed while adopted versions are looked through", 0.1),
-        "rounds": _ROUNDS,
-        "threads": _THREADS,
-        "peers": Setting(True, "measure torchrl's schemes too, where it is installed"),
     },
     "workers": {
         "env.id": Setting(
@@ -152,29 +88,15 @@ SETTINGS: dict[str, Settings] = {
         "costs": Setting([6, 30, 100, 1000], "microseconds a step of envs that compute nothing else", 0, 10**6),
         "pong": Setting("ALE/Pong-v5", "a real env for comparison; pong= leaves it out"),
         "seconds": Setting(0.1, "seconds per side and round, roughly", 0.001, 60),
-        "rounds": _ROUNDS,
-        "threads": _THREADS,
+        "rounds": ROUNDS,
+        "threads": THREADS,
         "peers": Setting(True, "measure torchrl and SB3 too, where they are installed"),
     },
-    "rnn": {
-        "cell": Setting("both", "which cell", choices=("both", "gru", "lstm")),
-        "sequences": Setting([32, 128], "sequences of a batch, one size after the other", 1, 10**6),
-        "steps": Setting([128, 64], "steps of a sequence, by size; one number serves all sizes", 1, 10**6),
-        "units": Setting([128, 256], "units of the layer, by size; one number serves all sizes", 1, 10**5),
-        "inputs": Setting(0, "numbers of an input; 0 for as many as units", 0, 10**6),
-        "resets": Setting([1, 3, 10], "percent of the steps at which a trajectory begins, one after the other", 0, 100),
-        "backends": Setting("reference,pad,scan,cpu,triton", "what is measured beside auto; backends= leaves all out"),
-        "device": Setting("cpu", "where; cuda has sizes of its own", choices=("cpu", "cuda")),
-        "seconds": Setting(0.05, "about how long a side computes in a round", 0.001, 60),
-        "rounds": _ROUNDS,
-        "threads": _THREADS,
-        "peers": Setting(True, "measure torchrl too, where it is installed"),
-    },
-    "start": {"rounds": _ROUNDS},
+    "start": {"rounds": ROUNDS},
 }
 
 # what SB3's zoo trains these with; in place of the defaults above
-_ZOO: dict[str, dict[str, Any]] = {
+_ZOO: Defaults = {
     "dqn": {
         "env.num": 1, "total_frames": 50_000, "collector.frames_per_batch": 256, "sampler.batch_size": 64,
         "optim.updates_per_frame": 0.5, "optim.lr": 2.3e-3, "value.gamma": 0.99, "policy.hidden": [256, 256],
@@ -185,24 +107,7 @@ _ZOO: dict[str, dict[str, Any]] = {
         "policy.hidden": [256, 256],
     },
 }  # fmt: skip
-
-
-# bench -> the setting by which its defaults differ, and those that do, by its value
-_OWN: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
-    "train": ("algo", _ZOO),
-    "rnn": ("device", {"cuda": {"sequences": [128], "steps": [128], "units": [256], "resets": [3]}}),
-}
-
-
-def settings_of(bench: str, words: Sequence[str]) -> Settings:
-    """The settings of a bench; defaults that depend on another setting are those for what the words say of it."""
-    known = SETTINGS[bench]
-    if bench not in _OWN:
-        return known
-    by, defaults = _OWN[bench]
-    said = next((word.partition("=")[2] for word in reversed(words) if word.startswith(f"{by}=")), known[by].default)
-    own = defaults.get(said, {})
-    return {name: setting._replace(default=own.get(name, setting.default)) for name, setting in known.items()}
+OWN = {"train": ("algo", _ZOO)}
 
 
 def read(known: Settings, words: Sequence[str]) -> dict[str, Any]:

@@ -3,46 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rlcli.config.problem import raise_all, unknown
+
+if TYPE_CHECKING:
+    from rlcli.bench import Benches
 
 
 def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     """Run the verb."""
-    from rlcli import bench
+    from rlcli.bench import BENCHES
 
+    return answer(BENCHES, words)
+
+
+def answer(benches: Benches, words: Sequence[str]) -> int:
+    """Measure what the words name, or print the help page that they ask for; gives the exit code.
+
+    Raises
+    ------
+    ConfigError
+        No bench has that name, or its settings are wrong.
+    """
     asked = [word for word in words if word not in ("-h", "--help")]
-    if asked and asked[0] not in bench.NAMES:
-        raise_all([unknown("bench", asked[0], bench.NAMES)])
+    if asked and asked[0] not in benches.about:
+        problem = unknown("bench", asked[0], benches.about)
+        raise_all([problem._replace(fix=f"{problem.fix}; {benches.elsewhere}")])
     if len(asked) < len(words) or not asked:
-        print("\n".join(_page_of(asked[0], asked[1:]) if asked else _overview()))
+        print("\n".join(_page_of(benches, asked[0], asked[1:]) if asked else _overview(benches)))
         return 0
-    return bench.run(asked[0], asked[1:])
+    return benches.run(asked[0], asked[1:])
 
 
-def _overview() -> Iterator[str]:
-    from rlcli.bench import NAMES
-
-    yield "usage: rlcli bench NAME [key=value ...]"
+def _overview(benches: Benches) -> Iterator[str]:
+    yield f"usage: {benches.command} NAME [key=value ...]"
     yield ""
     yield "benches"
-    yield from (f"  {name:<10} {about}" for name, about in NAMES.items())
+    yield from (f"  {name:<10} {about}" for name, about in benches.about.items())
     yield ""
-    yield "rlcli bench NAME --help lists its settings. Every round is written to runs/bench/NAME.json."
+    yield f"{benches.command} NAME --help lists its settings. Every round is written to runs/bench/NAME.json."
+    yield f"{benches.elsewhere[0].upper()}{benches.elsewhere[1:]}"
 
 
-def _page_of(name: str, words: Sequence[str]) -> Iterator[str]:
-    from rlcli.bench import NAMES
-    from rlcli.bench.settings import allowed, settings_of
+def _page_of(benches: Benches, name: str, words: Sequence[str]) -> Iterator[str]:
+    from rlcli.bench.settings import allowed
     from rlcli.cli.help import entry, page_width
     from rlcli.config.problem import spell
 
-    yield f"usage: rlcli bench {name} [key=value ...]"
+    yield f"usage: {benches.command} {name} [key=value ...]"
     yield ""
-    yield f"Measures {NAMES[name]}. Every round is written to runs/bench/{name}.json."
+    yield f"Measures {benches.about[name]}. Every round is written to runs/bench/{name}.json."
     yield ""
     yield "settings"
-    for key, setting in settings_of(name, words).items():
+    for key, setting in benches.settings_of(name, words).items():
         limits = allowed(setting)
         text = setting.meaning + (f" [{limits}]" if limits else "")
         yield from entry(f"{key}={spell(setting.default)}", text, page_width())

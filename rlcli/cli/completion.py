@@ -110,14 +110,10 @@ def _offers(word: str, before: list[str]) -> Iterable[str]:
         from rlcli.cli.ls import WHAT
 
         return WHAT
-    if verb == "bench" and len(before) == 1:
-        from rlcli.bench import NAMES
-
-        return NAMES
     if verb == "bench":
-        from rlcli.bench.settings import SETTINGS
+        from rlcli.bench import BENCHES
 
-        return [f"{name}=" for name in SETTINGS.get(before[1], ())]
+        return BENCHES.about if len(before) == 1 else [f"{name}=" for name in BENCHES.settings.get(before[1], ())]
     return _SCRIPTS if verb == "completion" else ()
 
 

@@ -5,11 +5,13 @@ import types
 import pytest
 import torch
 
-from rlcli import bench
-from rlcli.bench import rnn
-from rlcli.bench.settings import read, settings_of
-from rlcli.cli.main import main
+from rlcli.bench.settings import read
+from rlcli.cli.bench import answer
 from rlcli.errors import ConfigError, NumericsError
+from tests.bench import rnn
+from tests.bench.settings import BENCHES
+
+pytestmark = pytest.mark.slow
 
 TINY = ["sequences=[3]", "steps=[5]", "units=[4]", "resets=[20]", "seconds=0.001"]
 NO_PEERS = [*TINY, "peers=False"]
@@ -21,7 +23,7 @@ def names(entries):
 
 def test_every_backend_is_a_side_of_both_cells_or_says_why_it_cannot_be(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    result = bench.measure("rnn", NO_PEERS).as_dict()
+    result = BENCHES.measure("rnn", NO_PEERS).as_dict()
     for cell in ("gru", "lstm"):
         sides = names(side for side in result["sides"] if side["name"].startswith(f"{cell} B3 T5 H4, 20 %: "))
         refused = {name.rpartition(": ")[2] for name in result["refused"] if name.startswith(f"{cell} B3 T5 H4: ")}
@@ -35,7 +37,7 @@ def test_every_backend_is_a_side_of_both_cells_or_says_why_it_cannot_be(monkeypa
 
 def test_torchrl_runs_beside_and_the_bar_is_against_its_faster_backend():
     pytest.importorskip("torchrl")
-    result = bench.measure("rnn", [*TINY, "cell=gru", "backends="]).as_dict()
+    result = BENCHES.measure("rnn", [*TINY, "cell=gru", "backends="]).as_dict()
     theirs = [ratio for ratio in result["ratios"] if ": torchrl" in ratio["over"]]
     assert {ratio["over"].rpartition(": ")[2] for ratio in theirs} == {"torchrl, pad", "torchrl, scan"}
     median = {side["name"]: side["median"] for side in result["sides"]}
@@ -48,13 +50,13 @@ def test_a_peer_that_lacks_a_package_or_fails_says_so(monkeypatch):
         raise RuntimeError("too big for it")
 
     monkeypatch.setattr(rnn, "torchrl_recurrent", lambda layer: {"scan": "it needs hoptorch", "triton": fails})
-    result = bench.measure("rnn", [*TINY, "cell=lstm", "backends="]).as_dict()
+    result = BENCHES.measure("rnn", [*TINY, "cell=lstm", "backends="]).as_dict()
     assert result["refused"] == {
         "lstm B3 T5 H4: torchrl, scan": "it needs hoptorch",
         "lstm B3 T5 H4: torchrl, triton": "RuntimeError: too big for it",
     }
     monkeypatch.setattr(rnn, "torchrl_recurrent", lambda layer: {})
-    result = bench.measure("rnn", [*TINY, "cell=lstm", "backends="]).as_dict()
+    result = BENCHES.measure("rnn", [*TINY, "cell=lstm", "backends="]).as_dict()
     assert any("torchrl is not installed" in note for note in result["notes"])
 
 
@@ -68,7 +70,7 @@ def test_a_side_that_computes_something_else_is_not_timed(wrong, monkeypatch):
 
     monkeypatch.setattr(rnn.Batch, wrong, off)
     with pytest.raises(NumericsError, match="not the reference's"):
-        bench.measure("rnn", [*NO_PEERS, "cell=gru", "backends="])
+        BENCHES.measure("rnn", [*NO_PEERS, "cell=gru", "backends="])
 
 
 def test_what_is_saved_is_each_storage_once_without_what_was_there():
@@ -85,7 +87,7 @@ def test_what_is_saved_is_each_storage_once_without_what_was_there():
 
 def test_memory_is_weighed_once_a_size_and_recompute_saves_less():
     words = ["sequences=[3]", "steps=[40]", "units=[16]", "resets=[20, 0]", "seconds=0.001", "peers=False", "backends="]
-    figures = {f["name"]: f for f in bench.measure("rnn", words).as_dict()["figures"]}
+    figures = {f["name"]: f for f in BENCHES.measure("rnn", words).as_dict()["figures"]}
     for cell in ("gru", "lstm"):
         own = {name: f["value"] for name, f in figures.items() if name.startswith(f"{cell} B3 T40 H16: ")}
         assert len(own) == 2 * 4 + 2
@@ -95,7 +97,7 @@ def test_memory_is_weighed_once_a_size_and_recompute_saves_less():
 
 
 def test_sizes_go_together_and_one_number_serves_all():
-    settings = read(settings_of("rnn", []), ["sequences=[1,2]", "steps=[3]", "units=[4,5]"])
+    settings = read(BENCHES.settings_of("rnn", []), ["sequences=[1,2]", "steps=[3]", "units=[4,5]"])
     assert rnn._sizes(settings) == [(1, 3, 4), (2, 3, 5)]
 
 
@@ -111,7 +113,7 @@ def test_sizes_go_together_and_one_number_serves_all():
 )
 def test_what_cannot_be_measured_is_a_sentence(words, sentence):
     with pytest.raises(ConfigError) as error:
-        bench.measure("rnn", words)
+        BENCHES.measure("rnn", words)
     assert sentence in str(error.value)
 
 
@@ -134,10 +136,10 @@ def test_on_a_gpu_a_pass_is_over_when_the_device_is_and_its_bars_are_others(monk
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_a_sentence():
     with pytest.raises(ConfigError, match="no CUDA GPU is visible"):
-        bench.measure("rnn", ["device=cuda"])
+        BENCHES.measure("rnn", ["device=cuda"])
 
 
 def test_a_gpu_has_sizes_of_its_own(capsys):
-    assert read(settings_of("rnn", ["device=cuda"]), ["device=cuda"])["sequences"] == [128]
-    assert main(["bench", "rnn", "--help", "device=cuda"]) == 0
+    assert read(BENCHES.settings_of("rnn", ["device=cuda"]), ["device=cuda"])["sequences"] == [128]
+    assert answer(BENCHES, ["rnn", "--help", "device=cuda"]) == 0
     assert "units=[256]" in capsys.readouterr().out

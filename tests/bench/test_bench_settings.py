@@ -7,26 +7,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcli import bench
-from rlcli.bench import NAMES
-from rlcli.bench.settings import SETTINGS, Setting, read, settings_of
+from rlcli.bench import BENCHES
+from rlcli.bench.settings import SETTINGS, Setting, read
 from rlcli.bench.train import _configured
+from rlcli.cli.bench import answer
 from rlcli.cli.completion import candidates
 from rlcli.cli.main import main
 from rlcli.errors import ConfigError, RlcliError
-from rlcli.modules import ACTIVATIONS
+from tests.bench import settings as developing
+
+BOTH = pytest.mark.parametrize("benches", [BENCHES, developing.BENCHES], ids=["users", "developers"])
 
 
-def test_every_bench_has_settings_whose_defaults_are_accepted():
-    assert set(SETTINGS) == set(NAMES)
-    for known in SETTINGS.values():
+@BOTH
+def test_every_bench_has_settings_whose_defaults_are_accepted(benches):
+    assert set(benches.settings) == set(benches.about)
+    for known in benches.settings.values():
         spelled = [f"{key}={setting.default}" for key, setting in known.items()]
         assert read(known, spelled) == read(known, []) == {key: setting.default for key, setting in known.items()}
-    assert set(SETTINGS["update"]["policy.activation"].choices) == set(ACTIVATIONS)
 
 
 def test_values_are_read_as_the_command_line_spells_them():
-    known = SETTINGS["update"] | {"lr": Setting(0.1, "rate")}
+    known = developing.SETTINGS["update"] | {"lr": Setting(0.1, "rate")}
     words = ["lr=1", "policy.hidden=[8, 8]", "action=box", "peers=FALSE", "rounds=1e1"]
     assert (
         read(known, words).items()
@@ -43,7 +45,7 @@ def test_values_are_read_as_the_command_line_spells_them():
 def test_every_mistake_is_named_at_once():
     words = ["ruonds=9", "peers=maybe", "policy.hidden=[8,a]", "policy.hidden=8", "rounds=3", "action=bx", "threads"]
     with pytest.raises(ConfigError) as error:
-        read(SETTINGS["update"], words)
+        read(developing.SETTINGS["update"], words)
     text = str(error.value)
     assert text.count("\n") == 7
     for part in (
@@ -76,14 +78,23 @@ def test_whatever_is_typed_is_a_value_or_a_sentence(setting, text):
         assert type(value) is type(SETTINGS[bench][key].default)
 
 
+@BOTH
 @pytest.mark.parametrize("words", ["{} --help", "--help {}", "{} -h rounds=9"])
-@pytest.mark.parametrize("bench", NAMES)
-def test_help_lists_every_setting(bench, words, capsys):
-    assert main(["bench", *words.format(bench).split()]) == 0
-    page = capsys.readouterr().out
-    for key, setting in SETTINGS[bench].items():
-        assert f"  {key}=" in page and setting.meaning.split()[0] in page
-    assert f"runs/bench/{bench}.json" in page
+def test_help_lists_every_setting(benches, words, capsys):
+    for bench, known in benches.settings.items():
+        assert answer(benches, words.format(bench).split()) == 0
+        page = capsys.readouterr().out
+        for key, setting in known.items():
+            assert f"  {key}=" in page and setting.meaning.split()[0] in page
+        assert f"usage: {benches.command} {bench} " in page and f"runs/bench/{bench}.json" in page
+
+
+def test_a_bench_of_rlclis_parts_is_not_a_users_and_says_where_it_runs(capsys):
+    for bench in developing.BENCHES.about:
+        assert main(["bench", bench]) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and "run from a checkout: python -m tests.bench NAME" in said
+        assert "did you mean" not in said
 
 
 def test_the_help_of_benches_and_their_mistakes_load_nothing_heavy():
@@ -100,22 +111,23 @@ assert not {"torch", "tensordict", "numba"} & set(sys.modules)
 
 
 def test_a_tab_offers_the_settings():
-    assert "optim.epochs=" in candidates("rlcli bench update opt")
+    assert "optim.epochs=" in candidates("rlcli bench train opt")
+    assert set(candidates("rlcli bench ")) == set(BENCHES.about)
     assert candidates("rlcli bench nothing r") == []
 
 
 def test_an_env_that_the_loops_are_not_for_is_refused():
 
     with pytest.raises(ConfigError, match=r"cannot measure Pendulum-v1.*Discrete"):
-        bench.measure("collect", ["env.id=Pendulum-v1"])
+        BENCHES.measure("collect", ["env.id=Pendulum-v1"])
     with pytest.raises(ConfigError, match=r"cannot measure CartPole-v1 \(continuous\)"):
-        bench.measure("collect", ["continuous=CartPole-v1"])
+        BENCHES.measure("collect", ["continuous=CartPole-v1"])
 
 
 @pytest.mark.parametrize(("algo", "env"), [("ppo", "CartPole-v1"), ("dqn", "CartPole-v1"), ("sac", "Pendulum-v1")])
 def test_whole_runs_have_the_defaults_of_their_algorithm_and_can_be_configured(algo, env, tmp_path):
     words = ["algo=dqn", f"algo={algo}", "total_frames=300"]  # the last word counts
-    given = read(settings_of("train", words), words)
+    given = read(BENCHES.settings_of("train", words), words)
     assert given["env.id"] == env and given["total_frames"] == 300
     cfg, _ = _configured(given, tmp_path, 0)
     assert cfg.loss.kind.startswith(algo) and cfg.sampler.batch_size == given["sampler.batch_size"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlcli import bench
+from rlcli.bench import BENCHES
 from rlcli.bench.train import OURS, SB3, _figures
 from rlcli.errors import ConfigError
 
@@ -33,7 +33,7 @@ def test_four_of_five_runs_must_solve_the_env():
 def test_an_env_that_one_side_does_not_take_is_refused_before_anything_is_run(monkeypatch, words, why):
     monkeypatch.setattr("rlcli.bench.train.interleave", lambda *_, **__: pytest.fail("it was run"))
     with pytest.raises(ConfigError, match=f"this bench cannot run algo=.*{why}"):
-        bench.measure("train", words.split())
+        BENCHES.measure("train", words.split())
 
 
 def test_returns_are_compared_pair_by_pair():

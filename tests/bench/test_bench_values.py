@@ -2,16 +2,18 @@
 
 import pytest
 
-from rlcli import bench
-from rlcli.bench import gae, value
 from rlcli.errors import NumericsError
+from tests.bench import gae, value
+from tests.bench.settings import BENCHES
+
+pytestmark = pytest.mark.slow
 
 VALUE = ["envs=4", "steps=32", "observation=3", "widths=[8]", "num_chunks=2"]
 
 
 def test_gae_measures_every_shape_against_both_functions():
     pytest.importorskip("torchrl")
-    result = bench.measure("gae", ["scale=64"]).as_dict()
+    result = BENCHES.measure("gae", ["scale=64"]).as_dict()
     names = {side["name"] for side in result["sides"]}
     shapes = ["[64, 512]", "[256, 2048]", "[4096, 32]", "[200000]"]
     kinds = ("rlcli", "torchrl, loop", "torchrl, vectorised")
@@ -24,11 +26,11 @@ def test_gae_does_not_time_a_side_that_is_wrong(monkeypatch):
     wrong = {"torchrl, loop": lambda gamma, lmbda, *columns: gae.generalized_advantage_estimate(gamma, 0.5, *columns)}
     monkeypatch.setattr(gae, "torchrl_estimates", lambda: wrong)
     with pytest.raises(NumericsError, match="not the reference's"):
-        bench.measure("gae", ["scale=64"])
+        BENCHES.measure("gae", ["scale=64"])
 
 
 def test_value_reports_time_and_peak_of_every_way():
-    result = bench.measure("value", VALUE).as_dict()
+    result = BENCHES.measure("value", VALUE).as_dict()
     assert {side["name"] for side in result["sides"]} == {
         f"8 wide: {way}" for way in (value.TWO, value.ONE, value.SHIFTED, value.CHUNKED, value.BOTH, value.LOWER)
     }
@@ -44,4 +46,4 @@ def test_value_refuses_chunks_that_change_a_number(monkeypatch):
         if "num_chunks" in options else stage(net, batch, options),
     )  # fmt: skip
     with pytest.raises(NumericsError, match="advantages differ"):
-        bench.measure("value", VALUE)
+        BENCHES.measure("value", VALUE)

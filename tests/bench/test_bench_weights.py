@@ -2,17 +2,19 @@
 
 import pytest
 
-from rlcli import bench
-from rlcli.bench import weights
 from rlcli.errors import NumericsError
 from rlcli.weight_update import WeightReceiver
+from tests.bench import weights
+from tests.bench.settings import BENCHES
+
+pytestmark = pytest.mark.slow
 
 QUICK = ["kilobytes=[40]", "calls=1", "stress=0.1", "rounds=7"]
 
 
 def test_weights_measures_every_side_that_is_installed():
     pytest.importorskip("torchrl")
-    result = bench.measure("weights", QUICK).as_dict()
+    result = BENCHES.measure("weights", QUICK).as_dict()
     sides = {weights.SHARED, weights.TOLD, weights.LEAST, weights.MESSAGES, *weights.THEIRS, weights.THEIRS_ACTING}
     sides |= {weights.CPU, weights.COPIES, weights.FLAT}
     assert {side["name"] for side in result["sides"]} == {f"{side}, 40 KB" for side in sides}
@@ -26,7 +28,7 @@ def test_workers_that_hold_something_else_are_an_error(monkeypatch):
     monkeypatch.setattr(WeightReceiver, "receive", lambda self: 0)
     monkeypatch.setattr(weights, "Worker", lambda target: WORKER(target, start_method="fork"))
     with pytest.raises(NumericsError, match="do not hold version"):
-        bench.measure("weights", [*QUICK, "peers=false"])
+        BENCHES.measure("weights", [*QUICK, "peers=false"])
 
 
 WORKER = weights.Worker

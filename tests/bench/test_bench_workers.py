@@ -4,8 +4,7 @@ from functools import partial
 
 import pytest
 
-from rlcli import bench
-from rlcli.bench import split, workers
+from rlcli.bench import BENCHES, split, workers
 from rlcli.bench.bare_envs import Independent, bare, busy
 from rlcli.bench.harness import Side
 from rlcli.bench.split import ALONE, APART, CALLING, COLLECTING, NATIVE, Split, best_of, candidates, processes, reasons
@@ -30,7 +29,7 @@ def labelled(label, names):
 def test_every_way_is_compared_with_others_and_with_bare_envs():
     pytest.importorskip("torchrl")
     pytest.importorskip("stable_baselines3")
-    result = bench.measure("workers", [*QUICK, "costs=[0,100]", "pong="]).as_dict()
+    result = BENCHES.measure("workers", [*QUICK, "costs=[0,100]", "pong="]).as_dict()
     in_workers = {*OURS, workers.collecting(2), "2 bare processes"}
     assert {side["name"] for side in result["sides"]} == (
         labelled("CartPole", {*OURS, *workers.BARS})
@@ -54,7 +53,7 @@ def test_ways_that_collect_something_else_are_not_timed(monkeypatch):
     other = partial(GymEnv, recipe, categorical_action_encoding=True, narrow=True)
     monkeypatch.setattr(workers, "ParallelEnv", lambda num, make, **options: PARALLEL(num, other, **options))
     with pytest.raises(NumericsError, match="rlcli 1 worker collects other frames than rlcli serial"):
-        bench.measure("workers", [*QUICK, "costs=[0]", "pong=", "peers=false"])
+        BENCHES.measure("workers", [*QUICK, "costs=[0]", "pong=", "peers=false"])
 
 
 PARALLEL = workers.ParallelEnv
@@ -90,7 +89,7 @@ def test_an_env_of_a_cost_counts_in_proportion():
 
 # ---- the best split ----------------------------------------------------------------------------------------------
 def test_the_best_split_of_an_env_is_named_with_overrides_that_can_be_used():
-    report = bench.measure("workers", [*QUICK, "env.id=MountainCar-v0"])
+    report = BENCHES.measure("workers", [*QUICK, "env.id=MountainCar-v0"])
     splits = candidates(2, native=False)
     assert [side.name for side in report.sides] == [each.name for each in splits]
     assert [each.kind for each in splits] == [ALONE, APART, CALLING, APART, COLLECTING]

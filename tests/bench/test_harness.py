@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from rlcli.bench.harness import Ratio, Report, Side, claim, fill, interleave, publish, ratio
+from rlcli.bench.harness import Figure, Ratio, Report, Side, claim, fill, interleave, publish, ratio
 from rlcli.errors import ResourceError
 
 
@@ -83,3 +83,8 @@ def test_a_folder_that_cannot_be_written_is_a_sentence_before_and_after(tmp_path
     (tmp_path / "bench.json").write_text("the last one")
     claim(tmp_path / "bench.json")
     assert (tmp_path / "bench.json").read_text() == "the last one"
+
+
+def test_a_figure_meets_its_bar_or_not():
+    assert Figure("a", 29.0, "B", "<= 30").met and not Figure("a", 31.0, "B", "<= 30").met
+    assert Figure("a", 5.0, "x", ">= 5").met and Figure("a", 1.0, "B").met is None

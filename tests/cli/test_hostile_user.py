@@ -65,7 +65,7 @@ def test_a_terminal_that_cannot_spell_a_name_gets_it_spelled_out(process, tmp_pa
 
 @pytest.mark.parametrize("columns", ["0", "1", "20", "wide", "100000"])
 def test_help_is_a_page_at_any_width(process, columns):
-    done = process("rlcli", "bench", "update", "--help", COLUMNS=columns, TERM="")
+    done = process("rlcli", "bench", "train", "--help", COLUMNS=columns, TERM="")
     assert done.returncode == 0 and 10 < done.stdout.count("\n") < 60
 
 

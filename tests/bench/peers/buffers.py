@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from tensordict import TensorDictBase
 
 
@@ -51,9 +50,3 @@ def arrays(batch: TensorDictBase) -> dict[str, Any]:
 
 def _name(key: Any) -> str:
     return key if isinstance(key, str) else "_".join(key)
-
-
-def torchrl_bytes(buffer: Any) -> int:
-    """Bytes of a torchrl buffer's storage for the rows that it holds."""
-    held = buffer[: len(buffer)]
-    return sum(x.numel() * x.element_size() for x in held.values(True, True) if isinstance(x, torch.Tensor))

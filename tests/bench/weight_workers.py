@@ -1,4 +1,4 @@
-"""The worker processes of `rlcli bench weights`, and the nets that go to them: every number of a net is its version."""
+"""The worker processes of the bench of weights, and the nets that go to them: every number of a net is its version."""
 
 from __future__ import annotations
 

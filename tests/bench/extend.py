@@ -1,4 +1,4 @@
-"""`rlcli bench extend`: writing batches to our buffer, against other frameworks' buffers, one by hand and a bare copy.
+"""`python -m tests.bench extend`: writing batches to our buffer, against others, one by hand and a bare copy.
 
 Every side writes the same batches in turns; what lies in each buffer afterwards is compared with what was written.
 """
@@ -13,12 +13,12 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from rlcli.bench.buffer_loops import ByHand, bare_copy, image_rows, seven_keys
 from rlcli.bench.harness import Report, interleave, ratio
-from rlcli.bench.peers import buffers as peers
 from rlcli.data import LazyTensorStorage, TensorDictReplayBuffer
 from rlcli.data.storages import LazyMemmapStorage
 from rlcli.errors import NumericsError
+from tests.bench.buffer_loops import ByHand, bare_copy, image_rows, seven_keys
+from tests.bench.peers import buffers as peers
 
 OURS, EXACT, HAND = "rlcli", "rlcli, exact", "by hand"
 COPY, BIG, BIG_EXACT = "bare copy, images", "rlcli, images", "rlcli, images, exact"
@@ -65,7 +65,7 @@ def _small(report: Report, settings: dict[str, Any]) -> None:
         if name in sides:
             report.ratios += [ratio(report.sides, name, OURS, bar), ratio(report.sides, name, EXACT)]
         elif settings["peers"]:
-            report.leave_out(name)
+            report.leave_out(name, "test")
 
 
 def _turns(write: Callable[[TensorDictBase], Any], batches: list[TensorDictBase], calls: int) -> Callable[[], None]:

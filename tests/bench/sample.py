@@ -1,4 +1,4 @@
-"""`rlcli bench sample`: drawing from our buffer, against another framework's and against itself at another size.
+"""`python -m tests.bench sample`: drawing from our buffer, against another one and against itself at another size.
 
 Rows say where they belong (`buffer_loops.py`): every sample of every side is checked before anything is timed.
 """
@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from rlcli.bench.buffer_loops import LENGTH, gather_images, image_rows, numbers_of, small_rows
 from rlcli.bench.harness import Report, interleave, ratio
-from rlcli.bench.peers import buffers as peers
 from rlcli.data import LazyTensorStorage, SliceSampler, TensorDictReplayBuffer
 from rlcli.errors import ConfigError, NumericsError
+from tests.bench.buffer_loops import LENGTH, gather_images, image_rows, numbers_of, small_rows
+from tests.bench.peers import buffers as peers
 
 FILL = 50_000  # rows of a batch while a buffer is being filled
 

@@ -1,4 +1,4 @@
-"""`rlcli bench update`: one PPO update of ours against the same update written by hand in plain torch.
+"""`python -m tests.bench update`: one PPO update of ours against the same update written by hand in plain torch.
 
 The batch is random; both sides see the same minibatches in the same order, and their weights are compared after it.
 """
@@ -14,13 +14,13 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 from rlcli.bench.harness import Report, interleave, ratio
-from rlcli.bench.peers.learning import torchrl_update
 from rlcli.errors import NumericsError
 from rlcli.learning.update import Update
 from rlcli.modules import ActorCritic, build_actor_critic
 from rlcli.objectives import ClipPPOLoss
 from rlcli.objectives.value import GAE
 from rlcli.specs import Bounded, Categorical, Composite, Unbounded
+from tests.bench.peers.learning import torchrl_update
 
 TOLERANCE = 1e-5  # of the weights after one epoch, in float32
 HAND, FUSED, OURS, GENERAL = "plain torch, foreach Adam", "plain torch, fused Adam", "rlcli", "rlcli, autograd"

@@ -1,4 +1,4 @@
-"""`rlcli bench value`: the value stage, network and recursion: two calls, one pass, shifted, in chunks, in bfloat16.
+"""`python -m tests.bench value`: the value stage: two calls, one pass, shifted, in chunks, in bfloat16.
 
 By size of the network: time, and the most that is held above inputs and outputs. All sides see one batch, kept `full`
 and `exact`; where they promise the same numbers, those are compared first.

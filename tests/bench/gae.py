@@ -1,4 +1,4 @@
-"""`rlcli bench gae`: advantages of one batch, by shape, against both functions of another framework.
+"""`python -m tests.bench gae`: advantages of one batch, by shape, against both functions of another framework.
 
 Ends are random, half of them truncations; every side's numbers are compared with the plain reference first.
 """
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from rlcli.bench.harness import Figure, Report, Side, interleave, ratio
-from rlcli.bench.peers.learning import torchrl_estimates
 from rlcli.errors import NumericsError
 from rlcli.objectives.value.functional import generalized_advantage_estimate
+from tests.bench.peers.learning import torchrl_estimates
 
 GAMMA, LAMBDA = 0.99, 0.95
 OURS = "rlcli"

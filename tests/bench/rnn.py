@@ -1,4 +1,4 @@
-"""`rlcli bench rnn`: one recurrent layer, forward and backward, over sequences in which trajectories begin anywhere.
+"""`python -m tests.bench rnn`: a recurrent layer, forward and backward; trajectories begin anywhere in its sequences.
 
 Time and memory of every backend, by size and by how often a trajectory begins, beside torch.nn's layer over the same
 inputs without such beginnings, and beside another framework's modules. What a side computes, gradients of inputs,
@@ -18,13 +18,13 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from rlcli.bench.harness import Figure, Report, fill, ratio
-from rlcli.bench.peers.learning import torchrl_recurrent
 from rlcli.collectors.devices import resolve
 from rlcli.config.problem import raise_all, unknown
 from rlcli.errors import ArgumentError, ConfigError, NumericsError, in_words
 from rlcli.kernels import recurrent
 from rlcli.modules import GRUModule, LSTMModule
 from rlcli.report.peaks import LargestPeak, SavedBytes
+from tests.bench.peers.learning import torchrl_recurrent
 
 TOLERANCE = {"cpu": 1e-4, "cuda": 1e-2}  # relative; the factors of products on a GPU have 11 bits
 FLOOR, AUTO, RECOMPUTE, MODULE = "torch.nn, no resets", "rlcli, auto", "rlcli, auto, recompute", "rlcli, auto, module"

@@ -1,4 +1,4 @@
-"""`rlcli bench weights`: a policy's weights to two worker processes, from published to adopted by both.
+"""`python -m tests.bench weights`: a policy's weights to two worker processes, from published to adopted by both.
 
 Both frameworks' workers do the same: they sleep until they are told, or they act. Then ours look for a new version
 between two forwards, and the other framework's receive in a thread beside them. Whoever adopts notes when it has.
@@ -14,8 +14,13 @@ from collections.abc import Callable
 from typing import Any
 
 from rlcli.bench.harness import Report, Side, interleave, ratio
-from rlcli.bench.peers import weights as peers
-from rlcli.bench.weight_workers import (
+from rlcli.errors import NumericsError
+from rlcli.processes.channel import packed, unpacked
+from rlcli.processes.crew import Crew
+from rlcli.processes.worker import Worker
+from rlcli.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
+from tests.bench.peers import weights as peers
+from tests.bench.weight_workers import (
     ACT,
     COPY,
     NUMBERS,
@@ -30,11 +35,6 @@ from rlcli.bench.weight_workers import (
     fill,
     net_of,
 )
-from rlcli.errors import NumericsError
-from rlcli.processes.channel import packed, unpacked
-from rlcli.processes.crew import Crew
-from rlcli.processes.worker import Worker
-from rlcli.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
 
 SHARED, TOLD, MESSAGES = "rlcli, acting", "rlcli, asleep", "rlcli, messages"
 LEAST = "3 plain copies, asleep"  # what any way takes that wakes the workers and copies: no ratio can be beyond it
@@ -48,7 +48,7 @@ _TURN = 0  # of orders whose answers are waited for later
 def measure(settings: dict[str, Any]) -> Report:
     """Every size in turn, each in rounds that alternate."""
     report = Report("weights", settings, unit="publication")
-    crew = Crew([Worker("rlcli.bench.weight_workers:work") for _ in range(WORKERS)])
+    crew = Crew([Worker("tests.bench.weight_workers:work") for _ in range(WORKERS)])
     try:
         for kilobytes in settings["kilobytes"]:
             _Size(report, settings, crew, kilobytes).measure()
