@@ -107,7 +107,7 @@ def test_a_sweep_with_one_bad_value_runs_nothing(rlcli, started):
 def test_a_glob_sweeps_over_recipes(rlcli, started):
     assert rlcli("train -m recipe=glob(ppo_*,exclude=[ppo_half*,ppo_pong])")[0] == 0
     found = [cfg.recipe for _, (cfg, _), _ in started]
-    names = "box2d classic compact delta exact full gru kl lstm minigrid mujoco multi shifted"
+    names = "atari box2d classic compact delta exact full gru kl lstm minigrid mujoco multi shifted"
     assert found == [f"ppo_{name}" for name in names.split()]
 
 

@@ -196,7 +196,7 @@ def test_what_a_recipe_sweeps_over_is_checked_before_the_first_job(tmp_path):
 
 @pytest.mark.parametrize(
     ("env_id", "loss", "recipe"),
-    [("Walker2d-v5", "ppo_clip", "ppo_mujoco"), ("Walker2d-v5", "sac", None),
+    [("Walker2d-v5", "ppo_clip", "ppo_mujoco"), ("Walker2d-v5", "sac", "sac_mujoco"),
      ("Acrobot-v1", "ppo_kl", "ppo_classic"),
      ("Acrobot-v1", "dqn", None), ("Taxi-v4", "ppo_clip", None), ("Unknown-v0", "ppo_clip", None)],
 )  # fmt: skip

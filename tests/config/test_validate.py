@@ -113,7 +113,7 @@ def test_what_is_collected_can_be_collected_again(kind):
         ({"optim__momentum": 0.9}, ("optim.momentum", "optim=adam")),
         ({"policy__kind": "checkpoint", "policy__path": "."}, ("policy=checkpoint acts", "policy.init_from=")),
         ({"env__id": "CartPol-v1"}, ("unknown env id 'CartPol-v1'", "did you mean CartPole-v1")),
-        ({"env__id": "Xyzzy"}, ("unknown env id 'Xyzzy'; rlcli ls envs lists them; ", "add --import PACKAGE")),
+        ({"env__id": "Xyzzy"}, ("unknown env id 'Xyzzy'; rlcli ls envs lists them. ", "add --import PACKAGE")),
         ({"env__num": 0}, ("env.num is 0", ">= 1")),
         ({"env__wrappers": ["ClipActon"]}, ("unknown wrapper 'ClipActon'", "ClipAction")),
         ({"env__wrappers": [3]}, ("env.wrappers holds 3", "{Name:{argument:value}}")),
