@@ -66,7 +66,7 @@ def _target(text: str, name: str) -> Path:
 
 
 def _command(recipe: Recipe, target: Path, recipe_dirs: Sequence[str]) -> str:
-    """What runs the copy: the command of the original's header, with the copy's name, where its parts are found."""
+    """Return the command that runs the copy: the original's header with the copy's name, where its parts are found."""
     commands = [line.removeprefix("command:").strip() for line in recipe.header if line.startswith("command:")]
     own = f"recipe={recipe.name}"
     command = commands[0] if commands and own in commands[0].split() else f"rlcli {recipe.verb} {own}"

@@ -188,7 +188,7 @@ def _row(one: Mapping[str, Any], common: Container[str] = ()) -> tuple[str, ...]
 
 
 def facts(run: Run) -> dict[str, Any]:
-    """What a run is, what came of it so far, and what was typed for it (`given`: beside recipe, env and seed)."""
+    """Return what a run is, what came of it so far, and what was typed for it (`given`: but recipe, env and seed)."""
     info = run.info
     try:
         status, data = run.status, run.summary
@@ -235,13 +235,13 @@ def shared(runs: Sequence[Run]) -> set[str]:
 
 
 def _given(run: Run) -> list[str]:
-    """What was typed for a run beside what has a column of its own."""
+    """Return what was typed for a run beside what has a column of its own."""
     typed = [str(word).lstrip("+") for word in run.info.get("overrides") or ()]
     return [word for word in typed if not re.match(r"(recipe|env\.id|seed|run\.dir)=", word)]
 
 
 def result_of(run: Run) -> str:
-    """What came of a run, in one line."""
+    """Say what came of a run, in one line."""
     one = facts(run)
     *_, status, frames, _, time, _ = _row(one)
     kind = {"eval": "evaluation return", "train": "training return", None: ""}[one["result_of"]]

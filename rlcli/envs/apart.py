@@ -36,17 +36,8 @@ Plain = dict[Key, np.ndarray | Tensor]
 class Apart(Stacked):
     """N single envs, dealt out over worker processes; see `ParallelEnv` for the options.
 
-    Parameters
-    ----------
-    makers : sequence of bytes
-        Of each env its pickled maker.
-    example : EnvBase
-        What the first of them made, closed.
-
-    Attributes
-    ----------
-    envs : list of EnvBase
-        The example alone: the others are in the workers.
+    `makers`: of each env its pickled maker. `example`: what the first of them made, closed.
+    `envs` holds the example alone: the others are in the workers.
     """
 
     def __init__(

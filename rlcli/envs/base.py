@@ -371,7 +371,7 @@ class EnvBase(metaclass=_WithPolicy):
 
 
 def root_of(env: EnvBase, out: Any, method: str = "reset") -> TensorDictBase:
-    """What a method of the env's that begins episodes returned, a TensorDict; end flags that it left out are False."""
+    """Return what a method of the env's that begins episodes returned, as a TensorDict; missing end flags are False."""
     out = returned_by(env, method, out)
     shape = (*env.batch_size, 1)
     for name in END_FLAGS:
@@ -384,13 +384,7 @@ def root_of(env: EnvBase, out: Any, method: str = "reset") -> TensorDictBase:
 
 
 def next_of(env: EnvBase, out: Any) -> TensorDictBase:
-    """What the env's `step` wrote under `next` of what it returned, with all end flags.
-
-    Raises
-    ------
-    EnvError
-        Either is no TensorDict.
-    """
+    """Return what the env's `step` wrote under `next` of what it returned, with all end flags."""
     following = returned_by(env, "step", out).get(NEXT, None)
     if not isinstance(following, TensorDictBase):
         found = "" if following is None else f", and wrote a {type(following).__name__}"
@@ -418,7 +412,7 @@ def own_methods(env: EnvBase | TensorSpec, names: Sequence[str]) -> list[str]:
 
 
 def steps_as_ours(env: EnvBase) -> bool:
-    """Whether the env is stepped by rlcli's own methods alone."""
+    """Say whether the env is stepped by rlcli's own methods alone."""
     return not own_stepping(env)
 
 

@@ -19,15 +19,11 @@ from rlcli.transforms.primer import primers_of, recurrent_parts
 
 
 def missing_transforms(env: EnvBase, policy: Any) -> list[Transform]:
-    """InitTracker and primers for every recurrent part of the policy, unless the env's specs hold their keys already.
+    """Return InitTracker and primers for every recurrent part of the policy, unless the specs hold their keys already.
 
     A part is recurrent when it has `make_tensordict_primer()`.  A policy that reads `is_init`, or writes the next value
     of a key, gets the InitTracker too; the primer of such a key is the env's to have.
-
-    Raises
-    ------
-    ArgumentError
-        A part reads a state that nothing writes under `next`: it would be zero at every step.
+    Refuse a part that reads a state that nothing writes under `next`: it would be zero at every step.
     """
     specs = (env.full_observation_spec, env.full_state_spec)
     present = {unravel(key) for spec in specs for key in spec.keys(True, True)}

@@ -31,14 +31,7 @@ C = TypeVar("C", bound=CollectConfig)
 
 
 class First:
-    """The first env of a run, where it was made to try it: whoever takes it closes it.
-
-    Parameters
-    ----------
-    env : GymEnv, optional
-    streams : mapping, optional
-        The global random streams as they were when it had been made.
-    """
+    """The first env of a run, made to try it, and the global random streams as they were then: its taker closes it."""
 
     def __init__(self, env: GymEnv | None = None, streams: dict[str, Any] | None = None) -> None:
         self._env, self._streams = env, streams
@@ -61,14 +54,9 @@ NONE = First()
 
 
 def settled(cfg: C) -> tuple[C, list[str], First]:
-    """The configuration with what `auto` came to, a line that says why, and the env that was tried for it.
+    """Return the configuration with what `auto` came to, a line that says why, and the env that was tried for it.
 
-    As it is where nothing was left open.
-
-    Raises
-    ------
-    EnvError
-        The env could not be made, or failed in its first steps: the run would say the same.
+    Where nothing was left open, it is returned as it is.
     """
     if (workers := len(shares(cfg))) and cfg.collector.num_workers == "auto" and cfg.collector.kind != "async":
         counted: Any = dataclasses.replace(cfg, collector=dataclasses.replace(cfg.collector, num_workers=workers))
@@ -102,12 +90,10 @@ def settled(cfg: C) -> tuple[C, list[str], First]:
 
 
 def chosen(num: int, wall: float, cpu: float) -> tuple[int, str]:
-    """How many processes are to step `num` envs, and why.
+    """Return how many processes are to step `num` envs, and why.
 
-    Parameters
-    ----------
-    wall, cpu : float
-        Seconds that a step of one takes, and those of them in which it computes: others can compute in the rest.
+    `wall`, `cpu`: seconds that a step of one takes, and those of them in which it computes: others can compute in the
+    rest.
     """
     alone = num * wall
     counts = sorted({min(num, cores()), min(num, MOST)} - {1})

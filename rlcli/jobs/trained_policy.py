@@ -221,7 +221,7 @@ class TrainedPolicy:
         return action.cpu()
 
     def _root(self, shown: TensorDictBase) -> TensorDictBase:
-        """What the actor reads where the envs show `shown` `[N]`."""
+        """Return what the actor reads where the envs show `shown` `[N]`."""
         last, begins = self._last, self._begins
         if last is None:
             return _through(self._observed, lambda t, td: t._reset(None, td), shown)
@@ -363,7 +363,7 @@ def _misfit(leaf: Leaf, expected: str, got: str) -> ArgumentError:
 
 
 def _device_of(observation: Any) -> torch.device | None:
-    """Where the tensors of an observation are; None where it has none."""
+    """Return the device of an observation's tensors; None if it has none."""
     if isinstance(observation, Mapping):
         return next((place for part in observation.values() if (place := _device_of(part)) is not None), None)
     return observation.device if isinstance(observation, Tensor) else None

@@ -54,16 +54,9 @@ def load(path: str | PathLike[str]) -> TrainedPolicy:
 
 
 def trained(path: str | PathLike[str]) -> tuple[Checkpoint, Config]:
-    """The newest checkpoint of a training run, or the one that is named (`RUN:best`, `RUN:FRAMES`).
+    """Return the newest checkpoint of a training run, or the named one (`RUN:best`, `RUN:FRAMES`), and its config.
 
-    And what its weights were trained with, whatever config.json says.
-
-    Raises
-    ------
-    ConfigError
-        There is no run, it is no training run, or the packages that it was made with are not imported.
-    ResourceError, DamagedDataError
-        There is no checkpoint that verifies.
+    That is what its weights were trained with, whatever config.json says.
     """
     kept = named(path)
     run = open_run(Path(path) if kept is None else kept.parents[1])

@@ -14,17 +14,9 @@ from pathlib import Path
 
 
 class ProcessLock:
-    """An open file that this process alone holds; nobody ever waits for it.
+    """An open file that this process alone holds, or BlockingIOError is raised; nobody ever waits for it.
 
-    Parameters
-    ----------
-    fd : int
-        Of the file; closed when the lock is let go, or if somebody holds it.
-
-    Raises
-    ------
-    BlockingIOError
-        Somebody holds it, perhaps this process itself.
+    `fd`: of the file; closed when the lock is let go, or if somebody holds it.
     """
 
     def __init__(self, fd: int) -> None:
@@ -38,7 +30,7 @@ class ProcessLock:
 
     @property
     def held(self) -> bool:
-        """Whether this process holds it; in a forked child its parent does."""
+        """Say whether this process holds it; in a forked child its parent does."""
         return self._close.alive
 
     def drop(self) -> None:
@@ -48,14 +40,9 @@ class ProcessLock:
 
 
 def hold(path: Path, text: str, mode: int = 0o600) -> ProcessLock:
-    """Hold a file from now on, which is made if it is not there, and have it say `text`: to people, who holds it.
+    """Hold a file from now on, made if it is not there, and write `text` to it: who holds it, for people.
 
-    Raises
-    ------
-    BlockingIOError
-        Somebody holds it, perhaps this process itself.
-    OSError
-        It cannot be opened or written.
+    BlockingIOError: somebody holds it, perhaps this process itself.
     """
     lock = ProcessLock(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode))
     try:

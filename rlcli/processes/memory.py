@@ -115,13 +115,7 @@ def _statistic(path: Path, name: str) -> int:
 
 
 def bytes_in(text: str) -> int:
-    """What `size` spells: `2GiB`, `2 GiB`, `1.5G`, `800MB`; without a unit bytes.
-
-    Raises
-    ------
-    ValueError
-        It is no size.
-    """
+    """Return the bytes that `2GiB`, `2 GiB`, `1.5G`, `800MB` or a bare number spells; ValueError if it is no size."""
     found = re.fullmatch(r"(\d+\.?\d*) *([KMGT]?)(I?)B?", text.strip().upper())
     if found is None:
         raise ValueError(f"{text!r} is no size, such as 2GiB")

@@ -13,7 +13,7 @@ ANSWER, FAILED = 254, 255  # kinds of answers; orders have the numbers from 1 up
 
 
 def serve(line: Line, orders: Callable[[int, bytes], Any]) -> None:
-    """What a worker does: carry out `orders(kind, body)` until its parent closes the channel.
+    """Carry out `orders(kind, body)` in a worker until its parent closes the channel.
 
     What is raised goes to the parent, with the text of its traceback.
     """
@@ -47,7 +47,7 @@ class Traceback(Exception):
 
 
 def raised(failed: bytes) -> BaseException:
-    """What a worker raised, with the text of its traceback as the cause."""
+    """Return what a worker raised, with the text of its traceback as the cause."""
     error, text = unpacked(failed)
     error.__cause__ = Traceback(text)
     return error

@@ -33,21 +33,9 @@ UNKNOWN = 255  # the status of a worker whose fork server was killed with it
 
 
 class Worker:
-    """A process that runs `target`.
+    """A process that runs `target`, a function of a `Channel` by `module:name`; `channel` leads to it.
 
-    Parameters
-    ----------
-    target : str
-        A function of a `Channel`, `module:name`.
-    start_method : {"forkserver", "spawn", "fork"}
-    preload : sequence of str
-        Modules that the fork server imports before it forks.
-
-    Attributes
-    ----------
-    pid : int
-    channel : Channel
-        To the worker.
+    `preload`: modules that the fork server imports before it forks.
     """
 
     def __init__(self, target: str, *, start_method: str = "forkserver", preload: Sequence[str] = ()) -> None:
@@ -217,7 +205,7 @@ os.register_at_fork(after_in_child=_servers.clear)
 
 
 def _streams() -> list[int]:
-    """Where this process writes now: standard output and error, or neither where one of them is closed."""
+    """Return where this process writes now: standard output and error, or neither where one of them is closed."""
     try:
         os.fstat(1), os.fstat(2)
     except OSError:

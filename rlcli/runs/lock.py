@@ -34,7 +34,7 @@ class Holder:
 
     @property
     def alive(self) -> bool:
-        """Whether that process still runs; False for other hosts, which cannot be asked."""
+        """Say whether that process still runs; False for other hosts, which cannot be asked."""
         if self.host != socket.gethostname():
             return False
         try:
@@ -47,19 +47,8 @@ class Holder:
 
 
 class RunLock:
-    """Holds a run folder for this process.
+    """Holds a run folder for this process; `acquire` raises ResourceError, naming the holder's pid, if another has it.
 
-    Parameters
-    ----------
-    folder : Path
-
-    Raises
-    ------
-    ResourceError
-        From `acquire`: the folder is held by another process (named by pid), is read-only or gone.
-
-    Examples
-    --------
     >>> with RunLock(folder):
     ...     write_into(folder)
     """
