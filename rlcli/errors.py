@@ -73,7 +73,7 @@ def in_words(error: BaseException, limit: int = 400) -> str:
 
 
 def without_display(error: BaseException) -> str | None:
-    """What to type where an exception speaks of a display that is not there."""
+    """Say what to type where an exception speaks of a display that is not there."""
     words = in_words(error).lower()
     if os.environ.get("DISPLAY") or not any(word in words for word in ("opengl", "display", "glfw")):
         return None

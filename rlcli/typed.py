@@ -29,14 +29,7 @@ _SHOWN = 60
 
 
 class Misfit(ValueError):
-    """A value that is not what it must be.
-
-    Attributes
-    ----------
-    why : str
-    place : str
-        Where in the value that was checked, from the outside in.
-    """
+    """A value that is not what it must be, and `why`; `place` says where in the value that was checked, outside in."""
 
     def __init__(self, why: str, place: str = "") -> None:
         super().__init__(f"{place}: {why}" if place else why)
@@ -71,27 +64,17 @@ def from_0(name: str, value: Any, *, endless: bool = False) -> float:
 
 
 def read_json(path: Path | str) -> Any:
-    """What a JSON file says.
+    """Return what a JSON file says.
 
-    Raises
-    ------
-    OSError
-        It cannot be read.
-    Misfit
-        It is no regular file, too long, or no JSON.
+    OSError: it cannot be read. Misfit: it is no regular file, too long, or no JSON.
     """
     return parsed(read_bytes(path))
 
 
 def read_bytes(path: Path | str) -> bytes:
-    """The content of a file of text that is not long.
+    """Return the content of a file of text that is not long.
 
-    Raises
-    ------
-    OSError
-        It cannot be read.
-    Misfit
-        It is no regular file, or too long.
+    OSError: it cannot be read. Misfit: it is no regular file, or too long.
     """
     with open(path, "rb", opener=_without_waiting) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -103,13 +86,7 @@ def read_bytes(path: Path | str) -> bytes:
 
 
 def parsed(content: bytes) -> Any:
-    """JSON in the strict sense: no NaN, no depth that Python cannot follow.
-
-    Raises
-    ------
-    Misfit
-        It is none.
-    """
+    """Parse JSON in the strict sense: no NaN, no depth that Python cannot follow; else raise Misfit."""
     try:
         return json.loads(content, parse_constant=_no_constant)
     except RecursionError:

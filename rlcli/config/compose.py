@@ -81,13 +81,7 @@ class Plan:
 def configure(
     verb: str, overrides: Sequence[str] = (), recipe_dirs: Iterable[str] = (), flags: Collection[str] = ()
 ) -> CollectConfig:
-    """The configuration of one job.
-
-    Raises
-    ------
-    ConfigError
-        Listing every problem.
-    """
+    """Return the configuration of one job; the error lists every problem."""
     job = plan(verb, overrides, recipe_dirs, flags=flags).job
     assert job is not None  # only a sweep has none
     return job.cfg
@@ -181,7 +175,7 @@ def _undecided(schema: type, overrides: Iterable[str], checked: Iterable[Checked
 
 
 def _left_aside(cfg: CollectConfig, contents: Mapping[str, Any], typed_keys: Collection[str]) -> Iterator[str]:
-    """What recipes set and nothing reads, in sentences; a recipe may choose otherwise than those that it builds on."""
+    """Say what recipes set and nothing reads, in sentences; a recipe may choose otherwise than those it builds on."""
     for name in lineage(cfg.recipe, contents) if cfg.recipe and cfg.recipe in contents else ():
         found: dict[str, list[str]] = {}
         for key, why in unread(cfg).items():
@@ -192,7 +186,7 @@ def _left_aside(cfg: CollectConfig, contents: Mapping[str, Any], typed_keys: Col
 
 
 def holds(data: Any, key: str) -> bool:
-    """Whether nested data set a dotted key."""
+    """Say whether nested data set a dotted key."""
     for part in key.split("."):
         if not isinstance(data, Mapping) or part not in data:
             return False
@@ -201,13 +195,7 @@ def holds(data: Any, key: str) -> bool:
 
 
 def typed(verb: str, node: DictConfig, overrides: Iterable[str]) -> CollectConfig:
-    """A tree that Hydra has composed as dataclasses, checked; `overrides` are what was typed of it.
-
-    Raises
-    ------
-    ConfigError
-        Listing every problem.
-    """
+    """Return a tree that Hydra has composed as dataclasses, checked; `overrides` are what was typed of it."""
     cfg = as_object(_with_values(verb, node, overrides))
     raise_all(validate(cfg, set(map(key_of, overrides))))
     return cfg

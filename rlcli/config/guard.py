@@ -123,7 +123,7 @@ def check_env_ids(env: Any) -> list[Problem]:
 
 
 def check_places(data: Any, where: str) -> list[Problem]:
-    """What a recipe would have written outside `./runs`; only the command line may name such a place.
+    """Refuse what a recipe would have written outside `./runs`; only the command line may name such a place.
 
     Judged by the text alone, so a reference to another key is none: what it would become is not known here. `where`
     names the recipe's file.

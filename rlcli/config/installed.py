@@ -52,12 +52,12 @@ def gymnasium_problem() -> Problem | None:
 
 
 def has(package: str) -> bool:
-    """Whether a package can be imported, without importing it."""
+    """Say whether a package can be imported, without importing it."""
     return find_spec(package) is not None
 
 
 def install(extra: str) -> str:
-    """What to type to get an extra."""
+    """Return what to type to get an extra."""
     return f'pip install "rlcli[{extra}]"'
 
 
@@ -68,13 +68,13 @@ def lacking(extra: str, what: str) -> list[Problem]:
 
 
 def accelerator() -> str:
-    """What `device=split` acts and learns on: this system's kind of accelerator."""
+    """Return what `device=split` acts and learns on: this system's kind of accelerator."""
     return "mps" if sys.platform == "darwin" else "cuda"
 
 
 @functools.cache
 def torch_has_cuda() -> bool:
-    """Whether the installed torch was built with CUDA; its version file says so without the slow import."""
+    """Say whether the installed torch was built with CUDA; its version file says so without the slow import."""
     from pathlib import Path  # env workers read this file
 
     spec = find_spec("torch")

@@ -20,21 +20,12 @@ _KEY = "rlcli"
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """Meaning and range of one field.
+    """Meaning and range of one field; `help` is one line, as `--help` prints it.
 
-    Parameters
-    ----------
-    help : str
-        One line, as `--help` prints it.
-    ge, gt, le, lt : float, optional
-        Bounds; for a list they hold for every entry.
-    choices : tuple of str
-        The only strings allowed; empty means any.
-    words : tuple of str
-        Strings allowed beside a number, such as `auto`.
-    when : mapping of str to tuple
-        Dotted key -> the values of it with which this option is read; all of them must hold. Which choices of a group
-        read it stands with those: `rlcli.config.parts`. Refusals follow from both (`rlcli.config.unread`).
+    `ge`, `gt`, `le`, `lt`: bounds; for a list they hold for every entry.
+    `choices`: the only strings allowed; empty means any. `words`: strings allowed beside a number, such as `auto`.
+    `when`: dotted key -> the values of it with which this option is read; all of them must hold. Which choices of a
+    group read it stands with those: `rlcli.config.parts`. Refusals follow from both (`rlcli.config.unread`).
     """
 
     help: str
@@ -56,7 +47,7 @@ class Option:
         return " | ".join((*self.words, bounds)) if bounds else " | ".join(self.words)
 
     def accepts(self, value: Any) -> bool:
-        """Whether a value of the right type is in range. `None` is: the type says whether it may be there."""
+        """Say whether a value of the right type is in range. `None` is: the type says whether it may be there."""
         if value is None:
             return True
         if isinstance(value, list | tuple):
@@ -105,7 +96,7 @@ class Leaf(NamedTuple):
 
     @property
     def is_free(self) -> bool:
-        """Whether the value is a mapping whose keys the schema does not fix (`env.kwargs`)."""
+        """Say whether the value is a mapping whose keys the schema does not fix (`env.kwargs`)."""
         return get_origin(self.hint) is dict
 
 

@@ -43,23 +43,12 @@ def check_overrides(
     flags: Collection[str] = (),
     facts: Mapping[str, Any] | None = None,
 ) -> tuple[list[Checked], list[Problem]]:
-    """The overrides that can be used, and what is wrong with the others.
+    """Return the overrides that can be used, and what is wrong with the others.
 
-    Parameters
-    ----------
-    schema : type
-        The verb's configuration class.
-    overrides : sequence of str
-        As typed.
-    recipes : iterable of str
-        Names that `recipe=` accepts.
-    multirun : bool
-        Whether sweeps are allowed (`-m`).
-    flags : collection of str
-        Those that the verb has, among which the one that is meant is looked for.
-    facts : mapping, optional
-        Dotted key -> value of what the usable overrides compose to: a name of another library that counts in other
-        units is converted with them.
+    `recipes`: names that `recipe=` accepts. `multirun`: whether sweeps are allowed (`-m`).
+    `flags`: those that the verb has, among which the one that is meant is looked for.
+    `facts`: dotted key -> value of what the usable overrides compose to: a name of another library that counts in other
+    units is converted with them.
     """
     usable: list[Checked] = []
     problems: list[Problem] = []

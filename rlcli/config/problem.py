@@ -47,16 +47,9 @@ def raise_all(problems: Iterable[Problem]) -> None:
 
 
 def nearest(word: str, names: Iterable[str], limit: int = 3) -> list[str]:
-    """Names close to a word, best first. A dotted name also matches by its last part: `lr` finds `optim.lr`.
+    """Return at most `limit` of `names` close to a word, best first. A dotted name also matches by its last part.
 
-    Parameters
-    ----------
-    word : str
-        What was typed.
-    names : iterable of str
-        What is legal.
-    limit : int
-        At most this many.
+    So `lr` finds `optim.lr`.
     """
     scores = {name: _likeness(word.lower(), name.lower()) for name in names}
     best = max(scores.values(), default=0.0)

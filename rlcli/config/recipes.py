@@ -26,7 +26,7 @@ _HYDRA_DEFAULT = re.compile(r"override /(\w+)")
 
 
 def shipped(folder: str) -> Path:
-    """Where `conf` or `recipes` lies: inside the installed package, else beside it (an editable install)."""
+    """Return where `conf` or `recipes` lies: inside the installed package, else beside it (an editable install)."""
     package = Path(__file__).resolve().parents[1]
     for place in (package / f"_{folder}", package.parent / folder):
         if place.is_dir():
@@ -36,7 +36,7 @@ def shipped(folder: str) -> Path:
 
 @functools.cache
 def choice_file(group: str, choice: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """What a choice of ours sets, nested from the root, and the choices that it makes in other groups.
+    """Return what a choice of ours sets, nested from the root, and the choices that it makes in other groups.
 
     Read by YAML's own rules, `1.0e-8` and not `1e-8`: pages of help show it, and load nothing heavy.
     """

@@ -71,13 +71,7 @@ def saved_frames(folder: Path) -> int:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace the content of `path`, which need not exist.
-
-    Raises
-    ------
-    OSError
-        The folder is gone, cannot be written or full; the file is as it was.
-    """
+    """Replace the content of `path`, which need not exist; where that raises OSError, the file is as it was."""
     draft = path.with_name(f"{path.name}.tmp")
     try:
         with open(draft, "w", encoding="utf-8", errors="backslashreplace") as file:  # a path may be no text

@@ -65,18 +65,18 @@ def _shortest(schema: type, key: str, wanted: Collection[Any]) -> str:
 
 
 def _is_there(schema: type, key: str) -> bool:
-    """Whether a command of the verb can choose otherwise."""
+    """Say whether a command of the verb can choose otherwise."""
     return key.split(".")[0] in groups(schema)
 
 
 def _always(schema: type, key: str, wanted: Collection[Any]) -> bool:
-    """Whether what a command of the verb cannot choose is as wanted."""
+    """Say whether what a command of the verb cannot choose is as wanted."""
     # a policy that only collects is built as policy gradients'
     return (_verb(schema) if key == "verb" else next(iter(CHOICES[key])) if key == "loss" else None) in wanted
 
 
 def _reads(leaf: Leaf, key: str, chosen: Any, wanted: Collection[Any]) -> bool:
-    """Whether what is chosen reads the option: one of ours that does, or a user's part that says so of itself."""
+    """Say whether what is chosen reads the option: one of ours that does, or a user's part that says so of itself."""
     kind = registry.KIND_OF.get(key)
     return chosen in wanted or (kind is not None and leaf.key in registry.part(kind, chosen).uses)
 

@@ -48,14 +48,10 @@ def read(text: str) -> Override | None:
 def each(
     schema: type, texts: Iterable[str], flag: Callable[[str], Problem], recipes: Collection[str] = ()
 ) -> Iterator[Override | Problem]:
-    """Every override that words stand for, or why one stands for none.
+    """Yield every override that words stand for, or why one stands for none.
 
-    Parameters
-    ----------
-    flag : callable
-        What is wrong with a word that begins with a dash.
-    recipes : collection of str
-        Names that may have been typed without their `recipe=`.
+    `flag`: what is wrong with a word that begins with a dash.
+    `recipes`: names that may have been typed without their `recipe=`.
     """
     waiting = list(texts)
     while waiting:
@@ -86,7 +82,7 @@ def _at_home(override: Override) -> Override:
 
 
 def _cut_at_spaces(texts: list[str]) -> tuple[int, Problem] | None:
-    """How many of the first words were one before a shell cut it at its spaces, and what to write."""
+    """Return how many of the first words were one before a shell cut it at its spaces, and what to write."""
     first, *others = texts
     key, equals, value = first.partition("=")
     if not equals and others and others[0].startswith("="):  # `key = value` or `key =value`
@@ -107,7 +103,7 @@ def _cut_at_spaces(texts: list[str]) -> tuple[int, Problem] | None:
 
 
 def is_text(hint: Any) -> bool:
-    """Whether a type is text, or text and null."""
+    """Say whether a type is text, or text and null."""
     return {*(get_args(hint) or (hint,))} <= {str, type(None)}
 
 
@@ -128,7 +124,7 @@ def parsed(text: str) -> Override:
 
 
 def _depth(text: str, *, end: bool = False) -> int:
-    """How deep brackets are nested, at most or at the end."""
+    """Return how deep brackets are nested, at most or at the end."""
     depth = deepest = 0
     for character in text:
         depth += (character in "[{(") - (character in "]})")
@@ -189,7 +185,7 @@ def key_of(text: str) -> str:
 
 
 def misused(schema: type, override: Override) -> Problem | None:
-    """What Hydra can do with a word and no verb of ours does: move a group, or take a key away."""
+    """Say what Hydra can do with a word and no verb of ours does: move a group, or take a key away."""
     key, text = override.key_or_group, override.input_line
     if override.package is not None:
         return Problem(f"{text!r}: a group cannot be moved with @", f"write {key}=...")

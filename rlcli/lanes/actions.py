@@ -60,7 +60,7 @@ class ActionFormat:
 
     @property
     def encoded(self) -> bool:
-        """Whether the stored column (one-hot) differs from the action in the loop."""
+        """Say whether the stored column (one-hot) differs from the action in the loop."""
         return not self.categorical and self.kind in ("discrete", "multi_discrete")
 
     @property
@@ -94,7 +94,7 @@ class ActionFormat:
             start += n
 
     def is_one_hot(self, stored: np.ndarray) -> bool:
-        """Whether stored actions `[N, sum(nvec)]` hold a single 1 a part, and zeros beside."""
+        """Say whether stored actions `[N, sum(nvec)]` hold a single 1 a part, and zeros beside."""
         starts = np.cumsum((0, *self.nvec[:-1]))
         chosen = np.add.reduceat(stored != 0, starts, axis=-1, dtype=np.int64)
         return bool((chosen == 1).all() and (np.maximum.reduceat(stored, starts, axis=-1) == 1).all())

@@ -33,7 +33,7 @@ _BROUGHT_BY = {
 
 @contextlib.contextmanager
 def building(env_id: str, *, settings: bool = True) -> Iterator[None]:
-    """What is raised while an env is built, as our errors; what C libraries print meanwhile is swallowed.
+    """Turn what is raised while an env is built into our errors; what C libraries print meanwhile is swallowed.
 
     `settings`: whether keywords were given, which a TypeError is then taken to be about.
     """
@@ -166,7 +166,7 @@ def _missing(env_id: str, error: BaseException) -> EnvError:
 
 
 def _given_up(env_id: str) -> bool:
-    """Whether gymnasium has a newer version of a registered id, and cannot make this one."""
+    """Say whether gymnasium has a newer version of a registered id, and cannot make this one."""
     return env_id not in known_ids() and _newest(env_id) in known_ids()
 
 

@@ -53,7 +53,7 @@ SEEDED = {"gymnasium.vector.sync_vector_env.SyncVectorEnv", "gymnasium.vector.as
 
 
 def auto_prefers_native(env_id: str, num: int) -> bool:
-    """Whether `env.mode=auto` takes the engine of an env that has neither wrappers nor settings of its own.
+    """Say whether `env.mode=auto` takes the engine of an env that has neither wrappers nor settings of its own.
 
     Only id and number of lanes decide, never a measurement: one configuration always gives one run.
     """

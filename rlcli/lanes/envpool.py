@@ -21,15 +21,9 @@ from rlcli.lanes.engine import Engine, take
 
 
 class EnvpoolEngine(Engine):
-    """A synchronous envpool.
+    """A synchronous envpool of `env_id`, one of envpool's names (a leading `ALE/` is dropped).
 
-    Parameters
-    ----------
-    env_id : str
-        One of envpool's names; a leading `ALE/` is dropped.
-    num : int
-    **kwargs
-        Handed to `envpool.make_gymnasium`.
+    `kwargs`: handed to `envpool.make_gymnasium`.
     """
 
     def __init__(self, env_id: str, num: int, /, **kwargs: Any) -> None:

@@ -31,16 +31,10 @@ RESET = ("observation", "info")
 
 
 class GymLanes(ReplayableLanes):
-    """Gymnasium envs in one process.
+    """Gymnasium envs in one process, all with equal spaces; see `ReplayableLanes`.
 
-    Parameters
-    ----------
-    envs : list of gymnasium.Env
-        All with equal spaces.  Their bookkeeping wrappers are stepped around, not changed (see `strip`).
-    categorical, narrow, out_of_bounds
-        As in `ReplayableLanes`.
-    first_lane : int
-        The number of the first env among all lanes, where others are stepped elsewhere.
+    Their bookkeeping wrappers are stepped around, not changed (see `strip`).
+    `first_lane`: the number of the first env among all lanes, where others are stepped elsewhere.
     """
 
     def __init__(
@@ -96,7 +90,7 @@ class GymLanes(ReplayableLanes):
                 self.not_begun(lanes[begun:], seeds[begun:])
 
     def _first(self, lane: int, seed: int | None) -> Any:
-        """What a lane's reset gives, or raises: now, or when it was called ahead with this seed."""
+        """Return what a lane's reset gives, or raise so: now, or when it was called ahead with this seed."""
         given, result = self.ahead.pop(lane, (None, None))
         if result is None or given != seed:
             return self.inner[lane].reset(seed=seed)
@@ -199,7 +193,7 @@ class GymLanes(ReplayableLanes):
         return new == again
 
     def _trace(self, drawn: Sequence[np.ndarray], episode: int) -> list[str]:
-        """What a seeded episode shows and pays under these actions; the env is left as it is then.
+        """Return what a seeded episode shows and pays under these actions; the env is left as it is then.
 
         It is of the last lane: the first may have been tried before (`pace`).
         """
@@ -308,7 +302,7 @@ def allowed(space: gym.Space, action: Any, observation: Any, info: Any) -> Any:
 
 
 def _unlike(result: Any, names: tuple[str, ...]) -> BadValue | None:
-    """What is wrong with a result of an env that is to hold these, if it does not."""
+    """Say what is wrong with a result of an env that is to hold these, if it does not."""
     listed = isinstance(result, tuple | list)
     if listed and len(result) == len(names):
         return None
@@ -373,7 +367,7 @@ def _stripped(env: gym.Env) -> list[Any]:
 
 
 def _patched(env: gym.Env) -> bool:
-    """Whether somebody has put a function of their own on this very object.
+    """Say whether somebody has put a function of their own on this very object.
 
     Not by a look at its `__dict__`, which would make every attribute of an env slower to read from then on.
     """

@@ -30,21 +30,12 @@ Wrapper = Callable[[gym.Env], gym.Env]
 class GymRecipe:
     """One gymnasium env.
 
-    Parameters
-    ----------
-    source : str, callable or gymnasium.Env
-        An id; what builds one, where `name` says what it is called; or an env that was built already: used as it is,
-        and sent as its pickle.
-    settings : mapping
-        Handed to `gymnasium.make`, or to the builder.
-    wrappers : sequence of callables
-        Applied in order, around the limit of steps.
-    max_episode_steps : int, optional
-        Truncates episodes; counted by steps of the env itself, inside `wrappers` and `frame_skip`.
-    frame_skip : int
-        Steps that an action is taken for.
-    name : str, optional
-        Under which a builder is registered.
+    `source`: an id; what builds one, where `name` says what it is called (under which a builder is registered); or an
+    env that was built already: used as it is, and sent as its pickle.
+    `settings`: handed to `gymnasium.make`, or to the builder.
+    `wrappers`: applied in order, around the limit of steps.
+    `max_episode_steps`: truncates episodes; counted by steps of the env itself, inside `wrappers` and `frame_skip`.
+    `frame_skip`: steps that an action is taken for.
     """
 
     source: str | Callable[..., gym.Env] | gym.Env
@@ -118,13 +109,7 @@ def _received(spec: Any, *values: Any) -> GymRecipe:
 
 
 class FrameSkip(gym.Wrapper):
-    """An action is taken `count` times, or until the episode is over; the reward is the sum of those steps'.
-
-    Parameters
-    ----------
-    env : gymnasium.Env
-    count : int
-    """
+    """An action is taken `count` times, or until the episode is over; the reward is the sum of those steps'."""
 
     def __init__(self, env: gym.Env, count: int) -> None:
         super().__init__(env)

@@ -23,14 +23,7 @@ LOOKED_AT = 1024  # lanes, while it is tried whether episodes repeat
 
 
 class NativeLanes(ReplayableLanes):
-    """The array face of an `Engine`.
-
-    Parameters
-    ----------
-    engine : Engine
-    categorical, narrow, out_of_bounds
-        As in `ReplayableLanes`.
-    """
+    """The array face of an `Engine`; see `ReplayableLanes`."""
 
     def __init__(
         self, engine: Engine, *, categorical: bool = False, narrow: bool = False, out_of_bounds: str = "count"
@@ -119,12 +112,12 @@ class NativeLanes(ReplayableLanes):
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
     def show(self, observation: Any) -> None:
-        """What all lanes show after a step, as the engine gave it."""
+        """Take what all lanes show after a step, as the engine gave it."""
         self._shown = observation
         self._first.clear()
 
     def show_first(self, observation: Any, lanes: Sequence[int]) -> None:
-        """What these lanes show after a reset, in their order."""
+        """Take what these lanes show after a reset, in their order."""
         self._first |= zip(lanes, zip(repeat(observation), count(), strict=False), strict=False)
 
     def parts(self, observation: Any, place: int) -> list[np.ndarray]:
@@ -136,7 +129,7 @@ class NativeLanes(ReplayableLanes):
         return [] if observation is None else self.parts(observation, place)
 
     def repeats(self) -> bool:
-        """Whether seeded episodes show the same twice; the second time each lane has another's number."""
+        """Say whether seeded episodes show the same twice; the second time each lane has another's number."""
         if not self.engine.seeds_episodes:
             return False
         send = self.actions.array_sender()
@@ -144,8 +137,9 @@ class NativeLanes(ReplayableLanes):
         return self._trace(drawn, 0) == self._trace(drawn, 1)
 
     def _trace(self, drawn: Sequence[np.ndarray], turn: int) -> list[list[str]]:
-        """What the first episode of each lane shows and pays, where it runs `turn` lanes further on; of the first lanes
-        only, where there are very many.
+        """Return what the first episode of each lane shows and pays, where it runs `turn` lanes further on.
+
+        Of the first lanes only, where there are very many.
         """
         engine, n = self.engine, self.n
         seeds = [self.seed_of(lane, 0) for lane in range(n)]

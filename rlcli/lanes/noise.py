@@ -27,20 +27,9 @@ Draw = Callable[[np.random.Generator, int], np.ndarray]
 class Noise:
     """One purpose's numbers of some lanes.
 
-    Parameters
-    ----------
-    seed : int
-        Of the run.
-    lanes : int
-    purpose : int
-        `POLICY` or `RANDOM`: their numbers have nothing in common.
-    first_lane : int
-        The number of the first lane among all of the run.
-
-    Attributes
-    ----------
-    position : int
-        Steps whose numbers were used.
+    `seed`: of the run. `purpose`: `POLICY` or `RANDOM`: their numbers have nothing in common.
+    `first_lane`: the number of the first lane among all of the run.
+    `position`: steps whose numbers were used.
     """
 
     def __init__(self, seed: int, lanes: int, purpose: int, first_lane: int = 0) -> None:

@@ -27,22 +27,14 @@ NO_ARITHMETIC = ("u2", "u4", "u8", "f16", "c8", "c16", "O")  # torch stores some
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array of an observation.
+    """One array of an observation, of the `shape` and `dtype` that the env must return.
 
-    Attributes
-    ----------
-    key : Key
-        Where it lies in the batch.
-    path : tuple of str
-        How to reach it inside the env's (nested dict) observation; empty for a plain observation.
-    shape, dtype
-        What the env must return.
-    stored : numpy dtype
-        What the row holds: `dtype`, or float32 where doubles are narrowed at the border.
-    choices : int
-        For Discrete spaces the number of values: stored as a one-hot int64 vector.  0 otherwise.
-    rounded : float64 array ``[4]``
-        A cell: how many observations the dtype has rounded; of the worst element its index, what came and what is kept.
+    `key`: where it lies in the batch.
+    `path`: how to reach it inside the env's (nested dict) observation; empty for a plain observation.
+    `stored`: what the row holds: `dtype`, or float32 where doubles are narrowed at the border.
+    `choices`: for Discrete spaces the number of values: stored as a one-hot int64 vector.  0 otherwise.
+    `rounded` (float64 `[4]`): a cell: how many observations the dtype has rounded; of the worst element its index, what
+    came and what is kept.
     """
 
     key: Key
@@ -125,12 +117,9 @@ class BadValue(Exception):
 
 
 def as_array(value: Any, wanted: str) -> np.ndarray:
-    """What an env gave as a plain numpy array: lists, scalars and arrays of other libraries are converted.
+    """Convert what an env gave to a plain numpy array, from lists, scalars and arrays of other libraries.
 
-    Raises
-    ------
-    BadValue
-        It is none; `wanted` says what was expected.
+    BadValue: it is none; `wanted` says what was expected.
     """
     if value.__class__ is np.ndarray:
         return value
@@ -156,12 +145,9 @@ def number_of(value: Any) -> Any:
 
 
 def flag_of(name: str, value: Any) -> bool:
-    """What an env gave as `terminated` or `truncated`: a bool, or a number or array of no dims that is 0 or 1.
+    """Return what an env gave as `terminated` or `truncated`: a bool, or a number or array of no dims that is 0 or 1.
 
-    Raises
-    ------
-    BadValue
-        It is another number, or none.
+    BadValue: it is another number, or none.
     """
     if isinstance(value, bool | np.bool_):
         return bool(value)
@@ -209,7 +195,7 @@ def _walk(space: spaces.Space, path: tuple[str, ...], narrow: bool, root: spaces
 
 
 def _remedy(root: spaces.Space) -> str:
-    """What to type where a part of an observation space cannot be used: the wrapper that leaves it out or flattens."""
+    """Say what to type where a part of an observation space cannot be used: a wrapper that leaves it out or flattens."""
     if isinstance(root, spaces.Dict):
         kept = [name for name, part in root.spaces.items() if name not in {*TAKEN, IS_INIT} and _usable(part)]
         if kept:
@@ -234,7 +220,7 @@ def _typed(wrapper: str) -> str:
 
 
 def computes(dtype: np.dtype) -> bool:
-    """Whether torch computes with numbers of a dtype; of another byte order it has none."""
+    """Say whether torch computes with numbers of a dtype; of another byte order it has none."""
     return dtype.isnative and dtype.str[1:] not in NO_ARITHMETIC
 
 
@@ -251,7 +237,7 @@ def check_name(name: Any, *path: str, root: spaces.Space | None = None) -> None:
 
 
 def plain(parts: list[Leaf]) -> bool:
-    """Whether the observation is one array that goes into its row as it is."""
+    """Say whether the observation is one array that goes into its row as it is."""
     return len(parts) == 1 and not parts[0].path and not parts[0].choices
 
 
@@ -331,7 +317,7 @@ def _held(value: Any) -> str:
 
 
 def described(value: Any) -> str:
-    """What came, in an error."""
+    """Say what came, in an error."""
     if isinstance(value, np.ndarray):
         return f"an array {value.shape} {value.dtype}"
     return f"a {type(value).__name__}"

@@ -126,14 +126,7 @@ def _are_places(entries: Any, size: int) -> bool:
 
 
 class BoundAction(gym.Wrapper, gym.utils.RecordConstructorArgs):
-    """Declare bounds of a Box action whose space has none, or wider ones; actions go to the env as they are.
-
-    Parameters
-    ----------
-    env : gymnasium.Env
-    low, high : float, or a sequence of them
-        Of each element.
-    """
+    """Declare bounds of a Box action whose space has none, or wider ones; actions go to the env as they are."""
 
     def __init__(self, env: gym.Env, low: float | Sequence[float], high: float | Sequence[float]) -> None:
         gym.utils.RecordConstructorArgs.__init__(self, low=low, high=high)

@@ -62,7 +62,7 @@ SEGMENT, STATES, STATE, STATE_OF_LANE, OTHERS = 5 << 10, 3, 15 << 10, 640, 48 <<
 
 
 def _scratch_of(cfg: Any) -> Path | None:
-    """Where the rows of a storage on disk lie, if that is not the run folder."""
+    """Return where the rows of a storage on disk lie, if that is not the run folder."""
     storage = getattr(cfg, "storage", None)
     given = None if storage is None or storage.kind != "memmap" else storage.scratch_dir
     return None if given is None else _existing(Path(given))
@@ -80,7 +80,7 @@ def disk_need(cfg: CollectConfig, plan: Plan) -> int:
 
 
 def _files_of_rows(cfg: Any, plan: Plan) -> int:
-    """What a storage on disk reserves for its declared size, however many rows come."""
+    """Return what a storage on disk reserves for its declared size, however many rows come."""
     row = sum(entry.per_frame for entry in plan.entries if entry.component == BUFFER and entry.device == "disk")
     return rows_on_disk(math.ceil(row), cfg.storage.max_size, batch=cfg.collector.frames_per_batch) if row else 0
 
@@ -98,7 +98,7 @@ _CHOICES = {"memory": ("memory.kind", "memory.next_obs"), "storage": ("storage.k
 
 
 def advice_for(cfg: Any, plan: Plan, again: Again) -> list[str]:
-    """For each place that is too small: the overrides that help, those first that are enough alone.
+    """List for each place that is too small the overrides that help, those first that are enough alone.
 
     Every one is planned for: nothing is advised that the configuration does not allow, that saves next to nothing, or
     that another place has no room for.
@@ -132,7 +132,7 @@ def _needs(cfg: Any, change: Mapping[str, Any], again: Again) -> dict[str, int]:
 
 
 def _crowds(plan: Plan, place: Place, needs: Mapping[str, int]) -> bool:
-    """Whether what helps a place is more than another has."""
+    """Say whether what helps a place is more than another has."""
     others = (other for other in plan.places if other.name != place.name)
     return any(needs.get(other.name, 0) > max(other.free, other.need) for other in others)
 
@@ -165,7 +165,7 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
 
 
 def _in_memory(cfg: Any, plan: Plan, place: Place, again: Again) -> list[str]:
-    """What each part that could be smaller saves."""
+    """Return what each part that could be smaller saves."""
     over = place.need - place.free
     lines: list[tuple[int, str]] = []  # what each saves, and how
     little: list[tuple[int, str]] = []
@@ -222,7 +222,7 @@ def _stored_in_ram(plan: Plan) -> int:
 
 
 def _of_stages(cfg: Any, plan: Plan, over: int) -> Iterator[Sequence[Mapping[str, Any]]]:
-    """What is held for a moment."""
+    """Return what is held for a moment."""
     peaks = {peak.stage: peak for peak in plan.peaks}
     if VALUES in peaks and (values := peaks[VALUES].bytes):
         now = cfg.value.num_chunks or 1
@@ -321,7 +321,7 @@ def _against(rows: RowSchema, mode: Mode, full: Mode) -> str:
 
 
 def warnings_for(cfg: CollectConfig, rows: RowSchema, modes: Sequence[Mode]) -> Iterator[str]:
-    """Where the chosen mode, one of `modes`, costs more than it saves."""
+    """Say where the chosen mode, one of `modes`, costs more than it saves."""
     mode = cfg.memory.next_obs
     note = next(m.note for m in modes if m.name == mode)
     if note:

@@ -64,25 +64,13 @@ WORKING, WORKING_TO_COLLECT = 10 << 20, 3 << 20
 
 @dataclass(frozen=True)
 class Peak:
-    """What a stage holds for a moment, on top of what stays.
+    """What a stage ("values" or "update") holds for a moment, on top of what stays.
 
-    Attributes
-    ----------
-    stage : str
-        "values", "update".
-    bytes : int
-        At its peak.
-    kept : int
-        Of them in blocks that the process keeps after the stage.
-    rows : int
-        Rows of one call of the network.
-    device : str
-    unknown : str
-        Why it could not be counted; "" where it was.
-    saved : int
-        Of its bytes, what recurrent layers save for the backward pass, beside what they read.
-    spared : int
-        How much less that is with `memory.recurrent_recompute` than without, whichever is set.
+    `bytes`: at its peak; `kept`: of them in blocks that the process keeps after the stage.
+    `rows`: of one call of the network.
+    `unknown`: why it could not be counted; "" where it was.
+    `saved`: of its bytes, what recurrent layers save for the backward pass, beside what they read.
+    `spared`: how much less that is with `memory.recurrent_recompute` than without, whichever is set.
     """
 
     stage: str
@@ -124,14 +112,9 @@ def at_peak(process: Mapping[str, int], entries: Sequence[Entry], peaks: Sequenc
 class Learning:
     """The parts of a learner that need memory.
 
-    Attributes
-    ----------
-    policy : module or None
-        None while actions are random.
-    loss, estimator : module or None
-        None while frames are only collected; off-policy losses need no estimator.
-    rebuilt : sequence of keys
-        Observations whose next value samples get from the row that follows, where it is known.
+    `policy`: None while actions are random.
+    `loss`, `estimator`: None while frames are only collected; off-policy losses need no estimator.
+    `rebuilt`: observations whose next value samples get from the row that follows, where it is known.
     """
 
     policy: Any = None
@@ -149,16 +132,10 @@ def expected(
     init_rows: int = 0,
     stored: int = 0,
 ) -> Expected:
-    """What the plan says of a run that is about to begin, for its report.
+    """Return what the plan says of a run that is about to begin, for its report.
 
-    Parameters
-    ----------
-    imported : int
-        What the process held before anything was made.
-    init_rows : int
-        Rows that a buffer begins with.
-    stored : int
-        Bytes of rows that it holds by now.
+    `imported`: what the process held before anything was made.
+    `init_rows`: rows that a buffer begins with; `stored`: bytes of rows that it holds by now.
     """
     rows, entries, peaks = tensors_of(cfg, collector, learning, init_rows)
     known = {peak.stage: peak for peak in peaks if not peak.unknown}
@@ -183,7 +160,7 @@ def so_far(imported: int, learning: Learning, stored: int = 0) -> dict[str, int]
 
 
 def working(learning: Learning) -> int:
-    """What libraries touch when they are first used."""
+    """Return what libraries touch when they are first used."""
     return WORKING_TO_COLLECT if learning.loss is None else WORKING
 
 
@@ -200,7 +177,7 @@ def noise_of_lane(rows: RowSchema) -> int:
 def tensors_of(
     cfg: CollectConfig, collector: BaseCollector, learning: Learning, init_rows: int
 ) -> tuple[RowSchema, list[Entry], list[Peak]]:
-    """What rows hold, the tensors that stay, and what stages hold for a moment."""
+    """Return what rows hold, the tensors that stay, and what stages hold for a moment."""
     parts = shares_meanwhile(cfg)
     lanes = max(map(len, parts)) if parts else cfg.env.num  # of one batch
     mode, device = cfg.memory.next_obs, _device(cfg, "storing_device")
@@ -230,7 +207,7 @@ def tensors_of(
 
 
 def estimates_of(cfg: CollectConfig, estimator: Any, mode: str) -> tuple[Mapping[Key, Field], bool]:
-    """What the value stage adds to a batch, and whether it keeps the index of next observations."""
+    """Return what the value stage adds to a batch, and whether it keeps the index of next observations."""
     if estimator is None or cfg.collector.trajs_per_batch or cfg.collector.split_trajs or _draws(cfg):
         return {}, False  # the batch is reported as it was collected
     return written_by(estimator, mode), mode == "exact" and estimator.value_network is not None
@@ -304,12 +281,12 @@ def _values(cfg: Any, learning: Learning, rows: RowSchema, device: str) -> Peak:
 
 
 def _draws(cfg: Any) -> bool:
-    """Whether updates learn from drawn rows, not from a batch."""
+    """Say whether updates learn from drawn rows, not from a batch."""
     return is_off_policy(cfg) or draws_slices(cfg)
 
 
 def _places(module: Any, rows: RowSchema) -> list[torch.device]:
-    """Where a stage may be tried: small layers on zeros first, since without memory torch loads 40 MiB of sympy."""
+    """Return where a stage may be tried: small layers on zeros first; without memory torch loads 40 MiB of sympy."""
     shapes = [p.shape for p in module.parameters()]
     widths = sum(shape[0] for shape in shapes if shape) + sum(field.width for field in rows.fields.values())
     small = not module.recurrent and all(len(shape) <= 2 for shape in shapes) and rows.frames * widths < TRIED
@@ -346,21 +323,16 @@ def _device(cfg: CollectConfig, stage: str) -> str:
 def columns_read(
     loss: Any, rows: RowSchema, added: Mapping[Key, Field], place: torch.device = META
 ) -> dict[Key, Tensor]:
-    """What a loss reads of rows, `[N, ...]` as an update has them: masks have done their work."""
+    """Return what a loss reads of rows, `[N, ...]` as an update has them: masks have done their work."""
     batch = trial_batch(rows, "full", added, place)
     return {key: x.reshape(-1, *x.shape[2:]) for key, x in loss.columns(batch).items() if key not in MASK_KEYS}
 
 
 def update_peak(loss: Any, columns: Mapping[Key, Tensor], device: str, sequences: int = 0) -> Held:
-    """The most that one minibatch step holds: activations, their gradients, temporaries.
+    """Return the most that one minibatch step holds: activations, their gradients, temporaries.
 
-    Parameters
-    ----------
-    loss : Loss
-    columns : dict of key to Tensor `[N, ...]`
-        Where they are, a copy of the loss is run.
-    sequences : int
-        How many there are, of one length each, where the loss is recurrent.
+    `columns` (`[N, ...]`): where they are, a copy of the loss is run.
+    `sequences`: how many there are, of one length each, where the loss is recurrent.
     """
     copied = copied_to(next(iter(columns.values())).device, loss)
     saved = watch_saved(copied)
@@ -393,14 +365,9 @@ def _asked(sequences: int) -> AbstractContextManager[Any]:
 class Answers(TorchDispatchMode):
     """Answers for operations whose result depends on numbers, on tensors that have none.
 
-    Parameters
-    ----------
-    are_set : callable
-        Number of elements of a mask -> how many of them are set, where an operation asks which.
-    whole : int
-        What whole numbers are: how many ends a row has before its last step.
-    flag : bool
-        What is answered where one flag is asked for: whether some next observations are not known.
+    `are_set`: number of elements of a mask -> how many of them are set, where an operation asks which.
+    `whole`: what whole numbers are: how many ends a row has before its last step.
+    `flag`: what is answered where one flag is asked for: whether some next observations are not known.
     """
 
     def __init__(self, are_set: Callable[[int], int], whole: int, flag: bool) -> None:
@@ -430,16 +397,10 @@ def stage_peak(
     unknown: bool = False,
     place: torch.device = META,
 ) -> Held:
-    """Bytes of one batch's value stage, less those that it leaves behind.
+    """Return the bytes of one batch's value stage, less those that it leaves behind.
 
-    Parameters
-    ----------
-    mode : str
-        How next observations are kept.
-    flat : bool
-        The lanes lie one after the other in one dim.
-    unknown : bool
-        Some next observations are not known, and marked.
+    `mode`: how next observations are kept. `flat`: the lanes lie one after the other in one dim.
+    `unknown`: some next observations are not known, and marked.
     """
     with torch.no_grad():
         stage, batch = copied_to(place, estimator), trial_batch(rows, mode, device=place)

@@ -65,7 +65,7 @@ def _copied(x: Tensor, device: torch.device) -> Tensor:
 
 # ---- batches -----------------------------------------------------------------------------------------------------
 def written_by(estimator: ValueEstimator, mode: str) -> dict[Key, Field]:
-    """What a value estimator adds to a batch."""
+    """Return what a value estimator adds to a batch."""
     dtype = next((p.dtype for p in estimator.parameters()), torch.float32)
     number, flag = Field(dtype, torch.Size((1,))), Field(torch.bool, torch.Size(()))
     found: dict[Key, Field] = {key: flag if key == SHIFTED_VALID else number for key in estimator.out_keys}
@@ -116,14 +116,9 @@ def planned_batch(
     index: bool = False,
     device: str = "cpu",
 ) -> list[Entry]:
-    """The ledger of one batch: what a run's own ledger reads off a batch, read off one without memory.
+    """Return the ledger of one batch: what a run's own ledger reads off a batch, read off one without memory.
 
-    Parameters
-    ----------
-    index : bool
-        Whether something will ask an `exact` batch where each successor lies.
-
-    Others as for `trial_batch`.
+    `index`: whether something will ask an `exact` batch where each successor lies; the others as for `trial_batch`.
     """
     batch = trial_batch(rows, mode, added)
     lazy = [value for key in rows.successors if isinstance(value := batch.get(key, None), Rows)]
@@ -261,7 +256,7 @@ def _in_files(storage: Any, row_bytes: int, count: int) -> int:
 
 
 def _index_bytes(storage: Any, rows: RowSchema, mode: str, count: int) -> int:
-    """What says which rows belong together, and in `exact` the next observations that no row stands for.
+    """Return the bytes of what says which rows belong together, and in `exact` of next observations without a row.
 
     A flat storage holds the rows of several envs one batch after another: each lane of a batch is a run of its own, and
     where rows have no ids a trajectory of its own, whose last next observation no row stands for.

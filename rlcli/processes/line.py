@@ -46,7 +46,7 @@ def may_spin(processes: int) -> bool:
 
 
 class Line:
-    """One end; what goes over it comes in the order in which it was sent, as long as each order waits for its answer."""
+    """One end; what goes over it comes in the order in which it was sent, if each order waits for its answer."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel

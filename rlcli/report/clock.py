@@ -68,12 +68,8 @@ class Stage:
 class Spent:
     """Seconds by stage over some span of frames.
 
-    Attributes
-    ----------
-    frames : int
-    own : dict[tuple[str, ...], int]
-        Nanoseconds by path, each counted once: `("collect", "env")`, `("collect",)` for what its parts leave,
-        `("other",)` for what no stage claimed.
+    `own` (dict[tuple[str, ...], int]): nanoseconds by path, each counted once: `("collect", "env")`, `("collect",)` for
+    what its parts leave, `("other",)` for what no stage claimed.
     """
 
     frames: int
@@ -125,14 +121,8 @@ class Spent:
 class Clock:
     """Charges wall time to stages: `with clock("update"): ...`, about a microsecond each.
 
-    Parameters
-    ----------
-    now : callable, optional
-        Nanoseconds, never going back. A step backwards is read as no time (a jumping clock gives no negative
-        rate).
+    `now`: nanoseconds, never going back. A step backwards is read as no time (a jumping clock gives no negative rate).
 
-    Examples
-    --------
     >>> clock = Clock()
     >>> with clock("collect"):
     ...     clock.split("collect", env=0.4, policy=0.5)  # fractions, from one instrumented batch
@@ -168,16 +158,10 @@ class Clock:
         return lambda: self._switch(interrupted)
 
     def split(self, stage: str, *, of: float = 1.0, **parts: float) -> None:
-        """Say how a stage's own time divides, from a sampled measurement.
+        """Say how a top-level stage's own time divides, from a sampled measurement; used until the next one.
 
-        Parameters
-        ----------
-        stage : str
-            A top-level stage.
-        of : float
-            The length of what was sampled, in the unit of `parts`: 1 for fractions, or its seconds.
-        **parts : float
-            Amounts by name; what they leave is the stage's "other". Used until the next sample.
+        `parts`: amounts by name, in the unit of `of`, the length of what was sampled: 1 for fractions, or its seconds.
+        What they leave is the stage's "other".
         """
         self._root.child(stage).measured(of, parts)
 

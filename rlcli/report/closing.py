@@ -58,10 +58,7 @@ _TERMS = {
 def write(folder: Path | str, summary: Mapping) -> None:
     """Write summary.json and report.md, each whole or not at all.
 
-    Raises
-    ------
-    ResourceError
-        The folder is gone or full; older reports in it stay as they were.
+    If that fails, older reports in the folder stay as they were.
     """
     folder = Path(folder)
     contents = {SUMMARY: json.dumps(summary, indent=2, allow_nan=False) + "\n", REPORT: to_markdown(summary)}
@@ -94,7 +91,7 @@ def to_markdown(summary: Mapping) -> str:
 
 
 def to_terminal(summary: Mapping) -> RenderableType:
-    """How the run ended as a rich renderable: what went wrong, the result, what it took, what to type next."""
+    """Return how the run ended as a rich renderable: what went wrong, the result, what it took, what to type next."""
     from rich.text import Text
 
     lines = [Text(_title(summary), style="bold")]
@@ -115,7 +112,7 @@ def to_text(summary: Mapping) -> str:
 
 
 def _results(summary: Mapping) -> Iterator[tuple[str, str]]:
-    """What came out, and the time and memory that it took."""
+    """Show what came out, and the time and memory that it took."""
     if played := summary.get("evaluation"):
         yield "evaluation", _played(played)
     learning = summary["learning"]
@@ -155,7 +152,7 @@ def _played(played: Mapping) -> str:
 
 
 def _told(found: Mapping) -> str:
-    """What envs said of their episodes, after what else there is to say of these."""
+    """Show what envs said of their episodes, after what else there is to say of these."""
     rate = [] if found.get("success_rate") is None else [f"success rate {100 * found['success_rate']:.0f} %"]
     said = [*rate, *(f"{key} {figures.number(x)}" for key, x in found.get("info", {}).items())]
     return f"; {', '.join(said)}" if said else ""
@@ -286,7 +283,7 @@ def _workers_table(those: Sequence[Mapping]) -> Table:
 
 
 def _late_table(summary: Mapping) -> Table:
-    """What came too late."""
+    """Show what came too late."""
     table = Table(["batches", "count", "frames skipped"])
     row = (summary[name] for name in ("late_batches", "dropped_frames"))
     table.add("further behind than `weights.max_lag`", *map(figures.count, row))
@@ -319,7 +316,7 @@ def _memory_table(ledger: Mapping) -> Table:
 
 
 def _delta_table(coded: Mapping) -> Table:
-    """What `next_obs=delta` cost in precision: measured on every row, and the most that it can be."""
+    """Show what `next_obs=delta` cost in precision: measured on every row, and the most that it can be."""
     table = Table(["key", "as", "bytes/frame", "largest", "max error", "bound", "stored in full"])
     for key, seen in coded.items():
         stored, full = seen["bytes_a_row"], seen["full_bytes_a_row"]
@@ -344,7 +341,7 @@ def _warnings(summary: Mapping) -> list[tuple[str, str]]:
 
 
 def _resumed(summary: Mapping) -> list[tuple[str, str]]:
-    """What resumes have changed, one line each."""
+    """Say what resumes have changed, one line each."""
     return [
         (r["when"], f"at {figures.count(r['frames'])} frames{' with --force' if r['forced'] else ''}: {r['said']}")
         for r in summary.get("resumed", [])

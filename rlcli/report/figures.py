@@ -113,7 +113,7 @@ def wrapped(text: str, indent: int = 2) -> str:
 
 
 def page(stream: TextIO | None = None, width: int | None = None, *, piped: int) -> rich.console.Console:
-    """Where a verb prints its result: as wide as the terminal, or `piped` columns where there is none.
+    """Return where a verb prints its result: as wide as the terminal, or `piped` columns where there is none.
 
     `stream`: `sys.stdout` by default.
     `width`: columns, whatever the stream is.
@@ -138,16 +138,10 @@ def key_cell(key: str, note: str) -> str:
 
 @dataclass
 class Table:
-    """Rows of cells.
+    """Rows of cells under the headings `columns`.
 
-    Attributes
-    ----------
-    columns : sequence of str
-        Their headings.
-    left : int
-        So many columns, the first ones, hold words and are aligned left; the others hold figures.
-    rows : list of (cells, strong)
-        A strong one is a sum, or stands out otherwise.
+    `left`: so many columns, the first ones, hold words and are aligned left; the others hold figures.
+    `rows`: (cells, strong) each; a strong one is a sum, or stands out otherwise.
     """
 
     columns: Sequence[str]

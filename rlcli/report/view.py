@@ -27,7 +27,7 @@ _FIRST = (EVALUATION, "kl", "explained variance", "q value", "lag")  # learning 
 
 
 def line(snapshot: Snapshot) -> str:
-    """How far the run is and how it goes; groups two spaces apart."""
+    """Say how far the run is and how it goes; groups two spaces apart."""
     groups = [
         f"{100 * snapshot.fraction:3.0f}%",
         f"{figures.count(snapshot.frames)}/{figures.count(snapshot.total_frames)}",
@@ -44,7 +44,7 @@ def line(snapshot: Snapshot) -> str:
 
 
 def details(snapshot: Snapshot) -> list[str]:
-    """Where the seconds and the bytes went, and the learning figures that `line` leaves out."""
+    """Say where the seconds and the bytes went, and the learning figures that `line` leaves out."""
     spent = snapshot.spent
     learning = [
         f"best {figures.number(snapshot.best)}",

@@ -306,7 +306,7 @@ class Saver:
             raise self._stopped(frames)
 
     def stop_if_overdue(self) -> None:
-        """Raise StoppedSafely within a batch if asked to stop seconds ago: `rescuing` saves the state before the batch."""
+        """Raise StoppedSafely within a batch if asked to stop seconds ago: `rescuing` saves the state before it."""
         if self.stop.requested and self.stop.overdue:  # asked once a step
             raise self._stopped(self._saved_at if self._held is None else self._held.frames)
 

@@ -71,7 +71,7 @@ class StopSignals:
 
     @contextlib.contextmanager
     def at_once(self, fix: str) -> Iterator[None]:
-        """Turn a signal into StoppedSafely at once while a run's parts are made, for minutes maybe: nothing is to be saved.
+        """Turn a signal into StoppedSafely at once while a run's parts are made: there is nothing to save yet.
 
         One that comes while a module is imported, or that code of the user's swallows, is looked at after it; what else
         such code makes of it is that signal still. `fix`: what to type then.

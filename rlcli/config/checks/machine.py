@@ -51,7 +51,7 @@ def check_env(cfg: Any) -> list[Problem]:
 
 
 def _of_packages(env_id: str, known: Mapping[str, Any], near: str) -> str:
-    """What to do about an unknown id where packages were imported for it; empty where none was, or they gave others."""
+    """Say what to do about an unknown id where packages were imported for it; else, or if they gave others, nothing."""
     if not registry.imported:
         return ""
     homes = {name: getattr(spec.entry_point, "__module__", str(spec.entry_point)) for name, spec in known.items()}

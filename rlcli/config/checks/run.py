@@ -18,7 +18,7 @@ _FROM_WEIGHTS = (
 
 
 def _is_folder(asked: str) -> bool:
-    """Whether a run's folder is named, or one with a checkpoint of it after a colon."""
+    """Say whether a run's folder is named, or one with a checkpoint of it after a colon."""
     return os.path.isdir(asked) or os.path.isdir(asked.rpartition(":")[0])
 
 
