@@ -73,7 +73,7 @@ def recurrence(cfg: CollectConfig) -> Recurrence | None:
 
 
 def network_options(cfg: CollectConfig) -> dict[str, Any]:
-    """What the networks of every algorithm are built with."""
+    """Return what the networks of every algorithm are built with."""
     p = cfg.policy
     activation = None if p.activation == "auto" else p.activation
     net = "auto" if p.kind in RECURRENT else p.kind

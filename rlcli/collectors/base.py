@@ -34,7 +34,7 @@ def no_stage(name: str) -> AbstractContextManager:
 
 
 def called(name: str, function: Callable, *given: Any) -> Any:
-    """What a function of the user's returns; a StopIteration that it raises would end iterations as if all was done."""
+    """Call a function of the user's; a StopIteration that it raises would end iterations as if all was done."""
     try:
         return function(*given)
     except StopIteration as error:

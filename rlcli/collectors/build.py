@@ -116,7 +116,7 @@ def keys_of(entries: Sequence[Any]) -> list[Key]:
 
 
 def devices(cfg: CollectConfig) -> dict[str, torch.device | None]:
-    """Where each stage runs; None for env and storage is the CPU without a stamp on tensordicts."""
+    """Return where each stage runs; None for env and storage is the CPU without a stamp on tensordicts."""
     d = cfg.device
     kind = d.kind
     if kind == "auto":
@@ -138,10 +138,10 @@ def devices(cfg: CollectConfig) -> dict[str, torch.device | None]:
 
 
 def delta_dtype_of(cfg: CollectConfig) -> torch.dtype:
-    """What differences are kept in."""
+    """Return what differences are kept in."""
     return getattr(torch, cfg.memory.delta_dtype)
 
 
 def keeps_overflows(cfg: CollectConfig) -> bool:
-    """Whether next observations that no difference holds are kept whole."""
+    """Say whether next observations that no difference holds are kept whole."""
     return cfg.memory.next_obs == "delta" and cfg.memory.on_overflow == "keep"

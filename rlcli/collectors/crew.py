@@ -36,16 +36,9 @@ _FILES = 6  # that a worker takes of its parent, with its first batches
 
 
 class Order(NamedTuple):
-    """What a worker is to write.
+    """What a worker is to write into `batch`, from its lane `first` on.
 
-    Attributes
-    ----------
-    batch : SharedBatch
-    first : int
-        The worker's first lane in it.
-    steps, random_steps : int
-        How many, and how many of them, the first, with random actions.
-    timed : bool
+    `steps`, `random_steps`: how many, and how many of them, the first, with random actions.
     """
 
     batch: SharedBatch
@@ -62,27 +55,11 @@ class ShutDown(ArgumentError):
 class CollectorCrew:
     """See the top of this file.
 
-    Parameters
-    ----------
-    sent : sequence of Sent
-        One a worker.
-    start_method : {"forkserver", "spawn", "fork"}
-        See `rlcli.processes.worker`.
-    seed : int
-        Of the run.
-    first_lane : int
-        The number of the first worker's first lane among all of the run.
-    all_lanes : int, optional
-        Lanes of the run; by default those of the workers.
-    on_error : {"raise", "restart"}
-        What becomes of a worker that ends, or whose env raises.
-
-    Attributes
-    ----------
-    records : list of WorkerRecord
-        One a worker.
-    about : list of dict
-        What the workers said of their collectors, when they were made.
+    `sent`, `records`: one a worker. `start_method`: see `rlcli.processes.worker`. `seed`: of the run.
+    `first_lane`: the number of the first worker's first lane among all of the run.
+    `all_lanes`: lanes of the run; by default those of the workers.
+    `on_error`: what becomes of a worker that ends, or whose env raises: "raise" or "restart".
+    `about`: what the workers said of their collectors, when they were made.
     """
 
     def __init__(
@@ -178,7 +155,7 @@ class CollectorCrew:
         return self._ordered([packed(("call", (name, *args), settings))] * len(self.sent))
 
     def _ordered(self, bodies: Sequence[bytes], fd: int | None = None, *, replaces: bool = False) -> list[Any]:
-        """What the workers answer to these orders; where one is lost, what its successor does.
+        """Return what the workers answer to these orders; where one is lost, what its successor does.
 
         Where one raises, that is raised here; or that one is replaced too.
         """
@@ -237,7 +214,7 @@ class CollectorCrew:
             self._replace(index, lost)
 
     def _steps(self, index: int) -> int:
-        """How many a worker's lanes have taken in all; of one that ended, until then."""
+        """Count the steps that a worker's lanes have taken in all; of one that ended, until then."""
         return int(self._signs.arrays["clock"][index])
 
     def _pass_over_broken(self) -> None:
@@ -250,7 +227,7 @@ class CollectorCrew:
                 record.begins = record.begins or False
 
     def begun(self, index: int) -> int:
-        """How many orders of a worker have not come out of `next`."""
+        """Count the orders of a worker that have not come out of `next`."""
         self._pass_over_broken()
         return len(self._orders[index])
 
@@ -260,7 +237,7 @@ class CollectorCrew:
         return [order for orders in self._orders for order in orders]
 
     def frames_begun(self) -> int:
-        """What they ask for, of all workers."""
+        """Count the frames that they ask for, of all workers."""
         self._pass_over_broken()
         pairs = zip(self.records, self._orders, strict=True)
         return sum(order.steps * record.lanes for record, orders in pairs for order in orders)
@@ -336,7 +313,7 @@ class CollectorCrew:
             record.begins = True
 
     def learn(self) -> None:
-        """What whoever replaces a worker has to begin with, after somebody changed it."""
+        """Set what whoever replaces a worker has to begin with, after somebody changed it."""
         for record, standing in zip(self.records, self.all("standing"), strict=True):
             record.episodes, record.next_id = standing
 
@@ -356,7 +333,7 @@ class CollectorCrew:
         return self.call(name, *args)
 
     def set_hooks(self, hooks: bytes) -> None:
-        """What workers call before and after their batches from now on."""
+        """Set what workers call before and after their batches from now on."""
         self.sent = [dataclasses.replace(each, hooks=hooks) for each in self.sent]
         self.all("set_hooks", hooks)
 
@@ -464,6 +441,6 @@ class CollectorCrew:
 
 
 def _in_words(one: Mapping[Key, Any], other: Mapping[Key, Any]) -> str:
-    """What of one schema is not in the other."""
+    """Say what of one schema is not in the other."""
     found = [f"{show(key)} {shape} {dtype}" for key, (shape, dtype) in one.items() if other.get(key) != (shape, dtype)]
     return ", ".join(found) or "nothing beside"

@@ -46,7 +46,7 @@ def own_length(name: str, value: Sequence[Any], workers: int) -> None:
 
 
 def makers_of(create_env_fn: Any, num_workers: int | None) -> list[Any]:
-    """What makes the env of each worker."""
+    """Return what makes the env of each worker."""
     if isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str):
         makers = list(create_env_fn)
         if not makers or num_workers not in (None, len(makers)):
@@ -126,7 +126,7 @@ def of_worker(stepping: Mapping[str, Any], index: int, count: int, maker: Any) -
 
 
 def one_of_all(name: str, value: Any, workers: int) -> Any:
-    """What a list says of each worker, where it has to be the same for all."""
+    """Return what a list says of each worker, where it has to be the same for all."""
     if not isinstance(value, list | tuple):
         return value
     own_length(name, value, workers)

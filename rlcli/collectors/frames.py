@@ -26,12 +26,9 @@ def next_steps(frames_per_batch: int, total_frames: int, lanes: int, done: int) 
 
 
 def cut(shares: Sequence[int], lanes: Sequence[int], frames: int) -> int:
-    """The least number of steps with which shares of a batch, cut to it, hold so many frames; else their longest.
+    """Return the least number of steps with which shares of a batch, cut to it, hold so many frames.
 
-    Parameters
-    ----------
-    shares, lanes : sequence of int
-        Steps and lanes of each worker.
+    Where they do not, their longest. `shares`, `lanes`: steps and lanes of each worker.
     """
 
     def held(steps: int) -> int:

@@ -429,7 +429,7 @@ class MultiProcessCollector(BaseCollector):
 
 
 def made_as_in_workers(stepping: Stepping, seed: int) -> Any:
-    """What a factory makes, with the weights that it gives in each worker; nobody else's random numbers are used up."""
+    """Return what a factory makes, with the weights that it gives in each worker; random streams are left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed % 2**63)
         return stepping.make_policy()

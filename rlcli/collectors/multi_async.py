@@ -258,7 +258,7 @@ _SAVED = ("keys", "columns", "late", "carrier", "finals", "lanes", "steps", "raw
 
 
 def _plain(part: Part) -> dict[str, Any]:
-    """What a checkpoint holds of a part."""
+    """Return what a checkpoint holds of a part."""
     places = np.array(part.places, np.int64).reshape(-1, 2)
     return {name: getattr(part, name) for name in _SAVED} | {"places": places}
 

@@ -25,13 +25,7 @@ if TYPE_CHECKING:
 
 
 def whole(name: str, value: Any) -> int:
-    """The number of an option that counts something; a float may stand for it, as 1e6 does.
-
-    Raises
-    ------
-    ArgumentError
-        It is no whole number.
-    """
+    """Return the number of an option that counts something; a float may stand for it, as 1e6 does."""
     if isinstance(value, float | np.floating) and float(value).is_integer():
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
@@ -40,12 +34,7 @@ def whole(name: str, value: Any) -> int:
 
 
 def counted(name: str, value: Any) -> int:
-    """The number of an option that counts something: whole, and large enough.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """Return the number of an option that counts something: whole, and large enough."""
     number = whole(name, value)
     if name == "total_frames" and (number == 0 or number < -1):
         raise ArgumentError(
@@ -68,13 +57,7 @@ _LEAST = {
 
 
 def function(name: str, value: Any) -> Any:
-    """What is to be called, or None.
-
-    Raises
-    ------
-    ArgumentError
-        It cannot be called.
-    """
+    """Return what is to be called, or None."""
     if value is not None and not callable(value):
         raise ArgumentError(f"{name} must be a function", why=f"got {value!r}", fix="Leave it out, or give one.")
     return value
@@ -163,7 +146,7 @@ class Stepping:
         self.next_obs_mode()
 
     def next_obs_mode(self, delta: bool = False) -> str:
-        """How next observations are kept: `full` unless something else is asked for.
+        """Return how next observations are kept: `full` unless something else is asked for.
 
         `delta`: whether the env brings a `NextObservationDelta`.
         """
@@ -184,7 +167,7 @@ class Stepping:
 
     @property
     def tracks_version(self) -> bool:
-        """Whether rows say which version of the policy acted: by default where that is asked for by its key."""
+        """Say whether rows say which version of the policy acted: by default where that is asked for by its key."""
         if self.track_policy_version is None:
             return POLICY_VERSION in map(unravel, self.keep_keys or ())
         return self.track_policy_version
@@ -257,7 +240,7 @@ _SENDABLE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Delivery:
-    """What becomes of the batches, in the process that asked for them; each option is described at `Collector`."""
+    """Says what becomes of the batches, in the process that asked for them; each option is described at `Collector`."""
 
     storing_device: Device = None
     split_trajs: bool = False
@@ -289,7 +272,7 @@ class Delivery:
         return [getattr(getattr(member, "storage", None), "ndim", 1) for member in members]
 
     def trajectories(self, stepping: Stepping, groups: Sequence[range] | None = None) -> CompleteTrajectories | None:
-        """What cuts the batches that are stepped so into whole trajectories; None where they are not.
+        """Return what cuts the batches that are stepped so into whole trajectories; None where they are not.
 
         `groups`: lanes whose trajectories are delivered together; all of them by default.
         """

@@ -37,7 +37,7 @@ class Outside:
         self._fresh: dict[str, int] = {}
 
     def add(self, news: Mapping[str, Mapping[str, Any]]) -> None:
-        """What one worker found since it was asked last, in the form of `figures`."""
+        """Add what one worker found since it was asked last, in the form of `figures`."""
         for key, entry in news.items():
             known = self._found.setdefault(key, {"observations": 0, "worst": entry["worst"]})
             known["observations"] += entry["observations"]

@@ -19,12 +19,7 @@ from rlcli.processes.region import Region
 class SharedBatch:
     """Memory for one batch, which workers write to and the consumer gets.
 
-    Parameters
-    ----------
-    number : int
-    memory : Schema
-        Key -> (shape, dtype) of whole columns, `[lanes, steps, *]`.
-    steps : int
+    `memory`: key -> (shape, dtype) of whole columns, `[lanes, steps, *]`.
     """
 
     def __init__(self, number: int, memory: Schema, steps: int) -> None:

@@ -18,7 +18,7 @@ from torch.multiprocessing import get_sharing_strategy
 
 
 def dumps(value: Any) -> bytes:
-    """What `pickle.loads` reads in another process, as long as this one holds the value."""
+    """Return what `pickle.loads` reads in another process, as long as this one holds the value."""
     body = io.BytesIO()
     _Pickler(body).dump(value)
     return body.getvalue()

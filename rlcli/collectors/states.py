@@ -25,11 +25,7 @@ from rlcli.transforms.primer import state_keys
 def refuse_lost_states(policy: Any, offered: Iterable[Key]) -> None:
     """Refuse a policy whose state no key of the env could hold from one step to the next.
 
-    Parameters
-    ----------
-    policy : callable
-    offered : iterable of keys
-        Everything that the env and its transforms show the policy.
+    `offered`: everything that the env and its transforms show the policy.
     """
     offered = set(offered)
     own = state_keys(policy)
@@ -63,18 +59,8 @@ def no_place(key: Key, *, by_itself: bool = False) -> ArgumentError:
 class States:
     """Which keys a policy may carry, and who else writes them.
 
-    Parameters
-    ----------
-    transforms : iterable of Transform
-        Of the env, but for those that `lanes` steps itself.
-    lanes : Lanes
-    rows : Schema
-        Every key that has rows.
-
-    Attributes
-    ----------
-    primed : list of keys
-        Those of all primers.
+    `transforms`: of the env, but for those that `lanes` steps itself.
+    `rows`: every key that has rows. `primed`: those of all primers.
     """
 
     def __init__(self, transforms: Iterable[Transform], lanes: Lanes, rows: Schema) -> None:
@@ -84,7 +70,7 @@ class States:
         self.primed = [*self._on_rows, *_primed(below)]
 
     def learn(self, states: Sequence[Key], rewrites: Set[Key]) -> None:
-        """What the policy writes for the next step, and which of the keys that it reads it writes anew."""
+        """Learn what the policy writes for the next step, and which of the keys that it reads it writes anew."""
         for key in states:
             writers = [
                 type(t).__name__

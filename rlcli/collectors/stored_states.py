@@ -20,12 +20,7 @@ Kept = dict[Key, tuple[np.ndarray, np.ndarray]]  # places (t, lane), int64 [K, 2
 
 
 class StateClock:
-    """How long ago each lane's state was kept, from one batch to the next.
-
-    Parameters
-    ----------
-    lanes, stride : int
-    """
+    """How long ago each lane's state was kept, from one batch to the next."""
 
     def __init__(self, lanes: int, stride: int) -> None:
         self.stride, self.now = stride, 0
@@ -56,11 +51,7 @@ class StateClock:
 class KeptStates(RowOp):
     """Copies the rows that are kept while they go by; they live in scratch rows.
 
-    Parameters
-    ----------
-    rows : dict
-        Key -> list of rows `[N, *shape]`, for the states.
-    clock : StateClock
+    `rows`: key -> list of rows `[N, *shape]`, for the states.
     """
 
     def __init__(self, rows: dict[Key, list[np.ndarray]], clock: StateClock) -> None:

@@ -34,28 +34,16 @@ Gaps = Mapping[int, bool]  # lane -> whether what comes next begins a trajectory
 
 
 class CompleteTrajectories:
-    """Holds the open pieces of each lane and hands out trajectories whose last step is done.
+    """Holds the open pieces of each lane and hands out trajectories, `per_batch` together, whose last step is done.
 
-    Parameters
-    ----------
-    per_batch : int
-        Trajectories that are delivered together.
-    layout : {"padded", "cat"}
-        `[per_batch, longest]` with zeros and a False `("collector", "mask")` where a trajectory is over; or end to end,
-        `[frames]`.
-    deliver_leftovers : bool
-        Deliver what a reset from outside or the end of the run cuts short as well, its last step flagged truncated and
-        done; the very last delivery may then hold fewer trajectories. Otherwise it is only counted.
-    groups : sequence of range, optional
-        Lanes whose trajectories are delivered together, and never with those of others; all of them by default.
-
-    Attributes
-    ----------
-    group : int
-        That the last delivery is of.
-    dropped_frames : int
-        Frames of trajectories that were cut short and not delivered: by a reset from outside, or because rows before or
-        after them were lost.
+    `layout`: "padded", `[per_batch, longest]` with zeros and a False `("collector", "mask")` where a trajectory is
+    over; or "cat", end to end, `[frames]`.
+    `deliver_leftovers`: deliver what a reset from outside or the end of the run cuts short as well, its last step
+    flagged truncated and done; the very last delivery may then hold fewer trajectories. Otherwise it is only counted.
+    `groups`: lanes whose trajectories are delivered together, and never with those of others; all of them by default.
+    `group`: that the last delivery is of.
+    `dropped_frames`: frames of trajectories that were cut short and not delivered: by a reset from outside, or because
+    rows before or after them were lost.
     """
 
     def __init__(
@@ -189,17 +177,11 @@ class CompleteTrajectories:
 class Piece:
     """Consecutive rows of one trajectory, copied: they hold their own bytes and no batch.
 
-    Attributes
-    ----------
-    rows : dict
-        Key -> ``[L, *F]``.
-    ends : int64 ``[E]``
-        Rows whose next observation is not the row below, ascending; the last row is one. Empty where next observations
-        are not lazy.
-    extra : dict
-        Observation key -> ``[E, *F]``, their next observations.
-    few : dict
-        Key -> the rows that hold something, of a column of which few do; their positions on the CPU.
+    `rows`: key -> `[L, *F]`.
+    `ends` (int64 `[E]`): rows whose next observation is not the row below, ascending; the last row is one. Empty where
+    next observations are not lazy.
+    `extra`: observation key -> `[E, *F]`, their next observations.
+    `few`: key -> the rows that hold something, of a column of which few do; their positions on the CPU.
     """
 
     rows: dict[Key, Tensor]
@@ -232,19 +214,14 @@ class Piece:
 
     @staticmethod
     def restored(state: dict[str, Any], device: torch.device | None) -> Piece:
-        """What `state_dict` was taken of, on `device`."""
+        """Return what `state_dict` was taken of, on `device`."""
         rows, extra = ({key: x.to(device) for key, x in state[name].items()} for name in ("rows", "extra"))
         few = {k: Sparse(x["at"].cpu(), x["rows"].to(device), nothing_of(k)) for k, x in state["few"].items()}
         return Piece(rows, state["ends"].cpu(), extra, few)
 
 
 class Cutter:
-    """Cuts pieces out of one batch.
-
-    Parameters
-    ----------
-    batch : TensorDict ``[N, T]`` or ``[T]``
-    """
+    """Cuts pieces out of one batch `[N, T]` or `[T]`."""
 
     def __init__(self, batch: TensorDictBase) -> None:
         lanes = batch if batch.ndim == 2 else batch.unsqueeze(0)

@@ -41,11 +41,11 @@ class Publication(NamedTuple):
 
 
 class Receiver(Protocol):
-    """What brings publications from another process, and writes them to models."""
+    """Brings publications from another process, and writes them to models."""
 
     @property
     def waiting(self) -> bool:
-        """Whether a newer one is there than the models have."""
+        """Say whether a newer one is there than the models have."""
 
     def receive(self) -> Mapping[str, int]:
         """Write the newest to its models, whole; of each the version that it then has."""
@@ -63,17 +63,10 @@ class Weights(Protocol):
 class FollowedWeights:
     """Pairs of a model that is trained and the one that collecting uses.
 
-    Parameters
-    ----------
-    swap : {"rollout", "step"}
-        Where what is published while a batch is collected begins to act: with the next batch, or the next step.
-
-    Attributes
-    ----------
-    version, acting : int
-        Of the policy's weights: as published last, and as adopted last.
-    apart : bool
-        Whether a thread collects: then it alone changes what acts.
+    `swap`: where what is published while a batch is collected begins to act: with the next batch ("rollout"), or
+    "step".
+    `version`, `acting`: of the policy's weights: as published last, and as adopted last.
+    `apart`: whether a thread collects: then it alone changes what acts.
     """
 
     def __init__(self, swap: str = "rollout") -> None:
@@ -112,7 +105,7 @@ class FollowedWeights:
             self._receiver = receiver
 
     def knows(self, name: str) -> bool:
-        """Whether there is a pair of that name."""
+        """Say whether there is a pair of that name."""
         return name in self._pairs
 
     def acts(self, name: str) -> Any:

@@ -30,14 +30,7 @@ _FIELDS = listed(row(KEY, DTYPE, SHAPE))
 
 @dataclass(frozen=True)
 class Field:
-    """One key of a row.
-
-    Attributes
-    ----------
-    dtype : torch dtype
-    shape : torch.Size
-        Of one row, without batch dims.
-    """
+    """One key of a row: its dtype, and the shape of one row, without batch dims."""
 
     dtype: torch.dtype
     shape: torch.Size
@@ -73,7 +66,7 @@ def width_of(fields: Mapping[Key, Field]) -> int:
 def column_offsets(
     fields: Mapping[Key, Field], rows: int, packed: Sequence[int | None] | None = None
 ) -> tuple[dict[Key, int], int]:
-    """Where each column begins in memory or a file that holds so many rows column after column, and bytes of all.
+    """Return where each column begins in memory or a file of so many rows column after column, and bytes of all.
 
     `packed`: for each column its bytes where they are packed; None for raw rows.
     """
@@ -86,13 +79,9 @@ def column_offsets(
 
 
 def check_fit(fields: Mapping[Key, Field], columns: Mapping[Key, Tensor], lead: torch.Size | None = None) -> None:
-    """Refuse columns that are not those that `fields` say.
+    """Refuse columns `[*lead, *F]` that are not those that `fields` say.
 
-    Parameters
-    ----------
-    columns : dict of key to Tensor ``[*lead, *F]``
-    lead : torch.Size, optional
-        The batch dims, which all columns are known to share; by default one, which is checked.
+    `lead`: the batch dims, which all columns are known to share; by default one, which is checked.
     """
     if columns.keys() != fields.keys():
         missing = [show(key) for key in fields if key not in columns]
@@ -158,12 +147,12 @@ def columns_of(batch: TensorDictBase) -> dict[Key, Tensor]:
 
 
 def has_rows(column: Tensor) -> bool:
-    """Whether its rows are bytes in memory, each as many as the others."""
+    """Say whether its rows are bytes in memory, each as many as the others."""
     return column.layout is torch.strided and not (column.is_nested or column.is_meta or column.is_quantized)
 
 
 def kind_of(x: Any) -> str:
-    """What it is, for somebody who expected a tensor of rows."""
+    """Say what it is, for somebody who expected a tensor of rows."""
     if not isinstance(x, Tensor) or x.is_nested:
         return type(x).__name__
     return "a meta tensor" if x.is_meta else f"a tensor of layout {x.layout}, dtype {x.dtype}"

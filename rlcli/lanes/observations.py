@@ -195,7 +195,7 @@ def _walk(space: spaces.Space, path: tuple[str, ...], narrow: bool, root: spaces
 
 
 def _remedy(root: spaces.Space) -> str:
-    """Say what to type where a part of an observation space cannot be used: a wrapper that leaves it out or flattens."""
+    """Say what to type where a part of an observation space cannot be used: a wrapper that leaves out or flattens."""
     if isinstance(root, spaces.Dict):
         kept = [name for name, part in root.spaces.items() if name not in {*TAKEN, IS_INIT} and _usable(part)]
         if kept:

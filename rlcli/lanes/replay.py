@@ -66,7 +66,7 @@ class ReplayableLanes(Lanes):
         raise NotImplementedError
 
     def replay(self, ages: Mapping[int, int]) -> set[int]:
-        """Reset each lane with its open episode's seed, send its last `ages[lane]` actions, and return those still running."""
+        """Reset each lane with its open episode's seed, send its last `ages[lane]` actions, return those not ended."""
         raise NotImplementedError
 
     def probe_actions(self) -> list[np.ndarray]:

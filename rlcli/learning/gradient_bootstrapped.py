@@ -105,7 +105,7 @@ class ClosedDQN:
 
 
 def _all_of(flat: FlatParameters, nets: Sequence[Replay], *others: Tensor) -> bool:
-    """Whether these networks' parameters, and the others, are all that is trained."""
+    """Say whether these networks' parameters, and the others, are all that is trained."""
     held = [id(p) for net in nets for x in net.layers for p in x.linear.parameters()]
     return sorted([*held, *map(id, others)]) == sorted(map(id, flat.parameters))
 
@@ -124,18 +124,18 @@ NUMBERS = (*INTEGERS, torch.float32, torch.float64)
 
 
 def float_rows(columns: Columns, key: Key) -> bool:
-    """Whether there is such a column, float32 `[N, ...]` of one dim."""
+    """Say whether there is such a column, float32 `[N, ...]` of one dim."""
     x = columns.get(key)
     return x is not None and x.ndim == 2 and x.dtype == torch.float32
 
 
 def one_number(x: Tensor) -> bool:
-    """Whether a column has one number a row."""
+    """Say whether a column has one number a row."""
     return x.numel() == len(x)
 
 
 def plain_rows(loss: Any, columns: Columns) -> bool:
-    """Whether what `steps_of` reads is there, one number a row of a dtype that numpy has."""
+    """Say whether what `steps_of` reads is there, one number a row of a dtype that numpy has."""
     k = loss.tensor_keys
     needed, optional = (under_next(k.reward), loss.ended_key(columns)), (STEPS_TO_NEXT_OBS, k.priority_weight)
     there = [x for key in (*needed, *optional) if (x := columns.get(key)) is not None]

@@ -207,7 +207,7 @@ class Replayed:
         self._log_std = None if scale is None else scale.log_std
 
     def fits(self, columns: Columns, dtype: torch.dtype) -> bool:
-        """Whether both networks take what they read, as rows of this dtype."""
+        """Say whether both networks take what they read, as rows of this dtype."""
         pairs = ((columns.get(key), net.widths) for key, net in zip(self.keys, (self.actor, self.critic), strict=True))
         return all(
             x is not None and x.dtype == dtype and x.ndim == 2 and widths is not None and widths[0] == x.shape[1]

@@ -69,7 +69,7 @@ class Minibatches:
 
 
 def whole_sequences(batch_size: int, sequences: int, steps: int) -> int:
-    """How many of so many sequences of one length the first minibatch holds, which is the largest."""
+    """Count the sequences, of so many of one length, that the first minibatch holds, which is the largest."""
     return min(sequences, -(-batch_size // steps))
 
 
@@ -120,19 +120,14 @@ def with_starts(columns: Mapping[Key, Tensor], batch: TensorDictBase, states: Se
 
 
 def with_slices(columns: Mapping[Key, Tensor], states: Sequence[Key], length: int) -> Minibatch:
-    """Columns `[N, ...]` whose `is_init` is set where their sequences are cut into slices, too.
+    """Return columns `[N, ...]` whose `is_init` is set where their sequences are cut into slices, too.
 
     ```
     is_init  1 . . . . . . .|1 . .      length 3     every state kept   a0 a1 a2|a3 a4 a5|a6 a7|b0 b1 b2
     kept     s . s . . s . .|s . .                   those that are     a0 a1|a2 a3 a4|a5 a6 a7|b0 b1 b2
     ```
     A slice begins where a state is kept, and is as long as `length` lets it be; longer only where none is kept in time.
-
-    Parameters
-    ----------
-    states : sequence of keys
-        The states that sequences begin with.
-    length : int
+    `states`: the keys that sequences begin with.
     """
     missing = [show(key) for key in states if key not in columns]
     if missing or not states:

@@ -42,24 +42,16 @@ _OPERATIONS = {_Adam: "_fused_adam_", _AdamW: "_fused_adamw_"}
 
 
 def optimizer_options(o: OptimConfig) -> dict[str, Any]:
-    """What the chosen optimizer is made with, beside its learning rate."""
+    """Return what the chosen optimizer is made with, beside its learning rate."""
     own = (key.removeprefix("optim.") for key in CHOICES["optim"][o.kind].uses)
     options = {"weight_decay": o.weight_decay, **{name: getattr(o, name) for name in own}}
     return options | ({"betas": tuple(o.betas)} if "betas" in options else {})
 
 
 class FlatOptimizer:
-    """One of torch's optimizers, stepping one tensor.
+    """One of torch's optimizers ("adam", "adamw", "rmsprop" or "sgd"), stepping one tensor, its `.grad` allocated.
 
-    Parameters
-    ----------
-    name : {"adam", "adamw", "rmsprop", "sgd"}
-    tensor : nn.Parameter
-        With its `.grad` allocated.
-    lr : float
-        May be changed at any time through `lr`.
-    **options
-        The optimizer's own: betas, eps, weight_decay, momentum, ...
+    `lr` may be changed at any time; `options` are the optimizer's own: betas, eps, weight_decay, momentum, ...
     """
 
     def __init__(self, name: str, tensor: nn.Parameter, lr: float, **options: Any) -> None:
@@ -83,12 +75,12 @@ class FlatOptimizer:
 
     @property
     def can_skip(self) -> bool:
-        """Whether `step` takes a flag that skips it."""
+        """Say whether `step` takes a flag that skips it."""
         return bool(self._group.get("fused"))
 
     @property
     def begun(self) -> bool:
-        """Whether it holds a state: the first step makes it."""
+        """Say whether it holds a state: the first step makes it."""
         return bool(self.optimizer.state)
 
     def step(self, skip: Tensor | None = None) -> None:
@@ -154,17 +146,9 @@ _OPTIMIZER = "optimizer."
 
 
 class Guard:
-    """Counts the steps that moved nothing.
+    """Counts the steps that moved nothing: `skipped` of the whole run, `in_a_row` since the last good step.
 
-    Parameters
-    ----------
-    limit : int
-        So many in a row are an error.
-
-    Attributes
-    ----------
-    skipped, in_a_row : int
-        Of the whole run, and since the last good step.
+    `limit`: so many in a row are an error.
     """
 
     def __init__(self, limit: int) -> None:
@@ -188,22 +172,11 @@ class Guard:
 
 
 class Step:
-    """Moves the parameters along `flat.grad`, given the figures that came with it.
+    """Moves the parameters along `flat.grad`, given the figures that came with it; `made` counts the steps that did.
 
-    Parameters
-    ----------
-    flat : FlatParameters
-    optimizer : FlatOptimizer
-        Of `flat.tensor`.
-    max_grad_norm : float or None
-        The gradient of all parameters together is scaled down to this norm. None: never.
-    guard : Guard
-        A step whose loss or gradient is not finite is skipped and counted.
-
-    Attributes
-    ----------
-    made : int
-        Steps that moved the parameters.
+    `optimizer`: of `flat.tensor`.
+    `max_grad_norm`: the gradient of all parameters together is scaled down to this norm. None: never.
+    `guard`: a step whose loss or gradient is not finite is skipped and counted.
     """
 
     def __init__(

@@ -151,14 +151,9 @@ class EGreedyModule(TensorDictModuleBase):
 class EGreedyFamily(Family):
     """Parameter `action_value [*B, k]`; actions int64 `[*B]`.
 
-    Parameters
-    ----------
-    eps : callable
-        The present epsilon; asked for once a batch, and where weights change within one.
-    n : int, optional
-        How many actions there are to explore; as many as have values, by default.
-    masked : bool
-        Actions of the lowest value there is are not allowed, and not explored.
+    `eps`: the present epsilon; asked for once a batch, and where weights change within one.
+    `n`: how many actions there are to explore; as many as have values, by default.
+    `masked`: actions of the lowest value there is are not allowed, and not explored.
     """
 
     param_names = ("action_value",)

@@ -91,7 +91,7 @@ ACTION_SPACES = ("categorical", "one_hot")
 
 
 def action_space_of(action_space: str | None, spec: TensorSpec | None, key: Key = ACTION) -> str:
-    """How a discrete action is spelled: an index ("categorical") or a one-hot vector ("one_hot")."""
+    """Return how a discrete action is spelled: an index ("categorical") or a one-hot vector ("one_hot")."""
     said = None if action_space is None else action_space.replace("-", "_")
     leaf = spec[key] if isinstance(spec, Composite) and key in spec else spec
     found = {Categorical: "categorical", OneHot: "one_hot"}.get(type(leaf))  # type: ignore[arg-type]

@@ -31,14 +31,9 @@ def surrogate(log_ratio: Tensor, advantage: Tensor) -> Tensor:
 def clipped_surrogate(
     log_ratio: Tensor, advantage: Tensor, low: float | Tensor, high: float | Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The pessimistic one of the ratio and the ratio clipped to `[1 - low, 1 + high]` (eq. 7).
+    """Return the pessimistic one of the ratio and the ratio clipped to `[1 - low, 1 + high]` (eq. 7), and the ratio.
 
-    Returns
-    -------
-    gain : Tensor
-        To be maximised.
-    ratio : Tensor
-        `exp(log_ratio)`.
+    The first is to be maximised; the ratio is `exp(log_ratio)`.
     """
     ratio = log_ratio.exp()
     near = ratio.clamp(1 - low, 1 + high)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ REDUCTIONS = ("mean", "sum", "none")
 
 
 def may_ask(x: Tensor) -> bool:
-    """Whether the host may ask for a number of `x`: it would wait for a GPU, and a compiled graph holds none."""
+    """Say whether the host may ask for a number of `x`: it would wait for a GPU, and a compiled graph holds none."""
     return not (x.is_cuda or torch.compiler.is_compiling())
 
 

@@ -294,7 +294,7 @@ def _limits(dtype: torch.dtype) -> tuple[int, int]:
 
 
 def fill_for(key: Key, dtype: torch.dtype, value: float | None) -> float | int | bool:
-    """What stands for an observation of this dtype that nobody kept; NaN, where it has one, for None or NaN.
+    """Return what stands for an observation of this dtype that nobody kept; NaN, if it has one, for None or NaN.
 
     Whoever reads it must know of any other number.
     """

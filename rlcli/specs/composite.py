@@ -221,7 +221,7 @@ def _is_key(key: object) -> bool:
 
 
 def returned_by(part: Any, method: str, out: Any) -> TensorDictBase:
-    """What a method of an env's or a transform's returned, which is a TensorDict."""
+    """Return what a method of an env's or a transform's returned, which is a TensorDict."""
     if not isinstance(out, TensorDictBase):
         raise EnvError(f"{type(part).__name__}.{method} did not return a TensorDict", why=f"got a {type(out).__name__}")
     return out

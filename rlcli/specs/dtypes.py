@@ -33,7 +33,7 @@ def limits(dtype: torch.dtype) -> tuple[int, int]:
 
 
 def holds(dtype: torch.dtype, value: Any) -> bool:
-    """Whether a value is a number, and one of a dtype's; floats are rounded."""
+    """Say whether a value is a number, and one of a dtype's; floats are rounded."""
     if isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and not value.ndim):
         value = value.item()
     fits = isinstance(value, Number if dtype.is_complex else Real)

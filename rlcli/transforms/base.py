@@ -229,7 +229,7 @@ class Transform(nn.Module):
         return sorted((own & methods) - OTHER_METHODS - ROW_METHODS)
 
     def _is_current(self, face: Collection[str], beside: Collection[str] = ()) -> bool:
-        """Whether a face is overridden as late as what it speaks for, and as what is `beside` it, or later."""
+        """Say whether a face is overridden as late as what it speaks for, and as what is `beside` it, or later."""
         return self._newest(face) <= min(self._newest(self._changed), self._newest(beside))
 
     def _newest(self, names: Collection[str]) -> int:
@@ -370,13 +370,13 @@ def _transforms_in(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, T
 
 
 def _overlap(a: Key, b: Key) -> bool:
-    """Whether one of the keys is the other, or lies below it."""
+    """Say whether one of the keys is the other, or lies below it."""
     n = min(len(as_tuple(a)), len(as_tuple(b)))
     return as_tuple(a)[:n] == as_tuple(b)[:n]
 
 
 def is_ours(kind: type) -> bool:
-    """Whether a class is rlcli's own."""
+    """Say whether a class is rlcli's own."""
     return kind.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 

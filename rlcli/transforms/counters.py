@@ -36,7 +36,7 @@ class Carry:
         self.value = value.astype(self.dtype)  # a copy: the column it came from belongs to the consumer
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint saves."""
+        """Return what a checkpoint saves."""
         return {} if self.value is None else {"value": torch.from_numpy(self.value.copy())}
 
     def load(self, state: dict[str, torch.Tensor]) -> None:

@@ -40,22 +40,22 @@ class Coded(NamedTuple):
 
 
 def delta_key(key: Key) -> tuple[str, ...]:
-    """Where the difference of an observation key is kept."""
+    """Return where the difference of an observation key is kept."""
     return (NEXT, DELTA, *as_tuple(key))
 
 
 def scale_key(key: Key) -> tuple[str, ...]:
-    """Where its scales are kept."""
+    """Return where its scales are kept."""
     return (NEXT, SCALE, *as_tuple(key))
 
 
 def kept_key(key: Key) -> tuple[str, ...]:
-    """Where next observations are kept that no difference can stand for; zeros in all other rows."""
+    """Return where next observations are kept that no difference can stand for; zeros in all other rows."""
     return (NEXT, KEPT, *as_tuple(key))
 
 
 def is_part(key: Key, held: Any) -> bool:
-    """Whether what lies at `key` under `next` is part of a difference: an observation called so is at the root too.
+    """Say whether what lies at `key` under `next` is part of a difference: an observation called so is at the root too.
 
     `held`: all that there is beside it, from the root on.
     """
@@ -71,12 +71,12 @@ def code_of(dtype: torch.dtype, wanted: torch.dtype) -> torch.dtype | None:
 
 
 def bytes_a_row(elements: int, code: torch.dtype) -> int:
-    """What a row of so many elements takes."""
+    """Return what a row of so many elements takes."""
     return elements * code.itemsize + (4 if code is torch.int8 else 0)
 
 
 def saves(elements: int, dtype: torch.dtype, wanted: torch.dtype) -> bool:
-    """Whether a difference takes less than the next observation `[elements]` of this dtype."""
+    """Say whether a difference takes less than the next observation `[elements]` of this dtype."""
     code = code_of(dtype, wanted)
     return code is not None and bytes_a_row(elements, code) < elements * dtype.itemsize
 
@@ -153,7 +153,7 @@ def _part_missing(key: Key, part: Key, why: str) -> MissingKeyError:
 
 
 def largest_error(dtype: torch.dtype, code: torch.dtype, change: float, after: float) -> float:
-    """What decoding may be off by at most, where no difference exceeds `change` and no next observation `after`."""
+    """Return what decoding may be off by at most, where no difference exceeds `change` and no next one `after`."""
     if not dtype.is_floating_point:
         return 0.0
     source = torch.finfo(dtype)
@@ -165,7 +165,7 @@ def largest_error(dtype: torch.dtype, code: torch.dtype, change: float, after: f
 
 
 class RoundTrips:
-    """What differences cost in precision: the largest values by key, over all that was written and decoded again."""
+    """Measures what differences cost in precision: the largest values by key, over all that was written and decoded."""
 
     def __init__(self) -> None:
         self._seen: dict[str, dict[str, Any]] = {}
@@ -194,14 +194,11 @@ class RoundTrips:
             seen["max_next"] = max(seen["max_next"], float(after.abs().max()))
 
     def figures(self) -> dict[str, dict[str, Any]]:
-        """What was measured, by key.
+        """Return what was measured, by key: `codec`, `rows`, `bytes_a_row` and `full_bytes_a_row`, and:
 
-        Returns
-        -------
-        dict
-            `codec`, `rows`, `bytes_a_row` and `full_bytes_a_row`; `kept`, the rows whose next observations are kept
-            whole, of which nothing else here speaks; `max_error`, the largest error of a decoded next
-            observation; `bound`, which it cannot exceed: that of `max_change`, the largest difference.
+        `kept`: the rows whose next observations are kept whole, of which nothing else here speaks.
+        `max_error`: the largest error of a decoded next observation; `bound`: which it cannot exceed: that of
+        `max_change`, the largest difference.
         """
         found = {}
         for key, seen in self._seen.items():
@@ -217,13 +214,7 @@ class RoundTrips:
 
 
 def rebuilt(batch: TensorDictBase, key: Key) -> Tensor | None:
-    """`("next", key)` of a batch that keeps differences; None where it keeps none for this key.
-
-    Raises
-    ------
-    ArgumentError
-        The observation that the difference belongs to is not in the batch.
-    """
+    """Return `("next", key)` of a batch that keeps differences; None where it keeps none for this key."""
     delta = batch.get(delta_key(key), None)
     if delta is None:
         return None

@@ -20,13 +20,7 @@ from rlcli.transforms.base import RowOp, Transform
 
 
 class MapTransform(Transform):
-    """Write a function of each of `in_keys` to `out_keys`; a subclass gives the function.
-
-    Parameters
-    ----------
-    in_keys, out_keys : sequence of keys
-        Observations; `("observation",)` by default.
-    """
+    """Write a function of each of `in_keys` to `out_keys`, observations; a subclass gives the function."""
 
     remembers = False
 
@@ -164,10 +158,6 @@ class RewardMap(Transform):
 
     Whole numbers become float32 first, as batches hold rewards. Observations may be named as well: every value of
     theirs is changed, a reset's too.
-
-    Parameters
-    ----------
-    in_keys : sequence of keys, default ("reward",)
     """
 
     has_batch_pass = True

@@ -39,7 +39,7 @@ CUTS = ("truncated", "done")  # what a slice sampler may add to the last row of 
 
 
 class _Keys(NamedTuple):
-    """What is read of a last step's row; observations of which it holds differences; what tells of next ones."""
+    """The keys that are read of a last step's row; observations it holds differences of; what tells of next ones."""
 
     read: tuple[Key, ...]
     coded: tuple[Key, ...]
@@ -176,19 +176,11 @@ class MultiStepTransform(Transform):
 
 
 def walk(goes_on: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Where up to n steps lead in lanes of rows in time order.
+    """Return where up to n steps lead in lanes of rows in time order: the path, and how many are taken.
 
-    Parameters
-    ----------
-    goes_on : bool ``[lanes, T]``
-        Rows that the row below continues; the last column counts as an end.
-    n : int
-
-    Returns
-    -------
-    path : int64 ``[lanes * T, n]``
-        Flat rows: the row itself and those after it; at the end, the last one again.
-    taken : int64 ``[lanes * T]``
+    `goes_on` (bool `[lanes, T]`): rows that the row below continues; the last column counts as an end. The path is flat
+    rows, int64 `[lanes * T, n]`: the row itself and those after it; at the end, the last one again. Taken is int64
+    `[lanes * T]`.
     """
     lanes, steps = goes_on.shape
     goes_on = goes_on.clone()

@@ -90,7 +90,7 @@ def recurrent_parts(policy: Any) -> list[Any]:
 
 
 def state_keys(policy: Any) -> list[Key]:
-    """Where those states are read."""
+    """Return where those states are read."""
     return [key for primer in primers_of(policy) for key in primer.out_keys]
 
 

@@ -15,7 +15,7 @@ from rlcli.keys import COLLECTOR_MASK, DONE, IS_INIT, TRAJ_IDS, Key
 
 
 class BufferIndex(Protocol):
-    """Which rows of a buffer follow each other, as transforms ask."""
+    """Says which rows of a buffer follow each other, as transforms ask."""
 
     def successors(self, rows: np.ndarray) -> np.ndarray:
         """The row in which each row's trajectory goes on, int64 ``[N]``; -1 where no such row is stored."""
@@ -71,7 +71,7 @@ def spread(rows: Tensor, x: Tensor) -> Tensor:
 
 
 def ends_of(tensordict: TensorDictBase) -> tuple[Tensor | None, Tensor | None]:
-    """What says where trajectories of a batch end: `("next", "done")`, `("collector", "traj_ids")`, or one of them."""
+    """Return what says where trajectories of a batch end: `("next", "done")`, `("collector", "traj_ids")`, or one."""
     done, ids = tensordict.get(DONE, None), tensordict.get(TRAJ_IDS, None)
     if done is None and ids is None:
         raise MissingKeyError(

@@ -152,7 +152,7 @@ class ModelsReceiver:
 
     @property
     def waiting(self) -> bool:
-        """Whether a version is there that was not adopted; cheap enough for every step."""
+        """Say whether a version is there that was not adopted; cheap enough for every step."""
         return any(receiver.waiting for receiver in self._receivers.values())
 
     def receive(self) -> dict[str, int]:

@@ -23,14 +23,10 @@ _BEFORE = "step {} of the batch; the env was not stepped"
 def call(
     policy: Callable[[TensorDictBase], Any], td: TensorDictBase, where: str, *, first: bool = False
 ) -> TensorDictBase:
-    """What a policy makes of `td`, in place or not; `first` if it has never been called before.
+    """Return what a policy makes of `td`, in place or not; `first` if it has never been called before.
 
-    Raises
-    ------
-    ArgumentError
-        The policy raised (its type and text are kept), or returned something else than a tensordict.
-    NumericsError
-        It raised, and what it had written by then holds a NaN: distributions refuse those in words of their own.
+    ArgumentError: it raised (its type and text are kept), or returned something else than a tensordict. NumericsError:
+    it raised, and what it had written by then holds a NaN: distributions refuse those in their own words.
     """
     try:
         out = policy(td)
@@ -65,7 +61,7 @@ def raised(
 
 
 def _hint(policy: Any) -> str | None:
-    """What to say to the writer of a plain function, which may have been meant for observations."""
+    """Say what to tell the writer of a plain function, which may have been meant for observations."""
     if isinstance(policy, nn.Module):
         return None
     return (
@@ -82,7 +78,7 @@ def bits_of(policy: Any) -> set[Key]:
 
 
 def is_sound(values: torch.Tensor, dims: int, bits: bool = False) -> bool:
-    """Whether an output, with `dims` dims before its own, is finite, or infinite where that means something.
+    """Say whether an output, with `dims` dims before its own, is finite, or infinite where that means something.
 
     -inf may mask an action within a vector, never the whole of one; any infinity is a logit of `bits`.
     """
@@ -102,12 +98,7 @@ def refuse_unsound(key: Key, column: np.ndarray, bits: bool = False) -> None:
 
 
 def take(key: Key, value: Any, row: torch.Tensor, kind: torch.dtype, t: int) -> None:
-    """Copy one output into its row, if it is what it was on the first call (`kind`).
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """Copy one output into its row, if it is what it was on the first call (`kind`)."""
     if not isinstance(value, torch.Tensor) or value.shape != row.shape or value.dtype is not kind:
         raise changed_output(key, value, row, kind, t)  # `copy_` would spread or cast it
     row.copy_(value)

@@ -313,7 +313,7 @@ class TorchStream:
             torch.get_device_module(self._device).manual_seed(seed)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the stream stands; empty before its first use."""
+        """Return where the stream stands; empty before its first use."""
         return {} if self._state is None else {"torch": self._state[0], "cuda": self._state[1:]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -278,7 +278,7 @@ class _BoundTensorDict(Bound):
         carried.learn(states, rewrites)
 
     def _outputs(self, out: TensorDictBase, t: int) -> _Outputs:
-        """What the policy wrote; looked at with care when its names change, and once a batch."""
+        """Return what the policy wrote; looked at with care when its names change, and once a batch."""
         if self.flat is not None and tuple(out.keys()) == self.names:
             values = {key: out.get(key) for key in self.flat}
             return values if self.program.batch_size else {key: value.unsqueeze(0) for key, value in values.items()}

@@ -38,7 +38,7 @@ def ring_of(
 
 
 def as_batch(batch: Any, *, objects: bool) -> Any:
-    """What a buffer of rows, or of objects, was given, as it writes it."""
+    """Return what a buffer of rows, or of objects, was given, as it writes it."""
     if objects:
         return batch if isinstance(batch, TensorDictBase) else items_of(batch)
     if isinstance(batch, list | tuple) and batch and all(isinstance(part, TensorDictBase) for part in batch):

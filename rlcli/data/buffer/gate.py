@@ -80,7 +80,7 @@ class SharedGate(Gate):
 
 
 class Forked(Protocol):
-    """What has locks or threads of its own."""
+    """Says of an object what has locks or threads of its own."""
 
     def in_child(self) -> None:
         """Be usable in a forked child, in which no other thread runs."""

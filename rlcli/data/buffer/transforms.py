@@ -32,13 +32,7 @@ _owners: weakref.WeakKeyDictionary[Transform, weakref.ref[Transforms]] = weakref
 
 
 class Transforms:
-    """A buffer's transforms, in the order in which samples pass them.
-
-    Parameters
-    ----------
-    ring : Ring, optional
-        The rows that transforms may read.
-    """
+    """A buffer's transforms, in the order in which samples pass them; they may read the rows of `ring`."""
 
     def __init__(self, ring: Ring | None = None) -> None:
         self._ring = ring
@@ -50,19 +44,7 @@ class Transforms:
         self.insert(len(self), transform, invert)
 
     def insert(self, index: int, transform: Part, invert: bool = False, *, sampler: Sampler | None = None) -> None:
-        """Add one before another; inverted, its sides change places.
-
-        Parameters
-        ----------
-        sampler : Sampler, optional
-            See `need_order`.
-
-        Raises
-        ------
-        ArgumentError
-            There is no such place, it cannot be called, has no other side, reads the rows of another buffer, or reads
-            stored values that a transform before it changes.
-        """
+        """Add one before another; inverted, its sides change places. See `need_order` for `sampler`."""
         if not -len(self) <= index <= len(self):
             raise ArgumentError("there is no such place", where="index", why=f"got {index}, there are {len(self)}")
         if not callable(transform) or (invert and not isinstance(transform, Transform)):
@@ -118,12 +100,7 @@ class Transforms:
                 _owners.pop(part, None)
 
     def need_order(self, *samplers: Sampler) -> None:
-        """Refuse transforms that read the row below in a sample, where one of these draws rows in no order.
-
-        Raises
-        ------
-        ArgumentError
-        """
+        """Refuse transforms that read the row below in a sample, where one of these draws rows in no order."""
         _need_in_time([part for part, _ in self._parts], samplers)
 
     def __len__(self) -> int:
@@ -194,7 +171,7 @@ def _reads_buffer(part: Part) -> bool:
 
 
 def _belongs(part: Transform) -> bool:
-    """Whether it can serve one buffer only: it reads its rows, or is a user's that may hold on to them."""
+    """Say whether it can serve one buffer only: it reads its rows, or is a user's that may hold on to them."""
     return _reads_buffer(part) or not type(part).bind_buffer.__module__.startswith("rlcli.")
 
 
@@ -231,6 +208,6 @@ def _need_in_time(parts: Sequence[Part], samplers: Sequence[Sampler]) -> None:
 
 
 def _overlap(a: Key, b: Key) -> bool:
-    """Whether one of the keys is the other, or lies below it."""
+    """Say whether one of the keys is the other, or lies below it."""
     both = min(len(as_tuple(a)), len(as_tuple(b)))
     return as_tuple(a)[:both] == as_tuple(b)[:both]

@@ -92,21 +92,10 @@ def one_of(dtype: torch.dtype) -> int:
 def choose(
     fields: Mapping[Key, Field], columns: Mapping[Key, Tensor], *, traj_key: Key | None
 ) -> tuple[Code, ...]:  # fmt: skip
-    """The codes for the columns of a first batch.
+    """Return the codes for the columns of a first batch; none where they would save less than a tenth of a row.
 
-    Parameters
-    ----------
-    fields : dict of key to Field
-        What is stored of a row.
-    columns : dict of key to Tensor ``[N, *F]``
-        Those of the first batch that can be looked at.
-    traj_key : key or None
-        By which the index tells trajectories apart.
-
-    Returns
-    -------
-    tuple of Code
-        None where they would save less than a tenth of a row.
+    `columns` (`[N, *F]`): those of the first batch that can be looked at.
+    `traj_key`: by which the index tells trajectories apart.
     """
     codes = [code for key, field in fields.items() if (code := _of(key, field, columns, traj_key)) is not None]
     stored = [code for code in codes if code.kind != INDEX]

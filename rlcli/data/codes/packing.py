@@ -32,16 +32,11 @@ _PIECE = 1 << 22  # bytes that are unpacked at a time
 
 
 class _Plan(NamedTuple):
-    """How some keys are read.
+    """Says how some keys are read.
 
-    Attributes
-    ----------
-    stored : list of keys
-        Of the storage.
-    made : list of (Field, keys)
-        What is unpacked, alike columns together; `table` says how, in this order.
-    derived : list of keys
-        What the index knows.
+    `stored`: of the storage.
+    `made`: what is unpacked, alike columns together; `table` says how, in this order.
+    `derived`: what the index knows.
     """
 
     keys: tuple[Key, ...]
@@ -52,18 +47,9 @@ class _Plan(NamedTuple):
 
 
 class CodedRows:
-    """The rows that a ring gives, over a storage that holds fewer bytes of them.
+    """The rows that a ring gives, over a storage, which declares `stored`, that holds fewer bytes of them.
 
-    Parameters
-    ----------
-    fields : dict of key to Field
-        Of the rows, without what the ring itself leaves out.
-    codes : sequence of Code
-
-    Attributes
-    ----------
-    stored : dict of key to Field
-        What the storage declares.
+    `fields`: of the rows, without what the ring itself leaves out.
     """
 
     def __init__(self, fields: Mapping[Key, Field], codes: Sequence[Code]) -> None:
@@ -123,7 +109,7 @@ class CodedRows:
         return {key: _given_back(index.ids(rows), self.fields[key]) for key in self._derived}
 
     def _plan(self, keys: tuple[Key, ...]) -> _Plan:
-        """What must be read and unpacked for some keys; kept, for the same ones are asked for again and again."""
+        """Plan what must be read and unpacked for some keys; kept, for the same ones are asked for again and again."""
         plan = self._plans.get(keys)
         if plan is None:
             stored = [key for key in keys if key in self.stored]

@@ -46,17 +46,8 @@ _FIX = "Restore the journal from a copy; nothing here was changed."
 def need_next(record: Mapping[str, Any], count: int, frames: int, lanes: Sequence[int] | None) -> None:
     """Refuse a record that cannot come next in a journal: the writer asks before it writes, and the reader again.
 
-    Parameters
-    ----------
-    count, frames : int
-        Of the segments before it.
-    lanes : sequence of int, optional
-        Batch dims before time of these segments; None before the first.
-
-    Raises
-    ------
-    Misfit
-        What does not follow.
+    `count`, `frames`: of the segments before it. `lanes`: batch dims before time of these segments; None before the
+    first.
     """
     if record["kind"] == "segment":
         shape = record["batch_size"]
@@ -86,7 +77,7 @@ def need_next(record: Mapping[str, Any], count: int, frames: int, lanes: Sequenc
 
 # ---- names ---------------------------------------------------------------------------------------------------------
 def file_name(sequence: int) -> str:
-    """What segment number `sequence` is called."""
+    """Return what segment number `sequence` is called."""
     return f"{sequence:08d}{SUFFIX}"
 
 
@@ -104,15 +95,9 @@ def left_out(metadata: Mapping[str, Any]) -> tuple[list[Key], float | None] | No
 
 # ---- what no record names ------------------------------------------------------------------------------------------
 class Leftovers(NamedTuple):
-    """See the module.
+    """See the module; `segments` and `states` are in the order of their numbers.
 
-    Attributes
-    ----------
-    folder : Path
-    segments, states : list of Path
-        In the order of their numbers.
-    named : sequence of int
-        How many segments are before each state that the journal names, ascending.
+    `named`: how many segments are before each state that the journal names, ascending.
     """
 
     folder: Path
@@ -176,7 +161,7 @@ def cut_journal(path: Path, why: str) -> DamagedDataError:
 
 
 def has_header(path: Path) -> bool:
-    """Whether a journal was begun; one that a crash ended before that is empty, or has a torn line."""
+    """Say whether a journal was begun; one that a crash ended before that is empty, or has a torn line."""
     if not path.is_file():
         return False
     with open(path, "rb") as file:

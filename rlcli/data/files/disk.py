@@ -40,7 +40,7 @@ class Stamp(NamedTuple):
         return None if found.digest == self.digest else "its bytes were altered"
 
     def altered(self, path: Path) -> str | None:
-        """What is wrong with a file that must be this one, read in pieces; None where nothing is."""
+        """Say what is wrong with a file that must be this one, read in pieces; None where nothing is."""
         return self.unlike(stamp_of(path)) if path.is_file() else MISSING
 
     def resized(self, path: Path) -> str | None:
@@ -48,13 +48,7 @@ class Stamp(NamedTuple):
         return self.unlike(Stamp(path.stat().st_size, self.digest)) if path.is_file() else MISSING
 
     def content(self, path: Path) -> bytes:
-        """What a file holds that must be this one.
-
-        Raises
-        ------
-        Misfit
-            It is missing, cut, grown or altered.
-        """
+        """Return the content of a file that must be this one; Misfit: it is missing, cut, grown or altered."""
         if not path.is_file():
             raise Misfit(MISSING)
         content = path.read_bytes()
@@ -204,10 +198,7 @@ class Disk:
     def set_aside(self, folder: Path, paths: Sequence[Path]) -> Path:
         """Move files of a folder into a new one inside it, durably: nobody reads them there, and nothing is lost.
 
-        Returns
-        -------
-        Path
-            ``aside-0001``, or with the next free number.
+        Return the folder, `aside-0001`, or with the next free number.
         """
         taken = [
             int(path.name.removeprefix(ASIDE)) for path in folder.glob(f"{ASIDE}[0-9]*") if path.name[6:].isdigit()
@@ -311,7 +302,7 @@ SCRATCH = "rlcli-rows-"  # what folders of rows are called that end with their p
 
 
 def _elsewhere(path: Path) -> str:
-    """Where else a file could lie that does not fit."""
+    """Say where else a file could lie that does not fit."""
     if not any(part.startswith(SCRATCH) for part in path.parts):
         return _ELSEWHERE
     if path.is_relative_to("/dev/shm"):
@@ -327,7 +318,7 @@ class _Free(NamedTuple):
 
 @contextlib.contextmanager
 def explained(path: Path, needed: int = 0) -> Iterator[None]:
-    """What the system refuses in here, said in a sentence.
+    """Say in a sentence what the system refuses in here.
 
     `path`: what is made or written.
     `needed`: bytes that it takes, where they are known.

@@ -30,16 +30,8 @@ Record = dict[str, Any]
 class Scan(NamedTuple):
     """What an existing journal holds.
 
-    Attributes
-    ----------
-    offsets : array of int64
-        Where each record starts: 8 bytes a record is all that is kept in memory.
-    end : int
-        Bytes up to the last whole record.
-    torn : int
-        Bytes of a torn record after it.
-    digest : str
-        Of the last whole record.
+    `offsets`: where each record starts: 8 bytes a record is all that is kept in memory.
+    `end`, `torn`: bytes up to the last whole record, and of a torn one after it; `digest`: of the last whole one.
     """
 
     offsets: array
@@ -103,7 +95,7 @@ def records(path: Path, format: str, version: int, check: Check) -> Iterator[Rec
 
 
 def format_of(path: Path) -> str | None:
-    """What the header of a journal says that it is one of; None without a header."""
+    """Return what the header of a journal says that it is one of; None without a header."""
     with open(path, "rb") as file:
         line = file.readline(_LONGEST_HEADER)
     if not line.endswith(b"\n"):
@@ -121,7 +113,7 @@ def _held(line: bytes, check: Check, where: str) -> Record:
 
 
 class End(NamedTuple):
-    """Where a journal ends: its bytes, its records, and the checksum of the last of them."""
+    """The end of a journal: its bytes, its records, and the checksum of the last of them."""
 
     size: int
     records: int
@@ -135,11 +127,7 @@ _LONGEST_HEADER = 1 << 26
 class Journal:
     """A journal open for appending, by one process at a time.
 
-    Parameters
-    ----------
-    path : Path
-        Made if it is not there; a torn tail is cut, with a warning.
-    disk : Disk
+    It is made if it is not there; a torn tail is cut, with a warning.
     """
 
     def __init__(self, path: Path, disk: Disk) -> None:
@@ -242,7 +230,7 @@ class Journal:
 
     @property
     def closed(self) -> bool:
-        """Whether this process writes it no more."""
+        """Say whether this process writes it no more."""
         return not self._lock.held
 
     def close(self) -> None:
@@ -268,7 +256,7 @@ def _written(path: Path) -> ResourceError:
 
 # ---- the states beside a journal -----------------------------------------------------------------------------------
 def state_name(number: int) -> str:
-    """What the file is called of the state that goes with so many segments, or with a record of this number."""
+    """Return the name of the state that goes with so many segments, or with a record of this number."""
     return f"state-{number:08d}.safetensors"
 
 

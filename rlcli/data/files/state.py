@@ -41,7 +41,7 @@ def flatten(tree: Any) -> tuple[Any, dict[str, Tensor]]:
 
 
 def restore(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """What `flatten` was given."""
+    """Return what `flatten` was given."""
     if isinstance(tree, list):
         return [restore(x, tensors) for x in tree]
     if not isinstance(tree, dict):
@@ -155,7 +155,7 @@ def decode_state(content: bytes, where: str) -> dict[str, Any]:
 # ---- taking a state over -------------------------------------------------------------------------------------------
 @contextlib.contextmanager
 def loading_state(path: Path | str, said: tuple[str, str] = RUN) -> Iterator[None]:
-    """What goes wrong while the state in the file or folder `path` is taken over.
+    """Say what goes wrong while the state in the file or folder `path` is taken over.
 
     `said`: what is wrong, and what to do.
     """

@@ -84,7 +84,7 @@ def memory_of(tensor: Tensor) -> memoryview:
 
 
 class Entry(NamedTuple):
-    """What a header says of a tensor.
+    """Says what a header says of a tensor.
 
     `start`: where in the file its bytes begin.
     """
@@ -95,7 +95,7 @@ class Entry(NamedTuple):
 
 
 def header_of(path: Path) -> dict[str, Entry]:
-    """What the header of a file says, each tensor within the file; nothing else is read."""
+    """Return what the header of a file says, each tensor within the file; nothing else is read."""
     try:
         with open(path, "rb") as file:
             whole_size, size = path.stat().st_size, int.from_bytes(file.read(8), "little")
@@ -122,21 +122,10 @@ _HEADER = mapping(record(dtype=choice(*_DTYPES), shape=listed(whole(), most=64),
 
 # ---- a file as one tensor ------------------------------------------------------------------------------------------
 def map_file(path: Path, size: int, *, shared: bool = True) -> Tensor:
-    """The bytes of a file, uint8 ``[size]``: written through to it, and still there when its name is gone.
+    """Map the bytes of a file, uint8 `[size]`: written through to it, and still there when its name is gone.
 
-    `torch.from_file` would make a file of zeros where there is none.
-
-    Parameters
-    ----------
-    shared : bool
-        False opens it for reading only: nothing is written through.
-
-    Raises
-    ------
-    FileNotFoundError
-        There is no such file, perhaps since a moment ago.
-    ResourceError
-        It cannot be mapped, or opened.
+    `torch.from_file` would make a file of zeros where there is none; here that is a FileNotFoundError.
+    `shared`: False opens it for reading only: nothing is written through.
     """
     try:
         fd = os.open(path, (os.O_RDWR if shared else os.O_RDONLY) | os.O_CLOEXEC)

@@ -31,23 +31,12 @@ _STATE = record(
 
 
 class IndexArrays:
-    """See the module.
+    """See the module; `steps`, `lanes`, `has_ids`, `pool` and `exact` are those of `TrajectoryIndex`.
 
-    Parameters
-    ----------
-    steps, lanes, has_ids, pool, exact
-        As `TrajectoryIndex`.
-
-    Attributes
-    ----------
-    space : RingSpace
-        Of the rows.
-    version : int
-        Counts changes; what was derived from the arrays holds while it is the same.
-    scalars, lanes, runs, trajs, hashed, slots, bits : arrays
-        See `rlcli.kernels.index`; others after the next `grow`.
-    notes : uint8 array
-        What a pass found in a batch for the next pass.
+    `version`: counts changes; what was derived from the arrays holds while it is the same.
+    `scalars`, `lanes`, `runs`, `trajs`, `hashed`, `slots`, `bits`: see `rlcli.kernels.index`; others after the next
+    `grow`.
+    `notes`: what a pass found in a batch for the next pass.
     """
 
     def __init__(
@@ -83,17 +72,17 @@ class IndexArrays:
 
     @property
     def passed(self) -> tuple[np.ndarray, ...]:
-        """What compiled passes that write take first; others after the next `grow`."""
+        """Return what compiled passes that write take first; others after the next `grow`."""
         return self.scalars, self.runs, self.lanes, self.trajs, self.hashed, self.slots, self.bits
 
     @property
     def of_rows(self) -> tuple[np.ndarray, ...]:
-        """What passes that go along rows take first."""
+        """Return what passes that go along rows take first."""
         return self.scalars, self.runs, self.lanes, self.bits
 
     @property
     def of_trajectories(self) -> tuple[np.ndarray, ...]:
-        """What passes that ask whose rows are take first."""
+        """Return what passes that ask whose rows are take first."""
         return self.scalars, self.runs, self.lanes, self.trajs
 
     @property
@@ -267,17 +256,8 @@ class IndexArrays:
     def load_state_dict(self, state: dict[str, Any], *, slots: int | None = None) -> None:
         """Take over `state_dict`'s answer; the pool is filled by its owner, slots 0, 1, 2 ...
 
-        Parameters
-        ----------
-        slots : int, optional
-            How many slots of the pool its owner has.
-
-        Raises
-        ------
-        ArgumentError
-            It is of a ring of another shape.
-        Misfit
-            Its numbers lead nowhere: nobody wrote them who kept an index.
+        `slots`: how many slots of the pool its owner has. ArgumentError: it is of a ring of another shape. Misfit: its
+        numbers lead nowhere: nobody who kept an index wrote them.
         """
         check_state(state, self.space.lanes, slots)
         scalars = state["scalars"].numpy().copy()
@@ -314,18 +294,7 @@ def _power(least: int) -> int:
 
 # ---- a saved state -------------------------------------------------------------------------------------------------
 def check_state(state: Any, lanes: int, slots: int | None = None) -> None:
-    """Refuse a state that is none of an index of so many lanes.
-
-    Parameters
-    ----------
-    slots : int, optional
-        Of the side pool.
-
-    Raises
-    ------
-    Misfit
-        Its numbers lead nowhere.
-    """
+    """Refuse a state that is none of an index of so many lanes, and a side pool of `slots`: its numbers lead nowhere."""
     _STATE(state)
     scalars, ends, runs, trajs = (state[name].numpy() for name in ("scalars", "lanes", "runs", "trajs"))
     between(state["scalars"], -1, MOST, "scalars")

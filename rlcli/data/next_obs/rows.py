@@ -222,8 +222,10 @@ class Rows(Tensor):
 
 
 def _for_a_process(rows: Rows) -> tuple:
-    """What goes to another process: memory that both share, of which `rows` keeps hold. A gathered copy would not last
-    until the other has it."""
+    """Return what goes to another process: memory that both share, of which `rows` keeps hold.
+
+    A gathered copy would not last until the other has it.
+    """
     rows.check()
     return _arrived, (rows.obs, rows.extra, rows.index, rows.sparse, rows.requires_grad)
 

@@ -43,7 +43,7 @@ class Sparse(NamedTuple):
 
 
 def is_sparse(key: Key, column: Tensor | None = None) -> bool:
-    """Whether a key, or what a batch has under it, is one of these columns."""
+    """Say whether a key, or what a batch has under it, is one of these columns."""
     return as_tuple(key)[:2] == (NEXT, KEPT) or (isinstance(column, Rows) and column.sparse)
 
 
@@ -76,7 +76,7 @@ def sparse_where(rows: Tensor, values: Tensor) -> Rows:
 
 
 def nothing_of(key: Key) -> float:
-    """What a column of this key reads in rows that hold nothing."""
+    """Return what a column of this key reads in rows that hold nothing."""
     return 0.0 if is_sparse(key) else math.nan
 
 
@@ -123,7 +123,7 @@ class SparseColumns:
         return sum(column.nbytes for column in self._held.values())
 
     def of_keys(self) -> dict[Key, tuple[Field, int]]:
-        """What a row of each column is, and the bytes that the column takes."""
+        """Return what a row of each column is, and the bytes that the column takes."""
         return {key: (Field.of(column.rows), column.nbytes) for key, column in self._held.items()}
 
     def take(self, given: dict[Key, Tensor], batch_dims: int) -> dict[Key, Sparse]:
@@ -175,13 +175,9 @@ class SparseColumns:
         return next((key for key, column in self._held.items() if math.isnan(column.nothing)), None)
 
     def held_before(self, key: Key, numbers: np.ndarray, lanes: int, base: int) -> np.ndarray:
-        """Steps from the last row of its lane that holds something to a row, int64 ``[N]``; -1: none does.
+        """Return steps from the last row of its lane that holds something to a row, int64 `[N]`; -1: none does.
 
-        Parameters
-        ----------
-        numbers : int64 array ``[N]``
-        base : int
-            The lowest number that is live.
+        `base`: the lowest number that is live.
         """
         from rlcli.kernels.index.read import marked_before  # loads the compiler, which takes half a second
 
@@ -215,11 +211,6 @@ class _Column:
                     ^head       ^tail                                         ^first    ^end
     ```
     Places count all rows that were ever kept; -1 is a row of zeros, as states are at resets, and takes no memory.
-
-    Parameters
-    ----------
-    like : Tensor ``[0, *F]``
-    nothing : float
     """
 
     def __init__(self, like: Tensor, nothing: float) -> None:
@@ -245,7 +236,7 @@ class _Column:
         return self._numbers.nbytes + self._places.nbytes + self._rows.nbytes
 
     def forget(self, numbers: np.ndarray, base: int) -> None:
-        """What lies below `base`, and these."""
+        """Forget what lies below `base`, and these."""
         dropped = int(np.searchsorted(self.held, base))
         self._head += dropped
         if self._head < self._tail and len(numbers) and numbers.min() <= self.held[-1]:
@@ -275,7 +266,7 @@ class _Column:
             self._set(self.held[order], self._places[self._head : self._tail][order])
 
     def read(self, numbers: np.ndarray) -> tuple[np.ndarray, Tensor]:
-        """Which of some rows int64 ``[N]`` hold something, and what."""
+        """Say which of some rows int64 `[N]` hold something, and what."""
         if not len(self.held):
             return np.empty(0, np.int64), self._rows[:0]
         found = np.minimum(np.searchsorted(self.held, numbers), len(self.held) - 1)

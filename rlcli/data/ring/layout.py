@@ -26,20 +26,10 @@ from rlcli.typed import Misfit, anything, choice, flag, listed, mapping, record,
 class Layout:
     """What all batches of a ring have in common.
 
-    Attributes
-    ----------
-    fields : dict of key to Field
-        Of batches and of what is read; empty in a ring that nothing was written to.
-    lane_shape : torch.Size
-        The batch dims before time, as they arrive; empty in a flat storage.
-    markers : Markers
-        Keys that tell trajectories apart.
-    observations : sequence of keys
-        Those whose next ones are known.
-    exact : bool
-        Next observations are kept once.
-    stacked : dict of key to int
-        Observations of which one frame a row is stored, and how many frames a stack has.
+    `fields`: of batches and of what is read; empty in a ring that nothing was written to.
+    `lane_shape`: the batch dims before time, as they arrive; empty in a flat storage.
+    `observations`: those whose next ones are known; `exact`: they are kept once.
+    `stacked`: observations of which one frame a row is stored, and how many frames a stack has.
     """
 
     fields: Mapping[Key, Field]
@@ -63,17 +53,9 @@ class Layout:
         cls, columns: Mapping[Key, Tensor], lead: torch.Size, ndim: int, asked: Asked, next_obs: str,
         frame_stack: int | Mapping[Key, int] | None,
     ) -> Layout:  # fmt: skip
-        """What a first batch decides.
+        """Return what a first batch decides, of columns `[*lead, *F]` in a storage of `ndim` dims.
 
-        Parameters
-        ----------
-        columns : dict of key to Tensor ``[*lead, *F]``
-        ndim : int
-            Of the storage.
-        asked
-            See `Markers.among`.
-        next_obs, frame_stack
-            See `Ring`.
+        `asked`: see `Markers.among`. `next_obs`, `frame_stack`: see `Ring`.
         """
         fields, lane_shape = fields_of(columns, len(lead)), _lane_shape(lead, ndim)
         stacked = _stacked(fields, frame_stack)
@@ -150,13 +132,7 @@ _STATE = record(
 
 
 def saved_layout(state: Any) -> Layout:
-    """The layout of a ring with this state, which is one that `Contents.state_dict` gives.
-
-    Raises
-    ------
-    Misfit
-        Names, types or ranges are others.
-    """
+    """Return the layout of a ring with this state, which is one that `Contents.state_dict` gives; else raise Misfit."""
     mapping()(state)
     if not state.get("fields"):
         _EMPTY(state)

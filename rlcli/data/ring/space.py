@@ -83,7 +83,7 @@ class RingSpace:
         return base + (rows // self.lanes - base) % self.steps
 
     def are_live(self, rows: np.ndarray, cursor: int) -> np.ndarray:
-        """Which of these numbers, int64 ``[N]``, are rows that hold something, bool."""
+        """Say which of these numbers, int64 `[N]`, are rows that hold something, bool."""
         live = (rows - self.base(cursor) * self.lanes) % self.size < self.count(cursor)
         return (rows >= 0) & (rows < self.size) & live
 

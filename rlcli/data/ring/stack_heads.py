@@ -16,21 +16,11 @@ from rlcli.typed import MOST, Misfit, some
 
 
 class StackHeads:
-    """See the module.
+    """See the module; `slot_width`: bytes of the frames before the newest one of a stack.
 
-    Parameters
-    ----------
-    lanes : int
-    slot_width : int
-        Bytes of the frames before the newest one of a stack.
-
-    Attributes
-    ----------
-    heads : int64 array ``[2, lanes, C]``
-        A ring of heads per lane: first step of a stretch, and what stands before it.
-    ends : int64 array ``[2, lanes]``
-        Numbers of the oldest head, and of the one after the newest.
-    memory : uint8 array ``[slots, slot_width]``
+    `heads` (int64 `[2, lanes, C]`): a ring of heads per lane: first step of a stretch, and what stands before it.
+    `ends` (int64 `[2, lanes]`): numbers of the oldest head, and of the one after the newest.
+    `memory` (uint8 `[slots, slot_width]`).
     """
 
     def __init__(self, lanes: int, slot_width: int) -> None:
@@ -84,7 +74,7 @@ class StackHeads:
             self.append(lane, step, held[step])
 
     def _at(self, numbers: Any) -> Any:
-        """Where heads lie by their numbers."""
+        """Return where heads lie by their numbers."""
         return numbers & (self.heads.shape[2] - 1)
 
     # ---- room --------------------------------------------------------------------------------------------------
@@ -145,13 +135,7 @@ class StackHeads:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over `state_dict`'s answer.
-
-        Raises
-        ------
-        Misfit
-            Its numbers lead nowhere.
-        """
+        """Take over `state_dict`'s answer; Misfit: its numbers lead nowhere."""
         self._check(state)
         heads, taken = state["heads"].numpy(), 0
         self.ends[:] = 0

@@ -54,19 +54,8 @@ class Promoted(NamedTuple):
 class FrameStacks:
     """The stacks of one key.
 
-    Parameters
-    ----------
-    key : Key
-    field : Field
-        Of a whole stack: the first dim of a row holds `frames` frames, oldest first.
-    frames : int
-    space : RingSpace
-
-    Attributes
-    ----------
-    frame : Field
-        What is stored of a row.
-    heads : StackHeads
+    `field`: of a whole stack: the first dim of a row holds `frames` frames, oldest first; `frame`: what is stored of a
+    row.
     """
 
     def __init__(self, key: Key, field: Field, frames: int, space: RingSpace) -> None:
@@ -137,14 +126,8 @@ class FrameStacks:
     ) -> None:  # fmt: skip
         """Note the steps `[start, stop)` of a batch, prepared last and just written from step `cursor` on.
 
-        Parameters
-        ----------
-        stacks : Tensor ``[lanes * length, *F]``
-            The whole batch, contiguous.
-        index : TrajectoryIndex
-            Knows the new rows already.
-        per_env : int
-            Rows of one env in a flat batch.
+        `stacks` (`[lanes * length, *F]`): the whole batch, contiguous. `per_env`: rows of one env in a flat batch.
+        `index`: knows the new rows already.
         """
         from rlcli.kernels.stacks import NEW, REPEAT, SAME_FRAMES
 

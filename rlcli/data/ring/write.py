@@ -34,18 +34,9 @@ from rlcli.keys import Key, under_next
 def write(
     contents: Contents, given: Mapping[Key, Tensor], lead: torch.Size, sparse: Mapping[Key, Sparse]
 ) -> np.ndarray:  # fmt: skip
-    """Write a batch of this layout, time last.
+    """Write a batch of this layout, time last; return where its rows lie, int64 `[rows]`.
 
-    Parameters
-    ----------
-    given : dict of key to Tensor ``[*lead, *F]``
-    sparse : dict of key to Sparse
-        Its sparse columns.
-
-    Returns
-    -------
-    int64 array ``[rows]``
-        Where its rows lie.
+    `given` (`[*lead, *F]`): its columns. `sparse`: its sparse ones.
     """
     space, stacks = contents.space, contents.stacks
     count = lead.numel()
@@ -291,7 +282,7 @@ def _pieces(contents: Contents, apart: np.ndarray, has_ids: bool) -> Iterator[tu
 
 
 def _goes_on(contents: Contents, step: int) -> bool:
-    """Whether the next observations of the step before are the observations of this one."""
+    """Say whether the next observations of the step before are the observations of this one."""
     pairs, space = contents.pairs, contents.space
     before, now = contents.read(space.rows(step - 1, 1), pairs.nexts), contents.read(space.rows(step, 1), pairs.keys)
     return all(

@@ -203,7 +203,7 @@ def live_rows(ring: Ring) -> np.ndarray:
 
 
 def is_ours(sampler: Sampler) -> bool:
-    """Whether a sampler's draws need no check: no method is a user's, of a class or of this very object."""
+    """Say whether a sampler's draws need no check: no method is a user's, of a class or of this very object."""
     kind = type(sampler)
     for name in dir(kind):
         method = getattr(kind, name)

@@ -39,19 +39,8 @@ _NUMBERED = re.compile(r"(?:rows|sides)-(\d{8,})\.")
 class SharedRows(Storage):
     """One process's view of a region's rows.
 
-    Parameters
-    ----------
-    max_size, ndim : int
-    folder : Path
-    disk : Disk, optional
-        The writer's; without one rows are only read.
-
-    Attributes
-    ----------
-    begin : int
-        The number of the row that the ring on top of this counts as its first.
-    total : int
-        Rows below this number are here.
+    `disk`: the writer's; without one rows are only read.
+    `begin`: the number of the row that the ring on top of this counts as its first; `total`: rows below it are here.
     """
 
     def __init__(self, max_size: int, folder: Path, *, ndim: int = 1, disk: Disk | None = None) -> None:
@@ -210,15 +199,9 @@ class SideFile:
     A slot is written once, before its row is published, and goes with its segment. The file has room for every row, of
     which only what is used is reserved.
 
-    Parameters
-    ----------
-    path : Path
-    slots, width : int
-        Rows of the segment, and bytes of a slot.
-    used : int
-        Slots that hold something; the next ones come after them.
-    disk : Disk, optional
-        The writer's: the file is made if it is not there.
+    `slots`, `width`: rows of the segment, and bytes of a slot.
+    `used`: slots that hold something; the next ones come after them.
+    `disk`: the writer's: the file is made if it is not there.
     """
 
     def __init__(self, path: Path, slots: int, width: int, used: int, *, disk: Disk | None) -> None:

@@ -16,20 +16,11 @@ _LEAST, _MOST = 1 << 16, 1 << 20  # bytes of a piece
 class CodeMemory:
     """See the module.
 
-    Parameters
-    ----------
-    width : int
-        Bytes of a frame: no code is longer.
-    capacity : int
-        Frames that are coded, at most. Few of them are given small pieces: what is taken and not used is memory too.
-
-    Attributes
-    ----------
-    addresses : int64 array ``[pieces]``
-    piece, used : int
-        The piece that is written now (-1: none yet), and its bytes in use.
-    size : int
-        Bytes of a piece.
+    `width`: bytes of a frame: no code is longer.
+    `capacity`: frames that are coded, at most. Few of them are given small pieces: what is taken and not used is memory
+    too.
+    `addresses`: of the pieces, `size` bytes each. `piece`, `used`: the one that is written now (-1: none yet), and its
+    bytes in use.
     """
 
     def __init__(self, width: int, capacity: int) -> None:
@@ -55,10 +46,7 @@ class CodeMemory:
     def reserve(self, codes: int, longest: int) -> None:
         """Have the memory for so many codes more, each of this many bytes at most, until `settle`.
 
-        Raises
-        ------
-        MemoryError
-            There is none; nothing has changed.
+        MemoryError: there is none; nothing has changed.
         """
         here = (self.size - self.used) // longest
         missing = codes - here - len(self._free) * (self.size // longest)

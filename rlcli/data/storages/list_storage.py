@@ -95,7 +95,7 @@ def collate(items: list[Any]) -> Any:
 
 
 def alike(items: Sequence[Any]) -> bool:
-    """Whether tensors, or TensorDicts, can be stacked: same keys, shapes, dtypes and devices."""
+    """Say whether tensors, or TensorDicts, can be stacked: same keys, shapes, dtypes and devices."""
     first = _form(items[0])
     return all(_form(item) == first for item in items[1:])
 
@@ -122,12 +122,7 @@ def _refuse() -> NoReturn:
 
 
 class ObjectRing:
-    """Objects in the order of writing; the oldest make room for new ones.
-
-    Parameters
-    ----------
-    storage : ListStorage
-    """
+    """Objects in the order of writing; the oldest make room for new ones."""
 
     lanes = 1
 

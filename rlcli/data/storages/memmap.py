@@ -128,7 +128,7 @@ class LazyMemmapStorage(Storage):
 
     @property
     def _forked(self) -> bool:
-        """Whether the rows are those of the process that this one was forked from, which may write them still."""
+        """Say whether the rows are those of the process that this one was forked from, which may write them still."""
         return self._pid != os.getpid()
 
     def need_writable(self) -> None:
@@ -299,7 +299,7 @@ class LazyMemmapStorage(Storage):
             self._journal.take_back(mark)
 
     def _files_before(self, first: float) -> list[Path]:
-        """What no record will name that keeps the rows from `first` on, as the table has them."""
+        """Return what no record will name that keeps the rows from `first` on, as the table has them."""
         if self._journal is None:
             return []
         here = {number: segment.version for number, segment in self._table.segments.items()}

@@ -49,7 +49,7 @@ def sample_memory(field: Field, count: int) -> Tensor:
 
 
 def is_plain(field: Field, count: int) -> bool:
-    """Whether `sample_memory` is nothing but `field.empty`."""
+    """Say whether `sample_memory` is nothing but `field.empty`."""
     return not _LEAST <= count * field.width <= _MOST
 
 

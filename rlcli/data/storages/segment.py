@@ -36,16 +36,9 @@ _NAME = re.compile(r"rows-\d{8,}\.\d+\.bin")
 
 
 class SegmentLayout(NamedTuple):
-    """How rows lie in a segment.
+    """The layout of rows in a segment of `size` bytes, which holds `2**shift` rows.
 
-    Attributes
-    ----------
-    shift : int
-        A segment holds ``S = 2**shift`` rows.
-    widths, offsets : int64 array ``[K]``
-        Bytes of a row, and where the column begins.
-    size : int
-        Bytes of a segment.
+    `widths`, `offsets` (int64 `[K]`): bytes of a row, and where the column begins.
     """
 
     shift: int
@@ -71,7 +64,7 @@ class SegmentLayout(NamedTuple):
         return Piece(start, stop, digest_of(*parts))
 
     def damage(self, memory: np.ndarray, number: int, pieces: Iterable[Piece]) -> str | None:
-        """What is wrong with the bytes of segment `number`, of which these pieces were written."""
+        """Say what is wrong with the bytes of segment `number`, of which these pieces were written."""
         for piece in pieces:
             if self.digest(memory, piece.start, piece.stop) != piece:
                 first = number * self.rows
@@ -88,14 +81,7 @@ class Piece(NamedTuple):
 
 
 class Segment:
-    """A mapped file.
-
-    Parameters
-    ----------
-    folder, number, version
-        It is there already, and this process may write it.
-    layout : SegmentLayout
-    """
+    """A mapped file, which is there already, and this process may write it."""
 
     def __init__(self, folder: Path, number: int, version: int, layout: SegmentLayout) -> None:
         self.number, self.version, self.layout = number, version, layout
@@ -147,7 +133,7 @@ class Segment:
         return self._whole
 
     def damaged(self, pieces: Iterable[Piece]) -> str | None:
-        """What is wrong with the rows that these checksums cover."""
+        """Say what is wrong with the rows that these checksums cover."""
         return self.layout.damage(self.bytes, self.number, pieces)
 
 
@@ -157,20 +143,9 @@ def damaged_rows(path: Path, why: str) -> DamagedDataError:
 
 
 class SegmentTable:
-    """The segments that are mapped now, and rows in them.
+    """The segments that are mapped now (by number), and rows in them.
 
-    Parameters
-    ----------
-    fields : dict of key to Field
-    rows : int
-        Of a segment, a power of two.
-    most : int
-        Rows that are mapped at a time, about.
-
-    Attributes
-    ----------
-    segments : dict of int to Segment
-        By number.
+    `rows`: of a segment, a power of two. `most`: rows that are mapped at a time, about.
     """
 
     def __init__(self, fields: Mapping[Key, Field], rows: int, most: int) -> None:
@@ -256,14 +231,14 @@ class SegmentTable:
 
 
 def numbers_of(rows: np.ndarray, first: int, total: int, capacity: int) -> np.ndarray:
-    """Which of the numbers `[first, total)` was written last to each row, int64 ``[N]``; -1 where none was."""
+    """Return which of the numbers `[first, total)` was written last to each row, int64 `[N]`; -1 where none was."""
     out = np.empty(len(rows), np.int64)
     _kernels().numbers(rows, first, total, capacity, out)
     return out
 
 
 def name_of(number: int, version: int) -> str:
-    """What the file of a segment is called."""
+    """Return what the file of a segment is called."""
     return f"rows-{number:08d}.{version}{SUFFIX}"
 
 

@@ -39,12 +39,8 @@ MOST_ROWS = 1 << 40
 class Memory(NamedTuple):
     """Columns that lie in plain memory, row after row, for whoever reads and writes them by address.
 
-    Attributes
-    ----------
-    addresses : dict of key to int
-        Valid until the next `declare` or `exchange`.
-    written : int64 array ``[1]``
-        Rows from row 0 on that may hold something; kept by whoever writes.
+    `addresses`: valid until the next `declare` or `exchange`.
+    `written` (int64 `[1]`): rows from row 0 on that may hold something; kept by whoever writes.
     """
 
     addresses: dict[Key, int]
@@ -52,7 +48,7 @@ class Memory(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What another process left: the state of the ring over these rows; their first number, and one past the last."""
+    """Another process's leavings: the state of the ring over these rows; their first number, and one past the last."""
 
     state: Mapping[str, Any]
     span: tuple[int, int]

@@ -138,7 +138,7 @@ def _in_memory(segments: SegmentReader, ndim: int, make: Callable[..., ReplayBuf
 
 
 def open_rows(path: Path) -> MappedStorage:
-    """What the last commit of a `LazyMemmapStorage` names; every checksum is compared."""
+    """Open what the last commit of a `LazyMemmapStorage` names; every checksum is compared."""
     said = Committed(path / JOURNAL)
     while True:
         try:
@@ -197,7 +197,7 @@ def holds_differences(ring: Ring) -> bool:
 
 
 def read_sides(about: dict[str, Any], ring: Ring) -> list[Transform]:
-    """What gives rows the next observations that they were stored without."""
+    """Return what gives rows the next observations that they were stored without."""
     if holds_differences(ring):
         return [NextObservationDelta()]
     if (compact := left_out(about)) is None:

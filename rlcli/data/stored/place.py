@@ -119,7 +119,7 @@ def newest_of(kind: SealedFolders, folder: Path) -> Path | None:
 
 
 def is_begun(folder: Path) -> bool:
-    """Whether a journal was begun in a folder, be it that only what it named is left."""
+    """Say whether a journal was begun in a folder, be it that only what it named is left."""
     return (folder / JOURNAL).is_file() or (folder.is_dir() and bool(files_in(folder) or numbered(folder)))
 
 
@@ -153,7 +153,7 @@ def nothing_yet(folder: Path) -> ResourceError:
 
 
 def _with_config(metadata: dict[str, Any], run: Path) -> dict[str, Any]:
-    """What a folder says of itself; where it lies in a run's folder, the run's configuration counts too."""
+    """Return what a folder says of itself; where it lies in a run's folder, the run's configuration counts too."""
     about = dict(metadata)
     file = run / CONFIG
     if "config" not in about and file.is_file():

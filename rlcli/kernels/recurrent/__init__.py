@@ -186,7 +186,7 @@ def unread(x: Tensor) -> bool:
 
 
 def _transformed() -> bool:
-    """Whether a transform of torch.func or a dual level is in force; neither has a public question for it."""
+    """Say whether a transform of torch.func or a dual level is in force; neither has a public question for it."""
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 

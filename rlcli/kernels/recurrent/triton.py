@@ -179,7 +179,7 @@ class Unrolled(torch.autograd.Function):
 
 
 class _Layer(NamedTuple):
-    """What a call fixes, and its two passes."""
+    """Holds what a call fixes, and its two passes."""
 
     precision: str
     is_lstm: bool

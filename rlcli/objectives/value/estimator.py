@@ -365,7 +365,7 @@ class ValueEstimator(KeyedModule, ABC):
         return td
 
     def _count(self, values: Values, mask: Tensor | None) -> None:
-        """Which rows are approximated and which dropped, of those that the batch's own masks let through."""
+        """Count the rows that are approximated and dropped, of those that the batch's own masks let through."""
         dropped = None if values.valid is None else ~values.valid
         own = None if mask is None else mask.reshape(values.value.shape[:-1])
         self._rows = values.value[..., 0].numel() if own is None else own.sum()

@@ -22,15 +22,10 @@ from rlcli.transforms.delta_codec import next_or_rebuilt
 
 
 class Observations:
-    """What a value network reads of a batch ``[*B]``, `N` rows.
+    """What a value network reads of a batch `[*B]`, `N` rows, in `root` `[N, *shape]`.
 
-    Attributes
-    ----------
-    root : dict of key to Tensor ``[N, *shape]``
-    following : dict of key to Tensor, gather tensor or None
-        As the batch keeps them; None where it does not.
-    states : dict of key to Tensor ``[N, *shape]``
-        What a recurrent network reads where a sequence begins, as far as the batch has it.
+    `following`: a Tensor or gather tensor, as the batch keeps them; None where it does not.
+    `states` (`[N, *shape]`): what a recurrent network reads where a sequence begins, as far as the batch has it.
     """
 
     def __init__(self, td: TensorDictBase, keys: Sequence[Key], states: Sequence[Key] = ()) -> None:
@@ -75,7 +70,7 @@ class Observations:
         return {k: x.extra for k, x in self.following.items()}
 
     def may_hold_nan(self) -> bool:
-        """Whether an extra row holds NaN, or may, where the host must not ask."""
+        """Say whether an extra row holds NaN, or may, where the host must not ask."""
         extra = self.extra().values()
         return any(x.is_floating_point() and (not may_ask(x) or bool(x.sum().isnan())) for x in extra)
 
@@ -94,14 +89,7 @@ class Observations:
         return rows, unknown
 
     def picker(self, row: Tensor, following: Tensor) -> Picker:
-        """Observations picked by row: a row's own, or its next one.
-
-        Parameters
-        ----------
-        row : int64 Tensor ``[M]``
-        following : bool Tensor ``[M]``
-            The next observation of that row, not its own.
-        """
+        """Pick observations by row (int64 `[M]`): a row's own, or its next where `following` (bool `[M]`) is true."""
         if not self.kept:
             return Picker(self, self.root, row, torch.zeros_like(following), ~following)
         gather, count = self.common_gather(), self.shape.numel()
@@ -141,7 +129,7 @@ class Picker:
 
 
 def is_gathered(x: Any) -> bool:
-    """Whether `x` is a lazy gather tensor: value = (obs rows ++ extra rows)[index].
+    """Say whether `x` is a lazy gather tensor: value = (obs rows ++ extra rows)[index].
 
     Objectives do not import data, so the tensor is known by what it offers.
     """
