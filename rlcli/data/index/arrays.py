@@ -294,7 +294,7 @@ def _power(least: int) -> int:
 
 # ---- a saved state -------------------------------------------------------------------------------------------------
 def check_state(state: Any, lanes: int, slots: int | None = None) -> None:
-    """Refuse a state that is none of an index of so many lanes, and a side pool of `slots`: its numbers lead nowhere."""
+    """Refuse a state that is none of an index of so many lanes, and a side pool of `slots`: numbers lead nowhere."""
     _STATE(state)
     scalars, ends, runs, trajs = (state[name].numpy() for name in ("scalars", "lanes", "runs", "trajs"))
     between(state["scalars"], -1, MOST, "scalars")
