@@ -1,4 +1,4 @@
-"""What the command line does, as functions: `rlcli.train(...)` and its siblings.
+"""The command line's verbs as functions: `rlcli.train(...)` and its siblings.
 
 They leave their caller's process as they found it: torch's threads, and the global random streams of Python, numpy and
 torch.

@@ -155,7 +155,7 @@ class ResourceError(RlcliError):
 
 @contextlib.contextmanager
 def saying_memory() -> Iterator[None]:
-    """What ends this context because memory ran out says so, also where it was taken for something else on its way."""
+    """Make what ends this context because memory ran out say so, also where it was taken for something else."""
     try:
         yield
     except ResourceError:  # whoever raised it knew better what to lower

@@ -1,4 +1,4 @@
-"""What a file says, held to the types and ranges that its writer gives it, before anybody computes with it.
+"""Hold what a file says to the types and ranges that its writer gives it, before anybody computes with it.
 
     STAMP = record(size=whole(), digest=text(r"[0-9a-f]{32}"))
     held(STAMP, {"size": -1, "digest": "..."}, path)      DamagedDataError: ... (path): size: a whole number ...
@@ -110,7 +110,7 @@ def check_format(found: Mapping[str, Any], format: str, version: int, where: Pat
 
 # ---- checks --------------------------------------------------------------------------------------------------------
 def anything(_: Any) -> None:
-    """Whatever it is: somebody else looks at it."""
+    """Take anything: somebody else looks at it."""
 
 
 def whole(least: int = 0, most: int = MOST) -> Check:

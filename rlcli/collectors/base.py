@@ -1,4 +1,4 @@
-"""What all collectors share: iteration, hooks, delivery to a buffer, a background thread, shutdown."""
+"""Base of all collectors: iteration, hooks, delivery to a buffer, a background thread, shutdown."""
 
 from __future__ import annotations
 
@@ -435,7 +435,7 @@ class BaseCollector:
 
     @property
     def _several(self) -> bool:
-        """Whether a batch may be made into several pieces."""
+        """Say whether a batch may be made into several pieces."""
         return self.trajectories is not None
 
     def _warn_of_bounds(self) -> None:
@@ -528,7 +528,7 @@ class BaseCollector:
 
     @property
     def _hook(self) -> Callable[[TensorDictBase], Any] | None:
-        """What this process calls with each piece."""
+        """Return the function that this process calls with each piece."""
         return self._hooks[1] if self._calls_hooks else None
 
     # ---- in the background -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Whether what the env shows is finite, and within the bounds that it declares.
+"""Check that what the env shows is finite, and within the bounds that it declares.
 
 What a batch stores as the env gave it is looked at when the loop is over, whole columns at once.  What no stored column
 shows as it was is looked at in the loop, before a transform that clips or scales would hide it.

@@ -268,7 +268,7 @@ class Collector(BaseCollector):
             undo.pop_all()
 
     def _connect(self) -> None:
-        """What is stepped, put together from what the env is known to show."""
+        """Put together the parts that are stepped, from what the env is known to show."""
         s = self._stepping
         wired = wire(
             self.env, self._face, self._acting, self.placement, s,

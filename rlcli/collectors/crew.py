@@ -36,7 +36,7 @@ _FILES = 6  # that a worker takes of its parent, with its first batches
 
 
 class Order(NamedTuple):
-    """What a worker is to write into `batch`, from its lane `first` on.
+    """An order to a worker: to write into `batch`, from its lane `first` on.
 
     `steps`, `random_steps`: how many, and how many of them, the first, with random actions.
     """

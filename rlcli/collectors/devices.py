@@ -1,4 +1,4 @@
-"""Where each stage of collection runs, decided once.
+"""Devices of each stage of collection, decided once.
 
 Rows lie in host memory, so a batch is copied at most twice, and on one device never:
 

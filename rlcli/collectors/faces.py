@@ -1,4 +1,4 @@
-"""Which parts of a collector run on columns, which on TensorDicts, and why: what `rlcli show --components` prints."""
+"""Faces: which parts of a collector run on columns, which on TensorDicts, and why (`rlcli show --components`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LANES = "one stream per env, from the run's seed"
 
 @dataclass(frozen=True)
 class Face:
-    """How one `part` of a collector ("env", "transform", "policy" or "noise") runs, and why.
+    """The face that one `part` of a collector ("env", "transform", "policy" or "noise") runs through, and why.
 
     `name`: its class, or of a stage what it reads and writes.
     `runs`: on columns or TensorDicts, and when; of noise, whose stream it is drawn from.
@@ -52,7 +52,7 @@ def _env(env: EnvBase, engine: Engine) -> Face:
 
 
 def _odd_env(env: EnvBase) -> str:
-    """Why an env has no face of arrays; nothing where it has one."""
+    """Say why an env has no face of arrays; nothing where it has one."""
     lanes = getattr(env, "lanes", None)
     if isinstance(env, BatchedEnv) and lanes is None:
         inner = env.envs[0]

@@ -1,4 +1,4 @@
-"""When a batch's loop is over: end flags and trajectory ids, and the TensorDict that the consumer gets.
+"""Complete a batch when its loop is over: end flags and trajectory ids, and the TensorDict that the consumer gets.
 
 Flags and ids follow from the list of episode ends, once a batch; the loop does nothing for them. An id is unique over
 all workers of a run, also after a resume; ids are given out in (step, lane) order, as per-step bookkeeping would.
@@ -61,7 +61,7 @@ class TrajectoryPool:
 
 @dataclass
 class Seconds:
-    """Where the time of a timed batch went."""
+    """The time of a timed batch, by where it went."""
 
     env: float = 0.0
     policy: float = 0.0
@@ -85,7 +85,7 @@ class Ended(NamedTuple):
 
 @dataclass(frozen=True)
 class Filled:
-    """What the loop and the passes after it left of one batch.
+    """One batch as the loop and the passes after it left it.
 
     `columns`: key -> array `[N, T, *shape]`.
     `late`: key -> tensor `[N, T, *shape]`: what policy and env wrote that no column was made for, or in another dtype

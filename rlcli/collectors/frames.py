@@ -1,4 +1,4 @@
-"""How many steps a number of frames takes: whole steps of all envs, and a last batch that is cut.
+"""Count the steps that a number of frames takes: whole steps of all envs, and a last batch that is cut.
 
 Where workers have shares of their own, the last batch cuts the longest first.
 """

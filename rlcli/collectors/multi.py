@@ -165,7 +165,7 @@ class MultiProcessCollector(BaseCollector):
         )  # fmt: skip
 
     def _random_frames(self) -> int:
-        """How many are still to be taken with random actions."""
+        """Count the frames that are still to be taken with random actions."""
         return max(0, self.init_random_frames - self.frames)
 
     def _collected(

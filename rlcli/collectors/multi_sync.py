@@ -157,7 +157,7 @@ class MultiSyncCollector(MultiProcessCollector):
         return [self._in_order(batch)]
 
     def _rows_of(self, batch: TensorDictBase, dim: int = -1) -> TensorDictBase:
-        """What is not masked of a batch ``[B * P, T]``, end to end: of lanes, or (1) of workers along time."""
+        """Return what is not masked of a batch `[B * P, T]`, end to end: of lanes, or (1) of workers along time."""
         parts = [rows if dim == 1 else rows.reshape(-1) for _, rows in self._by_worker(batch, range(self.envs))]
         return _timed(torch.cat(parts, -1))  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""What workers wrote, put together: one `Filled` of all their lanes, from which the parent makes a batch.
+"""Put together what workers wrote: one `Filled` of all their lanes, from which the parent makes a batch.
 
 Where one took fewer steps than others, zeros follow its rows (as ids, -1), and its last row keeps its true successor:
 

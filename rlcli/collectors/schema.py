@@ -1,4 +1,4 @@
-"""What a batch holds, key by key: worked out once from the parts that write it, and read by all who need to know.
+"""The keys of a batch: worked out once from the parts that write it, and read by all who need to know.
 
 The engine allocates by it, assembly hands over by it, and a plan foretells by it what the ledger will find.  Which keys
 the consumer asked for (`Kept`) decides what of it is stored; what a row then holds in any mode says `RowSchema`.
@@ -79,7 +79,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class BatchSchema:
-    """What batches `[lanes, T]` of one collector hold.
+    """The schema of batches `[lanes, T]` of one collector.
 
     `mode`: how next observations are kept: `full`, `compact`, `exact` or `delta`.
     `kept`: which keys the consumer asked for; says it of keys that nobody declared, too.
@@ -251,7 +251,7 @@ def refuse_unknown(keys: Iterable[Key], names: Iterable[str]) -> None:
 # ---- rows of a collector, read off it with no row made ---------------------------------------------------------
 @dataclass(frozen=True)
 class RowSchema:
-    """What a row of a batch `[lanes, steps]` holds, whatever the mode.
+    """The schema of a row of a batch `[lanes, steps]`, whatever the mode.
 
     `fields`: keys that are stored in every mode.
     `copies`: keys under "next" that transforms write; `compact` drops them.

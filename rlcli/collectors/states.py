@@ -57,7 +57,7 @@ def no_place(key: Key, *, by_itself: bool = False) -> ArgumentError:
 
 # ---- the keys of one collector ---------------------------------------------------------------------------------------
 class States:
-    """Which keys a policy may carry, and who else writes them.
+    """The keys that a policy may carry, and who else writes them.
 
     `transforms`: of the env, but for those that `lanes` steps itself.
     `rows`: every key that has rows. `primed`: those of all primers.

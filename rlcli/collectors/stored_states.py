@@ -1,4 +1,4 @@
-"""Which rows of a batch keep a recurrent policy's state: its first ones, those after resets, every k-th of an episode.
+"""Rows that keep a recurrent policy's state: a batch's first ones, those after resets, every k-th of an episode.
 
 ```
 stride 3   lane 0   s0 .  .  s3 .  |s0 .  .     s: kept, the state that the step began with; |: a new episode
@@ -20,7 +20,7 @@ Kept = dict[Key, tuple[np.ndarray, np.ndarray]]  # places (t, lane), int64 [K, 2
 
 
 class StateClock:
-    """How long ago each lane's state was kept, from one batch to the next."""
+    """Counts how long ago each lane's state was kept, from one batch to the next."""
 
     def __init__(self, lanes: int, stride: int) -> None:
         self.stride, self.now = stride, 0

@@ -1,4 +1,4 @@
-"""How weights get from what is trained to what acts: published whole, adopted where a leg of a rollout begins.
+"""Bring weights from what is trained to what acts: published whole, adopted where a leg of a rollout begins.
 
 A publication is one version of one or all models: checked against what acts, then copied, every tensor of it, into
 memory of its own, so that the trainer may go on in the memory it was made from.  It waits here, in one place; a newer
@@ -29,7 +29,7 @@ SWAPS = ("rollout", "step")
 
 
 class Publication(NamedTuple):
-    """What was published, in memory that only the publication holds: nobody writes to it.
+    """Published weights, in memory that only the publication holds: nobody writes to it.
 
     `version`: of the policy.
     `models`: of each model that it speaks of, its tensors by name, in the dtypes and on the devices where they will act

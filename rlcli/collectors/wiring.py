@@ -48,7 +48,7 @@ EnvMaker = EnvBase | Callable[[], EnvBase] | str
 
 @dataclass(frozen=True)
 class Wired:
-    """What one collector steps.
+    """The parts that one collector steps.
 
     `env`: with all of its transforms.
     `lanes`: the env's array face, which steps the inner ones of `transforms` itself where one of them has no columns;

@@ -54,7 +54,7 @@ def signs_of(workers: int) -> Schema:
 
 @dataclass(frozen=True)
 class Sent:
-    """What a worker is made of.
+    """The things that a worker is made of.
 
     `stepping`: `Stepping.pickled()`.
     `hooks`: the pickled pair of what is called before each batch, and with each batch.
@@ -71,7 +71,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Part:
-    """What one worker says of the rows that it has written: `Filled`, less the columns in shared memory.
+    """One worker's account of the rows that it has written: `Filled`, less the columns in shared memory.
 
     `lanes`, `steps`: of each lane, the steps that were taken: fewer than asked for where a batch ends with an episode.
     `keys`: columns, in order. `columns`: those that do not lie in shared memory, `[N, T, *]`.

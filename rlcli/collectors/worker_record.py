@@ -1,4 +1,4 @@
-"""What is known of a worker process that collects, where it is not: for its parent, for reports and checkpoints."""
+"""Records of worker processes that collect, for their parent, for reports and checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a file may say before Hydra reads it: plain values under plain keys, never anything that runs.
+"""Guard what a file may say before Hydra reads it: plain values under plain keys, never anything that runs.
 
 Hydra and OmegaConf can import modules (`_target_`, callbacks, logging formatters), read the environment
 (`oc.env`) and call functions in values; YAML can build objects by tag and grow without bound by aliases.

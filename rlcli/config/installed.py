@@ -1,4 +1,4 @@
-"""What this machine has, without importing torch: ids of envs, optional packages, accelerators."""
+"""Ask what this machine has, without importing torch: ids of envs, optional packages, accelerators."""
 
 from __future__ import annotations
 

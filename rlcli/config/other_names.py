@@ -1,4 +1,4 @@
-"""What other libraries call our keys: SB3, CleanRL, torchrl, RLlib and their kin. Only for what to type instead.
+"""Names of our keys in other libraries, SB3, CleanRL, torchrl, RLlib and their kin: only for what to type instead.
 
 A name that means the same is renamed; one that counts something else is converted with the values that the rest of
 the command gives. No name in here is accepted as a key.

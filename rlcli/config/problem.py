@@ -20,7 +20,7 @@ READ_AS_OTHER = {"null", "true", "false", "inf", "nan"}  # words that are no tex
 
 
 class Problem(NamedTuple):
-    """What is wrong, what to type instead, and in which file (none: the command line).
+    """A mistake: what is wrong, what to type instead, and in which file (none: the command line).
 
     `only_here` marks what this machine lacks: such a configuration can be looked at, but not run.
     """

@@ -1,4 +1,4 @@
-"""What a run's folder says of the run, each file held to its form: what was asked for, its settings, how it ended.
+"""Files in a run's folder, each held to its form: what was asked for, its settings, how it ended.
 
 A file is written whole or not at all: what a crash or a full disk leaves is the old one.
 """

@@ -16,7 +16,7 @@ from rlcli.config.schemas import VERBS
 
 
 class Unread(NamedTuple):
-    """Why nothing reads an option: whose choice it is, which choice in words, and those with which it is read."""
+    """The reason why nothing reads an option: whose choice it is, which in words, and those with which it is read."""
 
     by: str
     where: str

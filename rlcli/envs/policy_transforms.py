@@ -1,4 +1,4 @@
-"""What a policy needs of its env: a marker of first steps, and a place for the state that it hands to its next step.
+"""Give an env what a policy needs: a marker of first steps, and a place for the state for its next step.
 
 Found from specs, so that what an env below has already is not added again. `policy=` of every env and a collector's
 `auto_register_policy_transforms` ask here.

@@ -59,7 +59,7 @@ class BatchedEnv(EnvBase):
 
     @property
     def infos(self) -> dict[tuple[int, int], dict[str, float]]:
-        """What `info` held of the envs whose episode the last step ended, by `(0, env)`."""
+        """Return what `info` held of the envs whose episode the last step ended, by `(0, env)`."""
         return getattr(self.inner, "infos", {})
 
     @property
@@ -73,7 +73,7 @@ class BatchedEnv(EnvBase):
 
     @property
     def bounds(self) -> Bounds | None:
-        """What all envs look at their observations with, where they are stepped one by one and have one such."""
+        """Return the one thing that all envs look at their observations with, where they are stepped one by one."""
         return self.inner.bounds if isinstance(self.inner, Stacked) else None
 
     def _set_seed(self, seed: int) -> None:

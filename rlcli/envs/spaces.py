@@ -1,4 +1,4 @@
-"""What an env may show and take, as a gymnasium space and as a spec: from either to what the other side reads.
+"""Convert what an env may show and take, as a gymnasium space or a spec, to what the other side reads.
 
 Dtypes are kept: a uint8 image stays uint8.
 """

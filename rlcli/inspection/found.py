@@ -1,4 +1,4 @@
-"""What is in a folder of frames, a buffer or a checkpoint, gathered batch by batch in constant memory.
+"""Gather what is in a folder of frames, a buffer or a checkpoint, batch by batch in constant memory.
 
 `KeyFacts`, `Trajectories` and `Steps` take one batch after another and keep sums and a few rows; `Inspection` is what
 came of it.
@@ -225,7 +225,7 @@ def _value(x: Tensor) -> Any:
 
 @dataclass
 class Inspection:
-    """What was found in a folder of `kind` "collected frames", "buffer" or "checkpoint".
+    """The findings in a folder of `kind` "collected frames", "buffer" or "checkpoint".
 
     `about`: what the folder says of itself.
     `frames`, `stored`, `full`: rows; bytes of tensors; bytes if next observations were stored in full.

@@ -308,7 +308,7 @@ _STATE = record(
 
 
 class Found(NamedTuple):
-    """Where a collecting run stands.
+    """The point at which a collecting run stands.
 
     `segments`: what is acknowledged; None before the first commit.
     `first`: segments before the state.

@@ -1,4 +1,4 @@
-"""What `env.mode=auto` comes to for a new run: envs one by one, by an engine of theirs, or in processes.
+"""Settle `env.mode=auto` for a new run: envs one by one, by an engine of theirs, or in processes.
 
 And `collector.num_workers=auto`, which follows from the cores.
 

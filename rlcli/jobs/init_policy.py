@@ -31,7 +31,7 @@ from rlcli.transforms import RunningNorm, by_name
 
 
 class InitPolicy(NamedTuple):
-    """What a run began with.
+    """The policy that a run began with.
 
     `path`: of the checkpoint.
     `state`: what that holds.

@@ -154,7 +154,7 @@ _COUNT = text(r"\d{1,6}")
 
 @dataclass(frozen=True)
 class Changes:
-    """What differs since a state was saved, `frames` into the run.
+    """The differences since a state was saved, `frames` into the run.
 
     `harmless`, `breaking`: key -> (was, now).
     `versions`: what the run computes with now.

@@ -1,5 +1,4 @@
-"""How loops are compiled: by numba, at their first call, cached beside the source or in the user's cache
-folder.
+"""Compile loops by numba, at their first call, cached beside the source or in the user's cache folder.
 
 Import a module that uses this inside the function that needs it: numba takes half a second to load.
 """

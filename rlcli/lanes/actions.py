@@ -1,4 +1,4 @@
-"""How an action looks in the loop, in the stored column, and to the environment.
+"""Forms of an action: in the loop, in the stored column, and to the environment.
 
 | space | in the loop | stored | the env gets |
 |---|---|---|---|

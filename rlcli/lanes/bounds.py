@@ -1,4 +1,4 @@
-"""What an env showed outside the bounds that it declares: refused at the first, or counted, with the worst kept.
+"""Refuse what an env shows outside the bounds that it declares at the first, or count it and keep the worst.
 
 Only bounds that say something are looked at: finite ones, tighter than the dtype's own.  A uint8 image in 0..255 has
 none and costs nothing.  Not for Discrete observations: an index out of range has no one-hot vector, so writing one is
@@ -134,7 +134,7 @@ class Worst:
 
 
 class Bounds:
-    """What the observations of some lanes must stay within, and what was found outside.
+    """The bounds that observations of some lanes must stay within, and what was found outside.
 
     `intervals`: observation key -> Interval; those that say nothing are left out.
     `mode`: at an observation outside, raise ("refuse"), go on and count it ("count"), or do not look ("ignore").

@@ -1,4 +1,4 @@
-"""What may go wrong while an env is built, as our sentences, and what the building must not leave behind.
+"""Build an env: tell what goes wrong in our sentences, and undo what the building must not leave behind.
 
 Unknown ids get suggestions, missing packages name the extra to install; torch's default dtype is put back, and what C
 libraries print is swallowed.

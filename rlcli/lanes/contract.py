@@ -12,7 +12,7 @@ from rlcli.lanes.observations import BadValue
 
 
 class Book(Protocol):
-    """What sentences are written from: some lanes, and their episodes (`Lanes`)."""
+    """The facts that sentences are written from: some lanes, and their episodes (`Lanes`)."""
 
     name: str
     n: int
@@ -54,7 +54,7 @@ def _past_place(lanes: Book, lane: int, t: int, ends: Sequence[tuple]) -> str:
 
 @dataclass(frozen=True)
 class BatchStart:
-    """Where the lanes stood when a batch began: from it and the batch's ends, any row of the batch has its place.
+    """The lanes' places when a batch began: from them and the batch's ends, any row of the batch has its place.
 
     `clock`: steps of the run before the batch.
     `ages` and `episodes`: of each lane: steps in its episode, and that episode's index.

@@ -1,4 +1,4 @@
-"""Which vector engine can be used, and through which face; `auto` and `env.mode=native` decide here.
+"""Choose the vector engine, and its face, that can be used; `auto` and `env.mode=native` decide here.
 
 The contract wants a finished lane reset in the same step while the other lanes stand still.  An engine offers that in
 one of these ways, and an engine that offers none is refused:
@@ -112,7 +112,7 @@ def engine_of(vector: VectorEnv) -> Engine:
 
 
 def _fault(engine: MaskedEngine, mode: AutoresetMode) -> str | None:
-    """Why an engine's masked resets cannot be used; None where the probes found no fault."""
+    """Say why an engine's masked resets cannot be used; None where the probes found no fault."""
     if not engine.spares_other_lanes():
         return (
             "reset(options={'reset_mask': mask}) changed envs outside the mask, so it cannot reset one env while the "

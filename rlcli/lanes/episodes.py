@@ -15,7 +15,7 @@ _MASK = (1 << _BITS) - 1
 
 
 class Episodes:
-    """Which episode each of n lanes is in, since when, with which seed, and when it is to be cut.
+    """The episode that each of n lanes is in, since when, with which seed, and when it is to be cut.
 
     `limits`: steps after which each lane's own episodes are truncated, none by default; kept as `own_limits`, whatever
     `limit_frames` says.

@@ -1,4 +1,4 @@
-"""What the collector's loop talks to: N envs stepped together, straight into preallocated rows.
+"""Lanes, which the collector's loop talks to: N envs stepped together, straight into preallocated rows.
 
 A `Lanes` object knows nothing of TensorDicts, policies or batches beyond the rows it was bound to: `rows[key][t]` is an
 array `[N, *shape]`, row t+1 receives the true successors of step t.  What steps gave beside observations is an
@@ -32,7 +32,7 @@ _WHOLE = 2.0**24  # beyond it float32 no longer holds every whole number
 
 @dataclass
 class Outcome:
-    """What one batch of steps gave beside observations.
+    """The things that one batch of steps gave beside observations.
 
     `rewards`: as the envs returned them, in (t, lane) order, `T * N` of them.
     `reward_rows` (float64 `[N]`): in their place, one a step, where an engine returned them together, ours to keep.

@@ -1,4 +1,4 @@
-"""How a gymnasium env is made, as a value that another process can follow; `configured` is that of a configuration."""
+"""Recipes of gymnasium envs, which another process can follow; `configured` is that of a configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where each part of an observation goes: the leaves of a gymnasium space, and how one is written into a row.
+"""Places of the parts of an observation: the leaves of a gymnasium space, and how one is written into a row.
 
 A leaf is written by `row[lane] = value` after its type, shape and dtype were compared with the space: numpy would
 otherwise broadcast, cast or wrap without a word. What differs is taken where the declared dtype holds the values;

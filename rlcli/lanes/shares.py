@@ -1,4 +1,4 @@
-"""How lanes are shared out over processes."""
+"""Share lanes out over processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What no pickle of an env maker carries to a worker: names that this program registered, the key of its Managers.
+"""Tell a worker what no pickle of an env maker carries: names that this program registered, the key of its Managers.
 
 A script that registers an env and trains it in workers has no package that those could import.
 """
@@ -23,7 +23,7 @@ _BY_THEMSELVES = ("gymnasium.", "ale_py.", "minigrid.")  # packages whose ids ev
 
 @dataclass(frozen=True)
 class Told:
-    """What `told` found.
+    """The facts that `told` found.
 
     `authkey`: by which proxies of a `multiprocessing.Manager` know each other.
     `packages`: named by `--import`.

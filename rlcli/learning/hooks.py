@@ -1,4 +1,4 @@
-"""What hangs on a training loop: the clock of its stages, evaluations, reports with their ledger lines, checkpoints."""
+"""Hooks of a training loop: the clock of its stages, evaluations, reports with their ledger lines, checkpoints."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIMED_EVERY = 16  # one batch in so many is timed step by step, to divide the co
 
 
 class Followed(Protocol):
-    """What hooks ask of a loop.
+    """The face of a loop that hooks ask.
 
     `report_every`: frames between reports, each of which is a line of metrics.
     """
@@ -37,7 +37,7 @@ class Followed(Protocol):
 
 
 class Unreported(NamedTuple):
-    """What a batch, or one worker's share of it, says to the report: `reward` and `done` `[N, T, 1]`.
+    """A batch's message to the report, or one worker's share of it: `reward` and `done` `[N, T, 1]`.
 
     `lanes`: see `Delivered`. `ends`: the frames of the run at each end in it, and that.
     """

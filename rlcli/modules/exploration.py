@@ -1,4 +1,4 @@
-"""How actions are taken from a policy: by its distribution's draw or mode, uniformly, or uniformly now and then.
+"""Take actions from a policy: by its distribution's draw or mode, uniformly, or uniformly now and then.
 
 The setting is tensordict's interaction type under the field's name; a collector reads it when it binds a
 policy, not at every step.

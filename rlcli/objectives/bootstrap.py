@@ -1,4 +1,4 @@
-"""What losses that learn from stored steps share: columns of the next state, discounts, weights, priorities, targets.
+"""Losses that learn from stored steps: columns of the next state, discounts, weights, priorities, targets.
 
 Reads `("next", reward)`, `("next", terminated)` or else `("next", done)`, and where they are there `steps_to_next_obs`
 (the reward is that of so many steps), `priority_weight` and masks. Writes the priority of every row. Target networks
@@ -288,7 +288,7 @@ class HardUpdate(TargetUpdate):
 
 
 def _difference(sources: list[Tensor], targets: list[Tensor]) -> str:
-    """Why tensors of two networks are no pairs."""
+    """Say why tensors of two networks are no pairs."""
     if len(sources) != len(targets):
         return f"{len(sources)} tensors are trained, and {len(targets)} are to follow"
     pairs = ((tuple(x.shape), tuple(y.shape)) for x, y in zip(sources, targets, strict=True))

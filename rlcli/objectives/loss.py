@@ -1,4 +1,4 @@
-"""What every loss is: keys in, `loss_*` terms and diagnostics out, over the rows that masks let through.
+"""Base of all losses: keys in, `loss_*` terms and diagnostics out, over the rows that masks let through.
 
 A loss names the keys that it reads; that list is what a collector stores and a buffer must hold. It runs no optimizer.
 """

@@ -57,7 +57,7 @@ def over_sequences(network: nn.Module) -> AbstractContextManager[None]:
 
 
 class Watched(Generic[T]):
-    """What `find` found out about a module, found out again where its layers or hooks have changed since."""
+    """Holds what `find` found out about a module, found again where its layers or hooks have changed since."""
 
     def __init__(self, module: nn.Module, find: Callable[[Any], T]) -> None:
         self.module, self._find = module, find

@@ -1,4 +1,4 @@
-"""What envs take, measured on some that are made for it: in this process, in an evaluation, in processes of their own.
+"""Measure what envs take on some that are made for it: in this process, in an evaluation, in processes of their own.
 
 A plan asks before there is anything, a run that is about to begin beside what it has made.
 """
@@ -32,7 +32,7 @@ MANY, MOMENT, SPARE, SMALL = 16384, 0.5, 64 << 20, 1 << 20
 
 @dataclass(frozen=True)
 class Envs:
-    """What envs need, as measured, in bytes.
+    """The memory that envs need, as measured, in bytes.
 
     `each`: one more env in this process, once it was reset; `at_reset`: of them, what it takes only then.
     `workers`: the processes that step the envs, with their envs, and what they are forked from; `worker`: of them, each

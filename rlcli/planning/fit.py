@@ -1,4 +1,4 @@
-"""What fits where, and what to choose: bytes in RAM, on the disk and a GPU, what each memory mode would take."""
+"""Say what fits where, and what to choose: bytes in RAM, on the disk and a GPU, what each memory mode would take."""
 
 from __future__ import annotations
 
@@ -306,7 +306,7 @@ def modes_of(
 
 
 def _against(rows: RowSchema, mode: Mode, full: Mode) -> str:
-    """Why this mode is a bad choice for these rows."""
+    """Say why this mode is a bad choice for these rows."""
     if mode.name == "full" or not rows.successors:
         return ""
     if (mode.buffer or mode.bytes) >= (full.buffer or full.bytes):

@@ -1,4 +1,4 @@
-"""What a run needs, from its collector's schema and its networks, whether they were made to run or to be looked at.
+"""Foresee a run's needs from its collector's schema and its networks, made to run or to be looked at.
 
 What stages hold for a moment is counted by running loss and estimator themselves, on tensors without memory: whatever
 the estimator does (two calls, one pass, shifted, chunks, an actor for V-trace) is counted because it is what runs.
@@ -64,7 +64,7 @@ WORKING, WORKING_TO_COLLECT = 10 << 20, 3 << 20
 
 @dataclass(frozen=True)
 class Peak:
-    """What a stage ("values" or "update") holds for a moment, on top of what stays.
+    """The memory that a stage ("values" or "update") holds for a moment, on top of what stays.
 
     `bytes`: at its peak; `kept`: of them in blocks that the process keeps after the stage.
     `rows`: of one call of the network.
@@ -84,7 +84,7 @@ class Peak:
 
 
 class Held(NamedTuple):
-    """What a stage holds; the fields are those of `Peak`."""
+    """The memory that a stage holds; the fields are those of `Peak`."""
 
     peak: int
     kept: int

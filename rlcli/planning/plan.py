@@ -1,4 +1,4 @@
-"""What a run will need, before it runs: the ledger it will show, what its process holds beside it, and what fits where.
+"""The plan of a run: the ledger it will show, what its process holds beside it, and what fits where.
 
 Plain values, a policy's layers among them; `rlcli.jobs.plan` works them out and `view` prints them.
 """
@@ -19,7 +19,7 @@ from rlcli.report.ledger import Entry
 
 @dataclass(frozen=True)
 class Mode:
-    """What one way to keep the next observation takes, in bytes.
+    """The memory that one way to keep the next observation takes, in bytes.
 
     `per_frame`: of a frame, all keys together; `next_obs`: of them for next observations.
     `bytes`: of one batch; `buffer`: of the full buffer, 0 without one.

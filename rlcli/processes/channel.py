@@ -1,4 +1,4 @@
-"""What a parent and a worker say to each other: orders and answers, with or without a pickled body, over a socket pair.
+"""Orders and answers between a parent and a worker, with or without a pickled body, over a socket pair.
 
 ```
 kind 1 byte | turn 8 bytes | length 8 bytes | body

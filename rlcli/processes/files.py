@@ -1,4 +1,4 @@
-"""How many files this process may have open: what processes share takes a descriptor or two each."""
+"""Raise the number of files that this process may open: what processes share takes a descriptor or two each."""
 
 from __future__ import annotations
 

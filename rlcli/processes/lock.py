@@ -1,4 +1,4 @@
-"""Who writes a file: one process at a time, and never a forked child beside its parent.
+"""Lock a file for one process at a time, and never for a forked child beside its parent.
 
 The kernel drops a lock when the process that holds it ends, in whatever way. A forked child shares what its parent has
 open, locks too, which would outlive the parent: so it closes its copy at once.

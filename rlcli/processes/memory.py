@@ -1,4 +1,4 @@
-"""What the whole process holds and what is free, as the operating system says it, and how bytes are spelled."""
+"""Ask the operating system what the whole process holds and what is free; spell bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether worker processes run at all: each counts up a number in shared memory, some times a second.
+"""Watch whether worker processes run at all: each counts up a number in shared memory, some times a second.
 
 One that was stopped does not, nor one with code that keeps Python's lock. What hangs otherwise can be interrupted in
 its own process.

@@ -1,4 +1,4 @@
-"""How often workers may be replaced: a few times now and then, not for ever."""
+"""Limit how often workers may be replaced: a few times now and then, not for ever."""
 
 from __future__ import annotations
 

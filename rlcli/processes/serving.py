@@ -1,4 +1,4 @@
-"""What a worker does with its parent's orders, and the form in which what it raises goes back."""
+"""Serve a parent's orders in a worker; and the form in which what it raises goes back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the seconds go: a clock whose named, nested stages add up to the wall time exactly.
+"""A clock of where the seconds go, whose named, nested stages add up to the wall time exactly.
 
 Every nanosecond since the start is charged to the innermost open stage, so nothing is counted twice and
 nothing is lost: what no stage claims is "other". Integers, not floats, so that "exactly" needs no tolerance.

@@ -1,4 +1,4 @@
-"""Who compiles, and when: kernels by numba, losses by `torch.compile`. Both happen inside the first call of something.
+"""Follow who compiles, and when: numba kernels, losses by `torch.compile`, both within the first call of something.
 
 Each version of rlcli compiles its kernels once and finds them in numba's cache from then on; `optim.compile` compiles
 in every process.

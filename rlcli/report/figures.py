@@ -1,4 +1,4 @@
-"""How figures, sentences and tables are laid out for people.
+"""Lay figures, sentences and tables out for people.
 
 Bytes, rates, durations, a sparkline; lines of at most `WIDTH` columns; tables, on a terminal or as Markdown.
 """

@@ -1,4 +1,4 @@
-"""What a run holds: the ledger, the process, its device and the value stage, beside what the plan said of them.
+"""The memory of a run: the ledger, the process, its device and the value stage, beside what the plan said of them.
 
 It measures, and spells the figures for a view, for metrics.jsonl and for the summary.
 """
@@ -42,7 +42,7 @@ class Watched:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the plan said of the process, in bytes; None where there is no such thing, or it could not be counted.
+    """The plan's figures for the process, in bytes; None where there is no such thing, or it could not be counted.
 
     `total`: at its peak; `imported`: of them after the imports, before anything was made.
     `values`: what the value stage holds for a moment.

@@ -1,4 +1,4 @@
-"""What is held for a moment on top of what stays: counted operation by operation, or asked of who gave the memory.
+"""Measure what is held for a moment on top of what stays: operation by operation, or as told by who gave the memory.
 
 `LiveBytes` counts what a block of code makes, on the meta device too: that is how a peak is known before a run.
 `LargestPeak` measures a stage at its largest batch, `DevicePeaks` every stage on a device, `ProcessPeak` a whole run.

@@ -1,4 +1,4 @@
-"""What the training loop talks to, so that it holds no logging code: one call a batch.
+"""Reporter, which the training loop talks to so that it holds no logging code: one call a batch.
 
     with Reporter(facts, folder=run.path) as reporter:
         reporter.start("threads 1 (auto)")
@@ -42,7 +42,7 @@ LEDGER_EVERY = 1.0  # seconds between two readings of the ledger; the first and 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a run before it starts: its `title` is the recipe's name, or the verb.
+    """The facts of a run that are known before it starts: its `title` is the recipe's name, or the verb.
 
     `obs_keys`: the observations of the batch, for the ledger.
     `next_obs`: "full", "compact", "exact" or "delta".

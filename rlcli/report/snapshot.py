@@ -1,4 +1,4 @@
-"""What a view shows at one moment, in plain values, and what every view can do with it."""
+"""A snapshot of what a view shows at one moment, in plain values, and what every view can do with it."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def shown(learned: Mapping[str, SupportsFloat]) -> dict[str, float]:
 
 
 class View:
-    """What the reporter asks of a view; it asks `due` first, so that nothing is gathered in vain.
+    """The face of a view that the reporter asks, `due` first, so that nothing is gathered in vain.
 
     This one shows nothing (`console: off`). `redraws` says whether a state is drawn over the last one, and so may be
     shown at any time.

@@ -1,4 +1,4 @@
-"""What a run has shown so far: frames, returns and lengths of episodes, rows at boundaries, the last update's figures.
+"""Tally a run so far: frames, returns and lengths of episodes, rows at boundaries, the last update's figures.
 
 It only counts, and is what of a report a checkpoint keeps. Time and memory are measured elsewhere, and what is made of
 it all the reporter says.

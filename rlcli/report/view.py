@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: a view for a terminal (`live`), plain lines for pipes and schedulers, or none.
+"""Show a run while it goes on: a view for a terminal (`live`), plain lines for pipes and schedulers, or none.
 
 Plain lines are ASCII without escape codes, at most `WIDTH` columns, one an interval; now and then the rest of what the
 live view shows follows.

@@ -15,7 +15,7 @@ LINES = 4  # at most, of all workers together: of more than have room on them, o
 
 
 class Worker(Protocol):
-    """What is read of one worker, which collected `frames` so far, those of batches that are passed over among them.
+    """The readings of one worker, which collected `frames` so far, those of batches that are passed over among them.
 
     `lag`: publications that its last batch was behind; None where there is no such thing.
     `restarts`, `lost_frames`, `cause`: how often it was replaced, how many frames that has lost, and why the last time.

@@ -25,7 +25,7 @@ _HOLDER = record(pid=whole(1, 1 << 31), host=text(), started=number(0), since=te
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds, or held, a lock. `started` tells a process from a later one with the same pid."""
+    """The process that holds, or held, a lock. `started` tells it from a later one with the same pid."""
 
     pid: int
     host: str
@@ -93,7 +93,7 @@ class RunLock:
 
 
 def read_holder(folder: Path | str) -> Holder | None:
-    """Who the lock's text names, dead or alive; None where it names nobody."""
+    """Return who the lock's text names, dead or alive; None where it names nobody."""
     try:
         found = read_json(Path(folder) / LOCK)
         _HOLDER(found)

@@ -1,4 +1,4 @@
-"""What a run was made with: package versions, machine, git commit and diff; nothing is imported for it.
+"""Record what a run was made with: package versions, machine, git commit and diff; nothing is imported for it.
 
 `surroundings` is the part of it that a checkpoint keeps and a resume compares: what may decide bits, and a few names
 that only help a person to understand a difference. Which of them matter, `decides_bits` says.

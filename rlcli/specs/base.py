@@ -1,4 +1,4 @@
-"""What every spec can do: shape, dtype, device, and the reshapes that keep a value whole; and the specs of numbers.
+"""Base of all specs: shape, dtype, device, and the reshapes that keep a value whole; and the specs of numbers.
 
 A spec is a value: every method returns a new one. Numbers are any of a dtype (`Unbounded`), or those between two
 bounds (`Bounded`).
@@ -135,7 +135,7 @@ class TensorSpec:
         return copy.copy(self)
 
     def _details(self) -> tuple:
-        """What sets specs of one class apart besides shape, dtype and device: `(name, value)` pairs."""
+        """Return what sets specs of one class apart besides shape, dtype and device: `(name, value)` pairs."""
         return ()
 
     def __eq__(self, other: object) -> bool:

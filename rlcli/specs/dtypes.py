@@ -1,4 +1,4 @@
-"""What a dtype is called, which numbers it holds, and which dtype of the other library has the same ones."""
+"""Names of dtypes, the numbers that each holds, and the dtype of the other library that has the same ones."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ class Transform(nn.Module):
 
     @property
     def _changed(self) -> list[str]:
-        """What the user's classes, or this object, override of what rlcli's class has for the TensorDict face."""
+        """Name what the user's classes, or this object, override of what rlcli's class has for the TensorDict face."""
         kinds = type(self).__mro__
         ours = next(place for place, kind in enumerate(kinds) if is_ours(kind))
         methods = {
@@ -305,7 +305,7 @@ class Transform(nn.Module):
         return list(zip(self.in_keys, self.out_keys, strict=True))
 
     def _row_pairs(self, rows: Rows) -> list[tuple[Sequence[np.ndarray], Sequence[np.ndarray]]]:
-        """What `bind` is given, as the rows to read and the rows to write of each pair."""
+        """Return what `bind` is given, as the rows to read and the rows to write of each pair."""
         return [(rows.get((RAW, source), rows[source]), rows[target]) for source, target in self.pairs()]
 
     def _added(self, spec: Composite, key: Key, leaf: TensorSpec, argument: str) -> Composite:

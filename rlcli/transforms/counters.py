@@ -1,4 +1,4 @@
-"""What an episode has come to, step by step: whether it has just begun, how many steps it has, what it has returned.
+"""Follow an episode step by step: whether it has just begun, how many steps it has, what it has returned.
 
 Each begins anew at resets.  On whole columns the value of row 0 comes from the batch before (`Carry`).
 """

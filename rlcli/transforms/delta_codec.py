@@ -1,4 +1,4 @@
-"""What changed in one step, in fewer bytes than the next observation itself: one codec per kind of key.
+"""Keep what changed in one step, in fewer bytes than the next observation itself: one codec per kind of key.
 
 ```
 float16, bfloat16   next - obs, rounded once                    floats

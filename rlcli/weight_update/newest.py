@@ -1,4 +1,4 @@
-"""Where the newest versions of several models lie: those of one publication are all seen from one instant on.
+"""Words that say where the newest versions of several models lie: of one publication all are seen at one instant.
 
 ```
 count   publications so far

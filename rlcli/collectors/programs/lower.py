@@ -138,7 +138,7 @@ def _lowered(
 
 
 def _whole(program: TensorDictProgram, whole: bool, tried: Any) -> str:
-    """Why a policy is not to be taken apart, whatever it is made of; nothing where it may be."""
+    """Say why a policy is not to be taken apart, whatever it is made of; nothing where it may be."""
     if whole:
         return "the env is stepped on tensordicts, and is given all that it writes, or its states begin at other than 0"
     if tried is None:
@@ -152,7 +152,7 @@ def _whole(program: TensorDictProgram, whole: bool, tried: Any) -> str:
 
 
 def _no_step(stages: Sequence[Stage], states: Sequence[Key]) -> str:
-    """Why the states that it writes do not all go from rows to the next ones; nothing where they do, or there are none.
+    """Say why the states that it writes do not all go from rows to the next ones; nothing where they do, or none is.
 
     `states` are those that a call of it wrote.
     """

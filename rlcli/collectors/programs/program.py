@@ -1,4 +1,4 @@
-"""What the collector's loop asks of a policy, and two things beside: no policy, and the random stream of unknown ones.
+"""Programs: policies as the collector's loop calls them, with no policy, and the random stream of unknown ones.
 
 A policy or an env on tensordicts may draw from torch's global stream. While a batch is collected that stream is
 replaced by the collector's own (`TorchStream`), and put back afterwards: what is drawn depends on the collector's seed,

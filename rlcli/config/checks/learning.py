@@ -1,4 +1,4 @@
-"""What is learned: options of values, loss and optimizer that do not fit the loss, or each other."""
+"""Checks of what is learned: options of values, loss and optimizer that do not fit the loss, or each other."""
 
 from __future__ import annotations
 

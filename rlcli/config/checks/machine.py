@@ -1,4 +1,4 @@
-"""What this machine has: the env that is named, the packages that choices need, the devices."""
+"""Checks of what this machine has: the env that is named, the packages that choices need, the devices."""
 
 from __future__ import annotations
 

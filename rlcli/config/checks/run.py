@@ -1,4 +1,4 @@
-"""What a run is made with: its policy, arguments for parts of a user's, and its folder."""
+"""Checks of what a run is made with: its policy, arguments for parts of a user's, and its folder."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from rlcli.typed import anything, flag, listed, mapping, record, some, whole
 
 @dataclass(frozen=True)
 class SavedParts:
-    """What of a buffer is saved; whoever calls holds the buffer's lock."""
+    """The parts of a buffer that are saved; whoever calls holds the buffer's lock."""
 
     ring: Any
     sampler: Sampler

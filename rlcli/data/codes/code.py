@@ -1,4 +1,4 @@
-"""How the values of one key are packed, the record that the codes of a row share, and which keys are worth it.
+"""Codes: how the values of a key are packed, the record that the codes of a row share, and which keys are worth it.
 
 ```
 record   | bits: those of four, of two, flags | one-hot: index | narrow: low bytes | ...      uint8 [W] a row
@@ -48,7 +48,7 @@ class Code:
 
 
 class Record(NamedTuple):
-    """Where codes lie in a record.
+    """Places of codes in a record.
 
     `width`: bytes.
     `table` (int64 array ``[C, 6]``): `rlcli.kernels.codes`.

@@ -116,7 +116,7 @@ class Leftovers(NamedTuple):
         return [*self.segments, *self.states]
 
     def proof(self) -> str | None:
-        """Why these were acknowledged by a commit that the journal no longer knows; None where nothing says so."""
+        """Say why these were acknowledged by a commit that the journal no longer knows; None where nothing says so."""
         if not self.states:
             return None
         first = number_of(self.states[0])
@@ -148,7 +148,7 @@ def need_journal(folder: Path) -> None:
 
 
 def missing_of_run(folder: Path, frames: int) -> str | None:
-    """Why `frames` are fewer than the run whose frames are in this folder had saved; None where they are not."""
+    """Say why `frames` are fewer than the run whose frames are in this folder had saved; None where they are not."""
     run = folder.absolute().parent
     ours = folder.name == SEGMENTS and read_run_file(run, SUMMARY).get("verb") == "collect"
     saved = saved_frames(run) if ours else 0

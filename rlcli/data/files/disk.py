@@ -23,7 +23,7 @@ _READ = 1 << 20
 
 
 class Stamp(NamedTuple):
-    """What a file must be: its size in bytes and its checksum (BLAKE2b, 128 bits, hex)."""
+    """The size in bytes that a file must have, and its checksum (BLAKE2b, 128 bits, hex)."""
 
     size: int
     digest: str
@@ -34,7 +34,7 @@ class Stamp(NamedTuple):
         return cls(by["size"], by["digest"])
 
     def unlike(self, found: Stamp) -> str | None:
-        """Why a file with another stamp is not the one that was written; None where it is."""
+        """Say why a file with another stamp is not the one that was written; None where it is."""
         if found.size != self.size:
             return f"it has {found.size} bytes, {self.size} were written"
         return None if found.digest == self.digest else "its bytes were altered"
@@ -279,7 +279,7 @@ def _pieces(path: Path) -> Iterable[bytes]:
 
 
 def shortage(path: Path, needed: int = 0) -> tuple[str, str]:
-    """Why a file system took no more, and what to do about it: it has run out of bytes, or of files.
+    """Say why a file system took no more, and what to do about it: it has run out of bytes, or of files.
 
     `path`: what was to be written; it need not exist.
     `needed`: bytes that were to be written, where they are known.

@@ -28,7 +28,7 @@ Record = dict[str, Any]
 
 
 class Scan(NamedTuple):
-    """What an existing journal holds.
+    """The content of an existing journal.
 
     `offsets`: where each record starts: 8 bytes a record is all that is kept in memory.
     `end`, `torn`: bytes up to the last whole record, and of a torn one after it; `digest`: of the last whole one.

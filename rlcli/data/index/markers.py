@@ -1,4 +1,4 @@
-"""Which keys of a batch say where trajectories begin and end."""
+"""Keys of a batch that say where trajectories begin and end."""
 
 from __future__ import annotations
 

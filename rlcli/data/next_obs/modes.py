@@ -1,4 +1,4 @@
-"""What `memory.next_obs` says of a batch: how its next observations are built, or read off afterwards.
+"""Modes of `memory.next_obs`: how a batch's next observations are built, or read off afterwards.
 
 ```
 lane 0   a0 a1 a2|b0 b1‖       the true next of a2 is a', lane 0 goes on after b1 from the carrier

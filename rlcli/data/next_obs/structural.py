@@ -1,4 +1,4 @@
-"""What a shape operation on lazy rows does to their index: features ride along untouched.
+"""Apply shape operations to the index of lazy rows: features ride along untouched.
 
     rows  [*B, *F] = pool[index [*B]]        rows.transpose(0, 1) = pool[index.transpose(0, 1)]
 

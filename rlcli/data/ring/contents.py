@@ -1,4 +1,4 @@
-"""What a ring holds once it is laid out: rows, their index and what lies beside them; and how any of it is read.
+"""Contents of a ring once it is laid out: rows, their index and what lies beside them; and how any of it is read.
 
 ```
 row     observation   action   ("next", "reward") ...    in the storage, packed by codes; of stacks the newest frame

@@ -1,4 +1,4 @@
-"""What the first batch of a ring decides for all later ones, as a value: found in the batch, or in a saved state."""
+"""Layout of a ring: what the first batch decides for all later ones, found in the batch, or in a saved state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlcli.typed import Misfit, anything, choice, flag, listed, mapping, record,
 
 @dataclass(frozen=True)
 class Layout:
-    """What all batches of a ring have in common.
+    """The things that all batches of a ring have in common.
 
     `fields`: of batches and of what is read; empty in a ring that nothing was written to.
     `lane_shape`: the batch dims before time, as they arrive; empty in a flat storage.

@@ -33,7 +33,7 @@ Alike = Callable[..., bool]
 
 
 class Form:
-    """What batches like this one, of plain tensors, have in common, their batch size apart.
+    """The form of batches like this one, of plain tensors, their batch size apart.
 
     `keys`: of the tensors, in the order in which `tensors` gives them: those of outer dicts first.
     """

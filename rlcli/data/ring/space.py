@@ -1,4 +1,4 @@
-"""Where steps lie in a ring of rows: arithmetic on numbers, which knows no data.
+"""Places of steps in a ring of rows: arithmetic on numbers, which knows no data.
 
 ```
 steps 4, lanes 2    step      2        3    |    4        5          numbers never wrap, rows do

@@ -1,4 +1,4 @@
-"""Where the stretches of shifted stacks begin, lane by lane, and the frames that no stored row stands for.
+"""Heads: where the stretches of shifted stacks begin, lane by lane, and the frames that no stored row stands for.
 
 What stands in the arrays is said in `rlcli.kernels.stacks`; when a stretch begins is `FrameStacks`' affair.
 """

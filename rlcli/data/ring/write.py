@@ -1,4 +1,4 @@
-"""How contents of a ring change: a batch written after the newest step, single rows written over, all told apart anew.
+"""Change the contents of a ring: write a batch after the newest step, write over single rows, tell all apart anew.
 
 A batch of any form is checked, flattened, packed and stored key by key. `rlcli.data.ring.plans` repeats in one pass
 what this has done for a batch of the same form; this one is the judge of what is right. Everything that may fail comes

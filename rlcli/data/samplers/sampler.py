@@ -1,4 +1,4 @@
-"""What every sampler offers: which rows come next, from a random stream of its own; and the plainest of them.
+"""Base of all samplers: which rows come next, from a random stream of its own; and the plainest of them.
 
 A sampler chooses rows and never reads them; the buffer reads what was chosen, once.
 """

@@ -1,4 +1,4 @@
-"""What of a storage on disk is committed: the journal beside its segments, read and added to.
+"""Commits of a storage on disk: the journal beside its segments, read and added to.
 
 ```
 journal.jsonl     header: format, version, capacity, ndim, rows a segment, fields
@@ -58,7 +58,7 @@ _FIX = "Restore it from a copy, or load a dump."
 
 
 class Committed:
-    """What a journal says; `header` is empty where a crash came before it was written.
+    """A journal's account of the storage; `header` is empty where a crash came before it was written.
 
     `first`, `to`: steps that were written and not given up, by number.
     `pieces`: segment number -> (version, list of Piece).
@@ -119,7 +119,7 @@ class Committed:
                 raise Misfit(f"segment {segment} has rows {ends}, and steps {self.first} to {self.to} are stored")
 
     def _lost(self, folder: Path) -> str | None:
-        """Why commits are missing at the journal's end: a commit takes the state before it away when it has ended."""
+        """Say why commits are missing at the journal's end: a commit takes the state before it away once it ended."""
         after = [path for path in states(folder) if number_of(path) >= self.next]
         if after and (number_of(after[-1]) > self.next or (self.state and not self._has_state(folder))):
             return f"{after[-1].name} is of a later commit than its last, record {self.next - 1}"

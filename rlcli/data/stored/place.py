@@ -1,4 +1,4 @@
-"""Where stored steps are: what a folder holds, by journals and manifests alone; and whether its files are as written.
+"""Find stored steps: what a folder holds, by journals and manifests alone; and whether its files are as written.
 
 ```
 RUN/data/journal.jsonl               collected frames, one segment a batch, and the newest states

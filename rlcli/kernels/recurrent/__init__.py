@@ -156,7 +156,7 @@ def _preferred(x: Tensor) -> tuple[str, ...]:
 
 
 def _refusal(name: str, x: Tensor, weights: Weights) -> str | None:
-    """Why a backend cannot serve, or None."""
+    """Say why a backend cannot serve, or None."""
     if name == "reference":
         return None
     if name != "scan" and torch.compiler.is_compiling():

@@ -1,4 +1,4 @@
-"""How many nodes a tree has: what it takes can be foretold without the compiler."""
+"""Count a tree's nodes: what it takes can be foretold without the compiler."""
 
 from __future__ import annotations
 

@@ -275,7 +275,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
     def _layers(
         self, below: Tensor, states: Sequence[Tensor], run: Callable[[Tensor, State, Weights], State]
     ) -> list[State]:
-        """What every layer hands on, given its part of the states `[*, L, H]` and the features of the one below."""
+        """Return what every layer hands on, given its part of the states `[*, L, H]` and features of the one below."""
         found = []
         for layer, weights in enumerate(self.weights()):
             found.append(run(below, tuple(s[:, layer] for s in states), weights))

@@ -1,4 +1,4 @@
-"""Where the rows of a batch lie in the sequences that a recurrent layer runs over.
+"""Lay the rows of a batch out in the sequences that a recurrent layer runs over.
 
 ```
 [B, T]      a0 a1 a2|b0 b1       as it is: trajectories begin inside of rows too; a row's first step goes on from the

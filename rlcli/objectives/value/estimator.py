@@ -1,4 +1,4 @@
-"""What every value estimator does around its formula: read the batch, evaluate the network, write the result.
+"""Base of all value estimators: read the batch, evaluate the network, apply the formula, write the result.
 
 Reads the network's in_keys at the root and under `next` (where kept), reward and end flags, and, when
 present, masks and trajectory ids. Writes `advantage`, `value_target`, `state_value` and, where a

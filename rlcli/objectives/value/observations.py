@@ -22,7 +22,7 @@ from rlcli.transforms.delta_codec import next_or_rebuilt
 
 
 class Observations:
-    """What a value network reads of a batch `[*B]`, `N` rows, in `root` `[N, *shape]`.
+    """The observations that a value network reads of a batch `[*B]`, `N` rows, in `root` `[N, *shape]`.
 
     `following`: a Tensor or gather tensor, as the batch keeps them; None where it does not.
     `states` (`[N, *shape]`): what a recurrent network reads where a sequence begins, as far as the batch has it.

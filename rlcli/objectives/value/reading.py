@@ -1,4 +1,4 @@
-"""What an estimator takes from a batch, and what it refuses: rewards, ends, masks and values that do not fit.
+"""Read a batch for an estimator, and refuse rewards, ends, masks and values that do not fit.
 
 Shapes and dtypes are looked at before anything is computed. Numbers are looked at on the CPU only: on a GPU it would
 wait for the device, and the update counts what is not finite there.
@@ -32,7 +32,7 @@ class Values(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """Where trajectories stop, bool `[*B]`."""
+    """The places where trajectories stop, bool `[*B]`."""
 
     terminated: Tensor
     cut: Tensor  # done, or the next row belongs to something else
@@ -44,7 +44,7 @@ class Ends(NamedTuple):
 
 
 class Read(NamedTuple):
-    """What a formula needs of a batch `[*B]`."""
+    """The columns that a formula needs of a batch `[*B]`."""
 
     reward: Tensor  # [*B, F]
     ends: Ends

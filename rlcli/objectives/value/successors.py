@@ -76,7 +76,7 @@ def _batch(x: Tensor, td: TensorDictBase) -> Tensor:
 
 # ---- one pass for all: slots ---------------------------------------------------------------------------------------
 class Slots(NamedTuple):
-    """Where the observations of rows `[R, T]` lie among `S` slots a row.
+    """The places of observations of rows `[R, T]` among `S` slots a row.
 
     ```
     T 6, budget 2, trajectories end at o2 (cut by time) and with the row; n is the true next observation of an end
