@@ -64,18 +64,12 @@ def from_0(name: str, value: Any, *, endless: bool = False) -> float:
 
 
 def read_json(path: Path | str) -> Any:
-    """Return what a JSON file says.
-
-    OSError: it cannot be read. Misfit: it is no regular file, too long, or no JSON.
-    """
+    """Return what a JSON file says; OSError: it cannot be read. Misfit: it is irregular, too long, or no JSON."""
     return parsed(read_bytes(path))
 
 
 def read_bytes(path: Path | str) -> bytes:
-    """Return the content of a file of text that is not long.
-
-    OSError: it cannot be read. Misfit: it is no regular file, or too long.
-    """
+    """Return the content of a short file of text; OSError: it cannot be read. Misfit: it is irregular, or too long."""
     with open(path, "rb", opener=_without_waiting) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise Misfit("it is no regular file")

@@ -281,10 +281,7 @@ class CollectorCrew:
             return index, order, part
 
     def settle(self, came: Callable[[int], Any] | None = None) -> list[tuple[int, Order, Part]]:
-        """Wait for all that was begun: what `next` would give, one after the other.
-
-        `came`: called after each with how many have come.
-        """
+        """Wait for all that was begun, as `next` would give it; `came` is called after each with how many came."""
         found: list[tuple[int, Order, Part]] = []
         errors: dict[int, Exception] = {}
         while self.outstanding():

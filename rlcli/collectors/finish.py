@@ -152,10 +152,7 @@ def fill_ids(out: np.ndarray, current: np.ndarray, resets: list[tuple[int, int]]
 
 
 def assemble(filled: Filled, *, batched: bool, delta: NextObservationDelta | None = None) -> TensorDict:
-    """One batch `[N, T]` (`[T]` for a single env), time last.
-
-    `delta`: what `delta` makes of the keys that it knows.
-    """
+    """Return one batch `[N, T]` (`[T]` for a single env), time last; `delta` gives the keys that it knows."""
     schema = filled.schema
     lanes, steps = shape = filled.shape
     root: dict = {}

@@ -146,10 +146,7 @@ class Stepping:
         self.next_obs_mode()
 
     def next_obs_mode(self, delta: bool = False) -> str:
-        """Return how next observations are kept: `full` unless something else is asked for.
-
-        `delta`: whether the env brings a `NextObservationDelta`.
-        """
+        """Return how next observations are kept; `delta`: whether the env brings a `NextObservationDelta`."""
         if delta:
             asked = "compact" if self.compact_obs else self.next_obs
             if asked not in (None, "delta"):

@@ -27,10 +27,7 @@ from rlcli.lanes.bounds import Worst, sentence
 
 
 class Outside:
-    """Observations outside their declared bounds, of all workers together, whichever processes they were.
-
-    `figures`: of an earlier one, to go on from.
-    """
+    """Observations outside their bounds, of all workers together; `figures`: of an earlier one, to go on from."""
 
     def __init__(self, figures: Mapping[str, Mapping[str, Any]] | None = None) -> None:
         self._found = {key: dict(entry) for key, entry in (figures or {}).items()}

@@ -49,10 +49,7 @@ class StateClock:
 
 
 class KeptStates(RowOp):
-    """Copies the rows that are kept while they go by; they live in scratch rows.
-
-    `rows`: key -> list of rows `[N, *shape]`, for the states.
-    """
+    """Copies the rows that are kept from the states' scratch rows (key -> list of rows `[N, *shape]`) as they go by."""
 
     def __init__(self, rows: dict[Key, list[np.ndarray]], clock: StateClock) -> None:
         self._rows, self._clock = list(rows.items()), clock

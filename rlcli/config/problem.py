@@ -47,10 +47,7 @@ def raise_all(problems: Iterable[Problem]) -> None:
 
 
 def nearest(word: str, names: Iterable[str], limit: int = 3) -> list[str]:
-    """Return at most `limit` of `names` close to a word, best first. A dotted name also matches by its last part.
-
-    So `lr` finds `optim.lr`.
-    """
+    """Return at most `limit` of `names` close to a word, best first; a last part matches too: `lr` finds `optim.lr`."""
     scores = {name: _likeness(word.lower(), name.lower()) for name in names}
     best = max(scores.values(), default=0.0)
     near = [name for name, score in scores.items() if score >= max(_NEAR, best - _CLOSE_CALL)]

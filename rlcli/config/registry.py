@@ -209,10 +209,7 @@ def part(kind: str, name: str) -> Part:
 
 
 def arguments(kind: str, options: Any) -> dict[str, Any]:
-    """Return what the chosen part of a kind is built with beside what all are: options that it `uses`, and `kwargs`.
-
-    `options`: the group of the configuration that chooses it: `cfg.sampler`.
-    """
+    """Return the options and `kwargs` that the part chosen by a group, `cfg.sampler`, has beside what all have."""
     prefix = f"{GROUPS[kind]}."
     own = [key.removeprefix(prefix) for key in part(kind, options.kind).uses if key.startswith(prefix)]
     return {name: getattr(options, name) for name in own if name != "kwargs"} | options.kwargs

@@ -188,10 +188,7 @@ def settings(cfg: Any) -> dict[str, Any]:
 
 
 def unknown_flag(schema: type, text: str, flags: Collection[str], facts: Mapping[str, Any] | None = None) -> Problem:
-    """The sentence for a flag that a verb has not, `--seed=3`: values are written without dashes.
-
-    `flags`: those that it has; none from Python.
-    """
+    """Return the sentence for a flag not among `flags`, those of the verb: values are written without dashes."""
     name, _, value = text.partition("=")
     hint = instead(schema, name, value, facts or facts_of(schema, (), {})) or did_you_mean(
         name, (*flags, *read_by(schema))

@@ -291,10 +291,7 @@ def _adopt(env: EnvBase, saved: Mapping[str, Any]) -> None:
 
 # ---- how long it takes -------------------------------------------------------------------------------------------
 class Pace:
-    """Watches `count` envs being made one after the other: how long it will take, and whether there is memory for them.
-
-    `key`: the configuration's name of that count.
-    """
+    """Watches `count` (said by `key`) envs being made in turn: how long it will take, and whether memory suffices."""
 
     def __init__(self, name: str, count: int, key: str = "env.num") -> None:
         self.name, self.count, self.key = name, count, key

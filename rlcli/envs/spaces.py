@@ -108,10 +108,7 @@ def action_format(spec, dims: int) -> ActionFormat:
 
 
 def drawn_alike(spec: TensorSpec, offered: ActionFormat, batch_size: Sequence[int]) -> ActionFormat | None:
-    """Return how actions of a spec (batch size in front) look, if an env that takes `offered` takes all of them.
-
-    None where it does not, or where lanes differ.
-    """
+    """Return the form of a spec's actions (batch dims first) if all fit `offered` and lanes are alike; else None."""
     (shape, dtype), dims = offered.stored, len(batch_size)
     if (spec.shape, spec.dtype) != ((*batch_size, *shape), torch_dtype(dtype)):
         return None

@@ -141,10 +141,7 @@ def _batches(collection: Collection, writer: SegmentWriter) -> None:
 
 
 class Collection:
-    """One run's env, policy, collector and reporter.
-
-    `resume_at`: frames of the state that is about to be loaded.
-    """
+    """One run's env, policy, collector and reporter; `resume_at`: frames of the state that is about to be loaded."""
 
     def __init__(
         self, cfg: CollectConfig, run: Run, stop: StopSignals, resume_at: int | None = None, first: First = NONE

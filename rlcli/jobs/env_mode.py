@@ -54,10 +54,7 @@ NONE = First()
 
 
 def settled(cfg: C) -> tuple[C, list[str], First]:
-    """Return the configuration with what `auto` came to, a line that says why, and the env that was tried for it.
-
-    Where nothing was left open, it is returned as it is.
-    """
+    """Return the configuration with what `auto` came to (else as it is), why in a line, and the env that was tried."""
     if (workers := len(shares(cfg))) and cfg.collector.num_workers == "auto" and cfg.collector.kind != "async":
         counted: Any = dataclasses.replace(cfg, collector=dataclasses.replace(cfg.collector, num_workers=workers))
         return counted, [], NONE

@@ -96,10 +96,7 @@ def go(learner: Learner) -> None:
 
 
 class Learner:
-    """One run's env, policy, collector, update, reporter and saver, with what its kind of run adds.
-
-    `resume_at`: frames of the checkpoint that is about to be loaded.
-    """
+    """One run's parts, with what its kind of run adds; `resume_at`: frames of the checkpoint that is to be loaded."""
 
     def __init__(
         self, cfg: Config, run: Run, stop: StopSignals, resume_at: int | None = None, first: First = NONE

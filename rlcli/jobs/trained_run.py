@@ -54,10 +54,7 @@ def load(path: str | PathLike[str]) -> TrainedPolicy:
 
 
 def trained(path: str | PathLike[str]) -> tuple[Checkpoint, Config]:
-    """Return the newest checkpoint of a training run, or the named one (`RUN:best`, `RUN:FRAMES`), and its config.
-
-    That is what its weights were trained with, whatever config.json says.
-    """
+    """Return the newest or the named checkpoint of a training run (`RUN:best`, `RUN:FRAMES`), and its own config."""
     kept = named(path)
     run = open_run(Path(path) if kept is None else kept.parents[1])
     if run.info.get("verb") != "train":

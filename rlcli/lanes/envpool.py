@@ -21,10 +21,7 @@ from rlcli.lanes.engine import Engine, take
 
 
 class EnvpoolEngine(Engine):
-    """A synchronous envpool of `env_id`, one of envpool's names (a leading `ALE/` is dropped).
-
-    `kwargs`: handed to `envpool.make_gymnasium`.
-    """
+    """A synchronous envpool of `env_id` (a leading `ALE/` is dropped); `kwargs` go to `envpool.make_gymnasium`."""
 
     def __init__(self, env_id: str, num: int, /, **kwargs: Any) -> None:
         if importlib.util.find_spec("envpool") is None:

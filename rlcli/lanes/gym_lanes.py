@@ -193,10 +193,7 @@ class GymLanes(ReplayableLanes):
         return new == again
 
     def _trace(self, drawn: Sequence[np.ndarray], episode: int) -> list[str]:
-        """Return what a seeded episode shows and pays under these actions; the env is left as it is then.
-
-        It is of the last lane: the first may have been tried before (`pace`).
-        """
+        """Return what a seeded episode of the last lane shows and pays; the first may have been tried (`pace`)."""
         send, lane = self.actions.sender(), self.n - 1
         env, seed = self.inner[lane], self.seed_of(lane, episode)
         self.ahead.pop(lane, None)

@@ -137,10 +137,7 @@ class NativeLanes(ReplayableLanes):
         return self._trace(drawn, 0) == self._trace(drawn, 1)
 
     def _trace(self, drawn: Sequence[np.ndarray], turn: int) -> list[list[str]]:
-        """Return what the first episode of each lane shows and pays, where it runs `turn` lanes further on.
-
-        Of the first lanes only, where there are very many.
-        """
+        """Return what each lane's first episode (of many, some) shows and pays, where it runs `turn` lanes on."""
         engine, n = self.engine, self.n
         seeds = [self.seed_of(lane, 0) for lane in range(n)]
         places = np.roll(np.arange(n), turn).argsort()[:LOOKED_AT]  # where each episode runs this time

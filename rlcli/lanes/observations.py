@@ -117,10 +117,7 @@ class BadValue(Exception):
 
 
 def as_array(value: Any, wanted: str) -> np.ndarray:
-    """Convert what an env gave to a plain numpy array, from lists, scalars and arrays of other libraries.
-
-    BadValue: it is none; `wanted` says what was expected.
-    """
+    """Convert what an env gave to a plain numpy array; BadValue: it is none (`wanted` says what was expected)."""
     if value.__class__ is np.ndarray:
         return value
     if isinstance(value, np.ndarray):
@@ -145,10 +142,7 @@ def number_of(value: Any) -> Any:
 
 
 def flag_of(name: str, value: Any) -> bool:
-    """Return what an env gave as `terminated` or `truncated`: a bool, or a number or array of no dims that is 0 or 1.
-
-    BadValue: it is another number, or none.
-    """
+    """Return an env's `terminated` or `truncated`, a bool or a single 0 or 1; BadValue: it is anything else."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
     found = number_of(value)

@@ -40,10 +40,7 @@ HEAVY = ("torch", "tensordict", "hydra", "rich")  # what a worker does without, 
 
 
 def fields(n: int, workers: int, schema: Schema, actions: ActionFormat) -> dict[Any, tuple[tuple[int, ...], np.dtype]]:
-    """Return what lies in the shared memory of `n` lanes: of each observation a row and one of first observations.
-
-    And what a step takes and gives.
-    """
+    """Return the shared memory of `n` lanes: observations, first ones, and what a step takes and gives."""
     bits = np.dtype(np.uint8)
     rows: dict[Any, tuple[tuple[int, ...], np.dtype]] = {
         (name, key): ((n, *shape), dtype) for key, (shape, dtype) in schema.items() for name in ("row", "first")

@@ -162,10 +162,7 @@ class LinearReward(gym.Wrapper, gym.utils.RecordConstructorArgs):
 
 
 class FireReset(gym.Wrapper, gym.utils.RecordConstructorArgs):
-    """Press FIRE after each reset, in an Atari game that has the button: some wait for it, and a greedy policy may not.
-
-    `env`: of ale-py, with its own actions.
-    """
+    """Press FIRE after each reset of an Atari game that has it: some wait for it, and a greedy policy may not fire."""
 
     def __init__(self, env: gym.Env) -> None:
         gym.utils.RecordConstructorArgs.__init__(self)

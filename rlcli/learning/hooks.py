@@ -23,10 +23,7 @@ TIMED_EVERY = 16  # one batch in so many is timed step by step, to divide the co
 
 
 class Followed(Protocol):
-    """The face of a loop that hooks ask.
-
-    `report_every`: frames between reports, each of which is a line of metrics.
-    """
+    """The face of a loop that hooks ask; `report_every`: frames between reports, each of which is a line of metrics."""
 
     collector: BaseCollector
     total_frames: int

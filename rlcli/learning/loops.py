@@ -72,10 +72,7 @@ class Loop(ABC):
 
     @abstractmethod
     def learn(self, delivered: Delivered, progress: float) -> TensorDictBase:
-        """Improve the parameters after a batch was collected; return what is to be reported, its rows the raw batch's.
-
-        `progress`: share of the run's frames that was done before it.
-        """
+        """Improve the parameters after a batch, at this share of the run (`progress`); return its rows to report."""
 
     def begin_with(self, rows: int) -> None:
         """The buffer holds so many rows before the first frame."""

@@ -146,10 +146,7 @@ _OPTIMIZER = "optimizer."
 
 
 class Guard:
-    """Counts the steps that moved nothing: `skipped` of the whole run, `in_a_row` since the last good step.
-
-    `limit`: so many in a row are an error.
-    """
+    """Counts steps that moved nothing: `skipped` of the whole run, and `in_a_row`, of which `limit` are an error."""
 
     def __init__(self, limit: int) -> None:
         if limit < 1:

@@ -109,10 +109,7 @@ class Update:
         self._means, self._skipped, self._passes = Means(), 0, 0
 
     def __call__(self, batch: TensorDictBase, fraction: float = 0.0) -> dict[str, float]:
-        """Improve the parameters on `batch [*B]`, and return `figures`.
-
-        `fraction`: share of the run's frames that is done, for the schedules.
-        """
+        """Improve the parameters on `batch [*B]`; return `figures`. `fraction`: share of the run that is done."""
         self.improve(batch, fraction)
         return self.figures()
 

@@ -46,10 +46,7 @@ POLICY_GAIN, VALUE_GAIN = 0.01, 1.0  # Huang et al. 2022, "The 37 implementation
 
 @dataclass(frozen=True)
 class Recurrence:
-    """A recurrent layer ("gru" or "lstm") behind the hidden ones; see `rlcli.modules.RecurrentModule` for `options`.
-
-    `size`, `layers`: units, and layers on top of each other.
-    """
+    """Recurrent layers ("gru" or "lstm") behind the hidden ones, of `size` units; `options`: see `RecurrentModule`."""
 
     kind: str = "gru"
     size: int = 64

@@ -73,10 +73,7 @@ class Watched(Generic[T]):
 
 
 class Tensors:
-    """Holds what modules hold: parameters, buffers and modules.
-
-    `parts`: each for itself, without those inside it.
-    """
+    """Holds what modules hold: parameters, buffers and modules (`parts`: each without those inside it)."""
 
     def __init__(self, parts: Iterable[nn.Module] = ()) -> None:
         tables: list[dict] = [x for part in parts for x in (part._modules, part._parameters, part._buffers)]

@@ -114,10 +114,7 @@ class SequenceActionValues:
         return [self.net.key]
 
     def __call__(self, columns: Columns, ends: Ends, burn_in: BurnIn | None = None) -> tuple[Tensor, Tensor]:
-        """Return values of the actions of every row, and of the observation after it, `[*B, n]` each.
-
-        The last of the batch dims of `columns` (`[*B, ...]`) is time.
-        """
+        """Return values `[*B, n]` of each row's actions, and of the observation after; the last batch dim is time."""
         columns, size = dict(columns), ends.cut.shape
         if not self.stored:
             begins = columns[IS_INIT].clone()

@@ -33,10 +33,7 @@ from rlcli.report.ledger import LEARNER, ROLLOUT
 
 
 def places_of(cfg: CollectConfig, plan: Plan, limit: int | None = None) -> list[Place]:
-    """RAM, the disk under the run folder, another under `storage.scratch_dir`, and every GPU that the run uses.
-
-    `limit`: bytes of RAM to make do with, whatever this machine has.
-    """
+    """Return RAM (`limit`: bytes of it), the disks of run folder and `storage.scratch_dir`, and every used GPU."""
     found = [Place("RAM", plan.total + plan.workers, *(free_memory() if limit is None else (limit, limit)))]
     folder, scratch, need = _existing(Path(cfg.run.dir or "runs")), _scratch_of(cfg), disk_need(cfg, plan)
     usage, rows = shutil.disk_usage(folder), 0

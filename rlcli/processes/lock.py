@@ -40,10 +40,7 @@ class ProcessLock:
 
 
 def hold(path: Path, text: str, mode: int = 0o600) -> ProcessLock:
-    """Hold a file from now on, made if it is not there, and write `text` to it: who holds it, for people.
-
-    BlockingIOError: somebody holds it, perhaps this process itself.
-    """
+    """Hold a file, made if need be, and write `text` to it: who holds it. BlockingIOError: somebody does already."""
     lock = ProcessLock(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode))
     try:
         os.ftruncate(lock.fd, 0)

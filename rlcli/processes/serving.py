@@ -13,10 +13,7 @@ ANSWER, FAILED = 254, 255  # kinds of answers; orders have the numbers from 1 up
 
 
 def serve(line: Line, orders: Callable[[int, bytes], Any]) -> None:
-    """Carry out `orders(kind, body)` in a worker until its parent closes the channel.
-
-    What is raised goes to the parent, with the text of its traceback.
-    """
+    """Carry out `orders(kind, body)` in a worker until its parent closes the channel; errors go there, traced."""
     while True:
         try:
             kind, turn, body = line.receive()

@@ -33,10 +33,7 @@ UNKNOWN = 255  # the status of a worker whose fork server was killed with it
 
 
 class Worker:
-    """A process that runs `target`, a function of a `Channel` by `module:name`; `channel` leads to it.
-
-    `preload`: modules that the fork server imports before it forks.
-    """
+    """A process that runs `target`, `module:name`, of its `channel`; the fork server imports `preload` before."""
 
     def __init__(self, target: str, *, start_method: str = "forkserver", preload: Sequence[str] = ()) -> None:
         if start_method not in METHODS:

@@ -56,10 +56,7 @@ _TERMS = {
 
 
 def write(folder: Path | str, summary: Mapping) -> None:
-    """Write summary.json and report.md, each whole or not at all.
-
-    If that fails, older reports in the folder stay as they were.
-    """
+    """Write summary.json and report.md, each whole or not at all: on failure older reports in the folder stay."""
     folder = Path(folder)
     contents = {SUMMARY: json.dumps(summary, indent=2, allow_nan=False) + "\n", REPORT: to_markdown(summary)}
     for path, text in ((folder / name, text) for name, text in contents.items()):

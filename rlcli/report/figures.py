@@ -102,10 +102,7 @@ WIDTH = 120
 
 
 def wrapped(text: str, indent: int = 2) -> str:
-    """Sentences over as many lines as they need; words, such as paths, stay whole, whatever their length.
-
-    `indent`: blanks before every line but the first.
-    """
+    """Wrap sentences, lines but the first indented by `indent`; words, such as paths, stay whole, however long."""
     wrapper = textwrap.TextWrapper(
         WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
     )

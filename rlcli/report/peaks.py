@@ -137,10 +137,7 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
 
 
 class LargestSaved:
-    """`SavedBytes` of the first minibatch, and then of each that has more rows than any before.
-
-    `bytes` (int or None): the most; None before the first.
-    """
+    """Measures `SavedBytes` of the first minibatch, then of each with more rows; `bytes` is the most, None at first."""
 
     def __init__(self) -> None:
         self.bytes: int | None = None

@@ -23,10 +23,7 @@ _UNKNOWN = -(1 << 62)  # the length of an episode whose first steps were not see
 
 
 class Episode(NamedTuple):
-    """One that ended, after `frames` of the run, in the sub-environment `env`; if not `terminated`, it was truncated.
-
-    `info`: what was kept of its last.
-    """
+    """One that ended after `frames` of the run in sub-environment `env`, `terminated` or truncated; its last `info`."""
 
     frames: int
     env: int

@@ -328,10 +328,7 @@ def resume_command(run: Run, *words: str, moved: str | None = None) -> str:
 
 
 def run_command(verb: str, run: Run, *more: str, moved: str | None = None) -> str:
-    """A verb on a run, typed in this directory, with the packages that the run's own names come from.
-
-    `moved`: where its folder will be by then.
-    """
+    """Return a verb on a run, typed here, with `--import` of the run's packages; `moved`: its folder by then."""
     path = Path(moved or run.path).absolute()
     here = Path.cwd()
     shown = str(path.relative_to(here) if path.is_relative_to(here) else path)

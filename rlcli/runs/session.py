@@ -214,10 +214,7 @@ def report_lost(reporter: Reporter, lanes: Sequence[int]) -> None:
 
 # ---- its checkpoints ----------------------------------------------------------------------------------------------
 def due(every: int, since: int, frames: int) -> bool:
-    """Say whether a multiple of `every` was reached after `since` frames and by `frames`, however long a batch is.
-
-    A checkpoint, an evaluation and a report are due so.
-    """
+    """Say whether a multiple of `every` was reached after `since` frames and by `frames`, whatever a batch's length."""
     return frames // every > since // every
 
 
@@ -296,10 +293,7 @@ class Saver:
             self._hold(frames)
 
     def stop_if_asked(self, frames: int, *, saved: bool = False) -> None:
-        """Raise StoppedSafely if asked to stop, all being saved: between batches, before the first and after the last.
-
-        `saved`: all is saved already.
-        """
+        """Save, if not `saved` already, and raise StoppedSafely if asked to stop; called between two batches."""
         if self.stop.requested:
             if not saved:
                 self.save(frames)

@@ -55,10 +55,7 @@ def kept_key(key: Key) -> tuple[str, ...]:
 
 
 def is_part(key: Key, held: Any) -> bool:
-    """Say whether what lies at `key` under `next` is part of a difference: an observation called so is at the root too.
-
-    `held`: all that there is beside it, from the root on.
-    """
+    """Say whether `key` under `next` is part of a difference: an observation so named would be `held` at the root."""
     parts = as_tuple(key)
     return len(parts) > 1 and parts[0] in PARTS and unravel(parts) not in held
 

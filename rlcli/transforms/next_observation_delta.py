@@ -359,10 +359,7 @@ def _dense(rows: Tensor, after: Tensor) -> Tensor:
 
 # ---- differences that their code cannot hold ----------------------------------------------------------------------
 def _kept_rows(key: Key, obs: Tensor, after: Tensor, coded: Coded, error: Tensor, batch_dims: int) -> Tensor:
-    """bool `[*B]`: rows that do not decode to their next observation.
-
-    `error` (Tensor ``[*B, *F]``): how far decoding is off.
-    """
+    """Return bool `[*B]`: rows that do not decode to their next observation, off by `error` `[*B, *F]`."""
     _check_finite(key, obs, after)
     wrong = ~torch.isfinite(error) if error.is_floating_point() else error != 0
     wrong = wrong | marked(coded)  # looks as if it had been kept

@@ -128,10 +128,7 @@ def check_apart(model_id: str, model: Any, others: Mapping[str, Any]) -> None:
 
 
 class ModelsReceiver:
-    """Adopts versions of several models; of those that were published together, all or none.
-
-    `newest`: of the senders; see `TransportBackend.join`.
-    """
+    """Adopts versions of several models, those published together at once; `newest`: see `TransportBackend.join`."""
 
     def __init__(self, newest: Newest) -> None:
         self._newest = newest

@@ -48,11 +48,7 @@ class Code:
 
 
 class Record(NamedTuple):
-    """Places of codes in a record.
-
-    `width`: bytes.
-    `table` (int64 array ``[C, 6]``): `rlcli.kernels.codes`.
-    """
+    """Places of codes in a record of `width` bytes; `table` (int64 `[C, 6]`): see `rlcli.kernels.codes`."""
 
     width: int
     table: np.ndarray

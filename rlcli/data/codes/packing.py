@@ -47,10 +47,7 @@ class _Plan(NamedTuple):
 
 
 class CodedRows:
-    """The rows that a ring gives, over a storage, which declares `stored`, that holds fewer bytes of them.
-
-    `fields`: of the rows, without what the ring itself leaves out.
-    """
+    """The rows that a ring gives (`fields`, less what it leaves out), over a storage of fewer bytes (`stored`)."""
 
     def __init__(self, fields: Mapping[Key, Field], codes: Sequence[Code]) -> None:
         self.fields, self.codes = dict(fields), tuple(codes)

@@ -73,10 +73,7 @@ def close_last(batch: TensorDictBase, lanes: Sequence[int]) -> None:
 
 
 def batch_of(tensors: dict[str, Tensor], record: Record, layout: Mapping[str, Any]) -> TensorDictBase:
-    """Return the batch that `tensors_of` took apart; Misfit: they are not the tensors of such a batch.
-
-    `layout`: `layout_of` the batch.
-    """
+    """Return the batch that `tensors_of` took apart, laid out by `layout_of`; Misfit: they are not its tensors."""
     check_tensors({name: (x.dtype, list(x.shape)) for name, x in tensors.items()}, record["batch_size"], layout)
     tensors = unfolded(expanded(tensors, layout, record["batch_size"]), layout)
     ends = tensors.pop(_ENDS, None)

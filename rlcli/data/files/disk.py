@@ -196,10 +196,7 @@ class Disk:
         self.sync_folder(new.parent)
 
     def set_aside(self, folder: Path, paths: Sequence[Path]) -> Path:
-        """Move files of a folder into a new one inside it, durably: nobody reads them there, and nothing is lost.
-
-        Return the folder, `aside-0001`, or with the next free number.
-        """
+        """Move files of a folder, durably, into a new one in it that nobody reads, `aside-0001` or the next."""
         taken = [
             int(path.name.removeprefix(ASIDE)) for path in folder.glob(f"{ASIDE}[0-9]*") if path.name[6:].isdigit()
         ]

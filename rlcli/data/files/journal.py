@@ -125,10 +125,7 @@ _LONGEST_HEADER = 1 << 26
 
 
 class Journal:
-    """A journal open for appending, by one process at a time.
-
-    It is made if it is not there; a torn tail is cut, with a warning.
-    """
+    """A journal open for appending, by one process at a time; made if it is missing, a torn tail cut with a warning."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self.path, self.disk, self._pid = path, disk, os.getpid()

@@ -202,10 +202,7 @@ ABOUT: dict[str, Check] = {
 
 
 class SavedRows:
-    """Rows in the files of a folder, whose checksums were compared; read a file at a time.
-
-    `about`: see `RowFiles.about`. `fields`: of the columns.
-    """
+    """Rows in the files of a folder (`RowFiles.about`), whose checksums were compared; read a file at a time."""
 
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
         self.path, self._lanes = path, about["lanes"]

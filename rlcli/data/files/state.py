@@ -155,10 +155,7 @@ def decode_state(content: bytes, where: str) -> dict[str, Any]:
 # ---- taking a state over -------------------------------------------------------------------------------------------
 @contextlib.contextmanager
 def loading_state(path: Path | str, said: tuple[str, str] = RUN) -> Iterator[None]:
-    """Say what goes wrong while the state in the file or folder `path` is taken over.
-
-    `said`: what is wrong, and what to do.
-    """
+    """Tell what goes wrong while the state in `path` is taken over: `said` is what is wrong, and what to do."""
     what, fix = said
     try:
         yield

@@ -84,10 +84,7 @@ def memory_of(tensor: Tensor) -> memoryview:
 
 
 class Entry(NamedTuple):
-    """Says what a header says of a tensor.
-
-    `start`: where in the file its bytes begin.
-    """
+    """A header's account of a tensor, whose bytes begin at `start` of the file."""
 
     dtype: torch.dtype
     shape: list[int]

@@ -226,10 +226,7 @@ def bytes_of(column: Tensor) -> Tensor:
 
 
 class Unfollowed:
-    """Counts the rows that the row below does not follow, until it warns, once.
-
-    `warned` (bool): the warning was given.
-    """
+    """Counts the rows that the row below does not follow, until it has `warned`, once."""
 
     def __init__(self) -> None:
         self.warned, self._rows, self._paired = False, 0, 0

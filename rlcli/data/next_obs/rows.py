@@ -222,10 +222,7 @@ class Rows(Tensor):
 
 
 def _for_a_process(rows: Rows) -> tuple:
-    """Return what goes to another process: memory that both share, of which `rows` keeps hold.
-
-    A gathered copy would not last until the other has it.
-    """
+    """Return memory that another process shares, held by `rows`: a gathered copy would not last until it has it."""
     rows.check()
     return _arrived, (rows.obs, rows.extra, rows.index, rows.sparse, rows.requires_grad)
 

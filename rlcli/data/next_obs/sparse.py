@@ -175,10 +175,7 @@ class SparseColumns:
         return next((key for key, column in self._held.items() if math.isnan(column.nothing)), None)
 
     def held_before(self, key: Key, numbers: np.ndarray, lanes: int, base: int) -> np.ndarray:
-        """Return steps from the last row of its lane that holds something to a row, int64 `[N]`; -1: none does.
-
-        `base`: the lowest number that is live.
-        """
+        """Return steps to a row from its lane's last one (`base` on) that holds something, int64 `[N]`; else -1."""
         from rlcli.kernels.index.read import marked_before  # loads the compiler, which takes half a second
 
         held, back = self._held[key].held, np.empty(len(numbers), np.int64)

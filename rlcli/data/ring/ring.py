@@ -211,10 +211,7 @@ class Ring:
 
     # ---- writing -----------------------------------------------------------------------------------------------
     def extend(self, batch: TensorDictBase) -> np.ndarray:
-        """Write a batch `[*, T]` after the newest step; return where its flattened rows lie, int64 `[rows]`.
-
-        If it does not fit what is stored, nothing is written.
-        """
+        """Write a batch `[*, T]` after the newest step, or nothing; return where its rows lie, int64 `[rows]`."""
         contents, lead = self.contents, batch.batch_size
         plan = self.plans.writes.get(lead)
         rows = None if plan is None else plan.write(contents, batch)

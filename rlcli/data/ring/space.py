@@ -19,11 +19,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class RingSpace:
-    """See the module.
-
-    `steps`: that the ring holds.
-    `lanes`: rows of a step.
-    """
+    """Places of rows in a ring of so many `steps` and `lanes`, the rows of a step: see the module."""
 
     steps: int
     lanes: int = 1

@@ -34,10 +34,7 @@ from rlcli.keys import Key, under_next
 def write(
     contents: Contents, given: Mapping[Key, Tensor], lead: torch.Size, sparse: Mapping[Key, Sparse]
 ) -> np.ndarray:  # fmt: skip
-    """Write a batch of this layout, time last; return where its rows lie, int64 `[rows]`.
-
-    `given` (`[*lead, *F]`): its columns. `sparse`: its sparse ones.
-    """
+    """Write a batch (`given` `[*lead, *F]`, time last, and `sparse`); return where its rows lie, int64 `[rows]`."""
     space, stacks = contents.space, contents.stacks
     count = lead.numel()
     length = count // space.lanes

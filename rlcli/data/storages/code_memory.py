@@ -44,10 +44,7 @@ class CodeMemory:
         return sum(piece.nbytes for piece in self._pieces)
 
     def reserve(self, codes: int, longest: int) -> None:
-        """Have the memory for so many codes more, each of this many bytes at most, until `settle`.
-
-        MemoryError: there is none; nothing has changed.
-        """
+        """Have memory for more codes, each of so many bytes at most, until `settle`; a MemoryError changes nothing."""
         here = (self.size - self.used) // longest
         missing = codes - here - len(self._free) * (self.size // longest)
         while missing > len(self._spare) * (self.size // longest):

@@ -191,10 +191,7 @@ class FrameColumn:
 
 
 class Backgrounds:
-    """Frames that many key frames are coded against: a lane gets another when its keys no longer look like its own.
-
-    `addresses`: of every background, by number.
-    """
+    """Frames that many key frames are coded against, at `addresses`; a lane gets another when keys look different."""
 
     def __init__(self, lanes: int) -> None:
         self.addresses = np.zeros(0, np.int64)

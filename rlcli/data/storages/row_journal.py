@@ -332,10 +332,7 @@ def check_same(header: Mapping[str, Any], path: Path, **wanted: int) -> None:
 
 
 def need_class(header: Mapping[str, Any], path: Path, name: str | None = None) -> None:
-    """Refuse to read files through another class than the one that wrote them, if that has a way of its own.
-
-    `name`: that of the class, if it has a way of its own.
-    """
+    """Refuse to read files through another class than wrote them, if that, by `name`, has a way of its own."""
     if (wrote := header.get("storage")) != name:
         raise ArgumentError(
             "these rows cannot be read so",

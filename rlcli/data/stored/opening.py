@@ -105,10 +105,7 @@ def _ended(ring: Ring, rows: np.ndarray) -> np.ndarray:
 
 
 def open_frames(path: Path, make: Callable[..., ReplayBuffer]) -> ReplayBuffer:
-    """A buffer over a folder of segments.
-
-    `make`: from storage and next_obs to an empty buffer.
-    """
+    """Return a buffer over a folder of segments; `make` gives an empty one from storage and next_obs."""
     segments = SegmentReader(path)
     segments.need_all()
     if not segments.frames:

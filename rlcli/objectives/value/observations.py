@@ -102,10 +102,7 @@ class Observations:
 
 
 class Picker:
-    """Picked observations, made a stretch at a time.
-
-    `known` (bool Tensor ``[M]`` or None): which of them were kept; None: all.
-    """
+    """Picked observations, made a stretch at a time; `known` (bool `[M]`): which were kept; None: all."""
 
     def __init__(
         self,

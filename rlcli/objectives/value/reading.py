@@ -183,10 +183,7 @@ def _one_a_row(td: TensorDictBase, key: Key, x: Tensor) -> None:
 
 
 def check_features(reward: Tensor, values: Values, names: tuple[Key, Key]) -> None:
-    """Refuse values whose shape is not the reward's: they would broadcast, and pair wrong steps.
-
-    `names`: of the reward and of the value.
-    """
+    """Refuse values whose shape is not the reward's (`names`): they would broadcast, and pair wrong steps."""
     for name, x in ((show(names[1]), values.value), (f"next {show(names[1])}", values.next_value)):
         if x.shape != reward.shape:
             raise ArgumentError(
