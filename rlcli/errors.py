@@ -191,7 +191,7 @@ class NumericsError(RlcliError):
 
 
 def unforeseen(error: Exception) -> RlcliError:
-    """The sentence for an error that is none of these."""
+    """Return the sentence for an error that is none of these."""
     what = f"unexpected error: {in_words(error)}"
     return RlcliError(what, where=_raised_at(error, installed=False) or None, fix="--debug shows the traceback.")
 

@@ -36,14 +36,14 @@ class Misfit(ValueError):
         self.why, self.place = why, place
 
     def inside(self, name: object) -> Misfit:
-        """The same, seen from the value that holds this one under a name."""
+        """Return the same, seen from the value that holds this one under a name."""
         return Misfit(self.why, f"{name}.{self.place}" if self.place else str(name))
 
 
 def held(
     check: Check, value: Any, where: Path | str, *, what: str = "a file is damaged", fix: str | None = None
 ) -> Any:
-    """A value that passes a check.
+    """Return a value that passes a check.
 
     `where`: the file that it was read from.
     `what` and `fix`: for the sentence.

@@ -116,7 +116,7 @@ def read(
 def looked_at(
     look: str, words: Sequence[str], usage: str, *names: str, **settings: Mapping[str, Any]
 ) -> argparse.Namespace | None:
-    """The words of a verb that looks at what another one would do: `verb`, `words` and its flags.
+    """Return the words of a verb that looks at what another one would do: `verb`, `words` and its flags.
 
     Without a verb `train` is meant, which most recipes are for. None as `read` gives it.
     """

@@ -119,7 +119,7 @@ _AGO = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 def _moment(text: str) -> datetime:
-    """A date, a time, or how long ago: argparse names the flag where it is none of these."""
+    """Return a date, a time, or how long ago: argparse names the flag where it is none of these."""
     if ago := re.fullmatch(r"(\d{1,6})([mhdw])", text):
         return datetime.now().astimezone() - timedelta(**{_AGO[ago[2]]: int(ago[1])})
     return datetime.fromisoformat(text).astimezone()
@@ -230,7 +230,7 @@ def means(runs: Iterable[Run], common: Container[str] = ()) -> Iterator[str]:
 
 
 def shared(runs: Sequence[Run]) -> set[str]:
-    """The overrides that all of these runs were given."""
+    """Return the overrides that all of these runs were given."""
     return set.intersection(*(set(_given(run)) for run in runs)) if runs else set()
 
 

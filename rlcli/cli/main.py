@@ -218,7 +218,7 @@ def _answering() -> contextlib.AbstractContextManager[Any]:
 
 
 def _take(words: list[str], flag: str, value_name: str) -> tuple[list[str], list[str]]:
-    """The values of a flag that may stand anywhere and be repeated, and the words that are left."""
+    """Return the values of a flag that may stand anywhere and be repeated, and the words that are left."""
     values, rest = [], []
     stream = iter(words)
     for word in stream:

@@ -146,7 +146,7 @@ class _Task:
 
 
 def _in_text(known: RlcliError, error: Exception) -> RlcliError:
-    """The sentence alone, and where it comes from as text: an error that was raised holds what its job held."""
+    """Return the sentence alone, and where it comes from as text: an error that was raised holds what its job held."""
     text = type(known)(known.what, where=known.where, why=known.why, fix=known.fix)
     text.add_note("".join(traceback.format_exception(error)).rstrip())  # what --debug shows
     return text

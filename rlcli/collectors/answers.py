@@ -94,7 +94,7 @@ class answering:  # used as `with answering(lanes):`
         return f"no answer for {waited:.0f} s ({where}): {why}"
 
     def what(self, innermost: FrameType | None) -> tuple[str, str]:
-        """The env, its lane and step; and the line of code that has not returned."""
+        """Return the env, its lane and step; and the line of code that has not returned."""
         lane: int | range | None = None
         during, frame = "the policy, or a transform", innermost
         while frame is not None:

@@ -319,7 +319,7 @@ class BaseCollector:
         return state if self.trajectories is None else state | {"trajectories": self.trajectories.state_dict()}
 
     def _state(self) -> dict[str, Any]:
-        """The part of `state_dict` that is of what steps the envs."""
+        """Return the part of `state_dict` that is of what steps the envs."""
         raise NotImplementedError
 
     def load_state_dict(self, state: dict[str, Any], *, replay: bool = True) -> list[int]:

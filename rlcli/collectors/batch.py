@@ -96,7 +96,7 @@ class Finals:
 
     @classmethod
     def of(cls, places: list[tuple[int, int]], values: dict[Key, np.ndarray]) -> Finals:
-        """Those that others have kept: `stacked` gives `values`."""
+        """Return those that others have kept: `stacked` gives `values`."""
         made = cls({})
         made.places, made._stacked = places, values
         return made
@@ -113,7 +113,7 @@ class Finals:
             self.values[key].append(rows[t + 1].take(lanes, 0))  # a list as an index takes six times as long
 
     def stacked(self) -> dict[Key, np.ndarray]:
-        """Key -> `[number of ends, *shape]`, in the order of `places`; for when the batch is over."""
+        """Return key -> `[number of ends, *shape]`, in the order of `places`; for when the batch is over."""
         if self._stacked is None:
             self._stacked = {key: np.concatenate(parts) for key, parts in self.values.items()} if self.places else {}
         return self._stacked

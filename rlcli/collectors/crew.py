@@ -143,15 +143,15 @@ class CollectorCrew:
 
     # ---- calls ---------------------------------------------------------------------------------------------------
     def each(self, name: str, arguments: Sequence[tuple], **settings: Any) -> list[Any]:
-        """A method of every worker, each with arguments of its own; what they give."""
+        """Call a method of every worker, each with arguments of its own; return what they give."""
         return self._ordered([packed((name, args, settings)) for args in arguments])
 
     def all(self, name: str, *args: Any, fd: int | None = None) -> list[Any]:
-        """The same method of every worker."""
+        """Call the same method of every worker."""
         return self._ordered([packed((name, args, {}))] * len(self.sent), fd)
 
     def call(self, name: str, *args: Any, **settings: Any) -> list[Any]:
-        """The same method of every worker's collector, or an attribute of it."""
+        """Call the same method of every worker's collector, or read an attribute of it."""
         return self._ordered([packed(("call", (name, *args), settings))] * len(self.sent))
 
     def _ordered(self, bodies: Sequence[bytes], fd: int | None = None, *, replaces: bool = False) -> list[Any]:
@@ -232,7 +232,7 @@ class CollectorCrew:
         return len(self._orders[index])
 
     def outstanding(self) -> list[Order]:
-        """The orders that have not come out of `next`."""
+        """Return the orders that have not come out of `next`."""
         self._pass_over_broken()
         return [order for orders in self._orders for order in orders]
 
@@ -255,7 +255,7 @@ class CollectorCrew:
         sent.update(weights)
 
     def next(self) -> tuple[int, Order, Part]:
-        """The worker that wrote a batch first, what it was to write, and what it says of it."""
+        """Return the worker that wrote a batch first, what it was to write, and what it says of it."""
         while True:
             try:
                 index, part = self.crew.first()

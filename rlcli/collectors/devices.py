@@ -55,7 +55,7 @@ def sync_function(device: torch.device | None) -> Callable[[], None]:
 
 
 def resolve(name: Device) -> torch.device | None:
-    """A device that exists, with its index where there may be several of its kind."""
+    """Return a device that exists, with its index where there may be several of its kind."""
     if name is None:
         return None
     try:
@@ -166,7 +166,7 @@ def place(
 
 # ---- the policy on its device ---------------------------------------------------------------------------------------
 def own_device(policy: Any) -> torch.device | None:
-    """The accelerator a policy lies on; None for the CPU, and for what has no tensors."""
+    """Return the accelerator a policy lies on; None for the CPU, and for what has no tensors."""
     if not isinstance(policy, nn.Module):
         return None
     places = {tensor.device for tensor in [*policy.parameters(), *policy.buffers()]}
@@ -177,7 +177,7 @@ def own_device(policy: Any) -> torch.device | None:
 
 
 def on_device(policy: Any, device: torch.device | None) -> tuple[Any, bool]:
-    """The policy with all its tensors on `device`, and whether that took a copy.
+    """Return the policy with all its tensors on `device`, and whether that took a copy.
 
     It is copied exactly when one of its parameters or buffers lies elsewhere; otherwise the very object is used.  A
     callable without parameters is never copied.
@@ -191,7 +191,7 @@ def on_device(policy: Any, device: torch.device | None) -> tuple[Any, bool]:
 
 
 def own_copy(policy: Any) -> Any:
-    """A copy of modules, or of a tuple of them, with tensors of its own, which nobody trains."""
+    """Return a copy of modules, or of a tuple of them, with tensors of its own, which nobody trains."""
     copied = copy.deepcopy(policy)
     for module in copied if isinstance(copied, tuple) else (copied,):
         module.requires_grad_(False)

@@ -86,7 +86,7 @@ def check_alike(about: Sequence[Mapping[str, Any]]) -> None:
 
 
 def divided(options: Mapping[str, Any], kind: type) -> tuple[dict[str, Any], Delivery]:
-    """Options of each worker's `Stepping`, and the parent's `Delivery`.
+    """Return the options of each worker's `Stepping`, and the parent's `Delivery`.
 
     `options`: what the constructor of `kind` has no parameter for.
     `kind`: of the collector.
@@ -113,7 +113,7 @@ def divided(options: Mapping[str, Any], kind: type) -> tuple[dict[str, Any], Del
 
 
 def of_worker(stepping: Mapping[str, Any], index: int, count: int, maker: Any) -> Stepping:
-    """The options of one worker."""
+    """Return the options of one worker."""
     own = dict(stepping)
     not_both(own.get("device"), own.get("devices"))
     for name in _EACH:

@@ -111,7 +111,7 @@ class Engine:
         self.fresh = np.ones(lanes.n, np.bool_)  # lanes whose row 0 was reset outside the loop
 
     def env_rows(self, rows: dict[Key, Any]) -> dict[Key, Any]:
-        """The rows that the env writes, under its own names."""
+        """Return the rows that the env writes, under its own names."""
         return {key: rows[name] for key, name in self.faces.env_keys.items()}
 
     def row_ops(self, rows: dict[Key, list[np.ndarray]], data: dict[Key, np.ndarray]) -> list[RowOp]:
@@ -335,16 +335,16 @@ class Engine:
                 batch.columns.data[key][:, :steps] = 0
 
     def memory_for(self, steps: int) -> Schema:
-        """Key -> (shape, dtype) of the arrays that a batch of so many steps is written to."""
+        """Return key -> (shape, dtype) of the arrays that a batch of so many steps is written to."""
         stored = {key for key in self.live if self.schema.delivers(key)}.difference(self.schema.sparse)
         return memory_for(steps, self.lanes.n, self.live, stored, self.schema.written(BATCH))
 
     def _make(self, steps: int) -> BoundBatch:
-        """New memory for a batch, with all that writes it bound to it."""
+        """Return new memory for a batch, with all that writes it bound to it."""
         return self.bind({key: np.empty(*kind) for key, kind in self.memory_for(steps).items()}, steps)
 
     def bind(self, data: dict[Key, np.ndarray], steps: int) -> BoundBatch:
-        """A batch on memory that is there, as `memory_for` says, with all that writes it bound to it."""
+        """Return a batch on memory that is there, as `memory_for` says, with all that writes it bound to it."""
         with torch.inference_mode(False):  # row tensors made in inference mode could not be trained on
             return self._bound(columns_on(data, steps, self.live, self.carrier))
 

@@ -37,7 +37,7 @@ class Face:
 
 
 def faces_of(env: EnvBase, engine: Engine) -> list[Face]:
-    """The faces of all parts: env, transforms from the innermost on, the policy's stages, noise."""
+    """Return the faces of all parts: env, transforms from the innermost on, the policy's stages, noise."""
     return [_env(env, engine), *_transforms(env, engine), *_policy(engine), *_noise(engine)]
 
 

@@ -12,12 +12,12 @@ AHEAD = 2  # batches that an asynchronous worker has been asked for and that wer
 
 
 def steps_of(frames: int, lanes: int) -> int:
-    """Steps per env for a number of frames, rounded up to whole steps of all `lanes` envs."""
+    """Return the steps per env for a number of frames, rounded up to whole steps of all `lanes` envs."""
     return -(-frames // lanes)
 
 
 def next_steps(frames_per_batch: int, total_frames: int, lanes: int, done: int) -> int:
-    """Steps of the next batch after `done` frames; 0 when the run is over.
+    """Return the steps of the next batch after `done` frames; 0 when the run is over.
 
     `total_frames` (-1: without end) is exact to one step of all envs: the last batch is cut.
     """

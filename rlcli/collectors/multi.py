@@ -178,7 +178,7 @@ class MultiProcessCollector(BaseCollector):
         lanes: range | None = None,
         gaps: Mapping[int, bool] = NO_GAPS,
     ) -> Collected:
-        """The batch of parts that lie in one memory; where they are shares of different lengths, with a mask."""
+        """Return the batch of parts that lie in one memory; where they are shares of different lengths, with a mask."""
         filled = merged(parts, memory)
         self._schema = filled.schema
         found, first = dict(gaps), 0 if lanes is None else lanes.start

@@ -64,7 +64,7 @@ def function(name: str, value: Any) -> Any:
 
 
 def _interaction(value: Any) -> InteractionType | None:
-    """An exploration type, by itself or by its name."""
+    """Return an exploration type, by itself or by its name."""
     if value is None or isinstance(value, InteractionType):
         return value
     names = [kind.name.lower() for kind in InteractionType]
@@ -170,7 +170,7 @@ class Stepping:
         return self.track_policy_version
 
     def make_policy(self) -> Any:
-        """The policy that was given in one way or the other; None for random actions."""
+        """Return the policy that was given in one way or the other; None for random actions."""
         policy = self.policy if self.policy_factory is None else self.policy_factory()
         return None if type(policy) is RandomPolicy and policy.action_spec is None else policy
 
@@ -198,7 +198,7 @@ class Stepping:
         return int(np.random.SeedSequence((seed, self.first_lane)).generate_state(1, np.uint64)[0])
 
     def pickled(self) -> bytes:
-        """The options as another process can take them: `pickle.loads` gives a `Stepping` of the same.
+        """Return the options as another process can take them: `pickle.loads` gives a `Stepping` of the same.
 
         What no module holds (lambdas, functions of `__main__`) goes by value; tensors in shared memory stay shared,
         but for those of modules.
@@ -214,7 +214,7 @@ class Stepping:
 
 
 def sent(name: str, value: Any) -> bytes:
-    """An option as another process can take it: `pickle.loads` gives the like."""
+    """Return an option as another process can take it: `pickle.loads` gives the like."""
     from rlcli.collectors.sharing import dumps
 
     try:

@@ -52,7 +52,7 @@ class Outside:
 
 
 def merged(parts: Sequence[Part], memory: Mapping[Key, np.ndarray]) -> Filled:
-    """The rows of workers as those of one collector of all their lanes, which took as many steps as any of them.
+    """Return the rows of workers as those of one collector of all their lanes, which took as many steps as any of them.
 
     `parts`: in the order of their lanes.
     `memory`: key -> array `[N, T, *]`: what all of them wrote to.
@@ -86,7 +86,7 @@ def merged(parts: Sequence[Part], memory: Mapping[Key, np.ndarray]) -> Filled:
 
 
 def _states(parts: Sequence[Part]) -> Kept:
-    """The states that all of them kept, in (lane, t) order."""
+    """Return the states that all of them kept, in (lane, t) order."""
     return {
         key: (
             np.concatenate([part.states[key][0] + (0, at) for part, at in _placed(parts)]),
@@ -97,7 +97,7 @@ def _states(parts: Sequence[Part]) -> Kept:
 
 
 def _longer(x: torch.Tensor, steps: int) -> torch.Tensor:
-    """A column `[N, t, *]` with zeros up to so many steps."""
+    """Return a column `[N, t, *]` with zeros up to so many steps."""
     return x if x.shape[1] == steps else torch.cat([x, x.new_zeros(len(x), steps - x.shape[1], *x.shape[2:])], 1)
 
 
@@ -147,7 +147,7 @@ def _finals(parts: Sequence[Part], steps: int) -> Finals:
 
 
 def _followed(part: Part, steps: int) -> tuple[list[tuple[int, int]], dict[Key, np.ndarray]]:
-    """The rows of a part that are not followed by their successors in a batch of so many steps, and those."""
+    """Return the rows of a part that are not followed by their successors in a batch of so many steps, and those."""
     if part.steps == steps:
         return part.places, {key: x for key, x in part.finals.items() if key in part.carrier}
     last = part.steps - 1

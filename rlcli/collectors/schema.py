@@ -102,7 +102,7 @@ class BatchSchema:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # and nothing cached
 
     def written(self, when: str) -> Schema:
-        """Key -> (shape, dtype) of the entries that are written then."""
+        """Return key -> (shape, dtype) of the entries that are written then."""
         return {entry.key: (entry.shape, entry.dtype) for entry in self.entries if entry.written == when}  # type: ignore[misc]
 
     @cached_property
@@ -139,7 +139,7 @@ class BatchSchema:
         return self.kept(key) if known is None else known
 
     def with_late(self, columns: Mapping[Key, torch.Tensor]) -> BatchSchema:
-        """The schema of batches that hold these columns, `[lanes, T, *shape]`, too; itself where it is."""
+        """Return the schema of batches that hold these columns, `[lanes, T, *shape]`, too; itself where it is."""
         known = {entry.key for entry in self.late}
         new = [
             Entry(key, tuple(column.shape[2:]), column.dtype, self.delivers(key), written=LATE)
@@ -149,7 +149,7 @@ class BatchSchema:
         return dataclasses.replace(self, late=(*self.late, *new)) if new else self
 
     def without_next(self, keys: Set[Key]) -> BatchSchema:
-        """The schema of batches in which these observations have no next value; itself where it is."""
+        """Return the schema of batches in which these observations have no next value; itself where it is."""
         if keys.isdisjoint(self.observations):
             return self
         entries = (dataclasses.replace(e, next_stored=e.next_stored and e.key not in keys) for e in self.entries)
@@ -197,7 +197,7 @@ def schema_of(
 
 
 def always(track_ids: bool = True, track_version: bool = True) -> Schema:
-    """Columns every batch may hold, beside observations and what the policy writes."""
+    """Return columns every batch may hold, beside observations and what the policy writes."""
     flag, number = ((1,), np.dtype(np.bool_)), ((), np.dtype(np.int64))
     columns: Schema = {REWARD: ((1,), np.dtype(np.float32)), TERMINATED: flag, TRUNCATED: flag, DONE: flag}
     columns |= {name: flag for name in END_FLAGS}
@@ -275,7 +275,7 @@ class RowSchema:
 
     @classmethod
     def of(cls, schema: BatchSchema, env: EnvBase, lanes: int, steps: int) -> RowSchema:
-        """The rows that a collector's `schema` says, of so many lanes of its `env`; it may itself have one."""
+        """Return the rows that a collector's `schema` says, of so many lanes of its `env`; it may itself have one."""
         full = dataclasses.replace(schema, mode="full")  # what a mode leaves out, `stored` says
         fields = {key: _field(entry) for key, entry in full.delivered.items() if key not in full.copies}
         copies = {key: _field(entry) for key, entry in full.copies.items()}
@@ -314,11 +314,11 @@ class RowSchema:
         return found
 
     def with_states(self) -> RowSchema:
-        """The same with a state in every row, as samples of a buffer have it."""
+        """Return the same with a state in every row, as samples of a buffer have it."""
         return dataclasses.replace(self, fields={**self.fields, **self.states}, states={})
 
     def overflows(self, mode: str) -> dict[Key, Field]:
-        """Columns for next observations that no difference can stand for, where a run keeps them."""
+        """Return columns for next observations that no difference can stand for, where a run keeps them."""
         if mode != "delta" or not self.keeps_overflows:
             return {}
         sources = {as_tuple(key)[1:]: field for key, field in self.successors.items()}
@@ -340,7 +340,7 @@ def _field(entry: Entry) -> Field:
 
 
 def _coded(key: tuple[str, ...], field: Field, wanted: torch.dtype) -> dict[Key, Field]:
-    """The difference of a next observation, or itself where that is smaller."""
+    """Return the difference of a next observation, or itself where that is smaller."""
     if not saves(math.prod(field.shape), field.dtype, wanted):
         return {under_next(key): field}
     nothing = field.empty(1).zero_()
@@ -350,7 +350,7 @@ def _coded(key: tuple[str, ...], field: Field, wanted: torch.dtype) -> dict[Key,
 
 
 def row_specs(env: EnvBase) -> dict[str, str]:
-    """Key -> its spec in words and without the batch dims, of observations and action.
+    """Return key -> its spec in words and without the batch dims, of observations and action.
 
     Kept with collected frames, and compared by who learns from them.
     """

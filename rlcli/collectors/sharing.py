@@ -44,7 +44,7 @@ class _Pickler(cloudpickle.Pickler):
 
 
 def _opened(place: tuple[int, int, int], dtype: torch.dtype, *form: Any) -> Tensor:
-    """The tensor, in the memory of the process that sent it."""
+    """Return the tensor, in the memory of the process that sent it."""
     pid, number, size = place
     fd = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR)
     try:

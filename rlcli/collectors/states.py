@@ -40,7 +40,7 @@ def refuse_lost_states(policy: Any, offered: Iterable[Key]) -> None:
 
 
 def no_place(key: Key, *, by_itself: bool = False) -> ArgumentError:
-    """The error for a recurrent policy whose state would be lost at every step."""
+    """Return the error for a recurrent policy whose state would be lost at every step."""
     if key in STEP_RESULTS:
         return ArgumentError(f"the policy writes next.{show(key)}", why="reward and end flags are the env's to write")
     name = repr(key)
@@ -96,7 +96,7 @@ class States:
             self.lanes.states = [key for key in states if key in self.lanes.schema]
 
     def held(self, states: Sequence[Key]) -> list[Key]:
-        """The keys whose rows go from step to step where nobody writes them."""
+        """Return the keys whose rows go from step to step where nobody writes them."""
         inside = self.lanes.states if isinstance(self.lanes, TensorDictLanes) else []
         return [key for key in [*self._on_rows, *inside] if key not in states]
 

@@ -41,7 +41,7 @@ class StateClock:
         return found
 
     def state_dict(self) -> list[int]:
-        """Steps until each lane's next one."""
+        """Return the steps until each lane's next one."""
         return [due - self.now for due in self.due]
 
     def load_state_dict(self, left: Sequence[int]) -> None:
@@ -75,7 +75,7 @@ class KeptStates(RowOp):
             self._values[key].append(rows[t].take(lanes, 0))
 
     def kept(self, steps: int) -> Kept:
-        """Those of the first `steps` rows, in (lane, t) order; of a row that was kept twice the last counts."""
+        """Return those of the first `steps` rows, in (lane, t) order; of a row that was kept twice the last counts."""
         places = np.array(self._places, np.int64)
         number = places[:, 1] * (steps + 1) + places[:, 0]
         last = len(number) - 1 - np.unique(number[::-1], return_index=True)[1]

@@ -200,7 +200,7 @@ class Piece:
         return sum(x.untyped_storage().nbytes() for x in tensors)
 
     def truncated(self) -> Piece:
-        """The same rows, the last one flagged truncated and done."""
+        """Return the same rows, the last one flagged truncated and done."""
         flagged = dict(self.rows)
         for key in (TRUNCATED, DONE):
             if key in flagged:
@@ -236,7 +236,7 @@ class Cutter:
         self._odd = _odd_rows(self.columns, lazy)
 
     def cut(self, lane: int, start: int, stop: int) -> Piece:
-        """Rows `start .. stop-1` of a lane."""
+        """Return rows `start .. stop-1` of a lane."""
         rows = {key: x[lane, start:stop].clone() for key, x in self.columns.items()}
         few = {key: self._rows_of(sparse, lane * self.steps + start, stop - start) for key, sparse in self.few.items()}
         if not self.following:
@@ -248,13 +248,13 @@ class Cutter:
 
     @staticmethod
     def _rows_of(sparse: Sparse, first: int, count: int) -> Sparse:
-        """Those of `count` rows, which are counted from the first of them."""
+        """Return those of `count` rows, which are counted from the first of them."""
         among = slice(*torch.searchsorted(sparse.at, torch.tensor([first, first + count])).tolist())
         return Sparse(sparse.at[among] - first, sparse.rows[among].clone(), sparse.nothing)
 
 
 def joined(first: Piece, second: Piece) -> Piece:
-    """Two pieces of a trajectory, the second right after the first."""
+    """Return two pieces of a trajectory, the second right after the first."""
     rows = {key: torch.cat((x, second.rows[key])) for key, x in first.rows.items()}
     few = {key: one_after_another([x, second.few[key]], [len(first), len(second)]) for key, x in first.few.items()}
     if not first.extra:
@@ -266,7 +266,7 @@ def joined(first: Piece, second: Piece) -> Piece:
 
 
 def one_after_another(parts: Sequence[Sparse], lengths: Sequence[int]) -> Sparse:
-    """A column of few rows, of parts that have so many rows in all."""
+    """Return a column of few rows, of parts that have so many rows in all."""
     before = accumulate(lengths, initial=0)
     at = torch.cat([part.at + start for part, start in zip(parts, before, strict=False)])
     return Sparse(at, torch.cat([part.rows for part in parts]), parts[0].nothing)

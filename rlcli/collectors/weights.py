@@ -109,7 +109,7 @@ class FollowedWeights:
         return name in self._pairs
 
     def acts(self, name: str) -> Any:
-        """The model that collecting uses, of one pair."""
+        """Return the model that collecting uses, of one pair."""
         return self._pairs[name][1]
 
     def restart_at(self, version: int) -> None:
@@ -139,7 +139,7 @@ class FollowedWeights:
         return self.version + (model_id in (None, POLICY))
 
     def _matched(self, source: Source | None, model_id: str | None) -> dict[str, dict[str, Tensor]]:
-        """New values of each model that has to be written, still in the memory of those who train."""
+        """Return new values of each model that has to be written, still in the memory of those who train."""
         pairs = dict(self._pairs)  # another thread may register one
         new = spoken_of({name: trained for name, (trained, _) in pairs.items()}, source, model_id)
         return {name: matched(x, pairs[name][1]) for name, x in new.items() if x is not pairs[name][1]}
@@ -193,7 +193,7 @@ class FollowedWeights:
         return self._newest is not None or (self._receiver is not None and self._receiver.waiting)
 
     def versions(self, lanes: int, steps: int) -> np.ndarray:
-        """The version of the policy that acted in each step of the last batch, int64 `[lanes, steps]`."""
+        """Return the version of the policy that acted in each step of the last batch, int64 `[lanes, steps]`."""
         column = np.empty((lanes, steps), np.int64)
         for first, version in self._since:
             column[:, first:] = version

@@ -96,7 +96,7 @@ def make_env(create_env_fn: EnvMaker, kwargs: dict[str, Any] | None) -> EnvBase:
 
 
 def with_transforms(env: EnvBase, policy: Any, max_frames_per_traj: int | None, auto: bool) -> EnvBase:
-    """The env with the transforms that options and policy ask for."""
+    """Return the env with the transforms that options and policy ask for."""
     if max_frames_per_traj is not None and max_frames_per_traj < 1:
         raise ArgumentError("max_frames_per_traj must be at least 1", why=f"got {max_frames_per_traj}")
     counted = any(isinstance(t, StepCounter) for t in transforms_of(env))
@@ -118,7 +118,7 @@ def with_delta(
 
 
 def delta_of(env: EnvBase) -> NextObservationDelta | None:
-    """The `NextObservationDelta` among an env's transforms."""
+    """Return the `NextObservationDelta` among an env's transforms."""
     return next((t for t in transforms_on(env) if isinstance(t, NextObservationDelta)), None)
 
 

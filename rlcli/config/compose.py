@@ -158,7 +158,7 @@ def plan(
 
 
 def _shared_folder(folders: Mapping[int, str]) -> list[Problem]:
-    """The first two jobs of a sweep that would have one folder."""
+    """Return the first two jobs of a sweep that would have one folder."""
     first: dict[str, int] = {}
     for number, folder in folders.items():
         if (other := first.setdefault(os.path.abspath(folder), number)) != number:
@@ -168,7 +168,7 @@ def _shared_folder(folders: Mapping[int, str]) -> list[Problem]:
 
 
 def _undecided(schema: type, overrides: Iterable[str], checked: Iterable[Checked]) -> set[str]:
-    """The keys that were typed with what cannot be used, a group's choice as its `.kind`."""
+    """Return the keys that were typed with what cannot be used, a group's choice as its `.kind`."""
     missing = {*map(key_of, overrides)} - {item.key for item in checked}
     kinds = {key: f"{key}.kind" for key in missing if f"{key}.kind" in leaves(schema)}
     return {kinds.get(key, key) for key in missing if key in kinds or find(schema, key)}
@@ -202,19 +202,19 @@ def typed(verb: str, node: DictConfig, overrides: Iterable[str]) -> CollectConfi
 
 
 def whole_tree(ready: Plan) -> DictConfig:
-    """The tree of a plan's job with Hydra's own branch, to be looked at."""
+    """Return the tree of a plan's job with Hydra's own branch, to be looked at."""
     return _compose_tree(ready.verb, ready.overrides)
 
 
 def without_hydra(node: DictConfig) -> DictConfig:
-    """The tree, from which Hydra's own branch has been removed."""
+    """Return the tree, from which Hydra's own branch has been removed."""
     with flag_override(node, ["struct", "readonly"], [False, False]):
         del node["hydra"]
     return node
 
 
 def _sweep(ready: Plan, recipes: Any, problems: list[Problem]) -> tuple[Checked, ...]:
-    """Overrides of a sweep, those included that a recipe asks for in `hydra.sweeper.params`."""
+    """Return the overrides of a sweep, those included that a recipe asks for in `hydra.sweeper.params`."""
     typed_keys = {item.key for item in ready.checked}
     chosen = [item for item in ready.checked if item.key == "recipe"][-1:]
     schema = VERBS[ready.verb]
@@ -324,7 +324,7 @@ def _with_values(verb: str, node: DictConfig, overrides: Iterable[str]) -> DictC
 
 
 def _job(node: DictConfig, number: int | None, own: bool) -> Job:
-    """A job from its tree, its `run.dir` the folder that it will have where that is known.
+    """Return a job from its tree, its `run.dir` the folder that it will have where that is known.
 
     `number`: of a job of a sweep.
     `own`: `hydra.run.dir` was given.
@@ -359,7 +359,7 @@ def _is_choice(schema: type, text: str) -> bool:
 
 @lru_cache(maxsize=32)
 def _choices(verb: str, chosen: tuple[str, ...], stored: str) -> bytes:
-    """The tree of a verb's choices, pickled, from what the store holds."""
+    """Return the tree of a verb's choices, pickled, from what the store holds."""
     return pickle.dumps(_compose_tree(verb, list(chosen)))
 
 
@@ -376,7 +376,7 @@ def _compose_tree(verb: str, overrides: list[str]) -> DictConfig:
 
 
 def _not_composed(error: Exception) -> ConfigError:
-    """The deepest cause, and the file in which Hydra met it, which it names in a line of its own."""
+    """Return the deepest cause, and the file in which Hydra met it, which it names in a line of its own."""
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__

@@ -26,7 +26,7 @@ EXTRAS = {
 
 
 def known_ids() -> list[str]:
-    """The ids of gymnasium's registry, without those that only stand for what has moved elsewhere."""
+    """Return the ids of gymnasium's registry, without those that only stand for what has moved elsewhere."""
     from gymnasium.envs.registration import registry as known
 
     return [
@@ -62,7 +62,7 @@ def install(extra: str) -> str:
 
 
 def lacking(extra: str, what: str) -> list[Problem]:
-    """The sentences for the packages of an extra that are not installed."""
+    """Return the sentences for the packages of an extra that are not installed."""
     absent = [package for package in EXTRAS[extra] if not has(package)]
     return [Problem(f"{what} needs the package {package}", install(extra), only_here=True) for package in absent]
 

@@ -38,7 +38,7 @@ class Option:
     when: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
 
     def allowed(self) -> str:
-        """The allowed values in words, or an empty string when there is no limit."""
+        """Return the allowed values in words, or an empty string when there is no limit."""
         if self.choices:
             return " | ".join(self.choices)
         low = f">= {self.ge}" if self.ge is not None else f"> {self.gt}" if self.gt is not None else ""
@@ -66,7 +66,7 @@ class Option:
 
 
 def option(default: Any, help: str, **limits: Any) -> Any:
-    """A dataclass field with an `Option`. A list, dict or dataclass default is made anew per instance."""
+    """Return a dataclass field with an `Option`. A list, dict or dataclass default is made anew per instance."""
     metadata = {_KEY: Option(help, **limits)}
     if isinstance(default, type) or callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
@@ -110,7 +110,7 @@ def _once(of: Callable[[type], T]) -> Callable[[type], T]:
 
 @_once
 def leaves(schema: type) -> Mapping[str, Leaf]:
-    """Every dotted key of a schema class, in the order of its fields."""
+    """Return every dotted key of a schema class, in the order of its fields."""
     return {leaf.key: leaf for leaf in _walk(schema, "")}
 
 
@@ -129,13 +129,13 @@ def _walk(schema: type, prefix: str) -> Iterator[Leaf]:
 
 @_once
 def branches(schema: type) -> frozenset[str]:
-    """Every dotted key that holds further keys: the groups, and `env.atari`."""
+    """Return every dotted key that holds further keys: the groups, and `env.atari`."""
     return frozenset(key.rsplit(".", n)[0] for key in leaves(schema) for n in range(1, key.count(".") + 1))
 
 
 @_once
 def groups(schema: type) -> tuple[str, ...]:
-    """Names of the groups of a schema, in order, without `recipe`."""
+    """Return the names of the groups of a schema, in order, without `recipe`."""
     return tuple(dict.fromkeys(key.partition(".")[0] for key in leaves(schema) if "." in key))
 
 
@@ -147,7 +147,7 @@ def choices(schema: type, group: str) -> tuple[str, ...]:
 
 
 def doc(schema: type, group: str) -> str:
-    """The first line of a group's docstring."""
+    """Return the first line of a group's docstring."""
     return (get_type_hints(schema)[group].__doc__ or "").strip().splitlines()[0]
 
 
@@ -165,7 +165,7 @@ def find(schema: type, key: str) -> Leaf | None:
 
 
 def value_at(cfg: Any, key: str) -> Any:
-    """The value under a dotted key."""
+    """Return the value under a dotted key."""
     for part in key.split("."):
         cfg = getattr(cfg, part)
     return cfg

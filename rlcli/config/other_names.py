@@ -184,7 +184,7 @@ def instead(schema: type, name: str, value: str, facts: Facts) -> str:
 
 
 def facts_of(schema: type, given: Iterable[tuple[str, str, str]], composed: Facts) -> Facts:
-    """Every key's value, as far as a command gives it, those by other names included.
+    """Return every key's value, as far as a command gives it, those by other names included.
 
     `given`: the words of the command.
     `composed`: what its usable part composes to; may be empty.

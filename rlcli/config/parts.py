@@ -191,7 +191,7 @@ NAMED: dict[str, dict[str, Part]] = {
 
 
 def choices(group: str) -> tuple[str, ...]:
-    """The choices of a group that are ours; `auto`, which leaves it to us, comes first."""
+    """Return the choices of a group that are ours; `auto`, which leaves it to us, comes first."""
     return tuple(sorted((name for name in CHOICES[group] if name != REGISTERED), key=lambda name: name != "auto"))
 
 

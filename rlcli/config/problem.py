@@ -61,7 +61,7 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
 
 
 def unknown(kind: str, word: str, names: Iterable[str]) -> Problem:
-    """The sentence for a choice that does not exist: the nearest ones, then all of them."""
+    """Return the sentence for a choice that does not exist: the nearest ones, then all of them."""
     names = list(names)
     hint = f"{did_you_mean(word, names)} (choices: {' | '.join(names)})"
     return Problem(f"unknown {kind} {word!r}", hint.lstrip())
@@ -78,13 +78,13 @@ def _likeness(word: str, name: str) -> float:
 
 # ---- values in the grammar of overrides -----------------------------------------------------------------------------
 def quoted(text: str) -> str:
-    """A text in quotes, whatever it holds."""
+    """Return a text in quotes, whatever it holds."""
     inner = re.sub(r"(\\*)'", r"\1\1\\'", text)  # backslashes count only before a quote
     return "'" + re.sub(r"(\\+)$", r"\1\1", inner) + "'"
 
 
 def spell(value: Any) -> str:
-    """A value in the grammar of overrides; a text stays a text."""
+    """Return a value in the grammar of overrides; a text stays a text."""
     if isinstance(value, str):
         bare = re.fullmatch(r"[A-Za-z_][\w.\-/]*", value) and value.lower() not in READ_AS_OTHER
         return value if bare else quoted(value)

@@ -147,12 +147,12 @@ def register_logger(name: str) -> Callable[[F], F]:
 
 
 def names(kind: str) -> tuple[str, ...]:
-    """All names of a kind: ours, registered ones, and entry points. Imports none of them."""
+    """Return all names of a kind: ours, registered ones, and entry points. Imports none of them."""
     return tuple(name for name in (*_ours(kind), *users_names(kind)) if name != REGISTERED)
 
 
 def users_names(kind: str) -> tuple[str, ...]:
-    """The names of a kind that are not ours."""
+    """Return the names of a kind that are not ours."""
     return tuple(dict.fromkeys((*_users[kind], *_entry_points().get(kind, ()))))
 
 
@@ -276,7 +276,7 @@ recipe_dirs: list[str] = []  # folders in which it looked for recipes, the stron
 
 
 def flags(packages: Iterable[str], folders: Iterable[str] = ()) -> list[str]:
-    """The words after a command that has to know packages and folders of recipes, each named once."""
+    """Return the words after a command that has to know packages and folders of recipes, each named once."""
     given = (("--import", packages), ("--recipe-dir", folders))
     return [word for flag, values in given for value in dict.fromkeys(values) for word in (flag, value)]
 

@@ -57,7 +57,7 @@ def from_dict(
 
 
 def as_object(node: Any, where: str = "") -> CollectConfig:
-    """A typed tree as dataclasses, its references replaced by what they name and checked anew."""
+    """Return a typed tree as dataclasses, its references replaced by what they name and checked anew."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -130,7 +130,7 @@ _pickled: dict[type, bytes] = {}
 
 
 def _at_defaults(schema: type) -> Any:
-    """A typed tree; made once, and from then on read back, which takes a hundredth of the time."""
+    """Return a typed tree; made once, and from then on read back, which takes a hundredth of the time."""
     from omegaconf import OmegaConf
 
     if schema not in _pickled:
@@ -150,7 +150,7 @@ def as_typed(schema: type, key: str, value: Any) -> Any:
 
 
 def wrong_type(leaf: Leaf, key: str, value: Any, where: str = "") -> Problem:
-    """The sentence for a value that does not fit its key's type."""
+    """Return the sentence for a value that does not fit its key's type."""
     allowed = leaf.option.allowed()
     fix = f"allowed: {allowed}" if allowed else ""
     if "list" in leaf.type_name and isinstance(value, str | int | float):
@@ -183,7 +183,7 @@ def _takes_arguments(group: str) -> bool:
 
 
 def settings(cfg: Any) -> dict[str, Any]:
-    """Every value of a configuration by its dotted key: `"env.id"`."""
+    """Return every value of a configuration by its dotted key: `"env.id"`."""
     return dict(flat(type(cfg), to_dict(cfg)))
 
 
@@ -220,7 +220,7 @@ def _is_begun_with(schema: type, key: str) -> bool:
 
 
 def _parse(schema: type, overrides: Sequence[str]) -> tuple[set[str], list[tuple[str, Any]], list[Problem]]:
-    """Overrides of a verb that does not compose: plain keys, as groups were chosen when the run began.
+    """Return the overrides of a verb that does not compose: plain keys, as groups were chosen when the run began.
 
     The first of the three are keys that go back to their defaults: what was given to another choice.
     """

@@ -65,7 +65,7 @@ def read_run_file(folder: Path, name: str) -> dict:
 
 
 def saved_frames(folder: Path) -> int:
-    """Frames of which the closing report says that they are saved: there can be more, and never fewer."""
+    """Return the frames of which the closing report says that they are saved: there can be more, and never fewer."""
     summary = read_run_file(folder, SUMMARY)
     return summary.get("frames", 0) if summary.get("status") in ("done", "stopped") else 0
 

@@ -49,12 +49,12 @@ def read_with(schema: type, leaf: Leaf) -> str | None:
 
 
 def read_by(schema: type) -> list[str]:
-    """The keys that a verb reads with some choices: those that are worth offering."""
+    """Return the keys that a verb reads with some choices: those that are worth offering."""
     return [key for key, leaf in leaves(schema).items() if read_with(schema, leaf) is not None]
 
 
 def _shortest(schema: type, key: str, wanted: Collection[Any]) -> str:
-    """The choices that are meant, or the fewer ones that are not, where a package cannot add to them."""
+    """Return the choices that are meant, or the fewer ones that are not, where a package cannot add to them."""
     known = leaves(schema)[f"{key}.kind"].option.choices if key in groups(schema) else ()
     others = [choice for choice in known if choice not in wanted]
     kind = registry.KIND_OF.get(key)

@@ -32,7 +32,7 @@ def validate(cfg: Any, typed: Collection[str] | None = None, undecided: Collecti
 
 
 def as_resumed(verb: str, data: Mapping[str, Any], overrides: Sequence[str], where: str) -> CollectConfig:
-    """The configuration of a run that goes on, from what its folder keeps and the overrides of this command.
+    """Return the configuration of a run that goes on, from what its folder keeps and the overrides of this command.
 
     What the run began with, weights and rows, is its own by now: where that came from may be gone.
     """

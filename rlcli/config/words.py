@@ -108,7 +108,7 @@ def is_text(hint: Any) -> bool:
 
 
 def as_text(override: Override) -> Override:
-    """An override of a text whose bare value the grammar takes for a number or a truth: `run.dir=2024_01_05`."""
+    """Return an override of a text whose bare value the grammar takes for a number or a truth: `run.dir=2024_01_05`."""
     value = override.value()
     if not isinstance(value, bool | int | float):
         return override
@@ -118,7 +118,7 @@ def as_text(override: Override) -> Override:
 
 @lru_cache(maxsize=1024)  # a millisecond each
 def parsed(text: str) -> Override:
-    """An override that Hydra's grammar can read; nobody changes what it returns."""
+    """Return an override that Hydra's grammar can read; nobody changes what it returns."""
     (override,) = OverridesParser.create().parse_overrides([text])
     return override
 
@@ -133,7 +133,7 @@ def _depth(text: str, *, end: bool = False) -> int:
 
 
 def unreadable(text: str, recipes: Collection[str] = ()) -> Problem:
-    """The sentence for a word that cannot be read."""
+    """Return the sentence for a word that cannot be read."""
     key, equals, value = text.partition("=")
     if text in recipes:
         return Problem(f"cannot read {text!r}", f"did you mean recipe={text}?")
@@ -165,7 +165,7 @@ def _as_elsewhere(value: str) -> Iterator[str]:
 
 
 def _split(text: str) -> list[str]:
-    """The parts of a list, cut at its own commas."""
+    """Return the parts of a list, cut at its own commas."""
     parts = [""]
     for character in text:
         if character == "," and _depth(parts[-1], end=True) == 0:
@@ -180,7 +180,7 @@ def _shown(text: str) -> str:
 
 
 def key_of(text: str) -> str:
-    """The key that a word sets: of `+env.kwargs.a=1` that is `env.kwargs.a`."""
+    """Return the key that a word sets: of `+env.kwargs.a=1` that is `env.kwargs.a`."""
     return text.partition("=")[0].strip().lstrip("+~")
 
 
@@ -210,7 +210,7 @@ def several(schema: type, override: Override, fix: str) -> Problem:
 
 
 def plain(value: Any) -> Any:
-    """A value that was read, without the marks of how it was quoted."""
+    """Return a value that was read, without the marks of how it was quoted."""
     if isinstance(value, QuotedString):
         return value.text
     if isinstance(value, list):

@@ -54,12 +54,12 @@ class Field:
 
 
 def fields_of(columns: Mapping[Key, Tensor], lead: int = 1) -> dict[Key, Field]:
-    """The fields of columns `[*lead dims, *F]`."""
+    """Return the fields of columns `[*lead dims, *F]`."""
     return {key: Field.of(column, lead) for key, column in columns.items()}
 
 
 def width_of(fields: Mapping[Key, Field]) -> int:
-    """Bytes of one row of all of them."""
+    """Return the bytes of one row of all of them."""
     return sum(field.width for field in fields.values())
 
 
@@ -128,7 +128,7 @@ def check_fields(x: Any) -> None:
 
 # ---- between a TensorDict and its columns, without the checks that a known layout does not need ---------------------
 def columns_of(batch: TensorDictBase) -> dict[Key, Tensor]:
-    """Every leaf of a batch, under its key; lazily conjugated or negated ones as what they stand for."""
+    """Return every leaf of a batch, under its key; lazily conjugated or negated ones as what they stand for."""
     columns: dict[Key, Tensor] = {}
     if type(batch) is TensorDict and _plain_leaves(batch, (), columns):
         return columns
@@ -159,7 +159,7 @@ def kind_of(x: Any) -> str:
 
 
 def _resolved(column: Tensor) -> Tensor:
-    """The column, in memory as it reads."""
+    """Return the column, in memory as it reads."""
     return column.resolve_conj().resolve_neg() if column.is_conj() or column.is_neg() else column
 
 
@@ -176,7 +176,7 @@ def _plain_leaves(batch: TensorDict, path: tuple[str, ...], out: dict[Key, Tenso
 
 
 def nested(columns: Mapping[Key, Tensor], batch_size: torch.Size, device: torch.device | None = None) -> TensorDict:
-    """A TensorDict of columns that are known to have this batch size."""
+    """Return a TensorDict of columns that are known to have this batch size."""
     made = _empty(batch_size, device)
     tables: dict[tuple[str, ...], dict[str, Any]] = {(): made._tensordict}
     top = made._tensordict
@@ -195,7 +195,7 @@ def _inner(
     tables: dict[tuple[str, ...], dict[str, Any]], path: tuple[str, ...], batch_size: torch.Size,
     device: torch.device | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """The table of a new TensorDict, in that of the one it lies in."""
+    """Return the table of a new TensorDict, in that of the one it lies in."""
     outer = tables.get(path[:-1])
     if outer is None:
         outer = _inner(tables, path[:-1], batch_size, device)

@@ -75,7 +75,7 @@ def split_trajectories(
 
 
 def _lengths(td: TensorDictBase, trajectory_key: Key, done_key: Key) -> Tensor:
-    """Rows of each trajectory, int64 `[trajectories]`, lane after lane."""
+    """Return the rows of each trajectory, int64 `[trajectories]`, lane after lane."""
     lanes, steps = td.shape
     ids, done = td.get(trajectory_key, None), td.get(done_key, None)
     starts = torch.zeros(lanes, steps, dtype=torch.bool)

@@ -28,7 +28,7 @@ _STEPPING = (
 
 
 def _other_name(name: str) -> Any:
-    """The property of an env under another name."""
+    """Return the property of an env under another name."""
     return property(lambda env: getattr(env, name), lambda env, spec: setattr(env, name, spec))
 
 
@@ -398,12 +398,12 @@ def next_of(env: EnvBase, out: Any) -> TensorDictBase:
 
 
 def own_stepping(env: EnvBase) -> list[str]:
-    """The methods by which the env is stepped that a class of the user's, or this very object, overrides."""
+    """Return the methods by which the env is stepped that a class of the user's, or this very object, overrides."""
     return own_methods(env, _STEPPING)
 
 
 def own_methods(env: EnvBase | TensorSpec, names: Sequence[str]) -> list[str]:
-    """Those of these methods that a class of the user's, or this very object, overrides."""
+    """Return those of these methods that a class of the user's, or this very object, overrides."""
     package, kind = __name__.partition(".")[0], type(env)
     theirs = {name for name in names if getattr(kind, name).__module__.partition(".")[0] != package}
     # not by a look at `__dict__`, which would make every attribute of the env slower to read from then on
@@ -417,7 +417,7 @@ def steps_as_ours(env: EnvBase) -> bool:
 
 
 def _only(spec: Composite, key: Key) -> TensorSpec:
-    """The one leaf of a composite, which is called `key`."""
+    """Return the one leaf of a composite, which is called `key`."""
     names = [unravel(name) for name in spec.keys(True, True)]
     if names != [key]:
         raise ArgumentError(

@@ -74,7 +74,7 @@ def build_env(
 
 
 def env_of_run(cfg: CollectConfig, gamma: float = 0.99, first: GymEnv | None = None) -> EnvBase:
-    """The envs that a run's own process steps; where workers make theirs one to look at, which is closed."""
+    """Return the envs that a run's own process steps; where workers make theirs one to look at, which is closed."""
     if cfg.collector.kind == "sync":
         return build_env(cfg.env, gamma=gamma, on_worker_error=cfg.collector.on_worker_error, first=first)
     env = build_env(cfg.env, gamma=gamma, num=1)
@@ -83,7 +83,7 @@ def env_of_run(cfg: CollectConfig, gamma: float = 0.99, first: GymEnv | None = N
 
 
 def build_evaluation_env(cfg: Config, episodes: int) -> EnvBase:
-    """The envs that `episodes` episodes of an evaluation are played in, with the transforms of the run.
+    """Return the envs that `episodes` episodes of an evaluation are played in, with the transforms of the run.
 
     Observations out of bounds are counted at most: nothing is learned from an evaluation, and it need not end a run.
     """
@@ -182,7 +182,7 @@ def wants_native(cfg: EnvConfig, lanes: int) -> bool:
 
 
 def _native(cfg: EnvConfig, lanes: int) -> EnvBase:
-    """The env's own vector engine; Atari's does the preprocessing itself."""
+    """Return the env's own vector engine; Atari's does the preprocessing itself."""
     kwargs = dict(cfg.kwargs)
     if cfg.wrappers:
         raise ConfigError("env.wrappers cannot wrap a native engine", where="env.mode", fix="Use env.mode=serial.")
@@ -252,7 +252,7 @@ def _transform(name: str, arguments: dict[str, Any]) -> Transform:
 
 
 def narrowed(env: EnvBase) -> list[Key]:
-    """The observations that an env declares as float64, and that are stored as float32."""
+    """Return the observations that an env declares as float64, and that are stored as float32."""
     while isinstance(env, TransformedEnv):
         env = env.base_env
     leaves = getattr(getattr(env, "lanes", None), "leaves", ())

@@ -101,7 +101,7 @@ class LanesEnv(EnvBase):
         return out
 
     def _stored(self, action: torch.Tensor) -> np.ndarray:
-        """An action as it is stored, `[N, *]`, in a dtype that numpy knows."""
+        """Return an action as it is stored, `[N, *]`, in a dtype that numpy knows."""
         shape, dtype = self.lanes.actions.stored
         expected = (*self.batch_size, *shape)
         if action.shape != expected and [d for d in action.shape if d != 1] != [d for d in expected if d != 1]:

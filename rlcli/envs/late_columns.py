@@ -68,6 +68,6 @@ class LateColumns:
             self.marks.setdefault(key, self._column((1,), torch.bool))[:, t] = value
 
     def take(self, steps: int) -> dict[Key, torch.Tensor]:
-        """The first `steps` steps of the batch, `[N, steps, *shape]`."""
+        """Return the first `steps` steps of the batch, `[N, steps, *shape]`."""
         taken, self.columns, self.marks, self._rows = {**self.columns, **self.marks}, {}, {}, {}
         return {key: column[:, :steps] for key, column in taken.items()}

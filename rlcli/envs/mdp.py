@@ -88,7 +88,7 @@ def complete_flags(out: TensorDictBase, batch_size: torch.Size, before: Tensor |
 
 
 def promoted(root: TensorDictBase, following: TensorDictBase) -> TensorDictBase:
-    """The root of the next step: every key of this one, with its value under `next` where there is one."""
+    """Return the root of the next step: every key of this one, with its value under `next` where there is one."""
     return root.clone(False).update(following.select(*root.keys(True, True), strict=False))
 
 

@@ -77,11 +77,11 @@ type(EnvBase).wired = staticmethod(with_policy_transforms)  # type: ignore[attr-
 
 
 def written_states(policy: Any) -> list[Key]:
-    """The root names of what the policy says it writes under `next`, from its `out_keys`."""
+    """Return the root names of what the policy says it writes under `next`, from its `out_keys`."""
     found = [as_tuple(key) for key in keys_of(policy, "out_keys")]
     return [unravel(key[1:]) for key in found if key[0] == NEXT and len(key) > 1]
 
 
 def keys_of(policy: Any, name: str) -> list[Key]:
-    """The policy's `in_keys` or `out_keys`; none where it does not say."""
+    """Return the policy's `in_keys` or `out_keys`; none where it does not say."""
     return [unravel(key) for key in getattr(policy, name, None) or ()]

@@ -162,7 +162,7 @@ def made(makers: Iterable[Any], kind: str = "SerialEnv") -> list[EnvBase]:
 
 
 def _made(make: Any, kind: str) -> EnvBase:
-    """The env of a maker; of a `ParallelEnv`, an env is one, which its pickle has made already."""
+    """Return the env of a maker; of a `ParallelEnv`, an env is one, which its pickle has made already."""
     if isinstance(make, EnvBase) and kind == "ParallelEnv":
         return make
     if isinstance(make, str):
@@ -232,7 +232,7 @@ def narrows(lanes: GymLanes) -> bool:
 
 
 def differing(place: int, name: str, found: str, first: str) -> ArgumentError:
-    """The sentence for an env that is not like env 0."""
+    """Return the sentence for an env that is not like env 0."""
     return ArgumentError(
         "envs that are stepped together have to be alike",
         where=f"env {place}",

@@ -71,7 +71,7 @@ def _box(space: spaces.Box) -> TensorSpec:
 
 
 def spec_bounds(specs: Iterable[tuple[Key, TensorSpec]], dims: int) -> dict[Key, Interval]:
-    """The bounds that observation specs with `dims` env dims in front declare."""
+    """Return the bounds that observation specs with `dims` env dims in front declare."""
     found: dict[Key, Interval] = {}
     for key, spec in specs:
         shape, dtype = tuple(spec.shape[dims:]), as_kind(spec)[1]
@@ -128,7 +128,7 @@ def _format(spec, dims: int) -> ActionFormat:
 
 
 def _as_space(spec, shape: tuple[int, ...], dims: int) -> tuple[spaces.Space, bool]:
-    """The gymnasium space of an action spec of `shape` a step, and whether it stores indices."""
+    """Return the gymnasium space of an action spec of `shape` a step, and whether it stores indices."""
     if isinstance(spec, OneHot):
         return spaces.Discrete(spec.n), False
     if isinstance(spec, Categorical):

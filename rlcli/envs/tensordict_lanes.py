@@ -137,7 +137,7 @@ class TensorDictLanes(Lanes):
         return value if self.env.batch_size else value[None]
 
     def _root(self, row: dict[Key, np.ndarray]) -> TensorDict:
-        """The root of a step, in memory of its own."""
+        """Return the root of a step, in memory of its own."""
         td = TensorDict({}, batch_size=self.env.batch_size)
         for key, array in row.items():
             td.set(key, self._tensor(array).clone())

@@ -305,7 +305,7 @@ def _marks(ring: Ring, rows: np.ndarray) -> _Marks:
 
 
 def _path(ring: Ring, first: int, length: int) -> np.ndarray:
-    """Rows of a trajectory from its oldest live one on."""
+    """Return the rows of a trajectory from its oldest live one on."""
     return ring.index.walk(np.array([first]), length)[0][0]
 
 

@@ -203,7 +203,7 @@ class Steps:
         return {"length": self.length, "return": self.total, "end": self._end, **where}
 
     def rows(self) -> list[dict[str, Any]]:
-        """The first steps and the last ones."""
+        """Return the first steps and the last ones."""
         return [*self._first, *self._last]
 
     def _row(self, rows: TensorDictBase, i: int) -> dict[str, Any]:
@@ -212,7 +212,7 @@ class Steps:
 
 
 def _value(x: Tensor) -> Any:
-    """A number, a few numbers, or what an image is like."""
+    """Return a number, a few numbers, or what an image is like."""
     x = x.full() if hasattr(x, "full") else x
     if x.numel() == 1:
         return x.item()

@@ -355,7 +355,7 @@ def find_state(run: Run) -> Found:
 
 
 def open_lanes(segments: SegmentReader, lanes: list[int]) -> list[int]:
-    """Those of the lanes whose episode is open after the last row on the disk."""
+    """Return those of the lanes whose episode is open after the last row on the disk."""
     if not lanes:
         return []
     done = np.atleast_2d(segments.read(-1).get(DONE).squeeze(-1).numpy())[:, -1]

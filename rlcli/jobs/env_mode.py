@@ -37,7 +37,7 @@ class First:
         self._env, self._streams = env, streams
 
     def take(self) -> GymEnv | None:
-        """The env, once; random streams go on from its making, as where it is made now."""
+        """Return the env, once; random streams go on from its making, as where it is made now."""
         env, self._env = self._env, None
         if env is not None and self._streams is not None:
             random_streams.restore(self._streams)

@@ -108,7 +108,7 @@ def init_policy(cfg: Config, env: EnvBase, policy: ActorCritic) -> InitPolicy:
 
 
 def _checkpoint(asked: str) -> Checkpoint:
-    """The one that `RUN`, `RUN:CHECKPOINT` or the folder of a checkpoint names."""
+    """Return the one that `RUN`, `RUN:CHECKPOINT` or the folder of a checkpoint names."""
     path = checkpoint.named(asked) or Path(asked)
     return checkpoint.load(path) if (path / checkpoint.MANIFEST).exists() else newest(open_run(path))
 

@@ -132,7 +132,7 @@ def faces(cfg: CollectConfig) -> list[Face]:
 
 
 def _learning(cfg: CollectConfig, env: EnvBase, policy: Any) -> tuple[Learning, list[Key]]:
-    """The learner's parts, and the keys that its batches hold."""
+    """Return the learner's parts, and the keys that its batches hold."""
     if not isinstance(cfg, Config):
         observed = [unravel(key) for key in env.full_observation_spec.keys(True, True)]
         return Learning(policy), stored_keys(cfg, observed, policy)

@@ -70,7 +70,7 @@ def resume(path: str | PathLike[str], overrides: Sequence[str] = (), *, force: b
 
 
 def _in_its_folder(run: Run, cfg: CollectConfig) -> CollectConfig:
-    """The configuration as it was, where its run.dir is the folder that the run is in, spelled otherwise."""
+    """Return the configuration as it was, where its run.dir is the folder that the run is in, spelled otherwise."""
     if cfg.run.dir is None or not os.path.isdir(cfg.run.dir) or not os.path.samefile(cfg.run.dir, run.path):
         return cfg
     was = from_dict(str(run.info["verb"]), run.config).run.dir
@@ -287,7 +287,7 @@ def changes(
 
 
 def _scheduled(cfg: CollectConfig) -> list[str]:
-    """Keys that make a number follow the share of `total_frames` that is done."""
+    """Return the keys that make a number follow the share of `total_frames` that is done."""
     if not isinstance(cfg, Config):
         return []
     read = {
@@ -319,7 +319,7 @@ def _value(key: str, value: Any) -> str:
 
 
 def _settings(verb: str, config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A configuration that was written, key by key."""
+    """Return a configuration that was written, key by key."""
     return dict(_flat(to_dict(from_dict(verb, config, where=where))))
 
 

@@ -192,7 +192,7 @@ class TrainedPolicy:
 
     # ---- from rows to actions ------------------------------------------------------------------------------------
     def _chosen(self, rows: Mapping[Key, Tensor], exploration: str | None) -> Tensor:
-        """The stored form `[N, *]` of the actions for rows `[N, *shape]`, on the CPU."""
+        """Return the stored form `[N, *]` of the actions for rows `[N, *shape]`, on the CPU."""
         name = self.exploration if exploration is None else exploration
         if name not in EXPLORATION:
             raise ArgumentError(f"unknown exploration {name!r}", fix=f"Choose one of {', '.join(EXPLORATION)}.")
@@ -268,7 +268,7 @@ class TrainedPolicy:
 
 
 def _needed(transforms: Sequence[Transform], schema: Mapping, read: Sequence[Key]) -> list[Transform]:
-    """The transforms that what the policy reads depends on, in their order.
+    """Return the transforms that what the policy reads depends on, in their order.
 
     One that does not say what it writes is kept. One that follows from rewards cannot be had: a policy is shown none.
     """
@@ -313,7 +313,7 @@ def _through(
 
 # ---- the border ------------------------------------------------------------------------------------------------------
 def _read(leaves: Sequence[Leaf], observation: Any) -> tuple[dict[Key, Tensor], tuple[int, ...]]:
-    """Rows `[N, *shape]` in their stored form, and the leading dims that N stands for."""
+    """Return rows `[N, *shape]` in their stored form, and the leading dims that N stands for."""
     rows: dict[Key, Tensor] = {}
     leading: tuple[int, ...] | None = None
     for leaf in leaves:

@@ -78,7 +78,7 @@ def check_imports(run: Run) -> None:
 
 
 def config_of(data: dict[str, Any]) -> Config:
-    """The typed configuration of a saved training run."""
+    """Return the typed configuration of a saved training run."""
     return cast(Config, from_dict("train", data))
 
 

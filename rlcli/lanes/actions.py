@@ -133,7 +133,7 @@ class ActionFormat:
         return (lambda row: row.tolist()) if not start else (lambda row: [action + start for action in row.tolist()])
 
     def array_sender(self) -> Callable:
-        """A function from the loop's actions to a new array of what all envs get."""
+        """Return a function from the loop's actions to a new array of what all envs get."""
         if self.kind == "box":
             low, high = self.low, self.high
             if np.isfinite(low).any() or np.isfinite(high).any():
@@ -199,7 +199,7 @@ def _unfit(expected: str, got: np.ndarray) -> ArgumentError:
 
 
 def in_a_line(values: np.ndarray) -> str:
-    """An array, in an error."""
+    """Return an array, in an error."""
     return " ".join(str(values).split())
 
 

@@ -99,7 +99,7 @@ class Interval:
 
 
 def space_bounds(space: spaces.Space, parts: Sequence[Leaf]) -> dict[Key, Interval]:
-    """The bounds that a gymnasium space declares for its leaves."""
+    """Return the bounds that a gymnasium space declares for its leaves."""
     found: dict[Key, Interval] = {}
     for leaf in parts:
         part = leaf.find(space)
@@ -242,7 +242,7 @@ class Bounds:
         return [(spell(key), sentence(spell(key), self.worst[key]), count) for key, count in fresh if count]
 
     def lines(self) -> list[str]:
-        """A sentence for every key that left its bounds."""
+        """Return a sentence for every key that left its bounds."""
         self._take_rounded()
         return [f"{sentence(spell(key), self.worst[key])} ({count:,} times)" for key, count in self.outside.items()]
 
@@ -278,7 +278,7 @@ def sentence(name: str, worst: Worst) -> str:
 
 
 def strictest(modes: Iterable[str]) -> str:
-    """The mode of envs that are stepped together."""
+    """Return the mode of envs that are stepped together."""
     return min(map(_known, modes), key=MODES.index)
 
 

@@ -146,7 +146,7 @@ def register_known(env_id: str) -> None:
 
 
 def suggest(env_id: str, known: Iterable[str]) -> str | None:
-    """The nearest of the known ids, as a question."""
+    """Return the nearest of the known ids, as a question."""
     near = difflib.get_close_matches(env_id, list(known), n=3, cutoff=0.5)
     return f"Did you mean {' or '.join(near)}?" if near else None
 
@@ -171,7 +171,7 @@ def _given_up(env_id: str) -> bool:
 
 
 def _newest(env_id: str) -> str | None:
-    """The id of the newest registered version of an env."""
+    """Return the id of the newest registered version of an env."""
     bare = re.compile(r"-v\d+$")
     versions = [each for each in gym.registry if bare.sub("", each) == bare.sub("", env_id)]
     return max(versions, key=lambda each: gym.registry[each].version or 0, default=None)

@@ -100,7 +100,7 @@ def take(observation: Any, lanes: Sequence[int]) -> Any:
 
 
 def bytes_of(observation: Any, lanes: Sequence[int]) -> list[bytes]:
-    """The bytes of these lanes."""
+    """Return the bytes of these lanes."""
     if isinstance(observation, dict):
         return [part for name in sorted(observation) for part in bytes_of(observation[name], lanes)]
     return [np.ascontiguousarray(observation[list(lanes)]).tobytes()]
@@ -348,7 +348,7 @@ class StateEngine(VectorEngine):
         vector.reset(seed=0)  # allocates the state that `reset` writes into
 
     def _seeded(self, lanes: Sequence[int], seeds: Seeds) -> list[np.random.Generator]:
-        """The streams of these lanes, begun anew where there is a seed."""
+        """Return the streams of these lanes, begun anew where there is a seed."""
         for lane, seed in zip(lanes, seeds, strict=True):
             if seed is not None:
                 self._streams[lane] = np_random(seed)[0]

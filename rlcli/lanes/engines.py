@@ -64,7 +64,7 @@ def auto_prefers_native(env_id: str, num: int) -> bool:
 
 
 def make_engine(env_id: str, num: int, /, **kwargs: Any) -> Engine:
-    """The engine that gymnasium has registered for an id (its `vector_entry_point`)."""
+    """Return the engine that gymnasium has registered for an id (its `vector_entry_point`)."""
     register_known(env_id)
     with building(env_id):
         entry = gym.spec(env_id).vector_entry_point
@@ -77,7 +77,7 @@ def make_engine(env_id: str, num: int, /, **kwargs: Any) -> Engine:
 
 
 def engine_of(vector: VectorEnv) -> Engine:
-    """The engine face of a gymnasium vector env; a ConfigError says why where there is none."""
+    """Return the engine face of a gymnasium vector env; a ConfigError says why where there is none."""
     if not isinstance(vector, VectorEnv):
         raise EnvError("this is not a gymnasium vector env", why=f"it is a {type(vector).__name__}")
     path = f"{type(vector).__module__}.{type(vector).__name__}"

@@ -75,7 +75,7 @@ class EnvpoolEngine(Engine):
         self._begun = lanes
 
     def _receive(self) -> tuple[np.ndarray, Any]:
-        """The lanes whose resets were asked for, in the order of the answer, and their first observations."""
+        """Return the lanes whose resets were asked for, in the order of the answer, and their first observations."""
         self._begun = self._ids[:0]  # before the call: one that was interrupted must not be waited for again
         observation, info = self.pool.recv(reset=True)
         return info["env_id"], observation

@@ -70,7 +70,7 @@ class Episodes:
         return self._run_seed is not None
 
     def seed_of(self, lane: int, episode: int) -> int:
-        """The seed of a lane's k-th episode."""
+        """Return the seed of a lane's k-th episode."""
         assert self._run_seed is not None
         return episode_seed(self._run_seed, self.first_lane + lane, episode, self._total)
 
@@ -81,7 +81,7 @@ class Episodes:
         return None
 
     def seed_used(self, lane: int, episode: int) -> int | None:
-        """The seed of an episode, or the last one its lane was given before; None where there was none."""
+        """Return the seed of an episode, or the last one its lane was given before; None where there was none."""
         return self.seed_of(lane, episode) if self._every_episode else self.seeds[lane]
 
     def limit_frames(self, steps: int | None) -> None:
@@ -125,7 +125,7 @@ class Episodes:
         return np.asarray(self.deadlines) <= self.clock[0]
 
     def steps_in_episode(self, lane: int) -> int:
-        """Steps taken in the lane's current episode."""
+        """Return steps taken in the lane's current episode."""
         return self.clock[0] - self.started[lane]
 
     def trim_history(self) -> None:
@@ -163,7 +163,7 @@ def episode_seed(run_seed: int, lane: int, episode: int, lanes: int) -> int:
 
 
 def _mix(value: int) -> int:
-    """A bijection of `[0, 2**31)`: odd multiplications and xor-shifts, each of which can be undone."""
+    """Return a bijection of `[0, 2**31)`: odd multiplications and xor-shifts, each of which can be undone."""
     value = (value * 0x2C1B3C6D) & _MASK
     value ^= value >> 12
     value = (value * 0x297A2D39) & _MASK

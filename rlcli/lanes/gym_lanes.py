@@ -217,7 +217,7 @@ class GymLanes(ReplayableLanes):
         return seen
 
     def pace(self, steps: int, moment: float) -> tuple[float, float]:
-        """Seconds that a step of lane 0 takes, and those of them in which it computes and does not wait.
+        """Return the seconds that a step of lane 0 takes, and those of them in which it computes and does not wait.
 
         Resets are counted. The env is stepped with random actions that it allows, `steps` times or until `moment`
         seconds have gone, twice at least; it is left in need of a reset.
@@ -282,7 +282,7 @@ class GymLanes(ReplayableLanes):
 
 
 def allowed(space: gym.Space, action: Any, observation: Any, info: Any) -> Any:
-    """The action, or another where an `action_mask` in the observation or the info forbids it."""
+    """Return the action, or another where an `action_mask` in the observation or the info forbids it."""
     found = [each["action_mask"] for each in (observation, info) if isinstance(each, Mapping) and "action_mask" in each]
     if not found or not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary):
         return action
@@ -308,7 +308,7 @@ def _unlike(result: Any, names: tuple[str, ...]) -> BadValue | None:
 
 
 def _whole(result: Any, names: tuple[str, ...]) -> Any:
-    """A result that holds these; `BadValue` where it does not."""
+    """Return a result that holds these; `BadValue` where it does not."""
     bad = _unlike(result, names)
     if bad is not None:
         raise bad
@@ -336,7 +336,7 @@ def _checked(envs: Sequence[Any]) -> str:
 
 
 def innermost(env: gym.Env) -> gym.Env:
-    """The env in all of its wrappers."""
+    """Return the env in all of its wrappers."""
     while isinstance(env, gym.Wrapper):
         env = env.env
     return env
@@ -355,7 +355,7 @@ def strip(env: gym.Env) -> tuple[gym.Env, int]:
 
 
 def _stripped(env: gym.Env) -> list[Any]:
-    """The bookkeeping wrappers that are stepped around, from the outside in."""
+    """Return the bookkeeping wrappers that are stepped around, from the outside in."""
     found = []
     while type(env) in (TimeLimit, OrderEnforcing, PassiveEnvChecker) and not _patched(env):
         found.append(env)

@@ -105,7 +105,7 @@ class Lanes(Episodes):
         raise NotImplementedError
 
     def unanswered(self) -> range | None:
-        """The lanes whose answer is waited for, where they are stepped elsewhere."""
+        """Return the lanes whose answer is waited for, where they are stepped elsewhere."""
         return None
 
     def moved(self) -> Any:
@@ -117,7 +117,7 @@ class Lanes(Episodes):
         return False
 
     def take_outcome(self) -> Outcome:
-        """The outcome of the steps since the last call."""
+        """Return the outcome of the steps since the last call."""
         self.trim_history()
         taken, self.outcome = self.outcome, Outcome()
         return taken
@@ -139,7 +139,7 @@ class Lanes(Episodes):
 
 
 def numbers_of(info: Any, keys: Sequence[str], lane: int | None = None) -> dict[str, float]:
-    """The finite numbers and flags that an `info` holds under keys; `a.b` is b in the mapping a.
+    """Return the finite numbers and flags that an `info` holds under keys; `a.b` is b in the mapping a.
 
     `lane`: whose they are, where an engine gives arrays with the lanes first, and masks of them under `_key`.
     """

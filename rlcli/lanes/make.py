@@ -51,7 +51,7 @@ class GymRecipe:
         return _received, (spec, *(getattr(self, each.name) for each in fields(self)))
 
     def make(self) -> gym.Env:
-        """The env."""
+        """Make the env."""
         source = self.source
         if isinstance(source, str):
             env = self._registered(source)
@@ -62,7 +62,7 @@ class GymRecipe:
         return env if self.frame_skip == 1 else FrameSkip(env, self.frame_skip)
 
     def _built_before(self, env: Any) -> gym.Env:
-        """An env that was built already, which `GymLanes` refuses where it is none."""
+        """Return an env that was built already, which `GymLanes` refuses where it is none."""
         if not isinstance(env, gym.Env):
             return env
         name = type(env.unwrapped).__name__
@@ -98,7 +98,7 @@ class GymRecipe:
 
 
 def _received(spec: Any, *values: Any) -> GymRecipe:
-    """The recipe that was sent."""
+    """Return the recipe that was sent."""
     if spec is not None:
         register_known(spec.id)  # who registers it elsewhere would warn that it is there already,
         if isinstance(spec.entry_point, str):
@@ -169,7 +169,7 @@ def numbered(value: Any, index: int) -> Any:
 
 
 def configured(cfg: EnvConfig, index: int = 0) -> GymRecipe:
-    """A run's gymnasium env of this number; a `ConfigError` where an id names a module."""
+    """Return a run's gymnasium env of this number; a `ConfigError` where an id names a module."""
     from rlcli.config.guard import check_env_ids  # not in env workers, which read this file for the recipe alone
 
     raise_all(check_env_ids(cfg))

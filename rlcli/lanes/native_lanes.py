@@ -98,7 +98,7 @@ class NativeLanes(ReplayableLanes):
         return step, reset
 
     def _ended(self, t: int, terminated: np.ndarray, truncated: np.ndarray) -> Sequence[int]:
-        """The lanes whose episode ended, recorded."""
+        """Return the lanes whose episode ended, recorded."""
         if self.clock[0] >= self.nearest[0]:
             truncated = truncated | self.past_deadline()
         over = np.flatnonzero(terminated | truncated)
@@ -121,7 +121,7 @@ class NativeLanes(ReplayableLanes):
         self._first |= zip(lanes, zip(repeat(observation), count(), strict=False), strict=False)
 
     def parts(self, observation: Any, place: int) -> list[np.ndarray]:
-        """The leaves of one lane's observation."""
+        """Return the leaves of one lane's observation."""
         return [leaf.find(observation)[place] for leaf in self.leaves]
 
     def shows(self, lane: int) -> list[np.ndarray]:

@@ -50,7 +50,7 @@ class Noise:
         self.position = position
 
     def peek(self, draw: Draw, steps: int, width: int) -> np.ndarray:
-        """The numbers of the next `steps` steps, `[steps, lanes, ...]`; `advance` says how many were used.
+        """Return the numbers of the next `steps` steps, `[steps, lanes, ...]`; `advance` says how many were used.
 
         `draw`: `draw(generator, t)`: those of t steps of one lane, `[t, ...]`; the same at every call of one object.
         `width`: about how many a step takes: large ones make blocks of fewer steps.
@@ -89,10 +89,10 @@ class Noise:
 
 
 def drawn_ahead(width: int) -> int:
-    """Bytes of one lane's block, where a step takes `width` numbers."""
+    """Return the bytes of one lane's block, where a step takes `width` numbers."""
     return _steps(width) * max(1, width) * _NUMBER
 
 
 def _steps(width: int) -> int:
-    """Steps of a block."""
+    """Return the steps of a block."""
     return max(1, min(_STEPS, _NUMBERS // max(1, width)))

@@ -61,7 +61,7 @@ class Leaf:
         return value if value.dtype == self.dtype else self.cast(value, count=count)
 
     def cast(self, value: np.ndarray, *, count: bool = True) -> np.ndarray:
-        """Values `[*, *shape]` of another dtype in the declared one; those that it cannot hold are refused."""
+        """Return values `[*, *shape]` of another dtype in the declared one; those that it cannot hold are refused."""
         if value.dtype.kind not in "biuf":
             raise BadValue(f"dtype {self.dtype}", f"dtype {value.dtype}", _MEND)
         with np.errstate(all="ignore"):
@@ -134,7 +134,7 @@ def as_array(value: Any, wanted: str) -> np.ndarray:
 
 
 def number_of(value: Any) -> Any:
-    """A number that an env gave as a scalar, or as an array of no dims of any library; None for what is none."""
+    """Return a number that an env gave as a scalar, or as an array of no dims of any library; None for what is none."""
     if isinstance(value, NUMBERS):
         return value
     found = value.item() if getattr(value, "shape", None) == () else None
@@ -152,7 +152,7 @@ def flag_of(name: str, value: Any) -> bool:
 
 
 def leaves(space: spaces.Space, *, narrow: bool = False) -> list[Leaf]:
-    """The leaves of an observation space, in a fixed order; `narrow` stores float64 as float32."""
+    """Return the leaves of an observation space, in a fixed order; `narrow` stores float64 as float32."""
     found = list(_walk(space, (), narrow, space))
     if isinstance(space, spaces.Dict):
         return found
@@ -293,7 +293,7 @@ def lane_writer(parts: list[Leaf], rows: dict[Key, list[np.ndarray]]) -> Callabl
 
 
 def _lanes_read(leaf: Leaf, observation: Any, count: int) -> np.ndarray:
-    """The checked values of one leaf, `[count, *shape]`."""
+    """Return the checked values of one leaf, `[count, *shape]`."""
     wanted = f"an array {(count, *leaf.shape)} {leaf.dtype}"
     value = as_array(leaf.find(observation), wanted)
     if value.shape != (count, *leaf.shape):

@@ -397,7 +397,7 @@ class ParallelLanes(ReplayableLanes):
         return step, reset
 
     def _standing(self) -> list[int]:
-        """The workers whose lanes can be stepped."""
+        """Return the workers whose lanes can be stepped."""
         return [index for index in range(len(self.parts)) if index not in self._fallen]
 
     def _without_fallen(self, others: list[Any]) -> list[Any]:

@@ -22,7 +22,7 @@ PROBE_STEPS = 64
 
 
 def fingerprint(arrays: Iterable[np.ndarray]) -> str:
-    """A hash of the bytes of an observation's leaves."""
+    """Return a hash of the bytes of an observation's leaves."""
     digest = hashlib.blake2b(digest_size=16)
     for array in arrays:
         digest.update(np.ascontiguousarray(array).tobytes())
@@ -58,7 +58,7 @@ class ReplayableLanes(Lanes):
         self.bounds = Bounds(space_bounds(observation_space, self.leaves), out_of_bounds, rounded)
 
     def shows(self, lane: int) -> list[np.ndarray]:
-        """The leaves of what this lane shows now, as the env gave them; empty before it was reset."""
+        """Return the leaves of what this lane shows now, as the env gave them; empty before it was reset."""
         raise NotImplementedError
 
     def repeats(self) -> bool:
@@ -74,7 +74,7 @@ class ReplayableLanes(Lanes):
         return list(self.actions.draw(np.random.Generator(np.random.PCG64(0)), PROBE_STEPS, self.n))
 
     def fingerprints(self) -> list[str]:
-        """A hash of what each lane shows."""
+        """Return a hash of what each lane shows."""
         return [fingerprint(self.shows(lane)) for lane in range(self.n)]
 
     def take_history(self, state: dict[str, Any]) -> np.ndarray:

@@ -145,7 +145,7 @@ class Shard:
 
 
 def numbered(seed: int | None) -> int:
-    """A seed, or that there is none, as a whole number."""
+    """Return a seed, or that there is none, as a whole number."""
     return NO_SEED if seed is None else seed
 
 

@@ -66,7 +66,7 @@ def build_buffer(
 
 
 def frame_stacks(cfg: Any, rows: RowSchema) -> dict[Key, int]:
-    """Observations of which a row stores its newest frame, and how many frames a stack has.
+    """Return the observations of which a row stores its newest frame, and how many frames a stack has.
 
     A transform behind the stacking may give them another form: those are stored as they are.
     """

@@ -155,7 +155,7 @@ class PeriodicEvaluation:
 
 
 def longest_episode(asked: int | None, total_frames: int) -> int:
-    """Steps after which evaluations of a run cut an episode off: what was asked for, or a quarter of its frames.
+    """Return steps after which evaluations of a run cut an episode off: what was asked for, or a quarter of its frames.
 
     A policy that stands still plays on for as long as its env lets it (27,000 steps in Breakout), and judging it must
     not take many times as long as training it did.

@@ -95,7 +95,7 @@ class GradientChoice:
         self._fixed = [p for p in self.loss.parameters() if not p.requires_grad]  # of target networks
 
     def of(self, columns: Columns) -> Gradient:
-        """The fastest way that fits minibatches like `columns`, of any length."""
+        """Return the fastest way that fits minibatches like `columns`, of any length."""
         parameters = self.flat.parameters
         if not (self._structure.holds() and self._tensors.holds()) or not all(p.requires_grad for p in parameters):
             self.flat.bind()  # the parameters of another layer, or the sentence that there are others

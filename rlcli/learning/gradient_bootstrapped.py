@@ -32,7 +32,7 @@ NO_STEPS = np.empty(0, np.int64)
 
 
 def closed_dqn(loss: DQNLoss, flat: FlatParameters, columns: Columns) -> ClosedDQN | None:
-    """The closed form for samples of these columns `[N, ...]`, or None where it does not fit."""
+    """Return the closed form for samples of these columns `[N, ...]`, or None where it does not fit."""
     online, delayed = _replayed(loss.online, True), _replayed(loss.delayed, False)
     if online is None or delayed is None or flat.tensor.device.type != "cpu":
         return None
@@ -92,7 +92,7 @@ class ClosedDQN:
         return {"loss": total, "q_value": mean, TD_ERROR: torch.from_numpy(errors)}
 
     def _masked(self, values: Tensor, columns: Columns) -> np.ndarray:
-        """Values at s', the lowest where an action is not allowed; at s the one taken is allowed."""
+        """Return values at s', the lowest where an action is not allowed; at s the one taken is allowed."""
         if self.mask is not None:
             values = self.mask.module(values, columns[under_next(self.mask.in_keys[1])])
         return values.numpy()
@@ -154,7 +154,7 @@ def steps_of(loss: Any, columns: Columns) -> tuple[np.ndarray, ...]:
 
 
 def closed_sac(loss: SACLoss, flat: FlatParameters, columns: Columns) -> ClosedSAC | None:
-    """The closed form for samples of these columns `[N, ...]`, or None where it does not fit."""
+    """Return the closed form for samples of these columns `[N, ...]`, or None where it does not fit."""
     (family, stages, _), action = loss.density.known(), loss.tensor_keys.action
     if len(stages) != 2 or type(stages[1].module) is not LogScaleExtractor or hooked(stages[1].module):
         return None
@@ -246,13 +246,13 @@ class ClosedSAC:
         return {**terms, "loss": sum(terms.values()), **more}
 
     def _delayed_values(self, work: Work, later: Tensor) -> np.ndarray:
-        """The target critics' on s' and the action drawn there, `[C, N]`."""
+        """Return the target critics' on s' and the action drawn there, `[C, N]`."""
         n = len(later)
         rows = torch.cat((later, work.action[n:]), 1, out=work.later)
         return np.stack([net.forward(rows).numpy()[:, 0] for net in self.delayed])
 
     def _values(self, work: Work, state: Tensor, action: Tensor) -> np.ndarray:
-        """The critics' on s, with the stored action and with the one drawn, `[2, C, N]`."""
+        """Return the critics' on s, with the stored action and with the one drawn, `[2, C, N]`."""
         n = len(state)
         torch.cat((state, action), 1, out=work.rows[:n])
         torch.cat((state, work.action[:n]), 1, out=work.rows[n:])
@@ -279,7 +279,7 @@ class ClosedSAC:
 
 
 def _critic(critic: Lowered, keys: list[Key], trained: bool) -> Replay | None:
-    """The layers of a `StateActionMLP` on these keys."""
+    """Return the layers of a `StateActionMLP` on these keys."""
     stages = critic.stages
     if stages is None or len(stages) != 1 or list(stages[0].in_keys) != keys:
         return None

@@ -30,7 +30,7 @@ from rlcli.objectives.reduction import MASK_KEYS, per_row
 
 
 def closed_ppo(loss: ClipPPOLoss, flat: FlatParameters, columns: Columns) -> ClosedPPO | None:
-    """The closed form for minibatches of these columns `[N, ...]`, or None where it does not fit."""
+    """Return the closed form for minibatches of these columns `[N, ...]`, or None where it does not fit."""
     usual = _usual(loss, flat) and _usual_columns(loss, flat, columns)
     return ClosedPPO(loss, flat, columns) if usual else None
 
@@ -155,7 +155,7 @@ class Nets(Protocol):
 
 
 def nets_of(loss: PolicyGradientLoss, flat: FlatParameters, columns: Columns) -> Nets:
-    """The faster way that fits batches like `columns`. The memory of `flat` is taken now."""
+    """Return the faster way that fits batches like `columns`. The memory of `flat` is taken now."""
     replayed = _replayed(loss, flat)
     if replayed is not None and replayed.fits(columns, flat.tensor.dtype):
         return replayed

@@ -194,7 +194,7 @@ class BufferedOnPolicy(OnPolicy):
         return warmed_up(sample, burn_in, self.update.loss.networks[0])
 
     def figures(self) -> dict[str, float]:
-        """Those of the update, and `rows_drawn`."""
+        """Return those of the update, and `rows_drawn`."""
         return super().figures() | {"rows_drawn": float(self.hooks.valued.rows)}
 
 
@@ -234,7 +234,7 @@ class OffPolicy(Loop):
         self.collector.init_random_frames = max(0, self.collector.init_random_frames - rows)
 
     def learn(self, delivered: Delivered, progress: float) -> TensorDictBase:
-        """The updates that the frames of a batch have earned, each on a sample."""
+        """Make the updates that the frames of a batch have earned, each on a sample."""
         batch, buffer, update, stage = delivered.raw, self.buffer, self.update, self.hooks.stage
         new = min(delivered.frames, max(0, self.collector.frames - self.learning_starts))
         self.owed += self.updates_per_frame * new
@@ -264,7 +264,7 @@ class OffPolicy(Loop):
         return batch
 
     def figures(self) -> dict[str, float]:
-        """Those of the update, and `replay_ratio`: updates of the whole run for each frame that earned any."""
+        """Return those of the update, and `replay_ratio`: updates of the whole run for each frame that earned any."""
         found = super().figures()
         if "updates" in found:
             found["replay_ratio"] = found["updates"] / max(self.collector.frames - self.learning_starts, 1)

@@ -53,7 +53,7 @@ class Minibatches:
         return iter(self._views)
 
     def draw(self, columns: Mapping[Key, Tensor]) -> tuple[Tensor, list[int]]:
-        """The rows of an epoch in a new order, int64 `[N]`, and where each minibatch ends among them."""
+        """Return the rows of an epoch in a new order, int64 `[N]`, and where each minibatch ends among them."""
         n = next(iter(columns.values())).shape[0]
         return torch.randperm(n, generator=self.generator), [*range(self.batch_size, n, self.batch_size), n]
 
@@ -96,7 +96,7 @@ class SequenceMinibatches(Minibatches):
 
 
 def with_starts(columns: Mapping[Key, Tensor], batch: TensorDictBase, states: Sequence[Key]) -> Minibatch:
-    """Columns `[*B, ...]` whose `is_init` is set where rows begin, too, and behind masked ones.
+    """Return columns `[*B, ...]` whose `is_init` is set where rows begin, too, and behind masked ones.
 
     The last of the batch dims is time. `states` are what sequences begin with that go on from rows which are not there.
     """
@@ -144,7 +144,7 @@ def with_slices(columns: Mapping[Key, Tensor], states: Sequence[Key], length: in
 
 
 def _slice_starts(begins: np.ndarray, possible: np.ndarray, length: int) -> np.ndarray:
-    """The rows int64 `[S]` at which slices begin, of those where one can, `possible`; bool `[N]` both."""
+    """Return the rows int64 `[S]` at which slices begin, of those where one can, `possible`; bool `[N]` both."""
     n = len(begins)
     places = np.append(np.flatnonzero(possible), n)
     furthest = np.searchsorted(places, places + length, side="right") - 1

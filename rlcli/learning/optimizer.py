@@ -97,11 +97,11 @@ class FlatOptimizer:
         self._direct = _direct_step(self.optimizer, self.tensor)
 
     def _count(self, steps: Tensor) -> Tensor:
-        """A saved step count where the optimizer wants it."""
+        """Return a saved step count where the optimizer wants it."""
         return steps.to(self.tensor.device if self.can_skip else "cpu", copy=True)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The optimizer's state, tensors only; empty before the first step."""
+        """Return the optimizer's state, tensors only; empty before the first step."""
         state = self.optimizer.state.get(self.tensor, {})
         return {k: torch.as_tensor(x) for k, x in state.items() if x is not None}
 
@@ -122,7 +122,7 @@ class FlatOptimizer:
 
 
 def _direct_step(optimizer: Optimizer, tensor: nn.Parameter) -> Callable[[Tensor | None], None] | None:
-    """The one operation that `optimizer.step` ends in, or None where it has more to do."""
+    """Return the one operation that `optimizer.step` ends in, or None where it has more to do."""
     group, state = optimizer.param_groups[0], optimizer.state[tensor]
     name = _OPERATIONS.get(type(optimizer))
     operation = getattr(torch, name, None) if name else None
@@ -218,7 +218,7 @@ class Step:
             self.made += not bad
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The optimizer's state and the counters."""
+        """Return the optimizer's state and the counters."""
         state = {f"{_OPTIMIZER}{name}": x for name, x in self.optimizer.state_dict().items()}
         return state | {"counters": torch.tensor([self.made, self.guard.skipped, self.guard.in_a_row])}
 
@@ -234,7 +234,7 @@ class Schedule(Protocol):
     """A number for every moment of a run."""
 
     def at(self, fraction: float) -> float:
-        """The number when `fraction` (0 to 1) of the run's frames are done."""
+        """Return the number when `fraction` (0 to 1) of the run's frames are done."""
 
 
 @dataclass(frozen=True)
@@ -250,5 +250,5 @@ class Linear:
 
 
 def schedule(value: float | Schedule) -> Schedule:
-    """A schedule as it is; a number as a constant one."""
+    """Return a schedule as it is; a number as a constant one."""
     return Linear(float(value), float(value)) if isinstance(value, int | float) else value

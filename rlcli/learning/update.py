@@ -194,7 +194,7 @@ class Update:
         return {key: x.full() if isinstance(x, Rows) and x.sparse else x for key, x in found.items()}
 
     def columns(self, batch: TensorDictBase) -> Minibatch:
-        """The same `[N, ...]` over all batch dims, of the rows that masks let through.
+        """Return the same `[N, ...]` over all batch dims, of the rows that masks let through.
 
         Of a recurrent loss `is_init` says where the rows of `batch` and the slices of sequences begin as well.
         """
@@ -270,7 +270,7 @@ class StateBeside:
         self._found: dict[str, nn.Parameter] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the first module: live tensors."""
+        """Return the state of the first module: live tensors."""
         if self._found is None:
             module, *others = self._modules
             plain = all(

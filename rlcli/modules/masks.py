@@ -133,7 +133,7 @@ def mask_key_of(policy: Any) -> Key | None:
 
 
 def options_of(action_spec: TensorSpec) -> tuple[int, ...]:
-    """Options of each choice that an action consists of; empty where it is none of several."""
+    """Return the options of each choice that an action consists of; empty where it is none of several."""
     _, spec = single_action(action_spec)
     if isinstance(spec, Categorical | OneHot):
         return (spec.n,)
@@ -143,7 +143,7 @@ def options_of(action_spec: TensorSpec) -> tuple[int, ...]:
 
 
 def find_action_mask(asked: str | None, observation_spec: Composite, action_spec: TensorSpec) -> Key | None:
-    """The observation that is an action mask.
+    """Return the observation that is an action mask.
 
     `asked`: its key, dots between the names of nested ones; "none" where there is none. By default the observation that
     is called `action_mask`, if actions are choices.

@@ -56,7 +56,7 @@ class Stage(NamedTuple):
     out_keys: tuple[Key, ...]
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """The outputs in the order of `out_keys`."""
+        """Return the outputs in the order of `out_keys`."""
         return self._outputs(self.module.on_tensors(*inputs) if self.recurrent else self.module(*inputs))
 
     def _outputs(self, out: Any) -> tuple[Tensor, ...]:
@@ -154,7 +154,7 @@ class ValueParts(NamedTuple):
 
 
 def take_apart(net: Any) -> Parts | None:
-    """The parts of a plain tensordict module or (nested) sequence; None where calling them would not do."""
+    """Return the parts of a plain tensordict module or (nested) sequence; None where calling them would not do."""
     stages: list[Stage] = []
     head = None
     for leaf in _leaves(net):
@@ -168,7 +168,7 @@ def take_apart(net: Any) -> Parts | None:
 
 
 def take_apart_values(net: Any) -> ValueParts | None:
-    """The parts of a `QValueActor`, an `EGreedyModule` behind it or not; None where calling it would not do."""
+    """Return the parts of a `QValueActor`, an `EGreedyModule` behind it or not; None where calling it would not do."""
     leaves = list(_leaves(net, QValueModule, EGreedyModule))
     exploration = leaves.pop() if leaves and type(leaves[-1]) is EGreedyModule else None
     choice = leaves.pop() if leaves and type(leaves[-1]) is QValueModule else None

@@ -112,13 +112,13 @@ def action_space_of(action_space: str | None, spec: TensorSpec | None, key: Key 
 
 
 def greedy(values: Tensor, action_space: str) -> Tensor:
-    """The best action of `values [*B, n]`, as an index `[*B]` or one-hot `[*B, n]`; of equals the first."""
+    """Return the best action of `values [*B, n]`, as an index `[*B]` or one-hot `[*B, n]`; of equals the first."""
     index = values.argmax(-1)
     return index if action_space == "categorical" else nn.functional.one_hot(index, values.shape[-1])
 
 
 def chosen(values: Tensor, action: Tensor, action_space: str) -> Tensor:
-    """The entry `[*B]` of `values [*B, n]` that an action selects: an index `[*B]` or `[*B, 1]`, or one-hot."""
+    """Return the entry `[*B]` of `values [*B, n]` that an action selects: an index `[*B]` or `[*B, 1]`, or one-hot."""
     if action_space == "one_hot":  # looked up: values of other actions may be -inf
         action = (action.byte() if action.dtype == torch.bool else action).argmax(-1)
     index = action if action.ndim == values.ndim else action.unsqueeze(-1)

@@ -119,7 +119,7 @@ class BootstrappedLoss(Loss):
         )
 
     def target(self, columns: Columns, next_value: Tensor) -> Tensor:
-        """The value `[*B]` that a row's own value is to have."""
+        """Return the value `[*B]` that a row's own value is to have."""
         keys, size = (self.next_keys[0], self.ended_key(columns)), next_value.shape
         reward, terminated = (per_row(self.need(columns, k), size, show(k)) for k in keys)
         steps = columns.get(STEPS_TO_NEXT_OBS)
@@ -146,7 +146,7 @@ def _of_counting_rows(error: Tensor, mask: Tensor, index: Tensor | None) -> Tens
 
 
 def next_columns(columns: Columns, keys: Sequence[Key]) -> dict[Key, Tensor]:
-    """The columns under `next`, named as the networks read them."""
+    """Return the columns under `next`, named as the networks read them."""
     found = {}
     for key in keys:
         x = columns.get(under_next(key))
@@ -162,7 +162,7 @@ def next_columns(columns: Columns, keys: Sequence[Key]) -> dict[Key, Tensor]:
 
 @torch.no_grad()
 def mean_of(x: Tensor, mask: Tensor | None) -> Tensor:
-    """A diagnostic: the mean of the rows that count."""
+    """Return a diagnostic: the mean of the rows that count."""
     return reduce(x.detach(), mask)
 
 
@@ -179,7 +179,7 @@ class HasTargets(Protocol):
 
 
 def target_of(module: Net) -> Net:
-    """A frozen copy."""
+    """Return a frozen copy."""
     return copy.deepcopy(module).requires_grad_(False)
 
 

@@ -19,7 +19,7 @@ NETWORKS = ("actor_network", "critic_network", "value_network", "qvalue_network"
 
 
 def either(name: str, given: T | None, alias: str, other: T | None) -> T | None:
-    """An argument that has two names, given under at most one of them."""
+    """Return an argument that has two names, given under at most one of them."""
     if given is not None and other is not None:
         raise ArgumentError(f"{alias} is another name of {name}", fix="Give one of them")
     return other if given is None else given

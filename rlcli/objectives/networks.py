@@ -155,7 +155,7 @@ class Lowered:
 
 
 def plain_stages(module: TensorDictModuleBase) -> tuple[Stage, ...] | None:
-    """All of a network that draws nothing; None where it cannot be taken apart."""
+    """Return all of a network that draws nothing; None where it cannot be taken apart."""
     parts = take_apart(module)
     return None if parts is None or parts.head is not None else parts.stages
 
@@ -163,7 +163,7 @@ def plain_stages(module: TensorDictModuleBase) -> tuple[Stage, ...] | None:
 def _with_keys(
     find: Callable[[TensorDictModuleBase], tuple[Stage, ...] | None], module: TensorDictModuleBase
 ) -> tuple[tuple[Stage, ...] | None, list[Key]]:
-    """The stages of a network, and what it reads."""
+    """Return the stages of a network, and what it reads."""
     stages = find(module)
     return stages, keys_read(module, stages or ())
 
@@ -322,7 +322,7 @@ class Density:
         return self.known().family
 
     def parameters(self, columns: Columns) -> tuple[Params, dict[Key, Tensor]]:
-        """The distribution's parameters, and columns with everything the net writes (family only)."""
+        """Return the distribution's parameters, and columns with everything the net writes (family only)."""
         return self.known().parameters(columns)
 
     def __call__(
@@ -389,7 +389,7 @@ def one_a_row(x: Tensor, size: torch.Size, of: Any) -> Tensor:
 
 
 def also_called(key: Key) -> tuple[Key, ...]:
-    """The other name under which a batch may hold the log-probability that is looked for under `key`."""
+    """Return the other name under which a batch may hold the log-probability that is looked for under `key`."""
     names = (SAMPLE_LOG_PROB, ACTION_LOG_PROB)
     return tuple(name for name in names if name != key) if key in names else ()
 

@@ -232,7 +232,7 @@ class SACLoss(BootstrappedLoss):
         return self.target(columns, torch.stack(values).amin(0) - alpha * log_prob)
 
     def _draw(self, columns: Columns, batch_dims: int) -> tuple[Tensor, Tensor]:
-        """A differentiable action and its log-probability `[*B]`."""
+        """Return a differentiable action and its log-probability `[*B]`."""
         known, size = self.density.known(), next(iter(columns.values())).shape[:batch_dims]
         if known.family is not None and known.family.has_rsample:
             params, _ = known.parameters(columns)

@@ -47,7 +47,7 @@ def burn_in_of(columns: Columns) -> Tensor | None:
 
 
 def flat(columns: Columns, batch_dims: int) -> dict[Key, Tensor]:
-    """Columns `[*B, ...]` as `[N, ...]`; `is_init` is set where rows of the batch begin, too."""
+    """Return columns `[*B, ...]` as `[N, ...]`; `is_init` is set where rows of the batch begin, too."""
     begins = columns[IS_INIT]
     if batch_dims > 1:
         begins = begins.clone()
@@ -142,7 +142,7 @@ class SequenceActionValues:
 
 
 def without(columns: Columns, keys: Sequence[Key]) -> dict[Key, Tensor]:
-    """All other columns."""
+    """Return all other columns."""
     return {key: x for key, x in columns.items() if key not in keys}
 
 

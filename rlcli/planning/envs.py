@@ -48,7 +48,7 @@ class Envs:
 
 
 def lanes_of(cfg: CollectConfig, num: int) -> EnvConfig:
-    """The envs of the run, `num` of them and in this process, on the engine that it would choose for all."""
+    """Return the envs of the run, `num` of them and in this process, on the engine that it would choose for all."""
     mode = "native" if wants_native(cfg.env, cfg.env.num) else "serial"
     return dataclasses.replace(cfg.env, num=num, mode=mode, workers=None)
 
@@ -171,7 +171,7 @@ def measured(cfg: CollectConfig, actor: nn.Module | None = None) -> Envs:
 
 
 def worker_bytes(collector: BaseCollector) -> int:
-    """Bytes of the processes that step a collector's lanes, as they are now; 0 where there are none."""
+    """Return the bytes of the processes that step a collector's lanes, as they are now; 0 where there are none."""
     shared, own, started = _processes(collector.processes)
     return shared + sum(own) + started
 

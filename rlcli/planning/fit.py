@@ -66,7 +66,7 @@ def _scratch_of(cfg: Any) -> Path | None:
 
 
 def disk_need(cfg: CollectConfig, plan: Plan) -> int:
-    """Bytes on disks: frames where they are collected, checkpoints and a memmap else."""
+    """Return the bytes on disks: frames where they are collected, checkpoints and a memmap else."""
     if plan.verb == "collect":
         batches = math.ceil(cfg.total_frames / max(plan.frames, 1))
         rows = math.ceil(plan.component(ROLLOUT) / max(plan.frames, 1) * cfg.total_frames)
@@ -111,7 +111,7 @@ def advice_for(cfg: Any, plan: Plan, again: Again) -> list[str]:
 
 
 def _changed(cfg: Any, change: Mapping[str, Any]) -> Any:
-    """A configuration with other values."""
+    """Return a configuration with other values."""
     changed = copy.deepcopy(cfg)
     for given, value in change.items():
         for key in _CHOICES.get(given, (given,)):
@@ -214,7 +214,7 @@ def _ways(cfg: Any, plan: Plan, place: Place, over: int) -> Iterator[Sequence[Ma
 
 
 def _stored_in_ram(plan: Plan) -> int:
-    """Bytes of a buffer that are not on a disk."""
+    """Return the bytes of a buffer that are not on a disk."""
     return sum(entry.bytes for entry in plan.entries if entry.component == BUFFER and entry.device != "disk")
 
 
@@ -256,12 +256,12 @@ def _of_batches(cfg: Any, plan: Plan, over: int) -> Iterator[Sequence[Mapping[st
 
 
 def _batches(plan: Plan) -> int:
-    """Bytes of the batch, the one before it, and the copy that minibatches are cut from."""
+    """Return the bytes of the batch, the one before it, and the copy that minibatches are cut from."""
     return sum(map(plan.component, (ROLLOUT, SPARE, MINIBATCHES)))
 
 
 def _scaled(size: int, nbytes: int, over: int) -> int:
-    """A size whose bytes are smaller by `over` and a little more, in two figures: not every byte is of a row."""
+    """Return a size whose bytes are smaller by `over` and a little more, in two figures: not every byte is of a row."""
     return max(1, _rounded(size * max(nbytes - 1.02 * over, 1) / nbytes))
 
 
@@ -346,7 +346,7 @@ def warnings_for(cfg: CollectConfig, rows: RowSchema, modes: Sequence[Mode]) -> 
 
 
 def _limit(cfg: CollectConfig) -> int | None:
-    """The longest an episode can be, where that is known."""
+    """Return the longest an episode can be, where that is known."""
     limits = [cfg.env.max_episode_steps, cfg.collector.max_frames_per_traj]
     if not cfg.env.max_episode_steps and cfg.env.kind in ("gym", "mujoco"):
         from gymnasium.envs.registration import registry

@@ -93,18 +93,18 @@ class Held(NamedTuple):
 
 
 def bytes_on(entries: Sequence[Entry], device: str = "cpu") -> int:
-    """Bytes of entries on one device; what lies on a disk has the device "disk"."""
+    """Return the bytes of entries on one device; what lies on a disk has the device "disk"."""
     return sum(entry.bytes for entry in entries if (entry.device or "cpu") == device)
 
 
 def at_once(peaks: Sequence[Peak], device: str = "cpu") -> int:
-    """The most that stages hold together: the largest at its peak, the others with what they keep."""
+    """Return the most that stages hold together: the largest at its peak, the others with what they keep."""
     here = [peak for peak in peaks if peak.device == device]
     return max((p.bytes + sum(q.kept for q in here if q is not p) for p in here), default=0)
 
 
 def at_peak(process: Mapping[str, int], entries: Sequence[Entry], peaks: Sequence[Peak]) -> int:
-    """Bytes of a process in RAM at its peak: beside tensors, of those that stay, and of stages."""
+    """Return the bytes of a process in RAM at its peak: beside tensors, of those that stay, and of stages."""
     return sum(process.values()) + bytes_on(entries) + at_once(peaks)
 
 
@@ -149,7 +149,7 @@ def expected(
 
 
 def so_far(imported: int, learning: Learning, stored: int = 0) -> dict[str, int]:
-    """The process of a run that is about to begin, without networks and stored rows: they are among the tensors.
+    """Return the process of a run that is about to begin, without networks and stored rows: they are among the tensors.
 
     Memory that was freed before goes back to the system first: it does not belong to this run.
     """
@@ -165,7 +165,7 @@ def working(learning: Learning) -> int:
 
 
 def noise_of(rows: RowSchema) -> dict[str, int]:
-    """Bytes that lanes have drawn ahead once the first batch is begun."""
+    """Return the bytes that lanes have drawn ahead once the first batch is begun."""
     return {"random numbers, drawn ahead": rows.lanes * noise_of_lane(rows)}
 
 
@@ -214,7 +214,7 @@ def estimates_of(cfg: CollectConfig, estimator: Any, mode: str) -> tuple[Mapping
 
 
 def _learned(cfg: Any, rows: RowSchema, learning: Learning, peaks: list[Peak]) -> list[Entry]:
-    """Entries of what is trained; the update's peak goes to `peaks`."""
+    """Return the entries of what is trained; the update's peak goes to `peaks`."""
     device, loss, estimator, drawn = _device(cfg, "train_device"), learning.loss, learning.estimator, _draws(cfg)
     entries = planned_learner(learning.policy, loss, cfg.optim.kind, optimizer_options(cfg.optim), device)
     added = {} if estimator is None else written_by(estimator, "full")
@@ -245,7 +245,7 @@ def _learned(cfg: Any, rows: RowSchema, learning: Learning, peaks: list[Peak]) -
 
 
 def _of_a_step(cfg: Any, rows: RowSchema, loss: Any) -> tuple[RowSchema, int]:
-    """The rows that one step of the update learns from, and how many more only bring states up, at most.
+    """Return the rows that one step of the update learns from, and how many more only bring states up, at most.
 
     Of a recurrent loss the lanes are sequences.
     """
@@ -353,7 +353,7 @@ def update_peak(loss: Any, columns: Mapping[Key, Tensor], device: str, sequences
 
 
 def _asked(sequences: int) -> AbstractContextManager[Any]:
-    """The answers of that many sequences, of one length each, perhaps with a next observation behind."""
+    """Return the answers of that many sequences, of one length each, perhaps with a next observation behind."""
     if not sequences:
         return nullcontext()
     return Answers(lambda _: sequences, sequences - 1, False)
@@ -413,7 +413,7 @@ def stage_peak(
 
 
 def rows_at_once(estimator: ValueEstimator, rows: RowSchema, flat: bool = False) -> int:
-    """Rows of one call of the value network."""
+    """Return the rows of one call of the value network."""
     whole = rows.lanes * _slots(estimator, rows)
     size = estimator.chunks.rows(torch.Size((rows.frames,) if flat else (rows.lanes, rows.steps)))
     if size is None:
@@ -424,7 +424,7 @@ def rows_at_once(estimator: ValueEstimator, rows: RowSchema, flat: bool = False)
 
 
 def _slots(estimator: ValueEstimator, rows: RowSchema) -> int:
-    """Observations of one lane that go through the network in a row."""
+    """Return the observations of one lane that go through the network in a row."""
     if estimator.shifted:
         return rows.steps + estimator.shifted_budget
     return rows.steps + 1 if estimator.recurrent else rows.steps

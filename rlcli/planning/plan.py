@@ -109,7 +109,7 @@ class Plan:
         return all(place.fits for place in self.places)
 
     def component(self, name: str) -> int:
-        """Bytes of one component."""
+        """Return the bytes of one component."""
         return sum(entry.bytes for entry in self.entries if entry.component == name)
 
     def as_dict(self) -> dict:
@@ -137,7 +137,7 @@ class Layer:
 
 
 def layers(policy: Any) -> list[Layer]:
-    """The layers of an `ActorCritic`, actor first; none of a policy that has no networks."""
+    """Return the layers of an `ActorCritic`, actor first; none of a policy that has no networks."""
     found: list[Layer] = []
     seen: set[int] = set()
     for name in ("actor", "critic"):

@@ -170,7 +170,7 @@ class Channel:
 
 
 def packed(value: Any) -> bytes:
-    """The body that `unpacked` reads; what no module holds, a class of the user's `__main__`, goes by value."""
+    """Return the body that `unpacked` reads; what no module holds, a class of the user's `__main__`, goes by value."""
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception:  # whatever an object of the user's raises
@@ -180,5 +180,5 @@ def packed(value: Any) -> bytes:
 
 
 def unpacked(body: bytes) -> Any:
-    """The value in a body; None where it is empty."""
+    """Return the value in a body; None where it is empty."""
     return pickle.loads(body) if body else None

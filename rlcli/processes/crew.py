@@ -293,7 +293,7 @@ class Crew:
         return self._turn
 
     def wait(self, index: int, turn: int) -> tuple[int, bytes]:
-        """The answer of one worker to the order of this turn; nothing where it is lost and the crew goes on."""
+        """Return the answer of one worker to the order of this turn; nothing where it is lost and the crew goes on."""
         line, waited, then, come = self.lines[index], 0.0, time.monotonic(), self._progress_of(index)
         while index not in self.failed:
             self.awaited = index

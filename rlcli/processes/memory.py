@@ -44,7 +44,7 @@ def resident() -> tuple[int, int]:
 
 
 def grown(before: tuple[int, int]) -> int:
-    """Bytes that came since `resident()` said `before`, at least 0.
+    """Return the bytes that came since `resident()` said `before`, at least 0.
 
     The system may take pages of files back at any time, those of libraries above all: what lies in no file is looked at
     by itself.
@@ -110,7 +110,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _statistic(path: Path, name: str) -> int:
-    """The number behind a name in a file of names and numbers; 0 where it is not there."""
+    """Return the number behind a name in a file of names and numbers; 0 where it is not there."""
     return next((int(line.split()[1]) for line in _lines(path) if line.split()[:1] == [name]), 0)
 
 
@@ -125,7 +125,7 @@ def bytes_in(text: str) -> int:
 
 
 def size(count: float | None) -> str:
-    """Bytes in binary units: `256 KiB`, `1.4 GiB`; exact below 1 KiB."""
+    """Return the bytes in binary units: `256 KiB`, `1.4 GiB`; exact below 1 KiB."""
     if count is None:
         return "-"
     sign, count = ("-" if count < 0 else ""), abs(count)

@@ -14,7 +14,7 @@ RESTARTS, WINDOW = 5, 60.0  # each so many times in so many seconds, or with not
 
 
 def time_to_build(step_timeout: float | None) -> float | None:
-    """Seconds that a new worker has to make its envs in, where there is a limit on steps."""
+    """Return the seconds that a new worker has to make its envs in, where there is a limit on steps."""
     return None if step_timeout is None else max(BUILDING, step_timeout)
 
 

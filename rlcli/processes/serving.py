@@ -28,7 +28,7 @@ def serve(line: Line, orders: Callable[[int, bytes], Any]) -> None:
 
 
 def _sendable(error: BaseException) -> BaseException:
-    """The error, or where it cannot be pickled one that says as much."""
+    """Return the error, or where it cannot be pickled one that says as much."""
     try:
         unpacked(packed(error))
     except Exception:  # whatever a class of the user's does

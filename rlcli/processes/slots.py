@@ -50,11 +50,11 @@ class Slots:
         self.memory(at)
 
     def __len__(self) -> int:
-        """Those that this process has mapped."""
+        """Return those that this process has mapped."""
         return len(self._held)
 
     def memory(self, at: int) -> np.ndarray:
-        """The bytes of a slot, uint8 `[nbytes]`."""
+        """Return the bytes of a slot, uint8 `[nbytes]`."""
         while at >= len(self._held):
             memory = mmap.mmap(self.fd, self.nbytes, offset=self.offset(len(self._held)))
             self._held.append(np.frombuffer(memory, np.uint8))
@@ -77,5 +77,5 @@ class Slots:
 
 
 def _record(kind: int, at: int) -> bytes:
-    """The kernel's `struct flock` for one byte, which stands for a slot."""
+    """Return the kernel's `struct flock` for one byte, which stands for a slot."""
     return struct.pack("hhqqi4x", kind, os.SEEK_SET, at, 1, 0)

@@ -52,7 +52,7 @@ class Window:
 
     # ---- showing ---------------------------------------------------------------------------------------------------
     def at_home(self, at: int) -> np.ndarray:
-        """The bytes of a slot that is not shown, uint8 `[nbytes]`."""
+        """Return the bytes of a slot that is not shown, uint8 `[nbytes]`."""
         if at not in self._seen:
             self._seen[at] = _array(self._home(at), self.slots.nbytes)
         return self._seen[at]

@@ -146,7 +146,7 @@ class _ForkServer:
         self.owner = self.asked = 0
 
     def ask(self, request: bytes, fds: list[int]) -> int:
-        """The pid of a new worker."""
+        """Return the pid of a new worker."""
         with self.lock:
             for _ in range(2):  # somebody may have killed the fork server
                 control = self._there()

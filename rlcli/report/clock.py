@@ -92,11 +92,11 @@ class Spent:
         return self.frames / seconds if seconds > 0 else 0.0
 
     def stages(self) -> dict[str, float]:
-        """Seconds of each top-level stage in order of appearance, "other" last; they add up to `seconds`."""
+        """Return the seconds of each top-level stage in order of appearance, "other" last; they add up to `seconds`."""
         return self.parts(())
 
     def parts(self, path: tuple[str, ...] | str) -> dict[str, float]:
-        """Seconds of the parts of one stage, the rest as "other"; empty when it has no parts."""
+        """Return the seconds of the parts of one stage, the rest as "other"; empty when it has no parts."""
         path = (path,) if isinstance(path, str) else path
         depth = len(path)
         found: dict[str, int] = {}
@@ -148,7 +148,7 @@ class Clock:
         self._root.own_ns = 0
 
     def __call__(self, name: str) -> Stage:
-        """The stage `name` inside the stage that is open now, as a context manager."""
+        """Return the stage `name` inside the stage that is open now, as a context manager."""
         return self._current.child(name)
 
     def interrupt(self, name: str) -> Callable[[], None]:
@@ -180,7 +180,7 @@ class Clock:
         return Spent(self._frames, dict(self._total))
 
     def elapsed(self) -> float:
-        """Seconds of the run until now, the open interval included."""
+        """Return the seconds of the run until now, the open interval included."""
         open_ns = max(self._now() - self._mark, 0) + _pending(self._root)
         return (sum(self._total.values()) + open_ns) / 1e9
 

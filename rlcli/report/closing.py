@@ -72,7 +72,7 @@ def write(folder: Path | str, summary: Mapping) -> None:
 
 
 def to_markdown(summary: Mapping) -> str:
-    """The report as Markdown."""
+    """Return the report as Markdown."""
     parts = [f"# {_title(summary)}\n"]
     for title, table in _tables(summary):
         parts += [f"## {title}\n", *table.to_markdown(), ""]
@@ -100,7 +100,7 @@ def to_terminal(summary: Mapping) -> RenderableType:
 
 
 def to_text(summary: Mapping) -> str:
-    """The same as plain text; commands and paths, which are copied, stay on one line."""
+    """Return the same as plain text; commands and paths, which are copied, stay on one line."""
     lines = [wrapped(_title(summary))]
     lines += [wrapped(f"resumed {text}") for _, text in _resumed(summary)]
     lines += [wrapped(f"! {text}") for _, text in _warnings(summary)]
@@ -169,7 +169,7 @@ def _seconds(spent: Mapping, stage: str) -> float:
 
 
 def _pace(spent: Mapping) -> str:
-    """Frames a second without what is compiled once."""
+    """Return frames a second without what is compiled once."""
     whole = spent["seconds"] - _seconds(spent, COMPILE)
     return figures.rate(spent["frames"] / whole if whole > 0 else 0.0)
 
@@ -221,7 +221,7 @@ def _learning_table(learning: Mapping) -> Table:
 
 
 def _rows_table(summary: Mapping) -> Table:
-    """Rows at ends, and what the value stage could not know of the rows it saw; only what there can be."""
+    """Return rows at ends, and what the value stage could not know of the rows it saw; only what there can be."""
     named = {
         "ends of episodes and batches": ("boundary_rows", "frames"),
         "V(s) in place of V(s')": ("approximated", "valued_rows"),
@@ -268,7 +268,7 @@ def _throughput_table(spent: Mapping) -> Table:
 
 
 def _workers_table(those: Sequence[Mapping]) -> Table:
-    """The processes that collected."""
+    """Return the processes that collected."""
     table = Table(["worker", "envs", "frames collected", "largest lag", "restarts", "lost frames"])
     for number, worker in enumerate(those):
         first, last = worker["first_lane"], worker["first_lane"] + worker["lanes"] - 1

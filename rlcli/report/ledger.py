@@ -71,11 +71,11 @@ class Ledger:
         self.entries = [replace(entry, peak=self._peaks[entry.component, entry.key]) for entry in entries]
 
     def components(self) -> list[str]:
-        """Names in order of first appearance."""
+        """Return the names in order of first appearance."""
         return list(dict.fromkeys(entry.component for entry in self.entries))
 
     def component(self, name: str) -> Entry:
-        """The sum over one component, as an entry with an empty key; peaks are summed too."""
+        """Return the sum over one component, as an entry with an empty key; peaks are summed too."""
         lines = [entry for entry in self.entries if entry.component == name]
         return Entry(
             name,
@@ -100,7 +100,7 @@ def counted(
     optimizer: torch.optim.Optimizer | Mapping | None = None,
     others: Iterable[Entry] = (),
 ) -> list[Entry]:
-    """All lines; `others` are those that a component (a buffer) writes about itself."""
+    """Return all lines; `others` are those that a component (a buffer) writes about itself."""
     claims = Claims()
     learner = learner_entries(modules, optimizer, claims=claims) if modules else []
     return [*batch_entries(batch, obs_keys, claims=claims), *learner, *others]
@@ -117,7 +117,7 @@ class Claims:
         self._taken: dict[str, list[tuple[int, int]]] = {}
 
     def claim(self, tensor: Tensor) -> int:
-        """Bytes between the tensor's first and last element that nobody claimed before."""
+        """Return the bytes between the tensor's first and last element that nobody claimed before."""
         without_memory = tensor.device.type == "meta"
         if not tensor.numel() or (without_memory and not self._foretold):
             return 0
@@ -207,7 +207,7 @@ def _plain(key: Key, value: Tensor, frames: int, claims: Claims) -> Entry:
 
 
 def _gathered(key: Key, value: Rows, frames: int, claims: Claims) -> Entry:
-    """A lazy next observation: its extra rows and index are its own, the observations belong to their key."""
+    """Return a lazy next observation: its extra rows and index are its own, the observations belong to their key."""
     held = claims.claim(value.extra) + sum(claims.claim(tensor) for tensor in _pointers(value))
     held += claims.claim(value.obs)  # nothing, unless the batch dropped the observations themselves
     full = value.numel() * value.element_size()

@@ -68,7 +68,7 @@ class Guarded:
 
 
 def load_tensorboard() -> tuple[Any, Any, Any]:
-    """The modules of TensorBoard that write events."""
+    """Return the modules of TensorBoard that write events."""
     from tensorboard.compat.proto import event_pb2, summary_pb2
     from tensorboard.summary.writer import event_file_writer
 
@@ -235,7 +235,7 @@ class MetricsWriter:
 
 
 def read_metrics(path: Path | str) -> list[dict]:
-    """All records of a metrics file in order; a torn or unreadable line is left out."""
+    """Return all records of a metrics file in order; a torn or unreadable line is left out."""
     return [record for _, record in _records(Path(path)) if record is not None]
 
 
@@ -252,7 +252,7 @@ def cut_back(path: Path, frames: int) -> None:
 
 
 def plain(values: Mapping) -> dict:
-    """A nested mapping as strict JSON has it: tensors as numbers, non-finite numbers as None."""
+    """Return a nested mapping as strict JSON has it: tensors as numbers, non-finite numbers as None."""
     return {str(key): _plain(value) for key, value in values.items()}
 
 
@@ -321,7 +321,7 @@ def _scalars(record: Mapping[str, object], prefix: str = "") -> Iterator[tuple[s
 
 
 def _tag(name: str) -> str:
-    """A figure's place among TensorBoard's charts: `kl` -> `learning/kl`; stages and memory have theirs."""
+    """Return a figure's place among TensorBoard's charts: `kl` -> `learning/kl`; stages and memory have theirs."""
     if "/" in name:
         return name
     if name.startswith("eval_"):
@@ -330,7 +330,7 @@ def _tag(name: str) -> str:
 
 
 def cannot_write(path: Path, error: OSError, needed: int = 0) -> ResourceError:
-    """The sentence where the system refuses a file of figures."""
+    """Return the sentence where the system refuses a file of figures."""
     why = error.strerror or str(error)
     if error.errno == errno.ENOSPC:
         from rlcli.data.files.disk import (

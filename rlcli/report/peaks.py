@@ -90,7 +90,7 @@ class LargestPeak:
         self._live: LiveBytes | None = None
 
     def of(self, rows: int) -> LargestPeak:
-        """The context for a batch of so many rows."""
+        """Return the context for a batch of so many rows."""
         self._rows = rows
         return self
 

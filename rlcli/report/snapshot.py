@@ -103,7 +103,7 @@ class Snapshot:
 
 
 def shown(learned: Mapping[str, SupportsFloat]) -> dict[str, float]:
-    """The figures of an update that views show, under their short names."""
+    """Return the figures of an update that views show, under their short names."""
     found: dict[str, float] = {}
     for name, short in LEARNING.items():
         if name in learned:

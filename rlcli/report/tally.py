@@ -117,7 +117,7 @@ class EpisodeStats:
         return sums, lengths
 
     def take(self) -> list[Episode]:
-        """Those that ended since this was last called."""
+        """Return those that ended since this was last called."""
         taken, self.fresh = self.fresh, []
         return taken
 
@@ -191,7 +191,7 @@ def boundary_rows(done) -> int:
 
 
 def _lanes(column) -> np.ndarray:
-    """A column as `[N, T]`."""
+    """Return a column as `[N, T]`."""
     array = np.asarray(column.detach().cpu() if hasattr(column, "detach") else column)
     if array.ndim >= 2 and array.shape[-1] == 1:
         array = array[..., 0]

@@ -139,7 +139,7 @@ class PlainView(View):
 
 
 def chosen(console: str = "auto", stream: TextIO | None = None) -> str:
-    """The view that `console` means on this stream: "live", "plain" or "off"."""
+    """Return the view that `console` means on this stream: "live", "plain" or "off"."""
     stream = sys.stdout if stream is None else stream
     if console not in VIEWS:
         raise ConfigError(f"unknown console {console!r}", where="console", fix=f"Choose one of {', '.join(VIEWS)}.")

@@ -105,7 +105,7 @@ def cells(rows: Sequence[WorkerRow], restarts: int, room: int) -> list[str]:
 
 
 def in_words(workers: Sequence[Mapping], late: int = 0, dropped: int = 0) -> str:
-    """The workers of a summary, in one line.
+    """Return the workers of a summary, in one line.
 
     `late` and `dropped`: batches that were further behind than `weights.max_lag`, and the frames of those that were
     passed over.

@@ -151,7 +151,7 @@ def load_latest(folder: Path | str) -> Checkpoint:
 
 
 def latest_number(folder: Path | str) -> int:
-    """The number of the newest checkpoint that verifies; raises as `load_latest`, warns of nothing."""
+    """Return the number of the newest checkpoint that verifies; raises as `load_latest`, warns of nothing."""
     skipped: list[str] = []
     for path in reversed(list_checkpoints(Path(folder))):
         reason = verify(path)

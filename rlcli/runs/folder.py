@@ -89,7 +89,7 @@ class Run:
         return saved_frames(self.path)
 
     def metrics(self) -> list[dict]:
-        """All records of metrics.jsonl in order."""
+        """Return all records of metrics.jsonl in order."""
         path = self.path / METRICS
         return read_metrics(path) if path.exists() else []
 
@@ -147,7 +147,7 @@ def _refused(path: Path, error: OSError) -> ResourceError:
 
 # ---- all of them --------------------------------------------------------------------------------------------------
 def all_runs(root: Path | str) -> list[Run]:
-    """Every run below `root`, newest first; folders whose run.json cannot be read are left out."""
+    """Return every run below `root`, newest first; folders whose run.json cannot be read are left out."""
     found = []
     for folder in _folders(Path(root)):
         run = Run(folder)
@@ -386,11 +386,11 @@ def nothing_saved(run: Run) -> DamagedDataError | ResourceError:
 
 
 def with_command(fix: str | None, text: str, run: Run) -> str:
-    """A fix, and the resume command after it."""
+    """Return a fix, and the resume command after it."""
     before = f"{fix.rstrip('.')}. " if fix else ""
     return f"{before}{text}: {resume_command(run)}"
 
 
 def packages_of(run: Run) -> list[str]:
-    """The user's own packages that a run was made with."""
+    """Return the user's own packages that a run was made with."""
     return list(run.info.get("packages", []))

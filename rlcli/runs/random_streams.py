@@ -51,7 +51,7 @@ def restore(saved: Mapping[str, Any]) -> None:
 
 
 def _on(kind: str) -> list[torch.Tensor]:
-    """The stream of each device of a kind; none where nothing was computed on them."""
+    """Return the stream of each device of a kind; none where nothing was computed on them."""
     module = getattr(torch, kind)
     if kind == "mps":  # one device, and nobody says whether it was used
         return [module.get_rng_state()] if _is_here(kind) else []

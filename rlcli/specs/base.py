@@ -157,7 +157,7 @@ class TensorSpec:
 
 
 def as_shape(shape: tuple) -> tuple[int, ...]:
-    """The sizes that a method was given, one by one or as one sequence."""
+    """Return the sizes that a method was given, one by one or as one sequence."""
     return tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else tuple(shape)
 
 

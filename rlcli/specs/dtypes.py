@@ -28,7 +28,7 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype | None:
 
 
 def limits(dtype: torch.dtype) -> tuple[int, int]:
-    """The least and the greatest of a dtype of whole numbers, or of bool."""
+    """Return the least and the greatest of a dtype of whole numbers, or of bool."""
     return (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
 
 

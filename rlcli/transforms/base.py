@@ -322,7 +322,7 @@ class Transform(nn.Module):
         return spec
 
     def _leaf(self, spec: Composite, key: Key) -> TensorSpec:
-        """The spec of one of `in_keys`; a group of observations is refused, whose values have no one shape."""
+        """Return the spec of one of `in_keys`; a group of observations is refused, whose values have no one shape."""
         leaf = spec[key]
         if isinstance(leaf, Composite):
             parts = [show((*as_tuple(key), *as_tuple(part))) for part in leaf.keys(True, True)]
@@ -381,7 +381,7 @@ def is_ours(kind: type) -> bool:
 
 
 def reset_mask(tensordict: TensorDictBase | None, reset_tensordict: TensorDictBase) -> Tensor | None:
-    """The lanes that restart, bool `[*B, 1]`; `None` for all of them."""
+    """Return the lanes that restart, bool `[*B, 1]`; `None` for all of them."""
     mask = reset_tensordict.get(RESET, None)
     return tensordict.get(RESET, None) if mask is None and tensordict is not None else mask
 

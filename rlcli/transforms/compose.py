@@ -37,7 +37,7 @@ def by_name(transforms: Iterable[Transform]) -> dict[str, Transform]:
 
 
 def _one_by_one(name: str) -> Any:
-    """A method that hands its argument to that of each transform, and what one gives to the next."""
+    """Return a method that hands its argument to that of each transform, and what one gives to the next."""
 
     def method(self: Compose, value: Any) -> Any:
         for transform in self:

@@ -27,7 +27,7 @@ class Carry:
         self.value: np.ndarray | None = None
 
     def take(self, fresh: np.ndarray, start: Any) -> np.ndarray:
-        """The values `[N]` at row 0, `start` on the lanes `fresh` `[N]` that were reset outside the loop."""
+        """Return the values `[N]` at row 0, `start` on the lanes `fresh` `[N]` that were reset outside the loop."""
         held = np.zeros(fresh.shape, self.dtype) if self.value is None else self.value
         return np.where(fresh, self.dtype.type(start), held)
 

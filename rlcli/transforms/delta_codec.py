@@ -61,7 +61,7 @@ def is_part(key: Key, held: Any) -> bool:
 
 
 def code_of(dtype: torch.dtype, wanted: torch.dtype) -> torch.dtype | None:
-    """The dtype that differences of `dtype` are kept in, or None where there is no codec."""
+    """Return the dtype that differences of `dtype` are kept in, or None where there is no codec."""
     if dtype.is_floating_point:
         return wanted
     return torch.int16 if dtype in LONG_INTEGERS else None
@@ -79,7 +79,7 @@ def saves(elements: int, dtype: torch.dtype, wanted: torch.dtype) -> bool:
 
 
 def encode(obs: Tensor, after: Tensor, wanted: torch.dtype, batch_dims: int) -> Coded:
-    """The difference of two observations `[*B, *F]` of one dtype; what cannot be told is found by decoding."""
+    """Return the difference of two observations `[*B, *F]` of one dtype; what cannot be told is found by decoding."""
     change = after - obs  # in the source's dtype; rounded to the code's once
     if not obs.dtype.is_floating_point:
         return Coded(change.to(torch.int16), None)
@@ -94,7 +94,7 @@ def encode(obs: Tensor, after: Tensor, wanted: torch.dtype, batch_dims: int) -> 
 
 
 def mark(coded: Coded, rows: Tensor) -> Coded:
-    """The same differences, but for `rows` (bool `[*B]`), which are marked as kept elsewhere."""
+    """Return the same differences, but for `rows` (bool `[*B]`), which are marked as kept elsewhere."""
     delta, scale = coded
     where = spread(rows, delta)
     if scale is not None:
@@ -115,7 +115,7 @@ def _lowest(code: torch.dtype) -> float:
 
 
 def decode(obs: Tensor, coded: Coded) -> Tensor:
-    """The next observation `[*B, *F]`, in the dtype of `obs`; of marked rows, nothing that means anything."""
+    """Return the next observation `[*B, *F]`, in the dtype of `obs`; of marked rows, nothing that means anything."""
     delta = coded.delta.to(obs.dtype)
     if coded.scale is not None:
         dims = delta.ndim - coded.scale.ndim

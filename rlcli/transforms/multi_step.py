@@ -196,7 +196,7 @@ def walk(goes_on: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 
 def _of_last_step(held: Collection[Key]) -> _Keys:
-    """All under `next` but the reward, and the observations that differences need."""
+    """Return all under `next` but the reward, and the observations that differences need."""
     after = [key for key in held if as_tuple(key)[0] == NEXT and key not in (REWARD, ORIGINAL_REWARD)]
     origins = {key: _observation_of(key, held) for key in after}
     kept = [key for key in after if origins[key] in held and origins[key] not in END_FLAGS]
@@ -213,13 +213,13 @@ def _of_last_step(held: Collection[Key]) -> _Keys:
 
 
 def _observation_of(key: Key, held: Collection[Key]) -> Key:
-    """The observation whose next value or difference is kept under a key."""
+    """Return the observation whose next value or difference is kept under a key."""
     parts = as_tuple(key)[1:]
     return unravel(parts[1:] if is_part(parts, held) else parts)
 
 
 def _decoded(last: dict[Key, Tensor], coded: Iterable[Key]) -> dict[Key, Tensor]:
-    """Columns `[N, *F]` of what lies under `next`, with next observations instead of differences."""
+    """Return columns `[N, *F]` of what lies under `next`, with next observations instead of differences."""
     for key in coded:
         scale, kept = last.pop(scale_key(key), None), last.pop(kept_key(key), None)
         last[under_next(key)] = read(key, last.pop(key), Coded(last.pop(delta_key(key)), scale), kept)

@@ -93,7 +93,7 @@ class _Learning(Transform):
 
 
 def _restarting(tensordict: TensorDictBase | None, reset_tensordict: TensorDictBase) -> np.ndarray:
-    """The lanes that restart, bool `[N]`."""
+    """Return the lanes that restart, bool `[N]`."""
     mask = reset_mask(tensordict, reset_tensordict)
     return np.ones(reset_tensordict.batch_size.numel(), bool) if mask is None else mask.reshape(-1).cpu().numpy()
 

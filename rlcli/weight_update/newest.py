@@ -104,7 +104,7 @@ class SharedNewest(Newest):
             self.close()
 
     def another(self) -> int:
-        """The place of one more model."""
+        """Return the place of one more model."""
         if self._models == _MODELS:
             raise ArgumentError(
                 f"a collector keeps {_MODELS} models in step", why="those registered anew count again",

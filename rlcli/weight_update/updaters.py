@@ -54,7 +54,7 @@ class WeightUpdaterBase(ABC):
         """Whatever has to be prepared once."""
 
     def _get_server_weights(self) -> Any:
-        """The weights, when none were handed over."""
+        """Return the weights, when none were handed over."""
         return None
 
     def _maybe_map_weights(self, policy_or_weights: Any) -> Any:

@@ -102,7 +102,7 @@ def lower(
 def _lowered(
     program: TensorDictProgram, tried: Any, example: TensorDictBase, shown: dict[Key, np.ndarray], whole: bool
 ) -> tuple[LoweredProgram | None, str]:
-    """The policy taken apart; or None, and why it is not."""
+    """Return the policy taken apart; or None, and why it is not."""
     policy, setting = program.policy, program.setting
     if why := _whole(program, whole, tried):
         return None, why
@@ -317,7 +317,7 @@ def _same_log_prob(program: LoweredProgram, example: TensorDictBase, params: lis
 # With state and parameters of their own, since a call may write to either. Functions keep state too, in what they close
 # over (hooks that count, lambdas inside of modules): it is copied with them.
 def twin(policy: Any) -> nn.Module | None:
-    """A copy of a module, or None: it is no module, or holds what cannot be copied."""
+    """Return a copy of a module, or None: it is no module, or holds what cannot be copied."""
     if not isinstance(policy, nn.Module):
         return None
     memo: dict[int, Any] = {}

@@ -239,7 +239,7 @@ class _BoundLowered(Bound):
         return lambda t: torch.from_numpy(shown[t].copy())
 
     def _as_shown(self, key: Key) -> list[Tensor]:
-        """The rows, without the lane dim where there is but one env."""
+        """Return the rows, without the lane dim where there is but one env."""
         return self.rows[key] if self.program.setting.batch_size else [row[0] for row in self.rows[key]]
 
     def _places(self) -> list[tuple[int, torch.dtype, tuple[int, ...]]]:

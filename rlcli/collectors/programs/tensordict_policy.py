@@ -204,7 +204,7 @@ class _BoundTensorDict(Bound):
         self.no_flags = [(name, torch.zeros(shape, dtype=torch.bool).unbind(0)) for name in self.asked]
 
     def _root(self, t: int) -> TensorDictBase:
-        """The root of step t in memory of its own: what a policy does to it, or keeps of it, is its business."""
+        """Return the root of step t in memory of its own: what a policy does to it, or keeps of it, is its business."""
         program, place = self.program, self.program.placement
         size = program.batch_size
         inputs: dict[Any, torch.Tensor] = {}

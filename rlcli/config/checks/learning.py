@@ -50,7 +50,7 @@ def _off_policy(cfg: Config) -> Iterator[Problem]:
 
 
 def _learns_on(cfg: Config) -> tuple[str, str]:
-    """The device that learns, and which key says so; with device=auto the one where there is a GPU."""
+    """Return the device that learns, and which key says so; with device=auto the one where there is a GPU."""
     given, kind = cfg.device.train_device, cfg.device.kind
     if given is not None:
         return given, f"device.train_device={given}"

@@ -19,7 +19,7 @@ _OF_GYMNASIUM = ("mujoco", "box2d")  # extras of envs that gymnasium holds in a 
 
 @check("env.kind.", "env.id.")
 def check_env(cfg: Any) -> list[Problem]:
-    """The env id exists here and its packages are installed."""
+    """Check that the env id exists here and its packages are installed."""
     env_id, kind = cfg.env.id, cfg.env.kind
     if (old := gymnasium_problem()) is not None:
         return [old]
@@ -76,7 +76,7 @@ def _of_packages(env_id: str, known: Mapping[str, Any], near: str) -> str:
 
 @check("device.")
 def check_devices(cfg: Any) -> list[Problem]:
-    """Every named device could exist with this torch on this system; using it shows whether it does."""
+    """Check that every named device could exist with this torch on this system; using it shows whether it does."""
     wanted = [
         (
             "device",

@@ -48,7 +48,7 @@ class SavedParts:
         self.sampler.load_state_dict(rest["sampler"])
 
     def state(self, *, columns: bool) -> dict[str, Any]:
-        """Rows and all that decides later samples; without `columns` for whoever writes the rows themselves."""
+        """Return rows and all that decides later samples; without `columns` for whoever writes the rows themselves."""
         ring = self.ring
         rows: dict[str, Any] = {"ring": ring.state_dict(), "columns": {}}
         if columns and len(ring):

@@ -115,7 +115,7 @@ class Prefetcher(Generic[Item]):
             self._waiting.append(self._threads.submit(self._make, self._size))
 
     def take(self) -> list[Item]:
-        """All that is made or being made, oldest first; nothing is made after that until it is asked for.
+        """Return all that is made or being made, oldest first; nothing is made after that until it is asked for.
 
         What the thread raised is raised here, and what was made is thrown away as by `drop`.
         """
@@ -211,7 +211,7 @@ class SampleStream:
 
     # ---- one after the other -----------------------------------------------------------------------------------
     def next(self, size: int, *, ahead: bool = True) -> Sampled:
-        """The next sample; without `ahead` the thread makes no further ones."""
+        """Return the next sample; without `ahead` the thread makes no further ones."""
         if self._lock.closed:
             self._lock.check()
         if self._kept:

@@ -107,7 +107,7 @@ class Transforms:
         return len(self._parts)
 
     def write(self, batch: Any) -> Any:
-        """A batch on its way in; the caller's stays as it is."""
+        """Take a batch through on its way in; the caller's stays as it is."""
         for part, inverted in reversed(self._parts):
             if isinstance(part, Transform):
                 change = part.forward if inverted else part.inv
@@ -118,7 +118,7 @@ class Transforms:
         return batch
 
     def wanted(self) -> list[Key] | None:
-        """Keys that a sample begins with, if some need not be read: the first transform reads them anew."""
+        """Return the keys that a sample begins with, if some need not be read: the first transform reads them anew."""
         first = self._parts[0] if self._bound else None
         if first is None or first[1] or not isinstance(first[0], Transform) or self._ring is None:
             return None
@@ -128,7 +128,7 @@ class Transforms:
         return [key for key in (*self._ring.fields, *self._ring.sparse_keys) if key not in anew] if anew else None
 
     def read_stored(self, sample: Any, rows: np.ndarray) -> Any:
-        """A sample's way out as far as it needs the buffer."""
+        """Take a sample through on its way out as far as it needs the buffer."""
         for part, inverted in self._parts[: self._bound]:
             if isinstance(part, Transform) and not inverted:
                 sample = part.sampled(sample, rows)
@@ -137,7 +137,7 @@ class Transforms:
         return sample
 
     def read(self, sample: Any) -> Any:
-        """The rest of a sample's way out."""
+        """Take a sample through the rest of its way out."""
         for part, inverted in self._parts[self._bound :]:
             sample = self._out(part, inverted, sample)
         return sample

@@ -112,7 +112,7 @@ def _first(offers: Iterable[Callable[..., Code | None]], key: Key, field: Field,
 
 
 def wider(codes: Collection[Code], misfit: Code, field: Field, column: Tensor) -> tuple[Code, ...]:
-    """The codes with another for `misfit`, which cannot hold `column`: more bits, more bytes, or none at all."""
+    """Return the codes with another for `misfit`, which cannot hold `column`: more bits, more bytes, or none at all."""
     instead = None
     if misfit.kind in (BITS, NARROW) and field.dtype is not torch.bool:
         instead = _first((_bits, _narrow), misfit.key, field, column)

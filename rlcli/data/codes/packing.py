@@ -66,7 +66,7 @@ class CodedRows:
             self.stored[RECORD] = self._record.field
 
     def pack(self, columns: Mapping[Key, Tensor]) -> tuple[dict[Key, Tensor], Code | None]:
-        """Columns ``[N, *F]`` of all keys as they are stored, and the code that cannot hold its own."""
+        """Return columns ``[N, *F]`` of all keys as they are stored, and the code that cannot hold its own."""
         if not self.codes:
             return dict(columns), None
         out = {key: columns[key] for key in self.plain if key in columns}
@@ -92,7 +92,7 @@ class CodedRows:
     def gather(
         self, storage: Storage, rows: np.ndarray, index: TrajectoryIndex, keys: Iterable[Key] | None = None
     ) -> dict[Key, Tensor]:  # fmt: skip
-        """New columns ``[N, *F]`` of live rows int64 ``[N]``; all keys by default."""
+        """Return new columns ``[N, *F]`` of live rows int64 ``[N]``; all keys by default."""
         plan = self._plan(self._all if keys is None else tuple(keys))
         out = gathered(storage, rows, plan.stored) if plan.stored else {}
         out = self._unpacked(out, len(rows), plan)
@@ -102,7 +102,7 @@ class CodedRows:
         return {key: out[key] for key in plan.keys}
 
     def derived(self, rows: np.ndarray, index: TrajectoryIndex) -> dict[Key, Tensor]:
-        """The columns of live rows that the index knows."""
+        """Return the columns of live rows that the index knows."""
         return {key: _given_back(index.ids(rows), self.fields[key]) for key in self._derived}
 
     def _plan(self, keys: tuple[Key, ...]) -> _Plan:
@@ -142,7 +142,7 @@ class CodedRows:
         return out
 
     def width(self, key: Key) -> float | None:
-        """Bytes of a row that a packed key takes; None for one that is not packed.
+        """Return the bytes of a row that a packed key takes; None for one that is not packed.
 
         Bits that no key uses are shared among those that are stored in bits.
         """
@@ -330,7 +330,7 @@ def codes_of(state: Sequence[Sequence[Any]]) -> tuple[Code, ...]:
 
 
 def _given_back(ids: np.ndarray, field: Field) -> Tensor:
-    """The ids of rows, int64 `[N]`, as they were given."""
+    """Return the ids of rows, int64 `[N]`, as they were given."""
     return torch.from_numpy(ids).to(field.dtype).view(len(ids), *field.shape)
 
 

@@ -33,7 +33,7 @@ _ENDS, _EXTRA, _AT, _FEW = "@ends", "@extra/", "@at/", "@few/"  # "@" is encoded
 
 
 def layout_of(batch: TensorDictBase) -> dict[str, Any]:
-    """Key name -> dtype and shape (without batch dims) of every tensor."""
+    """Return key name -> dtype and shape (without batch dims) of every tensor."""
     layout = {}
     for key, value in batch.items(include_nested=True, leaves_only=True, is_leaf=is_leaf_nontensor):
         if not isinstance(value, Tensor) or not has_rows(value):
@@ -51,7 +51,7 @@ def layout_of(batch: TensorDictBase) -> dict[str, Any]:
 
 
 def tensors_of(batch: TensorDictBase, *, compress: bool = False) -> dict[str, Tensor]:
-    """A batch as named tensors, next observations taken apart; with `compress` bytes go through lz4."""
+    """Return a batch as named tensors, next observations taken apart; with `compress` bytes go through lz4."""
     packed = pack(batch)
     out = {name_of(key): x for key, x in packed.batch.items(include_nested=True, leaves_only=True)}
     if packed.ends is not None:
@@ -133,7 +133,7 @@ def name_of(key: Key) -> str:
 
 
 def key_of(name: str) -> Key:
-    """The inverse of `name_of`."""
+    """Return the key that `name_of` spells."""
     return unravel(tuple(unquote(part) for part in name.split("/")))
 
 

@@ -35,7 +35,7 @@ Header = Mapping[str, tuple[torch.dtype, list[int]]]
 
 
 def folded(name: str, x: Tensor, batch: torch.Size) -> dict[str, Tensor]:
-    """The tensors that stand for a column ``[*batch, *F]``, or for other rows ``[E, *F]``, in a file."""
+    """Return the tensors that stand for a column ``[*batch, *F]``, or for other rows ``[E, *F]``, in a file."""
     apart = name.startswith("@")
     lead = x.shape[:1] if apart else batch
     if x.dtype in _INDEX and x.shape[:-1] == lead and _FEWEST <= x.shape[-1] < 1 << 15:
@@ -56,7 +56,7 @@ def folded(name: str, x: Tensor, batch: torch.Size) -> dict[str, Tensor]:
 
 
 def compressed(name: str, x: Tensor) -> tuple[str, Tensor]:
-    """A tensor of a file, bytes in fewer of them."""
+    """Return a tensor of a file, bytes in fewer of them."""
     if x.dtype is not torch.uint8 or not _LEAST <= x.numel() <= _MOST or name.startswith("@few/"):
         return name, x
     import lz4.block

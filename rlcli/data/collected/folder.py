@@ -156,7 +156,7 @@ def missing_of_run(folder: Path, frames: int) -> str | None:
 
 
 def cut_journal(path: Path, why: str) -> DamagedDataError:
-    """The error for a journal that has lost acknowledged records."""
+    """Return the error for a journal that has lost acknowledged records."""
     return DamagedDataError("records of the journal are missing", where=str(path), why=why, fix=_FIX)
 
 

@@ -37,7 +37,7 @@ FOLDERS = SealedFolders(
 
 
 def read_manifest(path: Path | str) -> dict[str, Any]:
-    """The manifest of a checkpoint, checked against its own seal."""
+    """Return the manifest of a checkpoint, checked against its own seal."""
     return FOLDERS.manifest(Path(path))
 
 

@@ -75,7 +75,7 @@ class Disk:
             path.mkdir(parents=True, exist_ok=True)
 
     def write_file(self, path: Path, chunks: Sequence[bytes | memoryview], *, sync: bool = True) -> Stamp:
-        """A new file: reserved, written, synced (or by `sync_file` later) and closed.
+        """Write a new file: reserved, written, synced (or by `sync_file` later) and closed.
 
         Its name is durable after `sync_folder`. A write that fails, or is interrupted, takes the file away again.
         """
@@ -154,7 +154,7 @@ class Disk:
         return True
 
     def open_to_append(self, path: Path) -> int:
-        """A descriptor at the end of a file, which is made if it is not there."""
+        """Return a descriptor at the end of a file, which is made if it is not there."""
         with explained(path):
             self.at("open", path)
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -262,7 +262,7 @@ def stamp_of(path: Path) -> Stamp:
 
 
 def digest_of(*parts: bytes | memoryview) -> str:
-    """The checksum of bytes at hand."""
+    """Return the checksum of bytes at hand."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(part)
@@ -363,5 +363,5 @@ def _free(path: Path) -> _Free | None:
 
 
 def _there(path: Path) -> Path:
-    """The folder of a path, or the nearest above it that exists."""
+    """Return the folder of a path, or the nearest above it that exists."""
     return next((folder for folder in (path, *path.absolute().parents) if folder.is_dir()), Path("/"))

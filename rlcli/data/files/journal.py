@@ -68,7 +68,7 @@ def scan(path: Path) -> Scan:
 
 
 def read_record(path: Path, offset: int) -> Record:
-    """The record that starts at a byte; `records` has checked it."""
+    """Return the record that starts at a byte; `records` has checked it."""
     with open(path, "rb") as file:
         file.seek(offset)
         return json.loads(file.readline()[33:])
@@ -148,7 +148,7 @@ class Journal:
         self._named = True  # the file's name is durable, or was made so by who made the file
 
     def _locked(self, path: Path) -> ProcessLock:
-        """A file open to append; who has it is the only writer of the file that has the name now."""
+        """Return a file open to append; who has it is the only writer of the file that has the name now."""
         with contextlib.suppress(BlockingIOError):
             lock = ProcessLock(self.disk.open_to_append(path))
             with contextlib.suppress(FileNotFoundError):
@@ -264,7 +264,7 @@ def states(folder: Path) -> list[Path]:
 
 
 def number_of(path: Path) -> int:
-    """The number in the name of a state file."""
+    """Return the number in the name of a state file."""
     return int(path.stem.removeprefix("state-"))
 
 
@@ -279,7 +279,7 @@ def _lines(new: Sequence[Record], digest: str) -> tuple[bytes, str]:
 
 
 def _text(line: bytes, previous: str) -> bytes | None:
-    """The JSON of a line, if it fits its checksum."""
+    """Return the JSON of a line, if it fits its checksum."""
     digest, text = line[:32], line[33:-1]
     fits = line[32:33] == b" " and digest_of(previous.encode(), text).encode() == digest
     return text if fits else None

@@ -69,7 +69,7 @@ class RowFile(NamedTuple):
         return self.first + self.start, self.first + self.stop
 
     def columns(self, folder: Path, fields: Mapping[Key, Field], lanes: int) -> dict[Key, Tensor]:
-        """The live rows; the caller has compared the checksum of the file."""
+        """Return the live rows; the caller has compared the checksum of the file."""
         from rlcli.data.storages.frame_column import unpack_frames
 
         content = np.fromfile(folder / self.name, np.uint8)
@@ -140,7 +140,7 @@ class RowFiles:
         return found is not None and (found[0].first, found[0].stride) == (start, stop - start)
 
     def _linked(self, path: Path, number: int, start: int, stop: int, disk: Disk) -> tuple[RowFile, Stamp] | None:
-        """A full segment of a storage on disk, which will never change."""
+        """Return a full segment of a storage on disk, which will never change."""
         segment = self._segments.get(number)
         if segment is None or not disk.link(segment.path, path / _name(number)):
             return None
@@ -243,7 +243,7 @@ class SavedRows:
             yield file.live[0], file.columns(self.path, self.fields, self._lanes)
 
     def columns(self) -> dict[Key, Tensor]:
-        """All of them."""
+        """Return all of them."""
         parts = [columns for _, columns in self]
         return {key: torch.cat([part[key] for part in parts]) for key in self.fields} if parts else {}
 
@@ -280,7 +280,7 @@ def _plan(ring: LiveRows) -> Iterator[tuple[int, int, int]]:
 
 
 def _earlier(folders: SealedFolders, paths: list[Path]) -> tuple[dict[str, tuple[RowFile, Stamp]], Path | None]:
-    """The files of the newest of these folders whose manifest can be read."""
+    """Return the files of the newest of these folders whose manifest can be read."""
     for path in reversed(paths):
         try:
             manifest = folders.manifest(path)

@@ -95,7 +95,7 @@ class SealedFolders:
         return path
 
     def paths(self, folder: Path) -> list[Path]:
-        """Those in a folder, oldest first, whole or not."""
+        """Return those in a folder, oldest first, whole or not."""
         if not folder.is_dir():
             return []
         found = (p for p in folder.iterdir() if self._name.fullmatch(p.name) and p.is_dir())
@@ -107,7 +107,7 @@ class SealedFolders:
         return int(match[1]) if match else -1
 
     def manifest(self, path: Path) -> dict[str, Any]:
-        """The manifest of one, checked against its own seal."""
+        """Return the manifest of one, checked against its own seal."""
         file = path / MANIFEST
         try:
             raw = read_bytes(file)
@@ -154,7 +154,7 @@ class SealedFolders:
         return None
 
     def newest(self, folder: Path) -> tuple[Path | None, list[str]]:
-        """The newest in a folder that is whole, and what is wrong with each newer one, in a sentence."""
+        """Return the newest in a folder that is whole, and what is wrong with each newer one, in a sentence."""
         paths = self.paths(folder)
         damaged: list[str] = []
         for path in reversed(paths):
@@ -195,14 +195,14 @@ class SealedFolders:
         return wanted.altered(file)
 
     def read(self, path: Path, name: str, manifest: Mapping[str, Any]) -> bytes:
-        """A file's content, compared with what the manifest says."""
+        """Return a file's content, compared with what the manifest says."""
         try:
             return Stamp.said(manifest["files"][name]).content(path / name)
         except Misfit as error:
             raise self.damaged(path / name, error.why) from error
 
     def damaged(self, path: Path, why: str) -> DamagedDataError:
-        """The error for a file of one."""
+        """Return the error for a file of one."""
         return DamagedDataError(f"a {self.noun} file is damaged", where=str(path), why=why)
 
     def prune(
@@ -263,6 +263,6 @@ def _inode(path: Path) -> tuple[int, int]:
 
 
 def sealed(body: Mapping[str, Any]) -> bytes:
-    """A manifest as it stands in its file, with a checksum of itself."""
+    """Return a manifest as it stands in its file, with a checksum of itself."""
     text = json.dumps(body, indent=1, sort_keys=True)
     return (json.dumps({**body, "seal": digest_of(text.encode())}, indent=1, sort_keys=True) + "\n").encode()

@@ -43,7 +43,7 @@ _NAMES = {
 
 
 def encode(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
-    """The file's content, to be written in this order; the views keep their tensors alive."""
+    """Return the file's content, to be written in this order; the views keep their tensors alive."""
     header: dict[str, Any] = {}
     body: list[bytes | memoryview] = []
     offset = 0
@@ -68,7 +68,7 @@ def encode(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
 
 
 def decode(data: bytes, where: str) -> dict[str, Tensor]:
-    """The tensors in a file's content, on the CPU."""
+    """Return the tensors in a file's content, on the CPU."""
     try:
         return load(data)
     except (SafetensorError, ValueError, KeyError) as error:
@@ -76,7 +76,7 @@ def decode(data: bytes, where: str) -> dict[str, Tensor]:
 
 
 def memory_of(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor as they stand in a file; not a copy where it lies so on the CPU."""
+    """Return the bytes of a tensor as they stand in a file; not a copy where it lies so on the CPU."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     if not flat.numel():
         return memoryview(b"")  # an empty tensor may have stride 0, which no other dtype can view
@@ -140,7 +140,7 @@ def map_file(path: Path, size: int, *, shared: bool = True) -> Tensor:
 
 # ---- checks of what was read; see `rlcli.typed` --------------------------------------------------------------------
 def tensor(dtype: torch.dtype | None, *shape: int | None) -> Check:
-    """A tensor on the CPU of this dtype and shape; None is any."""
+    """Return a tensor on the CPU of this dtype and shape; None is any."""
 
     def check(x: Any) -> None:
         if not isinstance(x, Tensor):

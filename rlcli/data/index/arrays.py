@@ -164,7 +164,7 @@ class IndexArrays:
                     run[layout.WHERE] = layout.BELOW
 
     def _newest(self, lane: int) -> np.ndarray:
-        """The newest run of a lane; not a copy."""
+        """Return the newest run of a lane; not a copy."""
         return self.runs[:, lane, (self.lanes[layout.TAIL, lane] - 1) & (self.runs.shape[2] - 1)]
 
     # ---- for `cut_out`, one at a time --------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class IndexArrays:
         self.grow()
 
     def new_traj(self, traj_id: int, lane: int) -> int:
-        """The number of a new trajectory, whose runs the caller sets."""
+        """Return the number of a new trajectory, whose runs the caller sets."""
         from rlcli.kernels.index.table import new_traj
 
         self.scalars[layout.NEED_RUNS] = 1
@@ -188,7 +188,7 @@ class IndexArrays:
         self.scalars[layout.TRAJ_LIVE] -= 1
 
     def slot_of(self, packed: np.ndarray | None) -> int:
-        """A slot of the side pool with these bytes."""
+        """Return a slot of the side pool with these bytes."""
         from rlcli.kernels.index.table import new_slot
 
         self.scalars[layout.NEED_RUNS] = 1
@@ -229,7 +229,7 @@ class IndexArrays:
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """Numbers and tensors that say all of it; slots are renumbered from 0 on (see `used_slots`)."""
+        """Return numbers and tensors that say all of it; slots are renumbered from 0 on (see `used_slots`)."""
         scalars, order = self.scalars.copy(), self.used_slots()
         runs = [self.runs[:, lane, np.arange(*self.lanes[:, lane]) & (self.runs.shape[2] - 1)]
                 for lane in range(self.space.lanes)]  # fmt: skip
@@ -288,7 +288,7 @@ class IndexArrays:
 
 
 def _power(least: int) -> int:
-    """The smallest power of two from 16 on that is not below."""
+    """Return the smallest power of two from 16 on that is not below."""
     return 1 << max(4, (least - 1).bit_length())
 
 

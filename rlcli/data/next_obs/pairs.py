@@ -177,7 +177,7 @@ class SidePool:
         self.memory = memory
 
     def pack(self, columns: Mapping[Key, Tensor]) -> np.ndarray:
-        """Rows of all keys in slots of their own, uint8 ``[N, slot_width]``."""
+        """Return the rows of all keys in slots of their own, uint8 ``[N, slot_width]``."""
         parts = []
         for key in self.fields:
             column = indices_of(columns[key]) if key in self.choices else columns[key]
@@ -196,7 +196,7 @@ class SidePool:
         return out.scatter_(1, places.clamp(0, field.shape[0] - 1), (places >= 0).to(field.dtype))
 
     def whole(self) -> SidePool:
-        """The same slots without choices: rows are kept as they are."""
+        """Return the same slots without choices: rows are kept as they are."""
         pool, slots = SidePool(self.fields), np.arange(len(self.memory))
         pool.memory = pool.pack({key: self.column(key, slots) for key in self.fields})
         return pool
@@ -218,7 +218,7 @@ class SidePool:
 
 
 def bytes_of(column: Tensor) -> Tensor:
-    """The bytes of each row, uint8 ``[N, bytes]``, on the CPU."""
+    """Return the bytes of each row, uint8 ``[N, bytes]``, on the CPU."""
     plain = column.detach().cpu().reshape(len(column), math.prod(column.shape[1:])).contiguous()
     if plain.numel():
         return plain.view(torch.uint8).view(len(column), -1)

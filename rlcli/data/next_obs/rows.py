@@ -258,7 +258,7 @@ def _wrap(pool: Pool, where: Tensor | Ends) -> Rows:
 
 
 def _stay_lazy(func: Any, args: tuple, kwargs: dict) -> Any:
-    """The answer as `Rows`, or None where the operation must gather."""
+    """Return the answer as `Rows`, or None where the operation must gather."""
     rows = args[0] if args else None
     if func in JOINS:
         return _join(func, *args, **kwargs)

@@ -37,7 +37,7 @@ class Sparse(NamedTuple):
     nothing: float = 0.0
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Sparse:
-        """The same on a device."""
+        """Return the same on a device."""
         at, rows = (x.to(device, non_blocking=non_blocking) for x in (self.at, self.rows))
         return Sparse(at, rows, self.nothing)
 
@@ -48,7 +48,7 @@ def is_sparse(key: Key, column: Tensor | None = None) -> bool:
 
 
 def sparse_rows(shape: Sequence[int], sparse: Sparse) -> Rows:
-    """The column `[*shape, *F]`; without rows it takes the bytes of one."""
+    """Return the column `[*shape, *F]`; without rows it takes the bytes of one."""
     nothing = sparse.rows.new_full((1, *sparse.rows.shape[1:]), sparse.nothing)
     index = torch.zeros((), dtype=torch.int32, device=nothing.device).expand(*shape)
     if len(sparse.at):
@@ -61,7 +61,7 @@ def sparse_rows(shape: Sequence[int], sparse: Sparse) -> Rows:
 
 
 def blanked(column: Rows, where: Tensor) -> Rows:
-    """The column with a row of zeros wherever bool `[*B]` says; all of them take the bytes of one."""
+    """Return the column with a row of zeros wherever bool `[*B]` says; all of them take the bytes of one."""
     zeros = column.extra.new_zeros(1, *column.extra.shape[1:])
     index = column.index.masked_fill(where, len(column.extra) + 1)
     out = Rows(column.obs, torch.cat((column.extra, zeros)), index)
@@ -70,7 +70,7 @@ def blanked(column: Rows, where: Tensor) -> Rows:
 
 
 def sparse_where(rows: Tensor, values: Tensor) -> Rows:
-    """The column `[*B, *F]` that holds `values` in `rows` (bool `[*B]`)."""
+    """Return the column `[*B, *F]` that holds `values` in `rows` (bool `[*B]`)."""
     at = rows.reshape(-1).nonzero().squeeze(-1)
     return sparse_rows(rows.shape, Sparse(at, values.flatten(0, rows.ndim - 1)[at]))
 
@@ -115,7 +115,7 @@ class SparseColumns:
         return tuple(self._held)
 
     def copy(self) -> SparseColumns:
-        """The same columns; what is put into one is not in the other."""
+        """Return the same columns; what is put into one is not in the other."""
         return copy.deepcopy(self)
 
     @property
@@ -137,7 +137,7 @@ class SparseColumns:
         check_fit(held, {key: sparse.rows for key, sparse in taken.items() if math.isnan(nothing_of(key))})
 
     def emptied(self) -> SparseColumns:
-        """The same columns, without a row."""
+        """Return the same columns, without a row."""
         out = SparseColumns()
         out._held = {key: _Column(column.rows[:0], column.nothing) for key, column in self._held.items()}
         return out
@@ -164,7 +164,7 @@ class SparseColumns:
             column.add(numbers[at[counts]], taken[key].rows.detach().cpu()[torch.from_numpy(counts)])
 
     def read(self, key: Key, numbers: np.ndarray, device: torch.device) -> Rows:
-        """The column of some rows, int64 ``[N]``."""
+        """Return the column of some rows, int64 ``[N]``."""
         at, rows = self._held[key].read(numbers)
         sparse = Sparse(torch.from_numpy(at).to(device), rows.to(device), self._held[key].nothing)
         return sparse_rows(numbers.shape, sparse)
@@ -175,7 +175,7 @@ class SparseColumns:
         return next((key for key, column in self._held.items() if math.isnan(column.nothing)), None)
 
     def held_before(self, key: Key, numbers: np.ndarray, lanes: int, base: int) -> np.ndarray:
-        """Return steps to a row from its lane's last one (`base` on) that holds something, int64 `[N]`; else -1."""
+        """Return the steps to a row from its lane's last one (`base` on) that holds something, int64 `[N]`; else -1."""
         from rlcli.kernels.index.read import marked_before  # loads the compiler, which takes half a second
 
         held, back = self._held[key].held, np.empty(len(numbers), np.int64)
@@ -296,5 +296,5 @@ class _Column:
 
 
 def _room(needed: int, now: int) -> int:
-    """A quarter more than is needed, where there are not as many already with some to spare."""
+    """Return a quarter more than is needed, where there are not as many already with some to spare."""
     return now if needed * 9 // 8 < now else needed + needed // 4

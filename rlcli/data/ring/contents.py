@@ -68,7 +68,7 @@ class Contents:
         self.sparse, self.unfollowed = SparseColumns(), Unfollowed()
 
     def new_index(self, layout: Layout) -> tuple[TrajectoryIndex, SidePool | None, Pairs]:
-        """An empty index of such rows, and what it writes to and reads from."""
+        """Return an empty index of such rows, and what it writes to and reads from."""
         found, fields = layout.observations, layout.fields
         pool = SidePool({key: fields[key] for key in found}, self.choices) if found else None
         pairs = Pairs(found, fields, pool)
@@ -122,7 +122,7 @@ class Contents:
 
     # ---- reading -----------------------------------------------------------------------------------------------
     def read(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
-        """New columns ``[N, *F]`` of live rows int64 ``[N]``; all by default."""
+        """Return new columns ``[N, *F]`` of live rows int64 ``[N]``; all by default."""
         asked = None if keys is None else [unravel(key) for key in keys]
         if not self.sparse:
             return self._read(rows, asked)

@@ -44,7 +44,7 @@ class Layout:
         cls, fields: Mapping[Key, Field], lane_shape: torch.Size, exact: bool, asked: Asked,
         stacked: Mapping[Key, int] | None = None,
     ) -> Layout:  # fmt: skip
-        """The layout of rows with these fields."""
+        """Return the layout of rows with these fields."""
         found = observation_keys(fields)
         return cls(fields, lane_shape, Markers.among(fields, *asked), found, exact and bool(found), stacked or {})
 
@@ -83,7 +83,7 @@ NOTHING = Layout({}, torch.Size(()), Markers(None, ()))
 
 
 def _lane_shape(lead: torch.Size, ndim: int) -> torch.Size:
-    """The dims before time of a batch; leading ones that a storage has too few dims for are one."""
+    """Return the dims before time of a batch; leading ones that a storage has too few dims for are one."""
     if len(lead) < ndim:
         raise ArgumentError(
             f"a storage with ndim={ndim} takes batches of at least as many dims",
@@ -99,7 +99,7 @@ def _lane_shape(lead: torch.Size, ndim: int) -> torch.Size:
 
 
 def _stacked(fields: Mapping[Key, Field], frame_stack: int | Mapping[Key, int] | None) -> dict[Key, int]:
-    """The keys that are stored one frame a row, and how many frames a stack of theirs has."""
+    """Return the keys that are stored one frame a row, and how many frames a stack of theirs has."""
     if frame_stack is None:
         return {}
     if isinstance(frame_stack, Mapping):

@@ -53,11 +53,11 @@ class Form:
 
     @classmethod
     def of(cls, batch: Any) -> Form | None:
-        """The form of a batch; None if it is not made of plain tensors."""
+        """Return the form of a batch; None if it is not made of plain tensors."""
         return cls(batch) if _is_plain(batch) else None
 
     def tensors(self, batch: TensorDictBase) -> Sequence[Tensor] | None:
-        """The tensors of a batch of this form, or None if it is of another."""
+        """Return the tensors of a batch of this form, or None if it is of another."""
         found: tuple[Tensor, ...] = ()
         tables: list[dict] = []
         try:
@@ -228,7 +228,7 @@ class ReadPlan:
         return None if memory is None else cls(contents, memory)
 
     def columns(self, rows: np.ndarray) -> dict[Key, Tensor]:
-        """New columns ``[N, *F]`` of live rows int64 ``[N]``."""
+        """Return new columns ``[N, *F]`` of live rows int64 ``[N]``."""
         out = self._made(len(rows))
         targets = np.empty(len(out), np.int64)
         self._targets.pack_into(targets.data, 0, *map(Tensor.data_ptr, out.values()))
@@ -238,7 +238,7 @@ class ReadPlan:
         return out
 
     def _made(self, count: int) -> dict[Key, Tensor]:
-        """Columns to be filled."""
+        """Return the columns to be filled."""
         size, shapes = self._sized
         if size != count:  # what the sizes of the last sample say anew, a tenth of the time of a small one
             shapes = [

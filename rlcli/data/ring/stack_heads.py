@@ -32,7 +32,7 @@ class StackHeads:
 
     # ---- one lane ----------------------------------------------------------------------------------------------
     def of(self, lane: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Numbers of a lane's heads, the first steps of their stretches, and what stands before them."""
+        """Return the numbers of a lane's heads, the first steps of their stretches, and what stands before them."""
         numbers = np.arange(*self.ends[:, lane])
         steps, before = self.heads[:, lane, self._at(numbers)]
         return numbers, steps, before
@@ -95,7 +95,7 @@ class StackHeads:
         self.heads = heads
 
     def slot(self, frames: np.ndarray) -> int:
-        """A slot with these bytes."""
+        """Return a slot with these bytes."""
         self._more_slots(1)
         slot = self._free.pop()
         self.memory[slot] = frames

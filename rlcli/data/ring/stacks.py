@@ -94,11 +94,11 @@ class FrameStacks:
         return Promoted(fronts, links)
 
     def _older(self, storage: Storage, base: int, lane: int, step: int) -> np.ndarray:
-        """The frames before the newest one of a stored row."""
+        """Return the frames before the newest one of a stored row."""
         return self._frames(storage, base, self.space.row(step, lane))[: -self.frame.width]
 
     def _frames(self, storage: Storage, base: int, row: int) -> np.ndarray:
-        """The bytes of a stored row's stack."""
+        """Return the bytes of a stored row's stack."""
         return bytes_of(self.read(storage, base, [np.array([row])])[0])[0].numpy()
 
     def prepare(self, stacks: Tensor, cursor: int, length: int, start: int, stop: int, promoted: Promoted) -> None:
@@ -169,7 +169,7 @@ class FrameStacks:
         return {step: tip for step, tip in found.items() if index.base <= tip < step}
 
     def _found(self, storage: Storage, base: int, lane: int, tip: int | None, older: np.ndarray | None) -> int:
-        """A link to a stored row whose stack, shifted, is the new one; else a slot."""
+        """Return a link to a stored row whose stack, shifted, is the new one; else a slot."""
         assert older is not None
         if tip is not None:
             above = self._frames(storage, base, self.space.row(tip, lane))

@@ -86,7 +86,7 @@ def _pointed(
 
 
 def _flat(given: Mapping[Key, Tensor], keys: Iterable[Key], lead: int, count: int) -> dict[Key, Tensor]:
-    """The columns of some keys, contiguous `[count, *F]`."""
+    """Return the columns of some keys, contiguous `[count, *F]`."""
     columns: dict[Key, Tensor] = {}
     for key in keys:
         column = given[key]
@@ -111,7 +111,7 @@ def _store(contents: Contents, columns: Mapping[Key, Tensor], length: int, start
 
 
 def _step_major(columns: Mapping[Key, Tensor], lanes: int, length: int, start: int, stop: int) -> dict[Key, Tensor]:
-    """The steps `[start, stop)` of columns `[lanes * length, *F]`, as `[(stop - start) * lanes, *F]`."""
+    """Return the steps `[start, stop)` of columns `[lanes * length, *F]`, as `[(stop - start) * lanes, *F]`."""
     count = (stop - start) * lanes
     if not all(column.is_cpu for column in columns.values()):
         split = {key: column.unflatten(0, (lanes, length))[:, start:stop] for key, column in columns.items()}
@@ -167,7 +167,7 @@ def overwrite(contents: Contents, rows: np.ndarray, given: Mapping[Key, Tensor],
 
 
 def _changed(contents: Contents, rows: np.ndarray, columns: Mapping[Key, Tensor], keys: Iterable[Key]) -> np.ndarray:
-    """Rows whose bytes differ in one of these keys."""
+    """Return the rows whose bytes differ in one of these keys."""
     changed = np.zeros(len(rows), bool)
     for key, old in contents.read(rows, keys).items():
         changed |= (bytes_of(old) != bytes_of(columns[key])).any(1).numpy()

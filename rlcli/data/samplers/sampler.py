@@ -293,12 +293,12 @@ def need_size(name: str, value: Any) -> int:
 
 
 def shuffled(random: RandomStream, count: int) -> np.ndarray:
-    """The numbers below `count` in random order, int64."""
+    """Return the numbers below `count` in random order, int64."""
     return np.random.default_rng(int(random.integers(2**62, 1)[0])).permutation(count)
 
 
 def uniform(random: RandomStream, count: int) -> np.ndarray:
-    """Numbers of [0, 1), float64 ``[count]``."""
+    """Return the numbers of [0, 1), float64 ``[count]``."""
     return random.integers(2**53, count) * 2.0**-53
 
 

@@ -98,7 +98,7 @@ def _remove(path: Path, lock: ProcessLock, owner: int) -> None:
 
 # ---- who is there ----------------------------------------------------------------------------------------------
 def holder(path: Path) -> int | None:
-    """The pid in a lock's file: who holds it, or held it when it was killed."""
+    """Return the pid in a lock's file: who holds it, or held it when it was killed."""
     with contextlib.suppress(OSError, ValueError):
         return int(path.read_text())
     return None

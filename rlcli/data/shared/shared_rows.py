@@ -127,7 +127,7 @@ class SharedRows(Storage):
         return self.at(numbers, self.fields if keys is None else keys)
 
     def marks(self, start: int, stop: int) -> np.ndarray:
-        """The marks of rows that are mapped, uint8 ``[stop - start]``."""
+        """Return the marks of rows that are mapped, uint8 ``[stop - start]``."""
         return self.at(np.arange(start, stop), [MARKS])[MARKS].numpy()
 
     def sides(self, first: int, marks: np.ndarray, width: int) -> np.ndarray:
@@ -141,7 +141,7 @@ class SharedRows(Storage):
         return out
 
     def at(self, numbers: np.ndarray, keys: Iterable[Key]) -> dict[Key, Tensor]:
-        """New columns ``[N, *F]`` of rows by their number, int64 ``[N]``, which are mapped."""
+        """Return new columns ``[N, *F]`` of rows by their number, int64 ``[N]``, which are mapped."""
         found = self._table.gather(numbers, keys)
         if found is None:
             raise ArgumentError("a row was never written", why=f"{self.total - self.begin} are stored")
@@ -223,11 +223,11 @@ class SideFile:
         self.used = stop
 
     def read(self, count: int) -> np.ndarray:
-        """The next slots, ``[count, width]``, not a copy."""
+        """Return the next slots, ``[count, width]``, not a copy."""
         self.used += count
         return self._memory[self.used - count : self.used]
 
 
 def side_path(folder: Path, number: int) -> Path:
-    """The file beside segment `number`."""
+    """Return the file beside segment `number`."""
     return folder / f"sides-{number:08d}.bin"

@@ -95,7 +95,7 @@ class CodeMemory:
         self.piece = len(self._pieces) - 1
 
     def code(self, piece: int, place: int, length: int) -> np.ndarray:
-        """A code that was put; not a copy."""
+        """Return a code that was put; not a copy."""
         return self._pieces[piece][place : place + length]
 
     @classmethod

@@ -48,7 +48,7 @@ class Part(NamedTuple):
     def within(
         cls, path: Path, size: int, first: int, fields: Mapping[Key, Field], stride: int, start: int, stop: int
     ) -> Part:
-        """Rows ``[start, stop)`` of a file of raw columns, `stride` rows each; the first has number `first`."""
+        """Return rows ``[start, stop)`` of a file of raw columns, `stride` rows each; the first has number `first`."""
         begin, _ = column_offsets(fields, stride)
         offsets = {key: begin[key] + start * field.width for key, field in fields.items()}
         return cls(path, size, first + start, stop - start, offsets)
@@ -158,7 +158,7 @@ class MappedStorage(Storage):
         return out
 
     def _find(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of rows, and the parts they are in."""
+        """Return the numbers of rows, and the parts they are in."""
         numbers = numbers_of(np.asarray(rows, np.int64), self.first, self.total, self.capacity)
         if numbers.min() < 0:
             why = f"{self.total - self.first} are stored"

@@ -368,7 +368,7 @@ class LazyMemmapStorage(Storage):
         self._take_away()
 
     def _pieces(self, table: SegmentTable, start: int) -> list[tuple[int, int, Piece]]:
-        """Steps from `start` on, and all of the segments that were rewritten, with checksums."""
+        """Return the steps from `start` on, and all of the segments that were rewritten, with checksums."""
         assert self._journal is not None
         rows, here = table.rows, self._table.segments if table is self._table else {}
         named = self._journal.versions().items()
@@ -515,7 +515,7 @@ def disk_need(row_bytes: int, capacity: int, *, kept: bool = True, batch: int = 
 
 
 def _spare(rows: int, capacity: int, *, kept: bool) -> int:
-    """Steps between two commits, with `rows` of them a file."""
+    """Return the steps between two commits, with `rows` of them a file."""
     return max(rows, capacity // 8) if kept else rows
 
 

@@ -160,7 +160,7 @@ class Committed:
         return self.start + self.count
 
     def summary(self) -> list[Record]:
-        """A header and a commit, with the number of the last record, that say the same as all records."""
+        """Return a header and a commit, with the number of the last record, that say the same as all records."""
         pieces = [[s, version, *piece] for s, (version, pieces) in sorted(self.pieces.items()) for piece in pieces]
         commit = {"kind": "commit", "first": self.first, "to": self.to, "pieces": pieces, "state": None}
         if self.state is not None:
@@ -388,7 +388,7 @@ def unfinished(folder: Path | str) -> list[str]:
 
 
 def taken(folder: Path) -> ResourceError:
-    """The error for a folder in which a storage was begun, where a new one is to begin."""
+    """Return the error for a folder in which a storage was begun, where a new one is to begin."""
     return ResourceError(
         "the folder holds rows already",
         where=str(folder),
@@ -404,7 +404,7 @@ def is_taken(folder: Path) -> bool:
 
 
 def unnamed(folder: Path, said: Committed) -> list[Path]:
-    """Files of rows and states that no commit names."""
+    """Return the files of rows and states that no commit names."""
     named = {name_of(number, version) for number, (version, _) in said.pieces.items()}
     named |= {state_name(said.state[0])} if said.state else set()
     return [path for path in (*files_in(folder), *states(folder)) if path.name not in named]

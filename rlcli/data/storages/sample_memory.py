@@ -31,7 +31,7 @@ class _Block:
         return self.user is None or self.user() is None
 
     def use(self, size: int) -> Tensor:
-        """The first bytes, in use as long as a tensor, view or array of them is left."""
+        """Return the first bytes, in use as long as a tensor, view or array of them is left."""
         part = self.memory[:size]
         self.user = weakref.ref(part)  # the tensor's storage holds the part, and every view holds that storage
         return torch.from_numpy(part)

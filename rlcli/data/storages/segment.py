@@ -58,7 +58,7 @@ class SegmentLayout(NamedTuple):
         return 1 << self.shift
 
     def digest(self, memory: np.ndarray, start: int, stop: int) -> Piece:
-        """Rows `[start, stop)` of a segment's bytes, with the checksum of what they hold now."""
+        """Return rows `[start, stop)` of a segment's bytes, with the checksum of what they hold now."""
         places = zip(self.offsets.tolist(), self.widths.tolist(), strict=True)
         parts = [memoryview(memory[o + start * w : o + stop * w]) for o, w in places]  # type: ignore[arg-type]
         return Piece(start, stop, digest_of(*parts))
@@ -138,7 +138,7 @@ class Segment:
 
 
 def damaged_rows(path: Path, why: str) -> DamagedDataError:
-    """The error for a file of rows, or of the state that goes with them."""
+    """Return the error for a file of rows, or of the state that goes with them."""
     return DamagedDataError("a file of rows is damaged", where=str(path), why=why, fix="Restore it, or load a dump.")
 
 
@@ -174,7 +174,7 @@ class SegmentTable:
         self._addresses[at], self.segments[number] = segment.address, segment  # no interrupt comes between them
 
     def below(self, number: int) -> list[Segment]:
-        """The segments of which every step is below a number."""
+        """Return the segments of which every step is below a number."""
         return [segment for n, segment in self.segments.items() if (n + 1) * self.rows <= number]
 
     def pop_below(self, number: int) -> list[Segment]:
@@ -200,7 +200,7 @@ class SegmentTable:
         del held
 
     def gather(self, numbers: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor] | None:
-        """New columns of steps int64 ``[N]``; None if one is negative, or not here."""
+        """Return new columns of steps int64 ``[N]``; None if one is negative, or not here."""
         chosen = self.fields if keys is None else {key: self.fields[key] for key in keys}
         out = {key: field.empty(len(numbers)) for key, field in chosen.items()}
         targets = np.array([column.data_ptr() for column in out.values()], np.int64)
@@ -243,12 +243,12 @@ def name_of(number: int, version: int) -> str:
 
 
 def newest_version(folder: Path, number: int) -> int:
-    """The highest version of a segment that has a file, named by a commit or not; -1 without any."""
+    """Return the highest version of a segment that has a file, named by a commit or not; -1 without any."""
     return max((int(path.name.split(".")[1]) for path in folder.glob(f"rows-{number:08d}.*{SUFFIX}")), default=-1)
 
 
 def files_in(folder: Path) -> list[Path]:
-    """All files of rows in a folder."""
+    """Return all files of rows in a folder."""
     return sorted(Path(e.path) for e in os.scandir(folder) if _NAME.fullmatch(e.name))
 
 

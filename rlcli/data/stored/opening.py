@@ -276,7 +276,7 @@ def _need_open(place: Place, max_size: int | None, options: Mapping[str, Any]) -
 
 
 def _opened(place: Place, options: dict[str, Any]) -> TensorDictReplayBuffer:
-    """A buffer over these rows as they are stored."""
+    """Return a buffer over these rows as they are stored."""
 
     def make(**parts: Any) -> TensorDictReplayBuffer:
         return TensorDictReplayBuffer(**{**options, **parts})  # these say how rows lie

@@ -107,7 +107,7 @@ def places(folder: Path) -> Iterator[Place]:
 
 
 def newest_of(kind: SealedFolders, folder: Path) -> Path | None:
-    """The folder itself if it is one of them, or the newest in it that is whole; None where there is none."""
+    """Return the folder itself if it is one of them, or the newest in it that is whole; None where there is none."""
     if kind.sequence(folder) >= 0 and (folder / MANIFEST).is_file():
         return folder
     path, damaged = kind.newest(folder)
@@ -142,7 +142,7 @@ def _journalled(place: Path, run: Path) -> Place:
 
 
 def nothing_yet(folder: Path) -> ResourceError:
-    """The error for a folder whose writer has not committed anything."""
+    """Return the error for a folder whose writer has not committed anything."""
     return ResourceError(
         "nothing was written here yet",
         where=str(folder),

@@ -307,7 +307,7 @@ class ValueEstimator(KeyedModule, ABC):
             return (target if self.value_norm is None else self.value_norm.normalise(target)).to(_written(read.raw))
 
     def _source(self, td: TensorDictBase) -> TensorDictBase:
-        """The batch, with rows that count in place of those that do not wherever a NaN there could go on."""
+        """Return the batch, with rows that count in place of those that do not wherever a NaN there could go on."""
         mask = mask_of(masks_of(td))
         if mask is None or mask.numel() != td.numel() or not (self.reads_batch or torch.is_grad_enabled()):
             return td
@@ -440,5 +440,5 @@ class ValueEstimator(KeyedModule, ABC):
 
 
 def _written(value: Tensor) -> torch.dtype:
-    """The dtype of estimates: that of the network's values, float32 at least."""
+    """Return the dtype of estimates: that of the network's values, float32 at least."""
     return torch.promote_types(value.dtype, torch.float32)

@@ -47,7 +47,7 @@ class Chunks:
         self.number, self.size = number, size
 
     def rows(self, shape: Size) -> int | None:
-        """Rows of a part of a batch ``[*B]``; None: all."""
+        """Return the rows of a part of a batch ``[*B]``; None: all."""
         if self.number is not None:
             return -(-shape.numel() // self.number)
         return None if self.size is None else self.size * shape[1:].numel()
@@ -155,7 +155,7 @@ class RowValues:
         return other
 
     def __call__(self, columns: Columns, chunk_rows: int | None = None) -> Tensor:
-        """Values `[N, F]` of the rows `[N, *shape]`, at most `chunk_rows` of them in one forward pass."""
+        """Return values `[N, F]` of the rows `[N, *shape]`, at most `chunk_rows` of them in one forward pass."""
         if self._params is not None:
             with self._params.to_module(self.module):
                 return self._rows(columns, chunk_rows)
@@ -187,7 +187,7 @@ class RowValues:
 
 
 def values_of(network: TensorDictModuleBase, compute_dtype: torch.dtype | None = None) -> RowValues | SequenceValues:
-    """A value network, called the way it needs, in a lower precision where one is given."""
+    """Return a value network, called the way it needs, in a lower precision where one is given."""
     recurrent = getattr(network, "recurrent", False) or any(
         isinstance(module, nn.RNNBase | nn.RNNCellBase) for module in network.modules()
     )
@@ -263,7 +263,7 @@ class SequenceValues:
         return found.reshape(*row.shape, -1), None if pick.known is None else pick.known.reshape(row.shape)
 
     def _flat(self, columns: Columns, shape: tuple[int, ...]) -> dict[Key, Tensor]:
-        """The values of sequences `shape`, one after the other, and the states after them."""
+        """Return the values of sequences `shape`, one after the other, and the states after them."""
         written = self.net(columns, len(shape))
         read: list[Key] = [self.key, *map(under_next, self.state_keys)]
         return {key: written[key].reshape(math.prod(shape), *written[key].shape[len(shape) :]) for key in read}

@@ -133,7 +133,7 @@ class PopArt(ValueNorm):
         return next(iter(self._layers()), None)
 
     def _by_structure(self, network: nn.Module) -> list[nn.Linear]:
-        """The layer, or an empty list that `calling` adds it to; a network that changed gets a new one."""
+        """Return the layer, or an empty list that `calling` adds it to; a network that changed gets a new one."""
         layer: nn.Linear | None = self._given  # type: ignore[assignment]
         if layer is None:
             layer = last_layer(network, self._key)

@@ -45,7 +45,7 @@ class Observations:
         return all(is_gathered(x) for x in self.following.values())
 
     def common_gather(self) -> Tensor | None:
-        """The one index by which all next observations are gathered from this batch's own rows, or None.
+        """Return the one index by which all next observations are gathered from this batch's own rows, or None.
 
         A batch that was cut, permuted or edited still reads right, but its rows are no longer the rows that the
         index counts: then values are computed the plain way.
@@ -66,7 +66,7 @@ class Observations:
         return index
 
     def extra(self) -> dict[Key, Tensor]:
-        """The rows that next observations are gathered from beside the batch's own (a common gather only)."""
+        """Return the rows that next observations are gathered from beside the batch's own (a common gather only)."""
         return {k: x.extra for k, x in self.following.items()}
 
     def may_hold_nan(self) -> bool:
@@ -120,7 +120,7 @@ class Picker:
         self._own = index if own is None else own
 
     def __call__(self, stretch: slice) -> dict[Key, Tensor]:
-        """Rows ``{key: [m, *shape]}`` of a stretch of ``[0, M)``."""
+        """Return rows ``{key: [m, *shape]}`` of a stretch of ``[0, M)``."""
         out = _picked(self._seen.root, self._second, self._index[stretch], self._other[stretch])
         return out | {key: x.index_select(0, self._own[stretch]) for key, x in self._seen.states.items()}
 
@@ -150,7 +150,7 @@ def _picked(first: Columns, second: Columns, index: Tensor, other: Tensor) -> di
 
 
 def _fill_value_rows(following: Columns) -> Tensor | None:
-    """Rows `[N]` that hold NaN, the fill value of a successor that is not stored; None if none does."""
+    """Return rows `[N]` that hold NaN, the fill value of a successor that is not stored; None if none does."""
     unknown: Tensor | None = None
     for x in following.values():
         # the sum is finite for nearly every batch and reads the rows once, without a mask of their size
