@@ -4,8 +4,7 @@
 checkpoints/checkpoint_000007/   tensors.safetensors   state.json   manifest.json
              .tmp_000008_4711/   one being written, or what a crash left of it
 ```
-Order: folder, files, sync, manifest (size and checksum of each file, config, versions), sync, rename, sync of
-the parent. The newest that verifies is the latest. safetensors and JSON only: loading runs nothing.
+`rlcli.data.files.sealed_folder` says in which order. safetensors and JSON only: loading runs nothing.
 """
 
 from __future__ import annotations
