@@ -254,7 +254,7 @@ class Cutter:
 
 
 def joined(first: Piece, second: Piece) -> Piece:
-    """Return two pieces of a trajectory, the second right after the first."""
+    """Join two pieces of a trajectory, the second right after the first."""
     rows = {key: torch.cat((x, second.rows[key])) for key, x in first.rows.items()}
     few = {key: one_after_another([x, second.few[key]], [len(first), len(second)]) for key, x in first.few.items()}
     if not first.extra:
@@ -266,7 +266,7 @@ def joined(first: Piece, second: Piece) -> Piece:
 
 
 def one_after_another(parts: Sequence[Sparse], lengths: Sequence[int]) -> Sparse:
-    """Return a column of few rows, of parts that have so many rows in all."""
+    """Join a column of few rows, of parts that have so many rows in all."""
     before = accumulate(lengths, initial=0)
     at = torch.cat([part.at + start for part, start in zip(parts, before, strict=False)])
     return Sparse(at, torch.cat([part.rows for part in parts]), parts[0].nothing)

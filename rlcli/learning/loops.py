@@ -194,7 +194,7 @@ class BufferedOnPolicy(OnPolicy):
         return warmed_up(sample, burn_in, self.update.loss.networks[0])
 
     def figures(self) -> dict[str, float]:
-        """Return those of the update, and `rows_drawn`."""
+        """Return the figures of the update, and `rows_drawn`."""
         return super().figures() | {"rows_drawn": float(self.hooks.valued.rows)}
 
 
@@ -264,7 +264,7 @@ class OffPolicy(Loop):
         return batch
 
     def figures(self) -> dict[str, float]:
-        """Return those of the update, and `replay_ratio`: updates of the whole run for each frame that earned any."""
+        """Return the figures of the update, and `replay_ratio`: updates of the whole run for each frame that earned any."""
         found = super().figures()
         if "updates" in found:
             found["replay_ratio"] = found["updates"] / max(self.collector.frames - self.learning_starts, 1)

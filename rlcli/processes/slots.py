@@ -50,7 +50,7 @@ class Slots:
         self.memory(at)
 
     def __len__(self) -> int:
-        """Return those that this process has mapped."""
+        """Count those that this process has mapped."""
         return len(self._held)
 
     def memory(self, at: int) -> np.ndarray:
