@@ -264,7 +264,7 @@ class OffPolicy(Loop):
         return batch
 
     def figures(self) -> dict[str, float]:
-        """Return those figures, and `replay_ratio`: updates of the whole run for each frame that earned any."""
+        """Return the update's figures, and `replay_ratio`: updates of the run for each frame that earned any."""
         found = super().figures()
         if "updates" in found:
             found["replay_ratio"] = found["updates"] / max(self.collector.frames - self.learning_starts, 1)
