@@ -1,4 +1,4 @@
-"""What the command line does, as functions: `rlcli.train(...)` and its siblings.
+"""The command line's verbs as functions: `rlcli.train(...)` and its siblings.
 
 They leave their caller's process as they found it: torch's threads, and the global random streams of Python, numpy and
 torch.
@@ -268,7 +268,7 @@ def verify(path: PathName) -> list[Checked]:
 
 
 def _configured(verb: str, overrides: Sequence[str], recipe_dirs: Iterable[str], settings: dict[str, Any]) -> Any:
-    """The configuration, and all its overrides as text."""
+    """Return the configuration, and all its overrides as text."""
     from rlcli.config.compose import configure
 
     words = _words(verb, overrides, settings)
@@ -285,7 +285,7 @@ def _words(verb: str, overrides: Sequence[str], settings: dict[str, Any]) -> lis
 
 
 def _list(given: Any, kind: Any, what: str, example: str) -> list[Any]:
-    """The entries of an argument that is a list, `what` it has to be, and how it is written."""
+    """Return the entries of an argument that is a list, `what` it has to be, and how it is written."""
     found = list(given) if isinstance(given, Iterable) and not isinstance(given, str | PathLike) else [None]
     if not all(isinstance(entry, kind) for entry in found):
         raise ArgumentError(what, why=f"got {given!r}", fix=f"Write {example}.")

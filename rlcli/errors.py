@@ -73,7 +73,7 @@ def in_words(error: BaseException, limit: int = 400) -> str:
 
 
 def without_display(error: BaseException) -> str | None:
-    """What to type where an exception speaks of a display that is not there."""
+    """Say what to type where an exception speaks of a display that is not there."""
     words = in_words(error).lower()
     if os.environ.get("DISPLAY") or not any(word in words for word in ("opengl", "display", "glfw")):
         return None
@@ -155,7 +155,7 @@ class ResourceError(RlcliError):
 
 @contextlib.contextmanager
 def saying_memory() -> Iterator[None]:
-    """What ends this context because memory ran out says so, also where it was taken for something else on its way."""
+    """Make what ends this context because memory ran out say so, also where it was taken for something else."""
     try:
         yield
     except ResourceError:  # whoever raised it knew better what to lower
@@ -191,7 +191,7 @@ class NumericsError(RlcliError):
 
 
 def unforeseen(error: Exception) -> RlcliError:
-    """The sentence for an error that is none of these."""
+    """Return the sentence for an error that is none of these."""
     what = f"unexpected error: {in_words(error)}"
     return RlcliError(what, where=_raised_at(error, installed=False) or None, fix="--debug shows the traceback.")
 

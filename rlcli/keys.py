@@ -56,7 +56,7 @@ def as_tuple(key: Key) -> tuple[str, ...]:
 
 
 def unravel(key: Key) -> Key:
-    """The shortest spelling of a key: a plain string where it is not nested."""
+    """Return the shortest spelling of a key: a plain string where it is not nested."""
     parts = as_tuple(key)
     return parts[0] if len(parts) == 1 else parts
 
@@ -67,7 +67,7 @@ def under_next(key: Key) -> tuple[str, ...]:
 
 
 def show(key: Key) -> str:
-    """A key as a person writes it: `next.observation`."""
+    """Return a key as a person writes it: `next.observation`."""
     return ".".join(as_tuple(key))
 
 

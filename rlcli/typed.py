@@ -1,4 +1,4 @@
-"""What a file says, held to the types and ranges that its writer gives it, before anybody computes with it.
+"""Hold what a file says to the types and ranges that its writer gives it, before anybody computes with it.
 
     STAMP = record(size=whole(), digest=text(r"[0-9a-f]{32}"))
     held(STAMP, {"size": -1, "digest": "..."}, path)      DamagedDataError: ... (path): size: a whole number ...
@@ -29,28 +29,21 @@ _SHOWN = 60
 
 
 class Misfit(ValueError):
-    """A value that is not what it must be.
-
-    Attributes
-    ----------
-    why : str
-    place : str
-        Where in the value that was checked, from the outside in.
-    """
+    """A value that is not what it must be, and `why`; `place` says where in the value that was checked, outside in."""
 
     def __init__(self, why: str, place: str = "") -> None:
         super().__init__(f"{place}: {why}" if place else why)
         self.why, self.place = why, place
 
     def inside(self, name: object) -> Misfit:
-        """The same, seen from the value that holds this one under a name."""
+        """Return the same, seen from the value that holds this one under a name."""
         return Misfit(self.why, f"{name}.{self.place}" if self.place else str(name))
 
 
 def held(
     check: Check, value: Any, where: Path | str, *, what: str = "a file is damaged", fix: str | None = None
 ) -> Any:
-    """A value that passes a check.
+    """Return a value that passes a check.
 
     `where`: the file that it was read from.
     `what` and `fix`: for the sentence.
@@ -71,28 +64,12 @@ def from_0(name: str, value: Any, *, endless: bool = False) -> float:
 
 
 def read_json(path: Path | str) -> Any:
-    """What a JSON file says.
-
-    Raises
-    ------
-    OSError
-        It cannot be read.
-    Misfit
-        It is no regular file, too long, or no JSON.
-    """
+    """Return what a JSON file says; OSError: it cannot be read. Misfit: it is irregular, too long, or no JSON."""
     return parsed(read_bytes(path))
 
 
 def read_bytes(path: Path | str) -> bytes:
-    """The content of a file of text that is not long.
-
-    Raises
-    ------
-    OSError
-        It cannot be read.
-    Misfit
-        It is no regular file, or too long.
-    """
+    """Return the content of a short file of text; OSError: it cannot be read. Misfit: it is irregular, or too long."""
     with open(path, "rb", opener=_without_waiting) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise Misfit("it is no regular file")
@@ -103,13 +80,7 @@ def read_bytes(path: Path | str) -> bytes:
 
 
 def parsed(content: bytes) -> Any:
-    """JSON in the strict sense: no NaN, no depth that Python cannot follow.
-
-    Raises
-    ------
-    Misfit
-        It is none.
-    """
+    """Parse JSON in the strict sense: no NaN, no depth that Python cannot follow; else raise Misfit."""
     try:
         return json.loads(content, parse_constant=_no_constant)
     except RecursionError:
@@ -133,7 +104,7 @@ def check_format(found: Mapping[str, Any], format: str, version: int, where: Pat
 
 # ---- checks --------------------------------------------------------------------------------------------------------
 def anything(_: Any) -> None:
-    """Whatever it is: somebody else looks at it."""
+    """Take anything: somebody else looks at it."""
 
 
 def whole(least: int = 0, most: int = MOST) -> Check:

@@ -1,4 +1,4 @@
-"""What an algorithm is asked for, and the parts of a run that it makes."""
+"""Algorithms: what a run asks one for, and the parts that it makes."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def build_policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic | None:
 
 
 def actor_and_critic(cfg: CollectConfig, env: EnvBase) -> ActorCritic:
-    """Those of a policy gradient."""
+    """Return those of a policy gradient."""
     p = cfg.policy
     return build_actor_critic(
         env.observation_spec, env.action_spec, action_mask_key=action_mask(cfg, env), shared=p.shared,
@@ -51,12 +51,12 @@ def actor_and_critic(cfg: CollectConfig, env: EnvBase) -> ActorCritic:
 
 
 def action_mask(cfg: CollectConfig, env: EnvBase) -> Key | None:
-    """The observation that says which actions are allowed; None where there is none."""
+    """Return the observation that says which actions are allowed; None where there is none."""
     return find_action_mask(cfg.policy.action_mask_key, env.observation_spec, env.action_spec)
 
 
 def recurrence(cfg: CollectConfig) -> Recurrence | None:
-    """The recurrent layer of the policy; None where it has none."""
+    """Return the recurrent layer of the policy; None where it has none."""
     p = cfg.policy
     if p.kind not in RECURRENT:
         return None
@@ -73,7 +73,7 @@ def recurrence(cfg: CollectConfig) -> Recurrence | None:
 
 
 def network_options(cfg: CollectConfig) -> dict[str, Any]:
-    """What the networks of every algorithm are built with."""
+    """Return what the networks of every algorithm are built with."""
     p = cfg.policy
     activation = None if p.activation == "auto" else p.activation
     net = "auto" if p.kind in RECURRENT else p.kind

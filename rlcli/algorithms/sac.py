@@ -48,7 +48,7 @@ class SAC(Bootstrapped):
 
 
 def _log_width(loss: SACLoss, shape: torch.Size) -> float:
-    """What an action's entropy gains by its units, against actions scaled to [-1, 1]."""
+    """Return what an action's entropy gains by its units, against actions scaled to [-1, 1]."""
     family = loss.density.family
     if not isinstance(family, TanhNormalFamily):
         return 0.0

@@ -70,13 +70,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
 
 
 def candidates(line: str) -> list[str]:
-    """What the last word of a command line, up to the cursor, can become.
-
-    Parameters
-    ----------
-    line : str
-        `rlcli train env.n`, for example.
-    """
+    """Return what the last word of a command line up to the cursor (`rlcli train env.n`) can become."""
     words = line.split(" ")
     word, before = words[-1], [w for w in words[1:-1] if w]
     return list(dict.fromkeys(text for text in _offers(word, before) if text.startswith(word)))

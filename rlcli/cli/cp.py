@@ -51,7 +51,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
 
 
 def _target(text: str, name: str) -> Path:
-    """The file to write: of the recipe's name in a folder, and ending in .yaml."""
+    """Return the file to write: of the recipe's name in a folder, and ending in .yaml."""
     target = Path(text)
     if target.is_dir() or text.endswith("/"):
         target = target / f"{name}.yaml"
@@ -66,7 +66,7 @@ def _target(text: str, name: str) -> Path:
 
 
 def _command(recipe: Recipe, target: Path, recipe_dirs: Sequence[str]) -> str:
-    """What runs the copy: the command of the original's header, with the copy's name, where its parts are found."""
+    """Return the command that runs the copy: the original's header with the copy's name, where its parts are found."""
     commands = [line.removeprefix("command:").strip() for line in recipe.header if line.startswith("command:")]
     own = f"recipe={recipe.name}"
     command = commands[0] if commands and own in commands[0].split() else f"rlcli {recipe.verb} {own}"
@@ -81,7 +81,7 @@ def _command(recipe: Recipe, target: Path, recipe_dirs: Sequence[str]) -> str:
 
 
 def copied(recipe: Recipe, command: str) -> str:
-    """The text of a copy: a header of its own, and the rest as it is.
+    """Return the text of a copy: a header of its own, and the rest as it is.
 
     The header keeps what the original's says about the recipe, but not its command and figures.
     """

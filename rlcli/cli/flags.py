@@ -26,13 +26,10 @@ class Flags(argparse.ArgumentParser):
         self.add_argument("-h", "--help", action="store_true")
 
     def parse(self, words: Sequence[str], rest: str = "") -> argparse.Namespace:
-        """The flags of a verb, and a file whose name begins with a dash as that file.
+        """Parse the flags of a verb, and a file whose name begins with a dash as that file.
 
-        Parameters
-        ----------
-        rest : str
-            Where a flag that the verb has not goes, `--seed 3` as the one word `--seed=3`: what to write instead is
-            said with everything else that is wrong with the overrides. Without it, it is refused here.
+        `rest`: where a flag that the verb has not goes, `--seed 3` as the one word `--seed=3`: what to write instead is
+        said with everything else that is wrong with the overrides. Without it, it is refused here.
         """
         theirs, ours, waiting = list[str](), list[str](), list(words)
         while waiting:
@@ -61,7 +58,7 @@ class Flags(argparse.ArgumentParser):
         return [*(name for action in self._actions for name in action.option_strings), *OF_EVERY_VERB]
 
     def _knows(self, word: str) -> bool:
-        """Whether a word is one of its flags, as `--cfg`, `--cfg=job` or `-cjob`."""
+        """Say whether a word is one of its flags, as `--cfg`, `--cfg=job` or `-cjob`."""
         names = {name: action.nargs is None for action in self._actions for name in action.option_strings}
         return word.partition("=")[0] in names or (len(word) > 2 and names.get(word[:2], False))
 
@@ -70,13 +67,7 @@ class Flags(argparse.ArgumentParser):
 
 
 def run_folder(text: str | None, verb: str) -> str:
-    """The folder of a run.
-
-    Raises
-    ------
-    ConfigError
-        If none was given or it is not there; names the nearest runs.
-    """
+    """Return the folder of a run; the error names the nearest runs."""
     if text is None:
         raise ConfigError(f"{verb} needs a run folder", fix=f"Write rlcli {verb} RUN; rlcli ls runs lists them.")
     if Path(text).is_dir() or (verb == "eval" and Path(text.rpartition(":")[0] or text).is_dir()):
@@ -125,7 +116,7 @@ def read(
 def looked_at(
     look: str, words: Sequence[str], usage: str, *names: str, **settings: Mapping[str, Any]
 ) -> argparse.Namespace | None:
-    """The words of a verb that looks at what another one would do: `verb`, `words` and its flags.
+    """Return the words of a verb that looks at what another one would do: `verb`, `words` and its flags.
 
     Without a verb `train` is meant, which most recipes are for. None as `read` gives it.
     """

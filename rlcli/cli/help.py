@@ -61,7 +61,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
 
 
 def topics() -> list[str]:
-    """The names of the pages."""
+    """Return the names of the pages."""
     return sorted(page.stem for page in PAGES.glob("*.md"))
 
 
@@ -109,7 +109,7 @@ def keys_page() -> Iterator[str]:
 
 @functools.cache
 def _set_by_choices() -> dict[str, dict[str, list[str]]]:
-    """Key -> its defaults that choices bring with them, as they are typed -> those choices."""
+    """Return key -> its defaults that choices bring with them, as they are typed -> those choices."""
     found: dict[str, dict[str, list[str]]] = {}
     for group, name in ((group, name) for group, names in CHOICES.items() for name in names):
         sets, chosen = choice_file(group, name)
@@ -121,7 +121,7 @@ def _set_by_choices() -> dict[str, dict[str, list[str]]]:
 
 
 def _others(leaf: Leaf) -> list[tuple[str, str]]:
-    """The defaults of a key that choices bring with them, each with those choices."""
+    """Return the defaults of a key that choices bring with them, each with those choices."""
     return [(value, ", ".join(names)) for value, names in _set_by_choices().get(leaf.key, {}).items()]
 
 
@@ -140,7 +140,7 @@ def print_help(verb: str, recipe_dirs: Sequence[str] = ()) -> None:
 
 
 def page_width() -> int:
-    """Columns of a page: the terminal's, within reason."""
+    """Return the columns of a page: the terminal's, within reason."""
     return max(72, min(120, shutil.get_terminal_size().columns))
 
 
@@ -181,7 +181,7 @@ def _describe(leaf: Leaf, when: str, width: int) -> list[str]:
 
 
 def entry(head: str, text: str, width: int) -> list[str]:
-    """The lines of one key: `key=default`, and its meaning in a column of its own."""
+    """Return the lines of one key: `key=default`, and its meaning in a column of its own."""
     head = f"  {head}"
     lines = textwrap.wrap(text, max(30, width - 42), break_on_hyphens=False, break_long_words=False)
     if len(head) > 40:

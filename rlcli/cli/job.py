@@ -14,7 +14,7 @@ Start = Callable[[Any, list[str]], Any]
 
 
 def flags_of(verb: str) -> Flags:
-    """The flags and overrides of a verb that runs a job."""
+    """Return the flags and overrides of a verb that runs a job."""
     flags = Flags(verb)
     flags.add_argument("-m", "--multirun", action="store_true")
     flags.add_argument("-c", "--cfg", choices=("job", "hydra", "all"))

@@ -119,7 +119,7 @@ _AGO = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 def _moment(text: str) -> datetime:
-    """A date, a time, or how long ago: argparse names the flag where it is none of these."""
+    """Return a date, a time, or how long ago: argparse names the flag where it is none of these."""
     if ago := re.fullmatch(r"(\d{1,6})([mhdw])", text):
         return datetime.now().astimezone() - timedelta(**{_AGO[ago[2]]: int(ago[1])})
     return datetime.fromisoformat(text).astimezone()
@@ -188,7 +188,7 @@ def _row(one: Mapping[str, Any], common: Container[str] = ()) -> tuple[str, ...]
 
 
 def facts(run: Run) -> dict[str, Any]:
-    """What a run is, what came of it so far, and what was typed for it (`given`: beside recipe, env and seed)."""
+    """Return what a run is, what came of it so far, and what was typed for it (`given`: but recipe, env and seed)."""
     info = run.info
     try:
         status, data = run.status, run.summary
@@ -230,18 +230,18 @@ def means(runs: Iterable[Run], common: Container[str] = ()) -> Iterator[str]:
 
 
 def shared(runs: Sequence[Run]) -> set[str]:
-    """The overrides that all of these runs were given."""
+    """Return the overrides that all of these runs were given."""
     return set.intersection(*(set(_given(run)) for run in runs)) if runs else set()
 
 
 def _given(run: Run) -> list[str]:
-    """What was typed for a run beside what has a column of its own."""
+    """Return what was typed for a run beside what has a column of its own."""
     typed = [str(word).lstrip("+") for word in run.info.get("overrides") or ()]
     return [word for word in typed if not re.match(r"(recipe|env\.id|seed|run\.dir)=", word)]
 
 
 def result_of(run: Run) -> str:
-    """What came of a run, in one line."""
+    """Say what came of a run, in one line."""
     one = facts(run)
     *_, status, frames, _, time, _ = _row(one)
     kind = {"eval": "evaluation return", "train": "training return", None: ""}[one["result_of"]]

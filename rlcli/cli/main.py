@@ -80,18 +80,7 @@ exit codes: 0 done, 2 configuration, 3 environment, 4 damaged data, 5 resources,
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command.
-
-    Parameters
-    ----------
-    argv : list of str, optional
-        The words after `rlcli`; those of this process by default.
-
-    Returns
-    -------
-    int
-        The exit code.
-    """
+    """Run one command, the words after `rlcli` (by default this process's), and return the exit code."""
     _make_streams_safe()
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
@@ -158,7 +147,7 @@ def _load_first(words: Sequence[str]) -> None:
 
 
 def runner(verb: str) -> Callable[[Sequence[str], Sequence[str]], int]:
-    """What runs a verb, from its words and the folders of `--recipe-dir`; gives the exit code."""
+    """Return what runs a verb, from its words and the folders of `--recipe-dir`; it gives the exit code."""
     module, _, name = (_HIDDEN.get(verb) or VERBS[verb][0]).partition(".")
     return getattr(import_module(f"rlcli.cli.{module}"), name or "run")
 
@@ -229,7 +218,7 @@ def _answering() -> contextlib.AbstractContextManager[Any]:
 
 
 def _take(words: list[str], flag: str, value_name: str) -> tuple[list[str], list[str]]:
-    """The values of a flag that may stand anywhere and be repeated, and the words that are left."""
+    """Return the values of a flag that may stand anywhere and be repeated, and the words that are left."""
     values, rest = [], []
     stream = iter(words)
     for word in stream:
@@ -266,11 +255,7 @@ def loading(quiet: bool = False) -> Iterator[None]:
 
     Modules are kept for good, so looking for garbage among them finds none and takes a fifth of the time they need:
     the collector rests meanwhile, and never looks at them again (`gc.freeze`).
-
-    Parameters
-    ----------
-    quiet : bool
-        Say nothing. Otherwise a line goes to the standard error, where it cannot mix with a result.
+    Unless `quiet`, a line goes to the standard error, where it cannot mix with a result.
     """
     if "torch" in sys.modules:
         yield

@@ -58,7 +58,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
 
 
 def _freed(folders: Sequence[Path]) -> int:
-    """Bytes of the files in these folders that are in no other: rows of a buffer may be links to one file."""
+    """Return bytes of the files in these folders that are in no other: rows of a buffer may be links to one file."""
     files = [path.stat() for folder in folders for path in folder.iterdir()]
     links = Counter(file.st_ino for file in files)
     return sum({file.st_ino: file.st_size for file in files if links[file.st_ino] == file.st_nlink}.values())

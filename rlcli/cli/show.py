@@ -75,7 +75,7 @@ def _print_why(ready: Any) -> None:
 
 
 def _entropy_coeff(cfg: Any) -> str:
-    """What `auto` stands for, by the actions of the env, which is made to look at them."""
+    """Return what `auto` stands for, by the actions of the env, which is made to look at them."""
     from rlcli.lanes.make import configured
 
     try:

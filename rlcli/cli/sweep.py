@@ -146,14 +146,14 @@ class _Task:
 
 
 def _in_text(known: RlcliError, error: Exception) -> RlcliError:
-    """The sentence alone, and where it comes from as text: an error that was raised holds what its job held."""
+    """Return the sentence alone, and where it comes from as text: an error that was raised holds what its job held."""
     text = type(known)(known.what, where=known.where, why=known.why, fix=known.fix)
     text.add_note("".join(traceback.format_exception(error)).rstrip())  # what --debug shows
     return text
 
 
 def left_over(verb: str, checked: Sequence[Checked], begun: int, recipe_dirs: Sequence[str] = ()) -> Iterator[str]:
-    """What to tell when a sweep ends after its first `begun` jobs: those left, and what to type to run them."""
+    """Say what to do when a sweep ends after its first `begun` jobs: those left, and what to type to run them."""
     from rlcli.config import registry
 
     jobs, commands = expand(checked), rest(checked, begun)
@@ -171,17 +171,10 @@ def left_over(verb: str, checked: Sequence[Checked], begun: int, recipe_dirs: Se
 
 
 def rest(checked: Sequence[Checked], begun: int) -> list[list[str]]:
-    """Overrides of the sweeps, one for each swept key at most, that together run all jobs but the first `begun`.
+    """Return overrides of the sweeps, one per swept key at most, that run all jobs but the first `begun` (1 or more).
 
     The last key turns fastest. So the jobs left are: what remains of the last key beside the values it was stopped
     at, then what remains of the key before it with all values of the last, and so on.
-
-    Parameters
-    ----------
-    checked : sequence of Checked
-        The overrides of the sweep.
-    begun : int
-        Jobs that are done or have a run folder to resume; at least 1.
     """
     last = {item.key: item for item in checked}
     values, texts = axes(checked), [item.text for item in last.values()]

@@ -1,4 +1,4 @@
-"""What is said, and done, when an env or a policy does not come back from a step.
+"""Say and do something when an env or a policy does not come back from a step.
 
 One thread looks once in a while at a collection that is going on. Where nothing has moved for too long it names what
 hangs, from the stack of the thread that waits; with a limit it also ends that, by a signal that interrupts Python and
@@ -94,7 +94,7 @@ class answering:  # used as `with answering(lanes):`
         return f"no answer for {waited:.0f} s ({where}): {why}"
 
     def what(self, innermost: FrameType | None) -> tuple[str, str]:
-        """The env, its lane and step; and the line of code that has not returned."""
+        """Return the env, its lane and step; and the line of code that has not returned."""
         lane: int | range | None = None
         during, frame = "the policy, or a transform", innermost
         while frame is not None:

@@ -13,14 +13,8 @@ from rlcli.errors import ArgumentError, ResourceError, in_words
 class Background:
     """Of one collector; without a thread, all of it is the caller's to touch.
 
-    Attributes
-    ----------
-    thread : Thread or None
-        From `start` to `end`.
-    failure : BaseException or None
-        What it raised, until somebody is told.
-    in_batch : bool
-        Whether it collects, and does not wait.
+    `thread`: from `start` to `end`. `failure`: what it raised, until somebody is told.
+    `in_batch`: whether it collects, and does not wait.
     """
 
     def __init__(self) -> None:
@@ -34,12 +28,12 @@ class Background:
 
     @property
     def mine(self) -> bool:
-        """Whether the caller is the thread."""
+        """Say whether the caller is the thread."""
         return self.thread is threading.current_thread()
 
     @property
     def stopping(self) -> bool:
-        """Whether no further batch is to begin."""
+        """Say whether no further batch is to begin."""
         return self._stop.is_set()
 
     def start(
@@ -47,15 +41,9 @@ class Background:
     ) -> None:
         """Begin a thread that goes through the batches.
 
-        Parameters
-        ----------
-        batches : iterable
-        close : callable
-            Called at the thread's end, where it called `end` itself.
-        late : callable
-            See `end`, which the interpreter calls as it ends: a thread that still ran then would abort the process.
-        at_exit : float, optional
-            Seconds that the batch has to be whole in then; without a limit by default.
+        `close`: called at the thread's end, where it called `end` itself.
+        `late`: see `end`, which the interpreter calls as it ends: a thread that still ran then would abort the process.
+        `at_exit`: seconds that the batch has to be whole in then; without a limit by default.
         """
         if self.thread is not None:
             raise ArgumentError("the collector was started before", fix="Make a new one to collect again.")
@@ -158,7 +146,7 @@ class Background:
         return True
 
     def raise_failure(self) -> None:
-        """What the thread raised, once."""
+        """Raise what the thread raised, once."""
         if self.failure is not None:
             failure, self.failure = self.failure, None
             raise failure

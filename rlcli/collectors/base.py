@@ -1,4 +1,4 @@
-"""What all collectors share: iteration, hooks, delivery to a buffer, a background thread, shutdown."""
+"""Base of all collectors: iteration, hooks, delivery to a buffer, a background thread, shutdown."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def no_stage(name: str) -> AbstractContextManager:
 
 
 def called(name: str, function: Callable, *given: Any) -> Any:
-    """What a function of the user's returns; a StopIteration that it raises would end iterations as if all was done."""
+    """Call a function of the user's; a StopIteration that it raises would end iterations as if all was done."""
     try:
         return function(*given)
     except StopIteration as error:
@@ -319,7 +319,7 @@ class BaseCollector:
         return state if self.trajectories is None else state | {"trajectories": self.trajectories.state_dict()}
 
     def _state(self) -> dict[str, Any]:
-        """The part of `state_dict` that is of what steps the envs."""
+        """Return the part of `state_dict` that is of what steps the envs."""
         raise NotImplementedError
 
     def load_state_dict(self, state: dict[str, Any], *, replay: bool = True) -> list[int]:
@@ -435,7 +435,7 @@ class BaseCollector:
 
     @property
     def _several(self) -> bool:
-        """Whether a batch may be made into several pieces."""
+        """Say whether a batch may be made into several pieces."""
         return self.trajectories is not None
 
     def _warn_of_bounds(self) -> None:
@@ -528,7 +528,7 @@ class BaseCollector:
 
     @property
     def _hook(self) -> Callable[[TensorDictBase], Any] | None:
-        """What this process calls with each piece."""
+        """Return the function that this process calls with each piece."""
         return self._hooks[1] if self._calls_hooks else None
 
     # ---- in the background -------------------------------------------------------------------------------------

@@ -30,16 +30,10 @@ SPARE = 2  # batches of one length, kept while a third is written
 
 @dataclass
 class Columns:
-    """Arrays of one batch.
+    """Arrays of one batch of `steps` (T).
 
-    Attributes
-    ----------
-    steps : int
-        T.
-    data : dict
-        Key -> array `[N, T, *shape]`; these go to the consumer.
-    rows : dict
-        Key -> list of T+1 arrays `[N, *shape]`; written by the loop.
+    `data`: key -> array `[N, T, *shape]`; these go to the consumer.
+    `rows`: key -> list of T+1 arrays `[N, *shape]`; written by the loop.
     """
 
     steps: int
@@ -54,37 +48,26 @@ class Columns:
         self._idle = [sys.getrefcount(array) for array in self.data.values()]
 
     def free(self) -> bool:
-        """Whether no tensor that was handed out is alive, nor any view, graph or numpy array made from one."""
+        """Say whether no tensor that was handed out is alive, nor any view, graph or numpy array made from one."""
         return [sys.getrefcount(array) for array in self.data.values()] == self._idle
 
 
 def memory_for(steps: int, lanes: int, live: Schema, stored: Set[Key], once: Schema) -> Schema:
-    """Key -> (shape, dtype) of the columns of one batch.
+    """Return key -> (shape, dtype) of the columns of one batch.
 
-    Parameters
-    ----------
-    live : Schema
-        Keys that the loop writes row by row.
-    stored : set of keys
-        Those of `live` that the consumer gets; the others live in scratch rows.
-    once : Schema
-        Keys that are written as whole columns after the loop.
+    `live`: keys that the loop writes row by row; `stored`: those of them that the consumer gets; the others live in
+    scratch rows.
+    `once`: keys that are written as whole columns after the loop.
     """
     kept = {key: kind for key, kind in live.items() if key in stored} | dict(once)
     return {key: ((lanes, steps, *shape), dtype) for key, (shape, dtype) in kept.items()}
 
 
 def columns_on(data: dict[Key, np.ndarray], steps: int, live: Schema, carrier: dict[Key, np.ndarray]) -> Columns:
-    """One batch on memory that is there.
+    """Return one batch on memory that is there.
 
-    Parameters
-    ----------
-    data : dict
-        Key -> array `[N, steps, *shape]`, as `memory_for` says.
-    live : Schema
-        Keys that the loop writes row by row.
-    carrier : dict
-        Key -> `[N, *shape]`, the rows T.
+    `data`: key -> array `[N, steps, *shape]`, as `memory_for` says. `live`: keys that the loop writes row by row.
+    `carrier`: key -> `[N, *shape]`, the rows T.
     """
     rows: dict[Key, list[np.ndarray]] = {}
     for key, (_, dtype) in live.items():
@@ -113,7 +96,7 @@ class Finals:
 
     @classmethod
     def of(cls, places: list[tuple[int, int]], values: dict[Key, np.ndarray]) -> Finals:
-        """Those that others have kept: `stacked` gives `values`."""
+        """Return those that others have kept: `stacked` gives `values`."""
         made = cls({})
         made.places, made._stacked = places, values
         return made
@@ -130,7 +113,7 @@ class Finals:
             self.values[key].append(rows[t + 1].take(lanes, 0))  # a list as an index takes six times as long
 
     def stacked(self) -> dict[Key, np.ndarray]:
-        """Key -> `[number of ends, *shape]`, in the order of `places`; for when the batch is over."""
+        """Return key -> `[number of ends, *shape]`, in the order of `places`; for when the batch is over."""
         if self._stacked is None:
             self._stacked = {key: np.concatenate(parts) for key, parts in self.values.items()} if self.places else {}
         return self._stacked

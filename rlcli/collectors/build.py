@@ -36,7 +36,7 @@ SLICED = 16  # every so many states are kept where slices are drawn
 def build_collector(
     cfg: CollectConfig, env: EnvBase, policy: ActorCritic | None, keep_keys: Sequence[Key] | None
 ) -> BaseCollector:
-    """The collector of a run: seeded, every episode on its own, so that it can be resumed exactly.
+    """Return the collector of a run: seeded, every episode on its own, so that it can be resumed exactly.
 
     `env`: what one in this process steps; workers make their own.
     """
@@ -87,12 +87,12 @@ def state_stride(cfg: CollectConfig) -> int:
 
 
 def in_this_process(cfg: CollectConfig) -> CollectConfig:
-    """The same run without workers."""
+    """Return the same run without workers."""
     return dataclasses.replace(cfg, collector=dataclasses.replace(cfg.collector, kind="sync"))
 
 
 def shares(cfg: CollectConfig) -> list[range]:
-    """The lanes of each worker, neighbours together; none where this process collects."""
+    """Return the lanes of each worker, neighbours together; none where this process collects."""
     c = cfg.collector
     if c.kind == "sync":
         return []
@@ -106,17 +106,17 @@ def shares(cfg: CollectConfig) -> list[range]:
 
 
 def shares_meanwhile(cfg: CollectConfig) -> list[range]:
-    """The same of workers that collect while this process learns; none where it waits for them."""
+    """Return the same of workers that collect while this process learns; none where it waits for them."""
     return shares(cfg) if cfg.collector.kind in ("multi_async", "async") else []
 
 
 def keys_of(entries: Sequence[Any]) -> list[Key]:
-    """The keys that `memory.keep` spells."""
+    """Return the keys that `memory.keep` spells."""
     return [unravel(tuple(entry) if isinstance(entry, list) else entry) for entry in entries]
 
 
 def devices(cfg: CollectConfig) -> dict[str, torch.device | None]:
-    """Where each stage runs; None for env and storage is the CPU without a stamp on tensordicts."""
+    """Return where each stage runs; None for env and storage is the CPU without a stamp on tensordicts."""
     d = cfg.device
     kind = d.kind
     if kind == "auto":
@@ -138,10 +138,10 @@ def devices(cfg: CollectConfig) -> dict[str, torch.device | None]:
 
 
 def delta_dtype_of(cfg: CollectConfig) -> torch.dtype:
-    """What differences are kept in."""
+    """Return what differences are kept in."""
     return getattr(torch, cfg.memory.delta_dtype)
 
 
 def keeps_overflows(cfg: CollectConfig) -> bool:
-    """Whether next observations that no difference holds are kept whole."""
+    """Say whether next observations that no difference holds are kept whole."""
     return cfg.memory.next_obs == "delta" and cfg.memory.on_overflow == "keep"

@@ -1,4 +1,4 @@
-"""Whether what the env shows is finite, and within the bounds that it declares.
+"""Check that what the env shows is finite, and within the bounds that it declares.
 
 What a batch stores as the env gave it is looked at when the loop is over, whole columns at once.  What no stored column
 shows as it was is looked at in the loop, before a transform that clips or scales would hide it.
@@ -53,16 +53,11 @@ def check_bounds(
 ) -> None:
     """Refuse or count observations outside their bounds: every row, reset and final observations among them.
 
-    Parameters
-    ----------
-    keys : list of keys
-        With bounds, and stored as the env gave them.
-    start : BatchStart
-        Where the lanes stood at row 0.
-    fresh : ndarray `[N]` of bool
-        The lanes whose row 0 was reset outside the loop; what the others show there was seen as the carrier.
-    waiting : bool
-        Whether the batch stopped at an end: the final observations are still in the carrier.
+    `keys`: with bounds, and stored as the env gave them.
+    `start`: where the lanes stood at row 0.
+    `fresh` (ndarray `[N]` of bool): the lanes whose row 0 was reset outside the loop; what the others show there was
+    seen as the carrier.
+    `waiting`: whether the batch stopped at an end: the final observations are still in the carrier.
     """
     finished = {} if waiting or not keys else finals.stacked()
     for key in keys:
@@ -101,13 +96,8 @@ class FiniteRows(RowOp):
 class BoundedRows(RowOp):
     """Refuses or counts what the env shows outside its bounds, kept aside in the loop and looked at after it.
 
-    Parameters
-    ----------
-    lanes : Lanes
-    rows : dict
-        Key -> T + 1 arrays `[N, *shape]`, as the env writes them.
-    keys : list of keys
-        With bounds, and hidden by a transform or by what is stored.
+    `rows`: key -> T + 1 arrays `[N, *shape]`, as the env writes them.
+    `keys`: with bounds, and hidden by a transform or by what is stored.
     """
 
     def __init__(self, lanes: Lanes, rows: dict[Key, list[np.ndarray]], keys: list[Key]) -> None:

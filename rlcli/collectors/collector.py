@@ -268,7 +268,7 @@ class Collector(BaseCollector):
             undo.pop_all()
 
     def _connect(self) -> None:
-        """What is stepped, put together from what the env is known to show."""
+        """Put together the parts that are stepped, from what the env is known to show."""
         s = self._stepping
         wired = wire(
             self.env, self._face, self._acting, self.placement, s,
@@ -410,7 +410,7 @@ class Collector(BaseCollector):
         return list(getattr(self._base_lanes(), "restarts", ()))
 
     def _base_lanes(self) -> Any:
-        """The array face of the env within all transforms, if it has one."""
+        """Return the array face of the env within all transforms, if it has one."""
         env = self.env
         while isinstance(env, TransformedEnv):
             env = env.base_env
@@ -623,12 +623,12 @@ class Collector(BaseCollector):
 
 
 def drawn_seed() -> int:
-    """A seed from torch's global stream, so that `torch.manual_seed` covers collectors too."""
+    """Return a seed from torch's global stream, so that `torch.manual_seed` covers collectors too."""
     return int(torch.randint(0, 2**62, ()))
 
 
 def _array(column: torch.Tensor | None) -> np.ndarray | None:
-    """A column of a batch `[N, T]` or `[T]`, as `[N, T, 1]`."""
+    """Return a column of a batch `[N, T]` or `[T]`, as `[N, T, 1]`."""
     return None if column is None else column.detach().cpu().numpy().reshape(-1, *column.shape[-2:])
 
 

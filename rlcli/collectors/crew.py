@@ -36,16 +36,9 @@ _FILES = 6  # that a worker takes of its parent, with its first batches
 
 
 class Order(NamedTuple):
-    """What a worker is to write.
+    """An order to a worker: to write into `batch`, from its lane `first` on.
 
-    Attributes
-    ----------
-    batch : SharedBatch
-    first : int
-        The worker's first lane in it.
-    steps, random_steps : int
-        How many, and how many of them, the first, with random actions.
-    timed : bool
+    `steps`, `random_steps`: how many, and how many of them, the first, with random actions.
     """
 
     batch: SharedBatch
@@ -62,27 +55,11 @@ class ShutDown(ArgumentError):
 class CollectorCrew:
     """See the top of this file.
 
-    Parameters
-    ----------
-    sent : sequence of Sent
-        One a worker.
-    start_method : {"forkserver", "spawn", "fork"}
-        See `rlcli.processes.worker`.
-    seed : int
-        Of the run.
-    first_lane : int
-        The number of the first worker's first lane among all of the run.
-    all_lanes : int, optional
-        Lanes of the run; by default those of the workers.
-    on_error : {"raise", "restart"}
-        What becomes of a worker that ends, or whose env raises.
-
-    Attributes
-    ----------
-    records : list of WorkerRecord
-        One a worker.
-    about : list of dict
-        What the workers said of their collectors, when they were made.
+    `sent`, `records`: one a worker. `start_method`: see `rlcli.processes.worker`. `seed`: of the run.
+    `first_lane`: the number of the first worker's first lane among all of the run.
+    `all_lanes`: lanes of the run; by default those of the workers.
+    `on_error`: what becomes of a worker that ends, or whose env raises: "raise" or "restart".
+    `about`: what the workers said of their collectors, when they were made.
     """
 
     def __init__(
@@ -166,19 +143,19 @@ class CollectorCrew:
 
     # ---- calls ---------------------------------------------------------------------------------------------------
     def each(self, name: str, arguments: Sequence[tuple], **settings: Any) -> list[Any]:
-        """A method of every worker, each with arguments of its own; what they give."""
+        """Call a method of every worker, each with arguments of its own; return what they give."""
         return self._ordered([packed((name, args, settings)) for args in arguments])
 
     def all(self, name: str, *args: Any, fd: int | None = None) -> list[Any]:
-        """The same method of every worker."""
+        """Call the same method of every worker."""
         return self._ordered([packed((name, args, {}))] * len(self.sent), fd)
 
     def call(self, name: str, *args: Any, **settings: Any) -> list[Any]:
-        """The same method of every worker's collector, or an attribute of it."""
+        """Call the same method of every worker's collector, or read an attribute of it."""
         return self._ordered([packed(("call", (name, *args), settings))] * len(self.sent))
 
     def _ordered(self, bodies: Sequence[bytes], fd: int | None = None, *, replaces: bool = False) -> list[Any]:
-        """What the workers answer to these orders; where one is lost, what its successor does.
+        """Return what the workers answer to these orders; where one is lost, what its successor does.
 
         Where one raises, that is raised here; or that one is replaced too.
         """
@@ -237,7 +214,7 @@ class CollectorCrew:
             self._replace(index, lost)
 
     def _steps(self, index: int) -> int:
-        """How many a worker's lanes have taken in all; of one that ended, until then."""
+        """Count the steps that a worker's lanes have taken in all; of one that ended, until then."""
         return int(self._signs.arrays["clock"][index])
 
     def _pass_over_broken(self) -> None:
@@ -250,17 +227,17 @@ class CollectorCrew:
                 record.begins = record.begins or False
 
     def begun(self, index: int) -> int:
-        """How many orders of a worker have not come out of `next`."""
+        """Count the orders of a worker that have not come out of `next`."""
         self._pass_over_broken()
         return len(self._orders[index])
 
     def outstanding(self) -> list[Order]:
-        """The orders that have not come out of `next`."""
+        """Return the orders that have not come out of `next`."""
         self._pass_over_broken()
         return [order for orders in self._orders for order in orders]
 
     def frames_begun(self) -> int:
-        """What they ask for, of all workers."""
+        """Count the frames that they ask for, of all workers."""
         self._pass_over_broken()
         pairs = zip(self.records, self._orders, strict=True)
         return sum(order.steps * record.lanes for record, orders in pairs for order in orders)
@@ -278,7 +255,7 @@ class CollectorCrew:
         sent.update(weights)
 
     def next(self) -> tuple[int, Order, Part]:
-        """The worker that wrote a batch first, what it was to write, and what it says of it."""
+        """Return the worker that wrote a batch first, what it was to write, and what it says of it."""
         while True:
             try:
                 index, part = self.crew.first()
@@ -304,10 +281,7 @@ class CollectorCrew:
             return index, order, part
 
     def settle(self, came: Callable[[int], Any] | None = None) -> list[tuple[int, Order, Part]]:
-        """Wait for all that was begun: what `next` would give, one after the other.
-
-        `came`: called after each with how many have come.
-        """
+        """Wait for all that was begun, as `next` would give it; `came` is called after each with how many came."""
         found: list[tuple[int, Order, Part]] = []
         errors: dict[int, Exception] = {}
         while self.outstanding():
@@ -336,7 +310,7 @@ class CollectorCrew:
             record.begins = True
 
     def learn(self) -> None:
-        """What whoever replaces a worker has to begin with, after somebody changed it."""
+        """Set what whoever replaces a worker has to begin with, after somebody changed it."""
         for record, standing in zip(self.records, self.all("standing"), strict=True):
             record.episodes, record.next_id = standing
 
@@ -356,7 +330,7 @@ class CollectorCrew:
         return self.call(name, *args)
 
     def set_hooks(self, hooks: bytes) -> None:
-        """What workers call before and after their batches from now on."""
+        """Set what workers call before and after their batches from now on."""
         self.sent = [dataclasses.replace(each, hooks=hooks) for each in self.sent]
         self.all("set_hooks", hooks)
 
@@ -464,6 +438,6 @@ class CollectorCrew:
 
 
 def _in_words(one: Mapping[Key, Any], other: Mapping[Key, Any]) -> str:
-    """What of one schema is not in the other."""
+    """Say what of one schema is not in the other."""
     found = [f"{show(key)} {shape} {dtype}" for key, (shape, dtype) in one.items() if other.get(key) != (shape, dtype)]
     return ", ".join(found) or "nothing beside"

@@ -1,4 +1,4 @@
-"""Where each stage of collection runs, decided once.
+"""Devices of each stage of collection, decided once.
 
 Rows lie in host memory, so a batch is copied at most twice, and on one device never:
 
@@ -41,7 +41,7 @@ def _cuda_sync_if_initialized() -> None:
 
 
 def sync_function(device: torch.device | None) -> Callable[[], None]:
-    """What makes a copy to `device` safe to read (the table of the collector's documentation)."""
+    """Return what makes a copy to `device` safe to read (the table of the collector's documentation)."""
     if device is None or device.type == "cuda":
         return _do_nothing
     if torch.cuda.is_available():
@@ -55,7 +55,7 @@ def sync_function(device: torch.device | None) -> Callable[[], None]:
 
 
 def resolve(name: Device) -> torch.device | None:
-    """A device that exists, with its index where there may be several of its kind."""
+    """Return a device that exists, with its index where there may be several of its kind."""
     if name is None:
         return None
     try:
@@ -95,12 +95,12 @@ class Placement:
 
     @property
     def policy_is_elsewhere(self) -> bool:
-        """Whether rows must be copied before the policy can read them."""
+        """Say whether rows must be copied before the policy can read them."""
         return _is_elsewhere(self.policy)
 
     @property
     def storing_is_elsewhere(self) -> bool:
-        """Whether a finished batch must be copied before it is delivered."""
+        """Say whether a finished batch must be copied before it is delivered."""
         return _is_elsewhere(self.storing)
 
 
@@ -109,7 +109,7 @@ def _is_elsewhere(device: torch.device | None) -> bool:
 
 
 def same_device(one: torch.device, other: torch.device) -> bool:
-    """Whether two names are of one device: there is one CPU, whatever its index."""
+    """Say whether two names are of one device: there is one CPU, whatever its index."""
     return one == other or one.type == other.type == "cpu"
 
 
@@ -147,18 +147,10 @@ def place(
     policy_own: torch.device | None = None,
     no_cuda_sync=False,
 ) -> Placement:
-    """Resolve the four device arguments of a collector.
+    """Resolve the four device arguments of a collector; `device` sets the other three at once, each may override it.
 
-    Parameters
-    ----------
-    device
-        Sets the other three at once; each may override it.
-    env_own : torch.device, optional
-        The device the env has by itself, used where neither `device` nor `env_device` is given.
-    policy_own : torch.device, optional
-        The same for the policy.
-    no_cuda_sync : bool
-        Leave out the explicit waits: only where transfers are already ordered.
+    `env_own`, `policy_own`: the device that env and policy have by themselves, used where none of these is given.
+    `no_cuda_sync`: leave out the explicit waits: only where transfers are already ordered.
     """
     env = resolve(env_device if env_device is not None else device) or env_own
     policy = resolve(policy_device if policy_device is not None else device) or policy_own
@@ -174,7 +166,7 @@ def place(
 
 # ---- the policy on its device ---------------------------------------------------------------------------------------
 def own_device(policy: Any) -> torch.device | None:
-    """The accelerator a policy lies on; None for the CPU, and for what has no tensors."""
+    """Return the accelerator a policy lies on; None for the CPU, and for what has no tensors."""
     if not isinstance(policy, nn.Module):
         return None
     places = {tensor.device for tensor in [*policy.parameters(), *policy.buffers()]}
@@ -185,7 +177,7 @@ def own_device(policy: Any) -> torch.device | None:
 
 
 def on_device(policy: Any, device: torch.device | None) -> tuple[Any, bool]:
-    """The policy with all its tensors on `device`, and whether that took a copy.
+    """Return the policy with all its tensors on `device`, and whether that took a copy.
 
     It is copied exactly when one of its parameters or buffers lies elsewhere; otherwise the very object is used.  A
     callable without parameters is never copied.
@@ -199,7 +191,7 @@ def on_device(policy: Any, device: torch.device | None) -> tuple[Any, bool]:
 
 
 def own_copy(policy: Any) -> Any:
-    """A copy of modules, or of a tuple of them, with tensors of its own, which nobody trains."""
+    """Return a copy of modules, or of a tuple of them, with tensors of its own, which nobody trains."""
     copied = copy.deepcopy(policy)
     for module in copied if isinstance(copied, tuple) else (copied,):
         module.requires_grad_(False)

@@ -46,7 +46,7 @@ def own_length(name: str, value: Sequence[Any], workers: int) -> None:
 
 
 def makers_of(create_env_fn: Any, num_workers: int | None) -> list[Any]:
-    """What makes the env of each worker."""
+    """Return what makes the env of each worker."""
     if isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str):
         makers = list(create_env_fn)
         if not makers or num_workers not in (None, len(makers)):
@@ -86,7 +86,7 @@ def check_alike(about: Sequence[Mapping[str, Any]]) -> None:
 
 
 def divided(options: Mapping[str, Any], kind: type) -> tuple[dict[str, Any], Delivery]:
-    """Options of each worker's `Stepping`, and the parent's `Delivery`.
+    """Return the options of each worker's `Stepping`, and the parent's `Delivery`.
 
     `options`: what the constructor of `kind` has no parameter for.
     `kind`: of the collector.
@@ -113,7 +113,7 @@ def divided(options: Mapping[str, Any], kind: type) -> tuple[dict[str, Any], Del
 
 
 def of_worker(stepping: Mapping[str, Any], index: int, count: int, maker: Any) -> Stepping:
-    """The options of one worker."""
+    """Return the options of one worker."""
     own = dict(stepping)
     not_both(own.get("device"), own.get("devices"))
     for name in _EACH:
@@ -126,7 +126,7 @@ def of_worker(stepping: Mapping[str, Any], index: int, count: int, maker: Any) -
 
 
 def one_of_all(name: str, value: Any, workers: int) -> Any:
-    """What a list says of each worker, where it has to be the same for all."""
+    """Return what a list says of each worker, where it has to be the same for all."""
     if not isinstance(value, list | tuple):
         return value
     own_length(name, value, workers)

@@ -42,35 +42,16 @@ SINGLE, LONG = np.dtype(np.float32), np.dtype(np.int64)
 class Engine:
     """Collects batches of columns.
 
-    Parameters
-    ----------
-    wired : Wired
-        What is stepped: lanes, transforms, the policy's program, and what batches hold.
-    stepping : Stepping
-    ids : TrajectoryPool
-    seed : int
-        Of the lanes' noise.
-    stream : TorchStream
-        What policies and envs of tensordicts draw from.
-    adopting : callable, optional
-        `adopting(bound)` acts as `bound` does, and lets weights change between two steps; else between two batches.
-
-    Attributes
-    ----------
-    begun : bool
-        Whether the carrier holds open episodes; they are left for new ones where somebody else has stepped the env, or
-        one that a `TransformedEnv` or `SerialEnv` is made of. Unseen are methods of the user's that override
-        `EnvBase.step` or `reset` and do not call them, calls of `_step` and `_reset`, and what an env of the user's
-        steps itself: a wrapper's `inner`, the gymnasium env of a `GymEnv`.
-    limit : int, optional
-        Truncates episodes too, beside `stepping.max_frames_per_traj`.
-    legs : callable
-        `legs(first, last)` gives the steps that are taken of those, from the first on: all, or so many as it likes.
-
-    Notes
-    -----
-    `stepping.max_frames_per_traj` truncates the episodes that begin while the engine steps, not those that others begin
-    on the same env.
+    `wired`: what is stepped: lanes, transforms, the policy's program, and what batches hold.
+    `seed`: of the lanes' noise. `stream`: what policies and envs of tensordicts draw from.
+    `adopting`: `adopting(bound)` acts as `bound` does, and lets weights change between two steps; else between batches.
+    `begun`: whether the carrier holds open episodes; they are left for new ones where somebody else has stepped the
+    env, or one that a `TransformedEnv` or `SerialEnv` is made of. Unseen are methods of the user's that override
+    `EnvBase.step` or `reset` and do not call them, calls of `_step` and `_reset`, and what an env of the user's steps
+    itself: a wrapper's `inner`, the gymnasium env of a `GymEnv`.
+    `limit`: truncates episodes too, beside `stepping.max_frames_per_traj`, which truncates those that begin while the
+    engine steps, not those that others begin on the same env.
+    `legs`: `legs(first, last)` gives the steps that are taken of those, from the first on: all, or as many as it likes.
     """
 
     def __init__(
@@ -130,7 +111,7 @@ class Engine:
         self.fresh = np.ones(lanes.n, np.bool_)  # lanes whose row 0 was reset outside the loop
 
     def env_rows(self, rows: dict[Key, Any]) -> dict[Key, Any]:
-        """The rows that the env writes, under its own names."""
+        """Return the rows that the env writes, under its own names."""
         return {key: rows[name] for key, name in self.faces.env_keys.items()}
 
     def row_ops(self, rows: dict[Key, list[np.ndarray]], data: dict[Key, np.ndarray]) -> list[RowOp]:
@@ -152,12 +133,12 @@ class Engine:
         self.begun = True
 
     def _place(self) -> tuple[Any, ...]:
-        """What changes with every step and reset of the env."""
+        """Return what changes with every step and reset of the env."""
         counted = self._counted
         return counted.clock[0], list(counted.started), list(counted.episodes), times_called(self.env)
 
     def _goes_on(self) -> bool:
-        """Whether the env is where the last batch left it: else the carrier is not what it shows."""
+        """Say whether the env is where the last batch left it: else the carrier is not what it shows."""
         return self.begun and self._left == self._place()
 
     def _begin(self, lanes: list[int], new_ids: bool = True) -> None:
@@ -238,7 +219,7 @@ class Engine:
         return [lane for lane in lost if lane not in waiting or not self._seeds_next(lane)]
 
     def _seeds_next(self, lane: int) -> bool:
-        """Whether the lane's next episode has a seed of its own, and begins the same whatever went before."""
+        """Say whether the lane's next episode has a seed of its own, and begins the same whatever went before."""
         lanes, number = self.lanes, self.lanes.episodes[lane]
         return not lanes.on_tensordicts and lanes.seed_used(lane, number) != lanes.seed_used(lane, number + 1)
 
@@ -354,16 +335,16 @@ class Engine:
                 batch.columns.data[key][:, :steps] = 0
 
     def memory_for(self, steps: int) -> Schema:
-        """Key -> (shape, dtype) of the arrays that a batch of so many steps is written to."""
+        """Return key -> (shape, dtype) of the arrays that a batch of so many steps is written to."""
         stored = {key for key in self.live if self.schema.delivers(key)}.difference(self.schema.sparse)
         return memory_for(steps, self.lanes.n, self.live, stored, self.schema.written(BATCH))
 
     def _make(self, steps: int) -> BoundBatch:
-        """New memory for a batch, with all that writes it bound to it."""
+        """Return new memory for a batch, with all that writes it bound to it."""
         return self.bind({key: np.empty(*kind) for key, kind in self.memory_for(steps).items()}, steps)
 
     def bind(self, data: dict[Key, np.ndarray], steps: int) -> BoundBatch:
-        """A batch on memory that is there, as `memory_for` says, with all that writes it bound to it."""
+        """Return a batch on memory that is there, as `memory_for` says, with all that writes it bound to it."""
         with torch.inference_mode(False):  # row tensors made in inference mode could not be trained on
             return self._bound(columns_on(data, steps, self.live, self.carrier))
 

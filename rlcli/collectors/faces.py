@@ -1,4 +1,4 @@
-"""Which parts of a collector run on columns, which on TensorDicts, and why: what `rlcli show --components` prints."""
+"""Faces: which parts of a collector run on columns, which on TensorDicts, and why (`rlcli show --components`)."""
 
 from __future__ import annotations
 
@@ -24,16 +24,10 @@ LANES = "one stream per env, from the run's seed"
 
 @dataclass(frozen=True)
 class Face:
-    """How one part of a collector runs.
+    """The face that one `part` of a collector ("env", "transform", "policy" or "noise") runs through, and why.
 
-    Attributes
-    ----------
-    part : {"env", "transform", "policy", "noise"}
-    name : str
-        Its class, or of a stage what it reads and writes.
-    runs : str
-        On columns or TensorDicts, and when; of noise, whose stream it is drawn from.
-    why : str
+    `name`: its class, or of a stage what it reads and writes.
+    `runs`: on columns or TensorDicts, and when; of noise, whose stream it is drawn from.
     """
 
     part: str
@@ -43,7 +37,7 @@ class Face:
 
 
 def faces_of(env: EnvBase, engine: Engine) -> list[Face]:
-    """The faces of all parts: env, transforms from the innermost on, the policy's stages, noise."""
+    """Return the faces of all parts: env, transforms from the innermost on, the policy's stages, noise."""
     return [_env(env, engine), *_transforms(env, engine), *_policy(engine), *_noise(engine)]
 
 
@@ -58,7 +52,7 @@ def _env(env: EnvBase, engine: Engine) -> Face:
 
 
 def _odd_env(env: EnvBase) -> str:
-    """Why an env has no face of arrays; nothing where it has one."""
+    """Say why an env has no face of arrays; nothing where it has one."""
     lanes = getattr(env, "lanes", None)
     if isinstance(env, BatchedEnv) and lanes is None:
         inner = env.envs[0]
@@ -70,7 +64,7 @@ def _odd_env(env: EnvBase) -> str:
 
 
 def _odd_transform(env: EnvBase) -> str:
-    """Which transforms have no columns; nothing where all have."""
+    """Name the transforms that have no columns; nothing where all have."""
     odd = list(dict.fromkeys(type(t).__name__ for t in transforms_of(env) if not t.has_columns))
     return f"{' and '.join(odd)} on it may read any key" if odd else ""
 
@@ -125,7 +119,7 @@ def _policy(engine: Engine) -> Iterator[Face]:
 
 
 def _noise(engine: Engine) -> Iterator[Face]:
-    """Where random numbers come from, a line a stream."""
+    """Say where random numbers come from, a line a stream."""
     program = engine.program
     unknown = ["the env"] if engine.lanes.on_tensordicts else []
     if isinstance(program, TensorDictProgram):

@@ -1,4 +1,4 @@
-"""When a batch's loop is over: end flags and trajectory ids, and the TensorDict that the consumer gets.
+"""Complete a batch when its loop is over: end flags and trajectory ids, and the TensorDict that the consumer gets.
 
 Flags and ids follow from the list of episode ends, once a batch; the loop does nothing for them. An id is unique over
 all workers of a run, also after a resume; ids are given out in (step, lane) order, as per-step bookkeeping would.
@@ -29,16 +29,11 @@ from rlcli.transforms import NextObservationDelta
 
 
 class TrajectoryPool:
-    """A locked counter that hands out trajectory ids.
+    """A locked counter that hands out trajectory ids, from `first` on.
 
-    Parameters
-    ----------
-    first : int
-        The first id.
-    lock : context manager, optional
-        Shared by all users of the pool; a thread lock by default.
-    stride : int
-        From one id to the next: of B pools, one in each process, that begin at 0 .. B-1, no two give out the same.
+    `lock`: shared by all users of the pool; a thread lock by default.
+    `stride`: from one id to the next: of B pools, one in each process, that begin at 0 .. B-1, no two give out the
+    same.
     """
 
     def __init__(self, first: int = 0, lock=None, *, stride: int = 1) -> None:
@@ -66,7 +61,7 @@ class TrajectoryPool:
 
 @dataclass
 class Seconds:
-    """Where the time of a timed batch went."""
+    """The time of a timed batch, by where it went."""
 
     env: float = 0.0
     policy: float = 0.0
@@ -74,16 +69,10 @@ class Seconds:
 
 
 class Ended(NamedTuple):
-    """The end of an episode.
+    """The end of an episode, at step `t` of the batch in a `lane`.
 
-    Attributes
-    ----------
-    t, lane : int
-        In the batch.
-    seed : int or None
-        What its env was last reset with a seed by: that of the episode, where each has one.
-    info : dict
-        What was kept of the last step's `info`.
+    `seed`: what its env was last reset with a seed by: that of the episode, where each has one.
+    `info`: what was kept of the last step's.
     """
 
     t: int
@@ -96,30 +85,19 @@ class Ended(NamedTuple):
 
 @dataclass(frozen=True)
 class Filled:
-    """What the loop and the passes after it left of one batch.
+    """One batch as the loop and the passes after it left it.
 
-    Attributes
-    ----------
-    columns : dict
-        Key -> array `[N, T, *shape]`.
-    late : dict
-        Key -> tensor `[N, T, *shape]`: what policy and env wrote that no column was made for, or in another dtype than
-        its column's.
-    carrier, finals
-        The successors of the last row, and of the rows that ended an episode; valid until the next batch.
-    schema : BatchSchema
-        What of all this goes to the consumer, and how next observations are kept.
-    shape : tuple of int
-        `(N, T)`, also where no column is kept.
-    raw_reward : ndarray `[N, T, 1]`, optional
-        The env's own rewards, where transforms changed them.
-    seconds : Seconds, optional
-        Where the time went, if that was asked for.
-    done : bool ndarray `[N, T, 1]`, optional
-        The env's own ends, whatever `set_truncated` flags; None where the batch has none.
-    states : dict
-        Key -> the rows that keep a recurrent state, and their states.
-    ends : list of Ended
+    `columns`: key -> array `[N, T, *shape]`.
+    `late`: key -> tensor `[N, T, *shape]`: what policy and env wrote that no column was made for, or in another dtype
+    than its column's.
+    `carrier`, `finals`: the successors of the last row, and of the rows that ended an episode; valid until the next
+    batch.
+    `schema`: what of all this goes to the consumer, and how next observations are kept.
+    `shape`: `(N, T)`, also where no column is kept.
+    `raw_reward` (`[N, T, 1]`): the env's own rewards, where transforms changed them.
+    `seconds`: where the time went, if that was asked for.
+    `done` (bool `[N, T, 1]`): the env's own ends, whatever `set_truncated` flags; None where the batch has none.
+    `states`: key -> the rows that keep a recurrent state, and their states.
     """
 
     columns: dict[Key, np.ndarray]
@@ -159,17 +137,11 @@ def fill_flags(data: dict[Key, np.ndarray], outcome: Outcome) -> None:
 
 
 def fill_ids(out: np.ndarray, current: np.ndarray, resets: list[tuple[int, int]], pool: TrajectoryPool) -> None:
-    """Write the ids of one batch.
+    """Write the ids of one batch into `out` (int64 `[N, T]`).
 
-    Parameters
-    ----------
-    out : int64 ``[N, T]``
-        Filled.
-    current : int64 ``[N]``
-        Ids of the trajectories open at the batch's first row; updated to those open after its last.
-    resets : list of (t, lane)
-        Lanes that began a new trajectory after step t, in (t, lane) order.
-    pool : TrajectoryPool
+    `current` (int64 `[N]`): ids of the trajectories open at the batch's first row; updated to those open after its
+    last.
+    `resets`: (t, lane) of lanes that began a new trajectory after step t, in this order.
     """
     out[...] = current[:, None]
     if not resets:
@@ -180,10 +152,7 @@ def fill_ids(out: np.ndarray, current: np.ndarray, resets: list[tuple[int, int]]
 
 
 def assemble(filled: Filled, *, batched: bool, delta: NextObservationDelta | None = None) -> TensorDict:
-    """One batch `[N, T]` (`[T]` for a single env), time last.
-
-    `delta`: what `delta` makes of the keys that it knows.
-    """
+    """Return one batch `[N, T]` (`[T]` for a single env), time last; `delta` gives the keys that it knows."""
     schema = filled.schema
     lanes, steps = shape = filled.shape
     root: dict = {}

@@ -1,4 +1,4 @@
-"""How many steps a number of frames takes: whole steps of all envs, and a last batch that is cut.
+"""Count the steps that a number of frames takes: whole steps of all envs, and a last batch that is cut.
 
 Where workers have shares of their own, the last batch cuts the longest first.
 """
@@ -12,12 +12,12 @@ AHEAD = 2  # batches that an asynchronous worker has been asked for and that wer
 
 
 def steps_of(frames: int, lanes: int) -> int:
-    """Steps per env for a number of frames, rounded up to whole steps of all `lanes` envs."""
+    """Return the steps per env for a number of frames, rounded up to whole steps of all `lanes` envs."""
     return -(-frames // lanes)
 
 
 def next_steps(frames_per_batch: int, total_frames: int, lanes: int, done: int) -> int:
-    """Steps of the next batch after `done` frames; 0 when the run is over.
+    """Return the steps of the next batch after `done` frames; 0 when the run is over.
 
     `total_frames` (-1: without end) is exact to one step of all envs: the last batch is cut.
     """
@@ -26,12 +26,9 @@ def next_steps(frames_per_batch: int, total_frames: int, lanes: int, done: int) 
 
 
 def cut(shares: Sequence[int], lanes: Sequence[int], frames: int) -> int:
-    """The least number of steps with which shares of a batch, cut to it, hold so many frames; else their longest.
+    """Return the least number of steps with which shares of a batch, cut to it, hold so many frames.
 
-    Parameters
-    ----------
-    shares, lanes : sequence of int
-        Steps and lanes of each worker.
+    Where they do not, their longest. `shares`, `lanes`: steps and lanes of each worker.
     """
 
     def held(steps: int) -> int:

@@ -25,18 +25,11 @@ from rlcli.transforms import RowOp
 class BoundBatch:
     """One batch's memory with everything bound to it.
 
-    Attributes
-    ----------
-    step, reset : callable
-        The env's: `step(t, actions) -> finished lanes` and `reset(t, lanes)`, both on row t+1.
-    program, random : Bound
-        The policy, and the random actions of the first frames.
-    row_ops : list of RowOp
-        Transforms that run in the loop, in order.
-    shown : FiniteRows
-        The env's float observations: a policy that writes NaN may have been shown one.
-    states : KeptStates or None
-        What keeps some rows of a recurrent policy's states; one of `row_ops`.
+    `step`, `reset`: the env's: `step(t, actions) -> finished lanes` and `reset(t, lanes)`, both on row t+1.
+    `program`, `random`: the policy, and the random actions of the first frames.
+    `row_ops`: transforms that run in the loop, in order.
+    `shown`: the env's float observations: a policy that writes NaN may have been shown one.
+    `states`: what keeps some rows of a recurrent policy's states; one of `row_ops`.
     """
 
     columns: Columns

@@ -165,7 +165,7 @@ class MultiProcessCollector(BaseCollector):
         )  # fmt: skip
 
     def _random_frames(self) -> int:
-        """How many are still to be taken with random actions."""
+        """Count the frames that are still to be taken with random actions."""
         return max(0, self.init_random_frames - self.frames)
 
     def _collected(
@@ -178,7 +178,7 @@ class MultiProcessCollector(BaseCollector):
         lanes: range | None = None,
         gaps: Mapping[int, bool] = NO_GAPS,
     ) -> Collected:
-        """The batch of parts that lie in one memory; where they are shares of different lengths, with a mask."""
+        """Return the batch of parts that lie in one memory; where they are shares of different lengths, with a mask."""
         filled = merged(parts, memory)
         self._schema = filled.schema
         found, first = dict(gaps), 0 if lanes is None else lanes.start
@@ -429,7 +429,7 @@ class MultiProcessCollector(BaseCollector):
 
 
 def made_as_in_workers(stepping: Stepping, seed: int) -> Any:
-    """What a factory makes, with the weights that it gives in each worker; nobody else's random numbers are used up."""
+    """Return what a factory makes, with the weights that it gives in each worker; random streams are left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed % 2**63)
         return stepping.make_policy()

@@ -78,7 +78,7 @@ class MultiAsyncCollector(MultiProcessCollector):
         self._gaps: dict[int, bool] = {}  # lanes whose last rows were passed over: whether an episode ended with them
 
     def _steps(self, index: int, frames: int) -> int:
-        """Steps of a worker's next batch, when so many frames are there or asked for."""
+        """Return the steps of a worker's next batch, when so many frames are there or asked for."""
         own = self.frames_per_batch
         return next_steps(
             own[index] if isinstance(own, list) else own, self.total_frames, self.crew.records[index].lanes, frames
@@ -258,13 +258,13 @@ _SAVED = ("keys", "columns", "late", "carrier", "finals", "lanes", "steps", "raw
 
 
 def _plain(part: Part) -> dict[str, Any]:
-    """What a checkpoint holds of a part."""
+    """Return what a checkpoint holds of a part."""
     places = np.array(part.places, np.int64).reshape(-1, 2)
     return {name: getattr(part, name) for name in _SAVED} | {"places": places}
 
 
 def _part(saved: Mapping[str, Any], schema: BatchSchema) -> Part:
-    """The part that `_plain` was given."""
+    """Return the part that `_plain` was given."""
     places = [(int(t), int(lane)) for t, lane in np.asarray(saved["places"]).reshape(-1, 2)]
     kept = {name: saved[name] for name in _SAVED} | {"ends": [Ended(*end) for end in saved["ends"]]}
     return Part(places=places, schema=schema.with_late(kept["late"]), seconds=None, **kept)

@@ -157,12 +157,12 @@ class MultiSyncCollector(MultiProcessCollector):
         return [self._in_order(batch)]
 
     def _rows_of(self, batch: TensorDictBase, dim: int = -1) -> TensorDictBase:
-        """What is not masked of a batch ``[B * P, T]``, end to end: of lanes, or (1) of workers along time."""
+        """Return what is not masked of a batch `[B * P, T]`, end to end: of lanes, or (1) of workers along time."""
         parts = [rows if dim == 1 else rows.reshape(-1) for _, rows in self._by_worker(batch, range(self.envs))]
         return _timed(torch.cat(parts, -1))  # type: ignore[arg-type]
 
     def _in_order(self, batch: TensorDictBase) -> TensorDictBase:
-        """A batch ``[B * P, T]`` as `cat_results` says."""
+        """Return a batch ``[B * P, T]`` as `cat_results` says."""
         workers, steps = len(self.crew), batch.shape[1]
         if COLLECTOR_MASK in batch.keys(True) and (self.cat_results == -1 or not (self.batched or self.cat_results)):
             return self._rows_of(batch, 1 if self.batched else -1)
@@ -196,13 +196,13 @@ class MultiSyncCollector(MultiProcessCollector):
 
 
 def _timed(batch: Any) -> TensorDictBase:
-    """The same batch, time last."""
+    """Return the same batch, time last."""
     batch.names = [*[None] * (batch.ndim - 1), "time"]
     return batch
 
 
 def _share(threshold: Any) -> float | None:
-    """A share of the workers, as a number."""
+    """Return a share of the workers, as a number."""
     number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
     if threshold is not None and not (number and 0 <= threshold <= 1):
         raise ArgumentError("preemptive_threshold is a share of the workers, from 0 to 1", why=f"got {threshold!r}")

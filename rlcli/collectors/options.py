@@ -25,13 +25,7 @@ if TYPE_CHECKING:
 
 
 def whole(name: str, value: Any) -> int:
-    """The number of an option that counts something; a float may stand for it, as 1e6 does.
-
-    Raises
-    ------
-    ArgumentError
-        It is no whole number.
-    """
+    """Return the number of an option that counts something; a float may stand for it, as 1e6 does."""
     if isinstance(value, float | np.floating) and float(value).is_integer():
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
@@ -40,12 +34,7 @@ def whole(name: str, value: Any) -> int:
 
 
 def counted(name: str, value: Any) -> int:
-    """The number of an option that counts something: whole, and large enough.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """Return the number of an option that counts something: whole, and large enough."""
     number = whole(name, value)
     if name == "total_frames" and (number == 0 or number < -1):
         raise ArgumentError(
@@ -68,20 +57,14 @@ _LEAST = {
 
 
 def function(name: str, value: Any) -> Any:
-    """What is to be called, or None.
-
-    Raises
-    ------
-    ArgumentError
-        It cannot be called.
-    """
+    """Return what is to be called, or None."""
     if value is not None and not callable(value):
         raise ArgumentError(f"{name} must be a function", why=f"got {value!r}", fix="Leave it out, or give one.")
     return value
 
 
 def _interaction(value: Any) -> InteractionType | None:
-    """An exploration type, by itself or by its name."""
+    """Return an exploration type, by itself or by its name."""
     if value is None or isinstance(value, InteractionType):
         return value
     names = [kind.name.lower() for kind in InteractionType]
@@ -163,10 +146,7 @@ class Stepping:
         self.next_obs_mode()
 
     def next_obs_mode(self, delta: bool = False) -> str:
-        """How next observations are kept: `full` unless something else is asked for.
-
-        `delta`: whether the env brings a `NextObservationDelta`.
-        """
+        """Return how next observations are kept; `delta`: whether the env brings a `NextObservationDelta`."""
         if delta:
             asked = "compact" if self.compact_obs else self.next_obs
             if asked not in (None, "delta"):
@@ -184,13 +164,13 @@ class Stepping:
 
     @property
     def tracks_version(self) -> bool:
-        """Whether rows say which version of the policy acted: by default where that is asked for by its key."""
+        """Say whether rows say which version of the policy acted: by default where that is asked for by its key."""
         if self.track_policy_version is None:
             return POLICY_VERSION in map(unravel, self.keep_keys or ())
         return self.track_policy_version
 
     def make_policy(self) -> Any:
-        """The policy that was given in one way or the other; None for random actions."""
+        """Return the policy that was given in one way or the other; None for random actions."""
         policy = self.policy if self.policy_factory is None else self.policy_factory()
         return None if type(policy) is RandomPolicy and policy.action_spec is None else policy
 
@@ -218,7 +198,7 @@ class Stepping:
         return int(np.random.SeedSequence((seed, self.first_lane)).generate_state(1, np.uint64)[0])
 
     def pickled(self) -> bytes:
-        """The options as another process can take them: `pickle.loads` gives a `Stepping` of the same.
+        """Return the options as another process can take them: `pickle.loads` gives a `Stepping` of the same.
 
         What no module holds (lambdas, functions of `__main__`) goes by value; tensors in shared memory stay shared,
         but for those of modules.
@@ -234,7 +214,7 @@ class Stepping:
 
 
 def sent(name: str, value: Any) -> bytes:
-    """An option as another process can take it: `pickle.loads` gives the like."""
+    """Return an option as another process can take it: `pickle.loads` gives the like."""
     from rlcli.collectors.sharing import dumps
 
     try:
@@ -257,7 +237,7 @@ _SENDABLE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Delivery:
-    """What becomes of the batches, in the process that asked for them; each option is described at `Collector`."""
+    """Says what becomes of the batches, in the process that asked for them; each option is described at `Collector`."""
 
     storing_device: Device = None
     split_trajs: bool = False
@@ -289,7 +269,7 @@ class Delivery:
         return [getattr(getattr(member, "storage", None), "ndim", 1) for member in members]
 
     def trajectories(self, stepping: Stepping, groups: Sequence[range] | None = None) -> CompleteTrajectories | None:
-        """What cuts the batches that are stepped so into whole trajectories; None where they are not.
+        """Return what cuts the batches that are stepped so into whole trajectories; None where they are not.
 
         `groups`: lanes whose trajectories are delivered together; all of them by default.
         """

@@ -1,4 +1,4 @@
-"""What workers wrote, put together: one `Filled` of all their lanes, from which the parent makes a batch.
+"""Put together what workers wrote: one `Filled` of all their lanes, from which the parent makes a batch.
 
 Where one took fewer steps than others, zeros follow its rows (as ids, -1), and its last row keeps its true successor:
 
@@ -27,17 +27,14 @@ from rlcli.lanes.bounds import Worst, sentence
 
 
 class Outside:
-    """Observations outside their declared bounds, of all workers together, whichever processes they were.
-
-    `figures`: of an earlier one, to go on from.
-    """
+    """Observations outside their bounds, of all workers together; `figures`: of an earlier one, to go on from."""
 
     def __init__(self, figures: Mapping[str, Mapping[str, Any]] | None = None) -> None:
         self._found = {key: dict(entry) for key, entry in (figures or {}).items()}
         self._fresh: dict[str, int] = {}
 
     def add(self, news: Mapping[str, Mapping[str, Any]]) -> None:
-        """What one worker found since it was asked last, in the form of `figures`."""
+        """Add what one worker found since it was asked last, in the form of `figures`."""
         for key, entry in news.items():
             known = self._found.setdefault(key, {"observations": 0, "worst": entry["worst"]})
             known["observations"] += entry["observations"]
@@ -55,7 +52,7 @@ class Outside:
 
 
 def merged(parts: Sequence[Part], memory: Mapping[Key, np.ndarray]) -> Filled:
-    """The rows of workers as those of one collector of all their lanes, which took as many steps as any of them.
+    """Return the rows of workers as those of one collector of all their lanes, which took as many steps as any of them.
 
     `parts`: in the order of their lanes.
     `memory`: key -> array `[N, T, *]`: what all of them wrote to.
@@ -89,7 +86,7 @@ def merged(parts: Sequence[Part], memory: Mapping[Key, np.ndarray]) -> Filled:
 
 
 def _states(parts: Sequence[Part]) -> Kept:
-    """The states that all of them kept, in (lane, t) order."""
+    """Return the states that all of them kept, in (lane, t) order."""
     return {
         key: (
             np.concatenate([part.states[key][0] + (0, at) for part, at in _placed(parts)]),
@@ -100,7 +97,7 @@ def _states(parts: Sequence[Part]) -> Kept:
 
 
 def _longer(x: torch.Tensor, steps: int) -> torch.Tensor:
-    """A column `[N, t, *]` with zeros up to so many steps."""
+    """Return a column `[N, t, *]` with zeros up to so many steps."""
     return x if x.shape[1] == steps else torch.cat([x, x.new_zeros(len(x), steps - x.shape[1], *x.shape[2:])], 1)
 
 
@@ -150,7 +147,7 @@ def _finals(parts: Sequence[Part], steps: int) -> Finals:
 
 
 def _followed(part: Part, steps: int) -> tuple[list[tuple[int, int]], dict[Key, np.ndarray]]:
-    """The rows of a part that are not followed by their successors in a batch of so many steps, and those."""
+    """Return the rows of a part that are not followed by their successors in a batch of so many steps, and those."""
     if part.steps == steps:
         return part.places, {key: x for key, x in part.finals.items() if key in part.carrier}
     last = part.steps - 1

@@ -20,18 +20,8 @@ from rlcli.weight_update.newest import SharedNewest
 class PublishedWeights:
     """The models that workers follow.
 
-    Parameters
-    ----------
-    crew : CollectorCrew
-    policy : Any
-        What is trained; of one that is no module, versions are counted.
-    schemes : mapping from model to WeightSyncScheme, optional
-        Through shared memory where none is given.
-
-    Attributes
-    ----------
-    version : int
-        Of the policy, as published last.
+    `policy`: what is trained; of one that is no module, versions are counted. `version`: of it, as published last.
+    `schemes`: by model; through shared memory where none is given.
     """
 
     def __init__(self, crew: CollectorCrew, policy: Any, schemes: Mapping[str, WeightSyncScheme] | None) -> None:
@@ -47,7 +37,7 @@ class PublishedWeights:
 
     @property
     def nbytes(self) -> int:
-        """What this process holds of versions beside the models, in bytes."""
+        """Return what this process holds of versions beside the models, in bytes."""
         return sum(sender.nbytes for sender in self._senders.values())
 
     def register(self, name: str, model: nn.Module, used: str) -> None:
@@ -77,10 +67,7 @@ class PublishedWeights:
     def publish(self, source: Source | None, model_id: str | None) -> None:
         """Make a version known: of all models as they are trained now, or of one from `source`; from any thread.
 
-        Warns
-        -----
-        UserWarning
-            Once: schemes of models that nobody registered.
+        Warn, once, of schemes of models that nobody registered.
         """
         if model_id in self._schemes and model_id not in self._senders:
             raise ArgumentError(
@@ -124,7 +111,7 @@ class PublishedWeights:
 
 
 def _schemes(given: Any) -> dict[str, WeightSyncScheme]:
-    """What there is for models by their names."""
+    """Return what there is for models by their names."""
     given = {} if given is None else given
     if not isinstance(given, Mapping) or not all(isinstance(scheme, WeightSyncScheme) for scheme in given.values()):
         raise ArgumentError(

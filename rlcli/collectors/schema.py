@@ -1,4 +1,4 @@
-"""What a batch holds, key by key: worked out once from the parts that write it, and read by all who need to know.
+"""The keys of a batch: worked out once from the parts that write it, and read by all who need to know.
 
 The engine allocates by it, assembly hands over by it, and a plan foretells by it what the ledger will find.  Which keys
 the consumer asked for (`Kept`) decides what of it is stored; what a row then holds in any mode says `RowSchema`.
@@ -46,7 +46,7 @@ MODES = ("full", "compact", "exact", "delta")
 
 @dataclass(frozen=True)
 class Kept:
-    """Whether the consumer gets a key.
+    """Says whether the consumer gets a key.
 
     `keys`: those that were asked for; None asks for everything but what lies under the name of raw rows.
     `awaited`: those of them that no part has declared: the first step is to show them.
@@ -61,21 +61,12 @@ class Kept:
 
 @dataclass(frozen=True)
 class Entry:
-    """One key of a batch.
+    """One key of a batch, of this `shape` in a row of one env.
 
-    Attributes
-    ----------
-    shape : tuple of int
-        Of a row of one env.
-    dtype : numpy dtype, or torch dtype of a late entry
-    stored : bool
-        Whether the consumer gets it.
-    next_stored : bool
-        Whether the consumer gets `("next", key)` too, as far as the mode keeps it.
-    written : {"row", "sparse", "batch", "pass", "late"}
-        When: by the loop, row by row; the same, and few of the rows are kept; once a batch, when its loop is over; by a
-        transform's pass after that, which brings its own arrays; or, beside all that was planned, by steps that are
-        taken as they come.
+    `stored`: whether the consumer gets it; `next_stored`: whether it gets `("next", key)` too, as the mode keeps it.
+    `written`: when: by the loop, row by row ("row"); the same, and few of the rows are kept ("sparse"); once a batch,
+    when its loop is over ("batch"); by a transform's pass after that, which brings its own arrays ("pass"); or, beside
+    all that was planned, by steps that are taken as they come ("late").
     """
 
     key: Key
@@ -88,25 +79,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class BatchSchema:
-    """What batches `[lanes, T]` of one collector hold.
+    """The schema of batches `[lanes, T]` of one collector.
 
-    Attributes
-    ----------
-    lanes : int
-        Envs that are stepped together.
-    mode : str
-        How next observations are kept: `full`, `compact`, `exact` or `delta`.
-    kept : Kept
-        Which keys the consumer asked for; says it of keys that nobody declared, too.
-    entries : tuple of Entry
-        What memory is made for, and what passes add.
-    observations : tuple of keys
-        Those whose next row, t+1, is the true successor: it is kept where an episode ends.
-    late : tuple of Entry
-        What steps were seen to write beside; one takes the place of the entry with its key.
-    stride : int
-        Of entries of which few rows are kept: every so many of an episode, and those that an episode or batch begins
-        with.
+    `mode`: how next observations are kept: `full`, `compact`, `exact` or `delta`.
+    `kept`: which keys the consumer asked for; says it of keys that nobody declared, too.
+    `entries`: what memory is made for, and what passes add.
+    `observations`: those whose next row, t+1, is the true successor: it is kept where an episode ends.
+    `late`: what steps were seen to write beside; one takes the place of the entry with its key.
+    `stride`: of entries of which few rows are kept: every so many of an episode, and those that an episode or batch
+    begins with.
     """
 
     lanes: int
@@ -121,7 +102,7 @@ class BatchSchema:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # and nothing cached
 
     def written(self, when: str) -> Schema:
-        """Key -> (shape, dtype) of the entries that are written then."""
+        """Return key -> (shape, dtype) of the entries that are written then."""
         return {entry.key: (entry.shape, entry.dtype) for entry in self.entries if entry.written == when}  # type: ignore[misc]
 
     @cached_property
@@ -153,12 +134,12 @@ class BatchSchema:
         return planned | {under_next(e.key): kept and e.next_stored for e in self.entries if e.written == PASS}
 
     def delivers(self, key: Key) -> bool:
-        """Whether the consumer gets a column of this key."""
+        """Say whether the consumer gets a column of this key."""
         known = self._answers.get(key)
         return self.kept(key) if known is None else known
 
     def with_late(self, columns: Mapping[Key, torch.Tensor]) -> BatchSchema:
-        """The schema of batches that hold these columns, `[lanes, T, *shape]`, too; itself where it is."""
+        """Return the schema of batches that hold these columns, `[lanes, T, *shape]`, too; itself where it is."""
         known = {entry.key for entry in self.late}
         new = [
             Entry(key, tuple(column.shape[2:]), column.dtype, self.delivers(key), written=LATE)
@@ -168,7 +149,7 @@ class BatchSchema:
         return dataclasses.replace(self, late=(*self.late, *new)) if new else self
 
     def without_next(self, keys: Set[Key]) -> BatchSchema:
-        """The schema of batches in which these observations have no next value; itself where it is."""
+        """Return the schema of batches in which these observations have no next value; itself where it is."""
         if keys.isdisjoint(self.observations):
             return self
         entries = (dataclasses.replace(e, next_stored=e.next_stored and e.key not in keys) for e in self.entries)
@@ -186,20 +167,11 @@ def schema_of(
     lanes: int, faces: Faces, rows: Schema, once: Schema, kept: Kept, *, mode: str, track_ids: bool,
     track_version: bool, states: Sequence[Key] = (), stride: int = 1,
 ) -> BatchSchema:  # fmt: skip
-    """The schema of batches that these parts write.
+    """Return the schema of batches that these parts write.
 
-    Parameters
-    ----------
-    rows : Schema
-        What the policy writes row by row.
-    once : Schema
-        What policy and random actions write once a batch.
-    track_ids, track_version : bool
-        Whether batches may hold trajectory ids and the policy's version.
-    states : sequence of keys
-        Whose next value the policy writes.
-    stride : int
-        Of the rows that keep them; 1 is all.
+    `rows`, `once`: what the policy writes row by row, and what policy and random actions write once a batch.
+    `track_ids`, `track_version`: whether batches may hold trajectory ids and the policy's version.
+    `states`: whose next value the policy writes; `stride`: of the rows that keep them; 1 is all.
     """
     live: Schema = {**faces.rows, **rows}
     columns: Schema = {**once, **always(track_ids, track_version)}
@@ -225,7 +197,7 @@ def schema_of(
 
 
 def always(track_ids: bool = True, track_version: bool = True) -> Schema:
-    """Columns every batch may hold, beside observations and what the policy writes."""
+    """Return columns every batch may hold, beside observations and what the policy writes."""
     flag, number = ((1,), np.dtype(np.bool_)), ((), np.dtype(np.int64))
     columns: Schema = {REWARD: ((1,), np.dtype(np.float32)), TERMINATED: flag, TRUNCATED: flag, DONE: flag}
     columns |= {name: flag for name in END_FLAGS}
@@ -244,21 +216,13 @@ def keeper(
     *,
     late: bool = False,
 ) -> Kept:
-    """What `keep_keys` asks for.
+    """Return what `keep_keys` asks for: all by default.
 
-    Parameters
-    ----------
-    keep_keys : sequence of keys, optional
-        All of them by default.
-    observations : list of keys
-        Their next values are kept over the stored observations, so these must be kept as well.
-    known : iterable of keys
-        Every key that a batch of this collector may hold.
-    states : sequence of keys
-        The observation keys whose next value the policy writes, and markers: a list of keys that names only the state
-        itself does not store that value a second time.
-    late : bool
-        Whether steps may write keys that nobody has declared.
+    `observations`: their next values are kept over the stored observations, so these must be kept as well.
+    `known`: every key that a batch of this collector may hold.
+    `states`: the observation keys whose next value the policy writes, and markers: a list of keys that names only the
+    state itself does not store that value a second time.
+    `late`: whether steps may write keys that nobody has declared.
     """
     if keep_keys is None:
         return Kept()
@@ -287,24 +251,15 @@ def refuse_unknown(keys: Iterable[Key], names: Iterable[str]) -> None:
 # ---- rows of a collector, read off it with no row made ---------------------------------------------------------
 @dataclass(frozen=True)
 class RowSchema:
-    """What a row of a batch `[lanes, steps]` holds, whatever the mode.
+    """The schema of a row of a batch `[lanes, steps]`, whatever the mode.
 
-    Attributes
-    ----------
-    fields : dict
-        Keys that are stored in every mode.
-    copies : dict
-        Keys under "next" that transforms write; `compact` drops them.
-    successors : dict
-        Next observations, kept as the mode says.
-    kinds : dict
-        How many values there are of a key that counts from 0.
-    delta_dtype : torch dtype
-        What `delta` keeps differences in.
-    keeps_overflows : bool
-        Whether `delta` keeps next observations whole that no difference holds.
-    states : dict
-        Recurrent states, kept in every `stride`-th row of an episode and the first ones of episodes and batches.
+    `fields`: keys that are stored in every mode.
+    `copies`: keys under "next" that transforms write; `compact` drops them.
+    `successors`: next observations, kept as the mode says.
+    `kinds`: how many values there are of a key that counts from 0.
+    `delta_dtype`: what `delta` keeps differences in.
+    `keeps_overflows`: whether `delta` keeps next observations whole that no difference holds.
+    `states`: recurrent states, kept in every `stride`-th row of an episode and the first ones of episodes and batches.
     """
 
     lanes: int
@@ -320,7 +275,7 @@ class RowSchema:
 
     @classmethod
     def of(cls, schema: BatchSchema, env: EnvBase, lanes: int, steps: int) -> RowSchema:
-        """The rows that a collector's `schema` says, of so many lanes of its `env`; it may itself have one."""
+        """Return the rows that a collector's `schema` says, of so many lanes of its `env`; it may itself have one."""
         full = dataclasses.replace(schema, mode="full")  # what a mode leaves out, `stored` says
         fields = {key: _field(entry) for key, entry in full.delivered.items() if key not in full.copies}
         copies = {key: _field(entry) for key, entry in full.copies.items()}
@@ -349,7 +304,7 @@ class RowSchema:
         return self.lanes * (1 + -(-(self.steps - 1) // self.stride))
 
     def stored(self, mode: str) -> dict[Key, Field]:
-        """What every row holds in a mode; the few next observations that `exact` keeps apart are not among it."""
+        """Return what every row holds in a mode; the few next observations that `exact` keeps apart are not in it."""
         found = {**self.fields, **({} if mode == "compact" else self.copies)}
         if mode == "full":
             return found | dict(self.successors)
@@ -359,11 +314,11 @@ class RowSchema:
         return found
 
     def with_states(self) -> RowSchema:
-        """The same with a state in every row, as samples of a buffer have it."""
+        """Return the same with a state in every row, as samples of a buffer have it."""
         return dataclasses.replace(self, fields={**self.fields, **self.states}, states={})
 
     def overflows(self, mode: str) -> dict[Key, Field]:
-        """Columns for next observations that no difference can stand for, where a run keeps them."""
+        """Return columns for next observations that no difference can stand for, where a run keeps them."""
         if mode != "delta" or not self.keeps_overflows:
             return {}
         sources = {as_tuple(key)[1:]: field for key, field in self.successors.items()}
@@ -385,7 +340,7 @@ def _field(entry: Entry) -> Field:
 
 
 def _coded(key: tuple[str, ...], field: Field, wanted: torch.dtype) -> dict[Key, Field]:
-    """The difference of a next observation, or itself where that is smaller."""
+    """Return the difference of a next observation, or itself where that is smaller."""
     if not saves(math.prod(field.shape), field.dtype, wanted):
         return {under_next(key): field}
     nothing = field.empty(1).zero_()
@@ -395,7 +350,7 @@ def _coded(key: tuple[str, ...], field: Field, wanted: torch.dtype) -> dict[Key,
 
 
 def row_specs(env: EnvBase) -> dict[str, str]:
-    """Key -> its spec in words and without the batch dims, of observations and action.
+    """Return key -> its spec in words and without the batch dims, of observations and action.
 
     Kept with collected frames, and compared by who learns from them.
     """

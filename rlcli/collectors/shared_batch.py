@@ -17,15 +17,7 @@ from rlcli.processes.region import Region
 
 
 class SharedBatch:
-    """Memory for one batch, which workers write to and the consumer gets.
-
-    Parameters
-    ----------
-    number : int
-    memory : Schema
-        Key -> (shape, dtype) of whole columns, `[lanes, steps, *]`.
-    steps : int
-    """
+    """Memory (key -> (shape, dtype) of `[lanes, steps, *]`) for one batch: workers write it, the consumer gets it."""
 
     def __init__(self, number: int, memory: Schema, steps: int) -> None:
         self.number, self.memory, self.steps = number, memory, steps
@@ -39,10 +31,7 @@ class SharedBatch:
 
 
 class SharedSlots:
-    """The memory that a worker's engine writes batches to: the slots that its parent shares, one a batch.
-
-    In the place of the engine's own pool.
-    """
+    """Memory that a worker's engine writes batches to in place of its own pool: the slots that its parent shares."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

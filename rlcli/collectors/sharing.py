@@ -18,7 +18,7 @@ from torch.multiprocessing import get_sharing_strategy
 
 
 def dumps(value: Any) -> bytes:
-    """What `pickle.loads` reads in another process, as long as this one holds the value."""
+    """Return what `pickle.loads` reads in another process, as long as this one holds the value."""
     body = io.BytesIO()
     _Pickler(body).dump(value)
     return body.getvalue()
@@ -44,7 +44,7 @@ class _Pickler(cloudpickle.Pickler):
 
 
 def _opened(place: tuple[int, int, int], dtype: torch.dtype, *form: Any) -> Tensor:
-    """The tensor, in the memory of the process that sent it."""
+    """Return the tensor, in the memory of the process that sent it."""
     pid, number, size = place
     fd = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR)
     try:

@@ -25,11 +25,7 @@ from rlcli.transforms.primer import state_keys
 def refuse_lost_states(policy: Any, offered: Iterable[Key]) -> None:
     """Refuse a policy whose state no key of the env could hold from one step to the next.
 
-    Parameters
-    ----------
-    policy : callable
-    offered : iterable of keys
-        Everything that the env and its transforms show the policy.
+    `offered`: everything that the env and its transforms show the policy.
     """
     offered = set(offered)
     own = state_keys(policy)
@@ -44,7 +40,7 @@ def refuse_lost_states(policy: Any, offered: Iterable[Key]) -> None:
 
 
 def no_place(key: Key, *, by_itself: bool = False) -> ArgumentError:
-    """The error for a recurrent policy whose state would be lost at every step."""
+    """Return the error for a recurrent policy whose state would be lost at every step."""
     if key in STEP_RESULTS:
         return ArgumentError(f"the policy writes next.{show(key)}", why="reward and end flags are the env's to write")
     name = repr(key)
@@ -61,20 +57,10 @@ def no_place(key: Key, *, by_itself: bool = False) -> ArgumentError:
 
 # ---- the keys of one collector ---------------------------------------------------------------------------------------
 class States:
-    """Which keys a policy may carry, and who else writes them.
+    """The keys that a policy may carry, and who else writes them.
 
-    Parameters
-    ----------
-    transforms : iterable of Transform
-        Of the env, but for those that `lanes` steps itself.
-    lanes : Lanes
-    rows : Schema
-        Every key that has rows.
-
-    Attributes
-    ----------
-    primed : list of keys
-        Those of all primers.
+    `transforms`: of the env, but for those that `lanes` steps itself.
+    `rows`: every key that has rows. `primed`: those of all primers.
     """
 
     def __init__(self, transforms: Iterable[Transform], lanes: Lanes, rows: Schema) -> None:
@@ -84,7 +70,7 @@ class States:
         self.primed = [*self._on_rows, *_primed(below)]
 
     def learn(self, states: Sequence[Key], rewrites: Set[Key]) -> None:
-        """What the policy writes for the next step, and which of the keys that it reads it writes anew."""
+        """Learn what the policy writes for the next step, and which of the keys that it reads it writes anew."""
         for key in states:
             writers = [
                 type(t).__name__
@@ -110,7 +96,7 @@ class States:
             self.lanes.states = [key for key in states if key in self.lanes.schema]
 
     def held(self, states: Sequence[Key]) -> list[Key]:
-        """The keys whose rows go from step to step where nobody writes them."""
+        """Return the keys whose rows go from step to step where nobody writes them."""
         inside = self.lanes.states if isinstance(self.lanes, TensorDictLanes) else []
         return [key for key in [*self._on_rows, *inside] if key not in states]
 

@@ -1,4 +1,4 @@
-"""Which rows of a batch keep a recurrent policy's state: its first ones, those after resets, every k-th of an episode.
+"""Rows that keep a recurrent policy's state: a batch's first ones, those after resets, every k-th of an episode.
 
 ```
 stride 3   lane 0   s0 .  .  s3 .  |s0 .  .     s: kept, the state that the step began with; |: a new episode
@@ -20,12 +20,7 @@ Kept = dict[Key, tuple[np.ndarray, np.ndarray]]  # places (t, lane), int64 [K, 2
 
 
 class StateClock:
-    """How long ago each lane's state was kept, from one batch to the next.
-
-    Parameters
-    ----------
-    lanes, stride : int
-    """
+    """Counts how long ago each lane's state was kept, from one batch to the next."""
 
     def __init__(self, lanes: int, stride: int) -> None:
         self.stride, self.now = stride, 0
@@ -46,7 +41,7 @@ class StateClock:
         return found
 
     def state_dict(self) -> list[int]:
-        """Steps until each lane's next one."""
+        """Return the steps until each lane's next one."""
         return [due - self.now for due in self.due]
 
     def load_state_dict(self, left: Sequence[int]) -> None:
@@ -54,14 +49,7 @@ class StateClock:
 
 
 class KeptStates(RowOp):
-    """Copies the rows that are kept while they go by; they live in scratch rows.
-
-    Parameters
-    ----------
-    rows : dict
-        Key -> list of rows `[N, *shape]`, for the states.
-    clock : StateClock
-    """
+    """Copies the rows that are kept from the states' scratch rows (key -> list of rows `[N, *shape]`) as they go by."""
 
     def __init__(self, rows: dict[Key, list[np.ndarray]], clock: StateClock) -> None:
         self._rows, self._clock = list(rows.items()), clock
@@ -87,7 +75,7 @@ class KeptStates(RowOp):
             self._values[key].append(rows[t].take(lanes, 0))
 
     def kept(self, steps: int) -> Kept:
-        """Those of the first `steps` rows, in (lane, t) order; of a row that was kept twice the last counts."""
+        """Return those of the first `steps` rows, in (lane, t) order; of a row that was kept twice the last counts."""
         places = np.array(self._places, np.int64)
         number = places[:, 1] * (steps + 1) + places[:, 0]
         last = len(number) - 1 - np.unique(number[::-1], return_index=True)[1]

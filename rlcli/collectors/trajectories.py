@@ -34,28 +34,16 @@ Gaps = Mapping[int, bool]  # lane -> whether what comes next begins a trajectory
 
 
 class CompleteTrajectories:
-    """Holds the open pieces of each lane and hands out trajectories whose last step is done.
+    """Holds the open pieces of each lane and hands out trajectories, `per_batch` together, whose last step is done.
 
-    Parameters
-    ----------
-    per_batch : int
-        Trajectories that are delivered together.
-    layout : {"padded", "cat"}
-        `[per_batch, longest]` with zeros and a False `("collector", "mask")` where a trajectory is over; or end to end,
-        `[frames]`.
-    deliver_leftovers : bool
-        Deliver what a reset from outside or the end of the run cuts short as well, its last step flagged truncated and
-        done; the very last delivery may then hold fewer trajectories. Otherwise it is only counted.
-    groups : sequence of range, optional
-        Lanes whose trajectories are delivered together, and never with those of others; all of them by default.
-
-    Attributes
-    ----------
-    group : int
-        That the last delivery is of.
-    dropped_frames : int
-        Frames of trajectories that were cut short and not delivered: by a reset from outside, or because rows before or
-        after them were lost.
+    `layout`: "padded", `[per_batch, longest]` with zeros and a False `("collector", "mask")` where a trajectory is
+    over; or "cat", end to end, `[frames]`.
+    `deliver_leftovers`: deliver what a reset from outside or the end of the run cuts short as well, its last step
+    flagged truncated and done; the very last delivery may then hold fewer trajectories. Otherwise it is only counted.
+    `groups`: lanes whose trajectories are delivered together, and never with those of others; all of them by default.
+    `group`: that the last delivery is of.
+    `dropped_frames`: frames of trajectories that were cut short and not delivered: by a reset from outside, or because
+    rows before or after them were lost.
     """
 
     def __init__(
@@ -189,17 +177,11 @@ class CompleteTrajectories:
 class Piece:
     """Consecutive rows of one trajectory, copied: they hold their own bytes and no batch.
 
-    Attributes
-    ----------
-    rows : dict
-        Key -> ``[L, *F]``.
-    ends : int64 ``[E]``
-        Rows whose next observation is not the row below, ascending; the last row is one. Empty where next observations
-        are not lazy.
-    extra : dict
-        Observation key -> ``[E, *F]``, their next observations.
-    few : dict
-        Key -> the rows that hold something, of a column of which few do; their positions on the CPU.
+    `rows`: key -> `[L, *F]`.
+    `ends` (int64 `[E]`): rows whose next observation is not the row below, ascending; the last row is one. Empty where
+    next observations are not lazy.
+    `extra`: observation key -> `[E, *F]`, their next observations.
+    `few`: key -> the rows that hold something, of a column of which few do; their positions on the CPU.
     """
 
     rows: dict[Key, Tensor]
@@ -218,7 +200,7 @@ class Piece:
         return sum(x.untyped_storage().nbytes() for x in tensors)
 
     def truncated(self) -> Piece:
-        """The same rows, the last one flagged truncated and done."""
+        """Return the same rows, the last one flagged truncated and done."""
         flagged = dict(self.rows)
         for key in (TRUNCATED, DONE):
             if key in flagged:
@@ -232,19 +214,14 @@ class Piece:
 
     @staticmethod
     def restored(state: dict[str, Any], device: torch.device | None) -> Piece:
-        """What `state_dict` was taken of, on `device`."""
+        """Return what `state_dict` was taken of, on `device`."""
         rows, extra = ({key: x.to(device) for key, x in state[name].items()} for name in ("rows", "extra"))
         few = {k: Sparse(x["at"].cpu(), x["rows"].to(device), nothing_of(k)) for k, x in state["few"].items()}
         return Piece(rows, state["ends"].cpu(), extra, few)
 
 
 class Cutter:
-    """Cuts pieces out of one batch.
-
-    Parameters
-    ----------
-    batch : TensorDict ``[N, T]`` or ``[T]``
-    """
+    """Cuts pieces out of one batch `[N, T]` or `[T]`."""
 
     def __init__(self, batch: TensorDictBase) -> None:
         lanes = batch if batch.ndim == 2 else batch.unsqueeze(0)
@@ -259,7 +236,7 @@ class Cutter:
         self._odd = _odd_rows(self.columns, lazy)
 
     def cut(self, lane: int, start: int, stop: int) -> Piece:
-        """Rows `start .. stop-1` of a lane."""
+        """Return rows `start .. stop-1` of a lane."""
         rows = {key: x[lane, start:stop].clone() for key, x in self.columns.items()}
         few = {key: self._rows_of(sparse, lane * self.steps + start, stop - start) for key, sparse in self.few.items()}
         if not self.following:
@@ -271,13 +248,13 @@ class Cutter:
 
     @staticmethod
     def _rows_of(sparse: Sparse, first: int, count: int) -> Sparse:
-        """Those of `count` rows, which are counted from the first of them."""
+        """Return those of `count` rows, which are counted from the first of them."""
         among = slice(*torch.searchsorted(sparse.at, torch.tensor([first, first + count])).tolist())
         return Sparse(sparse.at[among] - first, sparse.rows[among].clone(), sparse.nothing)
 
 
 def joined(first: Piece, second: Piece) -> Piece:
-    """Two pieces of a trajectory, the second right after the first."""
+    """Join two pieces of a trajectory, the second right after the first."""
     rows = {key: torch.cat((x, second.rows[key])) for key, x in first.rows.items()}
     few = {key: one_after_another([x, second.few[key]], [len(first), len(second)]) for key, x in first.few.items()}
     if not first.extra:
@@ -289,7 +266,7 @@ def joined(first: Piece, second: Piece) -> Piece:
 
 
 def one_after_another(parts: Sequence[Sparse], lengths: Sequence[int]) -> Sparse:
-    """A column of few rows, of parts that have so many rows in all."""
+    """Join a column of few rows, of parts that have so many rows in all."""
     before = accumulate(lengths, initial=0)
     at = torch.cat([part.at + start for part, start in zip(parts, before, strict=False)])
     return Sparse(at, torch.cat([part.rows for part in parts]), parts[0].nothing)

@@ -1,4 +1,4 @@
-"""How weights get from what is trained to what acts: published whole, adopted where a leg of a rollout begins.
+"""Bring weights from what is trained to what acts: published whole, adopted where a leg of a rollout begins.
 
 A publication is one version of one or all models: checked against what acts, then copied, every tensor of it, into
 memory of its own, so that the trainer may go on in the memory it was made from.  It waits here, in one place; a newer
@@ -29,7 +29,7 @@ SWAPS = ("rollout", "step")
 
 
 class Publication(NamedTuple):
-    """What was published, in memory that only the publication holds: nobody writes to it.
+    """Published weights, in memory that only the publication holds: nobody writes to it.
 
     `version`: of the policy.
     `models`: of each model that it speaks of, its tensors by name, in the dtypes and on the devices where they will act
@@ -41,11 +41,11 @@ class Publication(NamedTuple):
 
 
 class Receiver(Protocol):
-    """What brings publications from another process, and writes them to models."""
+    """Brings publications from another process, and writes them to models."""
 
     @property
     def waiting(self) -> bool:
-        """Whether a newer one is there than the models have."""
+        """Say whether a newer one is there than the models have."""
 
     def receive(self) -> Mapping[str, int]:
         """Write the newest to its models, whole; of each the version that it then has."""
@@ -63,17 +63,10 @@ class Weights(Protocol):
 class FollowedWeights:
     """Pairs of a model that is trained and the one that collecting uses.
 
-    Parameters
-    ----------
-    swap : {"rollout", "step"}
-        Where what is published while a batch is collected begins to act: with the next batch, or the next step.
-
-    Attributes
-    ----------
-    version, acting : int
-        Of the policy's weights: as published last, and as adopted last.
-    apart : bool
-        Whether a thread collects: then it alone changes what acts.
+    `swap`: where what is published while a batch is collected begins to act: with the next batch ("rollout"), or
+    "step".
+    `version`, `acting`: of the policy's weights: as published last, and as adopted last.
+    `apart`: whether a thread collects: then it alone changes what acts.
     """
 
     def __init__(self, swap: str = "rollout") -> None:
@@ -112,11 +105,11 @@ class FollowedWeights:
             self._receiver = receiver
 
     def knows(self, name: str) -> bool:
-        """Whether there is a pair of that name."""
+        """Say whether there is a pair of that name."""
         return name in self._pairs
 
     def acts(self, name: str) -> Any:
-        """The model that collecting uses, of one pair."""
+        """Return the model that collecting uses, of one pair."""
         return self._pairs[name][1]
 
     def restart_at(self, version: int) -> None:
@@ -146,7 +139,7 @@ class FollowedWeights:
         return self.version + (model_id in (None, POLICY))
 
     def _matched(self, source: Source | None, model_id: str | None) -> dict[str, dict[str, Tensor]]:
-        """New values of each model that has to be written, still in the memory of those who train."""
+        """Return new values of each model that has to be written, still in the memory of those who train."""
         pairs = dict(self._pairs)  # another thread may register one
         new = spoken_of({name: trained for name, (trained, _) in pairs.items()}, source, model_id)
         return {name: matched(x, pairs[name][1]) for name, x in new.items() if x is not pairs[name][1]}
@@ -200,7 +193,7 @@ class FollowedWeights:
         return self._newest is not None or (self._receiver is not None and self._receiver.waiting)
 
     def versions(self, lanes: int, steps: int) -> np.ndarray:
-        """The version of the policy that acted in each step of the last batch, int64 `[lanes, steps]`."""
+        """Return the version of the policy that acted in each step of the last batch, int64 `[lanes, steps]`."""
         column = np.empty((lanes, steps), np.int64)
         for first, version in self._since:
             column[:, first:] = version

@@ -48,23 +48,14 @@ EnvMaker = EnvBase | Callable[[], EnvBase] | str
 
 @dataclass(frozen=True)
 class Wired:
-    """What one collector steps.
+    """The parts that one collector steps.
 
-    Attributes
-    ----------
-    env : EnvBase
-        With all of its transforms.
-    lanes : Lanes
-        The env's array face, which steps the inner ones of `transforms` itself where one of them has no columns;
-        `faces` says how each of the others is run.
-    policy : callable or None
-        What acts, on tensordicts: `program` runs it.
-    own : callable or None
-        The part of `policy` that is of the kind that was given: the very object, or a copy on its device.
-    mask_key : key, optional
-        Of the observation that says which actions are allowed.
-    schema : BatchSchema
-        What batches hold.
+    `env`: with all of its transforms.
+    `lanes`: the env's array face, which steps the inner ones of `transforms` itself where one of them has no columns;
+    `faces` says how each of the others is run.
+    `policy`: what acts, on tensordicts: `program` runs it.
+    `own`: the part of `policy` that is of the kind that was given: the very object, or a copy on its device.
+    `mask_key`: of the observation that says which actions are allowed.
     """
 
     env: EnvBase
@@ -80,13 +71,7 @@ class Wired:
 
 
 def make_env(create_env_fn: EnvMaker, kwargs: dict[str, Any] | None) -> EnvBase:
-    """The env that was given, or one that is made; a name is gymnasium's.
-
-    Raises
-    ------
-    ArgumentError
-        Several envs, none of rlcli's, or arguments for one that is made already.
-    """
+    """Return the env that was given, or one that is made; a name is gymnasium's."""
     if isinstance(create_env_fn, list | tuple):
         raise ArgumentError(
             f"a Collector steps one env, and got a list of {len(create_env_fn)}",
@@ -111,7 +96,7 @@ def make_env(create_env_fn: EnvMaker, kwargs: dict[str, Any] | None) -> EnvBase:
 
 
 def with_transforms(env: EnvBase, policy: Any, max_frames_per_traj: int | None, auto: bool) -> EnvBase:
-    """The env with the transforms that options and policy ask for."""
+    """Return the env with the transforms that options and policy ask for."""
     if max_frames_per_traj is not None and max_frames_per_traj < 1:
         raise ArgumentError("max_frames_per_traj must be at least 1", why=f"got {max_frames_per_traj}")
     counted = any(isinstance(t, StepCounter) for t in transforms_of(env))
@@ -133,7 +118,7 @@ def with_delta(
 
 
 def delta_of(env: EnvBase) -> NextObservationDelta | None:
-    """The `NextObservationDelta` among an env's transforms."""
+    """Return the `NextObservationDelta` among an env's transforms."""
     return next((t for t in transforms_on(env) if isinstance(t, NextObservationDelta)), None)
 
 
@@ -208,16 +193,9 @@ def wire(
 ) -> Wired:
     """See `Wired`.
 
-    Parameters
-    ----------
-    face : tuple
-        The env's, from `array_face`.
-    policy : callable or None
-        What acts; `stepping` says how, and what of it is kept.
-    mode : str
-        How next observations are kept.
-    random_frames : int
-        How many frames take random actions before the policy acts.
+    `face`: the env's, from `array_face`.
+    `policy`: what acts; `stepping` says how, and what of it is kept. `mode`: how next observations are kept.
+    `random_frames`: how many frames take random actions before the policy acts.
     """
     lanes, transforms = face
     if own_methods(env, ["maybe_reset"]):
@@ -273,7 +251,7 @@ def _mask_key(policy: Any, shown: Schema, actions: ActionFormat, stepping: Stepp
 def _program(
     env: EnvBase, lanes: Lanes, policy: Any, setting: Setting, random_frames: int, mask_key: Key | None
 ) -> tuple[Any, Any, Program]:
-    """What acts, on tensordicts; the part of it that is of the kind that was given; and what runs it."""
+    """Return what acts, on tensordicts; the part of it that is of the kind that was given; and what runs it."""
     used, own = None, None
     random = random_actions(env, lanes)
     program: Program = RandomProgram(random or lanes.actions, mask_key=mask_key)
@@ -299,7 +277,7 @@ def _program(
 
 
 def random_actions(env: EnvBase, lanes: Lanes) -> ActionFormat | None:
-    """How the env's random actions look and what they are drawn from; None where only the env can draw them.
+    """Return how the env's random actions look and what they are drawn from; None where only the env can draw them.
 
     They are those of its `action_spec`, which a user may have narrowed, or given another dtype or a class of its own.
     """
@@ -339,7 +317,7 @@ def refuse_random_now(env: EnvBase, lanes: Lanes, program: Program) -> None:
 def _kept(
     env: EnvBase, lanes: Lanes, shown: Schema, program: Program, random: Program, keep_keys: Sequence[Key] | None
 ) -> Kept:
-    """What `keep_keys` asks for; keys of differences stand for the next observations that they are made of."""
+    """Return what `keep_keys` asks for; keys of differences stand for the next observations that they are made of."""
     late = lanes.on_tensordicts or (program.late is not None and program.late.kinds is None)
     known = [*shown, *map(under_next, shown), *program.live, *program.once, *random.once, *always()]
     delta, parts = delta_of(env), (delta_key, scale_key, kept_key)

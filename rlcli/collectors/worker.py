@@ -48,26 +48,18 @@ TARGET = "rlcli.collectors.worker:work"
 
 
 def signs_of(workers: int) -> Schema:
-    """What workers show their parent at any time: the steps that they have taken, and that they run."""
+    """Return what workers show their parent at any time: the steps that they have taken, and that they run."""
     return {"clock": ((workers,), np.dtype(np.int64)), "beats": ((workers,), BEAT)}
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What a worker is made of.
+    """The things that a worker is made of.
 
-    Attributes
-    ----------
-    stepping : bytes
-        `Stepping.pickled()`.
-    hooks : bytes
-        The pickled pair of what is called before each batch, and with each batch.
-    told : Told
-        What the parent's program has registered.
-    threads : int
-        Of one torch operation.
-    quiet : bool
-        Whether it shows no warnings.
+    `stepping`: `Stepping.pickled()`.
+    `hooks`: the pickled pair of what is called before each batch, and with each batch.
+    `told`: what the parent's program has registered.
+    `threads`: of one torch operation. `quiet`: whether it shows no warnings.
     """
 
     stepping: bytes
@@ -79,33 +71,16 @@ class Sent:
 
 @dataclass(frozen=True)
 class Part:
-    """What one worker says of the rows that it has written: `Filled`, less the columns in shared memory.
+    """One worker's account of the rows that it has written: `Filled`, less the columns in shared memory.
 
-    Attributes
-    ----------
-    lanes, steps : int
-        Of each lane, the steps that were taken: fewer than asked for where a batch ends with an episode.
-    keys : tuple of keys
-        Columns, in order.
-    columns : dict
-        Those that do not lie in shared memory, `[N, T, *]`.
-    carrier : dict
-        Key -> `[N, *]`: the successors of the last row.
-    places, finals
-        The rows `(t, lane)` that ended an episode, and their successors, `[E, *]`.
-    schema : BatchSchema
-    version : int
-        Of the weights that acted last.
-    episodes : list of int
-        See `Collector.episodes`.
-    next_id : int
-        The id that the worker's next trajectory would get.
-    outside : dict
-        Observations outside their bounds since the last part, as `Bounds.figures` gives them.
-    begins : bool or None
-        The parent's to say: see `WorkerRecord.begins`.
-    states, ends
-        See `Filled`.
+    `lanes`, `steps`: of each lane, the steps that were taken: fewer than asked for where a batch ends with an episode.
+    `keys`: columns, in order. `columns`: those that do not lie in shared memory, `[N, T, *]`.
+    `carrier`: key -> `[N, *]`: the successors of the last row.
+    `places`, `finals`: the rows `(t, lane)` that ended an episode, and their successors, `[E, *]`.
+    `version`: of the weights that acted last. `episodes`: see `Collector.episodes`.
+    `next_id`: the id that the worker's next trajectory would get.
+    `outside`: observations outside their bounds since the last part, as `Bounds.figures` gives them.
+    `begins`: the parent's to say: see `WorkerRecord.begins`.
     """
 
     lanes: int
@@ -141,7 +116,7 @@ def columns_of(engine: Engine) -> Schema:
 
 
 def _written(x: Any) -> int:
-    """How often a tensor was written to."""
+    """Count how often a tensor was written to."""
     return x._version if isinstance(x, Tensor) and not x.is_inference() else 0
 
 
@@ -155,7 +130,7 @@ def work(channel: Channel) -> None:
 
 
 class CollectorWorker:
-    """What carries out a parent's orders: each is a method's name, with arguments."""
+    """Carries out a parent's orders: each is a method's name, with arguments."""
 
     collector: Collector
 
@@ -315,7 +290,7 @@ class CollectorWorker:
         return dataclasses.replace(filled, late=filled.late | late, raw_reward=raw, done=done)
 
     def set_hooks(self, hooks: bytes) -> None:
-        """What is called from now on, before each batch and with each."""
+        """Set what is called from now on, before each batch and with each."""
         self.collector.pre_collect_hook, self.post_hook = pickle.loads(hooks)
 
     # ---- what else a collector does ------------------------------------------------------------------------------
@@ -325,7 +300,7 @@ class CollectorWorker:
         return found(*args, **settings) if callable(found) else found
 
     def standing(self) -> tuple[list[int], int]:
-        """What a successor has to know: the lanes' episodes, and the next trajectory's id."""
+        """Return what a successor has to know: the lanes' episodes, and the next trajectory's id."""
         return self.collector.episodes, self.collector.ids.next_id
 
     def follow_together(self) -> None:

@@ -81,13 +81,7 @@ class Plan:
 def configure(
     verb: str, overrides: Sequence[str] = (), recipe_dirs: Iterable[str] = (), flags: Collection[str] = ()
 ) -> CollectConfig:
-    """The configuration of one job.
-
-    Raises
-    ------
-    ConfigError
-        Listing every problem.
-    """
+    """Return the configuration of one job; the error lists every problem."""
     job = plan(verb, overrides, recipe_dirs, flags=flags).job
     assert job is not None  # only a sweep has none
     return job.cfg
@@ -164,7 +158,7 @@ def plan(
 
 
 def _shared_folder(folders: Mapping[int, str]) -> list[Problem]:
-    """The first two jobs of a sweep that would have one folder."""
+    """Return the first two jobs of a sweep that would have one folder."""
     first: dict[str, int] = {}
     for number, folder in folders.items():
         if (other := first.setdefault(os.path.abspath(folder), number)) != number:
@@ -174,14 +168,14 @@ def _shared_folder(folders: Mapping[int, str]) -> list[Problem]:
 
 
 def _undecided(schema: type, overrides: Iterable[str], checked: Iterable[Checked]) -> set[str]:
-    """The keys that were typed with what cannot be used, a group's choice as its `.kind`."""
+    """Return the keys that were typed with what cannot be used, a group's choice as its `.kind`."""
     missing = {*map(key_of, overrides)} - {item.key for item in checked}
     kinds = {key: f"{key}.kind" for key in missing if f"{key}.kind" in leaves(schema)}
     return {kinds.get(key, key) for key in missing if key in kinds or find(schema, key)}
 
 
 def _left_aside(cfg: CollectConfig, contents: Mapping[str, Any], typed_keys: Collection[str]) -> Iterator[str]:
-    """What recipes set and nothing reads, in sentences; a recipe may choose otherwise than those that it builds on."""
+    """Say what recipes set and nothing reads, in sentences; a recipe may choose otherwise than those it builds on."""
     for name in lineage(cfg.recipe, contents) if cfg.recipe and cfg.recipe in contents else ():
         found: dict[str, list[str]] = {}
         for key, why in unread(cfg).items():
@@ -192,7 +186,7 @@ def _left_aside(cfg: CollectConfig, contents: Mapping[str, Any], typed_keys: Col
 
 
 def holds(data: Any, key: str) -> bool:
-    """Whether nested data set a dotted key."""
+    """Say whether nested data set a dotted key."""
     for part in key.split("."):
         if not isinstance(data, Mapping) or part not in data:
             return False
@@ -201,32 +195,26 @@ def holds(data: Any, key: str) -> bool:
 
 
 def typed(verb: str, node: DictConfig, overrides: Iterable[str]) -> CollectConfig:
-    """A tree that Hydra has composed as dataclasses, checked; `overrides` are what was typed of it.
-
-    Raises
-    ------
-    ConfigError
-        Listing every problem.
-    """
+    """Return a tree that Hydra has composed as dataclasses, checked; `overrides` are what was typed of it."""
     cfg = as_object(_with_values(verb, node, overrides))
     raise_all(validate(cfg, set(map(key_of, overrides))))
     return cfg
 
 
 def whole_tree(ready: Plan) -> DictConfig:
-    """The tree of a plan's job with Hydra's own branch, to be looked at."""
+    """Return the tree of a plan's job with Hydra's own branch, to be looked at."""
     return _compose_tree(ready.verb, ready.overrides)
 
 
 def without_hydra(node: DictConfig) -> DictConfig:
-    """The tree, from which Hydra's own branch has been removed."""
+    """Return the tree, from which Hydra's own branch has been removed."""
     with flag_override(node, ["struct", "readonly"], [False, False]):
         del node["hydra"]
     return node
 
 
 def _sweep(ready: Plan, recipes: Any, problems: list[Problem]) -> tuple[Checked, ...]:
-    """Overrides of a sweep, those included that a recipe asks for in `hydra.sweeper.params`."""
+    """Return the overrides of a sweep, those included that a recipe asks for in `hydra.sweeper.params`."""
     typed_keys = {item.key for item in ready.checked}
     chosen = [item for item in ready.checked if item.key == "recipe"][-1:]
     schema = VERBS[ready.verb]
@@ -336,7 +324,7 @@ def _with_values(verb: str, node: DictConfig, overrides: Iterable[str]) -> DictC
 
 
 def _job(node: DictConfig, number: int | None, own: bool) -> Job:
-    """A job from its tree, its `run.dir` the folder that it will have where that is known.
+    """Return a job from its tree, its `run.dir` the folder that it will have where that is known.
 
     `number`: of a job of a sweep.
     `own`: `hydra.run.dir` was given.
@@ -371,7 +359,7 @@ def _is_choice(schema: type, text: str) -> bool:
 
 @lru_cache(maxsize=32)
 def _choices(verb: str, chosen: tuple[str, ...], stored: str) -> bytes:
-    """The tree of a verb's choices, pickled, from what the store holds."""
+    """Return the tree of a verb's choices, pickled, from what the store holds."""
     return pickle.dumps(_compose_tree(verb, list(chosen)))
 
 
@@ -388,7 +376,7 @@ def _compose_tree(verb: str, overrides: list[str]) -> DictConfig:
 
 
 def _not_composed(error: Exception) -> ConfigError:
-    """The deepest cause, and the file in which Hydra met it, which it names in a line of its own."""
+    """Return the deepest cause, and the file in which Hydra met it, which it names in a line of its own."""
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__

@@ -1,4 +1,4 @@
-"""What a file may say before Hydra reads it: plain values under plain keys, never anything that runs.
+"""Guard what a file may say before Hydra reads it: plain values under plain keys, never anything that runs.
 
 Hydra and OmegaConf can import modules (`_target_`, callbacks, logging formatters), read the environment
 (`oc.env`) and call functions in values; YAML can build objects by tag and grow without bound by aliases.
@@ -41,7 +41,7 @@ _SWEEP_CALL = re.compile(r"(?:range|interval|choice|tag|sort|shuffle|int|float|s
 
 
 def read_text(path: Path) -> str:
-    """The text of a file."""
+    """Return the text of a file."""
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
             raise ConfigError(f"cannot read {path}", why="it is not a plain file")  # opening a pipe would wait
@@ -53,14 +53,14 @@ def read_text(path: Path) -> str:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file, after every check of this module."""
+    """Return the mapping in a YAML file, after every check of this module."""
     data = parse_yaml(read_text(path), str(path))
     raise_all(check(data, str(path)))
     return data
 
 
 def parse_yaml(text: str, where: str) -> dict[str, Any]:
-    """The mapping that a YAML text spells; tags, aliases and excess are refused before anything is built."""
+    """Return the mapping that a YAML text spells; tags, aliases and excess are refused before anything is built."""
     import yaml
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -123,7 +123,7 @@ def check_env_ids(env: Any) -> list[Problem]:
 
 
 def check_places(data: Any, where: str) -> list[Problem]:
-    """What a recipe would have written outside `./runs`; only the command line may name such a place.
+    """Refuse what a recipe would have written outside `./runs`; only the command line may name such a place.
 
     Judged by the text alone, so a reference to another key is none: what it would become is not known here. `where`
     names the recipe's file.

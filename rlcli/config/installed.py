@@ -1,4 +1,4 @@
-"""What this machine has, without importing torch: ids of envs, optional packages, accelerators."""
+"""Ask what this machine has, without importing torch: ids of envs, optional packages, accelerators."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXTRAS = {
 
 
 def known_ids() -> list[str]:
-    """The ids of gymnasium's registry, without those that only stand for what has moved elsewhere."""
+    """Return the ids of gymnasium's registry, without those that only stand for what has moved elsewhere."""
     from gymnasium.envs.registration import registry as known
 
     return [
@@ -52,29 +52,29 @@ def gymnasium_problem() -> Problem | None:
 
 
 def has(package: str) -> bool:
-    """Whether a package can be imported, without importing it."""
+    """Say whether a package can be imported, without importing it."""
     return find_spec(package) is not None
 
 
 def install(extra: str) -> str:
-    """What to type to get an extra."""
+    """Return what to type to get an extra."""
     return f'pip install "rlcli[{extra}]"'
 
 
 def lacking(extra: str, what: str) -> list[Problem]:
-    """The sentences for the packages of an extra that are not installed."""
+    """Return the sentences for the packages of an extra that are not installed."""
     absent = [package for package in EXTRAS[extra] if not has(package)]
     return [Problem(f"{what} needs the package {package}", install(extra), only_here=True) for package in absent]
 
 
 def accelerator() -> str:
-    """What `device=split` acts and learns on: this system's kind of accelerator."""
+    """Return what `device=split` acts and learns on: this system's kind of accelerator."""
     return "mps" if sys.platform == "darwin" else "cuda"
 
 
 @functools.cache
 def torch_has_cuda() -> bool:
-    """Whether the installed torch was built with CUDA; its version file says so without the slow import."""
+    """Say whether the installed torch was built with CUDA; its version file says so without the slow import."""
     from pathlib import Path  # env workers read this file
 
     spec = find_spec("torch")

@@ -20,21 +20,12 @@ _KEY = "rlcli"
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """Meaning and range of one field.
+    """Meaning and range of one field; `help` is one line, as `--help` prints it.
 
-    Parameters
-    ----------
-    help : str
-        One line, as `--help` prints it.
-    ge, gt, le, lt : float, optional
-        Bounds; for a list they hold for every entry.
-    choices : tuple of str
-        The only strings allowed; empty means any.
-    words : tuple of str
-        Strings allowed beside a number, such as `auto`.
-    when : mapping of str to tuple
-        Dotted key -> the values of it with which this option is read; all of them must hold. Which choices of a group
-        read it stands with those: `rlcli.config.parts`. Refusals follow from both (`rlcli.config.unread`).
+    `ge`, `gt`, `le`, `lt`: bounds; for a list they hold for every entry.
+    `choices`: the only strings allowed; empty means any. `words`: strings allowed beside a number, such as `auto`.
+    `when`: dotted key -> the values of it with which this option is read; all of them must hold. Which choices of a
+    group read it stands with those: `rlcli.config.parts`. Refusals follow from both (`rlcli.config.unread`).
     """
 
     help: str
@@ -47,7 +38,7 @@ class Option:
     when: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
 
     def allowed(self) -> str:
-        """The allowed values in words, or an empty string when there is no limit."""
+        """Return the allowed values in words, or an empty string when there is no limit."""
         if self.choices:
             return " | ".join(self.choices)
         low = f">= {self.ge}" if self.ge is not None else f"> {self.gt}" if self.gt is not None else ""
@@ -56,7 +47,7 @@ class Option:
         return " | ".join((*self.words, bounds)) if bounds else " | ".join(self.words)
 
     def accepts(self, value: Any) -> bool:
-        """Whether a value of the right type is in range. `None` is: the type says whether it may be there."""
+        """Say whether a value of the right type is in range. `None` is: the type says whether it may be there."""
         if value is None:
             return True
         if isinstance(value, list | tuple):
@@ -75,7 +66,7 @@ class Option:
 
 
 def option(default: Any, help: str, **limits: Any) -> Any:
-    """A dataclass field with an `Option`. A list, dict or dataclass default is made anew per instance."""
+    """Return a dataclass field with an `Option`. A list, dict or dataclass default is made anew per instance."""
     metadata = {_KEY: Option(help, **limits)}
     if isinstance(default, type) or callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
@@ -105,7 +96,7 @@ class Leaf(NamedTuple):
 
     @property
     def is_free(self) -> bool:
-        """Whether the value is a mapping whose keys the schema does not fix (`env.kwargs`)."""
+        """Say whether the value is a mapping whose keys the schema does not fix (`env.kwargs`)."""
         return get_origin(self.hint) is dict
 
 
@@ -119,7 +110,7 @@ def _once(of: Callable[[type], T]) -> Callable[[type], T]:
 
 @_once
 def leaves(schema: type) -> Mapping[str, Leaf]:
-    """Every dotted key of a schema class, in the order of its fields."""
+    """Return every dotted key of a schema class, in the order of its fields."""
     return {leaf.key: leaf for leaf in _walk(schema, "")}
 
 
@@ -138,13 +129,13 @@ def _walk(schema: type, prefix: str) -> Iterator[Leaf]:
 
 @_once
 def branches(schema: type) -> frozenset[str]:
-    """Every dotted key that holds further keys: the groups, and `env.atari`."""
+    """Return every dotted key that holds further keys: the groups, and `env.atari`."""
     return frozenset(key.rsplit(".", n)[0] for key in leaves(schema) for n in range(1, key.count(".") + 1))
 
 
 @_once
 def groups(schema: type) -> tuple[str, ...]:
-    """Names of the groups of a schema, in order, without `recipe`."""
+    """Return the names of the groups of a schema, in order, without `recipe`."""
     return tuple(dict.fromkeys(key.partition(".")[0] for key in leaves(schema) if "." in key))
 
 
@@ -156,7 +147,7 @@ def choices(schema: type, group: str) -> tuple[str, ...]:
 
 
 def doc(schema: type, group: str) -> str:
-    """The first line of a group's docstring."""
+    """Return the first line of a group's docstring."""
     return (get_type_hints(schema)[group].__doc__ or "").strip().splitlines()[0]
 
 
@@ -174,7 +165,7 @@ def find(schema: type, key: str) -> Leaf | None:
 
 
 def value_at(cfg: Any, key: str) -> Any:
-    """The value under a dotted key."""
+    """Return the value under a dotted key."""
     for part in key.split("."):
         cfg = getattr(cfg, part)
     return cfg

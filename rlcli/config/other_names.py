@@ -1,4 +1,4 @@
-"""What other libraries call our keys: SB3, CleanRL, torchrl, RLlib and their kin. Only for what to type instead.
+"""Names of our keys in other libraries, SB3, CleanRL, torchrl, RLlib and their kin: only for what to type instead.
 
 A name that means the same is renamed; one that counts something else is converted with the values that the rest of
 the command gives. No name in here is accepted as a key.
@@ -158,18 +158,10 @@ _FEEDFORWARD = {"mlppolicy": "mlp", "cnnpolicy": "cnn", "multiinputpolicy": "dic
 
 
 def instead(schema: type, name: str, value: str, facts: Facts) -> str:
-    """What to type for a name of another library, or an empty string for a name that none is known by.
+    """Return what to type for a name of another library, or an empty string for a name that none is known by.
 
-    Parameters
-    ----------
-    schema : type
-        The verb's configuration class.
-    name : str
-        As typed: `learning_rate`, `--total-timesteps`, `ppo.ent_coef`.
-    value : str
-        As typed, or "".
-    facts : mapping
-        Every key's value in the rest of the command; see `facts_of`.
+    `name`: as typed: `learning_rate`, `--total-timesteps`, `ppo.ent_coef`; `value`: as typed, or "".
+    `facts`: every key's value in the rest of the command; see `facts_of`.
     """
     word = _word(name)
     if word in ("algo", "algorithm", "alg", "agent"):
@@ -192,7 +184,7 @@ def instead(schema: type, name: str, value: str, facts: Facts) -> str:
 
 
 def facts_of(schema: type, given: Iterable[tuple[str, str, str]], composed: Facts) -> Facts:
-    """Every key's value, as far as a command gives it, those by other names included.
+    """Return every key's value, as far as a command gives it, those by other names included.
 
     `given`: the words of the command.
     `composed`: what its usable part composes to; may be empty.
@@ -207,7 +199,7 @@ def facts_of(schema: type, given: Iterable[tuple[str, str, str]], composed: Fact
 
 
 def choice_instead(schema: type, group: str, value: str) -> str:
-    """What to type for a choice that is none but says what is meant: `env=CartPole-v1`, `policy=MlpPolicy`."""
+    """Return what to type for a choice that is none but says what is meant: `env=CartPole-v1`, `policy=MlpPolicy`."""
     if group == "env" and (re.search(r"-v\d+$", value) or value in registry.users_names("env")):
         return f"write {'env=atari ' if value.startswith('ALE/') else ''}env.id={value}"
     if group == "logger" and _SAID.get(value.lower()) == _TRACKED:
@@ -220,7 +212,7 @@ def choice_instead(schema: type, group: str, value: str) -> str:
 
 
 def _otherwise(word: str, value: str) -> str:
-    """What to type, or what there is, for what is no key of ours."""
+    """Return what to type, or what there is, for what is no key of ours."""
     if word in _SWITCHES:
         return f"write {_SWITCHES[word].split()[value.lower() in _FALSE]}"
     return _SAID.get(word, "").format(value or "...")

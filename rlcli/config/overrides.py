@@ -43,23 +43,12 @@ def check_overrides(
     flags: Collection[str] = (),
     facts: Mapping[str, Any] | None = None,
 ) -> tuple[list[Checked], list[Problem]]:
-    """The overrides that can be used, and what is wrong with the others.
+    """Return the overrides that can be used, and what is wrong with the others.
 
-    Parameters
-    ----------
-    schema : type
-        The verb's configuration class.
-    overrides : sequence of str
-        As typed.
-    recipes : iterable of str
-        Names that `recipe=` accepts.
-    multirun : bool
-        Whether sweeps are allowed (`-m`).
-    flags : collection of str
-        Those that the verb has, among which the one that is meant is looked for.
-    facts : mapping, optional
-        Dotted key -> value of what the usable overrides compose to: a name of another library that counts in other
-        units is converted with them.
+    `recipes`: names that `recipe=` accepts. `multirun`: whether sweeps are allowed (`-m`).
+    `flags`: those that the verb has, among which the one that is meant is looked for.
+    `facts`: dotted key -> value of what the usable overrides compose to: a name of another library that counts in other
+    units is converted with them.
     """
     usable: list[Checked] = []
     problems: list[Problem] = []
@@ -79,12 +68,12 @@ def check_overrides(
 
 
 def expand(checked: Sequence[Checked]) -> list[list[str]]:
-    """The override lists of every job of a sweep, in Hydra's order."""
+    """Return the override lists of every job of a sweep, in Hydra's order."""
     return [list(job) for job in itertools.product(*axes(checked))]
 
 
 def axes(checked: Sequence[Checked]) -> list[list[str]]:
-    """The overrides that each key takes in a sweep, one by one; of two overrides of a key, the last one's."""
+    """Return the overrides that each key takes in a sweep, one by one; of two overrides of a key, the last one's."""
     last = {item.key: item for item in checked}
     return [
         [f"{_key_of(item.text)}={words.spell(value)}" for value in item.values] if item.sweeps else [item.text]
@@ -93,7 +82,7 @@ def axes(checked: Sequence[Checked]) -> list[list[str]]:
 
 
 def listed(checked: Sequence[Checked]) -> list[str]:
-    """The overrides of a sweep with its values one by one: what was shuffled or matched is not done so again."""
+    """Return the overrides of a sweep with its values one by one: what was shuffled or matched is not done so again."""
     return [
         texts[0] if len(texts) == 1 else f"{_key_of(texts[0])}={','.join(text.partition('=')[2] for text in texts)}"
         for texts in axes(checked)
@@ -101,7 +90,7 @@ def listed(checked: Sequence[Checked]) -> list[str]:
 
 
 def _key_of(text: str) -> str:
-    """The key of an override as it was typed, with the `+` or `++` that Hydra needs."""
+    """Return the key of an override as it was typed, with the `+` or `++` that Hydra needs."""
     return text.partition("=")[0].strip()
 
 
@@ -190,7 +179,7 @@ def _no_name(key: str, value: Any) -> str:
 
 
 def _bare(value: Any) -> str:
-    """The name that may be meant by what is none: `gym` of `[gym]`."""
+    """Return the name that may be meant by what is none: `gym` of `[gym]`."""
     return value if isinstance(value, str) else words.spell(value).strip("[]")
 
 

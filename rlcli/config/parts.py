@@ -15,16 +15,11 @@ REGISTERED = "a registered one"  # stands for every part of a group that a user'
 class Part(NamedTuple):
     """One choice of a group.
 
-    Attributes
-    ----------
-    place : str
-        `package.module:object` of what builds it; "" for a choice that no object of its own stands behind.
-    uses : tuple of str
-        The keys that it reads, among those that not every choice of its group does.
-    off_policy : bool
-        Of an algorithm: it learns from stored rows, whoever collected them.
-    draws : {"batch", "rows", "slices"}
-        Of a sampler: parts of the batch that was just collected, single stored rows, or slices of stored trajectories.
+    `place`: `package.module:object` of what builds it; "" for a choice that no object of its own stands behind.
+    `uses`: the keys that it reads, among those that not every choice of its group does.
+    `off_policy`: of an algorithm: it learns from stored rows, whoever collected them.
+    `draws`: of a sampler: "batch" (parts of the batch that was just collected), "rows" (single stored rows) or "slices"
+    (of stored trajectories).
     """
 
     place: str = ""
@@ -196,7 +191,7 @@ NAMED: dict[str, dict[str, Part]] = {
 
 
 def choices(group: str) -> tuple[str, ...]:
-    """The choices of a group that are ours; `auto`, which leaves it to us, comes first."""
+    """Return the choices of a group that are ours; `auto`, which leaves it to us, comes first."""
     return tuple(sorted((name for name in CHOICES[group] if name != REGISTERED), key=lambda name: name != "auto"))
 
 

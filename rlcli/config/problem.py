@@ -20,7 +20,7 @@ READ_AS_OTHER = {"null", "true", "false", "inf", "nan"}  # words that are no tex
 
 
 class Problem(NamedTuple):
-    """What is wrong, what to type instead, and in which file (none: the command line).
+    """A mistake: what is wrong, what to type instead, and in which file (none: the command line).
 
     `only_here` marks what this machine lacks: such a configuration can be looked at, but not run.
     """
@@ -47,17 +47,7 @@ def raise_all(problems: Iterable[Problem]) -> None:
 
 
 def nearest(word: str, names: Iterable[str], limit: int = 3) -> list[str]:
-    """Names close to a word, best first. A dotted name also matches by its last part: `lr` finds `optim.lr`.
-
-    Parameters
-    ----------
-    word : str
-        What was typed.
-    names : iterable of str
-        What is legal.
-    limit : int
-        At most this many.
-    """
+    """Return at most `limit` of `names` close to a word, best first; a last part matches too: `lr` finds `optim.lr`."""
     scores = {name: _likeness(word.lower(), name.lower()) for name in names}
     best = max(scores.values(), default=0.0)
     near = [name for name, score in scores.items() if score >= max(_NEAR, best - _CLOSE_CALL)]
@@ -71,7 +61,7 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
 
 
 def unknown(kind: str, word: str, names: Iterable[str]) -> Problem:
-    """The sentence for a choice that does not exist: the nearest ones, then all of them."""
+    """Return the sentence for a choice that does not exist: the nearest ones, then all of them."""
     names = list(names)
     hint = f"{did_you_mean(word, names)} (choices: {' | '.join(names)})"
     return Problem(f"unknown {kind} {word!r}", hint.lstrip())
@@ -88,13 +78,13 @@ def _likeness(word: str, name: str) -> float:
 
 # ---- values in the grammar of overrides -----------------------------------------------------------------------------
 def quoted(text: str) -> str:
-    """A text in quotes, whatever it holds."""
+    """Return a text in quotes, whatever it holds."""
     inner = re.sub(r"(\\*)'", r"\1\1\\'", text)  # backslashes count only before a quote
     return "'" + re.sub(r"(\\+)$", r"\1\1", inner) + "'"
 
 
 def spell(value: Any) -> str:
-    """A value in the grammar of overrides; a text stays a text."""
+    """Return a value in the grammar of overrides; a text stays a text."""
     if isinstance(value, str):
         bare = re.fullmatch(r"[A-Za-z_][\w.\-/]*", value) and value.lower() not in READ_AS_OTHER
         return value if bare else quoted(value)

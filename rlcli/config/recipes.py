@@ -26,7 +26,7 @@ _HYDRA_DEFAULT = re.compile(r"override /(\w+)")
 
 
 def shipped(folder: str) -> Path:
-    """Where `conf` or `recipes` lies: inside the installed package, else beside it (an editable install)."""
+    """Return where `conf` or `recipes` lies: inside the installed package, else beside it (an editable install)."""
     package = Path(__file__).resolve().parents[1]
     for place in (package / f"_{folder}", package.parent / folder):
         if place.is_dir():
@@ -36,7 +36,7 @@ def shipped(folder: str) -> Path:
 
 @functools.cache
 def choice_file(group: str, choice: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """What a choice of ours sets, nested from the root, and the choices that it makes in other groups.
+    """Return what a choice of ours sets, nested from the root, and the choices that it makes in other groups.
 
     Read by YAML's own rules, `1.0e-8` and not `1e-8`: pages of help show it, and load nothing heavy.
     """
@@ -81,7 +81,7 @@ class Recipe:
         return found.group(1) if found else "train"
 
     def read(self) -> dict[str, Any]:
-        """The recipe's mapping, after the guard."""
+        """Return the recipe's mapping, after the guard."""
         return guard.read_yaml(self.path)
 
 
@@ -92,7 +92,7 @@ _FAMILIES = {  # where gymnasium finds an env -> the last word of the recipes th
 
 
 def tuned_recipe(env_id: str, loss: str) -> str | None:
-    """The shipped recipe with settings for the family of an env, if there is one: `ppo_mujoco`."""
+    """Return the shipped recipe with settings for the family of an env, if there is one: `ppo_mujoco`."""
     from gymnasium.envs.registration import registry as known
 
     entry = str(getattr(known.get(env_id), "entry_point", ""))
@@ -102,13 +102,13 @@ def tuned_recipe(env_id: str, loss: str) -> str | None:
 
 
 def parents(data: Mapping[str, Any]) -> list[str]:
-    """The recipes that a recipe's contents build on, in the order they are applied."""
+    """Return the recipes that a recipe's contents build on, in the order they are applied."""
     entries = data.get("defaults", [])
     return [e for e in entries if isinstance(e, str) and e != "_self_"] if isinstance(entries, list) else []
 
 
 def lineage(name: str, contents: Mapping[str, Mapping[str, Any]], below: tuple[str, ...] = ()) -> list[str]:
-    """A recipe and those it builds on, in the order they are applied."""
+    """Return a recipe and those it builds on, in the order they are applied."""
     if name in below:
         raise ConfigError(f"recipes build on each other in a circle: {' -> '.join((*below, name))}")
     order = [step for parent in parents(contents[name]) for step in lineage(parent, contents, (*below, name))]
@@ -134,7 +134,7 @@ def folders(extra: Iterable[str | Path] = ()) -> list[Path]:
 
 
 def find_recipes(extra: Iterable[str | Path] = ()) -> dict[str, Recipe]:
-    """All recipes by name; where two folders hold one name, the stronger folder's."""
+    """Return all recipes by name; where two folders hold one name, the stronger folder's."""
     recipes: dict[str, Recipe] = {}
     for folder in folders(extra):
         for path in sorted(folder.glob("*.yaml")):
@@ -143,7 +143,7 @@ def find_recipes(extra: Iterable[str | Path] = ()) -> dict[str, Recipe]:
 
 
 def unknown_recipe(name: str, recipes: Collection[str]) -> Problem:
-    """The sentence for a recipe that no folder holds."""
+    """Return the sentence for a recipe that no folder holds."""
     path = Path(name)
     if path.suffix == ".yaml" and path.is_file():
         there = "" if path.parent == Path("recipes") else f" --recipe-dir {path.parent}"
@@ -170,7 +170,7 @@ def check_recipe(schema: type, recipe: Recipe, data: dict[str, Any], recipes: di
 
 
 def _elsewhere(schema: type, data: dict[str, Any]) -> list[str]:
-    """Keys and groups that a recipe sets or chooses, and that only other verbs have."""
+    """Return keys and groups that a recipe sets or chooses, and that only other verbs have."""
     chosen = _HYDRA_DEFAULT.findall(str(data.get("defaults")))
     known = {*branches(schema), *leaves(schema)}
     return [name for name in dict.fromkeys([*chosen, *map(str, data)]) if name not in known and verbs_with(name)]

@@ -147,12 +147,12 @@ def register_logger(name: str) -> Callable[[F], F]:
 
 
 def names(kind: str) -> tuple[str, ...]:
-    """All names of a kind: ours, registered ones, and entry points. Imports none of them."""
+    """Return all names of a kind: ours, registered ones, and entry points. Imports none of them."""
     return tuple(name for name in (*_ours(kind), *users_names(kind)) if name != REGISTERED)
 
 
 def users_names(kind: str) -> tuple[str, ...]:
-    """The names of a kind that are not ours."""
+    """Return the names of a kind that are not ours."""
     return tuple(dict.fromkeys((*_users[kind], *_entry_points().get(kind, ()))))
 
 
@@ -192,7 +192,7 @@ def find(kind: str, name: str) -> Any:
 
 
 def part(kind: str, name: str) -> Part:
-    """What a part says of itself: ours in the table, a user's by its attributes `uses`, `off_policy` and `draws`.
+    """Return what a part says of itself: ours in the table, a user's by attributes `uses`, `off_policy` and `draws`.
 
     A user's part reads what any registered one of its kind does as well. Its package is imported, ours are not. A name
     that nobody has is taken for one that says nothing of itself.
@@ -209,10 +209,7 @@ def part(kind: str, name: str) -> Part:
 
 
 def arguments(kind: str, options: Any) -> dict[str, Any]:
-    """What the chosen part of a kind is built with beside what all are: options that it `uses`, and `kwargs`.
-
-    `options`: the group of the configuration that chooses it: `cfg.sampler`.
-    """
+    """Return the options and `kwargs` that the part chosen by a group, `cfg.sampler`, has beside what all have."""
     prefix = f"{GROUPS[kind]}."
     own = [key.removeprefix(prefix) for key in part(kind, options.kind).uses if key.startswith(prefix)]
     return {name: getattr(options, name) for name in own if name != "kwargs"} | options.kwargs
@@ -220,7 +217,7 @@ def arguments(kind: str, options: Any) -> dict[str, Any]:
 
 @functools.cache
 def _entry_points() -> dict[str, dict[str, Any]]:
-    """What installed packages announce: kind -> name -> entry point."""
+    """Return what installed packages announce: kind -> name -> entry point."""
     from importlib.metadata import entry_points  # 20 ms
 
     found: dict[str, dict[str, Any]] = {}
@@ -235,18 +232,7 @@ def _entry_points() -> dict[str, dict[str, Any]]:
 
 
 def build(kind: str, name: str, face: type, /, *args: Any, **options: Any) -> Any:
-    """What the builder of a part makes: one of ours as it is called, a user's whatever it does.
-
-    Parameters
-    ----------
-    face : type
-        What it is to be.
-
-    Raises
-    ------
-    ConfigError
-        A user's builder raises, or makes something else.
-    """
+    """Return what the builder of a part makes, a `face`: one of ours as it is called, a user's whatever it does."""
     builder = find(kind, name)
     if _is_ours(kind, name):
         return builder(*args, **options)
@@ -272,12 +258,9 @@ def recipe_packages() -> list[str]:
 
 
 def wrapper_call(entry: Any, where: str = "env.wrappers") -> tuple[str, dict[str, Any]]:
-    """Name and arguments of one entry of `env.wrappers` or `env.transforms`: `"Name"` or `{"Name": {argument: value}}`.
+    """Return name and arguments of an entry of `env.wrappers` or `env.transforms`.
 
-    Raises
-    ------
-    ValueError
-        If the entry has another form.
+    Its form is `"Name"` or `{"Name": {argument: value}}`; any other is a ValueError.
     """
     if isinstance(entry, str):
         return entry, {}
@@ -293,7 +276,7 @@ recipe_dirs: list[str] = []  # folders in which it looked for recipes, the stron
 
 
 def flags(packages: Iterable[str], folders: Iterable[str] = ()) -> list[str]:
-    """The words after a command that has to know packages and folders of recipes, each named once."""
+    """Return the words after a command that has to know packages and folders of recipes, each named once."""
     given = (("--import", packages), ("--recipe-dir", folders))
     return [word for flag, values in given for value in dict.fromkeys(values) for word in (flag, value)]
 

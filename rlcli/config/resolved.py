@@ -34,20 +34,12 @@ def from_dict(
     where: str = "the saved configuration",
     wrong: list[Problem] | None = None,
 ) -> CollectConfig:
-    """The typed configuration that saved data spells, with overrides of this command applied.
+    """Return the typed configuration that saved data spells, with overrides of this command applied.
 
-    Parameters
-    ----------
-    verb : str
-        `train` or `collect`: which schema the data follows.
-    data : mapping
-        What `to_dict` gave, after a round trip through JSON.
-    overrides : sequence of str
-        `key=value` texts from the command line.
-    where : str
-        The file's name, for messages.
-    wrong : list of Problem, optional
-        Takes what is wrong with overrides, in the place of an error: those are left out.
+    `verb`: `train` or `collect`: which schema the data follows.
+    `data`: what `to_dict` gave, after a round trip through JSON.
+    `where`: the file's name, for messages.
+    `wrong`: takes what is wrong with overrides, in the place of an error: those are left out.
     """
     schema = VERBS[verb]
     reset, parsed, typed = _parse(schema, overrides)
@@ -65,7 +57,7 @@ def from_dict(
 
 
 def as_object(node: Any, where: str = "") -> CollectConfig:
-    """A typed tree as dataclasses, its references replaced by what they name and checked anew."""
+    """Return a typed tree as dataclasses, its references replaced by what they name and checked anew."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -80,7 +72,7 @@ def as_object(node: Any, where: str = "") -> CollectConfig:
 
 
 def _what_is_no_container(node: Any, cfg: Any) -> Iterator[Problem]:
-    """What references put for lists and mappings: OmegaConf checks it for numbers and text alone."""
+    """Check what references put for lists and mappings: OmegaConf checks it for numbers and text alone."""
     from omegaconf import OmegaConf
 
     for key, leaf in leaves(type(cfg)).items():
@@ -124,7 +116,7 @@ def as_whole(leaf: Leaf | None, value: Any) -> Any:
 
 
 def check_type(schema: type, key: str, value: Any, where: str = "") -> list[Problem]:
-    """Whether a value fits its key's type, tried on a tree kept for this."""
+    """Check whether a value fits its key's type, tried on a tree kept for this."""
     leaf = find(schema, key)
     if leaf is not None and leaf.is_free and leaf.key != key:  # any value; another one may stand in the way of its key
         return []
@@ -138,7 +130,7 @@ _pickled: dict[type, bytes] = {}
 
 
 def _at_defaults(schema: type) -> Any:
-    """A typed tree; made once, and from then on read back, which takes a hundredth of the time."""
+    """Return a typed tree; made once, and from then on read back, which takes a hundredth of the time."""
     from omegaconf import OmegaConf
 
     if schema not in _pickled:
@@ -158,7 +150,7 @@ def as_typed(schema: type, key: str, value: Any) -> Any:
 
 
 def wrong_type(leaf: Leaf, key: str, value: Any, where: str = "") -> Problem:
-    """The sentence for a value that does not fit its key's type."""
+    """Return the sentence for a value that does not fit its key's type."""
     allowed = leaf.option.allowed()
     fix = f"allowed: {allowed}" if allowed else ""
     if "list" in leaf.type_name and isinstance(value, str | int | float):
@@ -185,21 +177,18 @@ def unknown_key(
 
 
 def _takes_arguments(group: str) -> bool:
-    """Whether something may take arguments that no key of the schema stands for: of envs and policies most do."""
+    """Say whether something may take arguments that no key of the schema stands for: of envs and policies most do."""
     kind = registry.KIND_OF.get(group, "env")
     return kind in ("env", "policy") or bool(registry.users_names(kind))
 
 
 def settings(cfg: Any) -> dict[str, Any]:
-    """Every value of a configuration by its dotted key: `"env.id"`."""
+    """Return every value of a configuration by its dotted key: `"env.id"`."""
     return dict(flat(type(cfg), to_dict(cfg)))
 
 
 def unknown_flag(schema: type, text: str, flags: Collection[str], facts: Mapping[str, Any] | None = None) -> Problem:
-    """The sentence for a flag that a verb has not, `--seed=3`: values are written without dashes.
-
-    `flags`: those that it has; none from Python.
-    """
+    """Return the sentence for a flag not among `flags`, those of the verb: values are written without dashes."""
     name, _, value = text.partition("=")
     hint = instead(schema, name, value, facts or facts_of(schema, (), {})) or did_you_mean(
         name, (*flags, *read_by(schema))
@@ -220,18 +209,18 @@ def flat(schema: type, data: Mapping[str, Any], prefix: str = "") -> list[tuple[
 
 
 def _is_choice_alone(schema: type, group: str) -> bool:
-    """Whether a group is nothing but its choice, as `console` and `logger`: that may be chosen anew."""
+    """Say whether a group is nothing but its choice, as `console` and `logger`: that may be chosen anew."""
     return {key for key in leaves(schema) if key.startswith(f"{group}.")} <= {f"{group}.kind", f"{group}.kwargs"}
 
 
 def _is_begun_with(schema: type, key: str) -> bool:
-    """Whether a key is the choice of a group whose other values follow from it."""
+    """Say whether a key is the choice of a group whose other values follow from it."""
     group = key.removesuffix(".kind")
     return group != key and group in groups(schema) and not _is_choice_alone(schema, group)
 
 
 def _parse(schema: type, overrides: Sequence[str]) -> tuple[set[str], list[tuple[str, Any]], list[Problem]]:
-    """Overrides of a verb that does not compose: plain keys, as groups were chosen when the run began.
+    """Return the overrides of a verb that does not compose: plain keys, as groups were chosen when the run began.
 
     The first of the three are keys that go back to their defaults: what was given to another choice.
     """

@@ -1,4 +1,4 @@
-"""What a run's folder says of the run, each file held to its form: what was asked for, its settings, how it ended.
+"""Files in a run's folder, each held to its form: what was asked for, its settings, how it ended.
 
 A file is written whole or not at all: what a crash or a full disk leaves is the old one.
 """
@@ -65,19 +65,13 @@ def read_run_file(folder: Path, name: str) -> dict:
 
 
 def saved_frames(folder: Path) -> int:
-    """Frames of which the closing report says that they are saved: there can be more, and never fewer."""
+    """Return the frames of which the closing report says that they are saved: there can be more, and never fewer."""
     summary = read_run_file(folder, SUMMARY)
     return summary.get("frames", 0) if summary.get("status") in ("done", "stopped") else 0
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace the content of `path`, which need not exist.
-
-    Raises
-    ------
-    OSError
-        The folder is gone, cannot be written or full; the file is as it was.
-    """
+    """Replace the content of `path`, which need not exist; where that raises OSError, the file is as it was."""
     draft = path.with_name(f"{path.name}.tmp")
     try:
         with open(draft, "w", encoding="utf-8", errors="backslashreplace") as file:  # a path may be no text

@@ -16,7 +16,7 @@ from rlcli.config.schemas import VERBS
 
 
 class Unread(NamedTuple):
-    """Why nothing reads an option: whose choice it is, which choice in words, and those with which it is read."""
+    """The reason why nothing reads an option: whose choice it is, which in words, and those with which it is read."""
 
     by: str
     where: str
@@ -49,12 +49,12 @@ def read_with(schema: type, leaf: Leaf) -> str | None:
 
 
 def read_by(schema: type) -> list[str]:
-    """The keys that a verb reads with some choices: those that are worth offering."""
+    """Return the keys that a verb reads with some choices: those that are worth offering."""
     return [key for key, leaf in leaves(schema).items() if read_with(schema, leaf) is not None]
 
 
 def _shortest(schema: type, key: str, wanted: Collection[Any]) -> str:
-    """The choices that are meant, or the fewer ones that are not, where a package cannot add to them."""
+    """Return the choices that are meant, or the fewer ones that are not, where a package cannot add to them."""
     known = leaves(schema)[f"{key}.kind"].option.choices if key in groups(schema) else ()
     others = [choice for choice in known if choice not in wanted]
     kind = registry.KIND_OF.get(key)
@@ -65,18 +65,18 @@ def _shortest(schema: type, key: str, wanted: Collection[Any]) -> str:
 
 
 def _is_there(schema: type, key: str) -> bool:
-    """Whether a command of the verb can choose otherwise."""
+    """Say whether a command of the verb can choose otherwise."""
     return key.split(".")[0] in groups(schema)
 
 
 def _always(schema: type, key: str, wanted: Collection[Any]) -> bool:
-    """Whether what a command of the verb cannot choose is as wanted."""
+    """Say whether what a command of the verb cannot choose is as wanted."""
     # a policy that only collects is built as policy gradients'
     return (_verb(schema) if key == "verb" else next(iter(CHOICES[key])) if key == "loss" else None) in wanted
 
 
 def _reads(leaf: Leaf, key: str, chosen: Any, wanted: Collection[Any]) -> bool:
-    """Whether what is chosen reads the option: one of ours that does, or a user's part that says so of itself."""
+    """Say whether what is chosen reads the option: one of ours that does, or a user's part that says so of itself."""
     kind = registry.KIND_OF.get(key)
     return chosen in wanted or (kind is not None and leaf.key in registry.part(kind, chosen).uses)
 

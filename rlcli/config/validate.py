@@ -16,23 +16,12 @@ from rlcli.config.words import key_of
 
 
 def validate(cfg: Any, typed: Collection[str] | None = None, undecided: Collection[str] = ()) -> list[Problem]:
-    """All problems of a typed configuration: values out of range, then options that do not fit together.
+    """Return all problems of a typed configuration: values out of range, then options that do not fit together.
 
-    Parameters
-    ----------
-    cfg : Config or CollectConfig
-        The typed tree.
-    typed : collection of str, optional
-        Keys that the command line set: those that nothing reads are refused. By default all whose value is not their
-        default.
-    undecided : collection of str
-        Keys that were given what cannot be used, `"storage.kind"`, and hold their defaults in `cfg`: nothing is said
-        that follows from those, or from values out of range. `"recipe"` stands for every key.
-
-    Returns
-    -------
-    list of Problem
-        Empty when the configuration can be used.
+    `typed`: keys that the command line set: those that nothing reads are refused. By default all whose value is not
+    their default.
+    `undecided`: keys that were given what cannot be used, `"storage.kind"`, and hold their defaults in `cfg`: nothing
+    is said that follows from those, or from values out of range. `"recipe"` stands for every key.
     """
     outside = {leaf.key: problem for leaf in leaves(type(cfg)).values() if (problem := _out_of_range(cfg, leaf))}
     found, undecided = [*outside.values()], {*undecided, *outside}
@@ -43,7 +32,7 @@ def validate(cfg: Any, typed: Collection[str] | None = None, undecided: Collecti
 
 
 def as_resumed(verb: str, data: Mapping[str, Any], overrides: Sequence[str], where: str) -> CollectConfig:
-    """The configuration of a run that goes on, from what its folder keeps and the overrides of this command.
+    """Return the configuration of a run that goes on, from what its folder keeps and the overrides of this command.
 
     What the run began with, weights and rows, is its own by now: where that came from may be gone.
     """

@@ -48,14 +48,10 @@ def read(text: str) -> Override | None:
 def each(
     schema: type, texts: Iterable[str], flag: Callable[[str], Problem], recipes: Collection[str] = ()
 ) -> Iterator[Override | Problem]:
-    """Every override that words stand for, or why one stands for none.
+    """Yield every override that words stand for, or why one stands for none.
 
-    Parameters
-    ----------
-    flag : callable
-        What is wrong with a word that begins with a dash.
-    recipes : collection of str
-        Names that may have been typed without their `recipe=`.
+    `flag`: what is wrong with a word that begins with a dash.
+    `recipes`: names that may have been typed without their `recipe=`.
     """
     waiting = list(texts)
     while waiting:
@@ -86,7 +82,7 @@ def _at_home(override: Override) -> Override:
 
 
 def _cut_at_spaces(texts: list[str]) -> tuple[int, Problem] | None:
-    """How many of the first words were one before a shell cut it at its spaces, and what to write."""
+    """Return how many of the first words were one before a shell cut it at its spaces, and what to write."""
     first, *others = texts
     key, equals, value = first.partition("=")
     if not equals and others and others[0].startswith("="):  # `key = value` or `key =value`
@@ -107,12 +103,12 @@ def _cut_at_spaces(texts: list[str]) -> tuple[int, Problem] | None:
 
 
 def is_text(hint: Any) -> bool:
-    """Whether a type is text, or text and null."""
+    """Say whether a type is text, or text and null."""
     return {*(get_args(hint) or (hint,))} <= {str, type(None)}
 
 
 def as_text(override: Override) -> Override:
-    """An override of a text whose bare value the grammar takes for a number or a truth: `run.dir=2024_01_05`."""
+    """Return an override of a text whose bare value the grammar takes for a number or a truth: `run.dir=2024_01_05`."""
     value = override.value()
     if not isinstance(value, bool | int | float):
         return override
@@ -122,13 +118,13 @@ def as_text(override: Override) -> Override:
 
 @lru_cache(maxsize=1024)  # a millisecond each
 def parsed(text: str) -> Override:
-    """An override that Hydra's grammar can read; nobody changes what it returns."""
+    """Return an override that Hydra's grammar can read; nobody changes what it returns."""
     (override,) = OverridesParser.create().parse_overrides([text])
     return override
 
 
 def _depth(text: str, *, end: bool = False) -> int:
-    """How deep brackets are nested, at most or at the end."""
+    """Return how deep brackets are nested, at most or at the end."""
     depth = deepest = 0
     for character in text:
         depth += (character in "[{(") - (character in "]})")
@@ -137,7 +133,7 @@ def _depth(text: str, *, end: bool = False) -> int:
 
 
 def unreadable(text: str, recipes: Collection[str] = ()) -> Problem:
-    """The sentence for a word that cannot be read."""
+    """Return the sentence for a word that cannot be read."""
     key, equals, value = text.partition("=")
     if text in recipes:
         return Problem(f"cannot read {text!r}", f"did you mean recipe={text}?")
@@ -169,7 +165,7 @@ def _as_elsewhere(value: str) -> Iterator[str]:
 
 
 def _split(text: str) -> list[str]:
-    """The parts of a list, cut at its own commas."""
+    """Return the parts of a list, cut at its own commas."""
     parts = [""]
     for character in text:
         if character == "," and _depth(parts[-1], end=True) == 0:
@@ -184,12 +180,12 @@ def _shown(text: str) -> str:
 
 
 def key_of(text: str) -> str:
-    """The key that a word sets: of `+env.kwargs.a=1` that is `env.kwargs.a`."""
+    """Return the key that a word sets: of `+env.kwargs.a=1` that is `env.kwargs.a`."""
     return text.partition("=")[0].strip().lstrip("+~")
 
 
 def misused(schema: type, override: Override) -> Problem | None:
-    """What Hydra can do with a word and no verb of ours does: move a group, or take a key away."""
+    """Say what Hydra can do with a word and no verb of ours does: move a group, or take a key away."""
     key, text = override.key_or_group, override.input_line
     if override.package is not None:
         return Problem(f"{text!r}: a group cannot be moved with @", f"write {key}=...")
@@ -214,7 +210,7 @@ def several(schema: type, override: Override, fix: str) -> Problem:
 
 
 def plain(value: Any) -> Any:
-    """A value that was read, without the marks of how it was quoted."""
+    """Return a value that was read, without the marks of how it was quoted."""
     if isinstance(value, QuotedString):
         return value.text
     if isinstance(value, list):

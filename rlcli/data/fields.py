@@ -30,14 +30,7 @@ _FIELDS = listed(row(KEY, DTYPE, SHAPE))
 
 @dataclass(frozen=True)
 class Field:
-    """One key of a row.
-
-    Attributes
-    ----------
-    dtype : torch dtype
-    shape : torch.Size
-        Of one row, without batch dims.
-    """
+    """One key of a row: its dtype, and the shape of one row, without batch dims."""
 
     dtype: torch.dtype
     shape: torch.Size
@@ -61,19 +54,19 @@ class Field:
 
 
 def fields_of(columns: Mapping[Key, Tensor], lead: int = 1) -> dict[Key, Field]:
-    """The fields of columns `[*lead dims, *F]`."""
+    """Return the fields of columns `[*lead dims, *F]`."""
     return {key: Field.of(column, lead) for key, column in columns.items()}
 
 
 def width_of(fields: Mapping[Key, Field]) -> int:
-    """Bytes of one row of all of them."""
+    """Return the bytes of one row of all of them."""
     return sum(field.width for field in fields.values())
 
 
 def column_offsets(
     fields: Mapping[Key, Field], rows: int, packed: Sequence[int | None] | None = None
 ) -> tuple[dict[Key, int], int]:
-    """Where each column begins in memory or a file that holds so many rows column after column, and bytes of all.
+    """Return where each column begins in memory or a file of so many rows column after column, and bytes of all.
 
     `packed`: for each column its bytes where they are packed; None for raw rows.
     """
@@ -86,13 +79,9 @@ def column_offsets(
 
 
 def check_fit(fields: Mapping[Key, Field], columns: Mapping[Key, Tensor], lead: torch.Size | None = None) -> None:
-    """Refuse columns that are not those that `fields` say.
+    """Refuse columns `[*lead, *F]` that are not those that `fields` say.
 
-    Parameters
-    ----------
-    columns : dict of key to Tensor ``[*lead, *F]``
-    lead : torch.Size, optional
-        The batch dims, which all columns are known to share; by default one, which is checked.
+    `lead`: the batch dims, which all columns are known to share; by default one, which is checked.
     """
     if columns.keys() != fields.keys():
         missing = [show(key) for key in fields if key not in columns]
@@ -139,7 +128,7 @@ def check_fields(x: Any) -> None:
 
 # ---- between a TensorDict and its columns, without the checks that a known layout does not need ---------------------
 def columns_of(batch: TensorDictBase) -> dict[Key, Tensor]:
-    """Every leaf of a batch, under its key; lazily conjugated or negated ones as what they stand for."""
+    """Return every leaf of a batch, under its key; lazily conjugated or negated ones as what they stand for."""
     columns: dict[Key, Tensor] = {}
     if type(batch) is TensorDict and _plain_leaves(batch, (), columns):
         return columns
@@ -158,19 +147,19 @@ def columns_of(batch: TensorDictBase) -> dict[Key, Tensor]:
 
 
 def has_rows(column: Tensor) -> bool:
-    """Whether its rows are bytes in memory, each as many as the others."""
+    """Say whether its rows are bytes in memory, each as many as the others."""
     return column.layout is torch.strided and not (column.is_nested or column.is_meta or column.is_quantized)
 
 
 def kind_of(x: Any) -> str:
-    """What it is, for somebody who expected a tensor of rows."""
+    """Say what it is, for somebody who expected a tensor of rows."""
     if not isinstance(x, Tensor) or x.is_nested:
         return type(x).__name__
     return "a meta tensor" if x.is_meta else f"a tensor of layout {x.layout}, dtype {x.dtype}"
 
 
 def _resolved(column: Tensor) -> Tensor:
-    """The column, in memory as it reads."""
+    """Return the column, in memory as it reads."""
     return column.resolve_conj().resolve_neg() if column.is_conj() or column.is_neg() else column
 
 
@@ -187,7 +176,7 @@ def _plain_leaves(batch: TensorDict, path: tuple[str, ...], out: dict[Key, Tenso
 
 
 def nested(columns: Mapping[Key, Tensor], batch_size: torch.Size, device: torch.device | None = None) -> TensorDict:
-    """A TensorDict of columns that are known to have this batch size."""
+    """Return a TensorDict of columns that are known to have this batch size."""
     made = _empty(batch_size, device)
     tables: dict[tuple[str, ...], dict[str, Any]] = {(): made._tensordict}
     top = made._tensordict
@@ -206,7 +195,7 @@ def _inner(
     tables: dict[tuple[str, ...], dict[str, Any]], path: tuple[str, ...], batch_size: torch.Size,
     device: torch.device | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """The table of a new TensorDict, in that of the one it lies in."""
+    """Return the table of a new TensorDict, in that of the one it lies in."""
     outer = tables.get(path[:-1])
     if outer is None:
         outer = _inner(tables, path[:-1], batch_size, device)

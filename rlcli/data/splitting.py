@@ -75,7 +75,7 @@ def split_trajectories(
 
 
 def _lengths(td: TensorDictBase, trajectory_key: Key, done_key: Key) -> Tensor:
-    """Rows of each trajectory, int64 `[trajectories]`, lane after lane."""
+    """Return the rows of each trajectory, int64 `[trajectories]`, lane after lane."""
     lanes, steps = td.shape
     ids, done = td.get(trajectory_key, None), td.get(done_key, None)
     starts = torch.zeros(lanes, steps, dtype=torch.bool)
@@ -102,20 +102,11 @@ def _lengths(td: TensorDictBase, trajectory_key: Key, done_key: Key) -> Tensor:
 
 
 def nested_rows(flat: TensorDictBase, lengths: Tensor, layout: torch.layout = torch.jagged) -> TensorDictBase:
-    """Trajectories that lie end to end, as nested tensors.
+    """Return trajectories that lie end to end in `flat` `[N]` as nested tensors, `[trajectories, -1]`.
 
-    Parameters
-    ----------
-    flat : TensorDict ``[N]``
-    lengths : int64 ``[trajectories]``
-        Rows of each, in order; N in all.
-    layout : torch layout
-
-    Returns
-    -------
-    TensorDict ``[trajectories, -1]``
-        Jagged ones share the memory of `flat` where it is contiguous, and one tensor of offsets; lazy next observations
-        are gathered.
+    `lengths` (int64 `[trajectories]`): rows of each, in order; N in all.
+    Jagged ones share the memory of `flat` where it is contiguous, and one tensor of offsets; lazy next observations are
+    gathered.
     """
     for key, leaf in flat.items(include_nested=True, leaves_only=True, is_leaf=is_leaf_nontensor):
         if not isinstance(leaf, Tensor):
@@ -163,20 +154,10 @@ def _blank(x: Tensor, where: Tensor) -> Tensor:
 
 
 def padded(flat: TensorDictBase, lengths: Tensor, mask_key: Key) -> TensorDictBase:
-    """Trajectories that lie end to end, side by side.
+    """Return trajectories that lie end to end in `flat` `[N]` side by side, `[trajectories, longest]`.
 
-    Parameters
-    ----------
-    flat : TensorDict ``[N]``
-    lengths : int64 ``[trajectories]``
-        Rows of each, in order; N in all.
-    mask_key : key
-        Where to write which rows are real.
-
-    Returns
-    -------
-    TensorDict ``[trajectories, longest]``
-        Zeros after each one's end, whatever lies there in `flat` (NaN too).
+    `lengths` (int64 `[trajectories]`): rows of each, in order; N in all. `mask_key`: where to write which rows are
+    real. Zeros follow each one's end, whatever lies there in `flat` (NaN too).
     """
     offset = torch.arange(int(lengths.max()))
     mask = offset < lengths[:, None]  # [trajectories, longest]

@@ -36,17 +36,8 @@ Plain = dict[Key, np.ndarray | Tensor]
 class Apart(Stacked):
     """N single envs, dealt out over worker processes; see `ParallelEnv` for the options.
 
-    Parameters
-    ----------
-    makers : sequence of bytes
-        Of each env its pickled maker.
-    example : EnvBase
-        What the first of them made, closed.
-
-    Attributes
-    ----------
-    envs : list of EnvBase
-        The example alone: the others are in the workers.
+    `makers`: of each env its pickled maker. `example`: what the first of them made, closed.
+    `envs` holds the example alone: the others are in the workers.
     """
 
     def __init__(
@@ -94,7 +85,7 @@ class Apart(Stacked):
         super().__init__([example], device, count=len(makers))
 
     def _each(self, name: str, arguments: Mapping[int, Any] | Sequence[Any]) -> list[Any]:
-        """A method of each worker, or of some; what they return."""
+        """Call a method of each worker, or of some; return what they return."""
         given = arguments if isinstance(arguments, Mapping) else dict(enumerate(arguments))
         self.crew.patience = self.step_timeout
         try:
@@ -110,7 +101,7 @@ class Apart(Stacked):
             ) from None  # fmt: skip
 
     def _called(self, name: str, given: Mapping[int, Any]) -> list[TensorDictBase]:
-        """A method of these envs, with an argument each; what they show."""
+        """Call a method of these envs, with an argument each; return what they show."""
         of = {index: [place for place in part if place in given] for index, part in enumerate(self.parts)}
         orders = {index: ({place: given[place] for place in own},) for index, own in of.items() if own}
         shown = [rows for answer in self._each(name, orders) for rows in answer]
@@ -162,7 +153,7 @@ class _There(NamedTuple):
 
 
 def _plain(td: TensorDictBase) -> Plain:
-    """A TensorDict without its class, which takes long to pickle."""
+    """Return a TensorDict without its class, which takes long to pickle."""
     given = ((key, x.detach().cpu()) for key, x in td.items(True, True))
     return {key: x if x.dtype is torch.bfloat16 else x.numpy() for key, x in given}
 

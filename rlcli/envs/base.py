@@ -28,7 +28,7 @@ _STEPPING = (
 
 
 def _other_name(name: str) -> Any:
-    """The property of an env under another name."""
+    """Return the property of an env under another name."""
     return property(lambda env: getattr(env, name), lambda env, spec: setattr(env, name, spec))
 
 
@@ -371,7 +371,7 @@ class EnvBase(metaclass=_WithPolicy):
 
 
 def root_of(env: EnvBase, out: Any, method: str = "reset") -> TensorDictBase:
-    """What a method of the env's that begins episodes returned, a TensorDict; end flags that it left out are False."""
+    """Return what a method of the env's that begins episodes returned, as a TensorDict; missing end flags are False."""
     out = returned_by(env, method, out)
     shape = (*env.batch_size, 1)
     for name in END_FLAGS:
@@ -384,13 +384,7 @@ def root_of(env: EnvBase, out: Any, method: str = "reset") -> TensorDictBase:
 
 
 def next_of(env: EnvBase, out: Any) -> TensorDictBase:
-    """What the env's `step` wrote under `next` of what it returned, with all end flags.
-
-    Raises
-    ------
-    EnvError
-        Either is no TensorDict.
-    """
+    """Return what the env's `step` wrote under `next` of what it returned, with all end flags."""
     following = returned_by(env, "step", out).get(NEXT, None)
     if not isinstance(following, TensorDictBase):
         found = "" if following is None else f", and wrote a {type(following).__name__}"
@@ -404,12 +398,12 @@ def next_of(env: EnvBase, out: Any) -> TensorDictBase:
 
 
 def own_stepping(env: EnvBase) -> list[str]:
-    """The methods by which the env is stepped that a class of the user's, or this very object, overrides."""
+    """Return the methods by which the env is stepped that a class of the user's, or this very object, overrides."""
     return own_methods(env, _STEPPING)
 
 
 def own_methods(env: EnvBase | TensorSpec, names: Sequence[str]) -> list[str]:
-    """Those of these methods that a class of the user's, or this very object, overrides."""
+    """Return those of these methods that a class of the user's, or this very object, overrides."""
     package, kind = __name__.partition(".")[0], type(env)
     theirs = {name for name in names if getattr(kind, name).__module__.partition(".")[0] != package}
     # not by a look at `__dict__`, which would make every attribute of the env slower to read from then on
@@ -418,12 +412,12 @@ def own_methods(env: EnvBase | TensorSpec, names: Sequence[str]) -> list[str]:
 
 
 def steps_as_ours(env: EnvBase) -> bool:
-    """Whether the env is stepped by rlcli's own methods alone."""
+    """Say whether the env is stepped by rlcli's own methods alone."""
     return not own_stepping(env)
 
 
 def _only(spec: Composite, key: Key) -> TensorSpec:
-    """The one leaf of a composite, which is called `key`."""
+    """Return the one leaf of a composite, which is called `key`."""
     names = [unravel(name) for name in spec.keys(True, True)]
     if names != [key]:
         raise ArgumentError(

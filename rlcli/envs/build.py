@@ -46,22 +46,13 @@ def build_env(
     first: GymEnv | None = None,
     key: str = "env.num",
 ) -> EnvBase:
-    """The envs of a run with their transforms.
+    """Build the envs of a run with their transforms.
 
-    Parameters
-    ----------
-    gamma : float
-        Discount, for the running scale of rewards.
-    num : int, optional
-        Instead of `cfg.num`; they are stepped in this process then.
-    offset : int
-        The number of the first of them in `env.kwargs`, where those name it.
-    on_worker_error : {"raise", "restart"}
-        What becomes of a process that steps envs and fails.
-    first : GymEnv, optional
-        Lane 0, where it was made already, by `make_single`, and this process steps it.
-    key : str
-        What says how many envs there are, for what is said of slow or large ones.
+    `num`: instead of `cfg.num`; they are stepped in this process then.
+    `offset`: the number of the first of them in `env.kwargs`, where those name it.
+    `on_worker_error`: what becomes of a process that steps envs and fails.
+    `first`: lane 0, where it was made already, by `make_single`, and this process steps it.
+    `key`: what says how many envs there are, for what is said of slow or large ones.
     """
     lanes = cfg.num if num is None else num
     if _apart(cfg) and num is None:
@@ -83,7 +74,7 @@ def build_env(
 
 
 def env_of_run(cfg: CollectConfig, gamma: float = 0.99, first: GymEnv | None = None) -> EnvBase:
-    """The envs that a run's own process steps; where workers make theirs one to look at, which is closed."""
+    """Return the envs that a run's own process steps; where workers make theirs one to look at, which is closed."""
     if cfg.collector.kind == "sync":
         return build_env(cfg.env, gamma=gamma, on_worker_error=cfg.collector.on_worker_error, first=first)
     env = build_env(cfg.env, gamma=gamma, num=1)
@@ -92,7 +83,7 @@ def env_of_run(cfg: CollectConfig, gamma: float = 0.99, first: GymEnv | None = N
 
 
 def build_evaluation_env(cfg: Config, episodes: int) -> EnvBase:
-    """The envs that `episodes` episodes of an evaluation are played in, with the transforms of the run.
+    """Return the envs that `episodes` episodes of an evaluation are played in, with the transforms of the run.
 
     Observations out of bounds are counted at most: nothing is learned from an evaluation, and it need not end a run.
     """
@@ -104,7 +95,7 @@ def build_evaluation_env(cfg: Config, episodes: int) -> EnvBase:
 
 
 def evaluation_lanes(cfg: Config, episodes: int) -> int:
-    """How many envs an evaluation steps together, each of them about as many episodes after one another."""
+    """Return how many envs an evaluation steps together, each of them about as many episodes after one another."""
     rounds = -(-episodes // (cfg.run.eval_envs or min(cfg.env.num, EVALUATION_ENVS)))
     return -(-episodes // rounds)
 
@@ -122,12 +113,12 @@ def _serial(cfg: EnvConfig, lanes: int, offset: int, first: GymEnv | None, key: 
 
 
 def _apart(cfg: EnvConfig) -> bool:
-    """Whether processes are asked for that step the envs."""
+    """Say whether processes are asked for that step the envs."""
     return cfg.mode == "parallel" or bool(cfg.workers)
 
 
 def _dealt_out(cfg: EnvConfig, on_worker_error: str) -> dict[str, Any]:
-    """How a `ParallelEnv` shares its envs out."""
+    """Return how a `ParallelEnv` shares its envs out."""
     return {
         "workers": cfg.workers, "per_worker": None if cfg.workers else cfg.per_worker,
         "caller_steps": None if cfg.caller_steps == "auto" else cfg.caller_steps == "true",
@@ -136,7 +127,7 @@ def _dealt_out(cfg: EnvConfig, on_worker_error: str) -> dict[str, Any]:
 
 
 def lanes_here(cfg: CollectConfig) -> int:
-    """How many of a run's envs its own process steps."""
+    """Return how many of a run's envs its own process steps."""
     if cfg.collector.kind != "sync":
         return 0
     if not _apart(cfg.env):
@@ -146,7 +137,7 @@ def lanes_here(cfg: CollectConfig) -> int:
 
 
 def env_workers(cfg: CollectConfig) -> int:
-    """How many processes step envs for a run's own one; those that collect are not among them."""
+    """Return how many processes step envs for a run's own one; those that collect are not among them."""
     if cfg.collector.kind != "sync" or not _apart(cfg.env):
         return 0
     parts, caller_steps = shared_out(cfg.env.num, **_dealt_out(cfg.env, cfg.collector.on_worker_error))
@@ -170,7 +161,7 @@ def _parallel(cfg: EnvConfig, offset: int, on_worker_error: str, first: GymEnv |
 
 
 def _makers(cfg: EnvConfig, lanes: int, offset: int) -> list[partial[GymEnv]]:
-    """What makes each of a run's single envs."""
+    """Return the makers of each of a run's single envs."""
     options: dict[str, Any] = {"categorical_action_encoding": True, "narrow": True, "out_of_bounds": cfg.out_of_bounds}
     return [partial(GymEnv, configured(cfg, offset + lane), **options) for lane in range(lanes)]
 
@@ -182,13 +173,7 @@ def make_single(cfg: EnvConfig) -> GymEnv:
 
 
 def wants_native(cfg: EnvConfig, lanes: int) -> bool:
-    """Asked for, or found by `auto`: faster for this env, and its episodes can be resumed exactly.
-
-    Raises
-    ------
-    ConfigError
-        An id names a module, which looking for an engine would import.
-    """
+    """Say whether an engine is asked for, or found by `auto`: faster here, and its episodes can be resumed exactly."""
     raise_all(check_env_ids(cfg))
     if cfg.kind == "envpool" or cfg.mode == "native":
         return True
@@ -197,7 +182,7 @@ def wants_native(cfg: EnvConfig, lanes: int) -> bool:
 
 
 def _native(cfg: EnvConfig, lanes: int) -> EnvBase:
-    """The env's own vector engine; Atari's does the preprocessing itself."""
+    """Return the env's own vector engine; Atari's does the preprocessing itself."""
     kwargs = dict(cfg.kwargs)
     if cfg.wrappers:
         raise ConfigError("env.wrappers cannot wrap a native engine", where="env.mode", fix="Use env.mode=serial.")
@@ -228,7 +213,7 @@ def _native(cfg: EnvConfig, lanes: int) -> EnvBase:
 
 
 def build_transforms(cfg: EnvConfig, env: EnvBase, gamma: float) -> list[Transform]:
-    """What the configuration does to observations and rewards, innermost first."""
+    """Return the transforms that the configuration names, innermost first."""
     keys = [unravel(key) for key in env.observation_spec.keys(True, True)]
     keys = [key for key in keys if as_tuple(key)[-1] != ACTION_MASK]  # flags stay flags
     numbers: list[Key] = [key for key in keys if _scalable(env.observation_spec[key])]
@@ -253,7 +238,7 @@ def build_transforms(cfg: EnvConfig, env: EnvBase, gamma: float) -> list[Transfo
 
 
 def _scalable(spec: TensorSpec) -> bool:
-    """Whether an observation is of numbers that have a mean: not of choices, bits or bytes."""
+    """Say whether an observation is of numbers that have a mean: not of choices, bits or bytes."""
     return spec.dtype.is_floating_point or (isinstance(spec, Bounded) and spec.dtype is not torch.uint8)
 
 
@@ -267,7 +252,7 @@ def _transform(name: str, arguments: dict[str, Any]) -> Transform:
 
 
 def narrowed(env: EnvBase) -> list[Key]:
-    """The observations that an env declares as float64, and that are stored as float32."""
+    """Return the observations that an env declares as float64, and that are stored as float32."""
     while isinstance(env, TransformedEnv):
         env = env.base_env
     leaves = getattr(getattr(env, "lanes", None), "leaves", ())
@@ -280,7 +265,7 @@ def restored_transforms(env: EnvBase, state: dict[str, Any]) -> None:
 
 
 def learned_by_transforms(state: dict[str, Any]) -> dict[str, Any]:
-    """What the transforms of a saved run had learned, by name; those of its first worker where it had several."""
+    """Return what the transforms of a saved run had learned, by name; of several workers, what the first had."""
     saved = state["collector"]
     return saved.get("workers", [saved])[0]["engine"]["transforms"]
 
@@ -306,17 +291,7 @@ def _adopt(env: EnvBase, saved: Mapping[str, Any]) -> None:
 
 # ---- how long it takes -------------------------------------------------------------------------------------------
 class Pace:
-    """Watches envs being made one after the other: how long it will take, and whether there is memory for them.
-
-    Parameters
-    ----------
-    name : str
-        Of the env.
-    count : int
-        How many there will be.
-    key : str
-        What says so.
-    """
+    """Watches `count` (said by `key`) envs being made in turn: how long it will take, and whether memory suffices."""
 
     def __init__(self, name: str, count: int, key: str = "env.num") -> None:
         self.name, self.count, self.key = name, count, key
@@ -324,13 +299,7 @@ class Pace:
         self.began, self.held = time.monotonic(), process_memory()[0]
 
     def another(self) -> None:
-        """One more is about to be made.
-
-        Raises
-        ------
-        ResourceError
-            Those that are left would not fit into memory.
-        """
+        """Note that one more is about to be made; refuse if those that are left would not fit into memory."""
         spent = time.monotonic() - self.began
         if not self.looked and self.made and spent > SURE_AFTER:
             self.looked = True

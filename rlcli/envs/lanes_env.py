@@ -34,14 +34,8 @@ from rlcli.specs.dtypes import torch_dtype
 class LanesEnv(EnvBase):
     """An env whose work is done by a `Lanes` engine.
 
-    Parameters
-    ----------
-    lanes : Lanes
-        The array face; the collector drives it directly.
-    batched : bool
-        Whether the batch size is `(N,)` or, for one lane, `()`.
-    device : torch device, optional
-        Where the TensorDict face puts its tensors.
+    `batched`: whether the batch size is `(N,)` or, for one lane, `()`.
+    `device`: where the TensorDict face puts its tensors.
     """
 
     def __init__(self, lanes: Lanes, observation_space, action_space, *, batched: bool, device=None) -> None:
@@ -107,7 +101,7 @@ class LanesEnv(EnvBase):
         return out
 
     def _stored(self, action: torch.Tensor) -> np.ndarray:
-        """An action as it is stored, `[N, *]`, in a dtype that numpy knows."""
+        """Return an action as it is stored, `[N, *]`, in a dtype that numpy knows."""
         shape, dtype = self.lanes.actions.stored
         expected = (*self.batch_size, *shape)
         if action.shape != expected and [d for d in action.shape if d != 1] != [d for d in expected if d != 1]:
@@ -240,7 +234,7 @@ class GymEnv(LanesEnv):
 
 
 def made_again(make: Callable[[], EnvBase]) -> tuple[Callable, tuple[bytes]]:
-    """What `__reduce__` returns of an env whose pickle is the way to make its like; `__main__` goes by value."""
+    """Return what `__reduce__` returns of an env whose pickle is the way to make its like; `__main__` goes by value."""
     import cloudpickle
 
     return _called, (cloudpickle.dumps(make),)
@@ -258,7 +252,7 @@ def recipe_of(
     frame_skip: int = 1,
     **kwargs: Any,
 ) -> GymRecipe:
-    """How the env of a `GymEnv` with these arguments is made."""
+    """Return how the env of a `GymEnv` with these arguments is made."""
     if env is not None and env_name is not None:
         raise ArgumentError("env_name is another name of env", fix="Give one of them")
     given = env_name if env is None else env

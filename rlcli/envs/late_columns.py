@@ -16,11 +16,8 @@ class LateColumns:
     The first step decides which they are; their memory is a batch's own: torch tensors of the very dtype that was
     written.
 
-    Parameters
-    ----------
-    lanes : int
-    refuse : callable
-        `(what, why, fix) -> error`, in the writer's words: of a key that comes, goes or changes after the first step.
+    `refuse`: `(what, why, fix) -> error`, in the writer's words: of a key that comes, goes or changes after the first
+    step.
     """
 
     def __init__(self, lanes: int, refuse: Callable[[str, str, str], RlcliError]) -> None:
@@ -44,13 +41,7 @@ class LateColumns:
         return torch.zeros(self.lanes, self.steps, *shape, dtype=dtype)
 
     def write(self, t: int, values: Mapping[Key, torch.Tensor]) -> None:
-        """The values `[N, *shape]` of step t.
-
-        Raises
-        ------
-        RlcliError
-            They are not those of the first step, in key, shape or dtype.
-        """
+        """Write the values `[N, *shape]` of step t; refuse others than the first step's, in key, shape or dtype."""
         if self.kinds is None:
             self.kinds = {key: (tuple(value.shape[1:]), value.dtype) for key, value in values.items()}
             self._allocate()
@@ -77,6 +68,6 @@ class LateColumns:
             self.marks.setdefault(key, self._column((1,), torch.bool))[:, t] = value
 
     def take(self, steps: int) -> dict[Key, torch.Tensor]:
-        """The first `steps` steps of the batch, `[N, steps, *shape]`."""
+        """Return the first `steps` steps of the batch, `[N, steps, *shape]`."""
         taken, self.columns, self.marks, self._rows = {**self.columns, **self.marks}, {}, {}, {}
         return {key: column[:, :steps] for key, column in taken.items()}

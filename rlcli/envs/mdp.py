@@ -88,7 +88,7 @@ def complete_flags(out: TensorDictBase, batch_size: torch.Size, before: Tensor |
 
 
 def promoted(root: TensorDictBase, following: TensorDictBase) -> TensorDictBase:
-    """The root of the next step: every key of this one, with its value under `next` where there is one."""
+    """Return the root of the next step: every key of this one, with its value under `next` where there is one."""
     return root.clone(False).update(following.select(*root.keys(True, True), strict=False))
 
 
@@ -107,17 +107,12 @@ def merged(old: TensorDictBase, new: TensorDictBase, mask: Tensor) -> TensorDict
 
 # ---- what acts ---------------------------------------------------------------------------------------------------
 def on_tensordicts(policy: Any, observation_keys: list[Key]) -> Callable[[TensorDictBase], TensorDictBase]:
-    """A policy as a callable on tensordicts.
+    """Return a policy as a callable on tensordicts.
 
     - anything with `in_keys` (a TensorDictModule), and any callable that is not an `nn.Module`, is used as it is;
     - an `nn.Module` whose `forward` has one argument named like a tensordict, likewise;
     - any other `nn.Module` reads observations, by the names of its arguments or, where the count fits, in order, and
       returns the action.
-
-    Raises
-    ------
-    ArgumentError
-        Not callable, or a module whose arguments are not observation keys.
     """
     if not callable(policy):
         raise ArgumentError("the policy cannot be called", why=f"it is a {type(policy).__name__}")

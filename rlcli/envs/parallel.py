@@ -139,7 +139,7 @@ class ParallelEnv(BatchedEnv):
 
 
 def _described(maker: Maker) -> tuple[GymRecipe, dict[str, Any]] | EnvBase:
-    """How an env is made, and with which options a `GymEnv` shows it; of another the env, closed."""
+    """Return how an env is made, and with which options a `GymEnv` shows it; of another the env, closed."""
     if isinstance(maker, str):
         maker = partial(GymEnv, maker)
     if isinstance(maker, partial) and maker.func is GymEnv and "policy" not in maker.keywords:

@@ -1,4 +1,4 @@
-"""What a policy needs of its env: a marker of first steps, and a place for the state that it hands to its next step.
+"""Give an env what a policy needs: a marker of first steps, and a place for the state for its next step.
 
 Found from specs, so that what an env below has already is not added again. `policy=` of every env and a collector's
 `auto_register_policy_transforms` ask here.
@@ -19,15 +19,11 @@ from rlcli.transforms.primer import primers_of, recurrent_parts
 
 
 def missing_transforms(env: EnvBase, policy: Any) -> list[Transform]:
-    """InitTracker and primers for every recurrent part of the policy, unless the env's specs hold their keys already.
+    """Return InitTracker and primers for every recurrent part of the policy, unless the specs hold their keys already.
 
     A part is recurrent when it has `make_tensordict_primer()`.  A policy that reads `is_init`, or writes the next value
     of a key, gets the InitTracker too; the primer of such a key is the env's to have.
-
-    Raises
-    ------
-    ArgumentError
-        A part reads a state that nothing writes under `next`: it would be zero at every step.
+    Refuse a part that reads a state that nothing writes under `next`: it would be zero at every step.
     """
     specs = (env.full_observation_spec, env.full_state_spec)
     present = {unravel(key) for spec in specs for key in spec.keys(True, True)}
@@ -81,11 +77,11 @@ type(EnvBase).wired = staticmethod(with_policy_transforms)  # type: ignore[attr-
 
 
 def written_states(policy: Any) -> list[Key]:
-    """The root names of what the policy says it writes under `next`, from its `out_keys`."""
+    """Return the root names of what the policy says it writes under `next`, from its `out_keys`."""
     found = [as_tuple(key) for key in keys_of(policy, "out_keys")]
     return [unravel(key[1:]) for key in found if key[0] == NEXT and len(key) > 1]
 
 
 def keys_of(policy: Any, name: str) -> list[Key]:
-    """The policy's `in_keys` or `out_keys`; none where it does not say."""
+    """Return the policy's `in_keys` or `out_keys`; none where it does not say."""
     return [unravel(key) for key in getattr(policy, name, None) or ()]

@@ -27,13 +27,7 @@ _SEEDING = ("set_seed", "_set_seed")
 
 
 def one_each(kind: str, num_workers: int, makers: Any) -> list[Any]:
-    """As many env makers as there are envs, of one for all or of one each.
-
-    Raises
-    ------
-    ArgumentError
-        Another number of makers, or `num_workers` is no number of envs.
-    """
+    """Return as many env makers as there are envs, of one for all or of one each."""
     if not isinstance(num_workers, Integral) or num_workers < 1:
         raise ArgumentError(f"{kind} needs a number of envs, at least 1", why=f"num_workers is {num_workers!r}")
     several = isinstance(makers, Iterable) and not (isinstance(makers, str) or callable(makers))
@@ -65,7 +59,7 @@ class BatchedEnv(EnvBase):
 
     @property
     def infos(self) -> dict[tuple[int, int], dict[str, float]]:
-        """What `info` held of the envs whose episode the last step ended, by `(0, env)`."""
+        """Return what `info` held of the envs whose episode the last step ended, by `(0, env)`."""
         return getattr(self.inner, "infos", {})
 
     @property
@@ -79,7 +73,7 @@ class BatchedEnv(EnvBase):
 
     @property
     def bounds(self) -> Bounds | None:
-        """What all envs look at their observations with, where they are stepped one by one and have one such."""
+        """Return the one thing that all envs look at their observations with, where they are stepped one by one."""
         return self.inner.bounds if isinstance(self.inner, Stacked) else None
 
     def _set_seed(self, seed: int) -> None:
@@ -134,7 +128,7 @@ class SerialEnv(BatchedEnv):
 
 
 def times_called(env: EnvBase) -> int:
-    """How often `EnvBase`'s own `step` and `reset` were called, by anybody: of an env, and of those that it is made of.
+    """Count how often `EnvBase`'s own `step` and `reset` were called: of an env, and of those that it is made of.
 
     Followed are `TransformedEnv` and `SerialEnv`; an env that a class of the user's steps is not known.
     """
@@ -146,13 +140,7 @@ def times_called(env: EnvBase) -> int:
 
 
 def made(makers: Iterable[Any], kind: str = "SerialEnv") -> list[EnvBase]:
-    """The single envs of some makers.
-
-    Raises
-    ------
-    ArgumentError
-        One is no maker of an env of its own, of batch size `()`, or has a transform on it that belongs outside.
-    """
+    """Make the single envs of some makers; refuse one that is no env of its own, of batch size `()`."""
     envs = [_made(make, kind) for make in makers]
     seen: set[int] = set()
     for place, env in enumerate(envs):
@@ -174,7 +162,7 @@ def made(makers: Iterable[Any], kind: str = "SerialEnv") -> list[EnvBase]:
 
 
 def _made(make: Any, kind: str) -> EnvBase:
-    """The env of a maker; of a `ParallelEnv`, an env is one, which its pickle has made already."""
+    """Return the env of a maker; of a `ParallelEnv`, an env is one, which its pickle has made already."""
     if isinstance(make, EnvBase) and kind == "ParallelEnv":
         return make
     if isinstance(make, str):
@@ -205,7 +193,7 @@ def _insides(env: EnvBase) -> Iterator[Any]:
 
 
 def shown(given: Any) -> str:
-    """What was given in the place of an env, in a word."""
+    """Return what was given in the place of an env, in a word."""
     return type(given).__name__ if isinstance(given, EnvBase) else repr(given)
 
 
@@ -239,12 +227,12 @@ def _together(envs: list[EnvBase], device) -> EnvBase:
 
 
 def narrows(lanes: GymLanes) -> bool:
-    """Whether some observations are stored in a smaller dtype than the env's."""
+    """Say whether some observations are stored in a smaller dtype than the env's."""
     return any(leaf.stored != leaf.dtype for leaf in lanes.leaves)
 
 
 def differing(place: int, name: str, found: str, first: str) -> ArgumentError:
-    """The sentence for an env that is not like env 0."""
+    """Return the sentence for an env that is not like env 0."""
     return ArgumentError(
         "envs that are stepped together have to be alike",
         where=f"env {place}",
@@ -279,15 +267,7 @@ def _shared_bounds(envs: list[EnvBase]) -> Bounds | None:
 
 
 class Stacked(EnvBase):
-    """Envs stepped one by one, their outputs stacked.
-
-    Parameters
-    ----------
-    envs : list of EnvBase
-        All alike.
-    count : int, optional
-        How many there are, where only one of them is given.
-    """
+    """Envs, all alike, stepped one by one, their outputs stacked; `count` is given where `envs` holds only one."""
 
     def __init__(self, envs: list[EnvBase], device, *, count: int | None = None) -> None:
         n, first = count or len(envs), envs[0]

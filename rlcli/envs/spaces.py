@@ -1,4 +1,4 @@
-"""What an env may show and take, as a gymnasium space and as a spec: from either to what the other side reads.
+"""Convert what an env may show and take, as a gymnasium space or a spec, to what the other side reads.
 
 Dtypes are kept: a uint8 image stays uint8.
 """
@@ -33,27 +33,11 @@ ACTIONS = (OneHot, Categorical, MultiOneHot, MultiCategorical, Binary, Bounded, 
 
 
 def from_gym_space(space: spaces.Space, *, categorical: bool, where: str = "gymnasium space") -> TensorSpec:
-    """The spec of one env's values in `space`.
+    """Return the spec of one env's values in `space`: Discrete, MultiDiscrete, MultiBinary, Box, or a (nested) Dict.
 
-    Parameters
-    ----------
-    space : gymnasium.Space
-        Discrete, MultiDiscrete, MultiBinary, Box, or a Dict of them (nested too).
-    categorical : bool
-        Whether discrete values are int64 indices (`[]`, `[d]`) or one-hot vectors (`[n]`, `[sum(nvec)]`).
-    where : str
-        The place to name in an error.
-
-    Returns
-    -------
-    TensorSpec
-        Without env dims. Indices count from zero whatever the space's `start` is.
-
-    Raises
-    ------
-    EnvError
-        For a space without a fixed-size tensor form (Tuple, Text, Graph, Sequence, a matrix of
-        MultiDiscrete).
+    `categorical`: whether discrete values are int64 indices (`[]`, `[d]`) or one-hot vectors (`[n]`, `[sum(nvec)]`).
+    `where`: the place to name in an error.
+    The spec has no env dims; its indices count from zero whatever the space's `start` is.
     """
     if isinstance(space, spaces.Dict):
         parts = {
@@ -87,7 +71,7 @@ def _box(space: spaces.Box) -> TensorSpec:
 
 
 def spec_bounds(specs: Iterable[tuple[Key, TensorSpec]], dims: int) -> dict[Key, Interval]:
-    """The bounds that observation specs with `dims` env dims in front declare."""
+    """Return the bounds that observation specs with `dims` env dims in front declare."""
     found: dict[Key, Interval] = {}
     for key, spec in specs:
         shape, dtype = tuple(spec.shape[dims:]), as_kind(spec)[1]
@@ -106,13 +90,7 @@ def spec_bounds(specs: Iterable[tuple[Key, TensorSpec]], dims: int) -> dict[Key,
 
 
 def action_format(spec, dims: int) -> ActionFormat:
-    """How actions of a spec with `dims` env dims in front look.
-
-    Raises
-    ------
-    ArgumentError
-        Several actions, or choices that are not in one vector.
-    """
+    """Return how actions of a spec with `dims` env dims in front look; refuse several, or choices not in one vector."""
     if not isinstance(spec, ACTIONS):
         raise ArgumentError(
             "the env's action cannot be collected", why=f"its spec is a {type(spec).__name__}",
@@ -130,13 +108,7 @@ def action_format(spec, dims: int) -> ActionFormat:
 
 
 def drawn_alike(spec: TensorSpec, offered: ActionFormat, batch_size: Sequence[int]) -> ActionFormat | None:
-    """How actions of a spec look, if an env that takes `offered` takes all of them and lanes have the same; else None.
-
-    Parameters
-    ----------
-    spec : one of ACTIONS
-        With the batch size in front.
-    """
+    """Return the form of a spec's actions (batch dims first) if all fit `offered` and lanes are alike; else None."""
     (shape, dtype), dims = offered.stored, len(batch_size)
     if (spec.shape, spec.dtype) != ((*batch_size, *shape), torch_dtype(dtype)):
         return None
@@ -156,7 +128,7 @@ def _format(spec, dims: int) -> ActionFormat:
 
 
 def _as_space(spec, shape: tuple[int, ...], dims: int) -> tuple[spaces.Space, bool]:
-    """The gymnasium space of an action spec of `shape` a step, and whether it stores indices."""
+    """Return the gymnasium space of an action spec of `shape` a step, and whether it stores indices."""
     if isinstance(spec, OneHot):
         return spaces.Discrete(spec.n), False
     if isinstance(spec, Categorical):

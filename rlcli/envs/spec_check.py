@@ -70,7 +70,7 @@ def check_env_specs(
 
 
 class _Check:
-    """What is expected of one env, by its specs and by the layout of one step (`fake_tensordict`)."""
+    """Holds what is expected of one env, by its specs and by the layout of one step (`fake_tensordict`)."""
 
     def __init__(self, env: EnvBase, check_dtype: bool) -> None:
         self.env, self.check_dtype = env, check_dtype
@@ -177,7 +177,7 @@ def _keys(held: Composite | TensorDictBase) -> list[Key]:
 
 
 def _equal(a: Tensor, b: Tensor, rows: Tensor) -> bool:
-    """Whether both `[*batch, *F]` are the same where `rows` `[*batch, 1]`; NaN equals NaN."""
+    """Say whether both `[*batch, *F]` are the same where `rows` `[*batch, 1]`; NaN equals NaN."""
     where = rows.reshape((*rows.shape[:-1], *[1] * (a.ndim - rows.ndim + 1))).expand_as(a)
     same = (a == b) | ((a != a) & (b != b))
     return bool((same | ~where).all())

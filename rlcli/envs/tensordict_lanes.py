@@ -26,7 +26,7 @@ from rlcli.transforms.base import as_kind
 
 
 class Acting(Protocol):
-    """What chooses actions: `written` is all that it wrote in its last step, None where that was an action alone."""
+    """Chooses actions: `written` is all that it wrote in its last step, None where that was an action alone."""
 
     @property
     def written(self) -> TensorDictBase | None: ...
@@ -35,28 +35,13 @@ class Acting(Protocol):
 class TensorDictLanes(Lanes):
     """Steps an `EnvBase` through `step` and `reset`, as `EnvBase.rollout` does.
 
-    Parameters
-    ----------
-    env : EnvBase
-        Batch size `()` or `(N,)`. Of a `TransformedEnv` the rewards in `outcome` are those of the env below.
-
-    Attributes
-    ----------
-    acting : Acting or None
-        What chose the action of this step: all that it wrote is handed to the env.
-    below : Lanes or None
-        Of an env of ours under transforms its own lanes, whose episodes are seeded one by one.
-    late : LateColumns
-        What steps write and resets do not, and rewards of another dtype than float32 (with `keeps_rewards`: where
-        no transform changes them after the batch).
-    held : set of keys
-        What resets write and steps do not, a state or what no spec names: it stays as it is at the root, and is never
-        under `next`.  The first step decides: one that is written later is refused.
-
-    Raises
-    ------
-    ArgumentError
-        Another batch size, or a spec whose dtype numpy does not know.
+    `env`: batch size `()` or `(N,)`. Of a `TransformedEnv` the rewards in `outcome` are those of the env below.
+    `acting`: what chose the action of this step: all that it wrote is handed to the env.
+    `below`: of an env of ours under transforms its own lanes, whose episodes are seeded one by one.
+    `late`: what steps write and resets do not, and rewards of another dtype than float32 (with `keeps_rewards`: where
+    no transform changes them after the batch).
+    `held`: what resets write and steps do not, a state or what no spec names: it stays as it is at the root, and is
+    never under `next`.  The first step decides: one that is written later is refused.
     """
 
     on_tensordicts = True
@@ -152,7 +137,7 @@ class TensorDictLanes(Lanes):
         return value if self.env.batch_size else value[None]
 
     def _root(self, row: dict[Key, np.ndarray]) -> TensorDict:
-        """The root of a step, in memory of its own."""
+        """Return the root of a step, in memory of its own."""
         td = TensorDict({}, batch_size=self.env.batch_size)
         for key, array in row.items():
             td.set(key, self._tensor(array).clone())
@@ -225,7 +210,7 @@ class TensorDictLanes(Lanes):
         return td if self.env.device is None else td.to(self.env.device)
 
     def _call(self, name: str, *arguments) -> Any:
-        """What the env's method returned, of `step` what it wrote under `next`.
+        """Return what the env's method returned, of `step` what it wrote under `next`.
 
         What it raises is told with env, step and seed, errors of ours that name no place too.
         """
@@ -299,7 +284,7 @@ class TensorDictLanes(Lanes):
         return step, reset
 
     def _acted(self, root: dict[Key, np.ndarray], rows, t: int, actions) -> TensorDict:
-        """What the env's `step` is given: the root, and all that was written by what acts."""
+        """Return what the env's `step` is given: the root, and all that was written by what acts."""
         td = self._root(root)
         written = None if self.acting is None else self.acting.written
         if written is None:
@@ -320,7 +305,7 @@ class TensorDictLanes(Lanes):
                 )  # fmt: skip
 
     def _keep(self, t: int, following: TensorDictBase) -> None:
-        """What a step wrote and no reset does, in columns of its own; the root's flags, where they say something."""
+        """Keep what a step wrote and no reset does, in columns of its own; the root's flags, if they say something."""
         for name in END_FLAGS:  # a reset may say that an episode is over before it began
             self.late.mark(t, name, self._lanes_of(self._flags[name]))
         self._flags = {name: following.get(name).clone().cpu() for name in END_FLAGS}

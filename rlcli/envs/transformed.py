@@ -42,7 +42,7 @@ def _check_owner(base: EnvBase, transforms: Sequence[Transform]) -> None:
 
 
 def transforms_on(env: EnvBase) -> list[Transform]:
-    """The transforms that an env is seen through, innermost first."""
+    """Return the transforms that an env is seen through, innermost first."""
     return env.transforms if isinstance(env, TransformedEnv) else []
 
 

@@ -1,1 +1,1 @@
-"""What is in a folder of ours, and whether its files match their checksums; nothing is changed."""
+"""Look into a folder of ours, and check whether its files match their checksums; nothing is changed."""

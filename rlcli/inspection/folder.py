@@ -180,7 +180,7 @@ def _rows(batch: TensorDictBase, key: Key) -> np.ndarray | None:
 
 
 def _compact(segments: SegmentReader, found: Inspection) -> None:
-    """What `compact` left out: bytes that `full` has, and rows that nobody can give their next observation."""
+    """Say what `compact` left out: bytes that `full` has, and rows that nobody can give their next observation."""
     if segments.metadata.get("next_obs") != "compact" or found.trajectories is None:
         return
     observed = [show(unravel(tuple(key))) for key in segments.metadata.get("observations", [])]
@@ -305,7 +305,7 @@ def _marks(ring: Ring, rows: np.ndarray) -> _Marks:
 
 
 def _path(ring: Ring, first: int, length: int) -> np.ndarray:
-    """Rows of a trajectory from its oldest live one on."""
+    """Return the rows of a trajectory from its oldest live one on."""
     return ring.index.walk(np.array([first]), length)[0][0]
 
 

@@ -1,4 +1,4 @@
-"""What is in a folder of frames, a buffer or a checkpoint, gathered batch by batch in constant memory.
+"""Gather what is in a folder of frames, a buffer or a checkpoint, batch by batch in constant memory.
 
 `KeyFacts`, `Trajectories` and `Steps` take one batch after another and keep sums and a few rows; `Inspection` is what
 came of it.
@@ -29,18 +29,7 @@ BINS = sorted({1, *(int(2**k * half) for k in range(1, 40) for half in (1, 1.5))
 
 @dataclass
 class KeyFacts:
-    """One key.
-
-    Attributes
-    ----------
-    stored : int
-        Bytes held for it.
-    full : int
-        Bytes if every frame stored it.
-    low, high : float
-        Of its finite values; NaN without any.
-    nans, infinities : int
-    """
+    """One key: bytes `stored`, bytes if every frame stored it (`full`), its finite range (else NaN), and counts."""
 
     key: str
     dtype: str
@@ -135,12 +124,7 @@ class Trajectories:
 
 
 class Lanes:
-    """Follows the trajectories of several lanes from batch to batch.
-
-    Parameters
-    ----------
-    into : Trajectories
-    """
+    """Follows the trajectories of several lanes from batch to batch."""
 
     def __init__(self, into: Trajectories) -> None:
         self.into = into
@@ -219,7 +203,7 @@ class Steps:
         return {"length": self.length, "return": self.total, "end": self._end, **where}
 
     def rows(self) -> list[dict[str, Any]]:
-        """The first steps and the last ones."""
+        """Return the first steps and the last ones."""
         return [*self._first, *self._last]
 
     def _row(self, rows: TensorDictBase, i: int) -> dict[str, Any]:
@@ -228,7 +212,7 @@ class Steps:
 
 
 def _value(x: Tensor) -> Any:
-    """A number, a few numbers, or what an image is like."""
+    """Return a number, a few numbers, or what an image is like."""
     x = x.full() if hasattr(x, "full") else x
     if x.numel() == 1:
         return x.item()
@@ -241,24 +225,12 @@ def _value(x: Tensor) -> Any:
 
 @dataclass
 class Inspection:
-    """What was found in a folder.
+    """The findings in a folder of `kind` "collected frames", "buffer" or "checkpoint".
 
-    Attributes
-    ----------
-    kind : str
-        "collected frames", "buffer" or "checkpoint".
-    about : dict
-        What the folder says of itself.
-    frames, stored, full : int
-        Rows; bytes of tensors; bytes if next observations were stored in full.
-    boundary : int
-        Rows whose successor is not the row below.
-    missing : int
-        Of them those whose next observation is nowhere.
-    rows : sequence of dict
-        Of the one trajectory that was asked for: the first and last steps of a trajectory.
-    detail : dict
-        Of that trajectory: id, length, return, where it is.
+    `about`: what the folder says of itself.
+    `frames`, `stored`, `full`: rows; bytes of tensors; bytes if next observations were stored in full.
+    `boundary`: rows whose successor is not the row below; `missing`: of them those whose next observation is nowhere.
+    `rows`, `detail`: of the trajectory that was asked for, its first and last steps; its id, length, return and place.
     """
 
     path: str

@@ -21,13 +21,7 @@ _MOVED = "files not listed in any journal, moved here and never read"
 
 
 def check(path: PathLike[str] | str) -> Iterator[Checked]:
-    """Every file below a folder, links followed, as it is read.
-
-    Raises
-    ------
-    ConfigError
-        There is no such folder, or nothing with checksums was in it.
-    """
+    """Yield every file below a folder, links followed, as it is read; refuse a folder with nothing to verify."""
     folder, sums = Path(path), False
     if not folder.is_dir():
         raise ConfigError(f"no folder {str(path)!r}", fix="rlcli ls runs lists runs.")
@@ -62,7 +56,7 @@ def _below(folder: Path) -> Iterator[Checked]:
 
 
 def _run(folder: Path, files: set[str]) -> Iterator[Checked]:
-    """What a run's own files say, as far as they can be read; that nothing is missing which they prove."""
+    """Check what a run's own files say, as far as they can be read; that nothing is missing which they prove."""
     from rlcli.config.run_files import CONFIG, METRICS, RUN, SEGMENTS, SUMMARY
     from rlcli.runs.folder import CHECKPOINTS, Run, nothing_saved
 

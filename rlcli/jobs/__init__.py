@@ -1,4 +1,4 @@
-"""What the command line and the Python API start: train, collect, resume, evaluate, load; each brings what it needs."""
+"""Jobs of the command line and the Python API: train, collect, resume, evaluate, load; each brings what it needs."""
 
 from typing import TYPE_CHECKING
 

@@ -58,14 +58,14 @@ def acting_policy(cfg: CollectConfig, env: EnvBase, run: Run) -> ActorCritic | N
 
 
 def policy_to_look_at(cfg: CollectConfig, env: EnvBase) -> ActorCritic | None:
-    """The policy that `acting_policy` would give a new run, without a run folder to keep it in."""
+    """Return the policy that `acting_policy` would give a new run, without a run folder to keep it in."""
     if cfg.policy.kind == "checkpoint":
         return _restored(cfg, env, _asked_for(cfg))
     return build_policy(cfg, env)
 
 
 def with_kept_policy(cfg: CollectConfig, run: Run) -> CollectConfig:
-    """The configuration with the policy's path where the run itself keeps it: the training run may be gone."""
+    """Return the configuration with the policy's path where the run itself keeps it: the training run may be gone."""
     kept = checkpoint.list_checkpoints(run.path / KEPT)
     if cfg.policy.kind != "checkpoint" or not kept:
         return cfg
@@ -97,7 +97,7 @@ def _statistics(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _asked_for(cfg: CollectConfig) -> checkpoint.Checkpoint:
-    """The checkpoint that `policy.path` names, or the newest of the run that it names."""
+    """Return the checkpoint that `policy.path` names, or the newest of the run that it names."""
     if cfg.policy.path is None:
         raise ConfigError("policy=checkpoint needs policy.path", fix="Give a run folder: policy.path=runs/train/...")
     path = checkpoint.named(cfg.policy.path) or Path(cfg.policy.path)

@@ -141,19 +141,7 @@ def _batches(collection: Collection, writer: SegmentWriter) -> None:
 
 
 class Collection:
-    """One run's env, policy, collector and reporter.
-
-    Parameters
-    ----------
-    cfg : CollectConfig
-    run : Run
-        Its folder.
-    stop : StopSignals
-    resume_at : int, optional
-        Frames of the state that is about to be loaded.
-    first : First
-        The first env, where it is there already.
-    """
+    """One run's env, policy, collector and reporter; `resume_at`: frames of the state that is about to be loaded."""
 
     def __init__(
         self, cfg: CollectConfig, run: Run, stop: StopSignals, resume_at: int | None = None, first: First = NONE
@@ -189,7 +177,7 @@ class Collection:
 
     @property
     def kind(self) -> dict[str, Any]:
-        """What frames of one folder have in common."""
+        """Return the configured facts that frames of one folder have in common."""
         cfg = self.cfg
         lanes = self.collector.envs
         about = {"env": cfg.env.id, "seed": cfg.seed, "envs": lanes, "next_obs": cfg.memory.next_obs}
@@ -221,7 +209,7 @@ class Collection:
             raise self.stopped()
 
     def stopped(self) -> StoppedSafely:
-        """What ends a run that was asked to stop."""
+        """Return the error that ends a run that was asked to stop."""
         frames = self.collector.frames
         return StoppedSafely(
             f"stopped by {self.stop.reason} at {frames:,} frames", where=str(self.run.path),
@@ -230,7 +218,7 @@ class Collection:
 
     # ---- states ------------------------------------------------------------------------------------------------
     def state(self) -> list[bytes | memoryview]:
-        """What it takes to go on after the last batch, as the content of a safetensors file."""
+        """Return what it takes to go on after the last batch, as the content of a safetensors file."""
         return encode_state(
             {
                 "collector": self.collector.state_dict(),
@@ -243,13 +231,7 @@ class Collection:
         )
 
     def load(self, found: Found) -> None:
-        """Go on from a state; damaged ones that were passed over are named.
-
-        Raises
-        ------
-        DamagedDataError
-            It does not fit this configuration.
-        """
+        """Go on from a state; damaged ones that were passed over are named."""
         self.resumed = found
         self._try_replaying()
         if found.skipped:
@@ -323,20 +305,12 @@ _STATE = record(
 
 
 class Found(NamedTuple):
-    """Where a collecting run stands.
+    """The point at which a collecting run stands.
 
-    Attributes
-    ----------
-    segments : SegmentReader or None
-        What is acknowledged; None before the first commit.
-    first : int
-        Segments before the state.
-    frames : int
-        Frames in them.
-    state : dict
-        Empty where there is none.
-    skipped : list of str
-        One sentence for each newer state that is damaged.
+    `segments`: what is acknowledged; None before the first commit.
+    `first`: segments before the state.
+    `frames`: frames in them.
+    `skipped`: one sentence for each newer state that is damaged.
     """
 
     segments: SegmentReader | None
@@ -352,19 +326,14 @@ class Found(NamedTuple):
 
     @property
     def closed(self) -> bool:
-        """Whether the writer said that nothing is missing."""
+        """Say whether the writer said that nothing is missing."""
         return self.segments is not None and self.segments.closed
 
 
 def find_state(run: Run) -> Found:
-    """The newest state of a collecting run that verifies, and what is on the disk.
+    """Return the newest state of a collecting run that verifies, and what is on the disk.
 
     Every segment is read: what is damaged is found before the run goes on, not by who reads its frames one day.
-
-    Raises
-    ------
-    DamagedDataError
-        The journal or a segment is not as it was written, or frames are missing that were there when the run ended.
     """
     folder = run.path / SEGMENTS
     need_journal(folder)
@@ -386,7 +355,7 @@ def find_state(run: Run) -> Found:
 
 
 def open_lanes(segments: SegmentReader, lanes: list[int]) -> list[int]:
-    """Those of the lanes whose episode is open after the last row on the disk."""
+    """Return those of the lanes whose episode is open after the last row on the disk."""
     if not lanes:
         return []
     done = np.atleast_2d(segments.read(-1).get(DONE).squeeze(-1).numpy())[:, -1]

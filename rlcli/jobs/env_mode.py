@@ -1,4 +1,4 @@
-"""What `env.mode=auto` comes to for a new run: envs one by one, by an engine of theirs, or in processes.
+"""Settle `env.mode=auto` for a new run: envs one by one, by an engine of theirs, or in processes.
 
 And `collector.num_workers=auto`, which follows from the cores.
 
@@ -31,20 +31,13 @@ C = TypeVar("C", bound=CollectConfig)
 
 
 class First:
-    """The first env of a run, where it was made to try it: whoever takes it closes it.
-
-    Parameters
-    ----------
-    env : GymEnv, optional
-    streams : mapping, optional
-        The global random streams as they were when it had been made.
-    """
+    """The first env of a run, made to try it, and the global random streams as they were then: its taker closes it."""
 
     def __init__(self, env: GymEnv | None = None, streams: dict[str, Any] | None = None) -> None:
         self._env, self._streams = env, streams
 
     def take(self) -> GymEnv | None:
-        """The env, once; random streams go on from its making, as where it is made now."""
+        """Return the env, once; random streams go on from its making, as where it is made now."""
         env, self._env = self._env, None
         if env is not None and self._streams is not None:
             random_streams.restore(self._streams)
@@ -61,15 +54,7 @@ NONE = First()
 
 
 def settled(cfg: C) -> tuple[C, list[str], First]:
-    """The configuration with what `auto` came to, a line that says why, and the env that was tried for it.
-
-    As it is where nothing was left open.
-
-    Raises
-    ------
-    EnvError
-        The env could not be made, or failed in its first steps: the run would say the same.
-    """
+    """Return the configuration with what `auto` came to (else as it is), why in a line, and the env that was tried."""
     if (workers := len(shares(cfg))) and cfg.collector.num_workers == "auto" and cfg.collector.kind != "async":
         counted: Any = dataclasses.replace(cfg, collector=dataclasses.replace(cfg.collector, num_workers=workers))
         return counted, [], NONE
@@ -102,12 +87,10 @@ def settled(cfg: C) -> tuple[C, list[str], First]:
 
 
 def chosen(num: int, wall: float, cpu: float) -> tuple[int, str]:
-    """How many processes are to step `num` envs, and why.
+    """Return how many processes are to step `num` envs, and why.
 
-    Parameters
-    ----------
-    wall, cpu : float
-        Seconds that a step of one takes, and those of them in which it computes: others can compute in the rest.
+    `wall`, `cpu`: seconds that a step of one takes, and those of them in which it computes: others can compute in the
+    rest.
     """
     alone = num * wall
     counts = sorted({min(num, cores()), min(num, MOST)} - {1})

@@ -31,20 +31,13 @@ from rlcli.transforms import RunningNorm, by_name
 
 
 class InitPolicy(NamedTuple):
-    """What a run began with.
+    """The policy that a run began with.
 
-    Attributes
-    ----------
-    path : str
-        Of the checkpoint.
-    state : dict
-        What that holds.
-    frames : int
-        Of training behind it.
-    taken : int
-        Layers that were copied.
-    left_out : list of str
-        What was not, each with its two shapes.
+    `path`: of the checkpoint.
+    `state`: what that holds.
+    `frames`: of training behind it.
+    `taken`: layers that were copied.
+    `left_out`: what was not, each with its two shapes.
     """
 
     path: str
@@ -80,13 +73,6 @@ def init_policy(cfg: Config, env: EnvBase, policy: ActorCritic) -> InitPolicy:
     """Put the weights and statistics that `policy.init_from` names into a new run's networks and transforms.
 
     What explores (an epsilon) begins anew.
-
-    Raises
-    ------
-    ConfigError
-        There are none, or (`policy.init_strict`) some do not fit: each layer is named with its two shapes.
-    DamagedDataError, ResourceError
-        The checkpoint does not verify, or there is none.
     """
     asked = str(cfg.policy.init_from)
     found = _checkpoint(asked)
@@ -122,7 +108,7 @@ def init_policy(cfg: Config, env: EnvBase, policy: ActorCritic) -> InitPolicy:
 
 
 def _checkpoint(asked: str) -> Checkpoint:
-    """The one that `RUN`, `RUN:CHECKPOINT` or the folder of a checkpoint names."""
+    """Return the one that `RUN`, `RUN:CHECKPOINT` or the folder of a checkpoint names."""
     path = checkpoint.named(asked) or Path(asked)
     return checkpoint.load(path) if (path / checkpoint.MANIFEST).exists() else newest(open_run(path))
 

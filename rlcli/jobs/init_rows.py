@@ -32,14 +32,7 @@ RUNNING = ("normalize_observation", "normalize_reward")
 
 
 class InitRows(NamedTuple):
-    """What a run began with.
-
-    Attributes
-    ----------
-    path : str
-    rows, of : int
-        Rows that were taken over, and that were there.
-    """
+    """Rows that a run began with: the `path` they came from, the `rows` taken over, and how many there were (`of`)."""
 
     path: str
     rows: int
@@ -47,7 +40,7 @@ class InitRows(NamedTuple):
 
     @property
     def left_out(self) -> str | None:
-        """What a person should know of rows that found no room."""
+        """Say what a person should know of rows that found no room."""
         if self.rows == self.of:
             return None
         return f"{self.of - self.rows:,} older rows of {self.path} were left out: storage.max_size has no room for more"
@@ -60,15 +53,7 @@ class InitRows(NamedTuple):
 
 
 def copy_init_rows(cfg: Config, buffer: ReplayBuffer, collector: Any, env: EnvBase) -> InitRows:
-    """Copy the newest rows that fit into a run's empty buffer.
-
-    Raises
-    ------
-    ConfigError
-        They are not what this run stores; every difference is listed. Nothing was stored.
-    ResourceError, DamagedDataError
-        There are no rows, or they are not as they were written.
-    """
+    """Copy the newest rows that fit into a run's empty buffer."""
     path = Path(str(cfg.storage.init_from))
     place = find(path)
     other = [*_other_env(cfg, place)]
@@ -105,7 +90,7 @@ def _follow(source: TensorDictReplayBuffer, rows: np.ndarray, batch: TensorDictB
 
 
 def count_init_rows(cfg: Any) -> int:
-    """How many rows a run will begin with; nothing of them is read."""
+    """Count the rows that a run will begin with; nothing of them is read."""
     storage = getattr(cfg, "storage", None)
     if storage is None or storage.init_from is None:
         return 0

@@ -96,19 +96,7 @@ def go(learner: Learner) -> None:
 
 
 class Learner:
-    """One run's env, policy, collector, update, reporter and saver, with what its kind of run adds.
-
-    Parameters
-    ----------
-    cfg : Config
-    run : Run
-        Its folder.
-    stop : StopSignals
-    resume_at : int, optional
-        Frames of the checkpoint that is about to be loaded.
-    first : First
-        The first env, where it is there already.
-    """
+    """One run's parts, with what its kind of run adds; `resume_at`: frames of the checkpoint that is to be loaded."""
 
     def __init__(
         self, cfg: Config, run: Run, stop: StopSignals, resume_at: int | None = None, first: First = NONE
@@ -163,7 +151,7 @@ class Learner:
         self._waited = math.inf  # for the last evaluation, in seconds; how long the first takes is not known
 
     def begin(self) -> None:
-        """What a new run does before it starts, and a resumed one does not."""
+        """Do what a new run does before it starts, and a resumed one does not."""
         if self.cfg.storage.init_from is not None and self.buffer is not None:
             from rlcli.jobs.init_rows import copy_init_rows
 
@@ -204,7 +192,7 @@ class Learner:
             self.reporter.warn("storage.init_from", self.init_rows.left_out)
 
     def _threads_said(self) -> str:
-        """How threads are dealt out between who learns and workers."""
+        """Say how threads are dealt out between the learner and the workers."""
         said = f"threads {self.threads} ({'auto' if self.cfg.threads == 'auto' else 'as set'})"
         if not (count := len(self.collector.workers)):
             return said
@@ -291,13 +279,7 @@ class Learner:
         return {"evaluation": found.as_dict()}
 
     def load(self, found: Checkpoint) -> None:
-        """Go on from a checkpoint; damaged ones that were passed over are named.
-
-        Raises
-        ------
-        DamagedDataError
-            It does not fit this configuration.
-        """
+        """Go on from a checkpoint; damaged ones that were passed over are named."""
         for reason in found.skipped:
             self.reporter.warn("checkpoint", reason)
         with loading_state(found.path):

@@ -120,13 +120,7 @@ def plan(cfg: CollectConfig, verb: str, limit: int | None = None) -> Plan:
 
 
 def faces(cfg: CollectConfig) -> list[Face]:
-    """What `Collector.faces()` of the run would say.
-
-    Raises
-    ------
-    RlcliError
-        The env or the policy cannot be made: the run would say the same.
-    """
+    """Return what `Collector.faces()` of the run would say."""
     with random_streams.kept():
         env = build_env(lanes_of(cfg, 1))
         try:
@@ -138,7 +132,7 @@ def faces(cfg: CollectConfig) -> list[Face]:
 
 
 def _learning(cfg: CollectConfig, env: EnvBase, policy: Any) -> tuple[Learning, list[Key]]:
-    """The learner's parts, and the keys that its batches hold."""
+    """Return the learner's parts, and the keys that its batches hold."""
     if not isinstance(cfg, Config):
         observed = [unravel(key) for key in env.full_observation_spec.keys(True, True)]
         return Learning(policy), stored_keys(cfg, observed, policy)
@@ -158,17 +152,10 @@ def _foreseen(
     init_rows: int = 0,
     limit: int | None = None,
 ) -> Plan:
-    """The plan of a run whose parts are there already.
+    """Return the plan of a run whose parts are there already.
 
-    Parameters
-    ----------
-    collector : BaseCollector
-        Asked for its schema; it may have been made with fewer lanes.
-    process : dict from part to bytes
-        What the process holds beside tensors, and before the first batch.
-    envs : Envs
-    init_rows : int
-        Rows that a buffer begins with.
+    `collector`: asked for its schema; it may have been made with fewer lanes.
+    `process`: what the process holds beside tensors, and before the first batch.
     """
     rows, entries, peaks = tensors_of(cfg, collector, learning, init_rows)
     mode, modes = cfg.memory.next_obs, modes_of(cfg, rows, partial(estimates_of, cfg, learning.estimator), init_rows)

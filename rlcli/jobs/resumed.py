@@ -70,7 +70,7 @@ def resume(path: str | PathLike[str], overrides: Sequence[str] = (), *, force: b
 
 
 def _in_its_folder(run: Run, cfg: CollectConfig) -> CollectConfig:
-    """The configuration as it was, where its run.dir is the folder that the run is in, spelled otherwise."""
+    """Return the configuration as it was, where its run.dir is the folder that the run is in, spelled otherwise."""
     if cfg.run.dir is None or not os.path.isdir(cfg.run.dir) or not os.path.samefile(cfg.run.dir, run.path):
         return cfg
     was = from_dict(str(run.info["verb"]), run.config).run.dir
@@ -154,20 +154,12 @@ _COUNT = text(r"\d{1,6}")
 
 @dataclass(frozen=True)
 class Changes:
-    """What differs since a state was saved.
+    """The differences since a state was saved, `frames` into the run.
 
-    Attributes
-    ----------
-    frames : int
-        At which it was saved.
-    harmless, breaking : dict
-        Key -> (was, now).
-    versions : dict
-        What the run computes with now.
-    overrides : list of str
-        As they were typed.
-    scheduled : sequence of str
-        Keys that make a number follow the share of the run that is done.
+    `harmless`, `breaking`: key -> (was, now).
+    `versions`: what the run computes with now.
+    `overrides`: as they were typed.
+    `scheduled`: keys that make a number follow the share of the run that is done.
     """
 
     frames: int
@@ -178,13 +170,7 @@ class Changes:
     scheduled: Sequence[str] = ()
 
     def check(self, run: Run, *, force: bool) -> None:
-        """Refuse what has no meaning any more, and what would make it another run, unless it is or was forced.
-
-        Raises
-        ------
-        ConfigError
-            Every such difference is listed.
-        """
+        """Refuse what has no meaning any more, and what would make it another run, unless it is or was forced."""
         known = [record.get("changed", {}) for record in self._since(run)]
         both = {**self.harmless, **self.breaking}
         late = {key: both[key] for key in AT_THE_START if key in both and not _holds(known, key, both[key])}
@@ -216,13 +202,7 @@ class Changes:
 
     @contextlib.contextmanager
     def taking_over(self, run: Run) -> Iterator[None]:
-        """Inside, what the run saved is loaded, which a change that was forced may not fit.
-
-        Raises
-        ------
-        ConfigError
-            The changes are named.
-        """
+        """Load what the run saved, within: a change that was forced may not fit it, and is then named."""
         try:
             yield
         except DamagedDataError as error:
@@ -234,7 +214,7 @@ class Changes:
             ) from error  # fmt: skip
 
     def command(self, run: Run, *, force: bool, without: Collection[str] = (), moved: str | None = None) -> str:
-        """What resumes the run, once it was `moved`, with the same overrides, but for those of some keys."""
+        """Return the command that resumes the run, once it was `moved`, with its overrides but those of some keys."""
         words = [word for word in self.overrides if key_of(word) not in without]
         return resume_command(run, *words, *(["--force"] if force else []), moved=moved)
 
@@ -252,7 +232,7 @@ class Changes:
         return note_resume(run, to_dict(cfg), record)
 
     def _since(self, run: Run) -> list[dict[str, Any]]:
-        """What was noted after the state was saved: the run was killed before the next."""
+        """Return what was noted after the state was saved: the run was killed before the next."""
         return [record for record in run.info.get("resumed", []) if record.get("frames", 0) >= self.frames]
 
     def say(self, say: Callable[[str], object]) -> None:
@@ -276,20 +256,7 @@ def changes(
     devices: Sequence[object],
     overrides: Sequence[str] = (),
 ) -> Changes:
-    """Compare what was sealed with a state with what is in force.
-
-    Parameters
-    ----------
-    run : Run
-    cfg : CollectConfig
-        In force now: config.json, and the overrides of this command.
-    frames : int
-        At which the state was saved.
-    config, versions : mapping
-        Sealed with it. No versions, no comparison of them.
-    devices : sequence
-        Where the run's stages would be now.
-    """
+    """Compare what was sealed with the state at `frames` with what is in force; without sealed versions, not those."""
     verb = str(run.info["verb"])
     before = _settings(verb, config, "the saved state")
     after = dict(_flat(to_dict(cfg)))
@@ -320,7 +287,7 @@ def changes(
 
 
 def _scheduled(cfg: CollectConfig) -> list[str]:
-    """Keys that make a number follow the share of `total_frames` that is done."""
+    """Return the keys that make a number follow the share of `total_frames` that is done."""
     if not isinstance(cfg, Config):
         return []
     read = {
@@ -352,7 +319,7 @@ def _value(key: str, value: Any) -> str:
 
 
 def _settings(verb: str, config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A configuration that was written, key by key."""
+    """Return a configuration that was written, key by key."""
     return dict(_flat(to_dict(from_dict(verb, config, where=where))))
 
 

@@ -192,7 +192,7 @@ class TrainedPolicy:
 
     # ---- from rows to actions ------------------------------------------------------------------------------------
     def _chosen(self, rows: Mapping[Key, Tensor], exploration: str | None) -> Tensor:
-        """The stored form `[N, *]` of the actions for rows `[N, *shape]`, on the CPU."""
+        """Return the stored form `[N, *]` of the actions for rows `[N, *shape]`, on the CPU."""
         name = self.exploration if exploration is None else exploration
         if name not in EXPLORATION:
             raise ArgumentError(f"unknown exploration {name!r}", fix=f"Choose one of {', '.join(EXPLORATION)}.")
@@ -221,7 +221,7 @@ class TrainedPolicy:
         return action.cpu()
 
     def _root(self, shown: TensorDictBase) -> TensorDictBase:
-        """What the actor reads where the envs show `shown` `[N]`."""
+        """Return what the actor reads where the envs show `shown` `[N]`."""
         last, begins = self._last, self._begins
         if last is None:
             return _through(self._observed, lambda t, td: t._reset(None, td), shown)
@@ -268,7 +268,7 @@ class TrainedPolicy:
 
 
 def _needed(transforms: Sequence[Transform], schema: Mapping, read: Sequence[Key]) -> list[Transform]:
-    """The transforms that what the policy reads depends on, in their order.
+    """Return the transforms that what the policy reads depends on, in their order.
 
     One that does not say what it writes is kept. One that follows from rewards cannot be had: a policy is shown none.
     """
@@ -313,7 +313,7 @@ def _through(
 
 # ---- the border ------------------------------------------------------------------------------------------------------
 def _read(leaves: Sequence[Leaf], observation: Any) -> tuple[dict[Key, Tensor], tuple[int, ...]]:
-    """Rows `[N, *shape]` in their stored form, and the leading dims that N stands for."""
+    """Return rows `[N, *shape]` in their stored form, and the leading dims that N stands for."""
     rows: dict[Key, Tensor] = {}
     leading: tuple[int, ...] | None = None
     for leaf in leaves:
@@ -363,7 +363,7 @@ def _misfit(leaf: Leaf, expected: str, got: str) -> ArgumentError:
 
 
 def _device_of(observation: Any) -> torch.device | None:
-    """Where the tensors of an observation are; None where it has none."""
+    """Return the device of an observation's tensors; None if it has none."""
     if isinstance(observation, Mapping):
         return next((place for part in observation.values() if (place := _device_of(part)) is not None), None)
     return observation.device if isinstance(observation, Tensor) else None

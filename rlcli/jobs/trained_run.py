@@ -54,17 +54,7 @@ def load(path: str | PathLike[str]) -> TrainedPolicy:
 
 
 def trained(path: str | PathLike[str]) -> tuple[Checkpoint, Config]:
-    """The newest checkpoint of a training run, or the one that is named (`RUN:best`, `RUN:FRAMES`).
-
-    And what its weights were trained with, whatever config.json says.
-
-    Raises
-    ------
-    ConfigError
-        There is no run, it is no training run, or the packages that it was made with are not imported.
-    ResourceError, DamagedDataError
-        There is no checkpoint that verifies.
-    """
+    """Return the newest or the named checkpoint of a training run (`RUN:best`, `RUN:FRAMES`), and its own config."""
     kept = named(path)
     run = open_run(Path(path) if kept is None else kept.parents[1])
     if run.info.get("verb") != "train":
@@ -88,7 +78,7 @@ def check_imports(run: Run) -> None:
 
 
 def config_of(data: dict[str, Any]) -> Config:
-    """The typed configuration of a saved training run."""
+    """Return the typed configuration of a saved training run."""
     return cast(Config, from_dict("train", data))
 
 

@@ -27,19 +27,14 @@ _ALIGNED = 16  # bytes, of whatever numpy and torch allocate
 def on_rows(
     weights: list[Weights], source: Rows, before: list[Rows], after: list[Rows], features: Rows | None = None
 ) -> Callable[[int], None]:
-    """`run(t)`: the states `after[:][t]` of all layers, from the inputs `source[t]` and the states `before[:][t]`.
+    """Return `run(t)`: the states `after[:][t]` of all layers, from the inputs `source[t]` and states `before[:][t]`.
 
     The weights' memory is taken now: call again when it moves.
 
-    Parameters
-    ----------
-    weights : list of Weights
-        Of the L layers, each of which reads what the one below writes.
-    source : list of Tensor `[N, I]`
-    before, after : lists of the rows `[N, L, H]` of each state
-        One state is a GRU's, two are an LSTM's: its output, and its cell.
-    features : list of Tensor `[N, H]`, optional
-        Where the last layer's output is copied to.
+    `weights`: of the L layers, each of which reads what the one below writes.
+    `source` (`[N, I]` each).
+    `before`, `after`: the rows `[N, L, H]` of each state: one is a GRU's, two are an LSTM's: its output, and its cell.
+    `features` (`[N, H]` each): where the last layer's output is copied to.
     """
     make = _gru if len(before) == 1 else _lstm
     runs: list[Callable[[int], Any]] = []

@@ -1,5 +1,4 @@
-"""How loops are compiled: by numba, at their first call, cached beside the source or in the user's cache
-folder.
+"""Compile loops by numba, at their first call, cached beside the source or in the user's cache folder.
 
 Import a module that uses this inside the function that needs it: numba takes half a second to load.
 """
@@ -25,16 +24,11 @@ _UNCOUNTED = {"_nrt": False} if hasattr(DefaultOptions, "_nrt") else {}
 def compiled(*signatures: Any, borrows: bool = False, **options: Any) -> Callable[[Callable], Any]:
     """Decorate a plain Python loop so that numba compiles it at its first call.
 
-    Parameters
-    ----------
-    *signatures
-        The only argument types there shall be, compiled when the module is imported: for a loop whose arrays come in
-        many layouts, of which each would be compiled on its own.
-    borrows : bool
-        The loop and those it calls make no array of their own: references to arrays are not counted, which takes most
-        of the time of small loops that pass many of them on.
-    **options
-        Passed to `numba.njit`. `nogil` is on: a kernel must not stop the console's thread.
+    `*signatures`: the only argument types there shall be, compiled when the module is imported: for a loop whose arrays
+    come in many layouts, of which each would be compiled on its own.
+    `borrows`: the loop and those it calls make no array of their own: references to arrays are not counted, which takes
+    most of the time of small loops that pass many of them on.
+    `**options`: passed to `numba.njit`. `nogil` is on: a kernel must not stop the console's thread.
     """
     options |= _UNCOUNTED if borrows else {}
 
@@ -62,7 +56,7 @@ def _watching_all(kernel: Any) -> Any:
 
 
 def _load(file: Any, key: Any) -> Any:
-    """What numba keeps of a kernel; None, and its index is removed, where a power cut left files empty or cut."""
+    """Load what numba keeps of a kernel; None, and its index is removed, where a power cut left files empty or cut."""
     try:
         return type(file).load(file, key)
     except DAMAGED as error:

@@ -46,22 +46,13 @@ def _best(values):
 
 @compiled(error_model="numpy")
 def q_learning(values, action, next_values, choosing, reward, terminated, gamma, steps, weight, kind, grad, errors):
-    """Loss and mean value of the actions taken; writes `grad [N, A]` and the absolute `errors [N]`.
+    """Return loss and mean value of the actions taken; write `grad [N, A]` and the absolute `errors [N]`.
 
-    Parameters
-    ----------
-    values, next_values, choosing : float `[N, A]`
-        Of Q at s, of Q' at s', and what chooses b: `next_values` again, or Q at s'.
-    action : int64 `[N]`
-    reward : float `[N]`
-    terminated : bool `[N]`
-    gamma : float
-    steps : int64 `[N]` or empty
-        Steps that a reward spans; 1 where empty.
-    weight : float `[N]` or empty
-        Of the rows; 1 where empty.
-    kind : int
-        Of `KINDS`.
+    `values`, `next_values`, `choosing` (float `[N, A]`): of Q at s, of Q' at s', and what chooses b: `next_values`
+    again, or Q at s'.
+    `action` (int64), `reward` (float), `terminated` (bool): `[N]`.
+    `steps` (int64 `[N]`): that a reward spans; 1 where empty. `weight` (float `[N]`): of the rows; 1 where empty.
+    `kind`: of `KINDS`.
     """
     count, loss, mean = values.shape[0], 0.0, 0.0
     if not next_values.shape == choosing.shape == grad.shape == values.shape:  # compiled code would read beside them

@@ -149,21 +149,13 @@ def encode(
 ) -> tuple[int, int, int]:  # fmt: skip
     """Write patches for frames from `begin` on, until one needs a key or the memory `codes` is full.
 
-    Parameters
-    ----------
-    source : address of contiguous frames, those of `rows` int64 ``[N]``
-    tails : int64 ``[lanes]``
-        Addresses of the frames before the first `lanes` of them; 0 where none can be had.
-    longest, room : int
-        Patches in a chain, bytes of a patch: beyond them a key is wanted.
-    book : int32 ``[4, capacity]``
-        Piece, place, length, depth: patches up to the key; of a key 0, or -1 - g if it is a patch on background g.
-        The piece is the caller's affair, who knows it by how far this came.
-    codes, used, size : address, and bytes of it
-
-    Returns
-    -------
-    (the first frame that was not written, bytes in use, `NEEDS_KEY` or `FULL`)
+    `source`: address of contiguous frames, those of `rows` int64 `[N]`.
+    `tails` (int64 `[lanes]`): addresses of the frames before the first `lanes` of them; 0 where none can be had.
+    `longest`, `room`: patches in a chain, bytes of a patch: beyond them a key is wanted.
+    `book` (int32 `[4, capacity]`): piece, place, length, depth: patches up to the key; of a key 0, or -1 - g if it is a
+    patch on background g. The piece is the caller's affair, who knows it by how far this came.
+    `codes`, `used`, `size`: address, and bytes of it.
+    Return the first frame that was not written, bytes in use, and `NEEDS_KEY` or `FULL`.
     """
     for i in range(begin, len(rows)):
         before, depth = 0, 0

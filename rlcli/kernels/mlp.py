@@ -60,21 +60,21 @@ def _leaves(net: Any) -> Iterator[nn.Module | None]:
 
 
 def usual(module: Any, base: type[nn.Module], *methods: str) -> bool:
-    """Whether calling `module` does what `base` says and nothing else: these methods are base's, nothing is hooked."""
+    """Say whether calling `module` does what `base` says and nothing else: methods are base's, nothing is hooked."""
     names = ("forward", "__call__", *methods)
     same = isinstance(module, base) and all(getattr(type(module), name) is getattr(base, name) for name in names)
     return same and not hooked(module)
 
 
 def hooked(module: Any) -> bool:
-    """Whether calling `module` does more than its class says; so may anything that is no module."""
+    """Say whether calling `module` does more than its class says; so may anything that is no module."""
     if not isinstance(module, nn.Module) or hooked_everywhere():
         return True
     return any(hooks_of(module)) or any(name in vars(module) for name in OWN_CALLS)
 
 
 def hooked_everywhere() -> bool:
-    """Whether something runs beside the forward of every module, as `register_module_forward_hook` has it."""
+    """Say whether something runs beside the forward of every module, as `register_module_forward_hook` has it."""
     return any(_EVERYWHERE)
 
 
@@ -171,15 +171,11 @@ def one_dnn() -> Callable[..., Tensor] | None:
 
 
 class Replay:
-    """Forward and backward passes of a stack of layers on a CPU.
+    """Forward and backward passes of a stack of layers (`layers_of`) on a CPU.
 
-    Parameters
-    ----------
-    layers : list of Layer
-        From `layers_of`. The memory of parameters and gradients is taken now; build a new `Replay` when either moves.
-    trained : bool
-        Every parameter has a `.grad` of its own shape already: `backward` overwrites it. Otherwise the weights get no
-        gradient (a target network).
+    The memory of parameters and gradients is taken now; build a new `Replay` when either moves.
+    `trained`: every parameter has a `.grad` of its own shape already: `backward` overwrites it. Otherwise the weights
+    get no gradient (a target network).
     """
 
     def __init__(self, layers: list[Layer], trained: bool = True) -> None:
@@ -227,16 +223,11 @@ class Replay:
         return x
 
     def backward(self, grad: Tensor, *, weights: bool | int = True, inputs: bool | slice = False) -> Tensor | None:
-        """Gradients of the last forward, given that of its outputs, `grad [N, O]`, which may be destroyed.
+        """Write the gradients of the last forward, given that of its outputs, `grad [N, O]`, which may be destroyed.
 
-        Parameters
-        ----------
-        grad : float `[N, O]`
-            Of every row, or of the first N of them: the others count for nothing.
-        weights : bool or int
-            Write the gradient of every parameter; a number: of what the first so many rows contribute.
-        inputs : bool or slice
-            Return the gradient of the rows that went in, `[N, I]`, or of these columns of them.
+        `grad`: of every row, or of the first N of them: the others count for nothing.
+        `weights`: write the gradient of every parameter; a number: of what the first so many rows contribute.
+        `inputs`: return the gradient of the rows that went in, `[N, I]`, or of these columns of them.
         """
         assert self._inputs, "forward comes first"
         rows = grad.shape[0]

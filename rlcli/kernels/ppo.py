@@ -122,7 +122,7 @@ def _scaled(log_prob, old_log_prob):
 
 @compiled(error_model="numpy")
 def _clip(log_prob, entropy, rows, numbers, value_grad, terms):
-    """What all families share: writes the value's gradient and the terms, returns `push [N]`."""
+    """Do what all families share: write the value's gradient and the terms, return `push [N]`."""
     n, number = log_prob.shape[0], log_prob.dtype.type  # numbers of the rows' dtype: float32 stays float32
     low, high, critic_coeff = number(numbers[0]), number(numbers[1]), number(numbers[2])
     entropy_coeff, clip_value, kind = number(numbers[3]), number(numbers[4]), int(numbers[5])

@@ -35,18 +35,12 @@ def write(
 ) -> bool:  # fmt: skip
     """Write a batch and say in `rows` [lanes * length] where it lies; False: nothing was written, the index is full.
 
-    Parameters
-    ----------
-    form, sources
-        Numbers of the batch's form, and the addresses of its tensors.
-    columns, pairs
-        As above, and as `rlcli.kernels.index.write` has it; `observed` [2, K] are the sources of the pairs.
-    ends, done
-        The sources of end flags, and memory for what they say together.
-    ids
-        Memory for ids, empty where there are none.
-    written
-        Rows that the storage holds, as far as it knows.
+    `form`, `sources`: numbers of the batch's form, and the addresses of its tensors.
+    `columns`, `pairs`: as above, and as `rlcli.kernels.index.write` has it; `observed` [2, K] are the sources of the
+    pairs.
+    `ends`, `done`: the sources of end flags, and memory for what they say together.
+    `ids`: memory for ids, empty where there are none.
+    `written`: rows that the storage holds, as far as it knows.
     """
     length = form[LENGTH]
     count = length * scalars[LANES]
@@ -71,7 +65,7 @@ def write(
 
 @compiled(borrows=True)
 def either(ends: np.ndarray, sources: np.ndarray, done: np.ndarray) -> None:
-    """Where any of the end flags is set."""
+    """Say where any of the end flags is set."""
     done[:] = 0
     for k in range(len(ends)):
         source = sources[ends[k]]

@@ -87,10 +87,7 @@ def by_step(
     sources: np.ndarray, apart: np.ndarray, widths: np.ndarray, lanes: int, length: int, start: int, stop: int,
     targets: np.ndarray,
 ) -> None:  # fmt: skip
-    """The steps `[start, stop)` of columns `[lanes, length]`, step after step instead of lane after lane.
-
-    Rows of the sources lie `apart` [K] bytes.
-    """
+    """Copy steps `[start, stop)` of columns `[lanes, length]`, rows `apart` [K] bytes, step by step, not by lane."""
     for k in range(len(sources)):
         width = widths[k]
         for lane in range(lanes):

@@ -76,7 +76,7 @@ def gather_parts(
     numbers: np.ndarray, parts: np.ndarray, shapes: np.ndarray, columns: np.ndarray, chosen: np.ndarray,
     widths: np.ndarray, targets: np.ndarray,
 ) -> None:  # fmt: skip
-    """Rows of many columns that lie in files of any length.
+    """Gather rows of many columns that lie in files of any length.
 
     ```
     row number n, part p  ->  place n - first[p], of step l // lanes and lane l % lanes
@@ -84,16 +84,10 @@ def gather_parts(
     lane-major            ->  lane * steps + step, as a batch [lanes, steps] lies in memory
     ```
     Nothing is checked: every row is in the part that is named for it, and every part is mapped.
-
-    Parameters
-    ----------
-    numbers, parts : int64 array ``[N]``
-    shapes : int64 array ``[P, 3]``
-        First number, lanes and steps of each part; one lane and one step where it is step-major.
-    columns : int64 array ``[P, F]``
-        Where each column of each part begins.
-    chosen, widths, targets : int64 array ``[K]``
-        Which of the columns; bytes of a row; where the copies begin.
+    `numbers`, `parts` (int64 `[N]`).
+    `shapes` (int64 `[P, 3]`): first number, lanes and steps of each part; one lane and one step where it is step-major.
+    `columns` (int64 `[P, F]`): where each column of each part begins.
+    `chosen`, `widths`, `targets` (int64 `[K]`): which of the columns; bytes of a row; where the copies begin.
     """
     for i in range(len(numbers)):
         first, lanes, steps = shapes[parts[i]]

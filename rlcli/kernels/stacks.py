@@ -50,7 +50,7 @@ def shifted(
 def place_of(
     heads: np.ndarray, ends: np.ndarray, ring: int, lanes: int, lane: int, newest: int, back: int, frames: int
 ) -> int:
-    """Where the frame lies that is `back` frames older than the newest one of a step's stack: see `places`."""
+    """Return where the frame lies that is `back` frames older than the newest one of a step's stack: see `places`."""
     mask, step, left = heads.shape[2] - 1, newest, back
     while True:
         low, high = ends[0, lane], ends[1, lane] - 1

@@ -1,4 +1,4 @@
-"""How an action looks in the loop, in the stored column, and to the environment.
+"""Forms of an action: in the loop, in the stored column, and to the environment.
 
 | space | in the loop | stored | the env gets |
 |---|---|---|---|
@@ -60,7 +60,7 @@ class ActionFormat:
 
     @property
     def encoded(self) -> bool:
-        """Whether the stored column (one-hot) differs from the action in the loop."""
+        """Say whether the stored column (one-hot) differs from the action in the loop."""
         return not self.categorical and self.kind in ("discrete", "multi_discrete")
 
     @property
@@ -94,7 +94,7 @@ class ActionFormat:
             start += n
 
     def is_one_hot(self, stored: np.ndarray) -> bool:
-        """Whether stored actions `[N, sum(nvec)]` hold a single 1 a part, and zeros beside."""
+        """Say whether stored actions `[N, sum(nvec)]` hold a single 1 a part, and zeros beside."""
         starts = np.cumsum((0, *self.nvec[:-1]))
         chosen = np.add.reduceat(stored != 0, starts, axis=-1, dtype=np.int64)
         return bool((chosen == 1).all() and (np.maximum.reduceat(stored, starts, axis=-1) == 1).all())
@@ -133,7 +133,7 @@ class ActionFormat:
         return (lambda row: row.tolist()) if not start else (lambda row: [action + start for action in row.tolist()])
 
     def array_sender(self) -> Callable:
-        """A function from the loop's actions to a new array of what all envs get."""
+        """Return a function from the loop's actions to a new array of what all envs get."""
         if self.kind == "box":
             low, high = self.low, self.high
             if np.isfinite(low).any() or np.isfinite(high).any():
@@ -199,7 +199,7 @@ def _unfit(expected: str, got: np.ndarray) -> ArgumentError:
 
 
 def in_a_line(values: np.ndarray) -> str:
-    """An array, in an error."""
+    """Return an array, in an error."""
     return " ".join(str(values).split())
 
 

@@ -1,4 +1,4 @@
-"""What an env showed outside the bounds that it declares: refused at the first, or counted, with the worst kept.
+"""Refuse what an env shows outside the bounds that it declares at the first, or count it and keep the worst.
 
 Only bounds that say something are looked at: finite ones, tighter than the dtype's own.  A uint8 image in 0..255 has
 none and costs nothing.  Not for Discrete observations: an index out of range has no one-hot vector, so writing one is
@@ -28,21 +28,10 @@ _WIDE = 256  # elements of one pass of a column's minimum: short inner loops wou
 
 
 class Interval:
-    """The declared bounds of one observation.
+    """The declared bounds of one observation, of its shape or broadcast to it; infinite where there is none.
 
-    Parameters
-    ----------
-    low, high : ndarray
-        Of the observation's shape, or broadcast to it; infinite where there is none.
-    shape : tuple of int
-        Of one observation.
-    dtype : numpy dtype
-        In which observations are stored, and compared with their bounds.
-
-    Notes
-    -----
-    A float may lie outside by `SLACK` epsilons of the larger bound: `cos` rounds to 1.0000001, and doubles are rounded
-    when they are stored as singles.
+    `dtype`: in which observations are stored, and compared with their bounds. A float may lie outside by `SLACK`
+    epsilons of the larger bound: `cos` rounds to 1.0000001, and doubles are rounded when they are stored as singles.
     """
 
     def __init__(self, low: Any, high: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
@@ -75,11 +64,11 @@ class Interval:
     __hash__ = None  # type: ignore[assignment]
 
     def __bool__(self) -> bool:
-        """Whether there is anything to check."""
+        """Say whether there is anything to check."""
         return self.below or self.above
 
     def holds(self, values: np.ndarray) -> bool:
-        """Whether all of `values` `[..., *shape]`, NaN among them, are inside."""
+        """Say whether all of `values` `[..., *shape]`, NaN among them, are inside."""
         if not values.size:
             return True
         if self._one:
@@ -103,14 +92,14 @@ class Interval:
         return not ((self.below and not (lowest >= least).all()) or (self.above and not (highest <= most).all()))
 
     def excess(self, values: np.ndarray) -> np.ndarray:
-        """How far each element of `values` `[M, *shape]` lies outside, float64; 0 inside, the slack included."""
+        """Return how far each element of `values` `[M, *shape]` lies outside, float64; 0 inside, the slack included."""
         wide = values.astype(np.float64)
         over = np.maximum(wide - self.high, self.low - wide)
         return np.where((values < self._least) | (values > self._most), over, 0.0)
 
 
 def space_bounds(space: spaces.Space, parts: Sequence[Leaf]) -> dict[Key, Interval]:
-    """The bounds that a gymnasium space declares for its leaves."""
+    """Return the bounds that a gymnasium space declares for its leaves."""
     found: dict[Key, Interval] = {}
     for leaf in parts:
         part = leaf.find(space)
@@ -140,28 +129,17 @@ class Worst:
         return f"{self.value:.9g}{_at(self.element)}, {self.beyond()} of {self.low:.9g}..{self.high:.9g}"
 
     def beyond(self) -> str:
-        """How far on which side."""
+        """Say how far it lies outside, and on which side."""
         return f"{self.excess:.3g} {'above' if self.value > self.high else 'below'} the bounds"
 
 
 class Bounds:
-    """What the observations of some lanes must stay within, and what was found outside.
+    """The bounds that observations of some lanes must stay within, and what was found outside.
 
-    Parameters
-    ----------
-    intervals : dict
-        Observation key -> Interval; those that say nothing are left out.
-    mode : {"refuse", "count", "ignore"}
-        At an observation outside: raise; go on and count it; do not look.
-    rounded : mapping, optional
-        Observation key -> the cells of leaves (`Leaf.rounded`) that count what its dtype has rounded.
-
-    Attributes
-    ----------
-    outside : dict
-        Key -> number of observations that had an element outside, with `mode="count"`.
-    worst : dict
-        Key -> the worst element among them.
+    `intervals`: observation key -> Interval; those that say nothing are left out.
+    `mode`: at an observation outside, raise ("refuse"), go on and count it ("count"), or do not look ("ignore").
+    `rounded`: observation key -> the cells of leaves (`Leaf.rounded`) that count what its dtype has rounded.
+    `outside`, `worst`: key -> number of observations that had an element outside, with "count", and the worst of those.
     """
 
     def __init__(
@@ -184,7 +162,7 @@ class Bounds:
             cell[:] = 0
 
     def found_so_far(self) -> Bounds:
-        """What was found until now, without what will be."""
+        """Return what was found until now, without what will be."""
         self._take_rounded()
         found = Bounds()
         found.outside, found.worst = dict(self.outside), dict(self.worst)
@@ -212,16 +190,10 @@ class Bounds:
         start: BatchStart,
         ends: Sequence[tuple],
     ) -> None:
-        """Refuse or count those of `values` that lie outside.
+        """Refuse or count those of `values` `[M, *shape]`, observations each of them once, that lie outside.
 
-        Parameters
-        ----------
-        values : ndarray `[M, *shape]`
-            Observations, each of them once.
-        times : sequence of (row, after_reset, lane)
-            When each was shown: what a step gave comes before the reset that followed it.
-        start, ends
-            The batch that the rows belong to.
+        `times`: (row, after_reset, lane) of each: what a step gave comes before the reset that followed it.
+        `start`, `ends`: the batch that the rows belong to.
         """
         excess = self.intervals[key].excess(values).reshape(len(values), -1)
         bad = np.flatnonzero((excess > 0).any(1))
@@ -270,7 +242,7 @@ class Bounds:
         return [(spell(key), sentence(spell(key), self.worst[key]), count) for key, count in fresh if count]
 
     def lines(self) -> list[str]:
-        """A sentence for every key that left its bounds."""
+        """Return a sentence for every key that left its bounds."""
         self._take_rounded()
         return [f"{sentence(spell(key), self.worst[key])} ({count:,} times)" for key, count in self.outside.items()]
 
@@ -297,7 +269,7 @@ class Bounds:
 
 
 def sentence(name: str, worst: Worst) -> str:
-    """What a report says of a key that left its bounds, or was rounded."""
+    """Say in a report's sentence that a key left its bounds, or was rounded."""
     if name.endswith(f".{ROUNDED}"):
         key = name.removesuffix(f".{ROUNDED}")
         most = f"by {worst.excess:.2g} at most ({worst.value:.12g} is stored as {worst.low:.12g})"
@@ -306,7 +278,7 @@ def sentence(name: str, worst: Worst) -> str:
 
 
 def strictest(modes: Iterable[str]) -> str:
-    """The mode of envs that are stepped together."""
+    """Return the mode of envs that are stepped together."""
     return min(map(_known, modes), key=MODES.index)
 
 

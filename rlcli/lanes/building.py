@@ -1,4 +1,4 @@
-"""What may go wrong while an env is built, as our sentences, and what the building must not leave behind.
+"""Build an env: tell what goes wrong in our sentences, and undo what the building must not leave behind.
 
 Unknown ids get suggestions, missing packages name the extra to install; torch's default dtype is put back, and what C
 libraries print is swallowed.
@@ -33,7 +33,7 @@ _BROUGHT_BY = {
 
 @contextlib.contextmanager
 def building(env_id: str, *, settings: bool = True) -> Iterator[None]:
-    """What is raised while an env is built, as our errors; what C libraries print meanwhile is swallowed.
+    """Turn what is raised while an env is built into our errors; what C libraries print meanwhile is swallowed.
 
     `settings`: whether keywords were given, which a TypeError is then taken to be about.
     """
@@ -146,7 +146,7 @@ def register_known(env_id: str) -> None:
 
 
 def suggest(env_id: str, known: Iterable[str]) -> str | None:
-    """The nearest of the known ids, as a question."""
+    """Return the nearest of the known ids, as a question."""
     near = difflib.get_close_matches(env_id, list(known), n=3, cutoff=0.5)
     return f"Did you mean {' or '.join(near)}?" if near else None
 
@@ -166,12 +166,12 @@ def _missing(env_id: str, error: BaseException) -> EnvError:
 
 
 def _given_up(env_id: str) -> bool:
-    """Whether gymnasium has a newer version of a registered id, and cannot make this one."""
+    """Say whether gymnasium has a newer version of a registered id, and cannot make this one."""
     return env_id not in known_ids() and _newest(env_id) in known_ids()
 
 
 def _newest(env_id: str) -> str | None:
-    """The id of the newest registered version of an env."""
+    """Return the id of the newest registered version of an env."""
     bare = re.compile(r"-v\d+$")
     versions = [each for each in gym.registry if bare.sub("", each) == bare.sub("", env_id)]
     return max(versions, key=lambda each: gym.registry[each].version or 0, default=None)

@@ -12,7 +12,7 @@ from rlcli.lanes.observations import BadValue
 
 
 class Book(Protocol):
-    """What sentences are written from: some lanes, and their episodes (`Lanes`)."""
+    """The facts that sentences are written from: some lanes, and their episodes (`Lanes`)."""
 
     name: str
     n: int
@@ -36,7 +36,7 @@ def named(lanes: Book, lane: int, episode: int | None = None, *steps: str, seed:
 
 
 def place_of(lanes: Book, lane: int | range | None) -> str:
-    """The present place of a lane, of several that one process steps, or of all of them."""
+    """Return the present place of a lane, of several that one process steps, or of all of them."""
     if lane is None or isinstance(lane, range):  # stepped in one call
         which = f"all {lanes.n} envs"
         if lane is not None:
@@ -47,14 +47,14 @@ def place_of(lanes: Book, lane: int | range | None) -> str:
 
 
 def _past_place(lanes: Book, lane: int, t: int, ends: Sequence[tuple]) -> str:
-    """The place of step `t` of a batch that is over: episodes may have ended since."""
+    """Return the place of step `t` of a batch that is over: episodes may have ended since."""
     episode = lanes.episodes[lane] - sum(1 for end in ends if end[1] == lane and end[0] >= t)
     return named(lanes, lane, episode, f"step {t} of the batch", seed=lanes.seed_used(lane, episode))
 
 
 @dataclass(frozen=True)
 class BatchStart:
-    """Where the lanes stood when a batch began: from it and the batch's ends, any row of the batch has its place.
+    """The lanes' places when a batch began: from them and the batch's ends, any row of the batch has its place.
 
     `clock`: steps of the run before the batch.
     `ages` and `episodes`: of each lane: steps in its episode, and that episode's index.
@@ -66,7 +66,7 @@ class BatchStart:
 
     @classmethod
     def of(cls, lanes: Book) -> BatchStart:
-        """The present state of the lanes."""
+        """Return the present state of the lanes."""
         clock = lanes.clock[0]
         return cls(clock, [clock - begun for begun in lanes.started], list(lanes.episodes))
 
@@ -95,7 +95,7 @@ def broken(
     at: tuple[int, Sequence[tuple]] | None = None,
     place: str | None = None,
 ) -> EnvError:
-    """An error naming env, lane, episode, step, seed, what was expected and what came.
+    """Return an error naming env, lane, episode, step, seed, what was expected and what came.
 
     `at` is given for what is found after a batch: the step in it, and the batch's ends; `place` for steps that belong
     to no batch at all.
@@ -109,7 +109,7 @@ def broken(
 
 
 def not_finite(lanes: Book, key: Key, lane: int, at: tuple[int, Sequence[tuple]] | None = None) -> EnvError:
-    """The error for an observation that is NaN or infinite."""
+    """Return the error for an observation that is NaN or infinite."""
     return broken(
         lanes, f"the env's {show(key)} is not finite", lane=lane, at=at,
         expected="finite numbers", got="NaN or infinity",
@@ -120,7 +120,7 @@ def not_finite(lanes: Book, key: Key, lane: int, at: tuple[int, Sequence[tuple]]
 def env_raised(
     lanes: Book, error: BaseException, lane: int | None, during: str, action: Any = None, place: str | None = None
 ) -> EnvError:
-    """An error that keeps type and text of what the env raised, with env, lane, step, seed and last action.
+    """Return an error that keeps type and text of what the env raised, with env, lane, step, seed and last action.
 
     A `BadValue` is what the env returned: the error says what was expected.
     """

@@ -28,22 +28,13 @@ Seeds = Sequence[int | None]
 class Engine:
     """N lanes stepped by one call.
 
-    Attributes
-    ----------
-    n : int
-    name : str
-        For error messages.
-    observation_space, action_space : gymnasium.Space
-        Of one lane.
-    info : mapping
-        What the last step gave beside, arrays with the lanes first; of the lanes that ended in it, as it was then.
-    seeds_episodes : bool
-        Whether `reset` gives every lane the very seed it is handed, at any time: then episodes can be replayed.
-    resets_running_lanes : bool
-        Whether a lane can be reset before its episode has ended.
-    worth_from : int or None
-        Lanes from which `env.mode=auto` takes the engine: it gives the bits of single envs, can be resumed, and is
-        faster.  None where one of the three does not hold.
+    `name`: for error messages. `observation_space`, `action_space`: of one lane.
+    `info`: what the last step gave beside, arrays with the lanes first; of the lanes that ended in it, as it was then.
+    `seeds_episodes`: whether `reset` gives every lane the very seed it is handed, at any time: then episodes can be
+    replayed.
+    `resets_running_lanes`: whether a lane can be reset before its episode has ended.
+    `worth_from`: lanes from which `env.mode=auto` takes the engine: it gives the bits of single envs, can be resumed,
+    and is faster.  None where one of the three does not hold.
     """
 
     n: int
@@ -71,12 +62,7 @@ class Engine:
 
 
 def check_outcome(lanes: int, reward: Any, terminated: Any, truncated: Any) -> None:
-    """Refuse what is not one number and two flags a lane: numpy would broadcast or cast it.
-
-    Raises
-    ------
-    BadValue
-    """
+    """Raise BadValue at what is not one number and two flags a lane: numpy would broadcast or cast it."""
     shape = (lanes,)
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if flag.__class__ is not np.ndarray or flag.dtype.kind != "b" or flag.shape != shape:
@@ -102,7 +88,7 @@ class VectorEngine(Engine):
 
 
 def name_of(vector: VectorEnv) -> str:
-    """What error messages call a vector env."""
+    """Return what error messages call a vector env."""
     return vector.spec.id if vector.spec is not None else type(vector.unwrapped).__name__
 
 
@@ -114,7 +100,7 @@ def take(observation: Any, lanes: Sequence[int]) -> Any:
 
 
 def bytes_of(observation: Any, lanes: Sequence[int]) -> list[bytes]:
-    """The bytes of these lanes."""
+    """Return the bytes of these lanes."""
     if isinstance(observation, dict):
         return [part for name in sorted(observation) for part in bytes_of(observation[name], lanes)]
     return [np.ascontiguousarray(observation[list(lanes)]).tobytes()]
@@ -152,7 +138,7 @@ class MaskedEngine(VectorEngine):
 
     # ---- probes --------------------------------------------------------------------------------------------------
     def spares_other_lanes(self) -> bool:
-        """Whether resetting lane 0 leaves what the other lanes show; costs two resets and a step."""
+        """Say whether resetting lane 0 leaves what the other lanes show; costs two resets and a step."""
         if self.n == 1:
             return True
         others = range(1, self.n)
@@ -161,7 +147,7 @@ class MaskedEngine(VectorEngine):
         return before == bytes_of(self._masked([0], None), others)
 
     def replaces_next_reset(self) -> bool | None:
-        """Whether a masked reset of a finished lane takes the place of the one due on the next step.
+        """Say whether a masked reset of a finished lane takes the place of the one due on the next step.
 
         A lane that has finished and one that has not are reset with one seed and sent the same actions: they show the
         same only if the first is not reset a second time.  None if that cannot be told: no episode ended while
@@ -186,7 +172,7 @@ class MaskedEngine(VectorEngine):
             yield np.flatnonzero(terminated | truncated)
 
     def _trace(self, lane: int) -> list[tuple[list[bytes], bytes]]:
-        """What a lane shows and pays from a masked, seeded reset on."""
+        """Return what a lane shows and pays from a masked, seeded reset on."""
         rows = [(bytes_of(self._masked([lane], 1), [lane]), np.float64(0).tobytes())]
         self.vector.action_space.seed(1)
         for _ in range(TRACE_STEPS):
@@ -283,7 +269,7 @@ class SameStepEngine(VectorEngine):
         return observation, reward, terminated, truncated
 
     def overwrites_finals(self) -> bool:
-        """Whether a reset writes into the array in which the last step's observation was given.
+        """Say whether a reset writes into the array in which the last step's observation was given.
 
         Seen where the single envs are at hand: the engine takes their very arrays for final observations, and fills
         in `final_obs` when it has reset them.  Costs a step and two resets of one env.
@@ -326,7 +312,7 @@ def _resets_in_place(env: gym.Env) -> bool:
 
 
 def share_memory(a: Any, b: Any) -> bool:
-    """Whether an array of one observation lies where one of the other does."""
+    """Say whether an array of one observation lies where one of the other does."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return any(share_memory(part, b[name]) for name, part in a.items() if name in b)
     return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.shares_memory(a, b)
@@ -362,7 +348,7 @@ class StateEngine(VectorEngine):
         vector.reset(seed=0)  # allocates the state that `reset` writes into
 
     def _seeded(self, lanes: Sequence[int], seeds: Seeds) -> list[np.random.Generator]:
-        """The streams of these lanes, begun anew where there is a seed."""
+        """Return the streams of these lanes, begun anew where there is a seed."""
         for lane, seed in zip(lanes, seeds, strict=True):
             if seed is not None:
                 self._streams[lane] = np_random(seed)[0]

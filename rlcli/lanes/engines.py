@@ -1,4 +1,4 @@
-"""Which vector engine can be used, and through which face; `auto` and `env.mode=native` decide here.
+"""Choose the vector engine, and its face, that can be used; `auto` and `env.mode=native` decide here.
 
 The contract wants a finished lane reset in the same step while the other lanes stand still.  An engine offers that in
 one of these ways, and an engine that offers none is refused:
@@ -53,7 +53,7 @@ SEEDED = {"gymnasium.vector.sync_vector_env.SyncVectorEnv", "gymnasium.vector.as
 
 
 def auto_prefers_native(env_id: str, num: int) -> bool:
-    """Whether `env.mode=auto` takes the engine of an env that has neither wrappers nor settings of its own.
+    """Say whether `env.mode=auto` takes the engine of an env that has neither wrappers nor settings of its own.
 
     Only id and number of lanes decide, never a measurement: one configuration always gives one run.
     """
@@ -64,7 +64,7 @@ def auto_prefers_native(env_id: str, num: int) -> bool:
 
 
 def make_engine(env_id: str, num: int, /, **kwargs: Any) -> Engine:
-    """The engine that gymnasium has registered for an id (its `vector_entry_point`)."""
+    """Return the engine that gymnasium has registered for an id (its `vector_entry_point`)."""
     register_known(env_id)
     with building(env_id):
         entry = gym.spec(env_id).vector_entry_point
@@ -77,7 +77,7 @@ def make_engine(env_id: str, num: int, /, **kwargs: Any) -> Engine:
 
 
 def engine_of(vector: VectorEnv) -> Engine:
-    """The engine face of a gymnasium vector env; a ConfigError says why where there is none."""
+    """Return the engine face of a gymnasium vector env; a ConfigError says why where there is none."""
     if not isinstance(vector, VectorEnv):
         raise EnvError("this is not a gymnasium vector env", why=f"it is a {type(vector).__name__}")
     path = f"{type(vector).__module__}.{type(vector).__name__}"
@@ -112,7 +112,7 @@ def engine_of(vector: VectorEnv) -> Engine:
 
 
 def _fault(engine: MaskedEngine, mode: AutoresetMode) -> str | None:
-    """Why an engine's masked resets cannot be used; None where the probes found no fault."""
+    """Say why an engine's masked resets cannot be used; None where the probes found no fault."""
     if not engine.spares_other_lanes():
         return (
             "reset(options={'reset_mask': mask}) changed envs outside the mask, so it cannot reset one env while the "

@@ -21,16 +21,7 @@ from rlcli.lanes.engine import Engine, take
 
 
 class EnvpoolEngine(Engine):
-    """A synchronous envpool.
-
-    Parameters
-    ----------
-    env_id : str
-        One of envpool's names; a leading `ALE/` is dropped.
-    num : int
-    **kwargs
-        Handed to `envpool.make_gymnasium`.
-    """
+    """A synchronous envpool of `env_id` (a leading `ALE/` is dropped); `kwargs` go to `envpool.make_gymnasium`."""
 
     def __init__(self, env_id: str, num: int, /, **kwargs: Any) -> None:
         if importlib.util.find_spec("envpool") is None:
@@ -84,7 +75,7 @@ class EnvpoolEngine(Engine):
         self._begun = lanes
 
     def _receive(self) -> tuple[np.ndarray, Any]:
-        """The lanes whose resets were asked for, in the order of the answer, and their first observations."""
+        """Return the lanes whose resets were asked for, in the order of the answer, and their first observations."""
         self._begun = self._ids[:0]  # before the call: one that was interrupted must not be waited for again
         observation, info = self.pool.recv(reset=True)
         return info["env_id"], observation

@@ -15,39 +15,18 @@ _MASK = (1 << _BITS) - 1
 
 
 class Episodes:
-    """Which episode each lane is in, since when, with which seed, and when it is to be cut.
+    """The episode that each of n lanes is in, since when, with which seed, and when it is to be cut.
 
-    Parameters
-    ----------
-    n : int
-        Lanes.
-    limits : list of int, optional
-        Steps after which each lane's own episodes are truncated; none by default.
-
-    Attributes
-    ----------
-    clock : list of one int
-        Steps taken so far: a cell, shared by the closures that count it up.
-    tried : list of one int
-        Resets and steps beside, of tries and replays: a cell too.
-    started : list of int
-        Clock at which each lane's episode began.
-    episodes : list of int
-        Number of each lane's episode, from 0; -1 before the first.
-    seeds : list of int or None
-        The seed that each lane was given last.
-    pending_seeds : list of bool
-        Whether a seed waits for the next reset of each lane.
-    deadlines : list of int
-        Clock at which each lane's episode is truncated; `nearest` is a cell with the earliest.
-    history : list
-        The actions sent at each of the last steps, newest last.
-    history_limit : int
-        Steps whose actions are kept from batch to batch; longer episodes cannot be replayed.
-    first_lane : int
-        The number of lane 0 among all lanes of the run.
-    own_limits : list of int
-        Steps after which each lane's own episodes are truncated, whatever `limit_frames` says.
+    `limits`: steps after which each lane's own episodes are truncated, none by default; kept as `own_limits`, whatever
+    `limit_frames` says.
+    `clock`, `tried`: steps taken so far, and resets and steps beside, of tries and replays: cells, shared by the
+    closures that count them up.
+    `started`: clock at which each lane's episode began; `episodes`: its number, from 0; -1 before the first.
+    `seeds`: the seed that each lane was given last; `pending_seeds`: whether one waits for its next reset.
+    `deadlines`: clock at which each lane's episode is truncated; `nearest` is a cell with the earliest.
+    `history`: the actions sent at each of the last steps, newest last.
+    `history_limit`: steps whose actions are kept from batch to batch; longer episodes cannot be replayed.
+    `first_lane`: the number of lane 0 among all lanes of the run.
     """
 
     history_limit = 0
@@ -87,22 +66,22 @@ class Episodes:
 
     @property
     def seeded(self) -> bool:
-        """Whether somebody has given a seed."""
+        """Say whether somebody has given a seed."""
         return self._run_seed is not None
 
     def seed_of(self, lane: int, episode: int) -> int:
-        """The seed of a lane's k-th episode."""
+        """Return the seed of a lane's k-th episode."""
         assert self._run_seed is not None
         return episode_seed(self._run_seed, self.first_lane + lane, episode, self._total)
 
     def next_seed(self, lane: int) -> int | None:
-        """What the lane's next reset is to be given; None goes on with the env's own stream."""
+        """Return what the lane's next reset is to be given; None goes on with the env's own stream."""
         if self.pending_seeds[lane] or (self._every_episode and self.seeded):
             return self.seed_of(lane, self.episodes[lane] + 1)
         return None
 
     def seed_used(self, lane: int, episode: int) -> int | None:
-        """The seed of an episode, or the last one its lane was given before; None where there was none."""
+        """Return the seed of an episode, or the last one its lane was given before; None where there was none."""
         return self.seed_of(lane, episode) if self._every_episode else self.seeds[lane]
 
     def limit_frames(self, steps: int | None) -> None:
@@ -142,11 +121,11 @@ class Episodes:
                 self.pending_seeds[lane] = True
 
     def past_deadline(self) -> np.ndarray:
-        """Which lanes' episodes have reached their limit, `[N]` bool."""
+        """Say which lanes' episodes have reached their limit, `[N]` bool."""
         return np.asarray(self.deadlines) <= self.clock[0]
 
     def steps_in_episode(self, lane: int) -> int:
-        """Steps taken in the lane's current episode."""
+        """Return steps taken in the lane's current episode."""
         return self.clock[0] - self.started[lane]
 
     def trim_history(self) -> None:
@@ -170,21 +149,11 @@ class Episodes:
 
 
 def episode_seed(run_seed: int, lane: int, episode: int, lanes: int) -> int:
-    """The seed of one episode: one number per (run seed, lane, episode), never the same twice within a run.
+    """Return the seed of one episode: one number per (run seed, lane, episode), never the same twice within a run.
 
     The counter `episode * lanes + lane` is sent through a bijection of 31-bit integers chosen by the run seed, so no
     two episodes of a run can share a seed, and any engine that wants a non-negative 32-bit seed accepts it.
-
-    Parameters
-    ----------
-    run_seed : int
-        Seed of the run (any non-negative integer).
-    lane : int
-        Index of the env among all `lanes` of the run, workers included.
-    episode : int
-        How many episodes this lane has begun before.
-    lanes : int
-        Number of envs of the whole run.
+    `lane` counts among all `lanes` of the run, workers included; `episode`, those that this lane has begun before.
     """
     key = _mix(_mix(run_seed & _MASK) ^ ((run_seed >> _BITS) & _MASK) ^ 0x5BD1E995 & _MASK)
     rest = run_seed >> 2 * _BITS
@@ -194,7 +163,7 @@ def episode_seed(run_seed: int, lane: int, episode: int, lanes: int) -> int:
 
 
 def _mix(value: int) -> int:
-    """A bijection of `[0, 2**31)`: odd multiplications and xor-shifts, each of which can be undone."""
+    """Return a bijection of `[0, 2**31)`: odd multiplications and xor-shifts, each of which can be undone."""
     value = (value * 0x2C1B3C6D) & _MASK
     value ^= value >> 12
     value = (value * 0x297A2D39) & _MASK

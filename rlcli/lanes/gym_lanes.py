@@ -31,16 +31,10 @@ RESET = ("observation", "info")
 
 
 class GymLanes(ReplayableLanes):
-    """Gymnasium envs in one process.
+    """Gymnasium envs in one process, all with equal spaces; see `ReplayableLanes`.
 
-    Parameters
-    ----------
-    envs : list of gymnasium.Env
-        All with equal spaces.  Their bookkeeping wrappers are stepped around, not changed (see `strip`).
-    categorical, narrow, out_of_bounds
-        As in `ReplayableLanes`.
-    first_lane : int
-        The number of the first env among all lanes, where others are stepped elsewhere.
+    Their bookkeeping wrappers are stepped around, not changed (see `strip`).
+    `first_lane`: the number of the first env among all lanes, where others are stepped elsewhere.
     """
 
     def __init__(
@@ -96,7 +90,7 @@ class GymLanes(ReplayableLanes):
                 self.not_begun(lanes[begun:], seeds[begun:])
 
     def _first(self, lane: int, seed: int | None) -> Any:
-        """What a lane's reset gives, or raises: now, or when it was called ahead with this seed."""
+        """Return what a lane's reset gives, or raise so: now, or when it was called ahead with this seed."""
         given, result = self.ahead.pop(lane, (None, None))
         if result is None or given != seed:
             return self.inner[lane].reset(seed=seed)
@@ -199,10 +193,7 @@ class GymLanes(ReplayableLanes):
         return new == again
 
     def _trace(self, drawn: Sequence[np.ndarray], episode: int) -> list[str]:
-        """What a seeded episode shows and pays under these actions; the env is left as it is then.
-
-        It is of the last lane: the first may have been tried before (`pace`).
-        """
+        """Return what a seeded episode of the last lane shows and pays; the first may have been tried (`pace`)."""
         send, lane = self.actions.sender(), self.n - 1
         env, seed = self.inner[lane], self.seed_of(lane, episode)
         self.ahead.pop(lane, None)
@@ -226,7 +217,7 @@ class GymLanes(ReplayableLanes):
         return seen
 
     def pace(self, steps: int, moment: float) -> tuple[float, float]:
-        """Seconds that a step of lane 0 takes, and those of them in which it computes and does not wait.
+        """Return the seconds that a step of lane 0 takes, and those of them in which it computes and does not wait.
 
         Resets are counted. The env is stepped with random actions that it allows, `steps` times or until `moment`
         seconds have gone, twice at least; it is left in need of a reset.
@@ -291,7 +282,7 @@ class GymLanes(ReplayableLanes):
 
 
 def allowed(space: gym.Space, action: Any, observation: Any, info: Any) -> Any:
-    """The action, or another where an `action_mask` in the observation or the info forbids it."""
+    """Return the action, or another where an `action_mask` in the observation or the info forbids it."""
     found = [each["action_mask"] for each in (observation, info) if isinstance(each, Mapping) and "action_mask" in each]
     if not found or not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary):
         return action
@@ -308,7 +299,7 @@ def allowed(space: gym.Space, action: Any, observation: Any, info: Any) -> Any:
 
 
 def _unlike(result: Any, names: tuple[str, ...]) -> BadValue | None:
-    """What is wrong with a result of an env that is to hold these, if it does not."""
+    """Say what is wrong with a result of an env that is to hold these, if it does not."""
     listed = isinstance(result, tuple | list)
     if listed and len(result) == len(names):
         return None
@@ -317,7 +308,7 @@ def _unlike(result: Any, names: tuple[str, ...]) -> BadValue | None:
 
 
 def _whole(result: Any, names: tuple[str, ...]) -> Any:
-    """A result that holds these; `BadValue` where it does not."""
+    """Return a result that holds these; `BadValue` where it does not."""
     bad = _unlike(result, names)
     if bad is not None:
         raise bad
@@ -345,7 +336,7 @@ def _checked(envs: Sequence[Any]) -> str:
 
 
 def innermost(env: gym.Env) -> gym.Env:
-    """The env in all of its wrappers."""
+    """Return the env in all of its wrappers."""
     while isinstance(env, gym.Wrapper):
         env = env.env
     return env
@@ -364,7 +355,7 @@ def strip(env: gym.Env) -> tuple[gym.Env, int]:
 
 
 def _stripped(env: gym.Env) -> list[Any]:
-    """The bookkeeping wrappers that are stepped around, from the outside in."""
+    """Return the bookkeeping wrappers that are stepped around, from the outside in."""
     found = []
     while type(env) in (TimeLimit, OrderEnforcing, PassiveEnvChecker) and not _patched(env):
         found.append(env)
@@ -373,7 +364,7 @@ def _stripped(env: gym.Env) -> list[Any]:
 
 
 def _patched(env: gym.Env) -> bool:
-    """Whether somebody has put a function of their own on this very object.
+    """Say whether somebody has put a function of their own on this very object.
 
     Not by a look at its `__dict__`, which would make every attribute of an env slower to read from then on.
     """

@@ -1,4 +1,4 @@
-"""What the collector's loop talks to: N envs stepped together, straight into preallocated rows.
+"""Lanes, which the collector's loop talks to: N envs stepped together, straight into preallocated rows.
 
 A `Lanes` object knows nothing of TensorDicts, policies or batches beyond the rows it was bound to: `rows[key][t]` is an
 array `[N, *shape]`, row t+1 receives the true successors of step t.  What steps gave beside observations is an
@@ -32,18 +32,12 @@ _WHOLE = 2.0**24  # beyond it float32 no longer holds every whole number
 
 @dataclass
 class Outcome:
-    """What one batch of steps gave beside observations.
+    """The things that one batch of steps gave beside observations.
 
-    Attributes
-    ----------
-    rewards : list
-        As the envs returned them, in (t, lane) order, `T * N` of them.
-    reward_rows : list of float64 `[N]`
-        In their place, one a step, where an engine returned them together: arrays of numbers, and ours to keep.
-    ends : list of (t, lane, terminated, truncated)
-        Every step that ended an episode, in (t, lane) order.
-    infos : dict
-        (t, lane) of such a step -> what was kept of its `info`, where there is something.
+    `rewards`: as the envs returned them, in (t, lane) order, `T * N` of them.
+    `reward_rows` (float64 `[N]`): in their place, one a step, where an engine returned them together, ours to keep.
+    `ends`: (t, lane, terminated, truncated) of every step that ended an episode, in (t, lane) order.
+    `infos`: (t, lane) of such a step -> what was kept of its `info`, where there is something.
     """
 
     rewards: list = field(default_factory=list)
@@ -59,44 +53,22 @@ class Outcome:
 class Lanes(Episodes):
     """Base of all array faces.
 
-    Parameters
-    ----------
-    n : int
-        Number of envs stepped together.
-    name : str
-        Of the env, for error messages.
-    schema : dict
-        Observation key -> (shape without the lane dim, numpy dtype).
-    actions : ActionFormat
-        How actions look.
-    limits : list of int, optional
-        Steps after which each env truncates its episodes, where it does not do so itself.
-
-    Attributes
-    ----------
-    outcome : Outcome
-        Filled while stepping; taken and replaced by `take_outcome` at the end of a batch.
-    bounds : Bounds
-        What observations must stay within; who hands them on looks at them first.
-    resets_running_lanes : bool
-        Whether an episode can be cut before it ends by itself, as `limit_frames` asks.
-    rewards : list of float or None
-        Where the lanes step transforms themselves: what those made of the last step's rewards.
-    checks_bounds : bool
-        Whether every step looks at `bounds` by itself.
-    on_tensordicts : bool
-        Whether steps are taken on tensordicts, by code that may keep what it is given and draw from torch's stream.
-    acting : object
-        What chose the action of this step, where the env is handed all that it wrote, not the action alone.
-    resets_follow : bool
-        Whether who steps the lanes now resets those that finish before the next step: then they may be reset within
-        the step. What is shown, and what a reset gives or raises, stays the same.
-    ends_what_hangs : bool
-        Whether who steps the lanes looks at `step_timeout` by itself.
-    held : set of keys
-        Of `schema`, what resets write and steps do not: it stays as it is, and has no next value.
-    late : LateColumns or None
-        Columns beside those of `schema`, where the lanes cannot know before the first step what they write.
+    `name`: of the env, for error messages.
+    `schema`: observation key -> (shape without the lane dim, numpy dtype).
+    `limits`: steps after which each env truncates its episodes, where it does not do so itself.
+    `outcome`: filled while stepping; taken and replaced by `take_outcome` at the end of a batch.
+    `bounds`: what observations must stay within; who hands them on looks at them first.
+    `resets_running_lanes`: whether an episode can be cut before it ends by itself, as `limit_frames` asks.
+    `rewards`: where the lanes step transforms themselves: what those made of the last step's rewards.
+    `checks_bounds`: whether every step looks at `bounds` by itself.
+    `on_tensordicts`: whether steps are taken on tensordicts, by code that may keep what it is given and draw from
+    torch's stream.
+    `acting`: what chose the action of this step, where the env is handed all that it wrote, not the action alone.
+    `resets_follow`: whether who steps the lanes now resets those that finish before the next step: then they may be
+    reset within the step. What is shown, and what a reset gives or raises, stays the same.
+    `ends_what_hangs`: whether who steps the lanes looks at `step_timeout` by itself.
+    `held`: of `schema`, what resets write and steps do not: it stays as it is, and has no next value.
+    `late`: columns beside those of `schema`, where the lanes cannot know before the first step what they write.
     """
 
     resets_running_lanes = True
@@ -133,11 +105,11 @@ class Lanes(Episodes):
         raise NotImplementedError
 
     def unanswered(self) -> range | None:
-        """The lanes whose answer is waited for, where they are stepped elsewhere."""
+        """Return the lanes whose answer is waited for, where they are stepped elsewhere."""
         return None
 
     def moved(self) -> Any:
-        """What is another after each step and each reset, whatever it was for."""
+        """Return what is another after each step and each reset, whatever it was for."""
         return self.clock[0], len(self.outcome.rewards), sum(self.episodes), self.tried[0]
 
     def look(self) -> bool:
@@ -145,13 +117,13 @@ class Lanes(Episodes):
         return False
 
     def take_outcome(self) -> Outcome:
-        """The outcome of the steps since the last call."""
+        """Return the outcome of the steps since the last call."""
         self.trim_history()
         taken, self.outcome = self.outcome, Outcome()
         return taken
 
     def is_replayable(self) -> bool:
-        """Whether seeded episodes repeat exactly; finding out leaves the envs in need of a reset."""
+        """Say whether seeded episodes repeat exactly; finding out leaves the envs in need of a reset."""
         return False
 
     def state_dict(self) -> dict[str, Any]:
@@ -167,7 +139,7 @@ class Lanes(Episodes):
 
 
 def numbers_of(info: Any, keys: Sequence[str], lane: int | None = None) -> dict[str, float]:
-    """The finite numbers and flags that an `info` holds under keys; `a.b` is b in the mapping a.
+    """Return the finite numbers and flags that an `info` holds under keys; `a.b` is b in the mapping a.
 
     `lane`: whose they are, where an engine gives arrays with the lanes first, and masks of them under `_key`.
     """
@@ -193,10 +165,7 @@ def numbers_of(info: Any, keys: Sequence[str], lane: int | None = None) -> dict[
 def reward_column(outcome: Outcome, lanes: Any, steps: int, out: np.ndarray, *, past: bool = True) -> None:
     """Check the rewards of a batch and write them into `out` `[N, T]` float32; `past`: the batch's resets are done.
 
-    Warns
-    -----
-    UserWarning
-        Once an env: a reward so large that float32 rounds it to another whole number.
+    Warn once an env of a reward so large that float32 rounds it to another whole number.
     """
     values = np.concatenate(outcome.reward_rows) if outcome.reward_rows else _numbers(outcome, lanes, past)
     size = np.abs(values).max(initial=0.0)
@@ -214,7 +183,7 @@ def reward_column(outcome: Outcome, lanes: Any, steps: int, out: np.ndarray, *, 
 
 
 def _numbers(outcome: Outcome, lanes: Any, past: bool) -> np.ndarray:
-    """What single envs returned, as float64; infinite where that cannot hold it."""
+    """Return what single envs returned, as float64; infinite where that cannot hold it."""
     if not all(issubclass(kind, NUMBERS) for kind in set(map(type, outcome.rewards))):
         for index, value in enumerate(outcome.rewards):
             found = number_of(value)

@@ -1,4 +1,4 @@
-"""How a gymnasium env is made, as a value that another process can follow; `configured` is that of a configuration."""
+"""Recipes of gymnasium envs, which another process can follow; `configured` is that of a configuration."""
 
 from __future__ import annotations
 
@@ -30,21 +30,12 @@ Wrapper = Callable[[gym.Env], gym.Env]
 class GymRecipe:
     """One gymnasium env.
 
-    Parameters
-    ----------
-    source : str, callable or gymnasium.Env
-        An id; what builds one, where `name` says what it is called; or an env that was built already: used as it is,
-        and sent as its pickle.
-    settings : mapping
-        Handed to `gymnasium.make`, or to the builder.
-    wrappers : sequence of callables
-        Applied in order, around the limit of steps.
-    max_episode_steps : int, optional
-        Truncates episodes; counted by steps of the env itself, inside `wrappers` and `frame_skip`.
-    frame_skip : int
-        Steps that an action is taken for.
-    name : str, optional
-        Under which a builder is registered.
+    `source`: an id; what builds one, where `name` says what it is called (under which a builder is registered); or an
+    env that was built already: used as it is, and sent as its pickle.
+    `settings`: handed to `gymnasium.make`, or to the builder.
+    `wrappers`: applied in order, around the limit of steps.
+    `max_episode_steps`: truncates episodes; counted by steps of the env itself, inside `wrappers` and `frame_skip`.
+    `frame_skip`: steps that an action is taken for.
     """
 
     source: str | Callable[..., gym.Env] | gym.Env
@@ -60,7 +51,7 @@ class GymRecipe:
         return _received, (spec, *(getattr(self, each.name) for each in fields(self)))
 
     def make(self) -> gym.Env:
-        """The env."""
+        """Make the env."""
         source = self.source
         if isinstance(source, str):
             env = self._registered(source)
@@ -71,7 +62,7 @@ class GymRecipe:
         return env if self.frame_skip == 1 else FrameSkip(env, self.frame_skip)
 
     def _built_before(self, env: Any) -> gym.Env:
-        """An env that was built already, which `GymLanes` refuses where it is none."""
+        """Return an env that was built already, which `GymLanes` refuses where it is none."""
         if not isinstance(env, gym.Env):
             return env
         name = type(env.unwrapped).__name__
@@ -107,7 +98,7 @@ class GymRecipe:
 
 
 def _received(spec: Any, *values: Any) -> GymRecipe:
-    """The recipe that was sent."""
+    """Return the recipe that was sent."""
     if spec is not None:
         register_known(spec.id)  # who registers it elsewhere would warn that it is there already,
         if isinstance(spec.entry_point, str):
@@ -118,13 +109,7 @@ def _received(spec: Any, *values: Any) -> GymRecipe:
 
 
 class FrameSkip(gym.Wrapper):
-    """An action is taken `count` times, or until the episode is over; the reward is the sum of those steps'.
-
-    Parameters
-    ----------
-    env : gymnasium.Env
-    count : int
-    """
+    """An action is taken `count` times, or until the episode is over; the reward is the sum of those steps'."""
 
     def __init__(self, env: gym.Env, count: int) -> None:
         super().__init__(env)
@@ -184,7 +169,7 @@ def numbered(value: Any, index: int) -> Any:
 
 
 def configured(cfg: EnvConfig, index: int = 0) -> GymRecipe:
-    """A run's gymnasium env of this number; a `ConfigError` where an id names a module."""
+    """Return a run's gymnasium env of this number; a `ConfigError` where an id names a module."""
     from rlcli.config.guard import check_env_ids  # not in env workers, which read this file for the recipe alone
 
     raise_all(check_env_ids(cfg))

@@ -23,14 +23,7 @@ LOOKED_AT = 1024  # lanes, while it is tried whether episodes repeat
 
 
 class NativeLanes(ReplayableLanes):
-    """The array face of an `Engine`.
-
-    Parameters
-    ----------
-    engine : Engine
-    categorical, narrow, out_of_bounds
-        As in `ReplayableLanes`.
-    """
+    """The array face of an `Engine`; see `ReplayableLanes`."""
 
     def __init__(
         self, engine: Engine, *, categorical: bool = False, narrow: bool = False, out_of_bounds: str = "count"
@@ -105,7 +98,7 @@ class NativeLanes(ReplayableLanes):
         return step, reset
 
     def _ended(self, t: int, terminated: np.ndarray, truncated: np.ndarray) -> Sequence[int]:
-        """The lanes whose episode ended, recorded."""
+        """Return the lanes whose episode ended, recorded."""
         if self.clock[0] >= self.nearest[0]:
             truncated = truncated | self.past_deadline()
         over = np.flatnonzero(terminated | truncated)
@@ -119,16 +112,16 @@ class NativeLanes(ReplayableLanes):
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
     def show(self, observation: Any) -> None:
-        """What all lanes show after a step, as the engine gave it."""
+        """Take what all lanes show after a step, as the engine gave it."""
         self._shown = observation
         self._first.clear()
 
     def show_first(self, observation: Any, lanes: Sequence[int]) -> None:
-        """What these lanes show after a reset, in their order."""
+        """Take what these lanes show after a reset, in their order."""
         self._first |= zip(lanes, zip(repeat(observation), count(), strict=False), strict=False)
 
     def parts(self, observation: Any, place: int) -> list[np.ndarray]:
-        """The leaves of one lane's observation."""
+        """Return the leaves of one lane's observation."""
         return [leaf.find(observation)[place] for leaf in self.leaves]
 
     def shows(self, lane: int) -> list[np.ndarray]:
@@ -136,7 +129,7 @@ class NativeLanes(ReplayableLanes):
         return [] if observation is None else self.parts(observation, place)
 
     def repeats(self) -> bool:
-        """Whether seeded episodes show the same twice; the second time each lane has another's number."""
+        """Say whether seeded episodes show the same twice; the second time each lane has another's number."""
         if not self.engine.seeds_episodes:
             return False
         send = self.actions.array_sender()
@@ -144,9 +137,7 @@ class NativeLanes(ReplayableLanes):
         return self._trace(drawn, 0) == self._trace(drawn, 1)
 
     def _trace(self, drawn: Sequence[np.ndarray], turn: int) -> list[list[str]]:
-        """What the first episode of each lane shows and pays, where it runs `turn` lanes further on; of the first lanes
-        only, where there are very many.
-        """
+        """Return what each lane's first episode (of many, some) shows and pays, where it runs `turn` lanes on."""
         engine, n = self.engine, self.n
         seeds = [self.seed_of(lane, 0) for lane in range(n)]
         places = np.roll(np.arange(n), turn).argsort()[:LOOKED_AT]  # where each episode runs this time

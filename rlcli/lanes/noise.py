@@ -27,20 +27,9 @@ Draw = Callable[[np.random.Generator, int], np.ndarray]
 class Noise:
     """One purpose's numbers of some lanes.
 
-    Parameters
-    ----------
-    seed : int
-        Of the run.
-    lanes : int
-    purpose : int
-        `POLICY` or `RANDOM`: their numbers have nothing in common.
-    first_lane : int
-        The number of the first lane among all of the run.
-
-    Attributes
-    ----------
-    position : int
-        Steps whose numbers were used.
+    `seed`: of the run. `purpose`: `POLICY` or `RANDOM`: their numbers have nothing in common.
+    `first_lane`: the number of the first lane among all of the run.
+    `position`: steps whose numbers were used.
     """
 
     def __init__(self, seed: int, lanes: int, purpose: int, first_lane: int = 0) -> None:
@@ -61,7 +50,7 @@ class Noise:
         self.position = position
 
     def peek(self, draw: Draw, steps: int, width: int) -> np.ndarray:
-        """The numbers of the next `steps` steps, `[steps, lanes, ...]`; `advance` says how many were used.
+        """Return the numbers of the next `steps` steps, `[steps, lanes, ...]`; `advance` says how many were used.
 
         `draw`: `draw(generator, t)`: those of t steps of one lane, `[t, ...]`; the same at every call of one object.
         `width`: about how many a step takes: large ones make blocks of fewer steps.
@@ -100,10 +89,10 @@ class Noise:
 
 
 def drawn_ahead(width: int) -> int:
-    """Bytes of one lane's block, where a step takes `width` numbers."""
+    """Return the bytes of one lane's block, where a step takes `width` numbers."""
     return _steps(width) * max(1, width) * _NUMBER
 
 
 def _steps(width: int) -> int:
-    """Steps of a block."""
+    """Return the steps of a block."""
     return max(1, min(_STEPS, _NUMBERS // max(1, width)))

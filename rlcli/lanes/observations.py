@@ -1,4 +1,4 @@
-"""Where each part of an observation goes: the leaves of a gymnasium space, and how one is written into a row.
+"""Places of the parts of an observation: the leaves of a gymnasium space, and how one is written into a row.
 
 A leaf is written by `row[lane] = value` after its type, shape and dtype were compared with the space: numpy would
 otherwise broadcast, cast or wrap without a word. What differs is taken where the declared dtype holds the values;
@@ -27,22 +27,14 @@ NO_ARITHMETIC = ("u2", "u4", "u8", "f16", "c8", "c16", "O")  # torch stores some
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array of an observation.
+    """One array of an observation, of the `shape` and `dtype` that the env must return.
 
-    Attributes
-    ----------
-    key : Key
-        Where it lies in the batch.
-    path : tuple of str
-        How to reach it inside the env's (nested dict) observation; empty for a plain observation.
-    shape, dtype
-        What the env must return.
-    stored : numpy dtype
-        What the row holds: `dtype`, or float32 where doubles are narrowed at the border.
-    choices : int
-        For Discrete spaces the number of values: stored as a one-hot int64 vector.  0 otherwise.
-    rounded : float64 array ``[4]``
-        A cell: how many observations the dtype has rounded; of the worst element its index, what came and what is kept.
+    `key`: where it lies in the batch.
+    `path`: how to reach it inside the env's (nested dict) observation; empty for a plain observation.
+    `stored`: what the row holds: `dtype`, or float32 where doubles are narrowed at the border.
+    `choices`: for Discrete spaces the number of values: stored as a one-hot int64 vector.  0 otherwise.
+    `rounded` (float64 `[4]`): a cell: how many observations the dtype has rounded; of the worst element its index, what
+    came and what is kept.
     """
 
     key: Key
@@ -69,7 +61,7 @@ class Leaf:
         return value if value.dtype == self.dtype else self.cast(value, count=count)
 
     def cast(self, value: np.ndarray, *, count: bool = True) -> np.ndarray:
-        """Values `[*, *shape]` of another dtype in the declared one; those that it cannot hold are refused."""
+        """Return values `[*, *shape]` of another dtype in the declared one; those that it cannot hold are refused."""
         if value.dtype.kind not in "biuf":
             raise BadValue(f"dtype {self.dtype}", f"dtype {value.dtype}", _MEND)
         with np.errstate(all="ignore"):
@@ -125,13 +117,7 @@ class BadValue(Exception):
 
 
 def as_array(value: Any, wanted: str) -> np.ndarray:
-    """What an env gave as a plain numpy array: lists, scalars and arrays of other libraries are converted.
-
-    Raises
-    ------
-    BadValue
-        It is none; `wanted` says what was expected.
-    """
+    """Convert what an env gave to a plain numpy array; BadValue: it is none (`wanted` says what was expected)."""
     if value.__class__ is np.ndarray:
         return value
     if isinstance(value, np.ndarray):
@@ -148,7 +134,7 @@ def as_array(value: Any, wanted: str) -> np.ndarray:
 
 
 def number_of(value: Any) -> Any:
-    """A number that an env gave as a scalar, or as an array of no dims of any library; None for what is none."""
+    """Return a number that an env gave as a scalar, or as an array of no dims of any library; None for what is none."""
     if isinstance(value, NUMBERS):
         return value
     found = value.item() if getattr(value, "shape", None) == () else None
@@ -156,13 +142,7 @@ def number_of(value: Any) -> Any:
 
 
 def flag_of(name: str, value: Any) -> bool:
-    """What an env gave as `terminated` or `truncated`: a bool, or a number or array of no dims that is 0 or 1.
-
-    Raises
-    ------
-    BadValue
-        It is another number, or none.
-    """
+    """Return an env's `terminated` or `truncated`, a bool or a single 0 or 1; BadValue: it is anything else."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
     found = number_of(value)
@@ -172,7 +152,7 @@ def flag_of(name: str, value: Any) -> bool:
 
 
 def leaves(space: spaces.Space, *, narrow: bool = False) -> list[Leaf]:
-    """The leaves of an observation space, in a fixed order; `narrow` stores float64 as float32."""
+    """Return the leaves of an observation space, in a fixed order; `narrow` stores float64 as float32."""
     found = list(_walk(space, (), narrow, space))
     if isinstance(space, spaces.Dict):
         return found
@@ -209,7 +189,7 @@ def _walk(space: spaces.Space, path: tuple[str, ...], narrow: bool, root: spaces
 
 
 def _remedy(root: spaces.Space) -> str:
-    """What to type where a part of an observation space cannot be used: the wrapper that leaves it out or flattens."""
+    """Say what to type where a part of an observation space cannot be used: a wrapper that leaves out or flattens."""
     if isinstance(root, spaces.Dict):
         kept = [name for name, part in root.spaces.items() if name not in {*TAKEN, IS_INIT} and _usable(part)]
         if kept:
@@ -234,7 +214,7 @@ def _typed(wrapper: str) -> str:
 
 
 def computes(dtype: np.dtype) -> bool:
-    """Whether torch computes with numbers of a dtype; of another byte order it has none."""
+    """Say whether torch computes with numbers of a dtype; of another byte order it has none."""
     return dtype.isnative and dtype.str[1:] not in NO_ARITHMETIC
 
 
@@ -251,7 +231,7 @@ def check_name(name: Any, *path: str, root: spaces.Space | None = None) -> None:
 
 
 def plain(parts: list[Leaf]) -> bool:
-    """Whether the observation is one array that goes into its row as it is."""
+    """Say whether the observation is one array that goes into its row as it is."""
     return len(parts) == 1 and not parts[0].path and not parts[0].choices
 
 
@@ -313,7 +293,7 @@ def lane_writer(parts: list[Leaf], rows: dict[Key, list[np.ndarray]]) -> Callabl
 
 
 def _lanes_read(leaf: Leaf, observation: Any, count: int) -> np.ndarray:
-    """The checked values of one leaf, `[count, *shape]`."""
+    """Return the checked values of one leaf, `[count, *shape]`."""
     wanted = f"an array {(count, *leaf.shape)} {leaf.dtype}"
     value = as_array(leaf.find(observation), wanted)
     if value.shape != (count, *leaf.shape):
@@ -331,7 +311,7 @@ def _held(value: Any) -> str:
 
 
 def described(value: Any) -> str:
-    """What came, in an error."""
+    """Say what came, in an error."""
     if isinstance(value, np.ndarray):
         return f"an array {value.shape} {value.dtype}"
     return f"a {type(value).__name__}"

@@ -54,27 +54,12 @@ _OF_LANES = ("started", "episodes", "fingerprints")  # of a saved state: one ent
 
 
 class ParallelLanes(ReplayableLanes):
-    """Gymnasium envs in worker processes, and perhaps some of them in this one; see `ParallelEnv` for the options.
+    """Gymnasium envs in worker processes, perhaps some in this one; see `ParallelEnv` and `ReplayableLanes`.
 
-    Parameters
-    ----------
-    recipes : sequence of bytes
-        Of each env the pickled `GymRecipe`.
-    categorical, narrow, out_of_bounds
-        As in `ReplayableLanes`.
-
-    Attributes
-    ----------
-    spaces : tuple of gymnasium.Space
-        Of one lane's observations and actions.
-    parts : list of range
-        The lanes of each process; where the caller steps some, its own come first.
-    own : Shard or None
-        The caller's.
-    restarts : list of (int, int)
-        Of each worker: how often it was replaced, and how many steps of its lanes were lost by that.
-    heavy : list of str
-        What is imported in a worker that it could do without (`torch`, say), since its env's code needs it.
+    `recipes`: of each env the pickled `GymRecipe`. `spaces`: of one lane's observations and actions.
+    `parts`: the lanes of each process; where the caller steps some (`own`), they come first.
+    `restarts`: of each worker: how often it was replaced, and how many steps of its lanes were lost by that.
+    `heavy`: what is imported in a worker that it could do without (`torch`, say), since its env's code needs it.
     """
 
     own: Shard | None = None
@@ -332,7 +317,7 @@ class ParallelLanes(ReplayableLanes):
                 self._last[key][theirs] = shown
 
     def _take_over(self, row: Sequence[tuple[np.ndarray, np.ndarray]], lanes: Sequence[int]) -> bool:
-        """Whether all of these lanes were reset ahead, as they are to be now: then their episodes have begun.
+        """Say whether all of these lanes were reset ahead, as they are to be now: then their episodes have begun.
 
         `row` pairs up where the first observations are to be seen with where they are.
         """
@@ -412,7 +397,7 @@ class ParallelLanes(ReplayableLanes):
         return step, reset
 
     def _standing(self) -> list[int]:
-        """The workers whose lanes can be stepped."""
+        """Return the workers whose lanes can be stepped."""
         return [index for index in range(len(self.parts)) if index not in self._fallen]
 
     def _without_fallen(self, others: list[Any]) -> list[Any]:

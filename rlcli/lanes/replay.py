@@ -22,7 +22,7 @@ PROBE_STEPS = 64
 
 
 def fingerprint(arrays: Iterable[np.ndarray]) -> str:
-    """A hash of the bytes of an observation's leaves."""
+    """Return a hash of the bytes of an observation's leaves."""
     digest = hashlib.blake2b(digest_size=16)
     for array in arrays:
         digest.update(np.ascontiguousarray(array).tobytes())
@@ -30,25 +30,13 @@ def fingerprint(arrays: Iterable[np.ndarray]) -> str:
 
 
 class ReplayableLanes(Lanes):
-    """Base of the array faces of gymnasium's spaces, whose open episodes can be replayed.
+    """Base of the array faces of gymnasium's spaces (of one lane each), whose open episodes can be replayed.
 
-    Parameters
-    ----------
-    n, name, limits
-        As in `Lanes`.
-    observation_space, action_space : gymnasium.Space
-        Of one lane.
-    categorical : bool
-        Store discrete actions as indices instead of one-hot vectors.
-    narrow : bool
-        Store float64 observations as float32.
-    out_of_bounds : {"refuse", "count", "ignore"}
-        At an observation outside the declared space: raise; go on and count it in `bounds`; do not look.
-
-    Attributes
-    ----------
-    leaves : list of Leaf
-        Where each part of an observation goes.
+    `categorical`: store discrete actions as indices instead of one-hot vectors.
+    `narrow`: store float64 observations as float32.
+    `out_of_bounds`: at an observation outside the declared space, raise ("refuse"), go on and count it in `bounds`
+    ("count"), or do not look ("ignore").
+    `leaves`: where each part of an observation goes.
     """
 
     def __init__(
@@ -70,7 +58,7 @@ class ReplayableLanes(Lanes):
         self.bounds = Bounds(space_bounds(observation_space, self.leaves), out_of_bounds, rounded)
 
     def shows(self, lane: int) -> list[np.ndarray]:
-        """The leaves of what this lane shows now, as the env gave them; empty before it was reset."""
+        """Return the leaves of what this lane shows now, as the env gave them; empty before it was reset."""
         raise NotImplementedError
 
     def repeats(self) -> bool:
@@ -78,13 +66,7 @@ class ReplayableLanes(Lanes):
         raise NotImplementedError
 
     def replay(self, ages: Mapping[int, int]) -> set[int]:
-        """Reset each lane with its open episode's seed and send its last `ages[lane]` actions.
-
-        Returns
-        -------
-        set of int
-            The lanes that came through without an end.
-        """
+        """Reset each lane with its open episode's seed, send its last `ages[lane]` actions, return those not ended."""
         raise NotImplementedError
 
     def probe_actions(self) -> list[np.ndarray]:
@@ -92,7 +74,7 @@ class ReplayableLanes(Lanes):
         return list(self.actions.draw(np.random.Generator(np.random.PCG64(0)), PROBE_STEPS, self.n))
 
     def fingerprints(self) -> list[str]:
-        """A hash of what each lane shows."""
+        """Return a hash of what each lane shows."""
         return [fingerprint(self.shows(lane)) for lane in range(self.n)]
 
     def take_history(self, state: dict[str, Any]) -> np.ndarray:

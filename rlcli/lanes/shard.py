@@ -40,9 +40,7 @@ HEAVY = ("torch", "tensordict", "hydra", "rich")  # what a worker does without, 
 
 
 def fields(n: int, workers: int, schema: Schema, actions: ActionFormat) -> dict[Any, tuple[tuple[int, ...], np.dtype]]:
-    """What lies in the shared memory of `n` lanes: of each observation a row and one of first observations, and what a
-    step takes and gives.
-    """
+    """Return the shared memory of `n` lanes: observations, first ones, and what a step takes and gives."""
     bits = np.dtype(np.uint8)
     rows: dict[Any, tuple[tuple[int, ...], np.dtype]] = {
         (name, key): ((n, *shape), dtype) for key, (shape, dtype) in schema.items() for name in ("row", "first")
@@ -61,22 +59,10 @@ def fields(n: int, workers: int, schema: Schema, actions: ActionFormat) -> dict[
 
 
 class Shard:
-    """Neighbouring lanes, and their part of the arrays.
+    """Neighbouring lanes, from `first_lane` of all on, and their part of the arrays.
 
-    Parameters
-    ----------
-    recipes : sequence of bytes
-        As `ParallelLanes` is given them.
-    first_lane : int
-        Among all lanes.
-    settings : dict
-        Handed to `GymLanes`.
-    first : gymnasium.Env, optional
-        The first of them, where it was made already.
-
-    Attributes
-    ----------
-    lanes : GymLanes
+    `recipes`: as `ParallelLanes` is given them. `settings`: handed to `GymLanes`.
+    `first`: the first of them, where it was made already.
     """
 
     def __init__(
@@ -159,7 +145,7 @@ class Shard:
 
 
 def numbered(seed: int | None) -> int:
-    """A seed, or that there is none, as a whole number."""
+    """Return a seed, or that there is none, as a whole number."""
     return NO_SEED if seed is None else seed
 
 
@@ -229,5 +215,5 @@ class ShardWorker:
 
 
 def described(shard: Shard) -> dict[str, Any]:
-    """What a shard's envs say of themselves."""
+    """Return what a shard's envs say of themselves."""
     return {"name": shard.lanes.name, "spaces": shard.spaces, "limits": shard.lanes.own_limits, "text": shard.text}

@@ -1,4 +1,4 @@
-"""How lanes are shared out over processes."""
+"""Share lanes out over processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def shared_out(
     caller_steps: bool | None = None,
     on_worker_error: str = "raise",
 ) -> tuple[list[range], bool]:
-    """How `n` lanes are dealt out over processes, and whether the caller steps the first part; see `ParallelEnv`."""
+    """Deal `n` lanes out over processes, and say whether the caller steps the first part; see `ParallelEnv`."""
     one_of("on_worker_error", on_worker_error, POLICIES)
     restarts = on_worker_error == "restart"
     if restarts and caller_steps:

@@ -1,4 +1,4 @@
-"""What no pickle of an env maker carries to a worker: names that this program registered, the key of its Managers.
+"""Tell a worker what no pickle of an env maker carries: names that this program registered, the key of its Managers.
 
 A script that registers an env and trains it in workers has no package that those could import.
 """
@@ -23,16 +23,11 @@ _BY_THEMSELVES = ("gymnasium.", "ale_py.", "minigrid.")  # packages whose ids ev
 
 @dataclass(frozen=True)
 class Told:
-    """What `told` found.
+    """The facts that `told` found.
 
-    Attributes
-    ----------
-    authkey : bytes
-        By which proxies of a `multiprocessing.Manager` know each other.
-    packages : tuple of str
-        Named by `--import`.
-    names : tuple of (str, str, bytes)
-        Kind, name and pickled object of what was registered, with gymnasium (kind "id") or with rlcli.
+    `authkey`: by which proxies of a `multiprocessing.Manager` know each other.
+    `packages`: named by `--import`.
+    `names`: kind, name and pickled object of what was registered, with gymnasium (kind "id") or with rlcli.
     """
 
     authkey: bytes
@@ -40,13 +35,7 @@ class Told:
     names: tuple[tuple[str, str, bytes], ...]
 
     def learn(self) -> None:
-        """Have this process know it.
-
-        Warns
-        -----
-        UserWarning
-            What was registered cannot be loaded here.
-        """
+        """Have this process know it; warn of what was registered and cannot be loaded here."""
         current_process().authkey = self.authkey
         for name in self.packages:
             registry.import_package(name)
@@ -64,13 +53,7 @@ class Told:
 
 
 def told() -> Told:
-    """What workers of this process are to know.
-
-    Warns
-    -----
-    UserWarning
-        What was registered cannot be pickled.
-    """
+    """Return what workers of this process are to know; warn of what was registered and cannot be pickled."""
     import cloudpickle  # what is of the program itself goes by value
 
     names = []

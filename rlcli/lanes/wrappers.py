@@ -126,14 +126,7 @@ def _are_places(entries: Any, size: int) -> bool:
 
 
 class BoundAction(gym.Wrapper, gym.utils.RecordConstructorArgs):
-    """Declare bounds of a Box action whose space has none, or wider ones; actions go to the env as they are.
-
-    Parameters
-    ----------
-    env : gymnasium.Env
-    low, high : float, or a sequence of them
-        Of each element.
-    """
+    """Declare bounds of a Box action whose space has none, or wider ones; actions go to the env as they are."""
 
     def __init__(self, env: gym.Env, low: float | Sequence[float], high: float | Sequence[float]) -> None:
         gym.utils.RecordConstructorArgs.__init__(self, low=low, high=high)
@@ -169,10 +162,7 @@ class LinearReward(gym.Wrapper, gym.utils.RecordConstructorArgs):
 
 
 class FireReset(gym.Wrapper, gym.utils.RecordConstructorArgs):
-    """Press FIRE after each reset, in an Atari game that has the button: some wait for it, and a greedy policy may not.
-
-    `env`: of ale-py, with its own actions.
-    """
+    """Press FIRE after each reset of an Atari game that has it: some wait for it, and a greedy policy may not fire."""
 
     def __init__(self, env: gym.Env) -> None:
         gym.utils.RecordConstructorArgs.__init__(self)

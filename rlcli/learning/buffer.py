@@ -38,18 +38,11 @@ def build_buffer(
     rebuilt: Sequence[Key] = (),
     n_steps: int = 1,
 ) -> ReplayBuffer:
-    """Storage, sampler and what a sample passes, seeded from the run's seed.
+    """Build storage, sampler and what a sample passes, seeded from the run's seed.
 
-    Parameters
-    ----------
-    device : torch device, optional
-        Where samples go.
-    collector : BaseCollector
-        Asked for the schema of its rows.
-    rebuilt : sequence of keys
-        Observations whose next value samples get from the row that follows in the storage (`compact`).
-    n_steps : int
-        Rewards that samples sum before their next observation.
+    `device`: where samples go. `collector`: asked for the schema of its rows.
+    `rebuilt`: observations whose next value samples get from the row that follows in the storage (`compact`).
+    `n_steps`: rewards that samples sum before their next observation.
     """
     from rlcli.data.buffer.replay_buffer import ReplayBuffer
     from rlcli.data.buffer.tensordict_buffer import TensorDictReplayBuffer
@@ -73,7 +66,7 @@ def build_buffer(
 
 
 def frame_stacks(cfg: Any, rows: RowSchema) -> dict[Key, int]:
-    """Observations of which a row stores its newest frame, and how many frames a stack has.
+    """Return the observations of which a row stores its newest frame, and how many frames a stack has.
 
     A transform behind the stacking may give them another form: those are stored as they are.
     """
@@ -85,7 +78,7 @@ def frame_stacks(cfg: Any, rows: RowSchema) -> dict[Key, int]:
 
 
 def build_sampler(cfg: Config) -> Sampler:
-    """Which rows a sample holds."""
+    """Return what chooses the rows of a sample."""
     from rlcli.data.samplers import Sampler
 
     s = cfg.sampler
@@ -131,7 +124,7 @@ def clear_rows(folder: Path) -> None:
 
 
 def build_storage(cfg: Config, run: Run) -> Storage:
-    """Where rows lie."""
+    """Return the place where rows lie."""
     from rlcli.data.storages import Storage
 
     s = cfg.storage
@@ -173,7 +166,7 @@ def _need_own(folder: Path, run: Run) -> None:
 
 
 def _identity(run: Run) -> str:
-    """What tells a run from others, wherever it lies."""
+    """Return what tells a run from others, wherever it lies."""
     return str(run.info.get("id"))
 
 

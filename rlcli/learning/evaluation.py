@@ -114,21 +114,10 @@ Played = Evaluation | FailedEvaluation
 
 
 class PeriodicEvaluation:
-    """An evaluation every so many frames.
+    """An evaluation every so many frames, the best mean return so far in `best`.
 
-    Parameters
-    ----------
-    every : int
-        Frames.
-    play : callable
-        Plays the episodes with the present weights; None where it was asked to stop.
-
-    Attributes
-    ----------
-    best : float
-        The best mean return so far.
-    improved : bool
-        Whether that is of the last `after_batch`.
+    `play`: plays the episodes with the present weights; returns None where it was asked to stop.
+    `improved`: whether the best is of the last `after_batch`.
     """
 
     def __init__(self, every: int, play: Callable[[], Played | None]) -> None:
@@ -138,7 +127,7 @@ class PeriodicEvaluation:
         self.best, self.improved = -math.inf, False
 
     def due(self, frames: int) -> bool:
-        """Whether `after_batch` would play."""
+        """Say whether `after_batch` would play."""
         return reached(self.every, self._last, frames)
 
     def after_batch(self, frames: int) -> dict[str, float]:
@@ -153,7 +142,7 @@ class PeriodicEvaluation:
         return found
 
     def played_at(self, frames: int) -> Played | None:
-        """What was found after this many frames, if episodes were played then."""
+        """Return what was found after this many frames, if episodes were played then."""
         return self._found if frames == self._last else None
 
     def state_dict(self) -> dict[str, float]:
@@ -166,7 +155,7 @@ class PeriodicEvaluation:
 
 
 def longest_episode(asked: int | None, total_frames: int) -> int:
-    """Steps after which evaluations of a run cut an episode off: what was asked for, or a quarter of its frames.
+    """Return steps after which evaluations of a run cut an episode off: what was asked for, or a quarter of its frames.
 
     A policy that stands still plays on for as long as its env lets it (27,000 steps in Breakout), and judging it must
     not take many times as long as training it did.

@@ -30,19 +30,10 @@ def spans_of(parameters: Sequence[Tensor]) -> tuple[list[tuple[int, int]], int]:
 
 
 class FlatParameters:
-    """The trainable parameters of a module as views of one tensor.
+    """The trainable parameters of a module, of one dtype and device, as views of one tensor.
 
-    Parameters
-    ----------
-    module : nn.Module
-        Its trainable parameters share a dtype and a device.
-
-    Attributes
-    ----------
-    tensor : nn.Parameter
-        All values; `.grad` holds all gradients. The object an optimizer works on: it never changes.
-    version : int
-        Counts how often memory moved, for those who keep views.
+    `tensor`: all values; `.grad` holds all gradients. The object an optimizer works on: it never changes.
+    `version`: counts how often memory moved, for those who keep views.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -58,7 +49,7 @@ class FlatParameters:
         self._take_in()
 
     def bound(self, whole: bool = True) -> bool:
-        """Whether the module's parameters and their gradients are still the views, or not `whole`: the outer ones are.
+        """Say whether the module's parameters and gradients are still the views, or not `whole`: the outer ones are.
 
         Some microseconds for a dozen parameters, or less than one. `bind` looks for new trainable parameters too.
         """

@@ -34,16 +34,7 @@ class Gradient(Protocol):
 
 
 class Autograd:
-    """The gradient of the sum of a loss's `loss_*` terms.
-
-    Parameters
-    ----------
-    loss : Loss
-    flat : FlatParameters
-        Of the loss.
-    compile : bool
-        Compile the loss's forward and backward with torch.compile.
-    """
+    """The gradient of the sum of a loss's `loss_*` terms."""
 
     def __init__(self, loss: Loss, flat: FlatParameters, compile: bool = False) -> None:
         self.loss, self.flat = loss, flat
@@ -60,7 +51,7 @@ class Autograd:
 
 
 def total_of(loss: Loss, columns: Columns) -> tuple[Tensor, dict[str, Tensor]]:
-    """What is minimised of columns `[N, ...]`, and all terms."""
+    """Return what is minimised of columns `[N, ...]`, and all terms."""
     terms = loss.terms(columns)
     total = sum(terms[name] for name in loss.loss_keys)
     assert isinstance(total, Tensor)
@@ -86,15 +77,8 @@ CLOSED = {
 class GradientChoice:
     """Chooses once for each kind of minibatch, and again where memory, networks or the loss were changed.
 
-    Parameters
-    ----------
-    loss : Loss
-    flat : FlatParameters
-        Of the loss.
-    gradient : {"auto", "autograd"}
-        `auto` takes the closed form where it fits.
-    compile : bool
-        Compile the loss with torch.compile (then always autograd).
+    `gradient`: "auto" takes the closed form where it fits, else "autograd".
+    `compile`: compile the loss with torch.compile (then always autograd).
     """
 
     def __init__(self, loss: Loss, flat: FlatParameters, gradient: str = "auto", compile: bool = False) -> None:
@@ -111,7 +95,7 @@ class GradientChoice:
         self._fixed = [p for p in self.loss.parameters() if not p.requires_grad]  # of target networks
 
     def of(self, columns: Columns) -> Gradient:
-        """The fastest way that fits minibatches like `columns`, of any length."""
+        """Return the fastest way that fits minibatches like `columns`, of any length."""
         parameters = self.flat.parameters
         if not (self._structure.holds() and self._tensors.holds()) or not all(p.requires_grad for p in parameters):
             self.flat.bind()  # the parameters of another layer, or the sentence that there are others
@@ -137,7 +121,7 @@ def _closed_form(kind: type[Loss]) -> Callable[..., Gradient | None] | None:
 
 
 def _options(loss: Loss) -> list[object]:
-    """What a loss was told: its words and switches; of a number that there is one, since it is read at every call."""
+    """Return what a loss was told: its words and switches; of a number that there is one, it is read at every call."""
     found: list[object] = list(vars(loss.tensor_keys).values())
     for name, x in vars(loss).items():
         word, number = x is None or isinstance(x, bool | str), isinstance(x, int | float | Tensor)
@@ -146,5 +130,5 @@ def _options(loss: Loss) -> list[object]:
 
 
 def _overridden(loss: Loss) -> bool:
-    """Whether this very loss has a method of its own."""
+    """Say whether this very loss has a method of its own."""
     return any(callable(getattr(type(loss), name, None)) for name in vars(loss))

@@ -32,7 +32,7 @@ NO_STEPS = np.empty(0, np.int64)
 
 
 def closed_dqn(loss: DQNLoss, flat: FlatParameters, columns: Columns) -> ClosedDQN | None:
-    """The closed form for samples of these columns `[N, ...]`, or None where it does not fit."""
+    """Return the closed form for samples of these columns `[N, ...]`, or None where it does not fit."""
     online, delayed = _replayed(loss.online, True), _replayed(loss.delayed, False)
     if online is None or delayed is None or flat.tensor.device.type != "cpu":
         return None
@@ -92,7 +92,7 @@ class ClosedDQN:
         return {"loss": total, "q_value": mean, TD_ERROR: torch.from_numpy(errors)}
 
     def _masked(self, values: Tensor, columns: Columns) -> np.ndarray:
-        """Values at s', the lowest where an action is not allowed; at s the one taken is allowed."""
+        """Return values at s', the lowest where an action is not allowed; at s the one taken is allowed."""
         if self.mask is not None:
             values = self.mask.module(values, columns[under_next(self.mask.in_keys[1])])
         return values.numpy()
@@ -105,7 +105,7 @@ class ClosedDQN:
 
 
 def _all_of(flat: FlatParameters, nets: Sequence[Replay], *others: Tensor) -> bool:
-    """Whether these networks' parameters, and the others, are all that is trained."""
+    """Say whether these networks' parameters, and the others, are all that is trained."""
     held = [id(p) for net in nets for x in net.layers for p in x.linear.parameters()]
     return sorted([*held, *map(id, others)]) == sorted(map(id, flat.parameters))
 
@@ -124,18 +124,18 @@ NUMBERS = (*INTEGERS, torch.float32, torch.float64)
 
 
 def float_rows(columns: Columns, key: Key) -> bool:
-    """Whether there is such a column, float32 `[N, ...]` of one dim."""
+    """Say whether there is such a column, float32 `[N, ...]` of one dim."""
     x = columns.get(key)
     return x is not None and x.ndim == 2 and x.dtype == torch.float32
 
 
 def one_number(x: Tensor) -> bool:
-    """Whether a column has one number a row."""
+    """Say whether a column has one number a row."""
     return x.numel() == len(x)
 
 
 def plain_rows(loss: Any, columns: Columns) -> bool:
-    """Whether what `steps_of` reads is there, one number a row of a dtype that numpy has."""
+    """Say whether what `steps_of` reads is there, one number a row of a dtype that numpy has."""
     k = loss.tensor_keys
     needed, optional = (under_next(k.reward), loss.ended_key(columns)), (STEPS_TO_NEXT_OBS, k.priority_weight)
     there = [x for key in (*needed, *optional) if (x := columns.get(key)) is not None]
@@ -154,7 +154,7 @@ def steps_of(loss: Any, columns: Columns) -> tuple[np.ndarray, ...]:
 
 
 def closed_sac(loss: SACLoss, flat: FlatParameters, columns: Columns) -> ClosedSAC | None:
-    """The closed form for samples of these columns `[N, ...]`, or None where it does not fit."""
+    """Return the closed form for samples of these columns `[N, ...]`, or None where it does not fit."""
     (family, stages, _), action = loss.density.known(), loss.tensor_keys.action
     if len(stages) != 2 or type(stages[1].module) is not LogScaleExtractor or hooked(stages[1].module):
         return None
@@ -246,13 +246,13 @@ class ClosedSAC:
         return {**terms, "loss": sum(terms.values()), **more}
 
     def _delayed_values(self, work: Work, later: Tensor) -> np.ndarray:
-        """The target critics' on s' and the action drawn there, `[C, N]`."""
+        """Return the target critics' on s' and the action drawn there, `[C, N]`."""
         n = len(later)
         rows = torch.cat((later, work.action[n:]), 1, out=work.later)
         return np.stack([net.forward(rows).numpy()[:, 0] for net in self.delayed])
 
     def _values(self, work: Work, state: Tensor, action: Tensor) -> np.ndarray:
-        """The critics' on s, with the stored action and with the one drawn, `[2, C, N]`."""
+        """Return the critics' on s, with the stored action and with the one drawn, `[2, C, N]`."""
         n = len(state)
         torch.cat((state, action), 1, out=work.rows[:n])
         torch.cat((state, work.action[:n]), 1, out=work.rows[n:])
@@ -279,7 +279,7 @@ class ClosedSAC:
 
 
 def _critic(critic: Lowered, keys: list[Key], trained: bool) -> Replay | None:
-    """The layers of a `StateActionMLP` on these keys."""
+    """Return the layers of a `StateActionMLP` on these keys."""
     stages = critic.stages
     if stages is None or len(stages) != 1 or list(stages[0].in_keys) != keys:
         return None

@@ -30,7 +30,7 @@ from rlcli.objectives.reduction import MASK_KEYS, per_row
 
 
 def closed_ppo(loss: ClipPPOLoss, flat: FlatParameters, columns: Columns) -> ClosedPPO | None:
-    """The closed form for minibatches of these columns `[N, ...]`, or None where it does not fit."""
+    """Return the closed form for minibatches of these columns `[N, ...]`, or None where it does not fit."""
     usual = _usual(loss, flat) and _usual_columns(loss, flat, columns)
     return ClosedPPO(loss, flat, columns) if usual else None
 
@@ -155,7 +155,7 @@ class Nets(Protocol):
 
 
 def nets_of(loss: PolicyGradientLoss, flat: FlatParameters, columns: Columns) -> Nets:
-    """The faster way that fits batches like `columns`. The memory of `flat` is taken now."""
+    """Return the faster way that fits batches like `columns`. The memory of `flat` is taken now."""
     replayed = _replayed(loss, flat)
     if replayed is not None and replayed.fits(columns, flat.tensor.dtype):
         return replayed
@@ -207,7 +207,7 @@ class Replayed:
         self._log_std = None if scale is None else scale.log_std
 
     def fits(self, columns: Columns, dtype: torch.dtype) -> bool:
-        """Whether both networks take what they read, as rows of this dtype."""
+        """Say whether both networks take what they read, as rows of this dtype."""
         pairs = ((columns.get(key), net.widths) for key, net in zip(self.keys, (self.actor, self.critic), strict=True))
         return all(
             x is not None and x.dtype == dtype and x.ndim == 2 and widths is not None and widths[0] == x.shape[1]

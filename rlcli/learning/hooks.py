@@ -1,4 +1,4 @@
-"""What hangs on a training loop: the clock of its stages, evaluations, reports with their ledger lines, checkpoints."""
+"""Hooks of a training loop: the clock of its stages, evaluations, reports with their ledger lines, checkpoints."""
 
 from __future__ import annotations
 
@@ -23,10 +23,7 @@ TIMED_EVERY = 16  # one batch in so many is timed step by step, to divide the co
 
 
 class Followed(Protocol):
-    """What hooks ask of a loop.
-
-    `report_every`: frames between reports, each of which is a line of metrics.
-    """
+    """The face of a loop that hooks ask; `report_every`: frames between reports, each of which is a line of metrics."""
 
     collector: BaseCollector
     total_frames: int
@@ -37,15 +34,9 @@ class Followed(Protocol):
 
 
 class Unreported(NamedTuple):
-    """What a batch, or one worker's share of it, says to the report.
+    """A batch's message to the report, or one worker's share of it: `reward` and `done` `[N, T, 1]`.
 
-    Attributes
-    ----------
-    reward, done : ndarray `[N, T, 1]`
-    lanes : range or None
-        See `Delivered`.
-    ends : list of (int, Ended)
-        The frames of the run at each end in it, and that.
+    `lanes`: see `Delivered`. `ends`: the frames of the run at each end in it, and that.
     """
 
     reward: np.ndarray
@@ -57,24 +48,11 @@ class Unreported(NamedTuple):
 class Hooks:
     """Follows a loop. Without a reporter, a saver or an evaluation nobody reports, saves or evaluates.
 
-    Parameters
-    ----------
-    reporter : Reporter, optional
-    saver : Saver, optional
-        Checkpoints when one is due, and stops the run safely when asked to.
-    evaluation : PeriodicEvaluation, optional
-        Plays episodes along the way.
-
-    Attributes
-    ----------
-    stage : Clock
-        `with hooks.stage(name)` times a stage.
-    valued : ValueRows
-        What the value stage counted since the last report.
-    unreported : list of Unreported
-        Of each batch since the last report.
-    lags : list of int
-        How many publications each of them was behind, where they can be.
+    `saver`: checkpoints when one is due, and stops the run safely when asked to.
+    `evaluation`: plays episodes along the way.
+    `stage`: `with hooks.stage(name)` times a stage.
+    `valued`: what the value stage counted since the last report.
+    `unreported`: of each batch since the last report; `lags`: how many publications each was behind, where they can be.
     """
 
     def __init__(
@@ -218,7 +196,7 @@ class Hooks:
 
 # ---- ledger lines -----------------------------------------------------------------------------------------------
 def _others(collector: BaseCollector) -> list[Entry]:
-    """What a collector holds beside its batch: trajectories that have not ended, the rows of its buffer."""
+    """Return what a collector holds beside its batch: trajectories that have not ended, the rows of its buffer."""
     held = collector.trajectories
     entries = [] if held is None else [Entry("trajectories", "unfinished", held.nbytes)]
     return entries if collector.replay_buffer is None else [*entries, *stored_entries(collector.replay_buffer)]

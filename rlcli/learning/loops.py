@@ -31,26 +31,12 @@ if TYPE_CHECKING:
 
 
 class Loop(ABC):
-    """Trains until `total_frames`.
+    """Trains until `total_frames`; `iteration` counts the batches so far.
 
-    Parameters
-    ----------
-    collector : BaseCollector
-    update : Update
-    total_frames : int
-    hooks : Hooks, optional
-        Clock, evaluation, reports, checkpoints.
-
-    Attributes
-    ----------
-    iteration : int
-        Batches so far.
-    rows_unrolled : int
-        Rows of samples that only brought states up to where slices begin.
-    init_rows : int
-        Rows that its buffer began with.
-    explore : callable or None
-        Called with the frames of every batch (an epsilon that falls).
+    `hooks`: clock, evaluation, reports, checkpoints.
+    `rows_unrolled`: rows of samples that only brought states up to where slices begin.
+    `init_rows`: rows that its buffer began with.
+    `explore`: called with the frames of every batch (an epsilon that falls).
     """
 
     report_every = 1
@@ -86,18 +72,7 @@ class Loop(ABC):
 
     @abstractmethod
     def learn(self, delivered: Delivered, progress: float) -> TensorDictBase:
-        """Improve the parameters after a batch was collected.
-
-        Parameters
-        ----------
-        progress : float
-            Share of the run's frames that was done before it.
-
-        Returns
-        -------
-        TensorDict
-            To be reported: its rows are the raw batch's.
-        """
+        """Improve the parameters after a batch, at this share of the run (`progress`); return its rows to report."""
 
     def begin_with(self, rows: int) -> None:
         """The buffer holds so many rows before the first frame."""
@@ -117,16 +92,10 @@ class Loop(ABC):
 
 
 class OnPolicy(Loop):
-    """Trains on each batch as it arrives, and forgets it.
+    """Trains on each batch as it arrives, and forgets it; see `Loop`.
 
-    Parameters
-    ----------
-    collector, update, total_frames, hooks
-        See `Loop`.
-    estimator : ValueEstimator
-        Batch -> batch with `advantage` and `value_target`; counts the rows it had to approximate.
-    device : torch device, optional
-        Where batches are learned from; None leaves them where they are stored.
+    `estimator`: batch -> batch with `advantage` and `value_target`; counts the rows it had to approximate.
+    `device`: where batches are learned from; None leaves them where they are stored.
     """
 
     def __init__(
@@ -172,7 +141,7 @@ class OnPolicy(Loop):
 
     @property
     def _saved(self) -> Sequence[nn.Module]:
-        """What is saved with the policy and the update."""
+        """Return what is saved with the policy and the update."""
         return self.update.loss, *self.update.loss.networks
 
 
@@ -181,15 +150,8 @@ class BufferedOnPolicy(OnPolicy):
 
     They were collected by the last few policies: their stored log-probabilities say how those acted. An epoch of the
     update is as many samples as it takes to draw the rows of a batch once, on average.
-
-    Parameters
-    ----------
-    collector : BaseCollector
-        Its replay buffer draws slices.
-    estimator, update, total_frames, hooks
-        See `OnPolicy`.
-    slice_len : int, optional
-        Where every slice has this length: samples are `[slices, slice_len]`. None: flat, end to end.
+    The collector's replay buffer draws slices; see `OnPolicy`.
+    `slice_len`: where every slice has this length: samples are `[slices, slice_len]`. None: flat, end to end.
     """
 
     def __init__(
@@ -232,27 +194,16 @@ class BufferedOnPolicy(OnPolicy):
         return warmed_up(sample, burn_in, self.update.loss.networks[0])
 
     def figures(self) -> dict[str, float]:
-        """Those of the update, and `rows_drawn`."""
+        """Return the figures of the update, and `rows_drawn`."""
         return super().figures() | {"rows_drawn": float(self.hooks.valued.rows)}
 
 
 class OffPolicy(Loop):
-    """Trains on rows of a buffer that grows with every batch.
+    """Trains on rows of a buffer, the collector's, that grows with every batch; see `Loop`.
 
-    Parameters
-    ----------
-    collector : BaseCollector
-        Its replay buffer holds the rows.
-    update, total_frames, hooks
-        See `Loop`.
-    updates_per_frame : float
-        Fractions add up over batches.
-    learning_starts : int
-        Frames without an update; they earn none.
-    explore : callable, optional
-        See `Loop`.
-    beta : callable, optional
-        Exponent of a prioritized sampler's weights, by the share of the run that is done.
+    `updates_per_frame`: fractions add up over batches.
+    `learning_starts`: frames without an update; they earn none.
+    `beta`: exponent of a prioritized sampler's weights, by the share of the run that is done.
     """
 
     report_every = 1000  # batches may hold a single frame
@@ -283,7 +234,7 @@ class OffPolicy(Loop):
         self.collector.init_random_frames = max(0, self.collector.init_random_frames - rows)
 
     def learn(self, delivered: Delivered, progress: float) -> TensorDictBase:
-        """The updates that the frames of a batch have earned, each on a sample."""
+        """Make the updates that the frames of a batch have earned, each on a sample."""
         batch, buffer, update, stage = delivered.raw, self.buffer, self.update, self.hooks.stage
         new = min(delivered.frames, max(0, self.collector.frames - self.learning_starts))
         self.owed += self.updates_per_frame * new
@@ -313,7 +264,7 @@ class OffPolicy(Loop):
         return batch
 
     def figures(self) -> dict[str, float]:
-        """Those of the update, and `replay_ratio`: updates of the whole run for each frame that earned any."""
+        """Return the update's figures, and `replay_ratio`: updates of the run for each frame that earned any."""
         found = super().figures()
         if "updates" in found:
             found["replay_ratio"] = found["updates"] / max(self.collector.frames - self.learning_starts, 1)

@@ -53,7 +53,7 @@ class Minibatches:
         return iter(self._views)
 
     def draw(self, columns: Mapping[Key, Tensor]) -> tuple[Tensor, list[int]]:
-        """The rows of an epoch in a new order, int64 `[N]`, and where each minibatch ends among them."""
+        """Return the rows of an epoch in a new order, int64 `[N]`, and where each minibatch ends among them."""
         n = next(iter(columns.values())).shape[0]
         return torch.randperm(n, generator=self.generator), [*range(self.batch_size, n, self.batch_size), n]
 
@@ -69,7 +69,7 @@ class Minibatches:
 
 
 def whole_sequences(batch_size: int, sequences: int, steps: int) -> int:
-    """How many of so many sequences of one length the first minibatch holds, which is the largest."""
+    """Count the sequences, of so many of one length, that the first minibatch holds, which is the largest."""
     return min(sequences, -(-batch_size // steps))
 
 
@@ -96,7 +96,7 @@ class SequenceMinibatches(Minibatches):
 
 
 def with_starts(columns: Mapping[Key, Tensor], batch: TensorDictBase, states: Sequence[Key]) -> Minibatch:
-    """Columns `[*B, ...]` whose `is_init` is set where rows begin, too, and behind masked ones.
+    """Return columns `[*B, ...]` whose `is_init` is set where rows begin, too, and behind masked ones.
 
     The last of the batch dims is time. `states` are what sequences begin with that go on from rows which are not there.
     """
@@ -120,19 +120,14 @@ def with_starts(columns: Mapping[Key, Tensor], batch: TensorDictBase, states: Se
 
 
 def with_slices(columns: Mapping[Key, Tensor], states: Sequence[Key], length: int) -> Minibatch:
-    """Columns `[N, ...]` whose `is_init` is set where their sequences are cut into slices, too.
+    """Return columns `[N, ...]` whose `is_init` is set where their sequences are cut into slices, too.
 
     ```
     is_init  1 . . . . . . .|1 . .      length 3     every state kept   a0 a1 a2|a3 a4 a5|a6 a7|b0 b1 b2
     kept     s . s . . s . .|s . .                   those that are     a0 a1|a2 a3 a4|a5 a6 a7|b0 b1 b2
     ```
     A slice begins where a state is kept, and is as long as `length` lets it be; longer only where none is kept in time.
-
-    Parameters
-    ----------
-    states : sequence of keys
-        The states that sequences begin with.
-    length : int
+    `states`: the keys that sequences begin with.
     """
     missing = [show(key) for key in states if key not in columns]
     if missing or not states:
@@ -149,7 +144,7 @@ def with_slices(columns: Mapping[Key, Tensor], states: Sequence[Key], length: in
 
 
 def _slice_starts(begins: np.ndarray, possible: np.ndarray, length: int) -> np.ndarray:
-    """The rows int64 `[S]` at which slices begin, of those where one can, `possible`; bool `[N]` both."""
+    """Return the rows int64 `[S]` at which slices begin, of those where one can, `possible`; bool `[N]` both."""
     n = len(begins)
     places = np.append(np.flatnonzero(possible), n)
     furthest = np.searchsorted(places, places + length, side="right") - 1

@@ -42,24 +42,16 @@ _OPERATIONS = {_Adam: "_fused_adam_", _AdamW: "_fused_adamw_"}
 
 
 def optimizer_options(o: OptimConfig) -> dict[str, Any]:
-    """What the chosen optimizer is made with, beside its learning rate."""
+    """Return what the chosen optimizer is made with, beside its learning rate."""
     own = (key.removeprefix("optim.") for key in CHOICES["optim"][o.kind].uses)
     options = {"weight_decay": o.weight_decay, **{name: getattr(o, name) for name in own}}
     return options | ({"betas": tuple(o.betas)} if "betas" in options else {})
 
 
 class FlatOptimizer:
-    """One of torch's optimizers, stepping one tensor.
+    """One of torch's optimizers ("adam", "adamw", "rmsprop" or "sgd"), stepping one tensor, its `.grad` allocated.
 
-    Parameters
-    ----------
-    name : {"adam", "adamw", "rmsprop", "sgd"}
-    tensor : nn.Parameter
-        With its `.grad` allocated.
-    lr : float
-        May be changed at any time through `lr`.
-    **options
-        The optimizer's own: betas, eps, weight_decay, momentum, ...
+    `lr` may be changed at any time; `options` are the optimizer's own: betas, eps, weight_decay, momentum, ...
     """
 
     def __init__(self, name: str, tensor: nn.Parameter, lr: float, **options: Any) -> None:
@@ -83,12 +75,12 @@ class FlatOptimizer:
 
     @property
     def can_skip(self) -> bool:
-        """Whether `step` takes a flag that skips it."""
+        """Say whether `step` takes a flag that skips it."""
         return bool(self._group.get("fused"))
 
     @property
     def begun(self) -> bool:
-        """Whether it holds a state: the first step makes it."""
+        """Say whether it holds a state: the first step makes it."""
         return bool(self.optimizer.state)
 
     def step(self, skip: Tensor | None = None) -> None:
@@ -105,11 +97,11 @@ class FlatOptimizer:
         self._direct = _direct_step(self.optimizer, self.tensor)
 
     def _count(self, steps: Tensor) -> Tensor:
-        """A saved step count where the optimizer wants it."""
+        """Return a saved step count where the optimizer wants it."""
         return steps.to(self.tensor.device if self.can_skip else "cpu", copy=True)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The optimizer's state, tensors only; empty before the first step."""
+        """Return the optimizer's state, tensors only; empty before the first step."""
         state = self.optimizer.state.get(self.tensor, {})
         return {k: torch.as_tensor(x) for k, x in state.items() if x is not None}
 
@@ -130,7 +122,7 @@ class FlatOptimizer:
 
 
 def _direct_step(optimizer: Optimizer, tensor: nn.Parameter) -> Callable[[Tensor | None], None] | None:
-    """The one operation that `optimizer.step` ends in, or None where it has more to do."""
+    """Return the one operation that `optimizer.step` ends in, or None where it has more to do."""
     group, state = optimizer.param_groups[0], optimizer.state[tensor]
     name = _OPERATIONS.get(type(optimizer))
     operation = getattr(torch, name, None) if name else None
@@ -154,18 +146,7 @@ _OPTIMIZER = "optimizer."
 
 
 class Guard:
-    """Counts the steps that moved nothing.
-
-    Parameters
-    ----------
-    limit : int
-        So many in a row are an error.
-
-    Attributes
-    ----------
-    skipped, in_a_row : int
-        Of the whole run, and since the last good step.
-    """
+    """Counts steps that moved nothing: `skipped` of the whole run, and `in_a_row`, of which `limit` are an error."""
 
     def __init__(self, limit: int) -> None:
         if limit < 1:
@@ -188,22 +169,11 @@ class Guard:
 
 
 class Step:
-    """Moves the parameters along `flat.grad`, given the figures that came with it.
+    """Moves the parameters along `flat.grad`, given the figures that came with it; `made` counts the steps that did.
 
-    Parameters
-    ----------
-    flat : FlatParameters
-    optimizer : FlatOptimizer
-        Of `flat.tensor`.
-    max_grad_norm : float or None
-        The gradient of all parameters together is scaled down to this norm. None: never.
-    guard : Guard
-        A step whose loss or gradient is not finite is skipped and counted.
-
-    Attributes
-    ----------
-    made : int
-        Steps that moved the parameters.
+    `optimizer`: of `flat.tensor`.
+    `max_grad_norm`: the gradient of all parameters together is scaled down to this norm. None: never.
+    `guard`: a step whose loss or gradient is not finite is skipped and counted.
     """
 
     def __init__(
@@ -248,7 +218,7 @@ class Step:
             self.made += not bad
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The optimizer's state and the counters."""
+        """Return the optimizer's state and the counters."""
         state = {f"{_OPTIMIZER}{name}": x for name, x in self.optimizer.state_dict().items()}
         return state | {"counters": torch.tensor([self.made, self.guard.skipped, self.guard.in_a_row])}
 
@@ -264,7 +234,7 @@ class Schedule(Protocol):
     """A number for every moment of a run."""
 
     def at(self, fraction: float) -> float:
-        """The number when `fraction` (0 to 1) of the run's frames are done."""
+        """Return the number when `fraction` (0 to 1) of the run's frames are done."""
 
 
 @dataclass(frozen=True)
@@ -280,5 +250,5 @@ class Linear:
 
 
 def schedule(value: float | Schedule) -> Schedule:
-    """A schedule as it is; a number as a constant one."""
+    """Return a schedule as it is; a number as a constant one."""
     return Linear(float(value), float(value)) if isinstance(value, int | float) else value

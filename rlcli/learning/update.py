@@ -39,46 +39,24 @@ class Update:
     On a batch, in epochs of shuffled minibatches: `update(batch, fraction) -> figures`. On minibatches that somebody
     else draws: `begin(fraction)`, then `on(minibatch)` for each, between `passes()` where they come in epochs; then
     `figures()`.
-
-    Parameters
-    ----------
-    loss : Loss
-        Its trainable parameters become views of `update.flat.tensor`.
-    targets : TargetUpdate, optional
-        Moves the loss's target networks after every step. None where nothing is delayed.
-    optimizer : {"adam", "adamw", "rmsprop", "sgd"}
-    lr : float or Schedule
-    optimizer_options : dict, optional
-        betas, eps, weight_decay, ...
-    epochs : int
-        Passes over a batch, each in a new order.
-    batch_size : int
-        Rows of a minibatch; the last one of an epoch may be shorter.
-    slice_len : int, optional
-        Of a recurrent loss: sequences are cut into slices of so many rows at most, each beginning from the state that
-        is stored with its first row, and minibatches are made of slices. None: of whole sequences.
-    max_grad_norm : float, optional
-        The gradient of all parameters together is scaled down to this norm. None: never.
-    target_kl : float, optional
-        No further epoch once the mean `kl_approx` of one exceeds this.
-    clip_epsilon : float or Schedule, optional
-        Sets `loss.clip_epsilon` before each batch. None leaves it alone.
-    generator : torch.Generator, optional
-        Of the minibatch order, on the CPU, or of what the loss draws; its state is part of `state_dict`. Seeded with 0
-        by default.
-    max_nonfinite : int
-        A step whose loss or gradient is not finite is skipped and counted; so many in a row are an error.
-    gradient : {"auto", "autograd"}
-        `auto` takes the closed form where it fits.
-    compile : bool
-        Compile the loss with torch.compile (then always autograd).
-
-    Attributes
-    ----------
-    saved : list of LargestSaved
-        What each recurrent layer of the networks saves for the backward pass; nothing is counted in compiled graphs.
-    look : callable
-        Called before every step; what it raises ends the update.
+    `loss`: its trainable parameters become views of `update.flat.tensor`.
+    `targets`: moves the loss's target networks after every step. None where nothing is delayed.
+    `optimizer_options`: betas, eps, weight_decay, ...
+    `epochs`: passes over a batch, each in a new order.
+    `batch_size`: rows of a minibatch; the last one of an epoch may be shorter.
+    `slice_len`: of a recurrent loss: sequences are cut into slices of so many rows at most, each beginning from the
+    state that is stored with its first row, and minibatches are made of slices. None: of whole sequences.
+    `max_grad_norm`: the gradient of all parameters together is scaled down to this norm. None: never.
+    `target_kl`: no further epoch once the mean `kl_approx` of one exceeds this.
+    `clip_epsilon`: sets `loss.clip_epsilon` before each batch. None leaves it alone.
+    `generator`: of the minibatch order, on the CPU, or of what the loss draws; its state is part of `state_dict`.
+    Seeded with 0 by default.
+    `max_nonfinite`: a step whose loss or gradient is not finite is skipped and counted; so many in a row are an error.
+    `gradient`: `auto` takes the closed form where it fits.
+    `compile`: compile the loss with torch.compile (then always autograd).
+    `saved`: what each recurrent layer of the networks saves for the backward pass; nothing is counted in compiled
+    graphs.
+    `look`: called before every step; what it raises ends the update.
     """
 
     def __init__(
@@ -131,18 +109,7 @@ class Update:
         self._means, self._skipped, self._passes = Means(), 0, 0
 
     def __call__(self, batch: TensorDictBase, fraction: float = 0.0) -> dict[str, float]:
-        """Improve the parameters on `batch [*B]`.
-
-        Parameters
-        ----------
-        fraction : float
-            Share of the run's frames that is done, for the schedules.
-
-        Returns
-        -------
-        dict of float
-            See `figures`.
-        """
+        """Improve the parameters on `batch [*B]`; return `figures`. `fraction`: share of the run that is done."""
         self.improve(batch, fraction)
         return self.figures()
 
@@ -186,13 +153,10 @@ class Update:
         self.loss.after_batch(kl)
 
     def on(self, minibatch: Minibatch) -> Tensor | None:
-        """One step on columns `[N, ...]`, the same ones as of the others since `begin`.
+        """Make one step on columns `[N, ...]`, the same ones as of the others since `begin`.
 
-        Returns
-        -------
-        Tensor `[N]` or None
-            Of a loss that gives it, each row's absolute error, for priorities. It is 0 where it is not finite: from
-            such a row nothing can be learned, and it need not be drawn again.
+        Return each row's absolute error `[N]`, for priorities, where the loss gives it. It is 0 where it is not finite:
+        from such a row nothing can be learned, and it need not be drawn again.
         """
         self.look()
         gradient = self._gradient
@@ -224,13 +188,13 @@ class Update:
         return means | {"lr": self.optimizer.lr, **count, "skipped": float(skipped)}
 
     def read(self, batch: TensorDictBase) -> Minibatch:
-        """What the loss reads of a batch; its keys are those that it had at `begin`."""
+        """Return what the loss reads of a batch; its keys are those that it had at `begin`."""
         found = {key: x for key in self._keys if (x := batch.get(key, None)) is not None}
         # a loss takes rows of them again and again, and each time is dear where they are gathered
         return {key: x.full() if isinstance(x, Rows) and x.sparse else x for key, x in found.items()}
 
     def columns(self, batch: TensorDictBase) -> Minibatch:
-        """The same `[N, ...]` over all batch dims, of the rows that masks let through.
+        """Return the same `[N, ...]` over all batch dims, of the rows that masks let through.
 
         Of a recurrent loss `is_init` says where the rows of `batch` and the slices of sequences begin as well.
         """
@@ -281,7 +245,7 @@ def _nothing() -> None:
 
 
 def watch_saved(loss: Loss) -> list[LargestSaved]:
-    """What each recurrent layer of a loss's networks saves for the backward pass, from now on."""
+    """Watch what each recurrent layer of a loss's networks saves for the backward pass, from now on."""
     layers = {part for net in loss.networks for part in net.modules() if isinstance(part, RecurrentModule)}
     watched = []
     for part in layers:
@@ -306,7 +270,7 @@ class StateBeside:
         self._found: dict[str, nn.Parameter] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the first module: live tensors."""
+        """Return the state of the first module: live tensors."""
         if self._found is None:
             module, *others = self._modules
             plain = all(
@@ -340,13 +304,7 @@ EXTRA = "_extra_state"  # what torch calls that of `get_extra_state`
 
 
 def load_state_beside(module: nn.Module, state: Mapping[str, Any], *others: nn.Module) -> None:
-    """Load what `state_beside` gave.
-
-    Raises
-    ------
-    KeyError
-        It is of a module that holds other things.
-    """
+    """Load what `state_beside` gave; KeyError: it is of a module that holds other things."""
     held = state_beside(module, *others)
     if state.keys() != held.keys():
         raise KeyError(f"the saved {type(module).__name__} holds {sorted(state)}, this one {sorted(held)}")
@@ -388,7 +346,7 @@ class Means:
         return {name: total / count if count else math.nan for name, (total, count) in self._totals.items()}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What was added, as sum and number of every figure; the epoch that is running counts as closed."""
+        """Return what was added, as sum and number of every figure; the epoch that is running counts as closed."""
         self.next_epoch()
         return {name: torch.tensor(total, dtype=torch.float64) for name, total in self._totals.items()}
 

@@ -26,13 +26,7 @@ SUFFIXES = (".mp4", ".mov", ".mkv", ".avi", ".gif")
 
 
 def check(path: Path) -> None:
-    """Refuse a film that could not be written, before anything is played.
-
-    Raises
-    ------
-    ConfigError
-        Its name is none of a film, its folder is missing or cannot be written, or a package is not installed.
-    """
+    """Refuse a film that could not be written, before anything is played: by its name, folder or missing packages."""
     fix = f"Name a file that ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}."
     if os.path.isdir(path):
         raise ConfigError(f"{path} is a folder, and a video is a file", fix=fix)
@@ -74,13 +68,6 @@ def record(env: EnvBase, policy, path: Path, *, seed: int, deterministic: bool, 
 
     An episode is cut off after `longest` steps, and filmed up to `LONGEST`; a warning says so where it goes on then.
     `check` the path before.
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be written.
-    EnvError
-        The env cannot be rendered.
     """
     import imageio.v3 as imageio
 
@@ -112,7 +99,7 @@ def record(env: EnvBase, policy, path: Path, *, seed: int, deterministic: bool, 
 
 
 def _picture(env, name: str):
-    """What an env draws of its present state."""
+    """Return what an env draws of its present state."""
     try:
         picture = env.render()
     except Exception as error:  # a renderer raises types of its own, and the env's code is not ours

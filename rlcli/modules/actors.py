@@ -172,7 +172,7 @@ class ActorCritic(nn.Module):
             raise DamagedDataError("these weights are of other networks", why="; ".join(other.values())) from error
 
     def _repeats(self) -> dict[str, str]:
-        """Names of tensors that repeat an earlier one, and that one's name."""
+        """Return the names of tensors that repeat an earlier one, and that one's name."""
         first: dict[int, str] = {}
         repeats = {}
         tensors = [

@@ -46,16 +46,7 @@ POLICY_GAIN, VALUE_GAIN = 0.01, 1.0  # Huang et al. 2022, "The 37 implementation
 
 @dataclass(frozen=True)
 class Recurrence:
-    """A recurrent layer behind the hidden ones.
-
-    Attributes
-    ----------
-    kind : {"gru", "lstm"}
-    size, layers : int
-        Units, and layers on top of each other.
-    options : dict
-        See `rlcli.modules.RecurrentModule`.
-    """
+    """Recurrent layers ("gru" or "lstm") behind the hidden ones, of `size` units; `options`: see `RecurrentModule`."""
 
     kind: str = "gru"
     size: int = 64
@@ -63,7 +54,7 @@ class Recurrence:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def after(self, encoder: nn.Module, keys: Sequence[Key]) -> TensorDictSequential:
-        """What `encoder [*B, features]` makes of `keys`, and what is remembered of it at `hidden`."""
+        """Return what `encoder [*B, features]` makes of `keys`, and what is remembered of it at `hidden`."""
         module = RECURRENT[self.kind](
             encoder.out_features,  # type: ignore[arg-type]
             self.size,
@@ -199,7 +190,7 @@ def build_actor_critic(
 
 
 def _seen(observation_spec: Composite, in_keys: Sequence[Key] | None, mask: Key | None) -> list[Key]:
-    """What networks read: of all observations the mask is none."""
+    """Return what networks read: of all observations the mask is none."""
     keys = observation_keys(observation_spec, in_keys)
     seen = [key for key in keys if in_keys or mask is None or unravel(key) != unravel(mask)]
     if not seen:

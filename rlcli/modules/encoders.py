@@ -95,25 +95,25 @@ class DictEncoder(nn.Module):
 
 
 def image_scale(spec: TensorSpec) -> float:
-    """What brings pixels into [0, 1]: 1/255 for bytes and for floats bounded by 255."""
+    """Return what brings pixels into [0, 1]: 1/255 for bytes and for floats bounded by 255."""
     if spec.dtype is torch.uint8 or (isinstance(spec, Bounded) and bool((spec.high == 255).all())):
         return 1 / 255
     return 1.0
 
 
 def _are_bytes(spec: TensorSpec) -> bool:
-    """Whether the numbers are bytes from 0 to 255, of pixels or of a memory."""
+    """Say whether the numbers are bytes from 0 to 255, of pixels or of a memory."""
     return spec.dtype is torch.uint8 and isinstance(spec, Bounded) and bool((spec.high == 255).all())
 
 
 def _are_large(spec: TensorSpec) -> bool:
-    """Whether they are whole numbers of a range that a network should not be given as it is."""
+    """Say whether they are whole numbers of a range that a network should not be given as it is."""
     whole = isinstance(spec, Bounded) and not spec.dtype.is_floating_point and not _are_bytes(spec)
     return whole and float((spec.high.double() - spec.low.double()).max()) > 255  # type: ignore[attr-defined]
 
 
 def _small_image(spec: TensorSpec, shape: Sequence[int]) -> bool:
-    """Whether an observation that no convolution can take looks as if it were made for one."""
+    """Say whether an observation that no convolution can take looks as if it were made for one."""
     if len(shape) == 3 and (shape[0] in _CHANNELS or shape[-1] in _CHANNELS):
         sides = shape[1:] if shape[0] in _CHANNELS else shape[:-1]
     elif len(shape) == 2 and spec.dtype is torch.uint8:
@@ -124,18 +124,9 @@ def _small_image(spec: TensorSpec, shape: Sequence[int]) -> bool:
 
 
 def encoder_for(key: Key, spec: TensorSpec, shape: Sequence[int], images: bool = True) -> Encoder:
-    """The encoder of one observation, chosen by its spec.
+    """Return the encoder of one observation, chosen by its spec, batch dims included; `shape` is without them.
 
-    Parameters
-    ----------
-    key : key
-        For messages.
-    spec : TensorSpec
-        Of the observation, batch dims included.
-    shape : sequence of int
-        Its shape without batch dims.
-    images : bool
-        Whether image-like observations go through a `NatureCNN`; else they are flattened.
+    `key`: for messages. `images`: whether image-like observations go through a `NatureCNN`; else they are flattened.
     """
     where = f"observation '{show(key)}'"
     if isinstance(spec, Categorical) and spec.dtype is not torch.bool:
@@ -238,7 +229,7 @@ def network(
 
 
 def convolves(spec: Composite, keys: Sequence[Key], net: str = "auto") -> bool:
-    """Whether `network` would begin with convolutions, for one observation at least; draws no random numbers."""
+    """Say whether `network` would begin with convolutions, for one observation at least; draws no random numbers."""
     with torch.random.fork_rng(devices=()):  # encoders are made, with weights that nobody will see
         return _any_cnn(_encoders(spec, list(keys), net))
 

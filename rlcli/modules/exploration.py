@@ -1,4 +1,4 @@
-"""How actions are taken from a policy: by its distribution's draw or mode, uniformly, or uniformly now and then.
+"""Take actions from a policy: by its distribution's draw or mode, uniformly, or uniformly now and then.
 
 The setting is tensordict's interaction type under the field's name; a collector reads it when it binds a
 policy, not at every step.
@@ -151,14 +151,9 @@ class EGreedyModule(TensorDictModuleBase):
 class EGreedyFamily(Family):
     """Parameter `action_value [*B, k]`; actions int64 `[*B]`.
 
-    Parameters
-    ----------
-    eps : callable
-        The present epsilon; asked for once a batch, and where weights change within one.
-    n : int, optional
-        How many actions there are to explore; as many as have values, by default.
-    masked : bool
-        Actions of the lowest value there is are not allowed, and not explored.
+    `eps`: the present epsilon; asked for once a batch, and where weights change within one.
+    `n`: how many actions there are to explore; as many as have values, by default.
+    `masked`: actions of the lowest value there is are not allowed, and not explored.
     """
 
     param_names = ("action_value",)

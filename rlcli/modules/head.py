@@ -177,7 +177,7 @@ class ActionHead:
 
 
 def single_action(action_spec: TensorSpec) -> tuple[Key, TensorSpec]:
-    """Key and leaf of an action spec, which may be a composite with one entry."""
+    """Return key and leaf of an action spec, which may be a composite with one entry."""
     if not isinstance(action_spec, Composite):
         return ACTION, action_spec
     leaves = action_spec.items(True, True)

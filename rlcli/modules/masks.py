@@ -94,17 +94,10 @@ class ActionMask(nn.Module):
 
 
 def pick(mask: np.ndarray, sizes: Sequence[int], u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """One of the allowed options of every choice, each equally likely, and how many they were.
+    """Return one of the allowed options of every choice, each equally likely, and how many they were.
 
-    Parameters
-    ----------
-    mask : array `[N, sum(sizes)]`
-    u : float array `[N, len(sizes)]`
-        Uniform in [0, 1).
-
-    Returns
-    -------
-    index, count : int64 arrays `[N, len(sizes)]`
+    `mask` (`[N, sum(sizes)]`); `u` (float `[N, len(sizes)]`): uniform in [0, 1). Both answers are int64 `[N,
+    len(sizes)]`.
     """
     index, count = np.empty(u.shape, np.int64), np.empty(u.shape, np.int64)
     for j, (start, stop) in enumerate(pairwise((0, *np.cumsum(sizes).tolist()))):
@@ -130,7 +123,7 @@ def refuse_no_option(mask: np.ndarray, sizes: Sequence[int], key: Key, where: st
 
 
 def mask_key_of(policy: Any) -> Key | None:
-    """Where a policy reads the mask that it keeps to; None where it keeps to none."""
+    """Return where a policy reads the mask that it keeps to; None where it keeps to none."""
     for part in policy.modules() if isinstance(policy, nn.Module) else (policy,):
         if isinstance(part, TensorDictModule) and isinstance(part.module, ActionMask):
             return unravel(part.in_keys[1])
@@ -140,7 +133,7 @@ def mask_key_of(policy: Any) -> Key | None:
 
 
 def options_of(action_spec: TensorSpec) -> tuple[int, ...]:
-    """Options of each choice that an action consists of; empty where it is none of several."""
+    """Return the options of each choice that an action consists of; empty where it is none of several."""
     _, spec = single_action(action_spec)
     if isinstance(spec, Categorical | OneHot):
         return (spec.n,)
@@ -150,7 +143,7 @@ def options_of(action_spec: TensorSpec) -> tuple[int, ...]:
 
 
 def find_action_mask(asked: str | None, observation_spec: Composite, action_spec: TensorSpec) -> Key | None:
-    """The observation that is an action mask.
+    """Return the observation that is an action mask.
 
     `asked`: its key, dots between the names of nested ones; "none" where there is none. By default the observation that
     is called `action_mask`, if actions are choices.

@@ -56,7 +56,7 @@ class Stage(NamedTuple):
     out_keys: tuple[Key, ...]
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """The outputs in the order of `out_keys`."""
+        """Return the outputs in the order of `out_keys`."""
         return self._outputs(self.module.on_tensors(*inputs) if self.recurrent else self.module(*inputs))
 
     def _outputs(self, out: Any) -> tuple[Tensor, ...]:
@@ -89,23 +89,23 @@ class Stage(NamedTuple):
 
     @property
     def recurrent(self) -> bool:
-        """Whether it reads a state and writes the next one: one step at a time, or over sequences."""
+        """Say whether it reads a state and writes the next one: one step at a time, or over sequences."""
         return isinstance(self.module, RecurrentModule)
 
     @property
     def state_keys(self) -> tuple[Key, ...]:
-        """Where it reads its states; none where it is not recurrent."""
+        """Return where it reads its states; none where it is not recurrent."""
         return tuple(self.module.state_keys) if self.recurrent else ()
 
     @property
     def touched(self) -> tuple[Key, ...]:
-        """What it writes to: its outputs, and its inputs where it may work in place on them."""
+        """Return what it writes to: its outputs, and its inputs where it may work in place on them."""
         known = self.layers is not None or self.only_reads or self.recurrent
         return self.out_keys if known else (*self.out_keys, *self.in_keys)
 
     @property
     def only_reads(self) -> bool:
-        """Whether it is known to keep nothing that it is given, nor to write to it."""
+        """Say whether it is known to keep nothing that it is given, nor to write to it."""
         if not isinstance(self.module, nn.Module):
             return False
         if type(self.module) is NormalParamExtractor and not isinstance(self.module.scale_mapping, nn.Module):
@@ -154,7 +154,7 @@ class ValueParts(NamedTuple):
 
 
 def take_apart(net: Any) -> Parts | None:
-    """The parts of a plain tensordict module or (nested) sequence; None where calling them would not do."""
+    """Return the parts of a plain tensordict module or (nested) sequence; None where calling them would not do."""
     stages: list[Stage] = []
     head = None
     for leaf in _leaves(net):
@@ -168,7 +168,7 @@ def take_apart(net: Any) -> Parts | None:
 
 
 def take_apart_values(net: Any) -> ValueParts | None:
-    """The parts of a `QValueActor`, an `EGreedyModule` behind it or not; None where calling it would not do."""
+    """Return the parts of a `QValueActor`, an `EGreedyModule` behind it or not; None where calling it would not do."""
     leaves = list(_leaves(net, QValueModule, EGreedyModule))
     exploration = leaves.pop() if leaves and type(leaves[-1]) is EGreedyModule else None
     choice = leaves.pop() if leaves and type(leaves[-1]) is QValueModule else None
@@ -231,7 +231,7 @@ def last_layer(net: nn.Module, key: Key) -> nn.Linear | None:
 
 
 def _memory(p: Tensor) -> int:
-    """What parameters have in common that lie in the same memory, which other objects may name."""
+    """Return what parameters have in common that lie in the same memory, which other objects may name."""
     return id(p) if is_lazy(p) or p.is_meta else p.data_ptr()
 
 
@@ -251,12 +251,7 @@ def _values(tables: Iterable[dict]) -> Iterator[Any]:
 
 
 class Structure:
-    """The modules inside a module, and which of them do no more than their class says.
-
-    Parameters
-    ----------
-    module : nn.Module
-    """
+    """The modules inside a module, and which of them do no more than their class says."""
 
     def __init__(self, module: nn.Module) -> None:
         self._parts = list(module.modules())
@@ -279,7 +274,7 @@ class Structure:
         self._given = self._called()
 
     def holds(self) -> bool:
-        """Whether no module was replaced, added or taken away, and none got or lost a hook or a `forward` of its own.
+        """Say whether no module was replaced, added or taken away, and none got or lost a hook or an own `forward`.
 
         Nor may a module on tensordicts read or write other keys, call another function, or draw from another
         distribution.  Some microseconds for a policy of a dozen modules: for once a call, not once a layer.

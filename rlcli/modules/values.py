@@ -91,7 +91,7 @@ ACTION_SPACES = ("categorical", "one_hot")
 
 
 def action_space_of(action_space: str | None, spec: TensorSpec | None, key: Key = ACTION) -> str:
-    """How a discrete action is spelled: an index ("categorical") or a one-hot vector ("one_hot")."""
+    """Return how a discrete action is spelled: an index ("categorical") or a one-hot vector ("one_hot")."""
     said = None if action_space is None else action_space.replace("-", "_")
     leaf = spec[key] if isinstance(spec, Composite) and key in spec else spec
     found = {Categorical: "categorical", OneHot: "one_hot"}.get(type(leaf))  # type: ignore[arg-type]
@@ -112,13 +112,13 @@ def action_space_of(action_space: str | None, spec: TensorSpec | None, key: Key 
 
 
 def greedy(values: Tensor, action_space: str) -> Tensor:
-    """The best action of `values [*B, n]`, as an index `[*B]` or one-hot `[*B, n]`; of equals the first."""
+    """Return the best action of `values [*B, n]`, as an index `[*B]` or one-hot `[*B, n]`; of equals the first."""
     index = values.argmax(-1)
     return index if action_space == "categorical" else nn.functional.one_hot(index, values.shape[-1])
 
 
 def chosen(values: Tensor, action: Tensor, action_space: str) -> Tensor:
-    """The entry `[*B]` of `values [*B, n]` that an action selects: an index `[*B]` or `[*B, 1]`, or one-hot."""
+    """Return the entry `[*B]` of `values [*B, n]` that an action selects: an index `[*B]` or `[*B, 1]`, or one-hot."""
     if action_space == "one_hot":  # looked up: values of other actions may be -inf
         action = (action.byte() if action.dtype == torch.bool else action).argmax(-1)
     index = action if action.ndim == values.ndim else action.unsqueeze(-1)

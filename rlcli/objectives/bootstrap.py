@@ -1,4 +1,4 @@
-"""What losses that learn from stored steps share: columns of the next state, discounts, weights, priorities, targets.
+"""Losses that learn from stored steps: columns of the next state, discounts, weights, priorities, targets.
 
 Reads `("next", reward)`, `("next", terminated)` or else `("next", done)`, and where they are there `steps_to_next_obs`
 (the reward is that of so many steps), `priority_weight` and masks. Writes the priority of every row. Target networks
@@ -32,15 +32,10 @@ from rlcli.objectives.value.reading import need_count, need_rate
 class BootstrappedLoss(Loss):
     """Base of `DQNLoss` and `SACLoss`; `terms` has a number for every row as well, the absolute `td_error`.
 
-    Parameters
-    ----------
-    loss_function : {"l2", "l1", "smooth_l1"}
-        Distance of a value and its target.
-    gamma : float
-        Discount of one step.
-    reduction : {"mean", "sum", "none"}
-    upstream : dict
-        Options that upstream has: those that change nothing here are taken, others refused with what to do instead.
+    `loss_function` ("l2", "l1" or "smooth_l1"): distance of a value and its target.
+    `gamma`: discount of one step. `reduction`: "mean", "sum" or "none".
+    `upstream`: options that upstream has: those that change nothing here are taken, others refused with what to do
+    instead.
     """
 
     default_keys: ClassVar[dict[str, Key]] = {
@@ -107,13 +102,13 @@ class BootstrappedLoss(Loss):
         return error
 
     def ended_key(self, columns: Columns) -> Key:
-        """What says that no value follows a row: `terminated`, or `done` of a batch that tells no ends apart."""
+        """Return what says that no value follows a row: `terminated`, or `done` of a batch that tells no ends apart."""
         _, done, terminated = self.next_keys
         return done if terminated not in columns and done in columns else terminated
 
     # ---- for subclasses ----------------------------------------------------------------------------------------
     def rows(self, columns: Columns, batch_dims: int) -> tuple[dict[Key, Tensor], Tensor | None, Tensor | None]:
-        """What `countable` gives, and the weights `[*B]`."""
+        """Return what `countable` gives, and the weights `[*B]`."""
         size = self.need(columns, self.next_keys[0]).shape[:batch_dims]
         columns, mask = self.countable(columns, batch_dims)
         weights = columns.get(self.tensor_keys.priority_weight)
@@ -124,7 +119,7 @@ class BootstrappedLoss(Loss):
         )
 
     def target(self, columns: Columns, next_value: Tensor) -> Tensor:
-        """The value `[*B]` that a row's own value is to have."""
+        """Return the value `[*B]` that a row's own value is to have."""
         keys, size = (self.next_keys[0], self.ended_key(columns)), next_value.shape
         reward, terminated = (per_row(self.need(columns, k), size, show(k)) for k in keys)
         steps = columns.get(STEPS_TO_NEXT_OBS)
@@ -151,7 +146,7 @@ def _of_counting_rows(error: Tensor, mask: Tensor, index: Tensor | None) -> Tens
 
 
 def next_columns(columns: Columns, keys: Sequence[Key]) -> dict[Key, Tensor]:
-    """The columns under `next`, named as the networks read them."""
+    """Return the columns under `next`, named as the networks read them."""
     found = {}
     for key in keys:
         x = columns.get(under_next(key))
@@ -167,7 +162,7 @@ def next_columns(columns: Columns, keys: Sequence[Key]) -> dict[Key, Tensor]:
 
 @torch.no_grad()
 def mean_of(x: Tensor, mask: Tensor | None) -> Tensor:
-    """A diagnostic: the mean of the rows that count."""
+    """Return a diagnostic: the mean of the rows that count."""
     return reduce(x.detach(), mask)
 
 
@@ -184,22 +179,12 @@ class HasTargets(Protocol):
 
 
 def target_of(module: Net) -> Net:
-    """A frozen copy."""
+    """Return a frozen copy."""
     return copy.deepcopy(module).requires_grad_(False)
 
 
 class TargetUpdate(ABC):
-    """Moves a loss's target networks after its trained ones; call `step()` after every optimizer step.
-
-    Parameters
-    ----------
-    loss_module : HasTargets
-
-    Raises
-    ------
-    ArgumentError
-        The loss has no target networks.
-    """
+    """Moves a loss's target networks after its trained ones; call `step()` after every optimizer step."""
 
     def __init__(self, loss_module: HasTargets) -> None:
         pairs = loss_module.target_pairs() if hasattr(loss_module, "target_pairs") else []
@@ -215,13 +200,7 @@ class TargetUpdate(ABC):
         self._targets: list[Tensor] = []
 
     def tensors(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Trained and target tensors, parameters and float buffers, in the same order.
-
-        Raises
-        ------
-        ArgumentError
-            They are not alike, or there are none.
-        """
+        """Return trained and target tensors, parameters and float buffers, in the same order; refuse unlike ones."""
         # walking modules takes longer than moving their weights: once, until one of them is another tensor
         if not self._sources or not self._watch.holds():
             pairs = self.loss_module.target_pairs()
@@ -309,7 +288,7 @@ class HardUpdate(TargetUpdate):
 
 
 def _difference(sources: list[Tensor], targets: list[Tensor]) -> str:
-    """Why tensors of two networks are no pairs."""
+    """Say why tensors of two networks are no pairs."""
     if len(sources) != len(targets):
         return f"{len(sources)} tensors are trained, and {len(targets)} are to follow"
     pairs = ((tuple(x.shape), tuple(y.shape)) for x, y in zip(sources, targets, strict=True))

@@ -19,7 +19,7 @@ NETWORKS = ("actor_network", "critic_network", "value_network", "qvalue_network"
 
 
 def either(name: str, given: T | None, alias: str, other: T | None) -> T | None:
-    """An argument that has two names, given under at most one of them."""
+    """Return an argument that has two names, given under at most one of them."""
     if given is not None and other is not None:
         raise ArgumentError(f"{alias} is another name of {name}", fix="Give one of them")
     return other if given is None else given
@@ -35,17 +35,7 @@ class Elsewhere(NamedTuple):
 def elsewhere(owner: Any, given: Mapping[str, Any], options: Mapping[str, Elsewhere]) -> None:
     """Take options of upstream's that change nothing here, and refuse all others.
 
-    Parameters
-    ----------
-    owner : object
-        Whose constructor was called.
-    given : dict
-        The keyword arguments that the constructor does not have.
-    options : dict
-
-    Raises
-    ------
-    ArgumentError
+    `owner`: whose constructor was called. `given`: the keyword arguments that the constructor does not have.
     """
     kind = type(owner)
     for name, value in given.items():
@@ -75,12 +65,8 @@ class KeyedModule(nn.Module):
     before the last one of the reward or advantage, and returns the entries of `returned` in that order; a single one as
     it is.
 
-    Attributes
-    ----------
-    default_keys : dict
-        Role to key, for every role the stage has.
-    tensor_keys : SimpleNamespace
-        The keys in use, one attribute per role.
+    `default_keys`: role to key, for every role the stage has.
+    `tensor_keys`: the keys in use, one attribute per role.
     """
 
     default_keys: ClassVar[dict[str, Key]] = {}
@@ -124,12 +110,12 @@ class KeyedModule(nn.Module):
 
     @property
     def readable(self) -> Sequence[Key]:
-        """What a call with tensors by name may give."""
+        """Return what a call with tensors by name may give."""
         raise NotImplementedError
 
     @property
     def returned(self) -> Sequence[Key]:
-        """What a call with tensors by name returns."""
+        """Return what a call with tensors by name returns."""
         raise NotImplementedError
 
     def __call__(self, *args: Any, **given: Any) -> Any:

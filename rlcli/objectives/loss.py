@@ -1,4 +1,4 @@
-"""What every loss is: keys in, `loss_*` terms and diagnostics out, over the rows that masks let through.
+"""Base of all losses: keys in, `loss_*` terms and diagnostics out, over the rows that masks let through.
 
 A loss names the keys that it reads; that list is what a collector stores and a buffer must hold. It runs no optimizer.
 """
@@ -27,15 +27,9 @@ Terms = dict[str, Tensor]
 class Loss(KeyedModule, ABC):
     """Base of all losses: a module from a tensordict `[*B]` to a tensordict of terms and diagnostics.
 
-    Parameters
-    ----------
-    reduction : {"mean", "sum", "none"}
-        Of the loss terms, over the rows that masks let through; None is "mean".
-
-    Attributes
-    ----------
-    upstream_keys : tuple of str
-        Terms and diagnostics that upstream has too, in the order in which a call with tensors by name returns them.
+    `reduction`: of the loss terms, over the rows that masks let through: "mean" (or None), "sum" or "none".
+    `upstream_keys`: terms and diagnostics that upstream has too, in the order in which a call with tensors by name
+    returns them.
     """
 
     upstream_keys: ClassVar[tuple[str, ...]]
@@ -49,7 +43,7 @@ class Loss(KeyedModule, ABC):
     @property
     @abstractmethod
     def in_keys(self) -> list[Key]:
-        """What the loss reads: what a collector must keep, but for what a value estimator writes."""
+        """Return what the loss reads: what a collector must keep, but for what a value estimator writes."""
 
     @property
     def optional_keys(self) -> Sequence[Key]:
@@ -82,7 +76,7 @@ class Loss(KeyedModule, ABC):
 
     @property
     def recurrent(self) -> bool:
-        """Whether a network of it remembers: its rows are sequences then, which begin where `is_init` is set."""
+        """Say whether a network of it remembers: its rows are sequences then, which begin where `is_init` is set."""
         return any(map(recurrent_parts, self.networks))
 
     @abstractmethod
@@ -90,16 +84,10 @@ class Loss(KeyedModule, ABC):
         """`forward` on raw tensors that share their first `batch_dims` dims."""
 
     def after_batch(self, kl: float) -> None:
-        """Told once a batch how far it moved the policy.
-
-        Parameters
-        ----------
-        kl : float
-            Mean `kl` of the last epoch; NaN for losses that report none.
-        """
+        """Take note, once a batch, of how far it moved the policy: mean `kl` of the last epoch, NaN without one."""
 
     def columns(self, td: TensorDictBase) -> dict[Key, Tensor]:
-        """What the loss reads of a batch."""
+        """Return what the loss reads of a batch."""
         found = {k: x for k in (*self.in_keys, *self.optional_keys) if (x := td.get(k, None)) is not None}
         if IS_INIT in found:  # only networks that remember read it
             found[IS_INIT] = begun_with_trajectories(td, found[IS_INIT])

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def fitted(what: str, run: Callable[[], T], read: Callable[[], Columns]) -> T:
-    """What `run` returns, or the sentence that a network does not fit the columns that it reads.
+    """Return what `run` returns, or the sentence that a network does not fit the columns that it reads.
 
     `what`: the network, in the user's words.
     `run` and `read`: the computation; the columns, which are asked for where it failed.
@@ -57,14 +57,7 @@ def over_sequences(network: nn.Module) -> AbstractContextManager[None]:
 
 
 class Watched(Generic[T]):
-    """What was found out about a module, found out again where its layers or hooks have changed since.
-
-    Parameters
-    ----------
-    module : nn.Module
-    find : callable
-        From the module to what is wanted of it.
-    """
+    """Holds what `find` found out about a module, found again where its layers or hooks have changed since."""
 
     def __init__(self, module: nn.Module, find: Callable[[Any], T]) -> None:
         self.module, self._find = module, find
@@ -80,10 +73,7 @@ class Watched(Generic[T]):
 
 
 class Tensors:
-    """What modules hold: parameters, buffers and modules.
-
-    `parts`: each for itself, without those inside it.
-    """
+    """Holds what modules hold: parameters, buffers and modules (`parts`: each without those inside it)."""
 
     def __init__(self, parts: Iterable[nn.Module] = ()) -> None:
         tables: list[dict] = [x for part in parts for x in (part._modules, part._parameters, part._buffers)]
@@ -91,27 +81,21 @@ class Tensors:
         self._inside = list(itertools.chain.from_iterable(map(dict.values, self._tables)))
 
     def holds(self) -> bool:
-        """Whether none of them was replaced or taken away; their numbers may have changed."""
+        """Say whether none of them was replaced or taken away; their numbers may have changed."""
         now = itertools.chain.from_iterable(map(dict.values, self._tables))
         return all(map(operator.is_, now, self._inside)) and sum(map(len, self._tables)) == len(self._inside)
 
 
 def value_key(network: TensorDictModuleBase) -> Key:
-    """Where a value network writes: `state_value`, or else the last of its out_keys."""
+    """Return where a value network writes: `state_value`, or else the last of its out_keys."""
     written = [unravel(key) for key in network.out_keys]
     return STATE_VALUE if STATE_VALUE in written else written[-1]
 
 
 class Lowered:
-    """A tensordict module called on columns `{key: Tensor [*B, ...]}`.
+    """A tensordict module, `name` to the user, called on columns `{key: Tensor [*B, ...]}`.
 
-    Parameters
-    ----------
-    module : TensorDictModuleBase
-    find : callable, optional
-        From the module to its `stages`, where not all of it is to be called.
-    name : str
-        What the user calls it.
+    `find`: from the module to its `stages`, where not all of it is to be called.
     """
 
     def __init__(
@@ -131,12 +115,12 @@ class Lowered:
 
     @property
     def in_keys(self) -> list[Key]:
-        """What it reads, as it is now."""
+        """Return what it reads, as it is now."""
         return self._found()[1]
 
     @property
     def out_keys(self) -> list[Key]:
-        """What it writes, as it says now."""
+        """Return what it writes, as it says now."""
         return [unravel(k) for k in self.module.out_keys]
 
     @property
@@ -171,7 +155,7 @@ class Lowered:
 
 
 def plain_stages(module: TensorDictModuleBase) -> tuple[Stage, ...] | None:
-    """All of a network that draws nothing; None where it cannot be taken apart."""
+    """Return all of a network that draws nothing; None where it cannot be taken apart."""
     parts = take_apart(module)
     return None if parts is None or parts.head is not None else parts.stages
 
@@ -179,13 +163,13 @@ def plain_stages(module: TensorDictModuleBase) -> tuple[Stage, ...] | None:
 def _with_keys(
     find: Callable[[TensorDictModuleBase], tuple[Stage, ...] | None], module: TensorDictModuleBase
 ) -> tuple[tuple[Stage, ...] | None, list[Key]]:
-    """The stages of a network, and what it reads."""
+    """Return the stages of a network, and what it reads."""
     stages = find(module)
     return stages, keys_read(module, stages or ())
 
 
 def keys_read(module: TensorDictModuleBase, stages: Sequence[Stage], more: Sequence[Key] = ()) -> list[Key]:
-    """What stages read that none before them writes, and of `more` what none of them does.
+    """Return what stages read that none before them writes, and of `more` what none of them does.
 
     A sequence goes on saying what its modules read when it was made: it is asked only where there are no stages.
     """
@@ -200,7 +184,7 @@ def keys_read(module: TensorDictModuleBase, stages: Sequence[Stage], more: Seque
 
 
 def shared_stages(first: Sequence[Stage], second: Sequence[Stage]) -> int:
-    """How many stages both networks begin with, so that the second need not run them after the first has run.
+    """Count the stages both networks begin with, so that the second need not run them after the first has run.
 
     What the first network writes over later, by key or in place, it no longer has: such stages are not counted.
     """
@@ -217,22 +201,12 @@ def alone(
     learned: Iterable[Tensor],
     than: Iterable[Tensor],
 ) -> tuple[Tensor, ...]:
-    """What `run` computes of columns, with a gradient for some of the tensors that it reads.
+    """Return what `run` computes of columns, with a gradient for the columns and some of the tensors that it reads.
 
-    Parameters
-    ----------
-    run : callable
-        It reads the columns that it is given, in place of those here: of columns that are made of each other each gets
-        its own part of the gradient.
-    columns : dict of key to Tensor
-        They get a gradient.
-    learned : iterable of Tensor
-        Parameters that get one.
-    than : iterable of Tensor
-        Parameters that get none, however often one differentiates.
+    `run`: it reads the columns that it is given, in place of those here: of columns that are made of each other each
+    gets its own part of the gradient.
+    `learned`: parameters that get a gradient; `than`: parameters that get none, however often one differentiates.
 
-    Notes
-    -----
     The others are not told that they need no gradient: a layer that is computed again in the backward pass (activation
     checkpointing) would not be what it was. Such layers need `use_reentrant=False`, as torch says where they have not.
     """
@@ -250,7 +224,7 @@ def alone(
 
 
 class _Alone(torch.autograd.Function):
-    """What `run` makes of the tensors `inside`, as a function of those that they stand for, `inputs`."""
+    """Computes what `run` makes of the tensors `inside`, as a function of those that they stand for, `inputs`."""
 
     @staticmethod
     def forward(
@@ -299,14 +273,8 @@ def parted(network: nn.Module, other: nn.Module) -> tuple[list[nn.Parameter], li
 class Known(NamedTuple):
     """An actor that is a plain sequence, and whose distribution belongs to a family.
 
-    Attributes
-    ----------
-    family : Family or None
-        None, and nothing else: the actor is called the general way.
-    stages : tuple of Stage
-        The parameter net.
-    param_keys : list of keys
-        Of the distribution's parameters, as that net writes them.
+    `family`: None, and nothing else: the actor is called the general way.
+    `stages`: the parameter net; `param_keys`: of the distribution's parameters, as that net writes them.
     """
 
     family: Family | None = None
@@ -344,7 +312,7 @@ class Density:
 
     @property
     def in_keys(self) -> list[Key]:
-        """What the actor reads, as it is now."""
+        """Return what the actor reads, as it is now."""
         known = self.known()
         return keys_read(self.actor, known.stages, known.param_keys)
 
@@ -354,7 +322,7 @@ class Density:
         return self.known().family
 
     def parameters(self, columns: Columns) -> tuple[Params, dict[Key, Tensor]]:
-        """The distribution's parameters, and columns with everything the net writes (family only)."""
+        """Return the distribution's parameters, and columns with everything the net writes (family only)."""
         return self.known().parameters(columns)
 
     def __call__(
@@ -421,7 +389,7 @@ def one_a_row(x: Tensor, size: torch.Size, of: Any) -> Tensor:
 
 
 def also_called(key: Key) -> tuple[Key, ...]:
-    """The other name under which a batch may hold the log-probability that is looked for under `key`."""
+    """Return the other name under which a batch may hold the log-probability that is looked for under `key`."""
     names = (SAMPLE_LOG_PROB, ACTION_LOG_PROB)
     return tuple(name for name in names if name != key) if key in names else ()
 

@@ -254,7 +254,7 @@ class PolicyGradientLoss(Loss):
         return TensorDict(dict(self.terms(self.columns(td), td.ndim)))
 
     def _may_estimate(self, td: TensorDictBase) -> bool:
-        """Whether values or returns can be had of a batch without being told how: as upstream does, by default."""
+        """Say whether values or returns can be had of a batch without being told how: as upstream does, by default."""
         if self.value_estimator is not None:
             return True
         able = self.critic_network is not None or self.default_value_estimator is ValueEstimators.TD1

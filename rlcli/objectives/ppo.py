@@ -31,15 +31,7 @@ def surrogate(log_ratio: Tensor, advantage: Tensor) -> Tensor:
 def clipped_surrogate(
     log_ratio: Tensor, advantage: Tensor, low: float | Tensor, high: float | Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The pessimistic one of the ratio and the ratio clipped to `[1 - low, 1 + high]` (eq. 7).
-
-    Returns
-    -------
-    gain : Tensor
-        To be maximised.
-    ratio : Tensor
-        `exp(log_ratio)`.
-    """
+    """Return the lesser gain of the ratio and of it clipped to `[1 - low, 1 + high]` (eq. 7), and the ratio."""
     ratio = log_ratio.exp()
     near = ratio.clamp(1 - low, 1 + high)  # type: ignore[arg-type]
     return torch.minimum(ratio * advantage, near * advantage), ratio

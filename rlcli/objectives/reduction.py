@@ -20,12 +20,12 @@ REDUCTIONS = ("mean", "sum", "none")
 
 
 def may_ask(x: Tensor) -> bool:
-    """Whether the host may ask for a number of `x`: it would wait for a GPU, and a compiled graph holds none."""
+    """Say whether the host may ask for a number of `x`: it would wait for a GPU, and a compiled graph holds none."""
     return not (x.is_cuda or torch.compiler.is_compiling())
 
 
 def mask_of(columns: Mapping[Key, Tensor]) -> Tensor | None:
-    """The conjunction `[*B]` of all masks in `columns`; None where there is none."""
+    """Return the conjunction `[*B]` of all masks in `columns`; None where there is none."""
     valid: Tensor | None = None
     for key in MASK_KEYS:
         mask = columns.get(key)
@@ -133,7 +133,7 @@ def value_error(value: Tensor, target: Tensor, kind: str) -> Tensor:
 
 
 def clipped_value_error(value: Tensor, old_value: Tensor, target: Tensor, kind: str, limit: float) -> Tensor:
-    """The larger of the error and the error of the value moved at most `limit` away from `old_value`."""
+    """Return the larger of the error and the error of the value moved at most `limit` away from `old_value`."""
     near = old_value + (value - old_value).clamp(-limit, limit)
     return torch.maximum(value_error(value, target, kind), value_error(near, target, kind))
 

@@ -205,7 +205,7 @@ class SACLoss(BootstrappedLoss):
         return terms
 
     def _check(self, critics: Sequence[Lowered]) -> list[Key]:
-        """What critics read beside the action."""
+        """Check what critics read beside the action."""
         key, written = self.tensor_keys.action, self.tensor_keys.state_action_value
         reads: dict[Key, None] = {}
         for critic in critics:
@@ -232,7 +232,7 @@ class SACLoss(BootstrappedLoss):
         return self.target(columns, torch.stack(values).amin(0) - alpha * log_prob)
 
     def _draw(self, columns: Columns, batch_dims: int) -> tuple[Tensor, Tensor]:
-        """A differentiable action and its log-probability `[*B]`."""
+        """Return a differentiable action and its log-probability `[*B]`."""
         known, size = self.density.known(), next(iter(columns.values())).shape[:batch_dims]
         if known.family is not None and known.family.has_rsample:
             params, _ = known.parameters(columns)
@@ -257,7 +257,7 @@ class SACLoss(BootstrappedLoss):
 
 @contextmanager
 def drawing_from(generator: torch.Generator | None) -> Iterator[None]:
-    """What torch's global generators draw inside follows from `generator`, and leaves no trace in them."""
+    """Have what torch's global generators draw inside follow from `generator`, and leave no trace in them."""
     if generator is None or torch.compiler.is_compiling():
         yield
         return
@@ -279,7 +279,7 @@ def _sampled(family, params: Params, generator: torch.Generator | None) -> tuple
 
 
 def _of(functions: Sequence[Lowered], networks: Sequence[nn.Module] | nn.ModuleList) -> bool:
-    """Whether these are the functions of these networks."""
+    """Say whether these are the functions of these networks."""
     return len(functions) == len(networks) and all(x.module is net for x, net in zip(functions, networks, strict=True))
 
 

@@ -29,16 +29,10 @@ from rlcli.transforms.primer import state_keys
 
 
 class BurnIn(NamedTuple):
-    """The rows of a flat sample that only warm states up.
+    """The rows of a flat sample that only warm states up, in `columns` `[M, ...]`.
 
-    Attributes
-    ----------
-    columns : dict of key to Tensor `[M, ...]`
-        Those rows.
-    last : int64 Tensor `[S]`
-        Among them, the last one of each slice that goes on behind them.
-    following : int64 Tensor `[S]`
-        Among the rows that are learned from, the one that comes after it.
+    `last` (int64 `[S]`): among them, the last one of each slice that goes on behind them.
+    `following` (int64 `[S]`): among the rows that are learned from, the one that comes after it.
     """
 
     columns: dict[Key, Tensor]
@@ -53,7 +47,7 @@ def burn_in_of(columns: Columns) -> Tensor | None:
 
 
 def flat(columns: Columns, batch_dims: int) -> dict[Key, Tensor]:
-    """Columns `[*B, ...]` as `[N, ...]`; `is_init` is set where rows of the batch begin, too."""
+    """Return columns `[*B, ...]` as `[N, ...]`; `is_init` is set where rows of the batch begin, too."""
     begins = columns[IS_INIT]
     if batch_dims > 1:
         begins = begins.clone()
@@ -62,12 +56,7 @@ def flat(columns: Columns, batch_dims: int) -> dict[Key, Tensor]:
 
 
 def without_burn_in(columns: Columns, burn: Tensor) -> tuple[dict[Key, Tensor], BurnIn | None]:
-    """The rows of a flat sample `[N]` that are learned from, and the others.
-
-    Parameters
-    ----------
-    burn : bool Tensor `[N]`
-    """
+    """Return the rows of a flat sample `[N]` that are learned from, and the others, set in `burn` (bool `[N]`)."""
     warming, learned = burn.nonzero().squeeze(1), (~burn).nonzero().squeeze(1)
     columns = without(columns, [BURN_IN])
     rest = {key: x[learned] for key, x in columns.items()}
@@ -83,13 +72,7 @@ def without_burn_in(columns: Columns, burn: Tensor) -> tuple[dict[Key, Tensor], 
 
 @torch.no_grad()
 def warmed_up(sample: TensorDictBase, burn_in: Tensor, network: TensorDictModuleBase) -> TensorDictBase:
-    """A flat sample without its burn-in, its slices begun from the states that `network` leaves them with.
-
-    Parameters
-    ----------
-    sample : TensorDict `[N]`
-    burn_in : bool Tensor `[N]`
-    """
+    """Return a flat sample `[N]` without its burn-in (bool `[N]`), slices begun from the states `network` leaves."""
     rest = sample[~burn_in].exclude(BURN_IN)
     flags: dict[Key, Tensor] = {IS_INIT: sample[IS_INIT]}
     _, before = without_burn_in(flags, burn_in)
@@ -109,14 +92,8 @@ def warmed_up(sample: TensorDictBase, burn_in: Tensor, network: TensorDictModule
 class SequenceActionValues:
     """A recurrent network of action values as a function from a sample to values.
 
-    Parameters
-    ----------
-    network : Lowered
-        Reads `is_init`, and writes its next state under `next`.
-    key : key
-        Where it writes the values of actions.
-    stored : bool
-        Slices begin from the state that is stored with their first row, where a sample has it; else from zero.
+    `network`: reads `is_init`, and writes its next state under `next`, and the values of actions at `key`.
+    `stored`: slices begin from the state that is stored with their first row, where a sample has it; else from zero.
     """
 
     def __init__(self, network: Lowered, key: Key, stored: bool) -> None:
@@ -124,12 +101,12 @@ class SequenceActionValues:
 
     @property
     def observed(self) -> list[Key]:
-        """What it reads of a step and of the next one."""
+        """Return what it reads of a step and of the next one."""
         return self.net.in_keys
 
     @property
     def in_keys(self) -> list[Key]:
-        """What it reads of a step."""
+        """Return what it reads of a step."""
         return [*self.observed, *(self.net.state_keys if self.stored else ()), IS_INIT]
 
     @property
@@ -137,15 +114,7 @@ class SequenceActionValues:
         return [self.net.key]
 
     def __call__(self, columns: Columns, ends: Ends, burn_in: BurnIn | None = None) -> tuple[Tensor, Tensor]:
-        """Values of the actions of every row, and of the observation after it, `[*B, n]` each.
-
-        Parameters
-        ----------
-        columns : dict of key to Tensor `[*B, ...]`
-            The last of the batch dims is time.
-        ends : Ends
-        burn_in : BurnIn, optional
-        """
+        """Return values `[*B, n]` of each row's actions, and of the observation after; the last batch dim is time."""
         columns, size = dict(columns), ends.cut.shape
         if not self.stored:
             begins = columns[IS_INIT].clone()
@@ -173,12 +142,12 @@ class SequenceActionValues:
 
 
 def without(columns: Columns, keys: Sequence[Key]) -> dict[Key, Tensor]:
-    """All other columns."""
+    """Return all other columns."""
     return {key: x for key, x in columns.items() if key not in keys}
 
 
 def slice_ends(columns: Columns, done: Key, terminated: Key, size: torch.Size) -> Ends:
-    """Where the trajectories of a sample stop: at `done`, and before a row that `is_init` says begins one."""
+    """Return where the trajectories of a sample stop: at `done`, and before a row that `is_init` says begins one."""
     flags = [per_row(columns[key], size, str(key)).bool() for key in (terminated, done) if key in columns]
     begins = per_row(columns[IS_INIT], size, IS_INIT).bool()
     cut = flags[-1] | flags[0]

@@ -1,4 +1,4 @@
-"""What envs take, measured on some that are made for it: in this process, in an evaluation, in processes of their own.
+"""Measure what envs take on some that are made for it: in this process, in an evaluation, in processes of their own.
 
 A plan asks before there is anything, a run that is about to begin beside what it has made.
 """
@@ -32,20 +32,12 @@ MANY, MOMENT, SPARE, SMALL = 16384, 0.5, 64 << 20, 1 << 20
 
 @dataclass(frozen=True)
 class Envs:
-    """What envs need, as measured.
+    """The memory that envs need, as measured, in bytes.
 
-    Attributes
-    ----------
-    each : int
-        Bytes of one more env in this process, once it was reset.
-    at_reset : int
-        Of them, what it takes only then.
-    workers : int
-        Bytes of the processes that step the envs, with their envs, and of what they are forked from.
-    worker : int
-        Of them, of each worker without its envs.
-    parent : int
-        Of this process beside, where workers collect: the weights that they are to adopt.
+    `each`: one more env in this process, once it was reset; `at_reset`: of them, what it takes only then.
+    `workers`: the processes that step the envs, with their envs, and what they are forked from; `worker`: of them, each
+    worker without its envs.
+    `parent`: this process beside, where workers collect: the weights that they are to adopt.
     """
 
     each: int
@@ -56,18 +48,18 @@ class Envs:
 
 
 def lanes_of(cfg: CollectConfig, num: int) -> EnvConfig:
-    """The envs of the run, `num` of them and in this process, on the engine that it would choose for all."""
+    """Return the envs of the run, `num` of them and in this process, on the engine that it would choose for all."""
     mode = "native" if wants_native(cfg.env, cfg.env.num) else "serial"
     return dataclasses.replace(cfg.env, num=num, mode=mode, workers=None)
 
 
 def lanes_apart(cfg: CollectConfig) -> int:
-    """How many envs of the run other processes step."""
+    """Return how many envs of the run other processes step."""
     return cfg.env.num - lanes_here(cfg)
 
 
 def played(cfg: CollectConfig) -> int:
-    """How many envs an evaluation of the run makes beside those of the run, all of them in the learner's process."""
+    """Return how many envs an evaluation makes beside those of the run, all of them in the learner's process."""
     if not isinstance(cfg, Config) or not cfg.run.eval_episodes:
         return 0
     gone = lanes_here(cfg) if cfg.run.eval_every is None else 0  # the only evaluation comes when those are closed
@@ -89,7 +81,7 @@ def _by_themselves() -> Iterator[None]:
 
 @_by_themselves()
 def one_more(cfg: CollectConfig) -> Envs:
-    """What one more env takes where there is one.
+    """Return what one more env takes where there is one.
 
     A small env takes less than a page of memory: as many are made as are quickly there.
     """
@@ -115,7 +107,7 @@ def one_more(cfg: CollectConfig) -> Envs:
 
 @_by_themselves()
 def to_come(cfg: CollectConfig, *, reset: bool) -> dict[str, int]:
-    """What a run that has made its envs, and has `reset` them or not, will hold of envs beside.
+    """Return what a run that has made its envs, and has `reset` them or not, will hold of envs beside.
 
     Nothing is made for a run that plays no evaluation, and nothing said of envs that cannot be made twice.
     """
@@ -144,12 +136,12 @@ def to_come(cfg: CollectConfig, *, reset: bool) -> dict[str, int]:
 
 # ---- in processes of their own ---------------------------------------------------------------------------------------
 def workers_of(cfg: CollectConfig) -> int:
-    """How many processes step the envs beside this one."""
+    """Return how many processes step the envs beside this one."""
     return len(shares(cfg)) or env_workers(cfg)
 
 
 def measured(cfg: CollectConfig, actor: nn.Module | None = None) -> Envs:
-    """What one more env takes here, and what the processes that step the envs will take beside.
+    """Measure what one more env takes here, and what the processes that step the envs will take beside.
 
     One worker with one env is started and looked at; where it collects, with what acts there and its weights.
     """
@@ -179,7 +171,7 @@ def measured(cfg: CollectConfig, actor: nn.Module | None = None) -> Envs:
 
 
 def worker_bytes(collector: BaseCollector) -> int:
-    """Bytes of the processes that step a collector's lanes, as they are now; 0 where there are none."""
+    """Return the bytes of the processes that step a collector's lanes, as they are now; 0 where there are none."""
     shared, own, started = _processes(collector.processes)
     return shared + sum(own) + started
 
@@ -195,7 +187,7 @@ def _processes(crew: Crew | None) -> tuple[int, list[int], int]:
 
 
 def _own(process: psutil.Process) -> int:
-    """What it shares with no other; 0 of one that has ended."""
+    """Return what it shares with no other; 0 of one that has ended."""
     try:
         return process.memory_full_info().uss
     except psutil.Error:

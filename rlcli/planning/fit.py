@@ -1,4 +1,4 @@
-"""What fits where, and what to choose: bytes in RAM, on the disk and a GPU, what each memory mode would take."""
+"""Say what fits where, and what to choose: bytes in RAM, on the disk and a GPU, what each memory mode would take."""
 
 from __future__ import annotations
 
@@ -33,10 +33,7 @@ from rlcli.report.ledger import LEARNER, ROLLOUT
 
 
 def places_of(cfg: CollectConfig, plan: Plan, limit: int | None = None) -> list[Place]:
-    """RAM, the disk under the run folder, another under `storage.scratch_dir`, and every GPU that the run uses.
-
-    `limit`: bytes of RAM to make do with, whatever this machine has.
-    """
+    """Return RAM (`limit`: bytes of it), the disks of run folder and `storage.scratch_dir`, and every used GPU."""
     found = [Place("RAM", plan.total + plan.workers, *(free_memory() if limit is None else (limit, limit)))]
     folder, scratch, need = _existing(Path(cfg.run.dir or "runs")), _scratch_of(cfg), disk_need(cfg, plan)
     usage, rows = shutil.disk_usage(folder), 0
@@ -62,14 +59,14 @@ SEGMENT, STATES, STATE, STATE_OF_LANE, OTHERS = 5 << 10, 3, 15 << 10, 640, 48 <<
 
 
 def _scratch_of(cfg: Any) -> Path | None:
-    """Where the rows of a storage on disk lie, if that is not the run folder."""
+    """Return where the rows of a storage on disk lie, if that is not the run folder."""
     storage = getattr(cfg, "storage", None)
     given = None if storage is None or storage.kind != "memmap" else storage.scratch_dir
     return None if given is None else _existing(Path(given))
 
 
 def disk_need(cfg: CollectConfig, plan: Plan) -> int:
-    """Bytes on disks: frames where they are collected, checkpoints and a memmap else."""
+    """Return the bytes on disks: frames where they are collected, checkpoints and a memmap else."""
     if plan.verb == "collect":
         batches = math.ceil(cfg.total_frames / max(plan.frames, 1))
         rows = math.ceil(plan.component(ROLLOUT) / max(plan.frames, 1) * cfg.total_frames)
@@ -80,7 +77,7 @@ def disk_need(cfg: CollectConfig, plan: Plan) -> int:
 
 
 def _files_of_rows(cfg: Any, plan: Plan) -> int:
-    """What a storage on disk reserves for its declared size, however many rows come."""
+    """Return what a storage on disk reserves for its declared size, however many rows come."""
     row = sum(entry.per_frame for entry in plan.entries if entry.component == BUFFER and entry.device == "disk")
     return rows_on_disk(math.ceil(row), cfg.storage.max_size, batch=cfg.collector.frames_per_batch) if row else 0
 
@@ -98,7 +95,7 @@ _CHOICES = {"memory": ("memory.kind", "memory.next_obs"), "storage": ("storage.k
 
 
 def advice_for(cfg: Any, plan: Plan, again: Again) -> list[str]:
-    """For each place that is too small: the overrides that help, those first that are enough alone.
+    """List for each place that is too small the overrides that help, those first that are enough alone.
 
     Every one is planned for: nothing is advised that the configuration does not allow, that saves next to nothing, or
     that another place has no room for.
@@ -114,7 +111,7 @@ def advice_for(cfg: Any, plan: Plan, again: Again) -> list[str]:
 
 
 def _changed(cfg: Any, change: Mapping[str, Any]) -> Any:
-    """A configuration with other values."""
+    """Return a configuration with other values."""
     changed = copy.deepcopy(cfg)
     for given, value in change.items():
         for key in _CHOICES.get(given, (given,)):
@@ -132,7 +129,7 @@ def _needs(cfg: Any, change: Mapping[str, Any], again: Again) -> dict[str, int]:
 
 
 def _crowds(plan: Plan, place: Place, needs: Mapping[str, int]) -> bool:
-    """Whether what helps a place is more than another has."""
+    """Say whether what helps a place is more than another has."""
     others = (other for other in plan.places if other.name != place.name)
     return any(needs.get(other.name, 0) > max(other.free, other.need) for other in others)
 
@@ -165,7 +162,7 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
 
 
 def _in_memory(cfg: Any, plan: Plan, place: Place, again: Again) -> list[str]:
-    """What each part that could be smaller saves."""
+    """Return what each part that could be smaller saves."""
     over = place.need - place.free
     lines: list[tuple[int, str]] = []  # what each saves, and how
     little: list[tuple[int, str]] = []
@@ -217,12 +214,12 @@ def _ways(cfg: Any, plan: Plan, place: Place, over: int) -> Iterator[Sequence[Ma
 
 
 def _stored_in_ram(plan: Plan) -> int:
-    """Bytes of a buffer that are not on a disk."""
+    """Return the bytes of a buffer that are not on a disk."""
     return sum(entry.bytes for entry in plan.entries if entry.component == BUFFER and entry.device != "disk")
 
 
 def _of_stages(cfg: Any, plan: Plan, over: int) -> Iterator[Sequence[Mapping[str, Any]]]:
-    """What is held for a moment."""
+    """Return what is held for a moment."""
     peaks = {peak.stage: peak for peak in plan.peaks}
     if VALUES in peaks and (values := peaks[VALUES].bytes):
         now = cfg.value.num_chunks or 1
@@ -259,12 +256,12 @@ def _of_batches(cfg: Any, plan: Plan, over: int) -> Iterator[Sequence[Mapping[st
 
 
 def _batches(plan: Plan) -> int:
-    """Bytes of the batch, the one before it, and the copy that minibatches are cut from."""
+    """Return the bytes of the batch, the one before it, and the copy that minibatches are cut from."""
     return sum(map(plan.component, (ROLLOUT, SPARE, MINIBATCHES)))
 
 
 def _scaled(size: int, nbytes: int, over: int) -> int:
-    """A size whose bytes are smaller by `over` and a little more, in two figures: not every byte is of a row."""
+    """Return a size whose bytes are smaller by `over` and a little more, in two figures: not every byte is of a row."""
     return max(1, _rounded(size * max(nbytes - 1.02 * over, 1) / nbytes))
 
 
@@ -306,7 +303,7 @@ def modes_of(
 
 
 def _against(rows: RowSchema, mode: Mode, full: Mode) -> str:
-    """Why this mode is a bad choice for these rows."""
+    """Say why this mode is a bad choice for these rows."""
     if mode.name == "full" or not rows.successors:
         return ""
     if (mode.buffer or mode.bytes) >= (full.buffer or full.bytes):
@@ -321,7 +318,7 @@ def _against(rows: RowSchema, mode: Mode, full: Mode) -> str:
 
 
 def warnings_for(cfg: CollectConfig, rows: RowSchema, modes: Sequence[Mode]) -> Iterator[str]:
-    """Where the chosen mode, one of `modes`, costs more than it saves."""
+    """Say where the chosen mode, one of `modes`, costs more than it saves."""
     mode = cfg.memory.next_obs
     note = next(m.note for m in modes if m.name == mode)
     if note:
@@ -349,7 +346,7 @@ def warnings_for(cfg: CollectConfig, rows: RowSchema, modes: Sequence[Mode]) -> 
 
 
 def _limit(cfg: CollectConfig) -> int | None:
-    """The longest an episode can be, where that is known."""
+    """Return the longest an episode can be, where that is known."""
     limits = [cfg.env.max_episode_steps, cfg.collector.max_frames_per_traj]
     if not cfg.env.max_episode_steps and cfg.env.kind in ("gym", "mujoco"):
         from gymnasium.envs.registration import registry

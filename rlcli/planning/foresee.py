@@ -1,4 +1,4 @@
-"""What a run needs, from its collector's schema and its networks, whether they were made to run or to be looked at.
+"""Foresee a run's needs from its collector's schema and its networks, made to run or to be looked at.
 
 What stages hold for a moment is counted by running loss and estimator themselves, on tensors without memory: whatever
 the estimator does (two calls, one pass, shifted, chunks, an actor for V-trace) is counted because it is what runs.
@@ -64,25 +64,13 @@ WORKING, WORKING_TO_COLLECT = 10 << 20, 3 << 20
 
 @dataclass(frozen=True)
 class Peak:
-    """What a stage holds for a moment, on top of what stays.
+    """The memory that a stage ("values" or "update") holds for a moment, on top of what stays.
 
-    Attributes
-    ----------
-    stage : str
-        "values", "update".
-    bytes : int
-        At its peak.
-    kept : int
-        Of them in blocks that the process keeps after the stage.
-    rows : int
-        Rows of one call of the network.
-    device : str
-    unknown : str
-        Why it could not be counted; "" where it was.
-    saved : int
-        Of its bytes, what recurrent layers save for the backward pass, beside what they read.
-    spared : int
-        How much less that is with `memory.recurrent_recompute` than without, whichever is set.
+    `bytes`: at its peak; `kept`: of them in blocks that the process keeps after the stage.
+    `rows`: of one call of the network.
+    `unknown`: why it could not be counted; "" where it was.
+    `saved`: of its bytes, what recurrent layers save for the backward pass, beside what they read.
+    `spared`: how much less that is with `memory.recurrent_recompute` than without, whichever is set.
     """
 
     stage: str
@@ -96,7 +84,7 @@ class Peak:
 
 
 class Held(NamedTuple):
-    """What a stage holds; the fields are those of `Peak`."""
+    """The memory that a stage holds; the fields are those of `Peak`."""
 
     peak: int
     kept: int
@@ -105,18 +93,18 @@ class Held(NamedTuple):
 
 
 def bytes_on(entries: Sequence[Entry], device: str = "cpu") -> int:
-    """Bytes of entries on one device; what lies on a disk has the device "disk"."""
+    """Return the bytes of entries on one device; what lies on a disk has the device "disk"."""
     return sum(entry.bytes for entry in entries if (entry.device or "cpu") == device)
 
 
 def at_once(peaks: Sequence[Peak], device: str = "cpu") -> int:
-    """The most that stages hold together: the largest at its peak, the others with what they keep."""
+    """Return the most that stages hold together: the largest at its peak, the others with what they keep."""
     here = [peak for peak in peaks if peak.device == device]
     return max((p.bytes + sum(q.kept for q in here if q is not p) for p in here), default=0)
 
 
 def at_peak(process: Mapping[str, int], entries: Sequence[Entry], peaks: Sequence[Peak]) -> int:
-    """Bytes of a process in RAM at its peak: beside tensors, of those that stay, and of stages."""
+    """Return the bytes of a process in RAM at its peak: beside tensors, of those that stay, and of stages."""
     return sum(process.values()) + bytes_on(entries) + at_once(peaks)
 
 
@@ -124,14 +112,9 @@ def at_peak(process: Mapping[str, int], entries: Sequence[Entry], peaks: Sequenc
 class Learning:
     """The parts of a learner that need memory.
 
-    Attributes
-    ----------
-    policy : module or None
-        None while actions are random.
-    loss, estimator : module or None
-        None while frames are only collected; off-policy losses need no estimator.
-    rebuilt : sequence of keys
-        Observations whose next value samples get from the row that follows, where it is known.
+    `policy`: None while actions are random.
+    `loss`, `estimator`: None while frames are only collected; off-policy losses need no estimator.
+    `rebuilt`: observations whose next value samples get from the row that follows, where it is known.
     """
 
     policy: Any = None
@@ -149,16 +132,10 @@ def expected(
     init_rows: int = 0,
     stored: int = 0,
 ) -> Expected:
-    """What the plan says of a run that is about to begin, for its report.
+    """Return what the plan says of a run that is about to begin, for its report.
 
-    Parameters
-    ----------
-    imported : int
-        What the process held before anything was made.
-    init_rows : int
-        Rows that a buffer begins with.
-    stored : int
-        Bytes of rows that it holds by now.
+    `imported`: what the process held before anything was made.
+    `init_rows`: rows that a buffer begins with; `stored`: bytes of rows that it holds by now.
     """
     rows, entries, peaks = tensors_of(cfg, collector, learning, init_rows)
     known = {peak.stage: peak for peak in peaks if not peak.unknown}
@@ -172,7 +149,7 @@ def expected(
 
 
 def so_far(imported: int, learning: Learning, stored: int = 0) -> dict[str, int]:
-    """The process of a run that is about to begin, without networks and stored rows: they are among the tensors.
+    """Return the process of a run that is about to begin, without networks and stored rows: they are among the tensors.
 
     Memory that was freed before goes back to the system first: it does not belong to this run.
     """
@@ -183,12 +160,12 @@ def so_far(imported: int, learning: Learning, stored: int = 0) -> dict[str, int]
 
 
 def working(learning: Learning) -> int:
-    """What libraries touch when they are first used."""
+    """Return what libraries touch when they are first used."""
     return WORKING_TO_COLLECT if learning.loss is None else WORKING
 
 
 def noise_of(rows: RowSchema) -> dict[str, int]:
-    """Bytes that lanes have drawn ahead once the first batch is begun."""
+    """Return the bytes that lanes have drawn ahead once the first batch is begun."""
     return {"random numbers, drawn ahead": rows.lanes * noise_of_lane(rows)}
 
 
@@ -200,7 +177,7 @@ def noise_of_lane(rows: RowSchema) -> int:
 def tensors_of(
     cfg: CollectConfig, collector: BaseCollector, learning: Learning, init_rows: int
 ) -> tuple[RowSchema, list[Entry], list[Peak]]:
-    """What rows hold, the tensors that stay, and what stages hold for a moment."""
+    """Return what rows hold, the tensors that stay, and what stages hold for a moment."""
     parts = shares_meanwhile(cfg)
     lanes = max(map(len, parts)) if parts else cfg.env.num  # of one batch
     mode, device = cfg.memory.next_obs, _device(cfg, "storing_device")
@@ -230,14 +207,14 @@ def tensors_of(
 
 
 def estimates_of(cfg: CollectConfig, estimator: Any, mode: str) -> tuple[Mapping[Key, Field], bool]:
-    """What the value stage adds to a batch, and whether it keeps the index of next observations."""
+    """Return what the value stage adds to a batch, and whether it keeps the index of next observations."""
     if estimator is None or cfg.collector.trajs_per_batch or cfg.collector.split_trajs or _draws(cfg):
         return {}, False  # the batch is reported as it was collected
     return written_by(estimator, mode), mode == "exact" and estimator.value_network is not None
 
 
 def _learned(cfg: Any, rows: RowSchema, learning: Learning, peaks: list[Peak]) -> list[Entry]:
-    """Entries of what is trained; the update's peak goes to `peaks`."""
+    """Return the entries of what is trained; the update's peak goes to `peaks`."""
     device, loss, estimator, drawn = _device(cfg, "train_device"), learning.loss, learning.estimator, _draws(cfg)
     entries = planned_learner(learning.policy, loss, cfg.optim.kind, optimizer_options(cfg.optim), device)
     added = {} if estimator is None else written_by(estimator, "full")
@@ -268,7 +245,7 @@ def _learned(cfg: Any, rows: RowSchema, learning: Learning, peaks: list[Peak]) -
 
 
 def _of_a_step(cfg: Any, rows: RowSchema, loss: Any) -> tuple[RowSchema, int]:
-    """The rows that one step of the update learns from, and how many more only bring states up, at most.
+    """Return the rows that one step of the update learns from, and how many more only bring states up, at most.
 
     Of a recurrent loss the lanes are sequences.
     """
@@ -304,12 +281,12 @@ def _values(cfg: Any, learning: Learning, rows: RowSchema, device: str) -> Peak:
 
 
 def _draws(cfg: Any) -> bool:
-    """Whether updates learn from drawn rows, not from a batch."""
+    """Say whether updates learn from drawn rows, not from a batch."""
     return is_off_policy(cfg) or draws_slices(cfg)
 
 
 def _places(module: Any, rows: RowSchema) -> list[torch.device]:
-    """Where a stage may be tried: small layers on zeros first, since without memory torch loads 40 MiB of sympy."""
+    """Return where a stage may be tried: small layers on zeros first; without memory torch loads 40 MiB of sympy."""
     shapes = [p.shape for p in module.parameters()]
     widths = sum(shape[0] for shape in shapes if shape) + sum(field.width for field in rows.fields.values())
     small = not module.recurrent and all(len(shape) <= 2 for shape in shapes) and rows.frames * widths < TRIED
@@ -346,21 +323,16 @@ def _device(cfg: CollectConfig, stage: str) -> str:
 def columns_read(
     loss: Any, rows: RowSchema, added: Mapping[Key, Field], place: torch.device = META
 ) -> dict[Key, Tensor]:
-    """What a loss reads of rows, `[N, ...]` as an update has them: masks have done their work."""
+    """Return what a loss reads of rows, `[N, ...]` as an update has them: masks have done their work."""
     batch = trial_batch(rows, "full", added, place)
     return {key: x.reshape(-1, *x.shape[2:]) for key, x in loss.columns(batch).items() if key not in MASK_KEYS}
 
 
 def update_peak(loss: Any, columns: Mapping[Key, Tensor], device: str, sequences: int = 0) -> Held:
-    """The most that one minibatch step holds: activations, their gradients, temporaries.
+    """Return the most that one minibatch step holds: activations, their gradients, temporaries.
 
-    Parameters
-    ----------
-    loss : Loss
-    columns : dict of key to Tensor `[N, ...]`
-        Where they are, a copy of the loss is run.
-    sequences : int
-        How many there are, of one length each, where the loss is recurrent.
+    `columns` (`[N, ...]`): where they are, a copy of the loss is run.
+    `sequences`: how many there are, of one length each, where the loss is recurrent.
     """
     copied = copied_to(next(iter(columns.values())).device, loss)
     saved = watch_saved(copied)
@@ -381,7 +353,7 @@ def update_peak(loss: Any, columns: Mapping[Key, Tensor], device: str, sequences
 
 
 def _asked(sequences: int) -> AbstractContextManager[Any]:
-    """The answers of that many sequences, of one length each, perhaps with a next observation behind."""
+    """Return the answers of that many sequences, of one length each, perhaps with a next observation behind."""
     if not sequences:
         return nullcontext()
     return Answers(lambda _: sequences, sequences - 1, False)
@@ -393,14 +365,9 @@ def _asked(sequences: int) -> AbstractContextManager[Any]:
 class Answers(TorchDispatchMode):
     """Answers for operations whose result depends on numbers, on tensors that have none.
 
-    Parameters
-    ----------
-    are_set : callable
-        Number of elements of a mask -> how many of them are set, where an operation asks which.
-    whole : int
-        What whole numbers are: how many ends a row has before its last step.
-    flag : bool
-        What is answered where one flag is asked for: whether some next observations are not known.
+    `are_set`: number of elements of a mask -> how many of them are set, where an operation asks which.
+    `whole`: what whole numbers are: how many ends a row has before its last step.
+    `flag`: what is answered where one flag is asked for: whether some next observations are not known.
     """
 
     def __init__(self, are_set: Callable[[int], int], whole: int, flag: bool) -> None:
@@ -430,16 +397,10 @@ def stage_peak(
     unknown: bool = False,
     place: torch.device = META,
 ) -> Held:
-    """Bytes of one batch's value stage, less those that it leaves behind.
+    """Return the bytes of one batch's value stage, less those that it leaves behind.
 
-    Parameters
-    ----------
-    mode : str
-        How next observations are kept.
-    flat : bool
-        The lanes lie one after the other in one dim.
-    unknown : bool
-        Some next observations are not known, and marked.
+    `mode`: how next observations are kept. `flat`: the lanes lie one after the other in one dim.
+    `unknown`: some next observations are not known, and marked.
     """
     with torch.no_grad():
         stage, batch = copied_to(place, estimator), trial_batch(rows, mode, device=place)
@@ -452,7 +413,7 @@ def stage_peak(
 
 
 def rows_at_once(estimator: ValueEstimator, rows: RowSchema, flat: bool = False) -> int:
-    """Rows of one call of the value network."""
+    """Return the rows of one call of the value network."""
     whole = rows.lanes * _slots(estimator, rows)
     size = estimator.chunks.rows(torch.Size((rows.frames,) if flat else (rows.lanes, rows.steps)))
     if size is None:
@@ -463,7 +424,7 @@ def rows_at_once(estimator: ValueEstimator, rows: RowSchema, flat: bool = False)
 
 
 def _slots(estimator: ValueEstimator, rows: RowSchema) -> int:
-    """Observations of one lane that go through the network in a row."""
+    """Return the observations of one lane that go through the network in a row."""
     if estimator.shifted:
         return rows.steps + estimator.shifted_budget
     return rows.steps + 1 if estimator.recurrent else rows.steps

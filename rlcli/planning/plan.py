@@ -1,4 +1,4 @@
-"""What a run will need, before it runs: the ledger it will show, what its process holds beside it, and what fits where.
+"""The plan of a run: the ledger it will show, what its process holds beside it, and what fits where.
 
 Plain values, a policy's layers among them; `rlcli.jobs.plan` works them out and `view` prints them.
 """
@@ -19,21 +19,11 @@ from rlcli.report.ledger import Entry
 
 @dataclass(frozen=True)
 class Mode:
-    """What one way to keep the next observation takes.
+    """The memory that one way to keep the next observation takes, in bytes.
 
-    Attributes
-    ----------
-    name : str
-    per_frame : float
-        Bytes of a frame, all keys together.
-    next_obs : float
-        Of them for next observations.
-    bytes : int
-        Of one batch.
-    buffer : int
-        Of the full buffer; 0 without one.
-    note : str
-        Why one would not want it here; "" where nothing speaks against it.
+    `per_frame`: of a frame, all keys together; `next_obs`: of them for next observations.
+    `bytes`: of one batch; `buffer`: of the full buffer, 0 without one.
+    `note`: why one would not want it here; "" where nothing speaks against it.
     """
 
     name: str
@@ -67,41 +57,20 @@ class Place:
 
 @dataclass(frozen=True)
 class Plan:
-    """The answer of `rlcli plan`.
+    """The answer of `rlcli plan`: `frames` of one batch from `lanes` envs, next observations kept by `next_obs`.
 
-    Attributes
-    ----------
-    verb, title, env : str
-    frames, lanes : int
-        Frames of one batch, and envs.
-    total_frames : int
-    next_obs : str
-        The mode that the run will use.
-    entries : sequence of Entry
-        Every tensor that stays, by component; those of "rollout" and "params+optim" are the very bytes that the run's
-        own ledger will show, as long as no episode has ended inside a batch. Of recurrent states that few rows keep a
-        batch may hold a row fewer for each env, where batches are no multiple of the stride.
-    per_end : int
-        Bytes that each episode ending inside a batch adds: its next observation in `exact`, a recurrent state of which
-        few rows are kept.
-    out_of_step : int
-        Bytes that a batch may hold more once episodes have ended: of recurrent states that few rows keep, as they are
-        kept every so many steps of an episode.
-    peaks : sequence of Peak
-    process : dict from part to bytes
-        "after imports" and what is loaded and made after that; measured in this process.
-    workers : int
-        Bytes of the processes that step the envs and of the one that they are forked from, their envs included; those
-        of `process` apart.
-    worker : int
-        Of them, of each worker without its envs.
-    env_bytes : int
-        Of one more env, wherever it is stepped, without the rows that are collected from it.
-    modes : sequence of Mode
-    places : sequence of Place
-    advice, warnings : sequence of str
-    networks : sequence of Layer
-        What the policy is made of, layer by layer.
+    `entries`: every tensor that stays, by component; those of "rollout" and "params+optim" are the very bytes that the
+    run's own ledger will show, as long as no episode has ended inside a batch. Of recurrent states that few rows keep a
+    batch may hold a row fewer for each env, where batches are no multiple of the stride.
+    `per_end`: bytes that each episode ending inside a batch adds: its next observation in `exact`, a recurrent state of
+    which few rows are kept.
+    `out_of_step`: bytes that a batch may hold more once episodes have ended: of recurrent states that few rows keep, as
+    they are kept every so many steps of an episode.
+    `process`: part -> bytes: "after imports" and what is loaded and made after that; measured in this process.
+    `workers`: bytes of the processes that step the envs and of the one that they are forked from, their envs included;
+    those of `process` apart. `worker`: of them, of each worker without its envs.
+    `env_bytes`: of one more env, wherever it is stepped, without the rows that are collected from it.
+    `networks`: what the policy is made of, layer by layer.
     """
 
     verb: str
@@ -140,7 +109,7 @@ class Plan:
         return all(place.fits for place in self.places)
 
     def component(self, name: str) -> int:
-        """Bytes of one component."""
+        """Return the bytes of one component."""
         return sum(entry.bytes for entry in self.entries if entry.component == name)
 
     def as_dict(self) -> dict:
@@ -153,20 +122,11 @@ class Plan:
 # ---- layers ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Layer:
-    """One layer of a network.
+    """One layer of a `network`, "actor" or "critic".
 
-    Attributes
-    ----------
-    network : str
-        "actor" or "critic".
-    reads : str
-        The keys that a stage reads, at its first layer; "" at the others.
-    layer : str
-        Its class with what it was made with: `Linear(in_features=4, out_features=64, bias=True)`.
-    parameters : int
-        Its own; 0 where it is one that was listed before.
-    shared : bool
-        Whether it was listed before: a trunk that actor and critic have in common.
+    `reads`: the keys that a stage reads, at its first layer; "" at the others.
+    `layer`: its class with what it was made with: `Linear(in_features=4, out_features=64, bias=True)`.
+    `parameters`: its own; 0 where it is `shared`, listed before: a trunk that actor and critic have in common.
     """
 
     network: str
@@ -177,7 +137,7 @@ class Layer:
 
 
 def layers(policy: Any) -> list[Layer]:
-    """The layers of an `ActorCritic`, actor first; none of a policy that has no networks."""
+    """Return the layers of an `ActorCritic`, actor first; none of a policy that has no networks."""
     found: list[Layer] = []
     seen: set[int] = set()
     for name in ("actor", "critic"):

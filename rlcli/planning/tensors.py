@@ -48,7 +48,7 @@ _DISK = ("memmap",)
 
 
 def copied_to(device: torch.device, module: Module) -> Module:
-    """A copy with gradients that are there already; on the meta device parameters and buffers have no memory."""
+    """Return a copy with gradients that are there already; on the meta device parameters and buffers have no memory."""
     memo: dict[int, Any] = {}
     for p in module.parameters():
         memo[id(p)] = nn.Parameter(_copied(p, device), requires_grad=p.requires_grad)
@@ -65,7 +65,7 @@ def _copied(x: Tensor, device: torch.device) -> Tensor:
 
 # ---- batches -----------------------------------------------------------------------------------------------------
 def written_by(estimator: ValueEstimator, mode: str) -> dict[Key, Field]:
-    """What a value estimator adds to a batch."""
+    """Return what a value estimator adds to a batch."""
     dtype = next((p.dtype for p in estimator.parameters()), torch.float32)
     number, flag = Field(dtype, torch.Size((1,))), Field(torch.bool, torch.Size(()))
     found: dict[Key, Field] = {key: flag if key == SHIFTED_VALID else number for key in estimator.out_keys}
@@ -116,14 +116,9 @@ def planned_batch(
     index: bool = False,
     device: str = "cpu",
 ) -> list[Entry]:
-    """The ledger of one batch: what a run's own ledger reads off a batch, read off one without memory.
+    """Return the ledger of one batch: what a run's own ledger reads off a batch, read off one without memory.
 
-    Parameters
-    ----------
-    index : bool
-        Whether something will ask an `exact` batch where each successor lies.
-
-    Others as for `trial_batch`.
+    `index`: whether something will ask an `exact` batch where each successor lies; the others as for `trial_batch`.
     """
     batch = trial_batch(rows, mode, added)
     lazy = [value for key in rows.successors if isinstance(value := batch.get(key, None), Rows)]
@@ -143,7 +138,7 @@ def planned_batch(
 
 
 def before(key: Key) -> Key:
-    """The observation that a next one belongs to."""
+    """Return the observation that a next one belongs to."""
     return unravel(as_tuple(key)[1:])
 
 
@@ -154,7 +149,7 @@ def per_end(rows: RowSchema, mode: str) -> int:
 
 
 def out_of_step(rows: RowSchema) -> int:
-    """Bytes that a batch may hold more once episodes have ended: its rows of kept states lie anywhere then."""
+    """Return bytes that a batch may hold more once episodes have ended: its rows of kept states lie anywhere then."""
     return (rows.most_kept_states - rows.kept_states) * width_of(rows.states)
 
 
@@ -162,7 +157,7 @@ def out_of_step(rows: RowSchema) -> int:
 def planned_learner(
     policy: nn.Module, loss: nn.Module, optimizer: str, options: Mapping[str, Any], device: str = "cpu"
 ) -> list[Entry]:
-    """The ledger of what a loss trains as one flat tensor, read off tensors without memory."""
+    """Return the ledger of what a loss trains as one flat tensor, read off tensors without memory."""
     trained = [p for p in loss.parameters() if p.requires_grad]
     state = _state_of(optimizer, options, spans_of(trained)[1], trained[0].dtype if trained else torch.float32)
     bare = _bare(nn.ModuleList([policy, loss]), trained)
@@ -171,7 +166,7 @@ def planned_learner(
 
 
 def _bare(module: nn.Module, trained: Sequence[nn.Parameter]) -> nn.Module:
-    """A module's parameters, gradients and buffers without memory; it may not be one that can be copied."""
+    """Return a module's parameters, gradients and buffers without memory; it may not be one that can be copied."""
     bare, learns = nn.Module(), {id(p) for p in trained}
     for number, p in enumerate(module.parameters()):
         without = nn.Parameter(torch.empty_like(p, device=META), requires_grad=p.requires_grad)
@@ -183,7 +178,7 @@ def _bare(module: nn.Module, trained: Sequence[nn.Parameter]) -> nn.Module:
 
 
 def _state_of(name: str, options: Mapping[str, Any], elements: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """An optimizer's state without memory, seen on one parameter and as long as all of them."""
+    """Return an optimizer's state without memory, seen on one parameter and as long as all of them."""
     probe = nn.Parameter(torch.zeros(1, dtype=dtype))
     probe.grad = torch.zeros_like(probe)
     optimizer = FlatOptimizer(name, probe, 0.0, **options)
@@ -198,7 +193,7 @@ def bytes_held(columns: Mapping[Key, Tensor]) -> int:
 
 
 def spare_entry(rows: RowSchema, mode: str, device: str, count: int = 1) -> Entry:
-    """The batch before, which is alive while the next one is collected; or as many as workers write ahead."""
+    """Return the batch before, which is alive while the next one is collected; or as many as workers write ahead."""
     nbytes = count * sum(entry.bytes for entry in planned_batch(rows, mode))
     what = "the previous one, while the next is collected" if count == 1 else f"{count} written ahead by workers"
     return Entry(SPARE, what, nbytes, device=device, peak=nbytes)
@@ -251,7 +246,7 @@ def planned_buffer(cfg: Any, rows: RowSchema, mode: str, init_rows: int = 0) -> 
 
 
 def _in_files(storage: Any, row_bytes: int, count: int) -> int:
-    """Rows that are reserved for so many."""
+    """Return the rows that are reserved for so many."""
     if storage.kind not in _DISK:
         return count
     from rlcli.data.storages.storage import rows_for
@@ -261,7 +256,7 @@ def _in_files(storage: Any, row_bytes: int, count: int) -> int:
 
 
 def _index_bytes(storage: Any, rows: RowSchema, mode: str, count: int) -> int:
-    """What says which rows belong together, and in `exact` the next observations that no row stands for.
+    """Return the bytes of what says which rows belong together, and in `exact` of next observations without a row.
 
     A flat storage holds the rows of several envs one batch after another: each lane of a batch is a run of its own, and
     where rows have no ids a trajectory of its own, whose last next observation no row stands for.
@@ -286,12 +281,12 @@ def _power(count: int) -> int:
 
 
 def buffer_bytes(cfg: Any, rows: RowSchema, mode: str, init_rows: int = 0) -> int:
-    """The whole buffer in some mode."""
+    """Return the whole buffer in some mode."""
     return sum(entry.bytes for entry in planned_buffer(cfg, rows, mode, init_rows))
 
 
 def _packed(cfg: Any, rows: RowSchema, fields: Mapping[Key, Field], stacks: Mapping[Key, int]) -> CodedRows:
-    """The codes that a buffer of these fields comes to, once every action was seen.
+    """Return the codes that a buffer of these fields comes to, once every action was seen.
 
     Whole numbers of which no bound is known are counted in full.
     """
@@ -310,7 +305,7 @@ def _packed(cfg: Any, rows: RowSchema, fields: Mapping[Key, Field], stacks: Mapp
 
 
 def _example(field: Field, kinds: int | None) -> Tensor | None:
-    """Two rows that hold the least and the most there can be."""
+    """Return two rows that hold the least and the most there can be."""
     if field.dtype is torch.bool:
         return field.empty(2).zero_()
     if kinds is None or field.dtype.is_floating_point:

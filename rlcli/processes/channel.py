@@ -1,4 +1,4 @@
-"""What a parent and a worker say to each other: orders and answers, with or without a pickled body, over a socket pair.
+"""Orders and answers between a parent and a worker, with or without a pickled body, over a socket pair.
 
 ```
 kind 1 byte | turn 8 bytes | length 8 bytes | body
@@ -31,15 +31,10 @@ class Closed(Exception):
 
 
 class Channel:
-    """One end.
+    """One end, on a connected stream socket; `Closed` is raised once the other end is gone.
 
     Whatever is raised at whatever time in its methods, Ctrl-C among them, no byte is lost: what was sent or has come in
     is written down in the call that sends or receives. The next call goes on with a frame that was broken off.
-
-    Parameters
-    ----------
-    end : socket
-        Connected; of the stream kind.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -61,7 +56,7 @@ class Channel:
 
     @property
     def whole(self) -> bool:
-        """Whether a frame has come in that nobody got, all of it: no more of it comes, and `receive` gives it."""
+        """Say whether all of a frame has come in that nobody got: no more of it comes, and `receive` gives it."""
         _, head, parts = self._in
         if sum(map(len, head)) < _HEAD.size:
             return False
@@ -78,16 +73,8 @@ class Channel:
     ) -> None:
         """Send one frame, in as long as it takes the other end to make room for it.
 
-        Parameters
-        ----------
-        fd : int, optional
-            A descriptor that goes with it, which the other end has to `receive_fd` next.
-        meanwhile : callable, optional
-            Called whenever that took longer than what `give_up_after` says; what it raises leaves half a frame sent.
-
-        Raises
-        ------
-        Closed
+        `fd`: a descriptor that goes with it, which the other end has to `receive_fd` next.
+        `meanwhile`: called whenever that took longer than `give_up_after`; what it raises leaves half a frame sent.
         """
         if self._out[2]:
             self.finish(meanwhile)
@@ -124,13 +111,9 @@ class Channel:
                 raise Closed from error
 
     def receive(self) -> tuple[int, int, bytes]:
-        """The next frame.
+        """Return the next frame.
 
-        Raises
-        ------
-        Closed
-        BlockingIOError
-            Nothing came in the time of `give_up_after`; what came of a frame is kept for the next call.
+        If none came in the time of `give_up_after`, BlockingIOError is raised; what came is kept for the next call.
         """
         before, head, parts = self._in
         kind, turn, length = _HEAD.unpack(self._exactly(head, _HEAD.size))
@@ -166,14 +149,7 @@ class Channel:
         self._patiently(lambda: socket.send_fds(self.end, [b"f"], [fd]))
 
     def receive_fd(self) -> int:
-        """The descriptor that was sent.
-
-        Raises
-        ------
-        Closed
-        ResourceError
-            This process has too many files open.
-        """
+        """Return the descriptor that was sent."""
         room_for(1)
         found: list[tuple[bytes, list[int], int, Any]] = []
         self._patiently(lambda: found.append(socket.recv_fds(self.end, 1, 1)))
@@ -194,7 +170,7 @@ class Channel:
 
 
 def packed(value: Any) -> bytes:
-    """The body that `unpacked` reads; what no module holds, a class of the user's `__main__`, goes by value."""
+    """Return the body that `unpacked` reads; what no module holds, a class of the user's `__main__`, goes by value."""
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception:  # whatever an object of the user's raises
@@ -204,5 +180,5 @@ def packed(value: Any) -> bytes:
 
 
 def unpacked(body: bytes) -> Any:
-    """The value in a body; None where it is empty."""
+    """Return the value in a body; None where it is empty."""
     return pickle.loads(body) if body else None

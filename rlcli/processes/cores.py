@@ -1,4 +1,4 @@
-"""How many cores there are to run on."""
+"""Count the cores to run on."""
 
 from __future__ import annotations
 

@@ -27,13 +27,8 @@ GRACE = 2.0  # seconds for the workers to end in
 class Lost(Exception):
     """A worker ended that was to answer, or did not answer in time.
 
-    Attributes
-    ----------
-    index : int
-    how : str
-        How it ended, in words.
-    late : float or None
-        Seconds that were waited for it, where it was ended for that.
+    `how`: how it ended, in words.
+    `late`: seconds that were waited for it, where it was ended for that.
     """
 
     def __init__(self, index: int, how: str, late: float | None = None) -> None:
@@ -42,33 +37,17 @@ class Lost(Exception):
 
 
 class Crew:
-    """The workers of one parent.
+    """The workers of one parent, ended by `close`, when nobody refers to the crew any more, and when this process ends.
 
-    Parameters
-    ----------
-    workers : sequence of Worker
-        Ended by `close`, when nobody refers to the crew any more, and when this process ends.
-    goes_on : bool
-        What becomes of the other workers where one is lost, or what it was to do raises: they carry out their orders,
-        the failure stands in `failed` and the worker's answer is None, until it is replaced; else it is raised, as it
-        always is of an order that `begin` gave.
-
-    Attributes
-    ----------
-    awaited : int
-        The worker whose answer is waited for, or was last.
-    lines : list of Line
-        To each worker.
-    patience : float or None
-        Seconds that workers may take to answer; who takes longer is killed, and lost.
-    progress : array, optional
-        One number a worker, in shared memory: where it changes, its patience begins anew.
-    watch : callable, optional
-        Asked about workers that are waited for, about twice a second each: why one is to be killed, and is lost; or "".
-    check : callable, optional
-        Called about twice a second while answers are waited for; what it raises ends the wait.
-    failed : dict of int to BaseException
-        What became of workers that were not replaced: `Lost`, or, where the crew goes on, what one raised.
+    `goes_on`: what becomes of the other workers where one is lost, or what it was to do raises: they carry out their
+    orders, the failure (`Lost`, or what was raised) stands in `failed` and the worker's answer is None, until it is
+    replaced; else it is raised, as it always is of an order that `begin` gave.
+    `awaited`: the worker whose answer is waited for, or was last.
+    `lines`: one to each worker.
+    `patience`: seconds that workers may take to answer, if any limit; who takes longer is killed, and lost.
+    `progress`: one number a worker, in shared memory: where it changes, its patience begins anew.
+    `watch`: asked about workers that are waited for, twice a second each: why one is to be killed, and is lost; or "".
+    `check`: called about twice a second while answers are waited for; what it raises ends the wait.
     """
 
     awaited = -1
@@ -196,10 +175,6 @@ class Crew:
 
         For workers whose lines are not open: such orders wait in the channel. Where this is broken off, by Ctrl-C, the
         order was given or not: see `begun`.
-
-        Raises
-        ------
-        Lost
         """
         self._check()
         self.begun()
@@ -212,7 +187,7 @@ class Crew:
                 self._lose(index)
 
     def begun(self) -> list[list[Any]]:
-        """What the orders of `begin` are about, of each worker, that `first` gives the answers of.
+        """Return what the orders of `begin` are about, of each worker, that `first` gives the answers of.
 
         Not among them are those that were broken off: that were never sent, or whose answers came and nobody got.
         """
@@ -231,16 +206,10 @@ class Crew:
         return found
 
     def first(self) -> tuple[int, Any]:
-        """The worker that answers first of those with orders of `begin`, and what it answers.
+        """Return the worker that answers first of those with orders of `begin`, and what it answers.
 
         Where several have answered, they take turns.
-
-        Raises
-        ------
-        Lost
-            One of them has ended.
-        BaseException
-            What the worker raised; `awaited` says which.
+        Where the worker raised, so does this; `awaited` says which it was.
         """
         self._check()
         self.begun()
@@ -324,7 +293,7 @@ class Crew:
         return self._turn
 
     def wait(self, index: int, turn: int) -> tuple[int, bytes]:
-        """The answer of one worker to the order of this turn; nothing where it is lost and the crew goes on."""
+        """Return the answer of one worker to the order of this turn; nothing where it is lost and the crew goes on."""
         line, waited, then, come = self.lines[index], 0.0, time.monotonic(), self._progress_of(index)
         while index not in self.failed:
             self.awaited = index
@@ -364,7 +333,7 @@ class Crew:
                 self._look_at(index)
 
     def _look_at(self, index: int) -> None:
-        """Whether a worker is alive, whoever else holds its end of the channel open, and is to stay so."""
+        """Look whether a worker is alive, whoever else holds its end of the channel open, and is to stay so."""
         if index in self.failed:
             return
         if self.workers[index].exit_code() is not None:

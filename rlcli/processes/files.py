@@ -1,4 +1,4 @@
-"""How many files this process may have open: what processes share takes a descriptor or two each."""
+"""Raise the number of files that this process may open: what processes share takes a descriptor or two each."""
 
 from __future__ import annotations
 
@@ -11,13 +11,7 @@ _SPARE = 16  # for whatever else is opened meanwhile
 
 
 def room_for(more: int) -> None:
-    """Be able to open so many files more: the limit that a process may raise by itself is raised where it is too low.
-
-    Raises
-    ------
-    ResourceError
-        Nobody but the system's administrator can raise it so far.
-    """
+    """Be able to open so many files more: the limit that a process may raise by itself is raised if it is too low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     need = len(os.listdir("/dev/fd")) + more + _SPARE
     if soft == resource.RLIM_INFINITY or need <= soft:

@@ -85,7 +85,7 @@ def take_over(surroundings: dict[str, Any]) -> None:
 
 
 def surroundings() -> dict[str, Any]:
-    """What `take_over` takes."""
+    """Return what `take_over` takes."""
     try:
         folder = os.getcwd()
     except OSError:
@@ -120,15 +120,10 @@ def live(target: str, end: socket.socket) -> None:
 
 # ---- the fork server ------------------------------------------------------------------------------------------------
 class ForkServer:
-    """What the new Python runs.
+    """Runs in the new Python, for the process `parent`.
 
-    Parameters
-    ----------
-    control : socket
-        From which requests come: a pickled dict, with the worker's end of its channel and of its status pipe, and with
-        the streams that it is to write to.
-    parent : int
-        The process that started it.
+    From `control` come requests: a pickled dict, with the worker's end of its channel and of its status pipe, and with
+    the streams that it is to write to.
     """
 
     def __init__(self, control: socket.socket, parent: int) -> None:

@@ -41,17 +41,12 @@ _let_others_run = getattr(os, "sched_yield", partial(time.sleep, 0))
 
 
 def may_spin(processes: int) -> bool:
-    """Whether so many processes may spin at once: they have a core each, and are not themselves one among others."""
+    """Say whether so many processes may spin at once: each has a core, and this is not one of several itself."""
     return processes <= cores() and not fork_server.in_worker
 
 
 class Line:
-    """One end; what goes over it comes in the order in which it was sent, as long as each order waits for its answer.
-
-    Parameters
-    ----------
-    channel : Channel
-    """
+    """One end; what goes over it comes in the order in which it was sent, if each order waits for its answer."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -74,13 +69,13 @@ class Line:
         self.channel.give_up_after(_SLEEP)
 
     def let_spin(self, spins: bool) -> None:
-        """Whether waits of both ends begin by spinning; the parent's to say, at any time once the line is open."""
+        """Have waits of both ends begin by spinning, or not; the parent's to say, at any time once the line is open."""
         if self._cells is not None:
             self._parents[_SPINS] = spins
 
     @property
     def spins(self) -> bool:
-        """What `let_spin` said."""
+        """Return what `let_spin` said."""
         return self._cells is not None and bool(self._parents[_SPINS])
 
     def send(
@@ -92,12 +87,7 @@ class Line:
         fd: int | None = None,
         meanwhile: Callable[[], object] | None = None,
     ) -> None:
-        """Send one frame; turns grow, and begin with 1. See `Channel.send`.
-
-        Raises
-        ------
-        Closed
-        """
+        """Send one frame; turns grow, and begin with 1. See `Channel.send`."""
         if self._cells is None:
             self.channel.send(kind, turn, body, fd=fd, meanwhile=meanwhile)
         elif body or fd is not None:
@@ -114,13 +104,9 @@ class Line:
             self.channel.send(_WAKE)
 
     def owed(self, meanwhile: Callable[[], object] | None = None) -> int:
-        """Turn of the order that the other end has not answered; 0 if there is none.
+        """Return the turn of the order that the other end has not answered; 0 if there is none.
 
         An order that was broken off while it was sent is sent first: the other end may have seen half of it.
-
-        Raises
-        ------
-        Closed
         """
         if self._cells is None:
             return 0
@@ -133,14 +119,7 @@ class Line:
         return turn if max(theirs[_WORD] >> _KINDS + 1, self.channel.come) < turn else 0  # a frame precedes its word
 
     def receive(self) -> tuple[int, int, bytes]:
-        """The next frame.
-
-        Raises
-        ------
-        Closed
-        BlockingIOError
-            Nothing came for a while.
-        """
+        """Return the next frame; raise BlockingIOError when nothing came for a while."""
         if self._cells is None:
             frame = self.channel.receive()
             self._last = frame[1]

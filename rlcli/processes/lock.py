@@ -1,4 +1,4 @@
-"""Who writes a file: one process at a time, and never a forked child beside its parent.
+"""Lock a file for one process at a time, and never for a forked child beside its parent.
 
 The kernel drops a lock when the process that holds it ends, in whatever way. A forked child shares what its parent has
 open, locks too, which would outlive the parent: so it closes its copy at once.
@@ -14,17 +14,9 @@ from pathlib import Path
 
 
 class ProcessLock:
-    """An open file that this process alone holds; nobody ever waits for it.
+    """An open file that this process alone holds, or BlockingIOError is raised; nobody ever waits for it.
 
-    Parameters
-    ----------
-    fd : int
-        Of the file; closed when the lock is let go, or if somebody holds it.
-
-    Raises
-    ------
-    BlockingIOError
-        Somebody holds it, perhaps this process itself.
+    `fd`: of the file; closed when the lock is let go, or if somebody holds it.
     """
 
     def __init__(self, fd: int) -> None:
@@ -38,7 +30,7 @@ class ProcessLock:
 
     @property
     def held(self) -> bool:
-        """Whether this process holds it; in a forked child its parent does."""
+        """Say whether this process holds it; in a forked child its parent does."""
         return self._close.alive
 
     def drop(self) -> None:
@@ -48,15 +40,7 @@ class ProcessLock:
 
 
 def hold(path: Path, text: str, mode: int = 0o600) -> ProcessLock:
-    """Hold a file from now on, which is made if it is not there, and have it say `text`: to people, who holds it.
-
-    Raises
-    ------
-    BlockingIOError
-        Somebody holds it, perhaps this process itself.
-    OSError
-        It cannot be opened or written.
-    """
+    """Hold a file, made if need be, and write `text` to it: who holds it. BlockingIOError: somebody does already."""
     lock = ProcessLock(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode))
     try:
         os.ftruncate(lock.fd, 0)

@@ -1,4 +1,4 @@
-"""What the whole process holds and what is free, as the operating system says it, and how bytes are spelled."""
+"""Ask the operating system what the whole process holds and what is free; spell bytes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def resident() -> tuple[int, int]:
 
 
 def grown(before: tuple[int, int]) -> int:
-    """Bytes that came since `resident()` said `before`, at least 0.
+    """Return the bytes that came since `resident()` said `before`, at least 0.
 
     The system may take pages of files back at any time, those of libraries above all: what lies in no file is looked at
     by itself.
@@ -110,18 +110,12 @@ def _lines(path: Path) -> list[str]:
 
 
 def _statistic(path: Path, name: str) -> int:
-    """The number behind a name in a file of names and numbers; 0 where it is not there."""
+    """Return the number behind a name in a file of names and numbers; 0 where it is not there."""
     return next((int(line.split()[1]) for line in _lines(path) if line.split()[:1] == [name]), 0)
 
 
 def bytes_in(text: str) -> int:
-    """What `size` spells: `2GiB`, `2 GiB`, `1.5G`, `800MB`; without a unit bytes.
-
-    Raises
-    ------
-    ValueError
-        It is no size.
-    """
+    """Return the bytes that `2GiB`, `2 GiB`, `1.5G`, `800MB` or a bare number spells; ValueError if it is no size."""
     found = re.fullmatch(r"(\d+\.?\d*) *([KMGT]?)(I?)B?", text.strip().upper())
     if found is None:
         raise ValueError(f"{text!r} is no size, such as 2GiB")
@@ -131,7 +125,7 @@ def bytes_in(text: str) -> int:
 
 
 def size(count: float | None) -> str:
-    """Bytes in binary units: `256 KiB`, `1.4 GiB`; exact below 1 KiB."""
+    """Return the bytes in binary units: `256 KiB`, `1.4 GiB`; exact below 1 KiB."""
     if count is None:
         return "-"
     sign, count = ("-" if count < 0 else ""), abs(count)

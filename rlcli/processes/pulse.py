@@ -1,4 +1,4 @@
-"""Whether worker processes run at all: each counts up a number in shared memory, some times a second.
+"""Watch whether worker processes run at all: each counts up a number in shared memory, some times a second.
 
 One that was stopped does not, nor one with code that keeps Python's lock. What hangs otherwise can be interrupted in
 its own process.
@@ -19,18 +19,10 @@ _LOOK = 0.5  # seconds between two looks that count: in a longer time, the paren
 
 
 class Pulse:
-    """What the parent of such processes, which have begun, sees; it looks about twice a second.
+    """Watches such processes, which have begun, as their parent, about twice a second.
 
-    Parameters
-    ----------
-    beats : array
-        The numbers, one a process.
-    names : sequence of str
-        What the processes are called.
-    limits : sequence of float or None
-        Seconds that each may stand still; where there is no limit, it is said after a while.
-    say : callable
-        Takes the sentence.
+    `beats`: the numbers, one a process.
+    `limits`: seconds that each may stand still; where there is no limit, it is said after a while.
     """
 
     def __init__(
@@ -46,7 +38,7 @@ class Pulse:
         self._quiet[index] = None
 
     def too_long(self, index: int) -> str:
-        """What is to be said of a process that has stood still for longer than it may; else nothing."""
+        """Return what is to be said of a process that has stood still for longer than it may; else nothing."""
         now, beat, limit, before = time.monotonic(), int(self._beats[index]), self._limits[index], self._quiet[index]
         passed = min(now - self._then[index], _LOOK)
         self._then[index] = now

@@ -22,25 +22,10 @@ _LINE = 64  # bytes; every array begins a cache line
 
 
 class Region:
-    """Arrays at fixed places of one piece of shared memory.
+    """Arrays at fixed places of one piece of shared memory; `arrays` holds them by name.
 
-    Parameters
-    ----------
-    fields : mapping
-        Name -> (shape, dtype), in the same order in every process.
-    fd : int, optional
-        Of a region that exists; without it a new one is made, all zeros. It is closed by `forget_fd`.
-
-    Attributes
-    ----------
-    arrays : dict
-        Name -> array on the shared memory.
-    fd : int
-
-    Raises
-    ------
-    ResourceError
-        There is not enough shared memory.
+    `fields`: name -> (shape, dtype), in the same order in every process.
+    `fd`: of a region that exists; without it a new one is made, all zeros. It is closed by `forget_fd`.
     """
 
     def __init__(self, fields: Fields, fd: int | None = None) -> None:
@@ -79,13 +64,7 @@ def _new(size: int) -> int:
 
 
 def allocate(fd: int, first: int, count: int) -> None:
-    """Have a file in memory go on to `count` bytes from `first`, zeros, that are really there.
-
-    Raises
-    ------
-    ResourceError
-        There is not enough shared memory.
-    """
+    """Have a file in memory go on to `count` bytes from `first`, zeros, that are really there."""
     try:
         os.ftruncate(fd, max(first + count, os.fstat(fd).st_size))
         if hasattr(os, "posix_fallocate"):

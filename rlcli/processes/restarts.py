@@ -1,4 +1,4 @@
-"""How often workers may be replaced: a few times now and then, not for ever."""
+"""Limit how often workers may be replaced: a few times now and then, not for ever."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ RESTARTS, WINDOW = 5, 60.0  # each so many times in so many seconds, or with not
 
 
 def time_to_build(step_timeout: float | None) -> float | None:
-    """Seconds that a new worker has to make its envs in, where there is a limit on steps."""
+    """Return the seconds that a new worker has to make its envs in, where there is a limit on steps."""
     return None if step_timeout is None else max(BUILDING, step_timeout)
 
 
 class Restarts:
-    """When the workers of one parent were replaced.
+    """Counts when the workers of one parent were replaced.
 
     Each is counted apart: what ends all of them, a killed fork server say, is one event for each, however long it takes
     to replace the others.
@@ -30,26 +30,11 @@ class Restarts:
         self._first_causes: dict[int, str] = {}
 
     def another(self, name: str, worker: int, who: str, cause: BaseException, *, collected: int, fix: str) -> str:
-        """A worker is to be replaced; what became of it, in words: `worker 1, ... was killed by SIGKILL`.
+        """Count that a worker is to be replaced; return what became of it: `worker 1, ... was killed by SIGKILL`.
 
-        Parameters
-        ----------
-        name : str
-            Of the env.
-        worker : int
-            Its number.
-        who : str
-            It, in words.
-        cause : exception
-            `Lost`, or what it raised.
-        collected : int
-            How much had come of this worker, and those before it: where that is as it was when it was replaced last,
-            that counts however long ago it is.
-
-        Raises
-        ------
-        EnvError
-            It is one time too many for this worker; with the first cause.
+        `collected`: how much had come of this worker, and those before it: where that is as it was when it was replaced
+        last, that counts however long ago it is.
+        Raise EnvError, with the first cause, where it is one time too many for this worker.
         """
         lost = isinstance(cause, Lost)
         said = f"{who} {cause.how if isinstance(cause, Lost) else f'raised {in_words(cause)}'}"

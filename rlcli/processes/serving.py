@@ -1,4 +1,4 @@
-"""What a worker does with its parent's orders, and the form in which what it raises goes back."""
+"""Serve a parent's orders in a worker; and the form in which what it raises goes back."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ ANSWER, FAILED = 254, 255  # kinds of answers; orders have the numbers from 1 up
 
 
 def serve(line: Line, orders: Callable[[int, bytes], Any]) -> None:
-    """What a worker does: carry out `orders(kind, body)` until its parent closes the channel.
-
-    What is raised goes to the parent, with the text of its traceback.
-    """
+    """Carry out `orders(kind, body)` in a worker until its parent closes the channel; errors go there, traced."""
     while True:
         try:
             kind, turn, body = line.receive()
@@ -31,7 +28,7 @@ def serve(line: Line, orders: Callable[[int, bytes], Any]) -> None:
 
 
 def _sendable(error: BaseException) -> BaseException:
-    """The error, or where it cannot be pickled one that says as much."""
+    """Return the error, or where it cannot be pickled one that says as much."""
     try:
         unpacked(packed(error))
     except Exception:  # whatever a class of the user's does
@@ -47,7 +44,7 @@ class Traceback(Exception):
 
 
 def raised(failed: bytes) -> BaseException:
-    """What a worker raised, with the text of its traceback as the cause."""
+    """Return what a worker raised, with the text of its traceback as the cause."""
     error, text = unpacked(failed)
     error.__cause__ = Traceback(text)
     return error

@@ -20,23 +20,11 @@ HUGE = 2**21  # bytes that one entry of the processor's upper page table stands 
 
 
 class Slots:
-    """The slots of one file.
+    """The slots of one file, each of `nbytes` bytes.
 
-    Parameters
-    ----------
-    fd : int
-        Of the file; it stays the caller's.
-    first : int
-        Bytes of the file that come before the first slot; the slots begin behind them.
-    nbytes : int
-        Of a slot.
-
-    Attributes
-    ----------
-    fd : int
-        This object's own: locks belong to what was opened, not to a process.
-    locks : bool
-        Whether there are locks; without them `lock` always succeeds.
+    `fd`: of the file; it stays the caller's. The attribute is this object's own, since locks belong to what was opened.
+    `first`: bytes of the file that come before the first slot; the slots begin behind them.
+    `locks`: whether there are locks; without them `lock` always succeeds.
     """
 
     def __init__(self, fd: int, first: int, nbytes: int) -> None:
@@ -52,34 +40,28 @@ class Slots:
         self._held: list[np.ndarray] = []  # those that are mapped here
 
     def offset(self, at: int) -> int:
-        """Where a slot begins in the file."""
+        """Return where a slot begins in the file."""
         return self._first + at * self.stride
 
     def add(self) -> None:
-        """Make one more, all zeros; for the one process that writes.
-
-        Raises
-        ------
-        ResourceError
-            There is not enough shared memory; the slots are as before.
-        """
+        """Make one more, all zeros; for the one process that writes. If memory is short, the slots stay as before."""
         at = len(self._held)
         allocate(self.fd, self.offset(at), self.nbytes)
         self.memory(at)
 
     def __len__(self) -> int:
-        """Those that this process has mapped."""
+        """Count those that this process has mapped."""
         return len(self._held)
 
     def memory(self, at: int) -> np.ndarray:
-        """The bytes of a slot, uint8 `[nbytes]`."""
+        """Return the bytes of a slot, uint8 `[nbytes]`."""
         while at >= len(self._held):
             memory = mmap.mmap(self.fd, self.nbytes, offset=self.offset(len(self._held)))
             self._held.append(np.frombuffer(memory, np.uint8))
         return self._held[at]
 
     def lock(self, at: int, *, write: bool = False) -> bool:
-        """Whether this process now has the slot: alone to write it, or with others that read it."""
+        """Lock the slot if it is free, alone to write it or with others to read it; say whether it is locked now."""
         if not self.locks:
             return True
         try:
@@ -95,5 +77,5 @@ class Slots:
 
 
 def _record(kind: int, at: int) -> bytes:
-    """The kernel's `struct flock` for one byte, which stands for a slot."""
+    """Return the kernel's `struct flock` for one byte, which stands for a slot."""
     return struct.pack("hhqqi4x", kind, os.SEEK_SET, at, 1, 0)

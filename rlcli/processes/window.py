@@ -23,24 +23,10 @@ _OWN, _BOTH = mmap.MAP_PRIVATE | _NO_RESERVE, mmap.PROT_READ | mmap.PROT_WRITE
 
 
 class Window:
-    """A window on slots.
+    """A window on slots, which it keeps; whoever shows one has it locked as long as it is shown.
 
-    Parameters
-    ----------
-    slots : Slots
-        Whoever shows one has it locked as long as it is shown. The window keeps them.
-
-    Attributes
-    ----------
-    memory : np.ndarray
-        uint8 `[nbytes]`: this process's own, zeros, until a slot is shown. It lasts as long as anything looks at it.
-    shown : int or None
-        The slot.
-
-    Raises
-    ------
-    OSError
-        The system cannot move pages.
+    `memory` (uint8 `[nbytes]`): this process's own, zeros, until a slot is shown; it lasts as long as anything sees it.
+    `shown`: the slot. Where the system cannot move pages, OSError is raised.
     """
 
     def __init__(self, slots: Slots) -> None:
@@ -66,7 +52,7 @@ class Window:
 
     # ---- showing ---------------------------------------------------------------------------------------------------
     def at_home(self, at: int) -> np.ndarray:
-        """The bytes of a slot that is not shown, uint8 `[nbytes]`."""
+        """Return the bytes of a slot that is not shown, uint8 `[nbytes]`."""
         if at not in self._seen:
             self._seen[at] = _array(self._home(at), self.slots.nbytes)
         return self._seen[at]

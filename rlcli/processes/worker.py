@@ -33,22 +33,7 @@ UNKNOWN = 255  # the status of a worker whose fork server was killed with it
 
 
 class Worker:
-    """A process that runs `target`.
-
-    Parameters
-    ----------
-    target : str
-        A function of a `Channel`, `module:name`.
-    start_method : {"forkserver", "spawn", "fork"}
-    preload : sequence of str
-        Modules that the fork server imports before it forks.
-
-    Attributes
-    ----------
-    pid : int
-    channel : Channel
-        To the worker.
-    """
+    """A process that runs `target`, `module:name`, of its `channel`; the fork server imports `preload` before."""
 
     def __init__(self, target: str, *, start_method: str = "forkserver", preload: Sequence[str] = ()) -> None:
         if start_method not in METHODS:
@@ -161,7 +146,7 @@ class _ForkServer:
         self.owner = self.asked = 0
 
     def ask(self, request: bytes, fds: list[int]) -> int:
-        """The pid of a new worker."""
+        """Return the pid of a new worker."""
         with self.lock:
             for _ in range(2):  # somebody may have killed the fork server
                 control = self._there()
@@ -217,7 +202,7 @@ os.register_at_fork(after_in_child=_servers.clear)
 
 
 def _streams() -> list[int]:
-    """Where this process writes now: standard output and error, or neither where one of them is closed."""
+    """Return where this process writes now: standard output and error, or neither where one of them is closed."""
     try:
         os.fstat(1), os.fstat(2)
     except OSError:

@@ -1,1 +1,1 @@
-"""What a run tells a person: seconds by stage, bytes by key, views, metrics, and the closing report."""
+"""Reports of a run to a person: seconds by stage, bytes by key, views, metrics, and the closing report."""

@@ -1,4 +1,4 @@
-"""What a replay buffer holds, as lines of the ledger."""
+"""A replay buffer's content as lines of the ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the seconds go: a clock whose named, nested stages add up to the wall time exactly.
+"""A clock of where the seconds go, whose named, nested stages add up to the wall time exactly.
 
 Every nanosecond since the start is charged to the innermost open stage, so nothing is counted twice and
 nothing is lost: what no stage claims is "other". Integers, not floats, so that "exactly" needs no tolerance.
@@ -68,12 +68,8 @@ class Stage:
 class Spent:
     """Seconds by stage over some span of frames.
 
-    Attributes
-    ----------
-    frames : int
-    own : dict[tuple[str, ...], int]
-        Nanoseconds by path, each counted once: `("collect", "env")`, `("collect",)` for what its parts leave,
-        `("other",)` for what no stage claimed.
+    `own` (dict[tuple[str, ...], int]): nanoseconds by path, each counted once: `("collect", "env")`, `("collect",)` for
+    what its parts leave, `("other",)` for what no stage claimed.
     """
 
     frames: int
@@ -96,11 +92,11 @@ class Spent:
         return self.frames / seconds if seconds > 0 else 0.0
 
     def stages(self) -> dict[str, float]:
-        """Seconds of each top-level stage in order of appearance, "other" last; they add up to `seconds`."""
+        """Return the seconds of each top-level stage in order of appearance, "other" last; they add up to `seconds`."""
         return self.parts(())
 
     def parts(self, path: tuple[str, ...] | str) -> dict[str, float]:
-        """Seconds of the parts of one stage, the rest as "other"; empty when it has no parts."""
+        """Return the seconds of the parts of one stage, the rest as "other"; empty when it has no parts."""
         path = (path,) if isinstance(path, str) else path
         depth = len(path)
         found: dict[str, int] = {}
@@ -125,14 +121,8 @@ class Spent:
 class Clock:
     """Charges wall time to stages: `with clock("update"): ...`, about a microsecond each.
 
-    Parameters
-    ----------
-    now : callable, optional
-        Nanoseconds, never going back. A step backwards is read as no time (a jumping clock gives no negative
-        rate).
+    `now`: nanoseconds, never going back. A step backwards is read as no time (a jumping clock gives no negative rate).
 
-    Examples
-    --------
     >>> clock = Clock()
     >>> with clock("collect"):
     ...     clock.split("collect", env=0.4, policy=0.5)  # fractions, from one instrumented batch
@@ -158,7 +148,7 @@ class Clock:
         self._root.own_ns = 0
 
     def __call__(self, name: str) -> Stage:
-        """The stage `name` inside the stage that is open now, as a context manager."""
+        """Return the stage `name` inside the stage that is open now, as a context manager."""
         return self._current.child(name)
 
     def interrupt(self, name: str) -> Callable[[], None]:
@@ -168,16 +158,10 @@ class Clock:
         return lambda: self._switch(interrupted)
 
     def split(self, stage: str, *, of: float = 1.0, **parts: float) -> None:
-        """Say how a stage's own time divides, from a sampled measurement.
+        """Say how a top-level stage's own time divides, from a sampled measurement; used until the next one.
 
-        Parameters
-        ----------
-        stage : str
-            A top-level stage.
-        of : float
-            The length of what was sampled, in the unit of `parts`: 1 for fractions, or its seconds.
-        **parts : float
-            Amounts by name; what they leave is the stage's "other". Used until the next sample.
+        `parts`: amounts by name, in the unit of `of`, the length of what was sampled: 1 for fractions, or its seconds.
+        What they leave is the stage's "other".
         """
         self._root.child(stage).measured(of, parts)
 
@@ -196,7 +180,7 @@ class Clock:
         return Spent(self._frames, dict(self._total))
 
     def elapsed(self) -> float:
-        """Seconds of the run until now, the open interval included."""
+        """Return the seconds of the run until now, the open interval included."""
         open_ns = max(self._now() - self._mark, 0) + _pending(self._root)
         return (sum(self._total.values()) + open_ns) / 1e9
 

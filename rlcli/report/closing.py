@@ -56,13 +56,7 @@ _TERMS = {
 
 
 def write(folder: Path | str, summary: Mapping) -> None:
-    """Write summary.json and report.md, each whole or not at all.
-
-    Raises
-    ------
-    ResourceError
-        The folder is gone or full; older reports in it stay as they were.
-    """
+    """Write summary.json and report.md, each whole or not at all: on failure older reports in the folder stay."""
     folder = Path(folder)
     contents = {SUMMARY: json.dumps(summary, indent=2, allow_nan=False) + "\n", REPORT: to_markdown(summary)}
     for path, text in ((folder / name, text) for name, text in contents.items()):
@@ -78,7 +72,7 @@ def write(folder: Path | str, summary: Mapping) -> None:
 
 
 def to_markdown(summary: Mapping) -> str:
-    """The report as Markdown."""
+    """Return the report as Markdown."""
     parts = [f"# {_title(summary)}\n"]
     for title, table in _tables(summary):
         parts += [f"## {title}\n", *table.to_markdown(), ""]
@@ -94,7 +88,7 @@ def to_markdown(summary: Mapping) -> str:
 
 
 def to_terminal(summary: Mapping) -> RenderableType:
-    """How the run ended as a rich renderable: what went wrong, the result, what it took, what to type next."""
+    """Return how the run ended as a rich renderable: what went wrong, the result, what it took, what to type next."""
     from rich.text import Text
 
     lines = [Text(_title(summary), style="bold")]
@@ -106,7 +100,7 @@ def to_terminal(summary: Mapping) -> RenderableType:
 
 
 def to_text(summary: Mapping) -> str:
-    """The same as plain text; commands and paths, which are copied, stay on one line."""
+    """Return the same as plain text; commands and paths, which are copied, stay on one line."""
     lines = [wrapped(_title(summary))]
     lines += [wrapped(f"resumed {text}") for _, text in _resumed(summary)]
     lines += [wrapped(f"! {text}") for _, text in _warnings(summary)]
@@ -115,7 +109,7 @@ def to_text(summary: Mapping) -> str:
 
 
 def _results(summary: Mapping) -> Iterator[tuple[str, str]]:
-    """What came out, and the time and memory that it took."""
+    """Show what came out, and the time and memory that it took."""
     if played := summary.get("evaluation"):
         yield "evaluation", _played(played)
     learning = summary["learning"]
@@ -155,7 +149,7 @@ def _played(played: Mapping) -> str:
 
 
 def _told(found: Mapping) -> str:
-    """What envs said of their episodes, after what else there is to say of these."""
+    """Show what envs said of their episodes, after what else there is to say of these."""
     rate = [] if found.get("success_rate") is None else [f"success rate {100 * found['success_rate']:.0f} %"]
     said = [*rate, *(f"{key} {figures.number(x)}" for key, x in found.get("info", {}).items())]
     return f"; {', '.join(said)}" if said else ""
@@ -175,7 +169,7 @@ def _seconds(spent: Mapping, stage: str) -> float:
 
 
 def _pace(spent: Mapping) -> str:
-    """Frames a second without what is compiled once."""
+    """Return frames a second without what is compiled once."""
     whole = spent["seconds"] - _seconds(spent, COMPILE)
     return figures.rate(spent["frames"] / whole if whole > 0 else 0.0)
 
@@ -227,7 +221,7 @@ def _learning_table(learning: Mapping) -> Table:
 
 
 def _rows_table(summary: Mapping) -> Table:
-    """Rows at ends, and what the value stage could not know of the rows it saw; only what there can be."""
+    """Return rows at ends, and what the value stage could not know of the rows it saw; only what there can be."""
     named = {
         "ends of episodes and batches": ("boundary_rows", "frames"),
         "V(s) in place of V(s')": ("approximated", "valued_rows"),
@@ -274,7 +268,7 @@ def _throughput_table(spent: Mapping) -> Table:
 
 
 def _workers_table(those: Sequence[Mapping]) -> Table:
-    """The processes that collected."""
+    """Return the processes that collected."""
     table = Table(["worker", "envs", "frames collected", "largest lag", "restarts", "lost frames"])
     for number, worker in enumerate(those):
         first, last = worker["first_lane"], worker["first_lane"] + worker["lanes"] - 1
@@ -286,7 +280,7 @@ def _workers_table(those: Sequence[Mapping]) -> Table:
 
 
 def _late_table(summary: Mapping) -> Table:
-    """What came too late."""
+    """Show what came too late."""
     table = Table(["batches", "count", "frames skipped"])
     row = (summary[name] for name in ("late_batches", "dropped_frames"))
     table.add("further behind than `weights.max_lag`", *map(figures.count, row))
@@ -319,7 +313,7 @@ def _memory_table(ledger: Mapping) -> Table:
 
 
 def _delta_table(coded: Mapping) -> Table:
-    """What `next_obs=delta` cost in precision: measured on every row, and the most that it can be."""
+    """Show what `next_obs=delta` cost in precision: measured on every row, and the most that it can be."""
     table = Table(["key", "as", "bytes/frame", "largest", "max error", "bound", "stored in full"])
     for key, seen in coded.items():
         stored, full = seen["bytes_a_row"], seen["full_bytes_a_row"]
@@ -344,7 +338,7 @@ def _warnings(summary: Mapping) -> list[tuple[str, str]]:
 
 
 def _resumed(summary: Mapping) -> list[tuple[str, str]]:
-    """What resumes have changed, one line each."""
+    """Say what resumes have changed, one line each."""
     return [
         (r["when"], f"at {figures.count(r['frames'])} frames{' with --force' if r['forced'] else ''}: {r['said']}")
         for r in summary.get("resumed", [])

@@ -1,4 +1,4 @@
-"""Who compiles, and when: kernels by numba, losses by `torch.compile`. Both happen inside the first call of something.
+"""Follow who compiles, and when: numba kernels, losses by `torch.compile`, both within the first call of something.
 
 Each version of rlcli compiles its kernels once and finds them in numba's cache from then on; `optim.compile` compiles
 in every process.
@@ -21,7 +21,7 @@ _WORDS = {
 
 
 class Compiling:
-    """While its context is open: what this thread compiles is said, once, and its time is a stage of its own.
+    """Says once what this thread compiles while its context is open, and makes a stage of the time.
 
     What is compiled for something that is being compiled is part of it, and not told apart. Other threads are not
     followed: their time is not this thread's.
@@ -60,7 +60,7 @@ class Compiling:
         self._torch.register_end_callback(self._torch_ends)
 
     def notify(self, event) -> None:
-        """What numba calls at both ends of a compilation."""
+        """Take what numba calls at both ends of a compilation."""
         if event.is_start:
             self._enter("numba")
         elif event.is_end:

@@ -20,18 +20,9 @@ COLUMNS = ("frames", "seconds", "env", "seed", "return", "length", "ended")
 
 
 class EpisodeLog:
-    """Appends to a file that is made with the first episode.
+    """Appends to a file that is made with the first episode; `rows` are in it, which a checkpoint keeps.
 
-    Parameters
-    ----------
-    path : Path
-    info_keys : sequence of str
-        What is followed of the `info`, beside `is_success`: a column each, empty where an episode had none.
-
-    Attributes
-    ----------
-    rows : int
-        Episodes in the file; a checkpoint keeps it.
+    `info_keys`: what is followed of the `info`, beside `is_success`: a column each, empty where an episode had none.
     """
 
     def __init__(self, path: Path, info_keys: Sequence[str] = ()) -> None:

@@ -1,4 +1,4 @@
-"""How figures, sentences and tables are laid out for people.
+"""Lay figures, sentences and tables out for people.
 
 Bytes, rates, durations, a sparkline; lines of at most `WIDTH` columns; tables, on a terminal or as Markdown.
 """
@@ -39,7 +39,7 @@ def duration(seconds: float | None) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """A part in percent of a whole, without the sign: `48`."""
+    """Return a part in percent of a whole, without the sign: `48`."""
     return f"{100 * part / whole:.0f}" if whole > 0 else "0"
 
 
@@ -49,7 +49,7 @@ def count(value: float) -> str:
 
 
 def number(value: float | None) -> str:
-    """A learning figure with about three digits: `312`, `21.5`, `0.006`, `3e-05`."""
+    """Return a learning figure with about three digits: `312`, `21.5`, `0.006`, `3e-05`."""
     if value is None or not math.isfinite(value):
         return NOTHING
     size_of = abs(value)
@@ -66,7 +66,7 @@ WORKERS = "worker processes"  # beside the process: those that step the envs
 
 
 def plan_said(planned: int, measured: int | None) -> str:
-    """The label of what a plan predicted for the line above, and how far off it was."""
+    """Return the label of what a plan predicted for the line above, and how far off it was."""
     off = f" {100 * (measured - planned) / planned:+.1f} %" if measured and planned else ""
     return f"  planned{off}"
 
@@ -85,7 +85,7 @@ def stage_rows(label: str, planned: int | None, measured: int | None) -> list[tu
 
 
 def sparkline(values: Sequence[float], width: int = 12) -> str:
-    """A curve in `width` characters, scaled to its own range; the whole history, not its end."""
+    """Return a curve in `width` characters, scaled to its own range; the whole history, not its end."""
     values = [value for value in values if math.isfinite(value)]
     if not values:
         return ""
@@ -102,10 +102,7 @@ WIDTH = 120
 
 
 def wrapped(text: str, indent: int = 2) -> str:
-    """Sentences over as many lines as they need; words, such as paths, stay whole, whatever their length.
-
-    `indent`: blanks before every line but the first.
-    """
+    """Wrap sentences, lines but the first indented by `indent`; words, such as paths, stay whole, however long."""
     wrapper = textwrap.TextWrapper(
         WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
     )
@@ -113,7 +110,7 @@ def wrapped(text: str, indent: int = 2) -> str:
 
 
 def page(stream: TextIO | None = None, width: int | None = None, *, piped: int) -> rich.console.Console:
-    """Where a verb prints its result: as wide as the terminal, or `piped` columns where there is none.
+    """Return where a verb prints its result: as wide as the terminal, or `piped` columns where there is none.
 
     `stream`: `sys.stdout` by default.
     `width`: columns, whatever the stream is.
@@ -132,22 +129,16 @@ def shape_cell(shape: Sequence[int]) -> str:
 
 
 def key_cell(key: str, note: str) -> str:
-    """A key, with what is said of it in brackets."""
+    """Return a key, with what is said of it in brackets."""
     return f"{key} ({note})" if note else key
 
 
 @dataclass
 class Table:
-    """Rows of cells.
+    """Rows of cells under the headings `columns`.
 
-    Attributes
-    ----------
-    columns : sequence of str
-        Their headings.
-    left : int
-        So many columns, the first ones, hold words and are aligned left; the others hold figures.
-    rows : list of (cells, strong)
-        A strong one is a sum, or stands out otherwise.
+    `left`: so many columns, the first ones, hold words and are aligned left; the others hold figures.
+    `rows`: (cells, strong) each; a strong one is a sum, or stands out otherwise.
     """
 
     columns: Sequence[str]

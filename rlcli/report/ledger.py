@@ -27,22 +27,12 @@ LEARNER = "params+optim"
 class Entry:
     """One line of the ledger.
 
-    Attributes
-    ----------
-    component : str
-        Whose memory it is: "rollout", "params+optim", "buffer".
-    key : str
-    bytes : int
-        Held now, counted nowhere else in the ledger.
-    shape, dtype, device : as they read in print; empty where the key is not stored
-    peak : int
-        The most this line has held in the run.
-    per_frame : float
-        Bytes a frame; 0 where the notion does not apply.
-    saved : int
-        What `full` would have stored for this key, less what is held.
-    note : str
-        "exact", "not stored", "same memory as done".
+    `component`: whose memory it is: "rollout", "params+optim", "buffer".
+    `bytes`: held now, counted nowhere else in the ledger; `peak`: the most that this line has held in the run.
+    `shape`, `dtype`, `device`: as they read in print; empty where the key is not stored.
+    `per_frame`: bytes a frame; 0 where the notion does not apply.
+    `saved`: what `full` would have stored for this key, less what is held.
+    `note`: "exact", "not stored", "same memory as done".
     """
 
     component: str
@@ -63,8 +53,6 @@ class Entry:
 class Ledger:
     """Entries of all components, with the most each has held.
 
-    Examples
-    --------
     >>> ledger = Ledger()
     >>> ledger.read(counted(batch, ["observation"], modules={"actor": actor}, optimizer=optimizer))
     >>> ledger.component("rollout").saved
@@ -83,11 +71,11 @@ class Ledger:
         self.entries = [replace(entry, peak=self._peaks[entry.component, entry.key]) for entry in entries]
 
     def components(self) -> list[str]:
-        """Names in order of first appearance."""
+        """Return the names in order of first appearance."""
         return list(dict.fromkeys(entry.component for entry in self.entries))
 
     def component(self, name: str) -> Entry:
-        """The sum over one component, as an entry with an empty key; peaks are summed too."""
+        """Return the sum over one component, as an entry with an empty key; peaks are summed too."""
         lines = [entry for entry in self.entries if entry.component == name]
         return Entry(
             name,
@@ -112,7 +100,7 @@ def counted(
     optimizer: torch.optim.Optimizer | Mapping | None = None,
     others: Iterable[Entry] = (),
 ) -> list[Entry]:
-    """All lines; `others` are those that a component (a buffer) writes about itself."""
+    """Return all lines; `others` are those that a component (a buffer) writes about itself."""
     claims = Claims()
     learner = learner_entries(modules, optimizer, claims=claims) if modules else []
     return [*batch_entries(batch, obs_keys, claims=claims), *learner, *others]
@@ -129,7 +117,7 @@ class Claims:
         self._taken: dict[str, list[tuple[int, int]]] = {}
 
     def claim(self, tensor: Tensor) -> int:
-        """Bytes between the tensor's first and last element that nobody claimed before."""
+        """Return the bytes between the tensor's first and last element that nobody claimed before."""
         without_memory = tensor.device.type == "meta"
         if not tensor.numel() or (without_memory and not self._foretold):
             return 0
@@ -161,16 +149,10 @@ def batch_entries(
     *,
     claims: Claims | None = None,
 ) -> list[Entry]:
-    """The ledger of one batch `[N, T]`.
+    """Return the ledger of one batch `[N, T]`.
 
-    Parameters
-    ----------
-    batch : TensorDictBase
-    obs_keys : iterable of keys
-        Observation keys: `full` would store each again under "next". Where that is absent, its bytes are
-        saved.
-    claims : Claims, optional
-        Shared with other components whose tensors may alias this batch's.
+    `obs_keys`: observation keys: `full` would store each again under "next". Where that is absent, its bytes are saved.
+    `claims`: shared with other components whose tensors may alias this batch's.
     """
     claims = Claims() if claims is None else claims
     frames = max(batch.numel(), 1)
@@ -225,7 +207,7 @@ def _plain(key: Key, value: Tensor, frames: int, claims: Claims) -> Entry:
 
 
 def _gathered(key: Key, value: Rows, frames: int, claims: Claims) -> Entry:
-    """A lazy next observation: its extra rows and index are its own, the observations belong to their key."""
+    """Return a lazy next observation: its extra rows and index are its own, the observations belong to their key."""
     held = claims.claim(value.extra) + sum(claims.claim(tensor) for tensor in _pointers(value))
     held += claims.claim(value.obs)  # nothing, unless the batch dropped the observations themselves
     full = value.numel() * value.element_size()
@@ -234,13 +216,13 @@ def _gathered(key: Key, value: Rows, frames: int, claims: Claims) -> Entry:
 
 
 def kept_few(key: Key, full: int, held: int) -> tuple[int, str]:
-    """What is saved by a column of which few rows are kept, and what to say of it."""
+    """Return what is saved by a column of which few rows are kept, and what to say of it."""
     overflows = KEPT in as_tuple(key)  # beside differences: `full` has no such key
     return (-held, "overflows") if overflows else (full - held, FEW_ROWS)
 
 
 def _pointers(rows: Rows) -> list[Tensor]:
-    """What says where each row lies: the ends, and the index only if something has built it."""
+    """Return what says where each row lies: the ends, and the index only if something has built it."""
     if rows.ends is None:
         return [rows.index]
     built = rows.nbytes_held > rows.extra.nbytes + rows.ends.nbytes

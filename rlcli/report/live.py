@@ -35,7 +35,7 @@ Block = list[Text]  # lines; laid out by hand, since tables within tables took r
 
 
 def render(snapshot: Snapshot) -> RenderableType:
-    """The view as a rich renderable that fits any width from about 40 columns."""
+    """Return the view as a rich renderable that fits any width from about 40 columns."""
     return _Screen(snapshot)
 
 
@@ -115,7 +115,7 @@ def _memory(rows: Sequence[MemoryRow]) -> Block:
 
 
 def _learning(snapshot: Snapshot, width: int) -> Block:
-    """The learning figures packed into lines of at most `width`."""
+    """Return the learning figures packed into lines of at most `width`."""
     figure = figures.number
     items = [
         Text.assemble("return ", (figure(snapshot.mean_return), _STRONG)),
@@ -142,7 +142,7 @@ def _learning(snapshot: Snapshot, width: int) -> Block:
 
 
 def _workers(snapshot: Snapshot, width: int) -> Block:
-    """The processes that step envs, side by side as far as there is room."""
+    """Return the processes that step envs, side by side as far as there is room."""
     head, room = "workers  ", max(width - len("workers  "), 1)
     lines: Block = []
     for text in cells_of_workers(snapshot.workers, snapshot.restarts, room):

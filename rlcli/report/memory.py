@@ -1,4 +1,4 @@
-"""What a run holds: the ledger, the process, its device and the value stage, beside what the plan said of them.
+"""The memory of a run: the ledger, the process, its device and the value stage, beside what the plan said of them.
 
 It measures, and spells the figures for a view, for metrics.jsonl and for the summary.
 """
@@ -42,23 +42,13 @@ class Watched:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the plan said of the process.
+    """The plan's figures for the process, in bytes; None where there is no such thing, or it could not be counted.
 
-    Attributes
-    ----------
-    total : int or None
-        Bytes at its peak; None before there is a plan.
-    imported : int
-        Of them after the imports, before anything was made.
-    values : int or None
-        What the value stage holds for a moment; None where there is none, or where it could not be counted.
-    workers : int
-        Bytes of the processes that step its envs, beside it, when the run began.
-    saved : int or None
-        What recurrent layers save for the backward pass of an update; None where there are none, or where it could not
-        be counted.
-    spared : int
-        How much less that is for `memory.recurrent_recompute`; 0 where gates are kept.
+    `total`: at its peak; `imported`: of them after the imports, before anything was made.
+    `values`: what the value stage holds for a moment.
+    `workers`: the processes that step its envs, beside it, when the run began.
+    `saved`: what recurrent layers save for the backward pass of an update; `spared`: how much less that is for
+    `memory.recurrent_recompute`, 0 where gates are kept.
     """
 
     total: int | None = None
@@ -70,23 +60,10 @@ class Expected:
 
 
 class Memory:
-    """Of one session of a run.
+    """The memory of one session of a run, whose batches hold the observations `obs_keys`.
 
-    Parameters
-    ----------
-    obs_keys : sequence of keys
-        The observations of its batches.
-    next_obs : str
-        How the next ones are kept: "full", "compact", "exact" or "delta".
-
-    Attributes
-    ----------
-    ledger : Ledger
-    values : LargestPeak
-        Of the value stage.
-    process : ProcessPeak
-    expected : Expected
-        Shown beside what the process takes, once it is set.
+    `next_obs`: how the next ones are kept: "full", "compact", "exact" or "delta".
+    `expected`: shown beside what the process takes, once it is set.
     """
 
     def __init__(self, obs_keys: Sequence[Key], next_obs: str) -> None:
@@ -172,7 +149,7 @@ class Memory:
 
     @property
     def _saved(self) -> int | None:
-        """What recurrent layers saved for the backward pass of the largest minibatch; None where there are none."""
+        """Return what recurrent layers saved for the backward pass of the largest minibatch; None if there are none."""
         return None if self._watched is None else LargestSaved.total(self._watched.saved)
 
     def _devices(self) -> dict[str, int]:
@@ -193,31 +170,18 @@ def memory_rows(
     backward: tuple[int | None, int | None] = (None, None),
     spared: int = 0,
 ) -> list[MemoryRow]:
-    """The ledger folded to what fits beside the throughput.
+    """Return the ledger folded to what fits beside the throughput; all figures are bytes.
 
-    Parameters
-    ----------
-    ledger : Ledger
-    obs_keys : iterable of keys
-        Observations; they and their "next" counterparts get a line each, the batch's other keys share one.
-    next_obs : str
-        The mode's name, shown beside "next.obs".
-    process : (int, int), optional
-        Resident bytes now and at the peak.
-    sampled : bool
-        Whether that peak is only the largest of some readings.
-    devices : mapping from device to bytes, optional
-        The most each has held.
-    planned : int, optional
-        What the plan said the process would hold at its peak.
-    workers : int
-        Bytes of the processes that step the envs.
-    stage : (int, int), each optional
-        What the plan said that the value stage would hold for a moment, and what it was seen to hold.
-    backward : (int, int), each optional
-        The same of what recurrent layers save for the backward pass.
-    spared : int
-        What `memory.recurrent_recompute` spares of that.
+    `obs_keys`: observations; they and their "next" counterparts get a line each, the batch's other keys share one.
+    `next_obs`: the mode's name, shown beside "next.obs".
+    `process`: resident bytes now and at the peak.
+    `sampled`: whether that peak is only the largest of some readings.
+    `devices`: the most each has held.
+    `planned`: what the plan said the process would hold at its peak.
+    `workers`: bytes of the processes that step the envs.
+    `stage`: what the plan said that the value stage would hold for a moment, and what it was seen to hold.
+    `backward`: the same of what recurrent layers save for the backward pass.
+    `spared`: what `memory.recurrent_recompute` spares of that.
     """
     obs_keys = list(obs_keys)
     obs = {show(key) for key in obs_keys}

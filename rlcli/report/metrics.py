@@ -33,7 +33,7 @@ _GROUPS = {  # TensorBoard's sections of what is not nested; all else is "learni
 
 @runtime_checkable
 class Figures(Protocol):
-    """What takes a run's figures beside `metrics.jsonl`."""
+    """Takes a run's figures beside `metrics.jsonl`."""
 
     def write(self, frames: int, scalars: Iterable[tuple[str, float]]) -> None: ...
 
@@ -48,14 +48,7 @@ Logger = Callable[[Path, int | None], Figures]
 
 
 class Guarded:
-    """What takes the figures beside `metrics.jsonl`, until it raises: then it is warned of, and called no more.
-
-    Parameters
-    ----------
-    figures : Figures
-    warn : callable
-        Given the sentence.
-    """
+    """Takes the figures beside `metrics.jsonl` until that raises: then `warn` is told, and it is called no more."""
 
     def __init__(self, figures: Figures, warn: Callable[[str], object]) -> None:
         self._figures: Figures | None = figures
@@ -75,7 +68,7 @@ class Guarded:
 
 
 def load_tensorboard() -> tuple[Any, Any, Any]:
-    """The modules of TensorBoard that write events."""
+    """Return the modules of TensorBoard that write events."""
     from tensorboard.compat.proto import event_pb2, summary_pb2
     from tensorboard.summary.writer import event_file_writer
 
@@ -85,11 +78,7 @@ def load_tensorboard() -> tuple[Any, Any, Any]:
 class EventsWriter:
     """Appends scalars to a new events file in `folder`. Needs the package `tensorboard`.
 
-    Parameters
-    ----------
-    folder : Path
-    resume_at : int, optional
-        Earlier files' figures past this many frames are hidden: the resumed run writes them anew.
+    `resume_at`: figures of earlier files past this many frames are hidden: the resumed run writes them anew.
     """
 
     def __init__(self, folder: Path | str, resume_at: int | None = None) -> None:
@@ -130,20 +119,13 @@ class EventsWriter:
 
 
 class MetricsWriter:
-    """Appends records to `metrics.jsonl` and, where chosen, to TensorBoard events in the same folder.
+    """Appends records to `metrics.jsonl`, made when missing, and, if chosen, to TensorBoard events in the same folder.
 
-    Parameters
-    ----------
-    path : Path
-        The file; created when missing.
-    resume_at : int, optional
-        Keep the records up to this many frames and drop the rest, a torn last line included: when it begins, by `begin`
-        or by what is written first.
-    logger : str or callable
-        "auto" adds TensorBoard when it is installed, "tensorboard" insists on it, "none" leaves it out. A callable
-        makes what takes the figures in its stead: `logger(folder, resume_at)`, see `rlcli.register_logger`.
-    warn : callable
-        Told, once, that what takes the figures failed; the file is written all the same.
+    `resume_at`: keep the records up to this many frames and drop the rest, a torn last line included: when it begins,
+    by `begin` or by what is written first.
+    `logger`: "auto" adds TensorBoard when it is installed, "tensorboard" insists on it, "none" leaves it out. A
+    callable makes what takes the figures in its stead: `logger(folder, resume_at)`, see `rlcli.register_logger`.
+    `warn`: told, once, that what takes the figures failed; the file is written all the same.
     """
 
     def __init__(
@@ -208,7 +190,7 @@ class MetricsWriter:
             self._events("write", int(values.get(FRAMES) or 0), scalars)
 
     def settings(self, settings: Mapping[str, object]) -> None:
-        """What the run was asked for, key by key, for TensorBoard's page that compares runs."""
+        """Write what the run was asked for, key by key, for TensorBoard's page that compares runs."""
         self.begin()
         if self._events is not None:
             self._events("settings", settings)
@@ -253,7 +235,7 @@ class MetricsWriter:
 
 
 def read_metrics(path: Path | str) -> list[dict]:
-    """All records of a metrics file in order; a torn or unreadable line is left out."""
+    """Return all records of a metrics file in order; a torn or unreadable line is left out."""
     return [record for _, record in _records(Path(path)) if record is not None]
 
 
@@ -270,12 +252,12 @@ def cut_back(path: Path, frames: int) -> None:
 
 
 def plain(values: Mapping) -> dict:
-    """A nested mapping as strict JSON has it: tensors as numbers, non-finite numbers as None."""
+    """Return a nested mapping as strict JSON has it: tensors as numbers, non-finite numbers as None."""
     return {str(key): _plain(value) for key, value in values.items()}
 
 
 def wants_tensorboard(logger: str) -> bool:
-    """Whether `logger` means TensorBoard events here; asks the import system without importing anything."""
+    """Say whether `logger` means TensorBoard events here; asks the import system without importing anything."""
     known = (*choices("logger"), *registry.users_names("logger"))
     if logger not in known:
         raise ConfigError(f"unknown logger {logger!r}", where="logger", fix=f"Choose one of {', '.join(known)}.")
@@ -339,7 +321,7 @@ def _scalars(record: Mapping[str, object], prefix: str = "") -> Iterator[tuple[s
 
 
 def _tag(name: str) -> str:
-    """A figure's place among TensorBoard's charts: `kl` -> `learning/kl`; stages and memory have theirs."""
+    """Return a figure's place among TensorBoard's charts: `kl` -> `learning/kl`; stages and memory have theirs."""
     if "/" in name:
         return name
     if name.startswith("eval_"):
@@ -348,7 +330,7 @@ def _tag(name: str) -> str:
 
 
 def cannot_write(path: Path, error: OSError, needed: int = 0) -> ResourceError:
-    """The sentence where the system refuses a file of figures."""
+    """Return the sentence where the system refuses a file of figures."""
     why = error.strerror or str(error)
     if error.errno == errno.ENOSPC:
         from rlcli.data.files.disk import (

@@ -1,4 +1,4 @@
-"""What is held for a moment on top of what stays: counted operation by operation, or asked of who gave the memory.
+"""Measure what is held for a moment on top of what stays: operation by operation, or as told by who gave the memory.
 
 `LiveBytes` counts what a block of code makes, on the meta device too: that is how a peak is known before a run.
 `LargestPeak` measures a stage at its largest batch, `DevicePeaks` every stage on a device, `ProcessPeak` a whole run.
@@ -24,22 +24,12 @@ GIVEN_BACK = 32 << 20  # glibc's largest threshold for blocks that are mapped on
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts what is allocated inside its context, and not what was there before.
+    """Counts what is allocated inside its context, `now` and at the `peak`, and not what was there before.
 
-    Parameters
-    ----------
-    reorders : bool
-        The backward pass of a convolution also holds its operands and results once more, in the layout that oneDNN
-        computes in.
+    `reorders`: the backward pass of a convolution also holds its operands and results once more, in the layout that
+    oneDNN computes in.
+    `kept`: the most in blocks that the C library does not give back.
 
-    Attributes
-    ----------
-    now, peak : int
-    kept : int
-        The most in blocks that the C library does not give back.
-
-    Examples
-    --------
     >>> with LiveBytes() as live:
     ...     net(torch.empty(256, 4, device="meta")).sum().backward()
     >>> live.peak
@@ -81,21 +71,11 @@ class LiveBytes(TorchDispatchMode):
 class LargestPeak:
     """A context around a stage; measures its first batch, and then each that is larger than any before.
 
-    Parameters
-    ----------
-    device : torch.device or str
-        Where the stage computes. On the CPU operations are counted, on CUDA its allocator is asked.
-    cuda : module
-        `torch.cuda`, or a stand-in with its three counters.
+    `device`: where the stage computes. On the CPU operations are counted, on CUDA its allocator is asked.
+    `cuda`: `torch.cuda`, or a stand-in with its three counters.
+    `bytes`: held at the worst moment, less what was there before and what the stage leaves behind. None until the stage
+    was left without an error.
 
-    Attributes
-    ----------
-    bytes : int or None
-        Held at the worst moment, less what was there before and what the stage leaves behind. None until the stage
-        was left without an error.
-
-    Examples
-    --------
     >>> values = LargestPeak("cpu")
     >>> for batch in batches:
     ...     with values.of(batch.numel()):
@@ -110,7 +90,7 @@ class LargestPeak:
         self._live: LiveBytes | None = None
 
     def of(self, rows: int) -> LargestPeak:
-        """The context for a batch of so many rows."""
+        """Return the context for a batch of so many rows."""
         self._rows = rows
         return self
 
@@ -139,17 +119,9 @@ class LargestPeak:
 
 
 class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
-    """Counts what a forward pass inside its context saves for the backward pass, on the meta device too.
+    """Counts the bytes that a forward pass inside its context saves for the backward pass, on the meta device too.
 
-    Parameters
-    ----------
-    beside : iterable of Tensor
-        What is there anyway, such as inputs and weights.
-
-    Attributes
-    ----------
-    bytes : int
-        Of whole storages, each counted once.
+    Whole storages, each once, but for what is there anyway (`beside`), such as inputs and weights.
     """
 
     def __init__(self, beside: Iterable[Tensor] = ()) -> None:
@@ -165,10 +137,7 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
 
 
 class LargestSaved:
-    """`SavedBytes` of the first minibatch, and then of each that has more rows than any before.
-
-    `bytes` (int or None): the most; None before the first.
-    """
+    """Measures `SavedBytes` of the first minibatch, then of each with more rows; `bytes` is the most, None at first."""
 
     def __init__(self) -> None:
         self.bytes: int | None = None

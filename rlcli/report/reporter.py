@@ -1,4 +1,4 @@
-"""What the training loop talks to, so that it holds no logging code: one call a batch.
+"""Reporter, which the training loop talks to so that it holds no logging code: one call a batch.
 
     with Reporter(facts, folder=run.path) as reporter:
         reporter.start("threads 1 (auto)")
@@ -42,20 +42,12 @@ LEDGER_EVERY = 1.0  # seconds between two readings of the ledger; the first and 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a run before it starts.
+    """The facts of a run that are known before it starts: its `title` is the recipe's name, or the verb.
 
-    Attributes
-    ----------
-    title : str
-        The recipe's name, or the verb.
-    obs_keys : sequence of keys
-        The observations of the batch, for the ledger.
-    next_obs : str
-        "full", "compact", "exact" or "delta".
-    settings : mapping
-        What the run was asked for, by key (`"env.id"`).
-    info_keys : sequence of str
-        What is followed of the envs' `info`.
+    `obs_keys`: the observations of the batch, for the ledger.
+    `next_obs`: "full", "compact", "exact" or "delta".
+    `settings`: what the run was asked for, by key (`"env.id"`).
+    `info_keys`: what is followed of the envs' `info`.
     """
 
     title: str
@@ -71,35 +63,11 @@ class Facts:
 class Reporter:
     """Follows a run: episodes, stages, memory, metrics, the view, the closing report.
 
-    Parameters
-    ----------
-    facts : Facts
-    folder : Path, optional
-        The run folder; without one nothing is written.
-    console : str
-        "auto", "live", "plain" or "off".
-    logger : str or callable
-        "auto", "tensorboard", "none", or what makes another; metrics.jsonl is always written.
-    resume_at : int, optional
-        Frames of the checkpoint a resumed run continues from: later metrics are cut.
-    stream : text file, optional
-        Where to print; `sys.stdout` by default.
-
-    Raises
-    ------
-    ConfigError
-        Unknown console or logger, or TensorBoard asked for and missing.
-    ResourceError
-        From `batch` and `close` too: the run folder cannot be written.
-
+    `folder`: the run folder; without one nothing is written. `console`: "auto", "live", "plain" or "off".
+    `logger`: "auto", "tensorboard", "none", or what makes another; metrics.jsonl is always written.
+    `resume_at`: frames of the checkpoint a resumed run continues from: later metrics are cut.
+    `stream`: where to print; `sys.stdout` by default.
     Leaving its context gives the terminal back (a live view hides the cursor), also after an error.
-
-    Attributes
-    ----------
-    clock : Clock
-    tally : Tally
-    memory : Memory
-    workers : Workers
     """
 
     def __init__(
@@ -135,7 +103,7 @@ class Reporter:
 
     @property
     def redraws(self) -> bool:
-        """Whether a live view is drawn on the terminal."""
+        """Say whether a live view is drawn on the terminal."""
         return self._view.redraws
 
     def watch(self, watched: Watched) -> None:
@@ -173,24 +141,14 @@ class Reporter:
     ) -> None:
         """Report one batch `[N, T]` after its update.
 
-        Parameters
-        ----------
-        batch : TensorDictBase
-        learning : mapping, optional
-            Figures of the update: numbers or one-element tensors. All are written; `snapshot.LEARNING` says
-            which are shown, and as what.
-        reward, done : Tensor or ndarray `[N, T, 1]`, optional
-            Read instead of `("next", "reward")` and `("next", "done")`: the rewards before any scaling.
-        others : iterable of Entry
-            Ledger lines of other components.
-        frames : int, optional
-            Frames since the last report, where `batch` is the last of several; those of `batch` by default.
-        workers : sequence of Worker
-            The processes that collect.
-        restarts : sequence of (int, int)
-            Of each process that steps envs, how often it was replaced, and how many frames that has lost.
-        **counted
-            valued, lanes and ends, as `Tally.count` takes them.
+        `learning`: figures of the update: numbers or one-element tensors. All are written; `snapshot.LEARNING` says
+        which are shown, and as what.
+        `reward`, `done` (`[N, T, 1]`): read instead of `("next", "reward")` and `("next", "done")`: before any scaling.
+        `others`: ledger lines of other components.
+        `frames`: since the last report, where `batch` is the last of several; those of `batch` by default.
+        `workers`: the processes that collect.
+        `restarts`: of each process that steps envs, how often it was replaced, and how many frames that has lost.
+        `counted`: valued, lanes and ends, as `Tally.count` takes them.
         """
         frames = batch.shape.numel() if frames is None else frames
         with self.clock(OTHER), self.clock("log"):
@@ -251,7 +209,7 @@ class Reporter:
             self._episode_log.flush()
 
     def snapshot(self) -> Snapshot:
-        """What a view shows now."""
+        """Return what a view shows now."""
         facts, tally, episodes = self.facts, self.tally, self.episodes
         infos = episodes.infos
         return Snapshot(
@@ -282,14 +240,9 @@ class Reporter:
     def close(self, status: str = "done", commands: Mapping[str, str] | None = None, **facts: object) -> dict:
         """End the view, write summary.json and report.md, print the closing report, and return the summary.
 
-        Parameters
-        ----------
-        status : str
-            "done", "stopped", "interrupted" or "failed".
-        commands : mapping from label to command line, optional
-            What to type next: evaluate, resume.
-        **facts
-            More for summary.json: verb, evaluation results, the run's path.
+        `status`: "done", "stopped", "interrupted" or "failed".
+        `commands`: label -> command line to type next: evaluate, resume.
+        `facts`: more for summary.json: verb, evaluation results, the run's path.
         """
         self.clock.lap()
         for key in self.facts.info_keys if self.episodes.episodes else ():

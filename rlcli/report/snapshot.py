@@ -1,4 +1,4 @@
-"""What a view shows at one moment, in plain values, and what every view can do with it."""
+"""A snapshot of what a view shows at one moment, in plain values, and what every view can do with it."""
 
 from __future__ import annotations
 
@@ -37,33 +37,15 @@ EVALUATION = "evaluation return"
 class Snapshot:
     """The state of a run between two batches.
 
-    Attributes
-    ----------
-    frames, total_frames : int
-    elapsed : float
-        Seconds of the run, earlier sessions included.
-    spent : Spent
-        Seconds by stage up to `frames`.
-    memory : sequence of MemoryRow
-    learning : mapping
-        Figures of the last update, under their short names.
-    returns, evaluations : sequence of float
-        The histories behind the sparklines; of evaluations along the way.
-    mean_return, mean_length, best : float or None
-        Of the last finished episodes; None before the first.
-    success_rate : float or None
-        Of the last finished episodes, where their envs tell.
-    infos : mapping
-        Means of what else is followed of `info`.
-    approximated : int
-        Rows whose successor value was approximated so far.
-    dropped : int or None
-        Rows that the budget of `shifted` had no room for so far; None where that is off.
-    warnings : sequence of (text, count)
-    workers : sequence of WorkerRow
-        The processes that collect; none where this one does.
-    restarts : int
-        How often processes that step envs were replaced.
+    `elapsed`: seconds of the run, earlier sessions included; `spent`: those by stage up to `frames`.
+    `learning`: figures of the last update, under their short names.
+    `returns`, `evaluations`: the histories behind the sparklines; of evaluations along the way.
+    `mean_return`, `mean_length`, `best`: of the last finished episodes; None before the first.
+    `success_rate`, `infos`: of them, where their envs tell; means of what else is followed of `info`.
+    `approximated`: rows whose successor value was approximated so far.
+    `dropped`: rows that the budget of `shifted` had no room for so far; None where that is off.
+    `workers`: the processes that collect; none where this one does.
+    `restarts`: how often processes that step envs were replaced.
     """
 
     title: str = "run"
@@ -91,7 +73,7 @@ class Snapshot:
 
     @property
     def fraction(self) -> float:
-        """How much of the run is done, in [0, 1]."""
+        """Return how much of the run is done, in [0, 1]."""
         return min(self.frames / self.total_frames, 1.0) if self.total_frames > 0 else 0.0
 
     @property
@@ -109,19 +91,19 @@ class Snapshot:
 
     @property
     def infos_said(self) -> list[str]:
-        """What envs said of the last episodes."""
+        """Say what envs said of the last episodes."""
         rate = [] if self.success_rate is None else [f"success {100 * self.success_rate:.0f} %"]
         return [*rate, *(f"{key} {number(x)}" for key, x in self.infos.items())]
 
     @property
     def rows_said(self) -> list[str]:
-        """What the value stage could not know or had no room for; only what there can be."""
+        """Say what the value stage could not know or had no room for; only what there can be."""
         said = [f"V(s) in place of V(s') {self.approximated:,}"] if self.approximated else []
         return said if self.dropped is None else [*said, f"dropped rows {self.dropped:,}"]
 
 
 def shown(learned: Mapping[str, SupportsFloat]) -> dict[str, float]:
-    """The figures of an update that views show, under their short names."""
+    """Return the figures of an update that views show, under their short names."""
     found: dict[str, float] = {}
     for name, short in LEARNING.items():
         if name in learned:
@@ -132,7 +114,7 @@ def shown(learned: Mapping[str, SupportsFloat]) -> dict[str, float]:
 
 
 class View:
-    """What the reporter asks of a view; it asks `due` first, so that nothing is gathered in vain.
+    """The face of a view that the reporter asks, `due` first, so that nothing is gathered in vain.
 
     This one shows nothing (`console: off`). `redraws` says whether a state is drawn over the last one, and so may be
     shown at any time.

@@ -1,4 +1,4 @@
-"""What a run has shown so far: frames, returns and lengths of episodes, rows at boundaries, the last update's figures.
+"""Tally a run so far: frames, returns and lengths of episodes, rows at boundaries, the last update's figures.
 
 It only counts, and is what of a report a checkpoint keeps. Time and memory are measured elsewhere, and what is made of
 it all the reporter says.
@@ -23,23 +23,7 @@ _UNKNOWN = -(1 << 62)  # the length of an episode whose first steps were not see
 
 
 class Episode(NamedTuple):
-    """One that ended.
-
-    Attributes
-    ----------
-    frames : int
-        Of the run, when it did.
-    env : int
-        Number of the sub-environment.
-    seed : int or None
-    returned : float
-        Its return.
-    length : int
-    terminated : bool
-        Else truncated.
-    info : dict
-        What was kept of its last `info`.
-    """
+    """One that ended after `frames` of the run in sub-environment `env`, `terminated` or truncated; its last `info`."""
 
     frames: int
     env: int
@@ -60,19 +44,9 @@ def info_figures(means: Mapping[str, float]) -> dict[str, Any]:
 class EpisodeStats:
     """Accumulates finished episodes over batches `[N, T, 1]` (N lanes); `[T, 1]` is one lane.
 
-    Parameters
-    ----------
-    window : int
-        How many of the last finished episodes `mean_return` and `mean_length` look back on.
-
-    Attributes
-    ----------
-    episodes : int
-        Finished so far.
-    best : float or None
-        The highest return of one episode; None before the first.
-    fresh : list of Episode
-        Those that nobody has taken yet, where it was told of their ends.
+    `window`: how many of the last finished episodes `mean_return` and `mean_length` look back on.
+    `best`: the highest return of one episode; None before the first.
+    `fresh`: those that nobody has taken yet, where it was told of their ends.
     """
 
     def __init__(self, window: int = WINDOW) -> None:
@@ -89,21 +63,11 @@ class EpisodeStats:
     def update(
         self, reward, done, lanes: range | None = None, told: Sequence[tuple[int, Ended]] = ()
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Read one batch.
+        """Read one batch; return the returns and lengths of its ended episodes, in order of time, then lane.
 
-        Parameters
-        ----------
-        reward, done : Tensor or ndarray, `[N, T, 1]` or `[T, 1]`
-            The columns `("next", "reward")` and `("next", "done")`.
-        lanes : range, optional
-            Which lanes they are of, where other batches are of others; all that there are by default.
-        told : sequence of (int, Ended)
-            The frames of the run at each end, and what is known of it.
-
-        Returns
-        -------
-        returns, lengths : ndarray
-            Of the episodes that ended in this batch, in order of time, then lane.
+        `reward`, `done` (`[N, T, 1]` or `[T, 1]`): the columns `("next", "reward")` and `("next", "done")`.
+        `lanes`: which lanes they are of, where other batches are of others; all that there are by default.
+        `told`: the frames of the run at each end, and what is known of it.
         """
         reward, done = _lanes(reward).astype(np.float64), _lanes(done).astype(bool)
         if reward.shape != done.shape:
@@ -153,7 +117,7 @@ class EpisodeStats:
         return sums, lengths
 
     def take(self) -> list[Episode]:
-        """Those that ended since this was last called."""
+        """Return those that ended since this was last called."""
         taken, self.fresh = self.fresh, []
         return taken
 
@@ -221,13 +185,13 @@ class EpisodeStats:
 
 
 def boundary_rows(done) -> int:
-    """How many rows of a batch are not followed by their successor: episode ends, and each lane's last."""
+    """Count the rows of a batch that are not followed by their successor: episode ends, and each lane's last."""
     done = _lanes(done)
     return int(done[:, :-1].sum()) + done.shape[0] if done.size else 0
 
 
 def _lanes(column) -> np.ndarray:
-    """A column as `[N, T]`."""
+    """Return a column as `[N, T]`."""
     array = np.asarray(column.detach().cpu() if hasattr(column, "detach") else column)
     if array.ndim >= 2 and array.shape[-1] == 1:
         array = array[..., 0]
@@ -271,16 +235,10 @@ class Curve:
 
 @dataclass
 class ValueRows:
-    """Rows so far.
+    """Rows valued so far, each as often as it was.
 
-    Parameters
-    ----------
-    rows : int
-        Valued, each as often as it was.
-    approximated : int
-        Of those, with a successor whose value stands for another.
-    dropped : int, optional
-        Of those, without room in the budget of `shifted`; None where that is off.
+    `approximated`: of those, with a successor whose value stands for another.
+    `dropped`: of those, without room in the budget of `shifted`; None where that is off.
     """
 
     rows: int = 0
@@ -302,23 +260,12 @@ DROPPED = "a row was not learned from: raise value.shifted_budget to make room f
 
 
 class Tally:
-    """Counts over all sessions of a run.
+    """Counts over all sessions of a run: `frames` and batches (`iteration`) reported.
 
-    Attributes
-    ----------
-    frames, iteration : int
-        Frames and batches reported.
-    episodes : EpisodeStats
-    curve, evaluations : Curve
-        Of the mean return, and of what evaluations along the way found.
-    evaluated : float or None
-        By the last of them.
-    boundary : int or None
-        Rows not followed by their successor; None until a batch shows its ends.
-    valued : ValueRows
-    learning : dict
-        Figures of the last update: numbers or one-element tensors.
-    warnings : dict from kind to (text, count)
+    `curve`, `evaluations`: of the mean return, and of what evaluations along the way found (the last: `evaluated`).
+    `boundary`: rows not followed by their successor; None until a batch shows its ends.
+    `learning`: figures of the last update: numbers or one-element tensors.
+    `warnings`: kind -> (text, count).
     """
 
     def __init__(self) -> None:
@@ -354,13 +301,9 @@ class Tally:
         lanes: range | None = None,
         ends: Sequence[tuple[int, Ended]] = (),
     ) -> tuple[float | None, float | None]:
-        """Count frames; the mean return and length of the episodes that ended in them.
+        """Count frames; return the mean return and length of the episodes that ended in them.
 
-        Parameters
-        ----------
-        reward, done : Tensor or ndarray `[N, T, 1]`, optional
-        lanes, ends
-            See `EpisodeStats.update`.
+        `reward`, `done` (`[N, T, 1]`), `lanes`, `ends`: see `EpisodeStats.update`.
         """
         self.frames += frames
         if valued is not None:

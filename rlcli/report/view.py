@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: a view for a terminal (`live`), plain lines for pipes and schedulers, or none.
+"""Show a run while it goes on: a view for a terminal (`live`), plain lines for pipes and schedulers, or none.
 
 Plain lines are ASCII without escape codes, at most `WIDTH` columns, one an interval; now and then the rest of what the
 live view shows follows.
@@ -27,7 +27,7 @@ _FIRST = (EVALUATION, "kl", "explained variance", "q value", "lag")  # learning 
 
 
 def line(snapshot: Snapshot) -> str:
-    """How far the run is and how it goes; groups two spaces apart."""
+    """Say how far the run is and how it goes; groups two spaces apart."""
     groups = [
         f"{100 * snapshot.fraction:3.0f}%",
         f"{figures.count(snapshot.frames)}/{figures.count(snapshot.total_frames)}",
@@ -44,7 +44,7 @@ def line(snapshot: Snapshot) -> str:
 
 
 def details(snapshot: Snapshot) -> list[str]:
-    """Where the seconds and the bytes went, and the learning figures that `line` leaves out."""
+    """Say where the seconds and the bytes went, and the learning figures that `line` leaves out."""
     spent = snapshot.spent
     learning = [
         f"best {figures.number(snapshot.best)}",
@@ -139,7 +139,7 @@ class PlainView(View):
 
 
 def chosen(console: str = "auto", stream: TextIO | None = None) -> str:
-    """The view that `console` means on this stream: "live", "plain" or "off"."""
+    """Return the view that `console` means on this stream: "live", "plain" or "off"."""
     stream = sys.stdout if stream is None else stream
     if console not in VIEWS:
         raise ConfigError(f"unknown console {console!r}", where="console", fix=f"Choose one of {', '.join(VIEWS)}.")

@@ -15,18 +15,10 @@ LINES = 4  # at most, of all workers together: of more than have room on them, o
 
 
 class Worker(Protocol):
-    """What is read of one.
+    """The readings of one worker, which collected `frames` so far, those of batches that are passed over among them.
 
-    Attributes
-    ----------
-    frames : int
-        Collected so far, those of batches that are passed over among them.
-    lag : int or None
-        Publications that its last batch was behind; None where there is no such thing.
-    restarts, lost_frames : int
-        How often it was replaced, and how many frames that has lost.
-    cause : str
-        Why, the last time.
+    `lag`: publications that its last batch was behind; None where there is no such thing.
+    `restarts`, `lost_frames`, `cause`: how often it was replaced, how many frames that has lost, and why the last time.
     """
 
     frames: int
@@ -86,7 +78,7 @@ class Workers:
 
 
 def cells(rows: Sequence[WorkerRow], restarts: int, room: int) -> list[str]:
-    """What a view says of workers: a piece of text for each, as long as the others; or a few for all of them.
+    """Return what a view says of workers: a piece of text for each, as long as the others; or a few for all of them.
 
     `restarts`: of all; where they only step envs, there is no more to say.
     `room`: columns of a line; cells stand two apart.
@@ -113,7 +105,7 @@ def cells(rows: Sequence[WorkerRow], restarts: int, room: int) -> list[str]:
 
 
 def in_words(workers: Sequence[Mapping], late: int = 0, dropped: int = 0) -> str:
-    """The workers of a summary, in one line.
+    """Return the workers of a summary, in one line.
 
     `late` and `dropped`: batches that were further behind than `weights.max_lag`, and the frames of those that were
     passed over.

@@ -4,8 +4,7 @@
 checkpoints/checkpoint_000007/   tensors.safetensors   state.json   manifest.json
              .tmp_000008_4711/   one being written, or what a crash left of it
 ```
-Order: folder, files, sync, manifest (size and checksum of each file, config, versions), sync, rename, sync of
-the parent. The newest that verifies is the latest. safetensors and JSON only: loading runs nothing.
+`rlcli.data.files.sealed_folder` says in which order. safetensors and JSON only: loading runs nothing.
 """
 
 from __future__ import annotations
@@ -33,15 +32,9 @@ BEST = "best"  # the folder of the best one
 class Checkpoint(NamedTuple):
     """A checkpoint that verified.
 
-    Attributes
-    ----------
-    path : Path
-    state : dict
-        As it was saved; tensors on the CPU.
-    manifest : dict
-        sequence, number, created, config, versions, files.
-    skipped : list of str
-        One sentence for each newer checkpoint that is damaged.
+    `state`: as it was saved; tensors on the CPU.
+    `manifest`: sequence, number, created, config, versions, files.
+    `skipped`: one sentence for each newer checkpoint that is damaged.
     """
 
     path: Path
@@ -64,35 +57,13 @@ def save(
 ) -> Path:
     """Write the next checkpoint into `folder`, then take away those beyond the newest `keep` that verify.
 
-    Parameters
-    ----------
-    state : nested dict
-        See `rlcli.data.files.state`.
-    number : int
-        The frames it stands at. A run that fell back may pass them again: folders have their own count.
-    config, versions : dict, optional
-        What the run was made with.
-    keep : int
-        At least 2.
-    may_be_infinite : sequence of str
-        Names at the top of `state` in which NaN and inf are allowed (statistics, bounds).
-    ring : LiveRows, optional
-        Of the buffer whose state without rows stands under "buffer": its rows become files of their own, of which
-        those that would be the same as in the last checkpoint but one are links.
-
-    Returns
-    -------
-    path : Path
-        The new checkpoint's folder.
-
-    Raises
-    ------
-    NumericsError
-        A tensor is not finite: nothing is written, the checkpoints before it stay.
-    ResourceError
-        The disk refuses: the checkpoints before it stay.
-    ArgumentError
-        `keep` is below 2, or the state holds something that has no place in a file.
+    `number`: the frames it stands at. A run that fell back may pass them again: folders have their own count.
+    `config`, `versions`: what the run was made with.
+    `keep`: at least 2.
+    `may_be_infinite`: names at the top of `state` in which NaN and inf are allowed (statistics, bounds).
+    `ring`: of the buffer whose state without rows stands under "buffer": its rows become files of their own, of which
+    those that would be the same as in the last checkpoint but one are links.
+    Return the new checkpoint's folder. Whatever is raised, the checkpoints before it stay.
     """
     if keep < 2:
         raise ArgumentError("at least 2 checkpoints are kept", why=f"got keep={keep}")
@@ -134,13 +105,7 @@ def make_room(folder: Path | str) -> list[Path]:
 
 
 def named(text: PathLike[str] | str) -> Path | None:
-    """The checkpoint that `RUN:best`, `RUN:FRAMES` or `RUN:CHECKPOINT` names; None where a folder is named.
-
-    Raises
-    ------
-    ConfigError
-        The run has no such checkpoint.
-    """
+    """Return the checkpoint that `RUN:best`, `RUN:FRAMES` or `RUN:CHECKPOINT` names; None where a folder is named."""
     run, _, word = str(text).rpartition(":")
     if not run or Path(text).is_dir() or not Path(run).is_dir():
         return None
@@ -161,7 +126,7 @@ def named(text: PathLike[str] | str) -> Path | None:
 
 
 def load_latest(folder: Path | str) -> Checkpoint:
-    """The newest checkpoint that verifies.
+    """Return the newest checkpoint that verifies.
 
     Damaged ones are passed over with a warning each, which names the file and what is wrong with it.
 
@@ -185,7 +150,7 @@ def load_latest(folder: Path | str) -> Checkpoint:
 
 
 def latest_number(folder: Path | str) -> int:
-    """The number of the newest checkpoint that verifies; raises as `load_latest`, warns of nothing."""
+    """Return the number of the newest checkpoint that verifies; raises as `load_latest`, warns of nothing."""
     skipped: list[str] = []
     for path in reversed(list_checkpoints(Path(folder))):
         reason = verify(path)
@@ -196,15 +161,7 @@ def latest_number(folder: Path | str) -> int:
 
 
 def newest(run: Run) -> Checkpoint:
-    """The newest checkpoint that verifies; a warning says so where the run has saved a later one that is not there.
-
-    Raises
-    ------
-    ConfigError
-        It is no training run.
-    DamagedDataError, ResourceError
-        None does, all are gone, or there has never been one; the command that begins the run anew is named.
-    """
+    """Return the newest checkpoint that verifies; warn if the run has saved a later one that is not there."""
     if (verb := run.info.get("verb")) != "train":
         raise ConfigError("only training runs hold a policy", where=str(run.path), why=f"this is one of rlcli {verb}")
     try:
@@ -243,7 +200,7 @@ def verify(path: Path | str) -> str | None:
 
 
 def is_one(path: Path) -> bool:
-    """Whether a folder is called as a checkpoint is."""
+    """Say whether a folder is called as a checkpoint is."""
     return FOLDERS.sequence(path) >= 0
 
 

@@ -89,7 +89,7 @@ class Run:
         return saved_frames(self.path)
 
     def metrics(self) -> list[dict]:
-        """All records of metrics.jsonl in order."""
+        """Return all records of metrics.jsonl in order."""
         path = self.path / METRICS
         return read_metrics(path) if path.exists() else []
 
@@ -112,13 +112,7 @@ class Run:
 
 
 def open_run(path: Path | str) -> Run:
-    """An existing run, by its folder.
-
-    Raises
-    ------
-    ConfigError
-        The folder is missing or holds no run.
-    """
+    """Return an existing run, by its folder."""
     run = Run(Path(path))
     if not run.path.is_dir():
         raise ConfigError("there is no such run folder", where=str(path), fix="`rlcli ls` lists the runs.")
@@ -127,14 +121,9 @@ def open_run(path: Path | str) -> Run:
 
 
 def note_resume(run: Run, config: Mapping[str, Any], record: Mapping[str, Any]) -> Run:
-    """Write down that a resumed run goes on with another configuration; the run, read anew.
+    """Write down that a resumed run goes on with another configuration; return the run, read anew.
 
     The configuration first: after a crash in between a change that needs `--force` has to be forced again.
-
-    Raises
-    ------
-    ResourceError
-        The folder cannot be written.
     """
     when = datetime.now().astimezone().isoformat(timespec="seconds")
     info = {**run.info, "resumed": [*run.info.get("resumed", []), {"when": when, **record}]}
@@ -147,7 +136,7 @@ def note_resume(run: Run, config: Mapping[str, Any], record: Mapping[str, Any]) 
 
 
 def _refused(path: Path, error: OSError) -> ResourceError:
-    """What to say where the system refuses a run folder."""
+    """Return the error to raise where the system refuses a run folder."""
     return ResourceError(
         "cannot write the run folder",
         where=str(path),
@@ -158,7 +147,7 @@ def _refused(path: Path, error: OSError) -> ResourceError:
 
 # ---- all of them --------------------------------------------------------------------------------------------------
 def all_runs(root: Path | str) -> list[Run]:
-    """Every run below `root`, newest first; folders whose run.json cannot be read are left out."""
+    """Return every run below `root`, newest first; folders whose run.json cannot be read are left out."""
     found = []
     for folder in _folders(Path(root)):
         run = Run(folder)
@@ -187,7 +176,7 @@ def derived(verb: str, name: str, seed: int | None, *, root: Path | str = ROOT) 
 
 
 def sweep_folder(verb: str) -> Path:
-    """Where the runs of a sweep that begins now go, made: `runs/<verb>/sweep_<date>_<time>`, numbered if taken."""
+    """Make the folder of a sweep that begins now: `runs/<verb>/sweep_<date>_<time>`, numbered if taken."""
     return claim_new(Path(ROOT) / verb / f"sweep_{_stamp()}")
 
 
@@ -207,21 +196,7 @@ def create(
 ) -> Run:
     """Make a new run folder and write what is known before the first step.
 
-    Parameters
-    ----------
-    config : mapping
-        The resolved config, plain values only.
-    verb, recipe, seed
-        For the folder's name and run.json.
-    directory : Path, optional
-        `run.dir`: this very folder; it must not exist, or be empty. Derived when absent, suffixed if taken.
-    overrides : sequence of str
-        As they were typed.
-
-    Raises
-    ------
-    ResourceError
-        The folder exists and holds something, or cannot be written.
+    `directory`: `run.dir`: this very folder; it must not exist, or be empty. Derived when absent, suffixed if taken.
     """
     there = directory is not None and os.path.exists(directory)
     env = config.get("env")
@@ -299,13 +274,7 @@ def _holds_something(path: Path) -> bool:
 
 
 def claim_new(path: Path) -> Path:
-    """Make the first of `path`, `path_2`, ... that does not exist; two processes never get the same.
-
-    Raises
-    ------
-    ResourceError
-        It cannot be made.
-    """
+    """Make the first of `path`, `path_2`, ... that does not exist; two processes never get the same."""
     number, candidate = 1, path
     while True:
         try:
@@ -354,15 +323,12 @@ def _as_name(text: str) -> str:
 
 # ---- what to type next ------------------------------------------------------------------------------------------
 def resume_command(run: Run, *words: str, moved: str | None = None) -> str:
-    """What continues a run, typed in this directory: `rlcli resume runs/train/...`, and the words after it."""
+    """Return the command that continues a run, typed in this directory: `rlcli resume runs/train/...` and words."""
     return run_command("resume", run, *words, moved=moved)
 
 
 def run_command(verb: str, run: Run, *more: str, moved: str | None = None) -> str:
-    """A verb on a run, typed in this directory, with the packages that the run's own names come from.
-
-    `moved`: where its folder will be by then.
-    """
+    """Return a verb on a run, typed here, with `--import` of the run's packages; `moved`: its folder by then."""
     path = Path(moved or run.path).absolute()
     here = Path.cwd()
     shown = str(path.relative_to(here) if path.is_relative_to(here) else path)
@@ -372,14 +338,10 @@ def run_command(verb: str, run: Run, *more: str, moved: str | None = None) -> st
 
 
 def start_command(run: Run, *more: str, same_folder: bool = False) -> str:
-    """What begins such a run anew, in another folder: `rlcli train recipe=ppo_exact seed=1`.
+    """Return the command that begins such a run anew, in another folder: `rlcli train recipe=ppo_exact seed=1`.
 
-    Parameters
-    ----------
-    *more : str
-        Overrides, in the place of what was typed for the same keys.
-    same_folder : bool
-        In the one that was typed, if any was, for a run of which nothing is left.
+    `*more`: overrides, in the place of what was typed for the same keys.
+    `same_folder`: in the one that was typed, if any was, for a run of which nothing is left.
     """
     instead = {word.partition("=")[0] for word in more}
     typed = [word for word in run.info.get("overrides", []) if word.partition("=")[0] not in instead]
@@ -389,7 +351,7 @@ def start_command(run: Run, *more: str, same_folder: bool = False) -> str:
 
 
 def init_command(run: Run, *more: str) -> str:
-    """What begins a new training run with this one's trained weights: `rlcli train ... policy.init_from=RUN`."""
+    """Return the command of a new run that starts from this one's weights: `rlcli train ... policy.init_from=RUN`."""
     return start_command(run, f"policy.init_from={spell(str(run.path))}", *more)
 
 
@@ -424,11 +386,11 @@ def nothing_saved(run: Run) -> DamagedDataError | ResourceError:
 
 
 def with_command(fix: str | None, text: str, run: Run) -> str:
-    """A fix, and the resume command after it."""
+    """Return a fix, and the resume command after it."""
     before = f"{fix.rstrip('.')}. " if fix else ""
     return f"{before}{text}: {resume_command(run)}"
 
 
 def packages_of(run: Run) -> list[str]:
-    """The user's own packages that a run was made with."""
+    """Return the user's own packages that a run was made with."""
     return list(run.info.get("packages", []))

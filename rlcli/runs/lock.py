@@ -25,7 +25,7 @@ _HOLDER = record(pid=whole(1, 1 << 31), host=text(), started=number(0), since=te
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds, or held, a lock. `started` tells a process from a later one with the same pid."""
+    """The process that holds, or held, a lock. `started` tells it from a later one with the same pid."""
 
     pid: int
     host: str
@@ -34,7 +34,7 @@ class Holder:
 
     @property
     def alive(self) -> bool:
-        """Whether that process still runs; False for other hosts, which cannot be asked."""
+        """Say whether that process still runs; False for other hosts, which cannot be asked."""
         if self.host != socket.gethostname():
             return False
         try:
@@ -47,19 +47,8 @@ class Holder:
 
 
 class RunLock:
-    """Holds a run folder for this process.
+    """Holds a run folder for this process; `acquire` raises ResourceError, naming the holder's pid, if another has it.
 
-    Parameters
-    ----------
-    folder : Path
-
-    Raises
-    ------
-    ResourceError
-        From `acquire`: the folder is held by another process (named by pid), is read-only or gone.
-
-    Examples
-    --------
     >>> with RunLock(folder):
     ...     write_into(folder)
     """
@@ -104,7 +93,7 @@ class RunLock:
 
 
 def read_holder(folder: Path | str) -> Holder | None:
-    """Who the lock's text names, dead or alive; None where it names nobody."""
+    """Return who the lock's text names, dead or alive; None where it names nobody."""
     try:
         found = read_json(Path(folder) / LOCK)
         _HOLDER(found)

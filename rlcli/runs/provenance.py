@@ -1,4 +1,4 @@
-"""What a run was made with: package versions, machine, git commit and diff; nothing is imported for it.
+"""Record what a run was made with: package versions, machine, git commit and diff; nothing is imported for it.
 
 `surroundings` is the part of it that a checkpoint keeps and a resume compares: what may decide bits, and a few names
 that only help a person to understand a difference. Which of them matter, `decides_bits` says.
@@ -51,23 +51,12 @@ def versions() -> dict[str, str]:
 def surroundings(
     threads: int, devices: Iterable[object] = (), packages: Sequence[str] = (), like: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """What a run computes with, in words that can be compared.
+    """Return what a run computes with, in words that can be compared.
 
-    Parameters
-    ----------
-    threads : int
-        Of one torch operation.
-    devices : iterable of torch devices or None
-        Where the run's stages are; None is the CPU.
-    packages : sequence of str
-        The user's own, given by `--import`.
-    like : mapping, optional
-        An earlier answer: the packages that mattered then are looked up, whatever is loaded by now.
-
-    Returns
-    -------
-    dict
-        python, platform, machine, cpu (the vector instructions torch uses), device, threads, cores, and versions.
+    `threads`: of one torch operation.
+    `devices`: where the run's stages are; None is the CPU.
+    `packages`: the user's own, given by `--import`.
+    `like`: an earlier answer: the packages that mattered then are looked up, whatever is loaded by now.
     """
     import torch
 
@@ -94,7 +83,7 @@ def surroundings(
 
 
 def decides_bits(name: str, was: str | None, now: str | None) -> bool:
-    """Whether a run may come out otherwise because this part of its surroundings changed.
+    """Say whether a run may come out otherwise because this part of its surroundings changed.
 
     A bug-fix release of Python computes what the one before did; other cores matter only through `threads`.
     """
@@ -116,19 +105,13 @@ def _version(package: str) -> str | None:
 
 
 def git_state(directory: Path | str = ".", limit: int = DIFF_LIMIT) -> tuple[dict | None, bytes]:
-    """The commit `directory` is on, and the diff of its tracked files against it.
+    """Return the commit that `directory` is on, and the diff of its tracked files against it, at most `limit` bytes.
 
     Git is a program that runs others where a repository's configuration says so: filters, diff drivers, hooks, file
     system monitors, transports that fetch what a partial clone lacks, and whatever submodules name. So the diff is
     made from a folder of our own that borrows the repository's objects and a copy of its index, and no configuration.
-
-    Returns
-    -------
-    state : dict or None
-        `commit`, `dirty` (None: the diff could not be had, or not in time), and `cut` (the diff is longer than `limit`
-        bytes); None outside a repository, without git, or before the first commit.
-    diff : bytes
-        At most `limit` bytes.
+    The state holds `commit`, `dirty` (None: no diff could be had in time) and `cut` (the diff is longer than `limit`);
+    it is None outside a repository, without git, or before the first commit.
     """
     until = time.monotonic() + _GIT_SECONDS
     answer, _ = _git(
@@ -164,7 +147,7 @@ def _borrow(ours: Path, theirs: Path, index: Path, commit: str, form: str) -> No
 
 
 def _settings(directory: Path | str, until: float) -> list[str]:
-    """What a repository says about line ends and file modes: without it files seem to differ that do not."""
+    """Read a repository's settings of line ends and file modes: without them files seem to differ that do not."""
     answer, _ = _git(["-C", str(directory), "config", "--get-regexp", _SETTINGS], until, 1 << 16)
     pairs = [line.split(" ", 1) for line in os.fsdecode(answer or b"").splitlines()]
     return [word for key, *value in pairs if value for word in ("-c", f"{key}={value[0]}")]

@@ -27,7 +27,7 @@ def seed(number: int) -> None:
 
 
 def state() -> dict[str, Any]:
-    """Where they stand: plain values and arrays, without pickle; of accelerators, the streams of those in use."""
+    """Return their state: plain values and arrays, without pickle; of accelerators, the streams of those in use."""
     version, words, gauss = random.getstate()
     return {
         "python": {"version": version, "words": np.fromiter(words, np.uint32, len(words)), "gauss": gauss},
@@ -51,7 +51,7 @@ def restore(saved: Mapping[str, Any]) -> None:
 
 
 def _on(kind: str) -> list[torch.Tensor]:
-    """The stream of each device of a kind; none where nothing was computed on them."""
+    """Return the stream of each device of a kind; none where nothing was computed on them."""
     module = getattr(torch, kind)
     if kind == "mps":  # one device, and nobody says whether it was used
         return [module.get_rng_state()] if _is_here(kind) else []
@@ -64,7 +64,7 @@ def _is_here(kind: str) -> bool:
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """What happens within draws from them, and they stand afterwards where they stood before."""
+    """Put them back afterwards to where they stood, whatever is drawn within."""
     before = state()
     try:
         yield

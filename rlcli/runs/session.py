@@ -91,11 +91,6 @@ def _need_own(run: Run) -> None:
     """Refuse to write where a run shares a folder with another, and give it files of its own where it shares those.
 
     Resuming removes old checkpoints and rows, and writes to some files in place; a copy by `cp -al` shares all files.
-
-    Raises
-    ------
-    ResourceError
-        One of its folders is a link, or the disk refuses.
     """
     for folder in (CHECKPOINTS, checkpoint.BEST, BUFFER, SEGMENTS):
         if (run.path / folder).is_symlink():
@@ -115,16 +110,11 @@ def _need_own(run: Run) -> None:
 def reporter_of(
     cfg: CollectConfig, run: Run, stop: StopSignals, *, verb: str, observed: Sequence[Key], resume_at: int | None
 ) -> Reporter:
-    """The reporter; a signal is answered in its view.
+    """Return the reporter; a signal is answered in its view.
 
-    Parameters
-    ----------
-    verb : str
-        Names a run without a recipe.
-    observed : sequence of keys
-        The observations that its batches hold.
-    resume_at : int, optional
-        Frames of the state that is about to be loaded.
+    `verb`: names a run without a recipe.
+    `observed`: the observations that its batches hold.
+    `resume_at`: frames of the state that is about to be loaded.
     """
     facts = Facts(
         title=cfg.recipe or verb, env=cfg.env.id, seed=cfg.seed, total_frames=cfg.total_frames,
@@ -171,15 +161,8 @@ def closing(
 
     Gives a dict for further facts of the report.
 
-    Parameters
-    ----------
-    commands : mapping
-        What can be typed next, by label, once something was saved; how to resume a run that is not done is added.
-
-    Raises
-    ------
-    ResourceError
-        The report cannot be written; of a run that ends in another error, that error stays the one.
+    `commands`: what can be typed next, by label, once something was saved; how to resume a run that is not done is
+    added.
     """
     facts: dict[str, Any] = {}
 
@@ -231,10 +214,7 @@ def report_lost(reporter: Reporter, lanes: Sequence[int]) -> None:
 
 # ---- its checkpoints ----------------------------------------------------------------------------------------------
 def due(every: int, since: int, frames: int) -> bool:
-    """Whether a multiple of `every` was reached after `since` frames and by `frames`, whatever the length of a batch.
-
-    A checkpoint, an evaluation and a report are due so.
-    """
+    """Say whether a multiple of `every` was reached after `since` frames and by `frames`, whatever a batch's length."""
     return frames // every > since // every
 
 
@@ -245,7 +225,7 @@ class Stateful(Protocol):
 
 
 class Held(NamedTuple):
-    """What a checkpoint at a moment holds; of a buffer the rows that are saved now, or can be brought back later."""
+    """The content of a checkpoint at a moment; of a buffer the rows that are saved now, or can be had back later."""
 
     frames: int
     state: dict[str, Any]
@@ -265,26 +245,12 @@ class Saver:
     loses that batch alone. This takes 1 % of the CPU time, and 0.2 s, at most: where batches are so short that it
     would take more, the copy is of a batch some moments ago.
 
-    Parameters
-    ----------
-    run : Run
-    parts : dict
-        Name -> what is saved under it, by `state_dict()`; the global random streams are added.
-    config, versions : mapping
-        The configuration that is in force and what the run computes with: sealed with every checkpoint.
-    every : int
-        Frames between checkpoints.
-    minutes : float, optional
-        Minutes after which the next batch is followed by one as well.
-    keep : int
-        How many are kept.
-    keep_best : bool
-        Whether `save_best` is to be called.
-    stop : StopSignals
-        Looked at after every batch.
-    reporter : Reporter
-    buffer : ReplayBuffer, optional
-        Saved as "buffer", its rows in files of their own.
+    `parts`: name -> what is saved under it, by `state_dict()`; the global random streams are added.
+    `config`, `versions`: the configuration that is in force and what the run computes with: sealed with every
+    checkpoint.
+    `minutes`: minutes after which the next batch is followed by one as well.
+    `buffer`: saved as "buffer", its rows in files of their own.
+    `every`: frames between checkpoints, `keep` of which are kept; `keep_best`: whether `save_best` is to be called.
     """
 
     def __init__(
@@ -327,26 +293,14 @@ class Saver:
             self._hold(frames)
 
     def stop_if_asked(self, frames: int, *, saved: bool = False) -> None:
-        """Between two batches, also before the first and after the last, where all may be `saved` already.
-
-        Raises
-        ------
-        StoppedSafely
-            The run was asked to stop, and has saved itself.
-        """
+        """Save, if not `saved` already, and raise StoppedSafely if asked to stop; called between two batches."""
         if self.stop.requested:
             if not saved:
                 self.save(frames)
             raise self._stopped(frames)
 
     def stop_if_overdue(self) -> None:
-        """In the middle of a batch.
-
-        Raises
-        ------
-        StoppedSafely
-            The run was asked to stop some seconds ago: `rescuing` saves the state before this batch.
-        """
+        """Raise StoppedSafely within a batch if asked to stop seconds ago: `rescuing` saves the state before it."""
         if self.stop.requested and self.stop.overdue:  # asked once a step
             raise self._stopped(self._saved_at if self._held is None else self._held.frames)
 
@@ -419,7 +373,7 @@ class Saver:
 
     @contextlib.contextmanager
     def rescuing(self) -> Iterator[None]:
-        """What fails in here has the state after the last whole batch saved, and stays the error that it is."""
+        """Have the state after the last whole batch saved if anything fails in here; the error stays what it is."""
         try:
             yield
         except BaseException as error:

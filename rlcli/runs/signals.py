@@ -30,27 +30,11 @@ class StopSignals:
 
     Outside the main thread, where Python takes no signal handlers, the flag simply stays down.
 
-    Parameters
-    ----------
-    notice : str
-        Written to standard error when the flag goes up; "" for nothing.
-
-    Attributes
-    ----------
-    in_place : bool
-        Set where a live view is drawn on the terminal: the notice then takes the view's last line until the next
-        redraw, since a line of its own would leave the view's cursor one line off.
-    requested : bool
-        Whether to stop at the next safe place.
-    reason : str
-        "SIGTERM", "SIGHUP" or "Ctrl-C"; "" before.
-    overdue : bool
-        Whether that was `PATIENCE` seconds ago: a batch is given up.
-
-    Raises
-    ------
-    KeyboardInterrupt
-        At the second Ctrl-C.
+    `notice`: written to standard error when the flag goes up; "" for nothing.
+    `in_place`: set where a live view is drawn on the terminal: the notice then takes the view's last line until the
+    next redraw, since a line of its own would leave the view's cursor one line off.
+    `requested`: whether to stop at the next safe place.
+    `overdue`: whether that was `PATIENCE` seconds ago: a batch is given up.
 
     Examples
     --------
@@ -87,20 +71,10 @@ class StopSignals:
 
     @contextlib.contextmanager
     def at_once(self, fix: str) -> Iterator[None]:
-        """While the parts of a run are made, which can take minutes: a signal ends that, since nothing is to be saved.
+        """Turn a signal into StoppedSafely at once while a run's parts are made: there is nothing to save yet.
 
         One that comes while a module is imported, or that code of the user's swallows, is looked at after it; what else
-        such code makes of it is that signal still.
-
-        Parameters
-        ----------
-        fix : str
-            What to type then.
-
-        Raises
-        ------
-        StoppedSafely
-            At a signal.
+        such code makes of it is that signal still. `fix`: what to type then.
         """
         self._at_once = fix
         try:

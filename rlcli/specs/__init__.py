@@ -1,4 +1,4 @@
-"""What a tensor may be: its shape, dtype, device and legal values, before any tensor of it exists.
+"""Specs of a tensor: its shape, dtype, device and legal values, before any tensor of it exists.
 
 A spec describes one whole tensor, env batch dims included: a `Categorical(2, shape=(8,))` is the action of
 eight envs. `Composite` is the tensordict of specs. Specs draw, check and project values; they step nothing

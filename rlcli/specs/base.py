@@ -1,4 +1,4 @@
-"""What every spec can do: shape, dtype, device, and the reshapes that keep a value whole; and the specs of numbers.
+"""Base of all specs: shape, dtype, device, and the reshapes that keep a value whole; and the specs of numbers.
 
 A spec is a value: every method returns a new one. Numbers are any of a dtype (`Unbounded`), or those between two
 bounds (`Bounded`).
@@ -135,7 +135,7 @@ class TensorSpec:
         return copy.copy(self)
 
     def _details(self) -> tuple:
-        """What sets specs of one class apart besides shape, dtype and device: `(name, value)` pairs."""
+        """Return what sets specs of one class apart besides shape, dtype and device: `(name, value)` pairs."""
         return ()
 
     def __eq__(self, other: object) -> bool:
@@ -157,7 +157,7 @@ class TensorSpec:
 
 
 def as_shape(shape: tuple) -> tuple[int, ...]:
-    """The sizes that a method was given, one by one or as one sequence."""
+    """Return the sizes that a method was given, one by one or as one sequence."""
     return tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else tuple(shape)
 
 
@@ -294,7 +294,7 @@ def _limits(dtype: torch.dtype) -> tuple[int, int]:
 
 
 def fill_for(key: Key, dtype: torch.dtype, value: float | None) -> float | int | bool:
-    """What stands for an observation of this dtype that nobody kept; NaN, where it has one, for None or NaN.
+    """Return what stands for an observation of this dtype that nobody kept; NaN, if it has one, for None or NaN.
 
     Whoever reads it must know of any other number.
     """

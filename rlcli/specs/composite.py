@@ -131,7 +131,7 @@ class Composite(TensorSpec):
 
     # -- values ------------------------------------------------------------------------------------
     def _build(self, make: Callable[[TensorSpec], Tensor], shape=()) -> TensorDict:
-        """A tensordict `[*shape, *self.shape]` of `make(leaf)` for every leaf."""
+        """Return a tensordict `[*shape, *self.shape]` of `make(leaf)` for every leaf."""
         batch = (*shape, *self.shape)
         entries = {k: make(s) for k, s in self._specs.items()}
         return TensorDict(entries, batch_size=batch, device=self.device)  # type: ignore[arg-type]
@@ -180,7 +180,7 @@ class Composite(TensorSpec):
         return self._mapped(lambda s: s.reshaped(change), batch)
 
     def _from_left(self, index: Any) -> tuple:
-        """An index of the composite's own dims, without an ellipsis, which would reach into the entries'."""
+        """Return an index of the composite's own dims, without an ellipsis, which would reach into the entries'."""
         parts = list(index) if isinstance(index, tuple) else [index]
         gap = next((i for i, part in enumerate(parts) if part is Ellipsis), None)
         if gap is not None:
@@ -221,7 +221,7 @@ def _is_key(key: object) -> bool:
 
 
 def returned_by(part: Any, method: str, out: Any) -> TensorDictBase:
-    """What a method of an env's or a transform's returned, which is a TensorDict."""
+    """Return what a method of an env's or a transform's returned, which is a TensorDict."""
     if not isinstance(out, TensorDictBase):
         raise EnvError(f"{type(part).__name__}.{method} did not return a TensorDict", why=f"got a {type(out).__name__}")
     return out

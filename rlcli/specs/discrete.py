@@ -216,7 +216,7 @@ class Binary(TensorSpec):
 
 
 def _count(n: Any, spec: TensorSpec) -> int:
-    """A number of choices, at least one."""
+    """Return a number of choices, at least one."""
     try:
         count = int(n)
         whole = bool(count == n) and count >= 1

@@ -1,4 +1,4 @@
-"""What a dtype is called, which numbers it holds, and which dtype of the other library has the same ones."""
+"""Names of dtypes, the numbers that each holds, and the dtype of the other library that has the same ones."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype | None:
 
 
 def limits(dtype: torch.dtype) -> tuple[int, int]:
-    """The least and the greatest of a dtype of whole numbers, or of bool."""
+    """Return the least and the greatest of a dtype of whole numbers, or of bool."""
     return (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
 
 
 def holds(dtype: torch.dtype, value: Any) -> bool:
-    """Whether a value is a number, and one of a dtype's; floats are rounded."""
+    """Say whether a value is a number, and one of a dtype's; floats are rounded."""
     if isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and not value.ndim):
         value = value.item()
     fits = isinstance(value, Number if dtype.is_complex else Real)

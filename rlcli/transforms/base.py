@@ -219,7 +219,7 @@ class Transform(nn.Module):
 
     @property
     def _changed(self) -> list[str]:
-        """What the user's classes, or this object, override of what rlcli's class has for the TensorDict face."""
+        """Name what the user's classes, or this object, override of what rlcli's class has for the TensorDict face."""
         kinds = type(self).__mro__
         ours = next(place for place, kind in enumerate(kinds) if is_ours(kind))
         methods = {
@@ -229,7 +229,7 @@ class Transform(nn.Module):
         return sorted((own & methods) - OTHER_METHODS - ROW_METHODS)
 
     def _is_current(self, face: Collection[str], beside: Collection[str] = ()) -> bool:
-        """Whether a face is overridden as late as what it speaks for, and as what is `beside` it, or later."""
+        """Say whether a face is overridden as late as what it speaks for, and as what is `beside` it, or later."""
         return self._newest(face) <= min(self._newest(self._changed), self._newest(beside))
 
     def _newest(self, names: Collection[str]) -> int:
@@ -305,7 +305,7 @@ class Transform(nn.Module):
         return list(zip(self.in_keys, self.out_keys, strict=True))
 
     def _row_pairs(self, rows: Rows) -> list[tuple[Sequence[np.ndarray], Sequence[np.ndarray]]]:
-        """What `bind` is given, as the rows to read and the rows to write of each pair."""
+        """Return what `bind` is given, as the rows to read and the rows to write of each pair."""
         return [(rows.get((RAW, source), rows[source]), rows[target]) for source, target in self.pairs()]
 
     def _added(self, spec: Composite, key: Key, leaf: TensorSpec, argument: str) -> Composite:
@@ -322,7 +322,7 @@ class Transform(nn.Module):
         return spec
 
     def _leaf(self, spec: Composite, key: Key) -> TensorSpec:
-        """The spec of one of `in_keys`; a group of observations is refused, whose values have no one shape."""
+        """Return the spec of one of `in_keys`; a group of observations is refused, whose values have no one shape."""
         leaf = spec[key]
         if isinstance(leaf, Composite):
             parts = [show((*as_tuple(key), *as_tuple(part))) for part in leaf.keys(True, True)]
@@ -370,18 +370,18 @@ def _transforms_in(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, T
 
 
 def _overlap(a: Key, b: Key) -> bool:
-    """Whether one of the keys is the other, or lies below it."""
+    """Say whether one of the keys is the other, or lies below it."""
     n = min(len(as_tuple(a)), len(as_tuple(b)))
     return as_tuple(a)[:n] == as_tuple(b)[:n]
 
 
 def is_ours(kind: type) -> bool:
-    """Whether a class is rlcli's own."""
+    """Say whether a class is rlcli's own."""
     return kind.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 def reset_mask(tensordict: TensorDictBase | None, reset_tensordict: TensorDictBase) -> Tensor | None:
-    """The lanes that restart, bool `[*B, 1]`; `None` for all of them."""
+    """Return the lanes that restart, bool `[*B, 1]`; `None` for all of them."""
     mask = reset_tensordict.get(RESET, None)
     return tensordict.get(RESET, None) if mask is None and tensordict is not None else mask
 

@@ -37,7 +37,7 @@ def by_name(transforms: Iterable[Transform]) -> dict[str, Transform]:
 
 
 def _one_by_one(name: str) -> Any:
-    """A method that hands its argument to that of each transform, and what one gives to the next."""
+    """Return a method that hands its argument to that of each transform, and what one gives to the next."""
 
     def method(self: Compose, value: Any) -> Any:
         for transform in self:
@@ -136,7 +136,7 @@ _FREE = {"__init__", "__repr__", "extra_repr"}
 
 
 def parts_of(transform: Transform) -> list[Transform]:
-    """What a `Compose` is made of; itself, of any other transform and where the user's code overrides its methods."""
+    """Return what a `Compose` is made of; itself, of any other transform or where user code overrides its methods."""
     if not isinstance(transform, Transform):
         raise ArgumentError("this is no transform of an env", why=f"got {transform!r}")
     if not isinstance(transform, Compose):
@@ -192,7 +192,7 @@ class Faces:
 
 
 def schemas_before(transforms: Iterable[Transform], schema: Schema) -> list[dict[Any, Kind]]:
-    """What each transform is shown, of envs with this schema."""
+    """Return what each transform is shown, of envs with this schema."""
     found: list[dict[Any, Kind]] = []
     now: dict[Any, Kind] = dict(schema)
     for transform in transforms:

@@ -1,4 +1,4 @@
-"""What an episode has come to, step by step: whether it has just begun, how many steps it has, what it has returned.
+"""Follow an episode step by step: whether it has just begun, how many steps it has, what it has returned.
 
 Each begins anew at resets.  On whole columns the value of row 0 comes from the batch before (`Carry`).
 """
@@ -27,7 +27,7 @@ class Carry:
         self.value: np.ndarray | None = None
 
     def take(self, fresh: np.ndarray, start: Any) -> np.ndarray:
-        """The values `[N]` at row 0, `start` on the lanes `fresh` `[N]` that were reset outside the loop."""
+        """Return the values `[N]` at row 0, `start` on the lanes `fresh` `[N]` that were reset outside the loop."""
         held = np.zeros(fresh.shape, self.dtype) if self.value is None else self.value
         return np.where(fresh, self.dtype.type(start), held)
 
@@ -36,7 +36,7 @@ class Carry:
         self.value = value.astype(self.dtype)  # a copy: the column it came from belongs to the consumer
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint saves."""
+        """Return what a checkpoint saves."""
         return {} if self.value is None else {"value": torch.from_numpy(self.value.copy())}
 
     def load(self, state: dict[str, torch.Tensor]) -> None:

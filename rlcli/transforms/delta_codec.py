@@ -1,4 +1,4 @@
-"""What changed in one step, in fewer bytes than the next observation itself: one codec per kind of key.
+"""Keep what changed in one step, in fewer bytes than the next observation itself: one codec per kind of key.
 
 ```
 float16, bfloat16   next - obs, rounded once                    floats
@@ -40,49 +40,46 @@ class Coded(NamedTuple):
 
 
 def delta_key(key: Key) -> tuple[str, ...]:
-    """Where the difference of an observation key is kept."""
+    """Return where the difference of an observation key is kept."""
     return (NEXT, DELTA, *as_tuple(key))
 
 
 def scale_key(key: Key) -> tuple[str, ...]:
-    """Where its scales are kept."""
+    """Return where its scales are kept."""
     return (NEXT, SCALE, *as_tuple(key))
 
 
 def kept_key(key: Key) -> tuple[str, ...]:
-    """Where next observations are kept that no difference can stand for; zeros in all other rows."""
+    """Return where next observations are kept that no difference can stand for; zeros in all other rows."""
     return (NEXT, KEPT, *as_tuple(key))
 
 
 def is_part(key: Key, held: Any) -> bool:
-    """Whether what lies at `key` under `next` is part of a difference: an observation called so is at the root too.
-
-    `held`: all that there is beside it, from the root on.
-    """
+    """Say whether `key` under `next` is part of a difference: an observation so named would be `held` at the root."""
     parts = as_tuple(key)
     return len(parts) > 1 and parts[0] in PARTS and unravel(parts) not in held
 
 
 def code_of(dtype: torch.dtype, wanted: torch.dtype) -> torch.dtype | None:
-    """The dtype that differences of `dtype` are kept in, or None where there is no codec."""
+    """Return the dtype that differences of `dtype` are kept in, or None where there is no codec."""
     if dtype.is_floating_point:
         return wanted
     return torch.int16 if dtype in LONG_INTEGERS else None
 
 
 def bytes_a_row(elements: int, code: torch.dtype) -> int:
-    """What a row of so many elements takes."""
+    """Return what a row of so many elements takes."""
     return elements * code.itemsize + (4 if code is torch.int8 else 0)
 
 
 def saves(elements: int, dtype: torch.dtype, wanted: torch.dtype) -> bool:
-    """Whether a difference takes less than the next observation `[elements]` of this dtype."""
+    """Say whether a difference takes less than the next observation `[elements]` of this dtype."""
     code = code_of(dtype, wanted)
     return code is not None and bytes_a_row(elements, code) < elements * dtype.itemsize
 
 
 def encode(obs: Tensor, after: Tensor, wanted: torch.dtype, batch_dims: int) -> Coded:
-    """The difference of two observations `[*B, *F]` of one dtype; what cannot be told is found by decoding."""
+    """Return the difference of two observations `[*B, *F]` of one dtype; what cannot be told is found by decoding."""
     change = after - obs  # in the source's dtype; rounded to the code's once
     if not obs.dtype.is_floating_point:
         return Coded(change.to(torch.int16), None)
@@ -97,7 +94,7 @@ def encode(obs: Tensor, after: Tensor, wanted: torch.dtype, batch_dims: int) -> 
 
 
 def mark(coded: Coded, rows: Tensor) -> Coded:
-    """The same differences, but for `rows` (bool `[*B]`), which are marked as kept elsewhere."""
+    """Return the same differences, but for `rows` (bool `[*B]`), which are marked as kept elsewhere."""
     delta, scale = coded
     where = spread(rows, delta)
     if scale is not None:
@@ -118,7 +115,7 @@ def _lowest(code: torch.dtype) -> float:
 
 
 def decode(obs: Tensor, coded: Coded) -> Tensor:
-    """The next observation `[*B, *F]`, in the dtype of `obs`; of marked rows, nothing that means anything."""
+    """Return the next observation `[*B, *F]`, in the dtype of `obs`; of marked rows, nothing that means anything."""
     delta = coded.delta.to(obs.dtype)
     if coded.scale is not None:
         dims = delta.ndim - coded.scale.ndim
@@ -153,7 +150,7 @@ def _part_missing(key: Key, part: Key, why: str) -> MissingKeyError:
 
 
 def largest_error(dtype: torch.dtype, code: torch.dtype, change: float, after: float) -> float:
-    """What decoding may be off by at most, where no difference exceeds `change` and no next observation `after`."""
+    """Return what decoding may be off by at most, where no difference exceeds `change` and no next one `after`."""
     if not dtype.is_floating_point:
         return 0.0
     source = torch.finfo(dtype)
@@ -165,7 +162,7 @@ def largest_error(dtype: torch.dtype, code: torch.dtype, change: float, after: f
 
 
 class RoundTrips:
-    """What differences cost in precision: the largest values by key, over all that was written and decoded again."""
+    """Measures what differences cost in precision: the largest values by key, over all that was written and decoded."""
 
     def __init__(self) -> None:
         self._seen: dict[str, dict[str, Any]] = {}
@@ -194,14 +191,11 @@ class RoundTrips:
             seen["max_next"] = max(seen["max_next"], float(after.abs().max()))
 
     def figures(self) -> dict[str, dict[str, Any]]:
-        """What was measured, by key.
+        """Return what was measured, by key: `codec`, `rows`, `bytes_a_row` and `full_bytes_a_row`, and:
 
-        Returns
-        -------
-        dict
-            `codec`, `rows`, `bytes_a_row` and `full_bytes_a_row`; `kept`, the rows whose next observations are kept
-            whole, of which nothing else here speaks; `max_error`, the largest error of a decoded next
-            observation; `bound`, which it cannot exceed: that of `max_change`, the largest difference.
+        `kept`: the rows whose next observations are kept whole, of which nothing else here speaks.
+        `max_error`: the largest error of a decoded next observation; `bound`: which it cannot exceed: that of
+        `max_change`, the largest difference.
         """
         found = {}
         for key, seen in self._seen.items():
@@ -217,13 +211,7 @@ class RoundTrips:
 
 
 def rebuilt(batch: TensorDictBase, key: Key) -> Tensor | None:
-    """`("next", key)` of a batch that keeps differences; None where it keeps none for this key.
-
-    Raises
-    ------
-    ArgumentError
-        The observation that the difference belongs to is not in the batch.
-    """
+    """Return `("next", key)` of a batch that keeps differences; None where it keeps none for this key."""
     delta = batch.get(delta_key(key), None)
     if delta is None:
         return None

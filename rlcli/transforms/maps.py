@@ -20,13 +20,7 @@ from rlcli.transforms.base import RowOp, Transform
 
 
 class MapTransform(Transform):
-    """Write a function of each of `in_keys` to `out_keys`; a subclass gives the function.
-
-    Parameters
-    ----------
-    in_keys, out_keys : sequence of keys
-        Observations; `("observation",)` by default.
-    """
+    """Write a function of each of `in_keys` to `out_keys`, observations; a subclass gives the function."""
 
     remembers = False
 
@@ -39,7 +33,7 @@ class MapTransform(Transform):
 
     # -- what a subclass gives -----------------------------------------------------------------------------
     def on_tensor(self, value: Tensor) -> Tensor:
-        """The function of a tensor `[*B, *shape]`."""
+        """Return the function of a tensor `[*B, *shape]`."""
         raise NotImplementedError
 
     def on_rows(self, value: np.ndarray, out: np.ndarray) -> None:
@@ -47,7 +41,7 @@ class MapTransform(Transform):
         raise NotImplementedError
 
     def on_spec(self, spec: TensorSpec) -> TensorSpec:
-        """The spec of the function's value; a new one."""
+        """Return the spec of the function's value; a new one."""
         return spec
 
     # -- faces ---------------------------------------------------------------------------------------------
@@ -108,7 +102,7 @@ class DoubleToFloat(ToFloat):
 
 
 def as_float(spec: TensorSpec) -> TensorSpec:
-    """The float32 spec of the same numbers: bounds stay, one-hot vectors and indices become unbounded."""
+    """Return the float32 spec of the same numbers: bounds stay, one-hot vectors and indices become unbounded."""
     if isinstance(spec, Bounded):
         return spec.to(torch.float32)
     return Unbounded(spec.shape, torch.float32, spec.device)
@@ -164,10 +158,6 @@ class RewardMap(Transform):
 
     Whole numbers become float32 first, as batches hold rewards. Observations may be named as well: every value of
     theirs is changed, a reset's too.
-
-    Parameters
-    ----------
-    in_keys : sequence of keys, default ("reward",)
     """
 
     has_batch_pass = True
@@ -176,7 +166,7 @@ class RewardMap(Transform):
         super().__init__(in_keys)
 
     def on_tensor(self, reward: Tensor) -> Tensor:
-        """The function of a tensor."""
+        """Return the function of a tensor."""
         raise NotImplementedError
 
     def on_rows(self, reward: np.ndarray) -> None:
@@ -184,7 +174,7 @@ class RewardMap(Transform):
         raise NotImplementedError
 
     def on_spec(self, spec: TensorSpec) -> TensorSpec:
-        """The spec of the function's value, of the `real` spec of what it is given."""
+        """Return the spec of the function's value, of the `real` spec of what it is given."""
         return spec
 
     def forward(self, tensordict):
@@ -288,14 +278,14 @@ class RewardClipping(RewardMap):
 
 
 def real(spec: TensorSpec) -> TensorSpec:
-    """The spec of values once they are real numbers."""
+    """Return the spec of values once they are real numbers."""
     if spec.dtype.is_floating_point:
         return spec
     return spec.to(torch.float32) if isinstance(spec, Bounded) else Unbounded(spec.shape, torch.float32, spec.device)
 
 
 def _bound(value: float) -> float:
-    """A bound of rewards, which are float32: one that none of them reaches is infinite."""
+    """Return a bound of rewards, which are float32: one that none of them reaches is infinite."""
     bound = float(value)
     return math.copysign(math.inf, bound) if abs(bound) > torch.finfo(torch.float32).max else bound
 

@@ -39,7 +39,7 @@ CUTS = ("truncated", "done")  # what a slice sampler may add to the last row of 
 
 
 class _Keys(NamedTuple):
-    """What is read of a last step's row; observations of which it holds differences; what tells of next ones."""
+    """The keys that are read of a last step's row; observations it holds differences of; what tells of next ones."""
 
     read: tuple[Key, ...]
     coded: tuple[Key, ...]
@@ -176,19 +176,11 @@ class MultiStepTransform(Transform):
 
 
 def walk(goes_on: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Where up to n steps lead in lanes of rows in time order.
+    """Return where up to n steps lead in lanes of rows in time order: the path, and how many are taken.
 
-    Parameters
-    ----------
-    goes_on : bool ``[lanes, T]``
-        Rows that the row below continues; the last column counts as an end.
-    n : int
-
-    Returns
-    -------
-    path : int64 ``[lanes * T, n]``
-        Flat rows: the row itself and those after it; at the end, the last one again.
-    taken : int64 ``[lanes * T]``
+    `goes_on` (bool `[lanes, T]`): rows that the row below continues; the last column counts as an end. The path is flat
+    rows, int64 `[lanes * T, n]`: the row itself and those after it; at the end, the last one again. Taken is int64
+    `[lanes * T]`.
     """
     lanes, steps = goes_on.shape
     goes_on = goes_on.clone()
@@ -204,7 +196,7 @@ def walk(goes_on: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 
 def _of_last_step(held: Collection[Key]) -> _Keys:
-    """All under `next` but the reward, and the observations that differences need."""
+    """Return all under `next` but the reward, and the observations that differences need."""
     after = [key for key in held if as_tuple(key)[0] == NEXT and key not in (REWARD, ORIGINAL_REWARD)]
     origins = {key: _observation_of(key, held) for key in after}
     kept = [key for key in after if origins[key] in held and origins[key] not in END_FLAGS]
@@ -221,13 +213,13 @@ def _of_last_step(held: Collection[Key]) -> _Keys:
 
 
 def _observation_of(key: Key, held: Collection[Key]) -> Key:
-    """The observation whose next value or difference is kept under a key."""
+    """Return the observation whose next value or difference is kept under a key."""
     parts = as_tuple(key)[1:]
     return unravel(parts[1:] if is_part(parts, held) else parts)
 
 
 def _decoded(last: dict[Key, Tensor], coded: Iterable[Key]) -> dict[Key, Tensor]:
-    """Columns `[N, *F]` of what lies under `next`, with next observations instead of differences."""
+    """Return columns `[N, *F]` of what lies under `next`, with next observations instead of differences."""
     for key in coded:
         scale, kept = last.pop(scale_key(key), None), last.pop(kept_key(key), None)
         last[under_next(key)] = read(key, last.pop(key), Coded(last.pop(delta_key(key)), scale), kept)

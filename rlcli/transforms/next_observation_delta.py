@@ -309,7 +309,7 @@ class NextObservationDelta(Transform):
         return tensordict
 
     def _restored(self, after: Tensor) -> Tensor:
-        """A rebuilt next observation in the dtype that was asked for; whole numbers stay whole."""
+        """Return a rebuilt next observation in the dtype that was asked for; whole numbers stay whole."""
         if self.restore_dtype == "root" or not after.dtype.is_floating_point:
             return after
         return after.to(self.restore_dtype)  # type: ignore[arg-type]
@@ -338,7 +338,7 @@ def _check_names(keys: Collection[Key]) -> None:
 
 
 def _coded(held: Any, tensordict: TensorDictBase) -> list[Key]:
-    """The keys that have a difference in a batch where `held` lies under `("next", "delta")`."""
+    """Return the keys that have a difference in a batch where `held` lies under `("next", "delta")`."""
     if not isinstance(held, TensorDictBase):  # an observation called so
         return []
     root = [unravel(key) for key in tensordict.keys(True, True)]
@@ -359,10 +359,7 @@ def _dense(rows: Tensor, after: Tensor) -> Tensor:
 
 # ---- differences that their code cannot hold ----------------------------------------------------------------------
 def _kept_rows(key: Key, obs: Tensor, after: Tensor, coded: Coded, error: Tensor, batch_dims: int) -> Tensor:
-    """bool `[*B]`: rows that do not decode to their next observation.
-
-    `error` (Tensor ``[*B, *F]``): how far decoding is off.
-    """
+    """Return bool `[*B]`: rows that do not decode to their next observation, off by `error` `[*B, *F]`."""
     _check_finite(key, obs, after)
     wrong = ~torch.isfinite(error) if error.is_floating_point() else error != 0
     wrong = wrong | marked(coded)  # looks as if it had been kept

@@ -174,7 +174,7 @@ class NextStateReconstructor(Transform):
         return value
 
     def _missing(self, tensordict: TensorDictBase) -> list[Key]:
-        """Keys whose next value is to be written."""
+        """Return the keys whose next value is to be written."""
         keys = [key for key in self.in_keys if tensordict.get(under_next(key), None) is None]
         for key in keys:
             self._need(tensordict, key)

@@ -58,7 +58,7 @@ class RunningMoments:
         return np.asarray(self.mean, np.float32), np.asarray(inverse, np.float32)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint saves."""
+        """Return what a checkpoint saves."""
         parts = {"count": self.count, "mean": self.mean, "deviation": self.deviation}
         return {name: torch.tensor(value) for name, value in parts.items()}
 
@@ -80,7 +80,7 @@ class _Learning(Transform):
         return self
 
     def _parts(self) -> dict[str, Any]:
-        """What it has learned: each has `state()` and `load(state)`."""
+        """Return what it has learned: each has `state()` and `load(state)`."""
         raise NotImplementedError
 
     def get_extra_state(self):
@@ -93,7 +93,7 @@ class _Learning(Transform):
 
 
 def _restarting(tensordict: TensorDictBase | None, reset_tensordict: TensorDictBase) -> np.ndarray:
-    """The lanes that restart, bool `[N]`."""
+    """Return the lanes that restart, bool `[N]`."""
     mask = reset_mask(tensordict, reset_tensordict)
     return np.ones(reset_tensordict.batch_size.numel(), bool) if mask is None else mask.reshape(-1).cpu().numpy()
 
@@ -199,7 +199,7 @@ class _Tally:
         self.restarts: list[np.ndarray] = []
 
     def successors(self, shape: tuple[int, ...]) -> np.ndarray:
-        """Where to write the next rows `x - mean`, float32 `[N, *shape]`."""
+        """Return where to write the next rows `x - mean`, float32 `[N, *shape]`."""
         if self.filled == len(self.waiting) or self.waiting[0].shape != shape:
             self.fold()
             if not self.waiting or self.waiting[0].shape != shape:

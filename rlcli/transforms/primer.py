@@ -78,19 +78,19 @@ class TensorDictPrimer(Transform):
 
 
 def primers_of(policy: Any) -> list[TensorDictPrimer]:
-    """The primers of a policy's recurrent parts: of every module in it with a `make_tensordict_primer()`."""
+    """Return the primers of a policy's recurrent parts: of every module in it with a `make_tensordict_primer()`."""
     return [part.make_tensordict_primer() for part in recurrent_parts(policy)]
 
 
 def recurrent_parts(policy: Any) -> list[Any]:
-    """The modules of a policy that have a state which goes from step to step."""
+    """Return the modules of a policy that have a state which goes from step to step."""
     if not isinstance(policy, nn.Module):
         return []
     return [part for part in policy.modules() if hasattr(part, "make_tensordict_primer")]
 
 
 def state_keys(policy: Any) -> list[Key]:
-    """Where those states are read."""
+    """Return where those states are read."""
     return [key for primer in primers_of(policy) for key in primer.out_keys]
 
 

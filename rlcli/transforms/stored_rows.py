@@ -15,10 +15,10 @@ from rlcli.keys import COLLECTOR_MASK, DONE, IS_INIT, TRAJ_IDS, Key
 
 
 class BufferIndex(Protocol):
-    """Which rows of a buffer follow each other, as transforms ask."""
+    """Says which rows of a buffer follow each other, as transforms ask."""
 
     def successors(self, rows: np.ndarray) -> np.ndarray:
-        """The row in which each row's trajectory goes on, int64 ``[N]``; -1 where no such row is stored."""
+        """Return the row in which each row's trajectory goes on, int64 ``[N]``; -1 where no such row is stored."""
 
     def walk(self, rows: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
         """Up to n rows of each row's trajectory, int64 ``[N, n]``, and how many there are, int64 ``[N]``."""
@@ -38,10 +38,10 @@ class BufferRows(Protocol):
         """Keys beside those, of which few rows hold something."""
 
     def read(self, rows: np.ndarray, keys: Collection[Key] | None = None) -> TensorDictBase:
-        """A new batch ``[N]`` of live rows int64 ``[N]``."""
+        """Return a new batch ``[N]`` of live rows int64 ``[N]``."""
 
     def columns(self, rows: np.ndarray, keys: Collection[Key] | None = None) -> dict[Key, Tensor]:
-        """The same as columns ``[N, *F]``."""
+        """Return the same as columns ``[N, *F]``."""
 
     def use_markers(self, traj_key: Key | None = None, end_keys: Sequence[Key] = ()) -> None:
         """Tell trajectories apart by these keys."""
@@ -52,7 +52,7 @@ class ReadsStored(Protocol):
     """A transform that takes values of a buffer's rows as they are stored, whatever a sample holds."""
 
     def reads_stored(self) -> Collection[Key]:
-        """The keys of these values, or what they lie under."""
+        """Return the keys of these values, or what they lie under."""
 
 
 @runtime_checkable
@@ -71,7 +71,7 @@ def spread(rows: Tensor, x: Tensor) -> Tensor:
 
 
 def ends_of(tensordict: TensorDictBase) -> tuple[Tensor | None, Tensor | None]:
-    """What says where trajectories of a batch end: `("next", "done")`, `("collector", "traj_ids")`, or one of them."""
+    """Return what says where trajectories of a batch end: `("next", "done")`, `("collector", "traj_ids")`, or one."""
     done, ids = tensordict.get(DONE, None), tensordict.get(TRAJ_IDS, None)
     if done is None and ids is None:
         raise MissingKeyError(

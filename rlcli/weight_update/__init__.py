@@ -1,4 +1,4 @@
-"""How weights get from what is trained to the workers that act: schemes, senders, receivers, transports.
+"""Bring weights from what is trained to the workers that act: schemes, senders, receivers, transports.
 
 ```
 parent   sender = SharedMemWeightSyncScheme().create_sender("policy", policy)

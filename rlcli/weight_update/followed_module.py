@@ -8,15 +8,9 @@ from rlcli.weight_update.strategy import WeightStrategy
 
 
 class FollowedModule:
-    """A module whose tensors are read again and again.
+    """A module whose tensors are read again and again, those that `strategy` means.
 
     A walk by name takes longer than the copy of a small net; a look whether any part was replaced takes 3 us.
-
-    Parameters
-    ----------
-    module : nn.Module
-    strategy : WeightStrategy
-        Which of its tensors are meant.
     """
 
     def __init__(self, module: nn.Module, strategy: WeightStrategy) -> None:

@@ -1,4 +1,4 @@
-"""Where each tensor of a model lies in one flat piece of memory, so that a whole version is copied and summed at once.
+"""Lay each tensor of a model out in one flat piece of memory, so that a whole version is copied and summed at once.
 
 ```
 | 0.weight . | 0.bias . . . | bn.num_batches_tracked . |      every tensor begins at 64 bytes; gaps stay 0

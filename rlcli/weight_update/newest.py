@@ -1,4 +1,4 @@
-"""Where the newest versions of several models lie: those of one publication are all seen from one instant on.
+"""Words that say where the newest versions of several models lie: of one publication all are seen at one instant.
 
 ```
 count   publications so far
@@ -23,21 +23,14 @@ _MODELS = 64  # that one collector publishes in its life: a model that is regist
 
 
 class Overtaken(Exception):
-    """What was looked at is being overwritten, for a newer publication is there: look again."""
+    """Says that what was looked at is being overwritten, for a newer publication is there: look again."""
 
 
 class Newest:
     """The words of the newest publication. A word says where a model's version lies; what it means is the transport's.
 
-    Parameters
-    ----------
-    count, words : np.ndarray
-        int64 `[1]` and `[2, models + 1]`, in shared memory, zeros at first.
-
-    Attributes
-    ----------
-    seen : list of int
-        The words as of the last `look`.
+    `count` (int64 `[1]`), `words` (int64 `[2, models + 1]`): in shared memory, zeros at first.
+    `seen`: the words as of the last `look`.
     """
 
     def __init__(self, count: np.ndarray, words: np.ndarray) -> None:
@@ -98,15 +91,8 @@ class Newest:
 class SharedNewest(Newest):
     """Of all models of a collector, in memory of its own.
 
-    Parameters
-    ----------
-    fd : int, optional
-        Of the memory that the parent made; it is closed. Without it this is the parent's end, which makes it.
-
-    Attributes
-    ----------
-    fd : int
-        The parent's, for `Channel.send_fd`, until `close`.
+    `fd`: of the memory that the parent made; it is closed. Without it this is the parent's end, which makes it, and has
+    an `fd` for `Channel.send_fd`, until `close`.
     """
 
     def __init__(self, fd: int | None = None) -> None:
@@ -118,7 +104,7 @@ class SharedNewest(Newest):
             self.close()
 
     def another(self) -> int:
-        """The place of one more model."""
+        """Return the place of one more model."""
         if self._models == _MODELS:
             raise ArgumentError(
                 f"a collector keeps {_MODELS} models in step", why="those registered anew count again",

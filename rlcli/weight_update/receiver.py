@@ -128,10 +128,7 @@ def check_apart(model_id: str, model: Any, others: Mapping[str, Any]) -> None:
 
 
 class ModelsReceiver:
-    """Adopts versions of several models; of those that were published together, all or none.
-
-    `newest`: of the senders; see `TransportBackend.join`.
-    """
+    """Adopts versions of several models, those published together at once; `newest`: see `TransportBackend.join`."""
 
     def __init__(self, newest: Newest) -> None:
         self._newest = newest
@@ -152,7 +149,7 @@ class ModelsReceiver:
 
     @property
     def waiting(self) -> bool:
-        """Whether a version is there that was not adopted; cheap enough for every step."""
+        """Say whether a version is there that was not adopted; cheap enough for every step."""
         return any(receiver.waiting for receiver in self._receivers.values())
 
     def receive(self) -> dict[str, int]:

@@ -17,7 +17,7 @@ from rlcli.weight_update.transport import TransportBackend
 
 
 class Handle(NamedTuple):
-    """What a worker has to know of a sender; picklable. The descriptor `fd` goes beside it."""
+    """A sender as a worker has to know it; picklable. The descriptor `fd` goes beside it."""
 
     model_id: str
     layout: Layout

@@ -1,4 +1,4 @@
-"""Which of a model's tensors are its weights, and how they are handed around: as a TensorDict or a state_dict."""
+"""Choose which of a model's tensors are its weights, handed around as a TensorDict or a state_dict."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def named_tensors(model: Target) -> dict[str, Tensor]:
 
 
 def matched(source: Source, target: Target) -> dict[str, Tensor]:
-    """The source's tensors for the target's, by name; nothing is copied.
+    """Return the source's tensors for the target's, by name; nothing is copied.
 
     A tensor that is the target's own memory is left out: it needs no copy, and a later one would undo what was learned.
 

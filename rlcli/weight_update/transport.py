@@ -1,4 +1,4 @@
-"""How the bytes of a version cross from the process that trains to those that act; what they mean is not known here."""
+"""Carry the bytes of a version from the process that trains to those that act; what they mean is not known here."""
 
 from __future__ import annotations
 

@@ -54,11 +54,11 @@ class WeightUpdaterBase(ABC):
         """Whatever has to be prepared once."""
 
     def _get_server_weights(self) -> Any:
-        """The weights, when none were handed over."""
+        """Return the weights, when none were handed over."""
         return None
 
     def _maybe_map_weights(self, policy_or_weights: Any) -> Any:
-        """What the workers are given for them: of a module a TensorDict of its tensors, all else as it is."""
+        """Return what the workers are given for weights: of a module a TensorDict of its tensors, all else as it is."""
         if isinstance(policy_or_weights, nn.Module):
             return TensorDict.from_module(policy_or_weights).data
         return policy_or_weights
@@ -68,7 +68,7 @@ class WeightUpdaterBase(ABC):
         return None
 
     def _skip_update(self, worker_id: WorkerId) -> bool:
-        """Whether this worker is left out this time."""
+        """Say whether this worker is left out this time."""
         return False
 
     @abstractmethod

@@ -23,14 +23,10 @@ _BEFORE = "step {} of the batch; the env was not stepped"
 def call(
     policy: Callable[[TensorDictBase], Any], td: TensorDictBase, where: str, *, first: bool = False
 ) -> TensorDictBase:
-    """What a policy makes of `td`, in place or not; `first` if it has never been called before.
+    """Return what a policy makes of `td`, in place or not; `first` if it has never been called before.
 
-    Raises
-    ------
-    ArgumentError
-        The policy raised (its type and text are kept), or returned something else than a tensordict.
-    NumericsError
-        It raised, and what it had written by then holds a NaN: distributions refuse those in words of their own.
+    ArgumentError: it raised (its type and text are kept), or returned something else than a tensordict. NumericsError:
+    it raised, and what it had written by then holds a NaN: distributions refuse those in their own words.
     """
     try:
         out = policy(td)
@@ -57,7 +53,7 @@ PASSED_ON = (RlcliError, KeyboardInterrupt, MemoryError, torch.OutOfMemoryError)
 def raised(
     error: BaseException, values: Iterable[tuple[Any, torch.Tensor]], where: str, fix: str | None = None
 ) -> RlcliError:
-    """The error for a policy that raised, where it had read and written `values` by then."""
+    """Return the error for a policy that raised, where it had read and written `values` by then."""
     for key, value in values:
         if value.is_floating_point() and bool(torch.isnan(value).any()):
             return not_finite(unravel(key), f"{where}; the env was not stepped")
@@ -65,7 +61,7 @@ def raised(
 
 
 def _hint(policy: Any) -> str | None:
-    """What to say to the writer of a plain function, which may have been meant for observations."""
+    """Say what to tell the writer of a plain function, which may have been meant for observations."""
     if isinstance(policy, nn.Module):
         return None
     return (
@@ -75,14 +71,14 @@ def _hint(policy: Any) -> str | None:
 
 
 def bits_of(policy: Any) -> set[Key]:
-    """The logits of bits that a policy's modules draw: an infinite one makes its bit certain."""
+    """Return the logits of bits that a policy's modules draw: an infinite one makes its bit certain."""
     parts = policy.modules() if isinstance(policy, nn.Module) else ()
     heads = [part for part in parts if isinstance(part, ProbabilisticTensorDictModule)]
     return {unravel(key) for head in heads if type(family_of(head)) is BernoulliFamily for key in param_keys(head)}
 
 
 def is_sound(values: torch.Tensor, dims: int, bits: bool = False) -> bool:
-    """Whether an output, with `dims` dims before its own, is finite, or infinite where that means something.
+    """Say whether an output, with `dims` dims before its own, is finite, or infinite where that means something.
 
     -inf may mask an action within a vector, never the whole of one; any infinity is a logit of `bits`.
     """
@@ -102,12 +98,7 @@ def refuse_unsound(key: Key, column: np.ndarray, bits: bool = False) -> None:
 
 
 def take(key: Key, value: Any, row: torch.Tensor, kind: torch.dtype, t: int) -> None:
-    """Copy one output into its row, if it is what it was on the first call (`kind`).
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """Copy one output into its row, if it is what it was on the first call (`kind`)."""
     if not isinstance(value, torch.Tensor) or value.shape != row.shape or value.dtype is not kind:
         raise changed_output(key, value, row, kind, t)  # `copy_` would spread or cast it
     row.copy_(value)
@@ -122,7 +113,7 @@ def refuse_nan(key: Key, value: torch.Tensor, t: int, bits: bool = False) -> Non
 
 
 def changed_output(key: Key, value: Any, row: torch.Tensor, kind: torch.dtype, t: int) -> ArgumentError:
-    """The error for an output of another shape or dtype, or none."""
+    """Return the error for an output of another shape or dtype, or none."""
     if isinstance(value, torch.Tensor):
         got = f"{tuple(value.shape)} {value.dtype}"
     else:
@@ -135,12 +126,12 @@ def changed_output(key: Key, value: Any, row: torch.Tensor, kind: torch.dtype, t
 
 
 def late_output(what: str, why: str, fix: str) -> ArgumentError:
-    """The error for an output that comes, goes or changes after the first step."""
+    """Return the error for an output that comes, goes or changes after the first step."""
     return ArgumentError(f"the policy's {what}", where="the env was not stepped", why=why, fix=fix or None)
 
 
 def loop_action(actions: ActionFormat, row: np.ndarray, t: int) -> np.ndarray:
-    """The action row `[N, *]` as the env's loop takes it, if it is finite and chooses what is on offer.
+    """Return the action row `[N, *]` as the env's loop takes it, if it is finite and chooses what is on offer.
 
     A row of 0 and 1 was looked at before it was stored, with `refuse_no_bits`.
     """
@@ -194,7 +185,7 @@ def _out_of_range(actions: ActionFormat, chosen: np.ndarray, t: int) -> Argument
 
 
 def not_finite(key: Key, where: str) -> NumericsError:
-    """The error for an output that is NaN or infinite."""
+    """Return the error for an output that is NaN or infinite."""
     return NumericsError(
         f"the policy's {show(key)} is not finite",
         where=where,

@@ -102,7 +102,7 @@ def lower(
 def _lowered(
     program: TensorDictProgram, tried: Any, example: TensorDictBase, shown: dict[Key, np.ndarray], whole: bool
 ) -> tuple[LoweredProgram | None, str]:
-    """The policy taken apart; or None, and why it is not."""
+    """Return the policy taken apart; or None, and why it is not."""
     policy, setting = program.policy, program.setting
     if why := _whole(program, whole, tried):
         return None, why
@@ -138,7 +138,7 @@ def _lowered(
 
 
 def _whole(program: TensorDictProgram, whole: bool, tried: Any) -> str:
-    """Why a policy is not to be taken apart, whatever it is made of; nothing where it may be."""
+    """Say why a policy is not to be taken apart, whatever it is made of; nothing where it may be."""
     if whole:
         return "the env is stepped on tensordicts, and is given all that it writes, or its states begin at other than 0"
     if tried is None:
@@ -152,7 +152,7 @@ def _whole(program: TensorDictProgram, whole: bool, tried: Any) -> str:
 
 
 def _no_step(stages: Sequence[Stage], states: Sequence[Key]) -> str:
-    """Why the states that it writes do not all go from rows to the next ones; nothing where they do, or there are none.
+    """Say why the states that it writes do not all go from rows to the next ones; nothing where they do, or none is.
 
     `states` are those that a call of it wrote.
     """
@@ -174,7 +174,7 @@ def _parts(policy: Any) -> Parts | ValueParts | None:
 
 
 def _probe(policy, shown: dict[Key, np.ndarray], setting: Setting) -> TensorDictBase:
-    """What one call on made-up observations gives, as it will explore."""
+    """Return what one call on made-up observations gives, as it will explore."""
     device = setting.placement.policy
     drawn = [device] if device is not None and device.type == "cuda" else []
     with torch.inference_mode(False), _undrawn(drawn), torch.no_grad():
@@ -194,7 +194,7 @@ def _probe(policy, shown: dict[Key, np.ndarray], setting: Setting) -> TensorDict
 
 @contextlib.contextmanager
 def _undrawn(devices: Sequence[torch.device] = ()) -> Iterator[None]:
-    """What is drawn in here from the global streams of torch, numpy and Python is drawn from them again afterwards."""
+    """Have what is drawn in here from the global streams of torch, numpy and Python drawn from them again later."""
     ours, pythons = np.random.get_state(), random.getstate()
     try:
         with torch.random.fork_rng(devices=devices):
@@ -221,7 +221,7 @@ def _differs(value: torch.Tensor | None, given: np.ndarray) -> bool:
 
 
 def _written(stages: Sequence[Stage], example: TensorDictBase, batch_dims: int) -> Schema | None:
-    """What the stages write, without the lane dim; None unless all of it is float32."""
+    """Return what the stages write, without the lane dim; None unless all of it is float32."""
     values = {key: example.get(key, None) for stage in stages for key in stage.out_keys}
     if any(value is None or value.dtype != torch.float32 for value in values.values()):
         return None
@@ -234,7 +234,7 @@ def _written(stages: Sequence[Stage], example: TensorDictBase, batch_dims: int) 
 
 
 def _on_offer(family: Family, width: int, actions: ActionFormat) -> bool:
-    """Whether the env takes all that the family chooses from parameters `[N, width]`; real actions are clipped."""
+    """Say whether the env takes all that the family chooses from parameters `[N, width]`; real actions are clipped."""
     options = family.options(width)
     return actions.kind == "box" or (options is not None and bool((np.asarray(options) - 1 <= actions.last).all()))
 
@@ -280,7 +280,7 @@ def _greedy_draw(parts: ValueParts, setting: Setting) -> Draw | None:
 
 
 def _same(program: LoweredProgram, example: TensorDictBase, shown: dict[Key, np.ndarray]) -> bool:
-    """Whether the stages, and the family's log-probability of its action, give the module's numbers on the probe."""
+    """Say whether the stages, and the family's log-probability of its action, match the module on the probe."""
     dims = example.batch_dims
     lanes = example.batch_size.numel()
     first = {key: value.reshape(lanes, *value.shape[dims:]) for key, value in shown.items()}
@@ -317,7 +317,7 @@ def _same_log_prob(program: LoweredProgram, example: TensorDictBase, params: lis
 # With state and parameters of their own, since a call may write to either. Functions keep state too, in what they close
 # over (hooks that count, lambdas inside of modules): it is copied with them.
 def twin(policy: Any) -> nn.Module | None:
-    """A copy of a module, or None: it is no module, or holds what cannot be copied."""
+    """Return a copy of a module, or None: it is no module, or holds what cannot be copied."""
     if not isinstance(policy, nn.Module):
         return None
     memo: dict[int, Any] = {}
@@ -346,7 +346,7 @@ def twin_of_callable(policy: Any) -> Any:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """What a function, and those that it defines, may look up in their module."""
+    """Name what a function, and those that it defines, may look up in their module."""
     inner = [_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return {*code.co_names}.union(*inner)
 

@@ -53,16 +53,9 @@ class Draw:
 class LoweredProgram(Program):
     """Stages, then a draw.
 
-    Parameters
-    ----------
-    stages : sequence of Stage
-        Those that are plain stacks or recurrent layers now are replayed, the others called.
-    draw : Draw
-    setting : Setting
-    written : Schema
-        Of the keys the stages write, without the lane dim; all float32.
-    taken : dtype
-        Of actions as the policy draws them, and as they are stored.
+    `stages`: those that are plain stacks or recurrent layers now are replayed, the others called.
+    `written`: of the keys the stages write, without the lane dim; all float32.
+    `taken`: dtype of actions as the policy draws them, and as they are stored.
     """
 
     def __init__(self, stages: Sequence[Stage], draw: Draw, setting: Setting, written: Schema, taken: np.dtype) -> None:
@@ -238,7 +231,7 @@ class _BoundLowered(Bound):
         return run
 
     def _copier(self, key: Key) -> Callable[[int], Tensor]:
-        """What a called stage gets to read: row t as the env shows it, in memory of its own."""
+        """Return what a called stage gets to read: row t as the env shows it, in memory of its own."""
         if key in self.program.written:
             rows = self._as_shown(key)
             return lambda t: rows[t].clone()
@@ -246,11 +239,11 @@ class _BoundLowered(Bound):
         return lambda t: torch.from_numpy(shown[t].copy())
 
     def _as_shown(self, key: Key) -> list[Tensor]:
-        """The rows, without the lane dim where there is but one env."""
+        """Return the rows, without the lane dim where there is but one env."""
         return self.rows[key] if self.program.setting.batch_size else [row[0] for row in self.rows[key]]
 
     def _places(self) -> list[tuple[int, torch.dtype, tuple[int, ...]]]:
-        """Where the replayed weights lie now; load_state_dict(assign=True), .data = and .double() move them."""
+        """Return where the replayed weights lie now; load_state_dict(assign=True), .data = and .double() move them."""
         linear = [layer.linear for layers in self.program.layers for layer in layers or ()]
         parameters: list[Tensor | None] = [p for layer in linear for p in (layer.weight, layer.bias)]
         parameters += [p for cells in self.program.cells if cells is not None for own in cells.weights() for p in own]
@@ -262,7 +255,7 @@ class _BoundLowered(Bound):
             self.kept[key][first:] = scale.value().detach()
 
     def _check_constants(self, first: int) -> None:
-        """What is the same at every step is looked at once, before the first; the networks' outputs at every step."""
+        """Check what is the same at every step once, before the first; the networks' outputs at every step."""
         for key in self.scales:
             if not bool(torch.isfinite(self.kept[key][first:]).all()):
                 raise NumericsError(

@@ -1,4 +1,4 @@
-"""What the collector's loop asks of a policy, and two things beside: no policy, and the random stream of unknown ones.
+"""Programs: policies as the collector's loop calls them, with no policy, and the random stream of unknown ones.
 
 A policy or an env on tensordicts may draw from torch's global stream. While a batch is collected that stream is
 replaced by the collector's own (`TorchStream`), and put back afterwards: what is drawn depends on the collector's seed,
@@ -313,7 +313,7 @@ class TorchStream:
             torch.get_device_module(self._device).manual_seed(seed)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the stream stands; empty before its first use."""
+        """Return where the stream stands; empty before its first use."""
         return {} if self._state is None else {"torch": self._state[0], "cuda": self._state[1:]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

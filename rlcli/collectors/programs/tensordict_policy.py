@@ -204,7 +204,7 @@ class _BoundTensorDict(Bound):
         self.no_flags = [(name, torch.zeros(shape, dtype=torch.bool).unbind(0)) for name in self.asked]
 
     def _root(self, t: int) -> TensorDictBase:
-        """The root of step t in memory of its own: what a policy does to it, or keeps of it, is its business."""
+        """Return the root of step t in memory of its own: what a policy does to it, or keeps of it, is its business."""
         program, place = self.program, self.program.placement
         size = program.batch_size
         inputs: dict[Any, torch.Tensor] = {}
@@ -278,7 +278,7 @@ class _BoundTensorDict(Bound):
         carried.learn(states, rewrites)
 
     def _outputs(self, out: TensorDictBase, t: int) -> _Outputs:
-        """What the policy wrote; looked at with care when its names change, and once a batch."""
+        """Return what the policy wrote; looked at with care when its names change, and once a batch."""
         if self.flat is not None and tuple(out.keys()) == self.names:
             values = {key: out.get(key) for key in self.flat}
             return values if self.program.batch_size else {key: value.unsqueeze(0) for key, value in values.items()}

@@ -1,4 +1,4 @@
-"""What spans the parts of a configuration, a file an area: importing them fills `CHECKS`.
+"""Checks that span the parts of a configuration, a file an area: importing them fills `CHECKS`.
 
 What one part takes is for its constructor to check. A check yields all problems that it finds, each with its remedy,
 before anything is built or torch is loaded.

@@ -15,11 +15,8 @@ CHECKS: dict[Callable[[Any], Iterable[Problem]], tuple[str, ...]] = {}  # with w
 def check(*reads: str) -> Callable[[Check], Check]:
     """Add a check of the typed tree, a `Config` or a `CollectConfig`.
 
-    Parameters
-    ----------
-    *reads : str
-        Where the keys begin that it reads, as far as one that cannot be used would have it say what is not so; "" for
-        any key.
+    `reads`: where the keys begin that it reads, as far as one that cannot be used would have it say what is not so; ""
+    for any key.
     """
 
     def added(function: Check) -> Check:

@@ -1,4 +1,4 @@
-"""How batches are collected: what cuts them into trajectories, and by which processes."""
+"""Checks of how batches are collected: what cuts them into trajectories, and by which processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How envs are stepped, and what they are wrapped in."""
+"""Checks of how envs are stepped, and what they are wrapped in."""
 
 from __future__ import annotations
 

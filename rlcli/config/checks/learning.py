@@ -1,4 +1,4 @@
-"""What is learned: options of values, loss and optimizer that do not fit the loss, or each other."""
+"""Checks of what is learned: options of values, loss and optimizer that do not fit the loss, or each other."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _off_policy(cfg: Config) -> Iterator[Problem]:
 
 
 def _learns_on(cfg: Config) -> tuple[str, str]:
-    """The device that learns, and which key says so; with device=auto the one where there is a GPU."""
+    """Return the device that learns, and which key says so; with device=auto the one where there is a GPU."""
     given, kind = cfg.device.train_device, cfg.device.kind
     if given is not None:
         return given, f"device.train_device={given}"

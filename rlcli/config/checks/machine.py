@@ -1,4 +1,4 @@
-"""What this machine has: the env that is named, the packages that choices need, the devices."""
+"""Checks of what this machine has: the env that is named, the packages that choices need, the devices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OF_GYMNASIUM = ("mujoco", "box2d")  # extras of envs that gymnasium holds in a 
 
 @check("env.kind.", "env.id.")
 def check_env(cfg: Any) -> list[Problem]:
-    """The env id exists here and its packages are installed."""
+    """Check that the env id exists here and its packages are installed."""
     env_id, kind = cfg.env.id, cfg.env.kind
     if (old := gymnasium_problem()) is not None:
         return [old]
@@ -51,7 +51,7 @@ def check_env(cfg: Any) -> list[Problem]:
 
 
 def _of_packages(env_id: str, known: Mapping[str, Any], near: str) -> str:
-    """What to do about an unknown id where packages were imported for it; empty where none was, or they gave others."""
+    """Say what to do about an unknown id where packages were imported for it; else, or if they gave others, nothing."""
     if not registry.imported:
         return ""
     homes = {name: getattr(spec.entry_point, "__module__", str(spec.entry_point)) for name, spec in known.items()}
@@ -76,7 +76,7 @@ def _of_packages(env_id: str, known: Mapping[str, Any], near: str) -> str:
 
 @check("device.")
 def check_devices(cfg: Any) -> list[Problem]:
-    """Every named device could exist with this torch on this system; using it shows whether it does."""
+    """Check that every named device could exist with this torch on this system; using it shows whether it does."""
     wanted = [
         (
             "device",

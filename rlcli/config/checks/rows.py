@@ -204,7 +204,7 @@ def _rows_to_begin_with(cfg: Config) -> Iterator[Problem]:
 
 
 def _form(cfg: Config) -> Iterator[Problem]:
-    """How rows lie in the buffer."""
+    """Check how rows lie in the buffer."""
     if cfg.memory.frame_stack != "auto" and (cfg.env.frame_stack or 1) < 2:
         yield Problem(
             "memory.frame_stack has no meaning with env.frame_stack=null: there are no stacks", "leave it out"

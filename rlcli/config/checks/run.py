@@ -1,4 +1,4 @@
-"""What a run is made with: its policy, arguments for parts of a user's, and its folder."""
+"""Checks of what a run is made with: its policy, arguments for parts of a user's, and its folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FROM_WEIGHTS = (
 
 
 def _is_folder(asked: str) -> bool:
-    """Whether a run's folder is named, or one with a checkpoint of it after a colon."""
+    """Say whether a run's folder is named, or one with a checkpoint of it after a colon."""
     return os.path.isdir(asked) or os.path.isdir(asked.rpartition(":")[0])
 
 

@@ -22,7 +22,7 @@ from rlcli.typed import MOST
 def ring_of(
     storage: Storage, next_obs: str, frame_stack: int | Mapping[Key, int] | None, codes: bool, shared: bool
 ) -> Any:
-    """A `Ring`, or what stands for one over objects."""
+    """Return a `Ring`, or what stands for one over objects."""
     if shared:
         return SharedRing(storage, next_obs=next_obs, frame_stack=frame_stack, codes=codes)
     if isinstance(storage, ListStorage):
@@ -38,7 +38,7 @@ def ring_of(
 
 
 def as_batch(batch: Any, *, objects: bool) -> Any:
-    """What a buffer of rows, or of objects, was given, as it writes it."""
+    """Return what a buffer of rows, or of objects, was given, as it writes it."""
     if objects:
         return batch if isinstance(batch, TensorDictBase) else items_of(batch)
     if isinstance(batch, list | tuple) and batch and all(isinstance(part, TensorDictBase) for part in batch):
@@ -59,7 +59,7 @@ def as_batch(batch: Any, *, objects: bool) -> Any:
 
 
 def made(name: str, part: Any, kind: type) -> Any:
-    """A part, or what the callable makes that was given in its place."""
+    """Return a part, or what the callable makes that was given in its place."""
     made = part() if callable(part) and not isinstance(part, kind) else part
     if not isinstance(made, kind):
         raise ArgumentError(

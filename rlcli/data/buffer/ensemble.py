@@ -280,14 +280,14 @@ class ReplayBufferEnsemble:
             self.random.state[:] = random
 
     def _part(self, member: int, size: int) -> Sampled:
-        """A sample of a member."""
+        """Return a sample of a member."""
         buffer = self.buffers[member]
         if not len(buffer):
             raise ArgumentError(f"buffer {member} of the ensemble is empty", fix="Extend every member before sampling.")
         return buffer.drawn(size, ahead=self._ahead is None)
 
     def _with_member(self, member: int, part: Sampled) -> Any:
-        """A sample of a member that says which one it is of."""
+        """Return a sample of a member that says which one it is of."""
         batch = part.batch
         if isinstance(self.buffers[member], TensorDictReplayBuffer) and isinstance(batch, TensorDictBase):
             if part.position is None:  # taken back, it is handed out again

@@ -12,10 +12,7 @@ from rlcli.errors import ArgumentError
 
 
 class Gate:
-    """A reentrant lock; who waits for it when it is closed is told so.
-
-    `closed` (bool): set by whoever holds the lock.
-    """
+    """A reentrant lock; who waits for it when it is `closed`, by whoever holds it, is told so."""
 
     def __init__(self) -> None:
         self._lock, self.closed = threading.RLock(), False
@@ -80,7 +77,7 @@ class SharedGate(Gate):
 
 
 class Forked(Protocol):
-    """What has locks or threads of its own."""
+    """Anything that has locks or threads of its own."""
 
     def in_child(self) -> None:
         """Be usable in a forked child, in which no other thread runs."""

@@ -32,21 +32,14 @@ from rlcli.typed import anything, flag, listed, mapping, record, some, whole
 
 @dataclass(frozen=True)
 class SavedParts:
-    """What of a buffer is saved; whoever calls holds the buffer's lock.
-
-    Attributes
-    ----------
-    ring : Ring or ObjectRing
-    sampler : Sampler
-    transforms : Transforms
-    """
+    """The parts of a buffer that are saved; whoever calls holds the buffer's lock."""
 
     ring: Any
     sampler: Sampler
     transforms: Transforms
 
     def rest(self) -> dict[str, Any]:
-        """What a buffer knows beside its rows."""
+        """Return what a buffer knows beside its rows."""
         return {"sampler": self.sampler.state_dict(), "transforms": self.transforms.state_dict()}
 
     def take_over(self, rest: dict[str, Any]) -> None:
@@ -55,7 +48,7 @@ class SavedParts:
         self.sampler.load_state_dict(rest["sampler"])
 
     def state(self, *, columns: bool) -> dict[str, Any]:
-        """Rows and all that decides later samples; without `columns` for whoever writes the rows themselves."""
+        """Return rows and all that decides later samples; without `columns` for whoever writes the rows themselves."""
         ring = self.ring
         rows: dict[str, Any] = {"ring": ring.state_dict(), "columns": {}}
         if columns and len(ring):
@@ -106,16 +99,10 @@ class SavedParts:
 class HeldRows:
     """A buffer as it was at a moment, to be saved after more was written: a ring writes over its oldest rows only.
 
-    Attributes
-    ----------
-    state : dict
-        `ReplayBuffer.state_dict` without the rows, copied.
-    storage, lanes, base, cursor
-        Of the ring then: see `rlcli.data.files.row_files.LiveRows`.
-    until : int
-        The step up to which the ring may be written.
-    columns : dict of key to Tensor
-        The stored columns of `rows`, which are written over until then, under these `codes`.
+    `state`: `ReplayBuffer.state_dict` without the rows, copied.
+    `storage`, `lanes`, `base`, `cursor`: of the ring then: see `rlcli.data.files.row_files.LiveRows`.
+    `until`: the step up to which the ring may be written.
+    `columns`: the stored columns of `rows`, which are written over until then, under these `codes`.
     """
 
     state: dict[str, Any]
@@ -157,7 +144,7 @@ def shallow(buffer: Any) -> Any:
 
 
 def no_copy(what: str) -> ArgumentError:
-    """What `pickle` and `copy.deepcopy` are told."""
+    """Tell `pickle` and `copy.deepcopy` that there is no copy."""
     return ArgumentError(
         f"{what} is neither pickled nor deep-copied",
         why="it holds a lock, addresses of its memory and perhaps a thread or files",
@@ -175,12 +162,7 @@ _STATE = some(
 
 
 def need_state(state: dict[str, Any]) -> None:
-    """Refuse what is no state of a buffer, whatever buffer.
-
-    Raises
-    ------
-    ArgumentError, Misfit
-    """
+    """Refuse what is no state of a buffer, whatever buffer."""
     if not {"rows", "rest", "ahead"} <= state.keys():
         raise ArgumentError("this is no state of a buffer", why=f"it holds {', '.join(map(str, state)) or 'nothing'}")
     _STATE(dict(state))

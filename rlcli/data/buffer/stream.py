@@ -54,13 +54,7 @@ class Sampled(NamedTuple):
 
     @classmethod
     def of_state(cls, state: dict[str, Any], size: int, device: torch.device) -> Sampled:
-        """The inverse of `state`.
-
-        Raises
-        ------
-        Misfit
-            Its columns are no tensors of its shape.
-        """
+        """Return the sample of a state, as `state` gives it; Misfit: its columns are no tensors of its shape."""
         shape = torch.Size(state["shape"])
         for name, x in state["columns"].items():
             if not isinstance(x, Tensor) or x.shape[: len(shape)] != shape:
@@ -78,18 +72,9 @@ class Prefetcher(Generic[Item]):
 
     One thread makes them, one after the other, so they come in the order of the random stream.
 
-    Parameters
-    ----------
-    make : callable
-        From a batch size to an item.
-    depth : int
-    undo : callable
-        Told of items that are thrown away, the last one first, when nothing is being made.
-
-    Attributes
-    ----------
-    lock : RLock
-        Of whoever takes items or throws them away. The thread that makes them does without.
+    `make`: from a batch size to an item.
+    `undo`: told of items that are thrown away, the last one first, when nothing is being made.
+    `lock`: of whoever takes items or throws them away. The thread that makes them does without.
     """
 
     def __init__(self, make: Callable[[int], Item], depth: int, undo: Callable[[Item], None]) -> None:
@@ -130,7 +115,7 @@ class Prefetcher(Generic[Item]):
             self._waiting.append(self._threads.submit(self._make, self._size))
 
     def take(self) -> list[Item]:
-        """All that is made or being made, oldest first; nothing is made after that until it is asked for.
+        """Return all that is made or being made, oldest first; nothing is made after that until it is asked for.
 
         What the thread raised is raised here, and what was made is thrown away as by `drop`.
         """
@@ -174,28 +159,11 @@ class SampleStream:
     prefetch   made ahead by a thread
     draw       sampler -> rows -> ring -> collate_fn -> [read side of transforms] -> device
     ```
-
-    Parameters
-    ----------
-    ring : Ring, ObjectRing or SharedRing
-    sampler : Sampler
-    transforms : Transforms
-    lock : Gate
-        Of the buffer: held while rows are chosen and read. Whoever takes samples or throws them away holds another
-        lock, taken before this one.
-    batch_size : int, optional
-    prefetch, collate_fn, pin_memory, device
-        See `ReplayBuffer`.
-    annotate : bool
-        Samples hold what the sampler knows of their rows.
-
-    Attributes
-    ----------
-    sampler : Sampler
-    batch_size : int or None
-        Of the buffer's samples, where none is asked for.
-    iteration : Iterator or None
-        What `ReplayBuffer.next` goes through.
+    `lock`: of the buffer: held while rows are chosen and read. Whoever takes samples or throws them away holds another
+    lock, taken before this one.
+    `batch_size`: of the buffer's samples, where none is asked for. `annotate`: samples hold what the sampler knows of
+    their rows.
+    `iteration`: what `ReplayBuffer.next` goes through.
     """
 
     def __init__(
@@ -243,7 +211,7 @@ class SampleStream:
 
     # ---- one after the other -----------------------------------------------------------------------------------
     def next(self, size: int, *, ahead: bool = True) -> Sampled:
-        """The next sample; without `ahead` the thread makes no further ones."""
+        """Return the next sample; without `ahead` the thread makes no further ones."""
         if self._lock.closed:
             self._lock.check()
         if self._kept:
@@ -298,13 +266,7 @@ class SampleStream:
                 yield list(self._kept)
 
     def read_ahead(self, state: dict[str, Any]) -> list[Sampled]:
-        """The samples that a buffer with this state had ready.
-
-        Raises
-        ------
-        Misfit
-            They are none.
-        """
+        """Return the samples that a buffer with this state had ready; Misfit: they are none."""
         device = self._device or self._ring.storage.device
         if state["ahead"] and "ahead_size" not in state:
             raise Misfit("'ahead_size' is missing")
@@ -351,7 +313,7 @@ class SampleStream:
         return Sampled(batch, info, last, size, position, since)
 
     def read(self, draw: Draw, info: dict[Any, Tensor] | None = None) -> Any:
-        """What a sampler chose, with its marks and what is known of it; under the lock."""
+        """Read what a sampler chose, with its marks and what is known of it; under the lock."""
         if isinstance(self._ring, ObjectRing):
             batch: Any = self._ring.read(draw.rows) if self._collate is None else self._ring.items(draw.rows)
             if info is not None and (self._collate is not None or isinstance(batch, TensorDictBase)):

@@ -32,13 +32,7 @@ _owners: weakref.WeakKeyDictionary[Transform, weakref.ref[Transforms]] = weakref
 
 
 class Transforms:
-    """A buffer's transforms, in the order in which samples pass them.
-
-    Parameters
-    ----------
-    ring : Ring, optional
-        The rows that transforms may read.
-    """
+    """A buffer's transforms, in the order in which samples pass them; they may read the rows of `ring`."""
 
     def __init__(self, ring: Ring | None = None) -> None:
         self._ring = ring
@@ -50,19 +44,7 @@ class Transforms:
         self.insert(len(self), transform, invert)
 
     def insert(self, index: int, transform: Part, invert: bool = False, *, sampler: Sampler | None = None) -> None:
-        """Add one before another; inverted, its sides change places.
-
-        Parameters
-        ----------
-        sampler : Sampler, optional
-            See `need_order`.
-
-        Raises
-        ------
-        ArgumentError
-            There is no such place, it cannot be called, has no other side, reads the rows of another buffer, or reads
-            stored values that a transform before it changes.
-        """
+        """Add one before another; inverted, its sides change places. See `need_order` for `sampler`."""
         if not -len(self) <= index <= len(self):
             raise ArgumentError("there is no such place", where="index", why=f"got {index}, there are {len(self)}")
         if not callable(transform) or (invert and not isinstance(transform, Transform)):
@@ -118,19 +100,14 @@ class Transforms:
                 _owners.pop(part, None)
 
     def need_order(self, *samplers: Sampler) -> None:
-        """Refuse transforms that read the row below in a sample, where one of these draws rows in no order.
-
-        Raises
-        ------
-        ArgumentError
-        """
+        """Refuse transforms that read the row below in a sample, where one of these draws rows in no order."""
         _need_in_time([part for part, _ in self._parts], samplers)
 
     def __len__(self) -> int:
         return len(self._parts)
 
     def write(self, batch: Any) -> Any:
-        """A batch on its way in; the caller's stays as it is."""
+        """Take a batch through on its way in; the caller's stays as it is."""
         for part, inverted in reversed(self._parts):
             if isinstance(part, Transform):
                 change = part.forward if inverted else part.inv
@@ -141,7 +118,7 @@ class Transforms:
         return batch
 
     def wanted(self) -> list[Key] | None:
-        """Keys that a sample begins with, if some need not be read: the first transform reads them anew."""
+        """Return the keys that a sample begins with, if some need not be read: the first transform reads them anew."""
         first = self._parts[0] if self._bound else None
         if first is None or first[1] or not isinstance(first[0], Transform) or self._ring is None:
             return None
@@ -151,7 +128,7 @@ class Transforms:
         return [key for key in (*self._ring.fields, *self._ring.sparse_keys) if key not in anew] if anew else None
 
     def read_stored(self, sample: Any, rows: np.ndarray) -> Any:
-        """A sample's way out as far as it needs the buffer."""
+        """Take a sample through on its way out as far as it needs the buffer."""
         for part, inverted in self._parts[: self._bound]:
             if isinstance(part, Transform) and not inverted:
                 sample = part.sampled(sample, rows)
@@ -160,7 +137,7 @@ class Transforms:
         return sample
 
     def read(self, sample: Any) -> Any:
-        """The rest of a sample's way out."""
+        """Take a sample through the rest of its way out."""
         for part, inverted in self._parts[self._bound :]:
             sample = self._out(part, inverted, sample)
         return sample
@@ -194,7 +171,7 @@ def _reads_buffer(part: Part) -> bool:
 
 
 def _belongs(part: Transform) -> bool:
-    """Whether it can serve one buffer only: it reads its rows, or is a user's that may hold on to them."""
+    """Say whether it can serve one buffer only: it reads its rows, or is a user's that may hold on to them."""
     return _reads_buffer(part) or not type(part).bind_buffer.__module__.startswith("rlcli.")
 
 
@@ -231,6 +208,6 @@ def _need_in_time(parts: Sequence[Part], samplers: Sequence[Sampler]) -> None:
 
 
 def _overlap(a: Key, b: Key) -> bool:
-    """Whether one of the keys is the other, or lies below it."""
+    """Say whether one of the keys is the other, or lies below it."""
     both = min(len(as_tuple(a)), len(as_tuple(b)))
     return as_tuple(a)[:both] == as_tuple(b)[:both]

@@ -1,4 +1,4 @@
-"""How the values of one key are packed, the record that the codes of a row share, and which keys are worth it.
+"""Codes: how the values of a key are packed, the record that the codes of a row share, and which keys are worth it.
 
 ```
 record   | bits: those of four, of two, flags | one-hot: index | narrow: low bytes | ...      uint8 [W] a row
@@ -48,11 +48,7 @@ class Code:
 
 
 class Record(NamedTuple):
-    """Where codes lie in a record.
-
-    `width`: bytes.
-    `table` (int64 array ``[C, 6]``): `rlcli.kernels.codes`.
-    """
+    """Places of codes in a record of `width` bytes; `table` (int64 `[C, 6]`): see `rlcli.kernels.codes`."""
 
     width: int
     table: np.ndarray
@@ -92,21 +88,10 @@ def one_of(dtype: torch.dtype) -> int:
 def choose(
     fields: Mapping[Key, Field], columns: Mapping[Key, Tensor], *, traj_key: Key | None
 ) -> tuple[Code, ...]:  # fmt: skip
-    """The codes for the columns of a first batch.
+    """Return the codes for the columns of a first batch; none where they would save less than a tenth of a row.
 
-    Parameters
-    ----------
-    fields : dict of key to Field
-        What is stored of a row.
-    columns : dict of key to Tensor ``[N, *F]``
-        Those of the first batch that can be looked at.
-    traj_key : key or None
-        By which the index tells trajectories apart.
-
-    Returns
-    -------
-    tuple of Code
-        None where they would save less than a tenth of a row.
+    `columns` (`[N, *F]`): those of the first batch that can be looked at.
+    `traj_key`: by which the index tells trajectories apart.
     """
     codes = [code for key, field in fields.items() if (code := _of(key, field, columns, traj_key)) is not None]
     stored = [code for code in codes if code.kind != INDEX]
@@ -127,7 +112,7 @@ def _first(offers: Iterable[Callable[..., Code | None]], key: Key, field: Field,
 
 
 def wider(codes: Collection[Code], misfit: Code, field: Field, column: Tensor) -> tuple[Code, ...]:
-    """The codes with another for `misfit`, which cannot hold `column`: more bits, more bytes, or none at all."""
+    """Return the codes with another for `misfit`, which cannot hold `column`: more bits, more bytes, or none at all."""
     instead = None
     if misfit.kind in (BITS, NARROW) and field.dtype is not torch.bool:
         instead = _first((_bits, _narrow), misfit.key, field, column)

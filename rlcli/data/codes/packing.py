@@ -32,16 +32,11 @@ _PIECE = 1 << 22  # bytes that are unpacked at a time
 
 
 class _Plan(NamedTuple):
-    """How some keys are read.
+    """Says how some keys are read.
 
-    Attributes
-    ----------
-    stored : list of keys
-        Of the storage.
-    made : list of (Field, keys)
-        What is unpacked, alike columns together; `table` says how, in this order.
-    derived : list of keys
-        What the index knows.
+    `stored`: of the storage.
+    `made`: what is unpacked, alike columns together; `table` says how, in this order.
+    `derived`: what the index knows.
     """
 
     keys: tuple[Key, ...]
@@ -52,19 +47,7 @@ class _Plan(NamedTuple):
 
 
 class CodedRows:
-    """The rows that a ring gives, over a storage that holds fewer bytes of them.
-
-    Parameters
-    ----------
-    fields : dict of key to Field
-        Of the rows, without what the ring itself leaves out.
-    codes : sequence of Code
-
-    Attributes
-    ----------
-    stored : dict of key to Field
-        What the storage declares.
-    """
+    """The rows that a ring gives (`fields`, less what it leaves out), over a storage of fewer bytes (`stored`)."""
 
     def __init__(self, fields: Mapping[Key, Field], codes: Sequence[Code]) -> None:
         self.fields, self.codes = dict(fields), tuple(codes)
@@ -83,7 +66,7 @@ class CodedRows:
             self.stored[RECORD] = self._record.field
 
     def pack(self, columns: Mapping[Key, Tensor]) -> tuple[dict[Key, Tensor], Code | None]:
-        """Columns ``[N, *F]`` of all keys as they are stored, and the code that cannot hold its own."""
+        """Return columns ``[N, *F]`` of all keys as they are stored, and the code that cannot hold its own."""
         if not self.codes:
             return dict(columns), None
         out = {key: columns[key] for key in self.plain if key in columns}
@@ -109,7 +92,7 @@ class CodedRows:
     def gather(
         self, storage: Storage, rows: np.ndarray, index: TrajectoryIndex, keys: Iterable[Key] | None = None
     ) -> dict[Key, Tensor]:  # fmt: skip
-        """New columns ``[N, *F]`` of live rows int64 ``[N]``; all keys by default."""
+        """Return new columns ``[N, *F]`` of live rows int64 ``[N]``; all keys by default."""
         plan = self._plan(self._all if keys is None else tuple(keys))
         out = gathered(storage, rows, plan.stored) if plan.stored else {}
         out = self._unpacked(out, len(rows), plan)
@@ -119,11 +102,11 @@ class CodedRows:
         return {key: out[key] for key in plan.keys}
 
     def derived(self, rows: np.ndarray, index: TrajectoryIndex) -> dict[Key, Tensor]:
-        """The columns of live rows that the index knows."""
+        """Return the columns of live rows that the index knows."""
         return {key: _given_back(index.ids(rows), self.fields[key]) for key in self._derived}
 
     def _plan(self, keys: tuple[Key, ...]) -> _Plan:
-        """What must be read and unpacked for some keys; kept, for the same ones are asked for again and again."""
+        """Plan what must be read and unpacked for some keys; kept, for the same ones are asked for again and again."""
         plan = self._plans.get(keys)
         if plan is None:
             stored = [key for key in keys if key in self.stored]
@@ -159,7 +142,7 @@ class CodedRows:
         return out
 
     def width(self, key: Key) -> float | None:
-        """Bytes of a row that a packed key takes; None for one that is not packed.
+        """Return the bytes of a row that a packed key takes; None for one that is not packed.
 
         Bits that no key uses are shared among those that are stored in bits.
         """
@@ -347,7 +330,7 @@ def codes_of(state: Sequence[Sequence[Any]]) -> tuple[Code, ...]:
 
 
 def _given_back(ids: np.ndarray, field: Field) -> Tensor:
-    """The ids of rows, int64 `[N]`, as they were given."""
+    """Return the ids of rows, int64 `[N]`, as they were given."""
     return torch.from_numpy(ids).to(field.dtype).view(len(ids), *field.shape)
 
 

@@ -33,7 +33,7 @@ _ENDS, _EXTRA, _AT, _FEW = "@ends", "@extra/", "@at/", "@few/"  # "@" is encoded
 
 
 def layout_of(batch: TensorDictBase) -> dict[str, Any]:
-    """Key name -> dtype and shape (without batch dims) of every tensor."""
+    """Return key name -> dtype and shape (without batch dims) of every tensor."""
     layout = {}
     for key, value in batch.items(include_nested=True, leaves_only=True, is_leaf=is_leaf_nontensor):
         if not isinstance(value, Tensor) or not has_rows(value):
@@ -51,7 +51,7 @@ def layout_of(batch: TensorDictBase) -> dict[str, Any]:
 
 
 def tensors_of(batch: TensorDictBase, *, compress: bool = False) -> dict[str, Tensor]:
-    """A batch as named tensors, next observations taken apart; with `compress` bytes go through lz4."""
+    """Return a batch as named tensors, next observations taken apart; with `compress` bytes go through lz4."""
     packed = pack(batch)
     out = {name_of(key): x for key, x in packed.batch.items(include_nested=True, leaves_only=True)}
     if packed.ends is not None:
@@ -64,14 +64,7 @@ def tensors_of(batch: TensorDictBase, *, compress: bool = False) -> dict[str, Te
 
 
 def close_last(batch: TensorDictBase, lanes: Sequence[int]) -> None:
-    """Flag the last step of these lanes truncated: their episodes were never gone on with.
-
-    Parameters
-    ----------
-    batch : TensorDict ``[*envs, T]``
-    lanes : sequence of int
-        Envs, numbered over all dims before time.
-    """
+    """Flag the last step of these lanes (envs, numbered over all dims before time) truncated: nothing follows there."""
     last = [*np.unravel_index(lanes, batch.shape[:-1]), -1] if batch.ndim > 1 else [-1]
     for key in (TRUNCATED, DONE):
         flag = batch.get(key, None)
@@ -80,18 +73,7 @@ def close_last(batch: TensorDictBase, lanes: Sequence[int]) -> None:
 
 
 def batch_of(tensors: dict[str, Tensor], record: Record, layout: Mapping[str, Any]) -> TensorDictBase:
-    """The inverse of `tensors_of`.
-
-    Parameters
-    ----------
-    layout : mapping
-        `layout_of` the batch.
-
-    Raises
-    ------
-    Misfit
-        They are not the tensors of such a batch.
-    """
+    """Return the batch that `tensors_of` took apart, laid out by `layout_of`; Misfit: they are not its tensors."""
     check_tensors({name: (x.dtype, list(x.shape)) for name, x in tensors.items()}, record["batch_size"], layout)
     tensors = unfolded(expanded(tensors, layout, record["batch_size"]), layout)
     ends = tensors.pop(_ENDS, None)
@@ -113,13 +95,7 @@ def batch_of(tensors: dict[str, Tensor], record: Record, layout: Mapping[str, An
 def check_tensors(
     found: Mapping[str, tuple[torch.dtype, list[int]]], batch_size: list[int], layout: Mapping[str, Any]
 ) -> None:
-    """Refuse named tensors, dtype and shape of each, that are not those of a batch.
-
-    Raises
-    ------
-    Misfit
-        One is missing, of another dtype or shape, or has no place there.
-    """
+    """Refuse named tensors, dtype and shape of each, that are not those of a batch: missing, other, or out of place."""
     found = declared(plain(found, layout, batch_size), layout)
     wanted = {name: (DTYPES[of["dtype"]], of["shape"]) for name, of in layout.items()}
     ends = found[_ENDS][1] if _ENDS in found else []
@@ -152,15 +128,15 @@ def check_tensors(
 
 
 def name_of(key: Key) -> str:
-    """What a key's tensor is called in a file."""
+    """Return what a key's tensor is called in a file."""
     return "/".join(quote(part, safe="") for part in as_tuple(key))
 
 
 def key_of(name: str) -> Key:
-    """The inverse of `name_of`."""
+    """Return the key that `name_of` spells."""
     return unravel(tuple(unquote(part) for part in name.split("/")))
 
 
 def under_next_name(name: str) -> str:
-    """What the next observation of a key is called, by the key's own name."""
+    """Return what the next observation of a key is called, by the key's own name."""
     return f"{NEXT}/{name}"

@@ -35,7 +35,7 @@ Header = Mapping[str, tuple[torch.dtype, list[int]]]
 
 
 def folded(name: str, x: Tensor, batch: torch.Size) -> dict[str, Tensor]:
-    """The tensors that stand for a column ``[*batch, *F]``, or for other rows ``[E, *F]``, in a file."""
+    """Return the tensors that stand for a column ``[*batch, *F]``, or for other rows ``[E, *F]``, in a file."""
     apart = name.startswith("@")
     lead = x.shape[:1] if apart else batch
     if x.dtype in _INDEX and x.shape[:-1] == lead and _FEWEST <= x.shape[-1] < 1 << 15:
@@ -56,7 +56,7 @@ def folded(name: str, x: Tensor, batch: torch.Size) -> dict[str, Tensor]:
 
 
 def compressed(name: str, x: Tensor) -> tuple[str, Tensor]:
-    """A tensor of a file, bytes in fewer of them."""
+    """Return a tensor of a file, bytes in fewer of them."""
     if x.dtype is not torch.uint8 or not _LEAST <= x.numel() <= _MOST or name.startswith("@few/"):
         return name, x
     import lz4.block
@@ -88,15 +88,7 @@ def plain(found: Header, layout: Mapping[str, Any], batch: list[int]) -> dict[st
 
 
 def expanded(tensors: Mapping[str, Tensor], layout: Mapping[str, Any], batch: list[int]) -> dict[str, Tensor]:
-    """Tensors of a file, none compressed.
-
-    Raises
-    ------
-    Misfit
-        Bytes that are not what was compressed.
-    ResourceError
-        The package lz4 is not installed.
-    """
+    """Return the tensors of a file, none compressed; Misfit: bytes that are not what was compressed."""
     if not any(name.startswith(LZ4) for name in tensors):
         return dict(tensors)
     try:
@@ -123,13 +115,7 @@ def expanded(tensors: Mapping[str, Tensor], layout: Mapping[str, Any], batch: li
 
 
 def declared(found: Header, layout: Mapping[str, Any]) -> dict[str, tuple[torch.dtype, list[int]]]:
-    """Named tensors of a file, dtype and shape of each, as the columns that they stand for.
-
-    Raises
-    ------
-    Misfit
-        They do not go together.
-    """
+    """Return named tensors of a file, dtype and shape of each, as the columns that they stand for."""
     out = {}
     for name, (dtype, shape) in found.items():
         if name.startswith((WHERE, OLDER)):
@@ -165,13 +151,7 @@ def _of(name: str, layout: Mapping[str, Any]) -> tuple[torch.dtype, list[int]]:
 
 
 def unfolded(tensors: Mapping[str, Tensor], layout: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The columns that tensors stand for which `declared` has looked at.
-
-    Raises
-    ------
-    Misfit
-        An index or a row number is none.
-    """
+    """Return the columns that tensors stand for which `declared` has looked at; Misfit: an index or row is none."""
     out = {}
     for name, x in tensors.items():
         if name.startswith(HOT):

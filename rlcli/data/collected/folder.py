@@ -46,17 +46,8 @@ _FIX = "Restore the journal from a copy; nothing here was changed."
 def need_next(record: Mapping[str, Any], count: int, frames: int, lanes: Sequence[int] | None) -> None:
     """Refuse a record that cannot come next in a journal: the writer asks before it writes, and the reader again.
 
-    Parameters
-    ----------
-    count, frames : int
-        Of the segments before it.
-    lanes : sequence of int, optional
-        Batch dims before time of these segments; None before the first.
-
-    Raises
-    ------
-    Misfit
-        What does not follow.
+    `count`, `frames`: of the segments before it. `lanes`: batch dims before time of these segments; None before the
+    first.
     """
     if record["kind"] == "segment":
         shape = record["batch_size"]
@@ -86,7 +77,7 @@ def need_next(record: Mapping[str, Any], count: int, frames: int, lanes: Sequenc
 
 # ---- names ---------------------------------------------------------------------------------------------------------
 def file_name(sequence: int) -> str:
-    """What segment number `sequence` is called."""
+    """Return what segment number `sequence` is called."""
     return f"{sequence:08d}{SUFFIX}"
 
 
@@ -104,15 +95,9 @@ def left_out(metadata: Mapping[str, Any]) -> tuple[list[Key], float | None] | No
 
 # ---- what no record names ------------------------------------------------------------------------------------------
 class Leftovers(NamedTuple):
-    """See the module.
+    """See the module; `segments` and `states` are in the order of their numbers.
 
-    Attributes
-    ----------
-    folder : Path
-    segments, states : list of Path
-        In the order of their numbers.
-    named : sequence of int
-        How many segments are before each state that the journal names, ascending.
+    `named`: how many segments are before each state that the journal names, ascending.
     """
 
     folder: Path
@@ -131,7 +116,7 @@ class Leftovers(NamedTuple):
         return [*self.segments, *self.states]
 
     def proof(self) -> str | None:
-        """Why these were acknowledged by a commit that the journal no longer knows; None where nothing says so."""
+        """Say why these were acknowledged by a commit that the journal no longer knows; None where nothing says so."""
         if not self.states:
             return None
         first = number_of(self.states[0])
@@ -163,7 +148,7 @@ def need_journal(folder: Path) -> None:
 
 
 def missing_of_run(folder: Path, frames: int) -> str | None:
-    """Why `frames` are fewer than the run whose frames are in this folder had saved; None where they are not."""
+    """Say why `frames` are fewer than the run whose frames are in this folder had saved; None where they are not."""
     run = folder.absolute().parent
     ours = folder.name == SEGMENTS and read_run_file(run, SUMMARY).get("verb") == "collect"
     saved = saved_frames(run) if ours else 0
@@ -171,12 +156,12 @@ def missing_of_run(folder: Path, frames: int) -> str | None:
 
 
 def cut_journal(path: Path, why: str) -> DamagedDataError:
-    """The error for a journal that has lost acknowledged records."""
+    """Return the error for a journal that has lost acknowledged records."""
     return DamagedDataError("records of the journal are missing", where=str(path), why=why, fix=_FIX)
 
 
 def has_header(path: Path) -> bool:
-    """Whether a journal was begun; one that a crash ended before that is empty, or has a torn line."""
+    """Say whether a journal was begun; one that a crash ended before that is empty, or has a torn line."""
     if not path.is_file():
         return False
     with open(path, "rb") as file:

@@ -155,7 +155,7 @@ class SegmentReader:
             yield path, self._state_stamp(count).altered(path)
 
     def _misfit(self, i: int) -> str | None:
-        """What of a segment, whose bytes are those that were written, is not as batches here are."""
+        """Say what of a segment, whose bytes are those that were written, is not as batches here are."""
         try:
             self._offsets_in(i)
         except DamagedDataError as error:
@@ -205,7 +205,7 @@ class SegmentReader:
         return rows
 
     def _offsets_in(self, i: int) -> dict[Key, int]:
-        """Where in its file the columns of segment `i` begin, those apart that lie in it in another form."""
+        """Return where in its file the columns of segment `i` begin, those apart that lie in it in another form."""
         record = self.record(i)
         path = self.folder / record["file"]
         header = header_of(path)

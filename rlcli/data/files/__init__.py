@@ -1,4 +1,4 @@
-"""What lies on disk and how it gets there: durable writes, journals, sealed folders, tensors and states as bytes.
+"""Files on disk and how they get there: durable writes, journals, sealed folders, tensors and states as bytes.
 
 Rows of a ring as files, dumps of a buffer and the files of a checkpoint stand on them. No pickle anywhere.
 """

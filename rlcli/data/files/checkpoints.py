@@ -37,7 +37,7 @@ FOLDERS = SealedFolders(
 
 
 def read_manifest(path: Path | str) -> dict[str, Any]:
-    """The manifest of a checkpoint, checked against its own seal."""
+    """Return the manifest of a checkpoint, checked against its own seal."""
     return FOLDERS.manifest(Path(path))
 
 
@@ -46,7 +46,7 @@ def _row_files(manifest: dict[str, Any]) -> set[str]:
 
 
 def read_state(path: Path, manifest: dict[str, Any]) -> dict[str, Any]:
-    """What was saved, verified; tensors on the CPU."""
+    """Return what was saved, verified; tensors on the CPU."""
     contents = {name: FOLDERS.read(path, name, manifest) for name in (TENSORS, STATE)}
     for name in _row_files(manifest):
         FOLDERS.check(path, name, manifest)

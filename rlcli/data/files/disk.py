@@ -23,7 +23,7 @@ _READ = 1 << 20
 
 
 class Stamp(NamedTuple):
-    """What a file must be: its size in bytes and its checksum (BLAKE2b, 128 bits, hex)."""
+    """The size in bytes that a file must have, and its checksum (BLAKE2b, 128 bits, hex)."""
 
     size: int
     digest: str
@@ -34,13 +34,13 @@ class Stamp(NamedTuple):
         return cls(by["size"], by["digest"])
 
     def unlike(self, found: Stamp) -> str | None:
-        """Why a file with another stamp is not the one that was written; None where it is."""
+        """Say why a file with another stamp is not the one that was written; None where it is."""
         if found.size != self.size:
             return f"it has {found.size} bytes, {self.size} were written"
         return None if found.digest == self.digest else "its bytes were altered"
 
     def altered(self, path: Path) -> str | None:
-        """What is wrong with a file that must be this one, read in pieces; None where nothing is."""
+        """Say what is wrong with a file that must be this one, read in pieces; None where nothing is."""
         return self.unlike(stamp_of(path)) if path.is_file() else MISSING
 
     def resized(self, path: Path) -> str | None:
@@ -48,13 +48,7 @@ class Stamp(NamedTuple):
         return self.unlike(Stamp(path.stat().st_size, self.digest)) if path.is_file() else MISSING
 
     def content(self, path: Path) -> bytes:
-        """What a file holds that must be this one.
-
-        Raises
-        ------
-        Misfit
-            It is missing, cut, grown or altered.
-        """
+        """Return the content of a file that must be this one; Misfit: it is missing, cut, grown or altered."""
         if not path.is_file():
             raise Misfit(MISSING)
         content = path.read_bytes()
@@ -81,7 +75,7 @@ class Disk:
             path.mkdir(parents=True, exist_ok=True)
 
     def write_file(self, path: Path, chunks: Sequence[bytes | memoryview], *, sync: bool = True) -> Stamp:
-        """A new file: reserved, written, synced (or by `sync_file` later) and closed.
+        """Write a new file: reserved, written, synced (or by `sync_file` later) and closed.
 
         Its name is durable after `sync_folder`. A write that fails, or is interrupted, takes the file away again.
         """
@@ -160,7 +154,7 @@ class Disk:
         return True
 
     def open_to_append(self, path: Path) -> int:
-        """A descriptor at the end of a file, which is made if it is not there."""
+        """Return a descriptor at the end of a file, which is made if it is not there."""
         with explained(path):
             self.at("open", path)
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -202,13 +196,7 @@ class Disk:
         self.sync_folder(new.parent)
 
     def set_aside(self, folder: Path, paths: Sequence[Path]) -> Path:
-        """Move files of a folder into a new one inside it, durably: nobody reads them there, and nothing is lost.
-
-        Returns
-        -------
-        Path
-            ``aside-0001``, or with the next free number.
-        """
+        """Move files of a folder, durably, into a new one in it that nobody reads, `aside-0001` or the next."""
         taken = [
             int(path.name.removeprefix(ASIDE)) for path in folder.glob(f"{ASIDE}[0-9]*") if path.name[6:].isdigit()
         ]
@@ -274,7 +262,7 @@ def stamp_of(path: Path) -> Stamp:
 
 
 def digest_of(*parts: bytes | memoryview) -> str:
-    """The checksum of bytes at hand."""
+    """Return the checksum of bytes at hand."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(part)
@@ -288,7 +276,7 @@ def _pieces(path: Path) -> Iterable[bytes]:
 
 
 def shortage(path: Path, needed: int = 0) -> tuple[str, str]:
-    """Why a file system took no more, and what to do about it: it has run out of bytes, or of files.
+    """Say why a file system took no more, and what to do about it: it has run out of bytes, or of files.
 
     `path`: what was to be written; it need not exist.
     `needed`: bytes that were to be written, where they are known.
@@ -311,7 +299,7 @@ SCRATCH = "rlcli-rows-"  # what folders of rows are called that end with their p
 
 
 def _elsewhere(path: Path) -> str:
-    """Where else a file could lie that does not fit."""
+    """Say where else a file could lie that does not fit."""
     if not any(part.startswith(SCRATCH) for part in path.parts):
         return _ELSEWHERE
     if path.is_relative_to("/dev/shm"):
@@ -327,7 +315,7 @@ class _Free(NamedTuple):
 
 @contextlib.contextmanager
 def explained(path: Path, needed: int = 0) -> Iterator[None]:
-    """What the system refuses in here, said in a sentence.
+    """Say in a sentence what the system refuses in here.
 
     `path`: what is made or written.
     `needed`: bytes that it takes, where they are known.
@@ -375,5 +363,5 @@ def _free(path: Path) -> _Free | None:
 
 
 def _there(path: Path) -> Path:
-    """The folder of a path, or the nearest above it that exists."""
+    """Return the folder of a path, or the nearest above it that exists."""
     return next((folder for folder in (path, *path.absolute().parents) if folder.is_dir()), Path("/"))

@@ -47,7 +47,7 @@ FOLDERS = SealedFolders("dump", "buffer", FORMAT, VERSION, rf"{NAMES}|state\.saf
 
 
 class Ring(LiveRows, Protocol):
-    """What of `rlcli.data.ring.ring.Ring` is used here."""
+    """Names what of `rlcli.data.ring.ring.Ring` is used here."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def content(self) -> list[bytes | memoryview]: ...
@@ -64,17 +64,9 @@ def dump(
     keep: int = 1,
     disk: Disk | None = None,
 ) -> Path:
-    """Write a buffer beside the dumps that `folder` holds, then take away those beyond the newest `keep`.
+    """Write a buffer beside the dumps that `folder` holds, take away those beyond the newest `keep`, return its folder.
 
-    Parameters
-    ----------
-    extra : mapping, optional
-        What else must survive (sampler, transforms): see `rlcli.data.files.state`.
-
-    Returns
-    -------
-    Path
-        The folder of this dump.
+    `extra`: what else must survive (sampler, transforms): see `rlcli.data.files.state`.
     """
     storage, disk = ring.storage, disk or Disk()
     state = encode_state({"ring": ring.state_dict(), "extra": dict(extra or {})})
@@ -148,7 +140,7 @@ def _load(
 
 
 def read_dump(path: Path) -> dict[str, Any]:
-    """What stands in a dump beside its rows: "ring" and "extra"; the caller has compared its checksums."""
+    """Return what stands in a dump beside its rows: "ring" and "extra"; the caller has compared its checksums."""
     state = decode_state((path / STATE).read_bytes(), str(path / STATE))
     return held(record(ring=mapping(), extra=mapping()), state, path / STATE)
 
@@ -159,12 +151,9 @@ the number of the first and one past that of the last."""
 
 
 def read_rows(ring: Ring, state: Mapping[str, Any], saved: Saved) -> tuple[Contents, tuple[Code, ...]]:
-    """What `Ring.read_state` makes of a state, for these rows; nothing changes.
+    """Return what `Ring.read_state` makes of a state, for these rows; nothing changes.
 
-    Raises
-    ------
-    Misfit, ArgumentError
-        The state, or the rows, are none of a ring, or not of the same one.
+    Misfit, ArgumentError: the state, or the rows, are none of a ring, or not of the same one.
     """
     contents, codes = ring.read_state(state)
     first, stop = contents.first, contents.first + len(contents)
@@ -188,11 +177,6 @@ def take_rows(ring: Ring, state: Mapping[str, Any], saved: Saved, *, cut: bool =
 
     What `read_rows` refuses changes nothing; where the rows cannot be written, the ring holds none. A storage that
     keeps its rows acknowledges them at once, with the state that tells of them.
-
-    Raises
-    ------
-    ResourceError, MemoryError
-        There is no room for the rows.
     """
     contents, codes = read_rows(ring, state, saved)
     try:

@@ -28,18 +28,10 @@ Record = dict[str, Any]
 
 
 class Scan(NamedTuple):
-    """What an existing journal holds.
+    """The content of an existing journal.
 
-    Attributes
-    ----------
-    offsets : array of int64
-        Where each record starts: 8 bytes a record is all that is kept in memory.
-    end : int
-        Bytes up to the last whole record.
-    torn : int
-        Bytes of a torn record after it.
-    digest : str
-        Of the last whole record.
+    `offsets`: where each record starts: 8 bytes a record is all that is kept in memory.
+    `end`, `torn`: bytes up to the last whole record, and of a torn one after it; `digest`: of the last whole one.
     """
 
     offsets: array
@@ -76,7 +68,7 @@ def scan(path: Path) -> Scan:
 
 
 def read_record(path: Path, offset: int) -> Record:
-    """The record that starts at a byte; `records` has checked it."""
+    """Return the record that starts at a byte; `records` has checked it."""
     with open(path, "rb") as file:
         file.seek(offset)
         return json.loads(file.readline()[33:])
@@ -103,7 +95,7 @@ def records(path: Path, format: str, version: int, check: Check) -> Iterator[Rec
 
 
 def format_of(path: Path) -> str | None:
-    """What the header of a journal says that it is one of; None without a header."""
+    """Return what the header of a journal says that it is one of; None without a header."""
     with open(path, "rb") as file:
         line = file.readline(_LONGEST_HEADER)
     if not line.endswith(b"\n"):
@@ -121,7 +113,7 @@ def _held(line: bytes, check: Check, where: str) -> Record:
 
 
 class End(NamedTuple):
-    """Where a journal ends: its bytes, its records, and the checksum of the last of them."""
+    """The end of a journal: its bytes, its records, and the checksum of the last of them."""
 
     size: int
     records: int
@@ -133,14 +125,7 @@ _LONGEST_HEADER = 1 << 26
 
 
 class Journal:
-    """A journal open for appending, by one process at a time.
-
-    Parameters
-    ----------
-    path : Path
-        Made if it is not there; a torn tail is cut, with a warning.
-    disk : Disk
-    """
+    """A journal open for appending, by one process at a time; made if it is missing, a torn tail cut with a warning."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self.path, self.disk, self._pid = path, disk, os.getpid()
@@ -163,7 +148,7 @@ class Journal:
         self._named = True  # the file's name is durable, or was made so by who made the file
 
     def _locked(self, path: Path) -> ProcessLock:
-        """A file open to append; who has it is the only writer of the file that has the name now."""
+        """Return a file open to append; who has it is the only writer of the file that has the name now."""
         with contextlib.suppress(BlockingIOError):
             lock = ProcessLock(self.disk.open_to_append(path))
             with contextlib.suppress(FileNotFoundError):
@@ -242,7 +227,7 @@ class Journal:
 
     @property
     def closed(self) -> bool:
-        """Whether this process writes it no more."""
+        """Say whether this process writes it no more."""
         return not self._lock.held
 
     def close(self) -> None:
@@ -268,7 +253,7 @@ def _written(path: Path) -> ResourceError:
 
 # ---- the states beside a journal -----------------------------------------------------------------------------------
 def state_name(number: int) -> str:
-    """What the file is called of the state that goes with so many segments, or with a record of this number."""
+    """Return the name of the state that goes with so many segments, or with a record of this number."""
     return f"state-{number:08d}.safetensors"
 
 
@@ -279,7 +264,7 @@ def states(folder: Path) -> list[Path]:
 
 
 def number_of(path: Path) -> int:
-    """The number in the name of a state file."""
+    """Return the number in the name of a state file."""
     return int(path.stem.removeprefix("state-"))
 
 
@@ -294,7 +279,7 @@ def _lines(new: Sequence[Record], digest: str) -> tuple[bytes, str]:
 
 
 def _text(line: bytes, previous: str) -> bytes | None:
-    """The JSON of a line, if it fits its checksum."""
+    """Return the JSON of a line, if it fits its checksum."""
     digest, text = line[:32], line[33:-1]
     fits = line[32:33] == b" " and digest_of(previous.encode(), text).encode() == digest
     return text if fits else None

@@ -37,7 +37,7 @@ NAMES = r"rows-\d{8,}\.bin"
 
 
 class LiveRows(Protocol):
-    """What of `rlcli.data.ring.ring.Ring` is written here: the storage's rows from step `base` on, up to `cursor`."""
+    """Names what of `rlcli.data.ring.ring.Ring` is written: the storage's rows from step `base` on, up to `cursor`."""
 
     storage: Storage
 
@@ -50,18 +50,10 @@ class LiveRows(Protocol):
 
 
 class RowFile(NamedTuple):
-    """A file of rows.
+    """A file of rows, from the step number `first` on; rows `start` to `stop` of a column are live.
 
-    Attributes
-    ----------
-    first : int
-        The number of its first step.
-    stride : int
-        Rows of a column.
-    start, stop : int
-        Which of them are live.
-    packed : list of (int or None)
-        For each column the bytes of its packed frames; None for raw rows.
+    `stride`: rows of a column.
+    `packed`: for each column the bytes of its packed frames; None for raw rows.
     """
 
     name: str
@@ -77,7 +69,7 @@ class RowFile(NamedTuple):
         return self.first + self.start, self.first + self.stop
 
     def columns(self, folder: Path, fields: Mapping[Key, Field], lanes: int) -> dict[Key, Tensor]:
-        """The live rows; the caller has compared the checksum of the file."""
+        """Return the live rows; the caller has compared the checksum of the file."""
         from rlcli.data.storages.frame_column import unpack_frames
 
         content = np.fromfile(folder / self.name, np.uint8)
@@ -102,20 +94,9 @@ class RowFile(NamedTuple):
 class RowFiles:
     """The files that hold a ring's rows now; made while nothing can be written, and used at once.
 
-    Parameters
-    ----------
-    ring : LiveRows
-        Committed, if its storage is on disk.
-    folders : SealedFolders
-    folder : Path
-        Where folders of before are.
-    keep : int
-        How many of them are kept.
-
-    Attributes
-    ----------
-    needed : int
-        Bytes that will be written, unless rows of before were written over.
+    `ring`: committed, if its storage is on disk.
+    `folder`: where folders of before are, `keep` of which are kept.
+    `needed`: bytes that will be written, unless rows of before were written over.
     """
 
     def __init__(self, ring: LiveRows, folders: SealedFolders, folder: Path, keep: int) -> None:
@@ -132,7 +113,7 @@ class RowFiles:
         self.needed = sum(new) * width
 
     def about(self) -> dict[str, Any]:
-        """What a manifest says of them; "rows" is filled by `write`."""
+        """Return what a manifest says of them; "rows" is filled by `write`."""
         storage = self.storage
         return {
             "storage": type(storage).__name__,
@@ -159,7 +140,7 @@ class RowFiles:
         return found is not None and (found[0].first, found[0].stride) == (start, stop - start)
 
     def _linked(self, path: Path, number: int, start: int, stop: int, disk: Disk) -> tuple[RowFile, Stamp] | None:
-        """A full segment of a storage on disk, which will never change."""
+        """Return a full segment of a storage on disk, which will never change."""
         segment = self._segments.get(number)
         if segment is None or not disk.link(segment.path, path / _name(number)):
             return None
@@ -186,19 +167,9 @@ class RowFiles:
 
 
 def check_rows(about: Mapping[str, Any], files: Mapping[str, Any]) -> None:
-    """Refuse what a manifest says of rows, if its files cannot hold them.
+    """Refuse what a manifest says of rows (`RowFiles.about`), if its files, sizes by name, cannot hold them.
 
-    Parameters
-    ----------
-    about : mapping
-        See `RowFiles.about`.
-    files : mapping
-        The manifest's, by name: their sizes.
-
-    Raises
-    ------
-    Misfit
-        Files are of another size, do not follow each other, or hold more than there is room for.
+    Misfit: files are of another size, do not follow each other, or hold more than there is room for.
     """
     fields, found = read_fields(about["fields"]), [RowFile(**entry) for entry in about["rows"]]
     if about["capacity"] > about["max_size"] or (found and not fields):
@@ -231,20 +202,7 @@ ABOUT: dict[str, Check] = {
 
 
 class SavedRows:
-    """Rows in files whose checksums were compared; read a file at a time.
-
-    Parameters
-    ----------
-    path : Path
-        Their folder.
-    about : dict
-        See `RowFiles.about`.
-
-    Attributes
-    ----------
-    fields : dict of key to Field
-        Of the columns.
-    """
+    """Rows in the files of a folder (`RowFiles.about`), whose checksums were compared; read a file at a time."""
 
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
         self.path, self._lanes = path, about["lanes"]
@@ -260,11 +218,11 @@ class SavedRows:
 
     @property
     def packed(self) -> bool:
-        """Whether columns are packed: the storage held its frames compressed."""
+        """Say whether columns are packed: the storage held its frames compressed."""
         return any(size is not None for file in self._files for size in file.packed)
 
     def parts(self, files: Mapping[str, Any]) -> list[Part]:
-        """Where the rows lie, if none are packed; `files` are the manifest's, by name: their sizes."""
+        """Say where the rows lie, if none are packed; `files` are the manifest's, by name: their sizes."""
         from rlcli.data.storages.mapped import Part
 
         return [
@@ -285,12 +243,12 @@ class SavedRows:
             yield file.live[0], file.columns(self.path, self.fields, self._lanes)
 
     def columns(self) -> dict[Key, Tensor]:
-        """All of them."""
+        """Return all of them."""
         parts = [columns for _, columns in self]
         return {key: torch.cat([part[key] for part in parts]) for key in self.fields} if parts else {}
 
     def __eq__(self, other: object) -> bool:
-        """Whether both hold the same rows, byte for byte, however they are cut into files."""
+        """Say whether both hold the same rows, byte for byte, however they are cut into files."""
         from rlcli.data.next_obs.pairs import bytes_of
 
         if not isinstance(other, SavedRows) or self.fields != other.fields:
@@ -303,13 +261,7 @@ class SavedRows:
     __hash__ = None  # type: ignore[assignment]
 
     def fill(self, storage: Storage) -> None:
-        """Write them where they belong.
-
-        Raises
-        ------
-        Misfit
-            The storage has other columns.
-        """
+        """Write them where they belong; Misfit: the storage has other columns."""
         if self.fields != dict(storage.fields):
             raise Misfit("the files and the state of a buffer do not belong together")
         for number, columns in self:
@@ -328,7 +280,7 @@ def _plan(ring: LiveRows) -> Iterator[tuple[int, int, int]]:
 
 
 def _earlier(folders: SealedFolders, paths: list[Path]) -> tuple[dict[str, tuple[RowFile, Stamp]], Path | None]:
-    """The files of the newest of these folders whose manifest can be read."""
+    """Return the files of the newest of these folders whose manifest can be read."""
     for path in reversed(paths):
         try:
             manifest = folders.manifest(path)
@@ -345,7 +297,7 @@ def _name(number: int) -> str:
 
 
 def _holds(path: Path, chunks: list[bytes | memoryview]) -> bool:
-    """Whether a file is these bytes and no others."""
+    """Say whether a file is these bytes and no others."""
     try:
         content = np.fromfile(path, np.uint8)
     except OSError:

@@ -32,22 +32,13 @@ _TEMPORARY, _OLD = ".tmp_", ".old_"
 
 
 class SealedFolders:
-    """The numbered folders in one folder.
+    """The numbered folders in one folder, called `<prefix>_<sequence>`.
 
-    Parameters
-    ----------
-    prefix : str
-        Of their names: ``<prefix>_<sequence>``.
-    noun : str
-        What a person calls one ("checkpoint").
-    format, version : str, int
-        Of what is in them.
-    files : str
-        A pattern of the names that a manifest may name; nothing else is ever opened.
-    about, may : dict of name to check
-        What the owner says in a manifest, and what it may say: see `rlcli.typed`.
-    together : callable
-        Raises `Misfit` where a manifest, each part of which is as it must be, contradicts itself.
+    `noun`: what a person calls one ("checkpoint").
+    `format`, `version`: of what is in them.
+    `files`: a pattern of the names that a manifest may name; nothing else is ever opened.
+    `about`, `may`: what the owner says in a manifest, and what it may say: see `rlcli.typed`.
+    `together`: raises `Misfit` where a manifest, each part of which is as it must be, contradicts itself.
     """
 
     def __init__(
@@ -71,14 +62,9 @@ class SealedFolders:
     ) -> Path:
         """Add a folder, then take away those beyond the newest `keep` that verify.
 
-        Parameters
-        ----------
-        fill : callable
-            Writes and syncs the files into a folder, and gives their stamps by name.
-        about : mapping
-            What the manifest says beside them. It may be added to while `fill` runs.
-        needed : int
-            Bytes that the files take.
+        `fill`: writes and syncs the files into a folder, and gives their stamps by name.
+        `about`: what the manifest says beside them. It may be added to while `fill` runs.
+        `needed`: bytes that the files take.
         """
         taken = (self.sequence(path) for path in (folder.iterdir() if folder.is_dir() else ()))
         sequence = max((*taken, 0)) + 1
@@ -109,7 +95,7 @@ class SealedFolders:
         return path
 
     def paths(self, folder: Path) -> list[Path]:
-        """Those in a folder, oldest first, whole or not."""
+        """Return those in a folder, oldest first, whole or not."""
         if not folder.is_dir():
             return []
         found = (p for p in folder.iterdir() if self._name.fullmatch(p.name) and p.is_dir())
@@ -121,7 +107,7 @@ class SealedFolders:
         return int(match[1]) if match else -1
 
     def manifest(self, path: Path) -> dict[str, Any]:
-        """The manifest of one, checked against its own seal."""
+        """Return the manifest of one, checked against its own seal."""
         file = path / MANIFEST
         try:
             raw = read_bytes(file)
@@ -155,7 +141,7 @@ class SealedFolders:
             raise ArgumentError(f"a {self.noun} with this could not be read again", why=str(error)) from error
 
     def verify(self, path: Path, known: Collection[tuple[int, int]] = ()) -> str | None:
-        """What is wrong with one, in a sentence; None when it is whole. Loads nothing.
+        """Say what is wrong with one; None when it is whole. Loads nothing.
 
         `known`: files of which only the size is looked at: their bytes were seen a moment ago.
         """
@@ -168,7 +154,7 @@ class SealedFolders:
         return None
 
     def newest(self, folder: Path) -> tuple[Path | None, list[str]]:
-        """The newest in a folder that is whole, and what is wrong with each newer one, in a sentence."""
+        """Return the newest in a folder that is whole, and what is wrong with each newer one, in a sentence."""
         paths = self.paths(folder)
         damaged: list[str] = []
         for path in reversed(paths):
@@ -202,21 +188,21 @@ class SealedFolders:
     def altered(
         self, path: Path, name: str, manifest: Mapping[str, Any], known: Collection[tuple[int, int]] = ()
     ) -> str | None:
-        """What is wrong with a file, by the manifest; None where nothing is. See `verify`."""
+        """Say what is wrong with a file, by the manifest; None where nothing is. See `verify`."""
         file, wanted = path / name, Stamp.said(manifest["files"][name])
         if file.is_file() and _inode(file) in known:
             return wanted.resized(file)
         return wanted.altered(file)
 
     def read(self, path: Path, name: str, manifest: Mapping[str, Any]) -> bytes:
-        """A file's content, compared with what the manifest says."""
+        """Return a file's content, compared with what the manifest says."""
         try:
             return Stamp.said(manifest["files"][name]).content(path / name)
         except Misfit as error:
             raise self.damaged(path / name, error.why) from error
 
     def damaged(self, path: Path, why: str) -> DamagedDataError:
-        """The error for a file of one."""
+        """Return the error for a file of one."""
         return DamagedDataError(f"a {self.noun} file is damaged", where=str(path), why=why)
 
     def prune(
@@ -240,20 +226,14 @@ class SealedFolders:
         return gone
 
     def _clear(self, folder: Path, disk: Disk) -> None:
-        """What crashes left behind."""
+        """Clear away what crashes left behind."""
         for path in folder.iterdir():
             if path.name.startswith((_TEMPORARY, _OLD)) and not _is_held(path):
                 disk.remove(path)
 
 
 def _locked(path: Path, kind: int) -> int:
-    """A descriptor of a folder, held by it where the file system has locks.
-
-    Raises
-    ------
-    FileNotFoundError
-        It is not there.
-    """
+    """Return a descriptor of a folder, held by it where the file system has locks; FileNotFoundError: it is gone."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     with contextlib.suppress(OSError):
         fcntl.flock(fd, kind)
@@ -261,7 +241,7 @@ def _locked(path: Path, kind: int) -> int:
 
 
 def _is_held(path: Path) -> bool:
-    """Whether somebody writes or reads a folder now, where the file system can tell."""
+    """Say whether somebody writes or reads a folder now, where the file system can tell."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -283,6 +263,6 @@ def _inode(path: Path) -> tuple[int, int]:
 
 
 def sealed(body: Mapping[str, Any]) -> bytes:
-    """A manifest as it stands in its file, with a checksum of itself."""
+    """Return a manifest as it stands in its file, with a checksum of itself."""
     text = json.dumps(body, indent=1, sort_keys=True)
     return (json.dumps({**body, "seal": digest_of(text.encode())}, indent=1, sort_keys=True) + "\n").encode()

@@ -41,7 +41,7 @@ def flatten(tree: Any) -> tuple[Any, dict[str, Tensor]]:
 
 
 def restore(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """What `flatten` was given."""
+    """Return what `flatten` was given."""
     if isinstance(tree, list):
         return [restore(x, tensors) for x in tree]
     if not isinstance(tree, dict):
@@ -55,7 +55,7 @@ def restore(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def copied(tree: Any) -> Any:
-    """A state whose tensors and arrays nobody else writes; tensors on the CPU."""
+    """Return a state whose tensors and arrays nobody else writes; tensors on the CPU."""
     if type(tree) in _PLAIN or type(tree) is float:
         return tree
     if isinstance(tree, Tensor):
@@ -70,7 +70,7 @@ def copied(tree: Any) -> Any:
 
 
 def non_finite(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Names of the tensors that hold NaN or inf."""
+    """Return the names of the tensors that hold NaN or inf."""
     return [name for name, x in tensors.items() if x.is_floating_point() and not bool(torch.isfinite(x).all())]
 
 
@@ -135,7 +135,7 @@ _RESTORE: dict[str, Callable[[Any, Mapping[str, Tensor]], Any]] = {
 
 # ---- one file ------------------------------------------------------------------------------------------------------
 def encode_state(state: Mapping[str, Any]) -> list[bytes | memoryview]:
-    """The content of a safetensors file that holds a state."""
+    """Return the content of a safetensors file that holds a state."""
     tree, tensors = flatten(dict(state))
     text = json.dumps(tree, allow_nan=False).encode()
     return encode({**tensors, _TREE: torch.frombuffer(bytearray(text), dtype=torch.uint8)})
@@ -155,10 +155,7 @@ def decode_state(content: bytes, where: str) -> dict[str, Any]:
 # ---- taking a state over -------------------------------------------------------------------------------------------
 @contextlib.contextmanager
 def loading_state(path: Path | str, said: tuple[str, str] = RUN) -> Iterator[None]:
-    """What goes wrong while the state in the file or folder `path` is taken over.
-
-    `said`: what is wrong, and what to do.
-    """
+    """Tell what goes wrong while the state in `path` is taken over: `said` is what is wrong, and what to do."""
     what, fix = said
     try:
         yield

@@ -43,7 +43,7 @@ _NAMES = {
 
 
 def encode(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
-    """The file's content, to be written in this order; the views keep their tensors alive."""
+    """Return the file's content, to be written in this order; the views keep their tensors alive."""
     header: dict[str, Any] = {}
     body: list[bytes | memoryview] = []
     offset = 0
@@ -68,7 +68,7 @@ def encode(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
 
 
 def decode(data: bytes, where: str) -> dict[str, Tensor]:
-    """The tensors in a file's content, on the CPU."""
+    """Return the tensors in a file's content, on the CPU."""
     try:
         return load(data)
     except (SafetensorError, ValueError, KeyError) as error:
@@ -76,7 +76,7 @@ def decode(data: bytes, where: str) -> dict[str, Tensor]:
 
 
 def memory_of(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor as they stand in a file; not a copy where it lies so on the CPU."""
+    """Return the bytes of a tensor as they stand in a file; not a copy where it lies so on the CPU."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     if not flat.numel():
         return memoryview(b"")  # an empty tensor may have stride 0, which no other dtype can view
@@ -84,10 +84,7 @@ def memory_of(tensor: Tensor) -> memoryview:
 
 
 class Entry(NamedTuple):
-    """What a header says of a tensor.
-
-    `start`: where in the file its bytes begin.
-    """
+    """A header's account of a tensor, whose bytes begin at `start` of the file."""
 
     dtype: torch.dtype
     shape: list[int]
@@ -95,7 +92,7 @@ class Entry(NamedTuple):
 
 
 def header_of(path: Path) -> dict[str, Entry]:
-    """What the header of a file says, each tensor within the file; nothing else is read."""
+    """Return what the header of a file says, each tensor within the file; nothing else is read."""
     try:
         with open(path, "rb") as file:
             whole_size, size = path.stat().st_size, int.from_bytes(file.read(8), "little")
@@ -122,21 +119,10 @@ _HEADER = mapping(record(dtype=choice(*_DTYPES), shape=listed(whole(), most=64),
 
 # ---- a file as one tensor ------------------------------------------------------------------------------------------
 def map_file(path: Path, size: int, *, shared: bool = True) -> Tensor:
-    """The bytes of a file, uint8 ``[size]``: written through to it, and still there when its name is gone.
+    """Map the bytes of a file, uint8 `[size]`: written through to it, and still there when its name is gone.
 
-    `torch.from_file` would make a file of zeros where there is none.
-
-    Parameters
-    ----------
-    shared : bool
-        False opens it for reading only: nothing is written through.
-
-    Raises
-    ------
-    FileNotFoundError
-        There is no such file, perhaps since a moment ago.
-    ResourceError
-        It cannot be mapped, or opened.
+    `torch.from_file` would make a file of zeros where there is none; here that is a FileNotFoundError.
+    `shared`: False opens it for reading only: nothing is written through.
     """
     try:
         fd = os.open(path, (os.O_RDWR if shared else os.O_RDONLY) | os.O_CLOEXEC)
@@ -154,7 +140,7 @@ def map_file(path: Path, size: int, *, shared: bool = True) -> Tensor:
 
 # ---- checks of what was read; see `rlcli.typed` --------------------------------------------------------------------
 def tensor(dtype: torch.dtype | None, *shape: int | None) -> Check:
-    """A tensor on the CPU of this dtype and shape; None is any."""
+    """Return a tensor on the CPU of this dtype and shape; None is any."""
 
     def check(x: Any) -> None:
         if not isinstance(x, Tensor):

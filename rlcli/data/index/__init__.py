@@ -1,4 +1,4 @@
-"""Which stored rows belong together: trajectories, their runs, slices of them. Knows rows, never their contents."""
+"""Index of stored rows: trajectories, their runs, slices of them. Knows rows, never their contents."""
 
 from typing import TYPE_CHECKING
 

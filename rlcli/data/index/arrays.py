@@ -31,23 +31,12 @@ _STATE = record(
 
 
 class IndexArrays:
-    """See the module.
+    """See the module; `steps`, `lanes`, `has_ids`, `pool` and `exact` are those of `TrajectoryIndex`.
 
-    Parameters
-    ----------
-    steps, lanes, has_ids, pool, exact
-        As `TrajectoryIndex`.
-
-    Attributes
-    ----------
-    space : RingSpace
-        Of the rows.
-    version : int
-        Counts changes; what was derived from the arrays holds while it is the same.
-    scalars, lanes, runs, trajs, hashed, slots, bits : arrays
-        See `rlcli.kernels.index`; others after the next `grow`.
-    notes : uint8 array
-        What a pass found in a batch for the next pass.
+    `version`: counts changes; what was derived from the arrays holds while it is the same.
+    `scalars`, `lanes`, `runs`, `trajs`, `hashed`, `slots`, `bits`: see `rlcli.kernels.index`; others after the next
+    `grow`.
+    `notes`: what a pass found in a batch for the next pass.
     """
 
     def __init__(
@@ -83,17 +72,17 @@ class IndexArrays:
 
     @property
     def passed(self) -> tuple[np.ndarray, ...]:
-        """What compiled passes that write take first; others after the next `grow`."""
+        """Return what compiled passes that write take first; others after the next `grow`."""
         return self.scalars, self.runs, self.lanes, self.trajs, self.hashed, self.slots, self.bits
 
     @property
     def of_rows(self) -> tuple[np.ndarray, ...]:
-        """What passes that go along rows take first."""
+        """Return what passes that go along rows take first."""
         return self.scalars, self.runs, self.lanes, self.bits
 
     @property
     def of_trajectories(self) -> tuple[np.ndarray, ...]:
-        """What passes that ask whose rows are take first."""
+        """Return what passes that ask whose rows are take first."""
         return self.scalars, self.runs, self.lanes, self.trajs
 
     @property
@@ -175,7 +164,7 @@ class IndexArrays:
                     run[layout.WHERE] = layout.BELOW
 
     def _newest(self, lane: int) -> np.ndarray:
-        """The newest run of a lane; not a copy."""
+        """Return the newest run of a lane; not a copy."""
         return self.runs[:, lane, (self.lanes[layout.TAIL, lane] - 1) & (self.runs.shape[2] - 1)]
 
     # ---- for `cut_out`, one at a time --------------------------------------------------------------------------
@@ -185,7 +174,7 @@ class IndexArrays:
         self.grow()
 
     def new_traj(self, traj_id: int, lane: int) -> int:
-        """The number of a new trajectory, whose runs the caller sets."""
+        """Return the number of a new trajectory, whose runs the caller sets."""
         from rlcli.kernels.index.table import new_traj
 
         self.scalars[layout.NEED_RUNS] = 1
@@ -199,7 +188,7 @@ class IndexArrays:
         self.scalars[layout.TRAJ_LIVE] -= 1
 
     def slot_of(self, packed: np.ndarray | None) -> int:
-        """A slot of the side pool with these bytes."""
+        """Return a slot of the side pool with these bytes."""
         from rlcli.kernels.index.table import new_slot
 
         self.scalars[layout.NEED_RUNS] = 1
@@ -240,7 +229,7 @@ class IndexArrays:
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """Numbers and tensors that say all of it; slots are renumbered from 0 on (see `used_slots`)."""
+        """Return numbers and tensors that say all of it; slots are renumbered from 0 on (see `used_slots`)."""
         scalars, order = self.scalars.copy(), self.used_slots()
         runs = [self.runs[:, lane, np.arange(*self.lanes[:, lane]) & (self.runs.shape[2] - 1)]
                 for lane in range(self.space.lanes)]  # fmt: skip
@@ -267,17 +256,8 @@ class IndexArrays:
     def load_state_dict(self, state: dict[str, Any], *, slots: int | None = None) -> None:
         """Take over `state_dict`'s answer; the pool is filled by its owner, slots 0, 1, 2 ...
 
-        Parameters
-        ----------
-        slots : int, optional
-            How many slots of the pool its owner has.
-
-        Raises
-        ------
-        ArgumentError
-            It is of a ring of another shape.
-        Misfit
-            Its numbers lead nowhere: nobody wrote them who kept an index.
+        `slots`: how many slots of the pool its owner has. ArgumentError: it is of a ring of another shape. Misfit: its
+        numbers lead nowhere: nobody who kept an index wrote them.
         """
         check_state(state, self.space.lanes, slots)
         scalars = state["scalars"].numpy().copy()
@@ -308,24 +288,13 @@ class IndexArrays:
 
 
 def _power(least: int) -> int:
-    """The smallest power of two from 16 on that is not below."""
+    """Return the smallest power of two from 16 on that is not below."""
     return 1 << max(4, (least - 1).bit_length())
 
 
 # ---- a saved state -------------------------------------------------------------------------------------------------
 def check_state(state: Any, lanes: int, slots: int | None = None) -> None:
-    """Refuse a state that is none of an index of so many lanes.
-
-    Parameters
-    ----------
-    slots : int, optional
-        Of the side pool.
-
-    Raises
-    ------
-    Misfit
-        Its numbers lead nowhere.
-    """
+    """Refuse a state that is none of an index of so many lanes, and a side pool of `slots`: numbers lead nowhere."""
     _STATE(state)
     scalars, ends, runs, trajs = (state[name].numpy() for name in ("scalars", "lanes", "runs", "trajs"))
     between(state["scalars"], -1, MOST, "scalars")

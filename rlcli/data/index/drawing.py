@@ -81,7 +81,7 @@ class RandomStream:
 
 
 def check_request(slice_len: int, count: int, span: bool | int | tuple, weighting: str) -> tuple[int, int]:
-    """How far a slice may reach over the left and the right end of its trajectory."""
+    """Return how far a slice may reach over the left and the right end of its trajectory."""
     if slice_len < 1 or count < 1:
         raise ArgumentError("slices have at least one row, and there is at least one", why=f"got {count} x {slice_len}")
     if weighting not in ("transition", "trajectory"):

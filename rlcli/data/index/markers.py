@@ -1,4 +1,4 @@
-"""Which keys of a batch say where trajectories begin and end."""
+"""Keys of a batch that say where trajectories begin and end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_ASK: Asked = (None, (), False)
 
 
 def agreed(*asks: Asked) -> Asked:
-    """What several parts of a buffer ask for; what one leaves open follows the others."""
+    """Return what several parts of a buffer ask for; what one leaves open follows the others."""
     ids = {traj_key for traj_key, _, _ in asks if traj_key is not None}
     ends = {frozenset(end_keys): (end_keys, some) for _, end_keys, some in asks if end_keys}
     if len(ids) > 1 or len(ends) > 1:
@@ -52,7 +52,7 @@ class Markers:
         end_keys: Sequence[Key] = (),
         some: bool = False,
     ) -> Markers:
-        """What was asked for; else `("collector", "traj_ids")` or `"episode"`, and `("next", "done")` beside it.
+        """Return what was asked for; else `("collector", "traj_ids")` or `"episode"`, and `("next", "done")` beside it.
 
         `fields`: of the batch.
         `some`: of `end_keys` those that are there will do; none is needed where there are ids.

@@ -1,4 +1,4 @@
-"""What `memory.next_obs` says of a batch: how its next observations are built, or read off afterwards.
+"""Modes of `memory.next_obs`: how a batch's next observations are built, or read off afterwards.
 
 ```
 lane 0   a0 a1 a2|b0 b1‖       the true next of a2 is a', lane 0 goes on after b1 from the carrier
@@ -109,16 +109,13 @@ def with_next(
     after: TensorDictBase | None = None,
     fill_value: float | None = None,
 ) -> TensorDictBase:
-    """A `compact` batch with `("next", key)` for each of its observation keys.
+    """Return a `compact` batch with `("next", key)` for each of its observation keys.
 
-    Parameters
-    ----------
-    batch : TensorDict ``[*B, T]``
-        Consecutive rows, time last; reads `("next", "done")` and `("collector", "traj_ids")`, one of which is there.
-    after : TensorDict ``[*B, T']``, optional
-        What was collected next; used where its first row goes on with a trajectory, which takes ids to know.
-    fill_value : float, optional
-        Stands where nobody kept the next observation: NaN by default. Integer observations have no NaN and need one.
+    `batch` (`[*B, T]`): consecutive rows; reads `("next", "done")` and `("collector", "traj_ids")`, one of which is
+    there.
+    `after` (`[*B, T']`): what was collected next; used where its first row goes on with a trajectory, which takes ids
+    to know.
+    `fill_value`: stands where nobody kept the next observation: NaN by default. Integers have no NaN and need one.
     """
     from rlcli.transforms.stored_rows import ends_of
 

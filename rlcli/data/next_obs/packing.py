@@ -155,7 +155,7 @@ def _leaves(batch: TensorDictBase) -> dict[Key, Tensor]:
 
 
 def _follows(key: Key, rows: Rows, batch: TensorDictBase) -> bool:
-    """Whether `rows` are the successors of the batch's own observations, in storage order."""
+    """Say whether `rows` are the successors of the batch's own observations, in storage order."""
     head, *path = as_tuple(key)
     root = batch.get(tuple(path), None) if head == NEXT and path else None
     return (

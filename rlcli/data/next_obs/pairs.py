@@ -39,13 +39,8 @@ def observation_keys(fields: Mapping[Key, Field]) -> list[Key]:
 class Pairs:
     """The observations of one batch after another, for the index.
 
-    Parameters
-    ----------
-    keys : sequence of keys
-        Observation keys; `nexts` are theirs under "next".
-    fields : dict of key to Field
-    pool : SidePool, optional
-        Where next observations go that no row stands for.
+    `keys`: observation keys; `nexts` are theirs under "next". `pool`: where next observations go that no row stands
+    for.
     """
 
     def __init__(self, keys: Sequence[Key], fields: Mapping[Key, Field], pool: SidePool | None) -> None:
@@ -63,17 +58,9 @@ class Pairs:
     ) -> tuple[int, np.ndarray] | None:
         """Note the addresses of a batch; None where a row that is kept as an index is not one-hot.
 
-        Parameters
-        ----------
-        columns : dict
-            Flat and contiguous `[count, *F]`; observations are taken from here.
-        given : dict
-            As they came; next observations are taken from here.
-
-        Returns
-        -------
-        form, where
-            See `rlcli.kernels.index.write`; all is valid until `release`.
+        `columns`: flat and contiguous `[count, *F]`; observations are taken from here.
+        `given`: as they came; next observations are taken from here.
+        Return form and places, as in `rlcli.kernels.index.write`; all is valid until `release`.
         """
         if not self.keys:
             return 0, _NO_INDEX
@@ -111,7 +98,7 @@ class Pairs:
 
 
 def indices_of(rows: Tensor) -> Tensor | None:
-    """Where the one is in rows `[N, n]` of zeros with a single one, int32 `[N]`, -1 without; None for other rows."""
+    """Return where the one is in rows `[N, n]` of zeros with a single one, int32 `[N]`, -1 without; None for others."""
     ones = rows != 0
     if bool((ones.sum(1) > 1).any()) or bool((rows[ones] != 1).any()):
         return None
@@ -130,7 +117,7 @@ def _next_indices(column: Tensor, field: Field) -> Tensor | None:
 
 
 def _shared(found: Sequence[Tensor], roots: Sequence[Tensor], count: int) -> tuple[int, np.ndarray] | None:
-    """Where lazy next observations lie, if all keys lie alike and can be read without gathering them."""
+    """Return where lazy next observations lie, if all keys lie alike and can be read without gathering them."""
     lazy = [x for x in found if isinstance(x, Rows)]
     if len(lazy) < len(found):
         return None
@@ -165,21 +152,10 @@ def _on_cpu(column: Tensor) -> Tensor:
 
 
 class SidePool:
-    """Slots of packed observations in plain memory.
+    """Slots of packed observations in plain memory, `slot_width` bytes each.
 
-    Parameters
-    ----------
-    fields : dict of key to Field
-        Observation keys.
-    choices : collection of keys
-        Those whose rows are one-hot: a slot holds the place of the one, int32.
-
-    Attributes
-    ----------
-    widths, offsets : int64 array ``[K]``
-        Bytes of a key, and where it begins in a slot.
-    slot_width : int
-        Bytes of a slot.
+    `choices`: keys whose rows are one-hot: a slot holds the place of the one, int32.
+    `widths`, `offsets` (int64 `[K]`): bytes of a key, and where it begins in a slot.
     """
 
     def __init__(self, fields: Mapping[Key, Field], choices: Collection[Key] = ()) -> None:
@@ -201,7 +177,7 @@ class SidePool:
         self.memory = memory
 
     def pack(self, columns: Mapping[Key, Tensor]) -> np.ndarray:
-        """Rows of all keys in slots of their own, uint8 ``[N, slot_width]``."""
+        """Return the rows of all keys in slots of their own, uint8 ``[N, slot_width]``."""
         parts = []
         for key in self.fields:
             column = indices_of(columns[key]) if key in self.choices else columns[key]
@@ -210,7 +186,7 @@ class SidePool:
         return torch.cat(parts, 1).numpy() if parts else np.empty((0, 0), np.uint8)
 
     def column(self, key: Key, slots: np.ndarray) -> Tensor:
-        """What these slots hold of a key, ``[N, *F]``."""
+        """Return what these slots hold of a key, `[N, *F]`."""
         k, field = list(self.fields).index(key), self.fields[key]
         part = np.ascontiguousarray(self.memory[slots, self.offsets[k] : self.offsets[k] + self.widths[k]])
         if key not in self.choices:
@@ -220,7 +196,7 @@ class SidePool:
         return out.scatter_(1, places.clamp(0, field.shape[0] - 1), (places >= 0).to(field.dtype))
 
     def whole(self) -> SidePool:
-        """The same slots without choices: rows are kept as they are."""
+        """Return the same slots without choices: rows are kept as they are."""
         pool, slots = SidePool(self.fields), np.arange(len(self.memory))
         pool.memory = pool.pack({key: self.column(key, slots) for key in self.fields})
         return pool
@@ -242,7 +218,7 @@ class SidePool:
 
 
 def bytes_of(column: Tensor) -> Tensor:
-    """The bytes of each row, uint8 ``[N, bytes]``, on the CPU."""
+    """Return the bytes of each row, uint8 ``[N, bytes]``, on the CPU."""
     plain = column.detach().cpu().reshape(len(column), math.prod(column.shape[1:])).contiguous()
     if plain.numel():
         return plain.view(torch.uint8).view(len(column), -1)
@@ -250,10 +226,7 @@ def bytes_of(column: Tensor) -> Tensor:
 
 
 class Unfollowed:
-    """Counts the rows that the row below does not follow, until it warns, once.
-
-    `warned` (bool): the warning was given.
-    """
+    """Counts the rows that the row below does not follow, until it has `warned`, once."""
 
     def __init__(self) -> None:
         self.warned, self._rows, self._paired = False, 0, 0

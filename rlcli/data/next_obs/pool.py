@@ -13,14 +13,7 @@ _SMALL = 1 << 16  # bytes that are copied faster than three more torch calls sta
 
 
 class Pool:
-    """`obs` ++ `extra`, never concatenated.
-
-    Parameters
-    ----------
-    obs : Tensor ``[*batch, *F]``
-        Viewed as ``[N, *F]``.
-    extra : Tensor ``[E, *F]``
-    """
+    """`obs` (`[*batch, *F]`, viewed as `[N, *F]`) ++ `extra` (`[E, *F]`), never concatenated."""
 
     __slots__ = ("extra", "feature", "obs", "sparse", "version")
 
@@ -134,5 +127,5 @@ class Ends:
 
 
 def _version(obs: Tensor, extra: Tensor) -> tuple[int, int] | None:
-    """What torch counts up at every write in place; inference tensors have no such counter."""
+    """Return what torch counts up at every write in place; inference tensors have no such counter."""
     return None if obs.is_inference() or extra.is_inference() else (obs._version, extra._version)

@@ -222,8 +222,7 @@ class Rows(Tensor):
 
 
 def _for_a_process(rows: Rows) -> tuple:
-    """What goes to another process: memory that both share, of which `rows` keeps hold. A gathered copy would not last
-    until the other has it."""
+    """Return memory that another process shares, held by `rows`: a gathered copy would not last until it has it."""
     rows.check()
     return _arrived, (rows.obs, rows.extra, rows.index, rows.sparse, rows.requires_grad)
 
@@ -259,7 +258,7 @@ def _wrap(pool: Pool, where: Tensor | Ends) -> Rows:
 
 
 def _stay_lazy(func: Any, args: tuple, kwargs: dict) -> Any:
-    """The answer as `Rows`, or None where the operation must gather."""
+    """Return the answer as `Rows`, or None where the operation must gather."""
     rows = args[0] if args else None
     if func in JOINS:
         return _join(func, *args, **kwargs)

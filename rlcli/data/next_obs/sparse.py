@@ -37,18 +37,18 @@ class Sparse(NamedTuple):
     nothing: float = 0.0
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Sparse:
-        """The same on a device."""
+        """Return the same on a device."""
         at, rows = (x.to(device, non_blocking=non_blocking) for x in (self.at, self.rows))
         return Sparse(at, rows, self.nothing)
 
 
 def is_sparse(key: Key, column: Tensor | None = None) -> bool:
-    """Whether a key, or what a batch has under it, is one of these columns."""
+    """Say whether a key, or what a batch has under it, is one of these columns."""
     return as_tuple(key)[:2] == (NEXT, KEPT) or (isinstance(column, Rows) and column.sparse)
 
 
 def sparse_rows(shape: Sequence[int], sparse: Sparse) -> Rows:
-    """The column `[*shape, *F]`; without rows it takes the bytes of one."""
+    """Return the column `[*shape, *F]`; without rows it takes the bytes of one."""
     nothing = sparse.rows.new_full((1, *sparse.rows.shape[1:]), sparse.nothing)
     index = torch.zeros((), dtype=torch.int32, device=nothing.device).expand(*shape)
     if len(sparse.at):
@@ -61,7 +61,7 @@ def sparse_rows(shape: Sequence[int], sparse: Sparse) -> Rows:
 
 
 def blanked(column: Rows, where: Tensor) -> Rows:
-    """The column with a row of zeros wherever bool `[*B]` says; all of them take the bytes of one."""
+    """Return the column with a row of zeros wherever bool `[*B]` says; all of them take the bytes of one."""
     zeros = column.extra.new_zeros(1, *column.extra.shape[1:])
     index = column.index.masked_fill(where, len(column.extra) + 1)
     out = Rows(column.obs, torch.cat((column.extra, zeros)), index)
@@ -70,13 +70,13 @@ def blanked(column: Rows, where: Tensor) -> Rows:
 
 
 def sparse_where(rows: Tensor, values: Tensor) -> Rows:
-    """The column `[*B, *F]` that holds `values` in `rows` (bool `[*B]`)."""
+    """Return the column `[*B, *F]` that holds `values` in `rows` (bool `[*B]`)."""
     at = rows.reshape(-1).nonzero().squeeze(-1)
     return sparse_rows(rows.shape, Sparse(at, values.flatten(0, rows.ndim - 1)[at]))
 
 
 def nothing_of(key: Key) -> float:
-    """What a column of this key reads in rows that hold nothing."""
+    """Return what a column of this key reads in rows that hold nothing."""
     return 0.0 if is_sparse(key) else math.nan
 
 
@@ -115,7 +115,7 @@ class SparseColumns:
         return tuple(self._held)
 
     def copy(self) -> SparseColumns:
-        """The same columns; what is put into one is not in the other."""
+        """Return the same columns; what is put into one is not in the other."""
         return copy.deepcopy(self)
 
     @property
@@ -123,7 +123,7 @@ class SparseColumns:
         return sum(column.nbytes for column in self._held.values())
 
     def of_keys(self) -> dict[Key, tuple[Field, int]]:
-        """What a row of each column is, and the bytes that the column takes."""
+        """Return what a row of each column is, and the bytes that the column takes."""
         return {key: (Field.of(column.rows), column.nbytes) for key, column in self._held.items()}
 
     def take(self, given: dict[Key, Tensor], batch_dims: int) -> dict[Key, Sparse]:
@@ -137,7 +137,7 @@ class SparseColumns:
         check_fit(held, {key: sparse.rows for key, sparse in taken.items() if math.isnan(nothing_of(key))})
 
     def emptied(self) -> SparseColumns:
-        """The same columns, without a row."""
+        """Return the same columns, without a row."""
         out = SparseColumns()
         out._held = {key: _Column(column.rows[:0], column.nothing) for key, column in self._held.items()}
         return out
@@ -164,7 +164,7 @@ class SparseColumns:
             column.add(numbers[at[counts]], taken[key].rows.detach().cpu()[torch.from_numpy(counts)])
 
     def read(self, key: Key, numbers: np.ndarray, device: torch.device) -> Rows:
-        """The column of some rows, int64 ``[N]``."""
+        """Return the column of some rows, int64 ``[N]``."""
         at, rows = self._held[key].read(numbers)
         sparse = Sparse(torch.from_numpy(at).to(device), rows.to(device), self._held[key].nothing)
         return sparse_rows(numbers.shape, sparse)
@@ -175,14 +175,7 @@ class SparseColumns:
         return next((key for key, column in self._held.items() if math.isnan(column.nothing)), None)
 
     def held_before(self, key: Key, numbers: np.ndarray, lanes: int, base: int) -> np.ndarray:
-        """Steps from the last row of its lane that holds something to a row, int64 ``[N]``; -1: none does.
-
-        Parameters
-        ----------
-        numbers : int64 array ``[N]``
-        base : int
-            The lowest number that is live.
-        """
+        """Return the steps to a row from its lane's last one (`base` on) that holds something, int64 `[N]`; else -1."""
         from rlcli.kernels.index.read import marked_before  # loads the compiler, which takes half a second
 
         held, back = self._held[key].held, np.empty(len(numbers), np.int64)
@@ -215,11 +208,6 @@ class _Column:
                     ^head       ^tail                                         ^first    ^end
     ```
     Places count all rows that were ever kept; -1 is a row of zeros, as states are at resets, and takes no memory.
-
-    Parameters
-    ----------
-    like : Tensor ``[0, *F]``
-    nothing : float
     """
 
     def __init__(self, like: Tensor, nothing: float) -> None:
@@ -245,7 +233,7 @@ class _Column:
         return self._numbers.nbytes + self._places.nbytes + self._rows.nbytes
 
     def forget(self, numbers: np.ndarray, base: int) -> None:
-        """What lies below `base`, and these."""
+        """Forget what lies below `base`, and these."""
         dropped = int(np.searchsorted(self.held, base))
         self._head += dropped
         if self._head < self._tail and len(numbers) and numbers.min() <= self.held[-1]:
@@ -275,7 +263,7 @@ class _Column:
             self._set(self.held[order], self._places[self._head : self._tail][order])
 
     def read(self, numbers: np.ndarray) -> tuple[np.ndarray, Tensor]:
-        """Which of some rows int64 ``[N]`` hold something, and what."""
+        """Say which of some rows int64 `[N]` hold something, and what."""
         if not len(self.held):
             return np.empty(0, np.int64), self._rows[:0]
         found = np.minimum(np.searchsorted(self.held, numbers), len(self.held) - 1)
@@ -308,5 +296,5 @@ class _Column:
 
 
 def _room(needed: int, now: int) -> int:
-    """A quarter more than is needed, where there are not as many already with some to spare."""
+    """Return a quarter more than is needed, where there are not as many already with some to spare."""
     return now if needed * 9 // 8 < now else needed + needed // 4

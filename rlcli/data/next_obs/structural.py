@@ -1,4 +1,4 @@
-"""What a shape operation on lazy rows does to their index: features ride along untouched.
+"""Apply shape operations to the index of lazy rows: features ride along untouched.
 
     rows  [*B, *F] = pool[index [*B]]        rows.transpose(0, 1) = pool[index.transpose(0, 1)]
 
@@ -131,7 +131,7 @@ RULES: dict[Any, Callable[..., Answer]] = {
 
 
 def joined(kind: Any, indices: Sequence[Tensor], feature: Feature, dim: int = 0) -> Tensor | None:
-    """The index of a `cat` or `stack` of rows of one pool; None where it reaches into the features."""
+    """Return the index of a `cat` or `stack` of rows of one pool; None where it reaches into the features."""
     if kind is aten.stack.default:
         dim = dim + indices[0].ndim + len(feature) + 1 if dim < 0 else dim
         return torch.stack(list(indices), dim) if 0 <= dim <= indices[0].ndim else None
@@ -154,6 +154,6 @@ def _batch_dim(index: Tensor, feature: Feature, dim: int) -> int | None:
 
 
 def _batch_dims(index: Tensor, feature: Feature, dims: Sequence[int]) -> list[int] | None:
-    """All of `dims` counted from the front, if all are batch dims."""
+    """Return all of `dims` counted from the front, if all are batch dims."""
     found = [_batch_dim(index, feature, d) for d in dims]
     return None if None in found else [d for d in found if d is not None]

@@ -1,4 +1,4 @@
-"""What a ring holds once it is laid out: rows, their index and what lies beside them; and how any of it is read.
+"""Contents of a ring once it is laid out: rows, their index and what lies beside them; and how any of it is read.
 
 ```
 row     observation   action   ("next", "reward") ...    in the storage, packed by codes; of stacks the newest frame
@@ -40,31 +40,13 @@ from rlcli.typed import Misfit
 class Contents:
     """See the module.
 
-    Parameters
-    ----------
-    storage : Storage
-    packing : Packing
-        Between the ring and its storage.
-    layout : Layout
-
-    Attributes
-    ----------
-    space : RingSpace
-    index : TrajectoryIndex
-        Which rows belong together.
-    pool : SidePool or None
-        Next observations that no row stands for; None where next observations are not known.
-    pairs : Pairs
-        Observations and next observations, as the index compares them.
-    stacks : dict of key to FrameStacks
-    sparse : SparseColumns
-        Columns that hold something in few rows.
-    choices : list of keys
-        Observations whose next ones are kept as indices: rows are one-hot, as their codes say.
-    unfollowed : Unfollowed
-        Counts rows that their own next observation does not follow.
-    stored : dict of key to Field
-        What is given to `packing` of a row.
+    `packing`: between the ring and its storage. `stored`: what is given to it of a row.
+    `index`: which rows belong together.
+    `pool`: next observations that no row stands for; None where next observations are not known.
+    `pairs`: observations and next observations, as the index compares them.
+    `sparse`: columns that hold something in few rows.
+    `choices`: observations whose next ones are kept as indices: rows are one-hot, as their codes say.
+    `unfollowed`: counts rows that their own next observation does not follow.
     """
 
     def __init__(self, storage: Storage, packing: Packing, layout: Layout) -> None:
@@ -86,7 +68,7 @@ class Contents:
         self.sparse, self.unfollowed = SparseColumns(), Unfollowed()
 
     def new_index(self, layout: Layout) -> tuple[TrajectoryIndex, SidePool | None, Pairs]:
-        """An empty index of such rows, and what it writes to and reads from."""
+        """Return an empty index of such rows, and what it writes to and reads from."""
         found, fields = layout.observations, layout.fields
         pool = SidePool({key: fields[key] for key in found}, self.choices) if found else None
         pairs = Pairs(found, fields, pool)
@@ -140,7 +122,7 @@ class Contents:
 
     # ---- reading -----------------------------------------------------------------------------------------------
     def read(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
-        """New columns ``[N, *F]`` of live rows int64 ``[N]``; all by default."""
+        """Return new columns ``[N, *F]`` of live rows int64 ``[N]``; all by default."""
         asked = None if keys is None else [unravel(key) for key in keys]
         if not self.sparse:
             return self._read(rows, asked)
@@ -204,7 +186,7 @@ class Contents:
 
     # ---- a write that is taken back ----------------------------------------------------------------------------
     def before(self, rows: np.ndarray | None = None) -> Before:
-        """All of it as it is now, but for rows that are written behind the newest one.
+        """Return all of it as it is now, but for rows that are written behind the newest one.
 
         A storage on disk never writes over what it acknowledged, so taking a refused write back needs no copy of its
         rows; index, side pool and stacks are copied where a commit is due, which writes them to the disk anyway.
@@ -256,13 +238,7 @@ class Contents:
         return encode_state(self.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over `state_dict`'s answer, of contents of the same layout, but for the columns.
-
-        Raises
-        ------
-        Misfit, ArgumentError
-            It is of others.
-        """
+        """Take over `state_dict`'s answer, of contents of the same layout, but for the columns."""
         for (_, _, mine), stacks in zip(state["stacks"], self.stacks.values(), strict=True):
             stacks.load_state_dict(mine)
         slots = state["slots"].numpy()
@@ -278,7 +254,7 @@ class Contents:
 
 @dataclass(frozen=True)
 class Before:
-    """What a write changes of `Contents`; with the columns of `rows` that it writes over."""
+    """Holds what a write changes of `Contents`; with the columns of `rows` that it writes over."""
 
     index: TrajectoryIndex
     pool: SidePool | None

@@ -1,4 +1,4 @@
-"""What the first batch of a ring decides for all later ones, as a value: found in the batch, or in a saved state."""
+"""Layout of a ring: what the first batch decides for all later ones, found in the batch, or in a saved state."""
 
 from __future__ import annotations
 
@@ -24,22 +24,12 @@ from rlcli.typed import Misfit, anything, choice, flag, listed, mapping, record,
 
 @dataclass(frozen=True)
 class Layout:
-    """What all batches of a ring have in common.
+    """The things that all batches of a ring have in common.
 
-    Attributes
-    ----------
-    fields : dict of key to Field
-        Of batches and of what is read; empty in a ring that nothing was written to.
-    lane_shape : torch.Size
-        The batch dims before time, as they arrive; empty in a flat storage.
-    markers : Markers
-        Keys that tell trajectories apart.
-    observations : sequence of keys
-        Those whose next ones are known.
-    exact : bool
-        Next observations are kept once.
-    stacked : dict of key to int
-        Observations of which one frame a row is stored, and how many frames a stack has.
+    `fields`: of batches and of what is read; empty in a ring that nothing was written to.
+    `lane_shape`: the batch dims before time, as they arrive; empty in a flat storage.
+    `observations`: those whose next ones are known; `exact`: they are kept once.
+    `stacked`: observations of which one frame a row is stored, and how many frames a stack has.
     """
 
     fields: Mapping[Key, Field]
@@ -54,7 +44,7 @@ class Layout:
         cls, fields: Mapping[Key, Field], lane_shape: torch.Size, exact: bool, asked: Asked,
         stacked: Mapping[Key, int] | None = None,
     ) -> Layout:  # fmt: skip
-        """The layout of rows with these fields."""
+        """Return the layout of rows with these fields."""
         found = observation_keys(fields)
         return cls(fields, lane_shape, Markers.among(fields, *asked), found, exact and bool(found), stacked or {})
 
@@ -63,17 +53,9 @@ class Layout:
         cls, columns: Mapping[Key, Tensor], lead: torch.Size, ndim: int, asked: Asked, next_obs: str,
         frame_stack: int | Mapping[Key, int] | None,
     ) -> Layout:  # fmt: skip
-        """What a first batch decides.
+        """Return what a first batch decides, of columns `[*lead, *F]` in a storage of `ndim` dims.
 
-        Parameters
-        ----------
-        columns : dict of key to Tensor ``[*lead, *F]``
-        ndim : int
-            Of the storage.
-        asked
-            See `Markers.among`.
-        next_obs, frame_stack
-            See `Ring`.
+        `asked`: see `Markers.among`. `next_obs`, `frame_stack`: see `Ring`.
         """
         fields, lane_shape = fields_of(columns, len(lead)), _lane_shape(lead, ndim)
         stacked = _stacked(fields, frame_stack)
@@ -101,7 +83,7 @@ NOTHING = Layout({}, torch.Size(()), Markers(None, ()))
 
 
 def _lane_shape(lead: torch.Size, ndim: int) -> torch.Size:
-    """The dims before time of a batch; leading ones that a storage has too few dims for are one."""
+    """Return the dims before time of a batch; leading ones that a storage has too few dims for are one."""
     if len(lead) < ndim:
         raise ArgumentError(
             f"a storage with ndim={ndim} takes batches of at least as many dims",
@@ -117,7 +99,7 @@ def _lane_shape(lead: torch.Size, ndim: int) -> torch.Size:
 
 
 def _stacked(fields: Mapping[Key, Field], frame_stack: int | Mapping[Key, int] | None) -> dict[Key, int]:
-    """The keys that are stored one frame a row, and how many frames a stack of theirs has."""
+    """Return the keys that are stored one frame a row, and how many frames a stack of theirs has."""
     if frame_stack is None:
         return {}
     if isinstance(frame_stack, Mapping):
@@ -150,13 +132,7 @@ _STATE = record(
 
 
 def saved_layout(state: Any) -> Layout:
-    """The layout of a ring with this state, which is one that `Contents.state_dict` gives.
-
-    Raises
-    ------
-    Misfit
-        Names, types or ranges are others.
-    """
+    """Return the layout of a ring with this state, which is one that `Contents.state_dict` gives; else raise Misfit."""
     mapping()(state)
     if not state.get("fields"):
         _EMPTY(state)

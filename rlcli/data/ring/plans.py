@@ -33,17 +33,9 @@ Alike = Callable[..., bool]
 
 
 class Form:
-    """What batches like this one have in common, their batch size apart.
+    """The form of batches like this one, of plain tensors, their batch size apart.
 
-    Parameters
-    ----------
-    batch : TensorDict
-        Of plain tensors, as `Form.of` has seen.
-
-    Attributes
-    ----------
-    keys : list of keys
-        Of the tensors, in the order in which `tensors` gives them: those of outer dicts first.
+    `keys`: of the tensors, in the order in which `tensors` gives them: those of outer dicts first.
     """
 
     def __init__(self, batch: TensorDict) -> None:
@@ -61,11 +53,11 @@ class Form:
 
     @classmethod
     def of(cls, batch: Any) -> Form | None:
-        """The form of a batch; None if it is not made of plain tensors."""
+        """Return the form of a batch; None if it is not made of plain tensors."""
         return cls(batch) if _is_plain(batch) else None
 
     def tensors(self, batch: TensorDictBase) -> Sequence[Tensor] | None:
-        """The tensors of a batch of this form, or None if it is of another."""
+        """Return the tensors of a batch of this form, or None if it is of another."""
         found: tuple[Tensor, ...] = ()
         tables: list[dict] = []
         try:
@@ -88,7 +80,7 @@ def _picker(names: Sequence[str]) -> Callable[[dict], tuple]:
 
 
 def alike(tensors: Sequence[Tensor]) -> Alike:
-    """Whether other tensors are plain ones of the same dtype, device, shape and strides as these."""
+    """Say whether other tensors are plain ones of the same dtype, device, shape and strides as these."""
     guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
     if not hasattr(guards, "TensorGuards"):
         return plainly_alike(tensors)
@@ -124,14 +116,7 @@ _LARGEST = 1 << 16  # rows of a batch: a plan holds ten bytes for each, and save
 
 
 class Plans:
-    """The plans of a ring, which hold while its contents keep their index: rows of another layout have another one.
-
-    Attributes
-    ----------
-    writes : dict of torch.Size to WritePlan
-        By batch size.
-    read : ReadPlan or None
-    """
+    """The plans of a ring, which hold while its contents keep their index: rows of another layout have another one."""
 
     def __init__(self) -> None:
         self.writes: dict[torch.Size, WritePlan] = {}
@@ -151,24 +136,14 @@ class Plans:
             self.writes[batch.batch_size] = plan
 
     def reading(self, contents: Contents) -> ReadPlan | None:
-        """How rows are read; None if no plan can."""
+        """Return how rows are read; None if no plan can."""
         if self.read is None or self.read.index is not contents.index:
             self.read = ReadPlan.of(contents)
         return self.read
 
 
 class WritePlan:
-    """How batches of one form and one size are written.
-
-    Parameters
-    ----------
-    contents : Contents
-    form : Form
-    tensors : dict of key to Tensor
-        Of the first batch.
-    lead : torch.Size
-        Its batch size.
-    """
+    """The way in which batches of one form and one size (`lead`) are written; `tensors` are the first one's."""
 
     def __init__(self, contents: Contents, form: Form, tensors: Mapping[Key, Tensor], lead: torch.Size) -> None:
         from rlcli.kernels.ring import write  # loads the compiler, which takes half a second
@@ -201,7 +176,7 @@ class WritePlan:
 
     @classmethod
     def of(cls, contents: Contents, batch: TensorDictBase) -> WritePlan | None:
-        """How batches like this one, which was just written, are written; None if no plan can."""
+        """Return how batches like this one, which was just written, are written; None if no plan can."""
         form = Form.of(batch)
         count = batch.batch_size.numel()
         if form is None or not 0 < count <= min(contents.space.size, _LARGEST) or _memory(contents) is None:
@@ -228,11 +203,7 @@ class WritePlan:
 
 
 class ReadPlan:
-    """How all keys of some rows are read.
-
-    `contents`: laid out.
-    `memory`: of its storage.
-    """
+    """The way in which all keys of some rows are read from contents that are laid out, and their storage's `memory`."""
 
     def __init__(self, contents: Contents, memory: Memory) -> None:
         from rlcli.kernels.ring import read  # loads the compiler, which takes half a second
@@ -252,12 +223,12 @@ class ReadPlan:
 
     @classmethod
     def of(cls, contents: Contents) -> ReadPlan | None:
-        """How rows are read; None if no plan can."""
+        """Return how rows are read; None if no plan can."""
         memory = _memory(contents) if contents.layout.fields else None
         return None if memory is None else cls(contents, memory)
 
     def columns(self, rows: np.ndarray) -> dict[Key, Tensor]:
-        """New columns ``[N, *F]`` of live rows int64 ``[N]``."""
+        """Return new columns ``[N, *F]`` of live rows int64 ``[N]``."""
         out = self._made(len(rows))
         targets = np.empty(len(out), np.int64)
         self._targets.pack_into(targets.data, 0, *map(Tensor.data_ptr, out.values()))
@@ -267,7 +238,7 @@ class ReadPlan:
         return out
 
     def _made(self, count: int) -> dict[Key, Tensor]:
-        """Columns to be filled."""
+        """Return the columns to be filled."""
         size, shapes = self._sized
         if size != count:  # what the sizes of the last sample say anew, a tenth of the time of a small one
             shapes = [
@@ -281,12 +252,12 @@ class ReadPlan:
 
 
 def _memory(contents: Contents) -> Memory | None:
-    """Where rows lie, if that is plain memory just as they are given."""
+    """Return where rows lie, if that is plain memory just as they are given."""
     return None if contents.stacks or contents.packing.codes else contents.storage.memory()
 
 
 def _can_mark(contents: Contents, tensors: Mapping[Key, Tensor], count: int) -> bool:
-    """Whether ids and ends are of the types that the compiled pass reads."""
+    """Say whether ids and ends are of the types that the compiled pass reads."""
     markers = contents.layout.markers
     ids: list[Any] = [] if markers.traj_key is None else [tensors[markers.traj_key]]
     ends = [tensors[key] for key in markers.end_keys]

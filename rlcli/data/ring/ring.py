@@ -43,28 +43,15 @@ from rlcli.keys import Key, show, unravel
 class Ring:
     """Rows in time.
 
-    Parameters
-    ----------
-    storage : Storage
-    next_obs : "auto", "exact" or "full"
-        Whether next observations are kept once; by default if those of the first batch are `Rows`.
-    frame_stack : int or dict of key to int, optional
-        Observations that are stacks of so many frames, oldest first along the first dim of a row, are stored one
-        frame a row; a number stands for all observations that can be such stacks. Next observations are then kept
-        once as well, where they are known.
-    codes : bool
-        Flags, one-hot rows, small whole numbers and trajectory ids are stored in as few bytes as they need and read
-        back bit for bit, where that saves a tenth of a row (`rlcli.data.codes`).
-
-    Attributes
-    ----------
-    packing : Packing
-        Between the ring and its storage: the codes.
-    asked : tuple
-        By which keys trajectories are to be told apart, as `use_markers` was told by all who asked.
-    contents : Contents
-        Rows, their layout and their index. New ones after `clear`, `load_state_dict` and the first write.
-    plans : Plans
+    `next_obs`: whether next observations are kept once ("exact") or not ("full"); "auto": if the first batch's are
+    `Rows`.
+    `frame_stack`: observations that are stacks of so many frames, oldest first along the first dim of a row, are stored
+    one frame a row; a number stands for all observations that can be such stacks. Next observations are then kept once
+    as well, where they are known.
+    `codes`: flags, one-hot rows, small whole numbers and trajectory ids are stored in as few bytes as they need and
+    read back bit for bit, where that saves a tenth of a row (`rlcli.data.codes`); `packing` does that.
+    `asked`: by which keys trajectories are to be told apart, as `use_markers` was told by all who asked.
+    `contents`: rows, their layout and their index. New ones after `clear`, `load_state_dict` and the first write.
     """
 
     def __init__(
@@ -91,12 +78,12 @@ class Ring:
     # ---- what it holds -----------------------------------------------------------------------------------------
     @property
     def index(self) -> TrajectoryIndex:
-        """Which rows belong together. A new one whenever `contents` are, and where `use_markers` changes them."""
+        """Return which rows belong together: a new one whenever `contents` are, and where `use_markers` changes it."""
         return self.contents.index
 
     @property
     def space(self) -> RingSpace:
-        """Where steps lie."""
+        """Return where steps lie."""
         return self.contents.space
 
     @property
@@ -125,7 +112,7 @@ class Ring:
         return self.contents.sparse.keys
 
     def sparse_fields(self) -> dict[Key, tuple[Field, int]]:
-        """What a row of each of those is, and the bytes that the column takes."""
+        """Return what a row of each of those is, and the bytes that the column takes."""
         return self.contents.sparse.of_keys()
 
     def steps_from_state(self, rows: np.ndarray) -> np.ndarray | None:
@@ -176,11 +163,6 @@ class Ring:
         """Say by which keys trajectories are told apart; the index of rows that are stored already is made anew.
 
         Without ids nothing that was apart before is joined. `some`: see `Markers.among`.
-
-        Raises
-        ------
-        ArgumentError
-            The parts of a buffer name different keys; see `asking`.
         """
         ask = (None if traj_key is None else unravel(traj_key), tuple(unravel(key) for key in end_keys), some)
         asks = {**self._asks, self._who: ask} if self._who else {}  # outside a buffer the last word counts
@@ -197,11 +179,7 @@ class Ring:
 
         There is one index for all parts: what one leaves open follows the other, and where both name keys they have to
         be the same. What fails in here leaves trajectories told apart as they were.
-
-        Parameters
-        ----------
-        who : "sampler" or "transform"
-            A sampler speaks in place of the one before it, a transform beside those before it.
+        `who`: a "sampler" speaks in place of the one before it, a "transform" beside those before it.
         """
         contents, asked, asks, outer = self.contents, self.asked, self._asks, self._who
         layout, index, pool, pairs = contents.layout, contents.index, contents.pool, contents.pairs
@@ -233,18 +211,7 @@ class Ring:
 
     # ---- writing -----------------------------------------------------------------------------------------------
     def extend(self, batch: TensorDictBase) -> np.ndarray:
-        """Write a batch ``[*, T]`` after the newest step.
-
-        Returns
-        -------
-        int64 array ``[rows]``
-            Where they lie, in the order of the batch's own flattened rows.
-
-        Raises
-        ------
-        ArgumentError
-            Keys, shapes, dtypes or batch dims differ from what is stored; nothing was written.
-        """
+        """Write a batch `[*, T]` after the newest step, or nothing; return where its rows lie, int64 `[rows]`."""
         contents, lead = self.contents, batch.batch_size
         plan = self.plans.writes.get(lead)
         rows = None if plan is None else plan.write(contents, batch)
@@ -304,11 +271,6 @@ class Ring:
 
         What other rows read from them stays as it was. Where observations or trajectory keys change, the trajectory
         they lay in is cut.
-
-        Raises
-        ------
-        ArgumentError
-            A row that is not live, or a batch that does not fit.
         """
         self.storage.need_writable()
         given = columns_of(batch)
@@ -369,13 +331,7 @@ class Ring:
 
     # ---- reading -----------------------------------------------------------------------------------------------
     def read(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> TensorDictBase:
-        """A new batch ``[rows]`` of live rows int64 ``[N]``, next observations gathered where they lie.
-
-        Raises
-        ------
-        MissingKeyError
-            A key that is not stored.
-        """
+        """Return a new batch `[rows]` of live rows int64 `[N]`, next observations gathered where they lie."""
         return nested(self.columns(rows, keys), torch.Size((len(rows),)), self.storage.device)
 
     def columns(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
@@ -396,16 +352,10 @@ class Ring:
         return self.contents.encoded()
 
     def read_state(self, state: Mapping[str, Any]) -> tuple[Contents, tuple[Code, ...]]:
-        """What `state_dict` says as new contents, their columns apart, and how keys are packed; here nothing changes.
+        """Return what `state_dict` says as new contents, their columns apart, and how keys are packed; change nothing.
 
-        Raises
-        ------
-        Misfit
-            Names, types or ranges are others than `state_dict` gives.
-        ArgumentError
-            It is of a ring of another size.
-        MissingKeyError
-            It lacks a key by which this ring is asked to tell trajectories apart.
+        Misfit: names, types or ranges are others. ArgumentError: it is of a ring of another size. MissingKeyError: it
+        lacks a key by which this ring is asked to tell trajectories apart.
         """
         layout = saved_layout(state)
         for name, mine in (("max_size", self.storage.max_size), ("ndim", self.storage.ndim)):
@@ -429,11 +379,7 @@ class Ring:
         """Take over `state_dict`'s answer and declare the storage; its columns are written by whoever read them.
 
         Refused as by `read_state`, the ring is as it was.
-
-        Parameters
-        ----------
-        cut : bool
-            What is written next belongs to another process: it goes on with no trajectory that has no id.
+        `cut`: what is written next belongs to another process: it goes on with no trajectory that has no id.
         """
         self.take_over(*self.read_state(state), cut=cut)
 

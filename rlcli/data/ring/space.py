@@ -1,4 +1,4 @@
-"""Where steps lie in a ring of rows: arithmetic on numbers, which knows no data.
+"""Places of steps in a ring of rows: arithmetic on numbers, which knows no data.
 
 ```
 steps 4, lanes 2    step      2        3    |    4        5          numbers never wrap, rows do
@@ -19,11 +19,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class RingSpace:
-    """See the module.
-
-    `steps`: that the ring holds.
-    `lanes`: rows of a step.
-    """
+    """Places of rows in a ring of so many `steps` and `lanes`, the rows of a step: see the module."""
 
     steps: int
     lanes: int = 1
@@ -34,7 +30,7 @@ class RingSpace:
         return self.steps * self.lanes
 
     def base(self, cursor: int) -> int:
-        """The oldest live step of a ring that writes step `cursor` next."""
+        """Return the oldest live step of a ring that writes step `cursor` next."""
         return max(0, cursor - self.steps)
 
     def count(self, cursor: int) -> int:
@@ -43,11 +39,11 @@ class RingSpace:
 
     # ---- from steps to rows ------------------------------------------------------------------------------------
     def row(self, step: int, lane: int = 0) -> int:
-        """The row of a step and a lane."""
+        """Return the row of a step and a lane."""
         return step % self.steps * self.lanes + lane
 
     def rows(self, step: int, length: int) -> np.ndarray:
-        """Rows of `length` steps from `step` on, int64 ``[lanes * length]``, lane after lane as in a batch."""
+        """Return rows of `length` steps from `step` on, int64 ``[lanes * length]``, lane after lane as in a batch."""
         if self.lanes > 1:
             rows = np.arange(step, step + length) % self.steps * self.lanes
             return (rows + np.arange(self.lanes)[:, None]).reshape(-1)
@@ -58,32 +54,32 @@ class RingSpace:
         return rows
 
     def numbers(self, step: int, length: int) -> np.ndarray:
-        """Numbers of `length` steps from `step` on, in the order of `rows`."""
+        """Return the numbers of `length` steps from `step` on, in the order of `rows`."""
         if self.lanes == 1:
             return np.arange(step, step + length)
         return (np.arange(step, step + length) * self.lanes + np.arange(self.lanes)[:, None]).reshape(-1)
 
     def live_rows(self, cursor: int) -> np.ndarray:
-        """The rows that hold something, int64, oldest step first."""
+        """Return the rows that hold something, int64, oldest step first."""
         return np.arange(self.base(cursor) * self.lanes, cursor * self.lanes) % self.size
 
     def below(self, rows: np.ndarray) -> np.ndarray:
-        """The row after each of these int64 ``[N]`` in its lane, stored or not."""
+        """Return the row after each of these int64 ``[N]`` in its lane, stored or not."""
         return (rows + self.lanes) % self.size
 
     # ---- from rows to steps ------------------------------------------------------------------------------------
     def numbers_of(self, rows: np.ndarray, cursor: int) -> np.ndarray:
-        """Numbers of live rows int64 ``[N]``."""
+        """Return the numbers of live rows int64 ``[N]``."""
         last = cursor * self.lanes - 1
         return last - (last - rows) % self.size
 
     def steps_of(self, rows: np.ndarray, cursor: int) -> np.ndarray:
-        """Steps of live rows int64 ``[N]``."""
+        """Return the steps of live rows int64 ``[N]``."""
         base = self.base(cursor)
         return base + (rows // self.lanes - base) % self.steps
 
     def are_live(self, rows: np.ndarray, cursor: int) -> np.ndarray:
-        """Which of these numbers, int64 ``[N]``, are rows that hold something, bool."""
+        """Say which of these numbers, int64 `[N]`, are rows that hold something, bool."""
         live = (rows - self.base(cursor) * self.lanes) % self.size < self.count(cursor)
         return (rows >= 0) & (rows < self.size) & live
 

@@ -1,4 +1,4 @@
-"""Where the stretches of shifted stacks begin, lane by lane, and the frames that no stored row stands for.
+"""Heads: where the stretches of shifted stacks begin, lane by lane, and the frames that no stored row stands for.
 
 What stands in the arrays is said in `rlcli.kernels.stacks`; when a stretch begins is `FrameStacks`' affair.
 """
@@ -16,21 +16,11 @@ from rlcli.typed import MOST, Misfit, some
 
 
 class StackHeads:
-    """See the module.
+    """See the module; `slot_width`: bytes of the frames before the newest one of a stack.
 
-    Parameters
-    ----------
-    lanes : int
-    slot_width : int
-        Bytes of the frames before the newest one of a stack.
-
-    Attributes
-    ----------
-    heads : int64 array ``[2, lanes, C]``
-        A ring of heads per lane: first step of a stretch, and what stands before it.
-    ends : int64 array ``[2, lanes]``
-        Numbers of the oldest head, and of the one after the newest.
-    memory : uint8 array ``[slots, slot_width]``
+    `heads` (int64 `[2, lanes, C]`): a ring of heads per lane: first step of a stretch, and what stands before it.
+    `ends` (int64 `[2, lanes]`): numbers of the oldest head, and of the one after the newest.
+    `memory` (uint8 `[slots, slot_width]`).
     """
 
     def __init__(self, lanes: int, slot_width: int) -> None:
@@ -42,7 +32,7 @@ class StackHeads:
 
     # ---- one lane ----------------------------------------------------------------------------------------------
     def of(self, lane: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Numbers of a lane's heads, the first steps of their stretches, and what stands before them."""
+        """Return the numbers of a lane's heads, the first steps of their stretches, and what stands before them."""
         numbers = np.arange(*self.ends[:, lane])
         steps, before = self.heads[:, lane, self._at(numbers)]
         return numbers, steps, before
@@ -84,7 +74,7 @@ class StackHeads:
             self.append(lane, step, held[step])
 
     def _at(self, numbers: Any) -> Any:
-        """Where heads lie by their numbers."""
+        """Return where heads lie by their numbers."""
         return numbers & (self.heads.shape[2] - 1)
 
     # ---- room --------------------------------------------------------------------------------------------------
@@ -105,7 +95,7 @@ class StackHeads:
         self.heads = heads
 
     def slot(self, frames: np.ndarray) -> int:
-        """A slot with these bytes."""
+        """Return a slot with these bytes."""
         self._more_slots(1)
         slot = self._free.pop()
         self.memory[slot] = frames
@@ -145,13 +135,7 @@ class StackHeads:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over `state_dict`'s answer.
-
-        Raises
-        ------
-        Misfit
-            Its numbers lead nowhere.
-        """
+        """Take over `state_dict`'s answer; Misfit: its numbers lead nowhere."""
         self._check(state)
         heads, taken = state["heads"].numpy(), 0
         self.ends[:] = 0

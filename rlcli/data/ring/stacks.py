@@ -54,19 +54,8 @@ class Promoted(NamedTuple):
 class FrameStacks:
     """The stacks of one key.
 
-    Parameters
-    ----------
-    key : Key
-    field : Field
-        Of a whole stack: the first dim of a row holds `frames` frames, oldest first.
-    frames : int
-    space : RingSpace
-
-    Attributes
-    ----------
-    frame : Field
-        What is stored of a row.
-    heads : StackHeads
+    `field`: of a whole stack: the first dim of a row holds `frames` frames, oldest first; `frame`: what is stored of a
+    row.
     """
 
     def __init__(self, key: Key, field: Field, frames: int, space: RingSpace) -> None:
@@ -105,11 +94,11 @@ class FrameStacks:
         return Promoted(fronts, links)
 
     def _older(self, storage: Storage, base: int, lane: int, step: int) -> np.ndarray:
-        """The frames before the newest one of a stored row."""
+        """Return the frames before the newest one of a stored row."""
         return self._frames(storage, base, self.space.row(step, lane))[: -self.frame.width]
 
     def _frames(self, storage: Storage, base: int, row: int) -> np.ndarray:
-        """The bytes of a stored row's stack."""
+        """Return the bytes of a stored row's stack."""
         return bytes_of(self.read(storage, base, [np.array([row])])[0])[0].numpy()
 
     def prepare(self, stacks: Tensor, cursor: int, length: int, start: int, stop: int, promoted: Promoted) -> None:
@@ -137,14 +126,8 @@ class FrameStacks:
     ) -> None:  # fmt: skip
         """Note the steps `[start, stop)` of a batch, prepared last and just written from step `cursor` on.
 
-        Parameters
-        ----------
-        stacks : Tensor ``[lanes * length, *F]``
-            The whole batch, contiguous.
-        index : TrajectoryIndex
-            Knows the new rows already.
-        per_env : int
-            Rows of one env in a flat batch.
+        `stacks` (`[lanes * length, *F]`): the whole batch, contiguous. `per_env`: rows of one env in a flat batch.
+        `index`: knows the new rows already.
         """
         from rlcli.kernels.stacks import NEW, REPEAT, SAME_FRAMES
 
@@ -186,7 +169,7 @@ class FrameStacks:
         return {step: tip for step, tip in found.items() if index.base <= tip < step}
 
     def _found(self, storage: Storage, base: int, lane: int, tip: int | None, older: np.ndarray | None) -> int:
-        """A link to a stored row whose stack, shifted, is the new one; else a slot."""
+        """Return a link to a stored row whose stack, shifted, is the new one; else a slot."""
         assert older is not None
         if tip is not None:
             above = self._frames(storage, base, self.space.row(tip, lane))

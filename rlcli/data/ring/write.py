@@ -1,4 +1,4 @@
-"""How contents of a ring change: a batch written after the newest step, single rows written over, all told apart anew.
+"""Change the contents of a ring: write a batch after the newest step, write over single rows, tell all apart anew.
 
 A batch of any form is checked, flattened, packed and stored key by key. `rlcli.data.ring.plans` repeats in one pass
 what this has done for a batch of the same form; this one is the judge of what is right. Everything that may fail comes
@@ -34,19 +34,7 @@ from rlcli.keys import Key, under_next
 def write(
     contents: Contents, given: Mapping[Key, Tensor], lead: torch.Size, sparse: Mapping[Key, Sparse]
 ) -> np.ndarray:  # fmt: skip
-    """Write a batch of this layout, time last.
-
-    Parameters
-    ----------
-    given : dict of key to Tensor ``[*lead, *F]``
-    sparse : dict of key to Sparse
-        Its sparse columns.
-
-    Returns
-    -------
-    int64 array ``[rows]``
-        Where its rows lie.
-    """
+    """Write a batch (`given` `[*lead, *F]`, time last, and `sparse`); return where its rows lie, int64 `[rows]`."""
     space, stacks = contents.space, contents.stacks
     count = lead.numel()
     length = count // space.lanes
@@ -98,7 +86,7 @@ def _pointed(
 
 
 def _flat(given: Mapping[Key, Tensor], keys: Iterable[Key], lead: int, count: int) -> dict[Key, Tensor]:
-    """The columns of some keys, contiguous `[count, *F]`."""
+    """Return the columns of some keys, contiguous `[count, *F]`."""
     columns: dict[Key, Tensor] = {}
     for key in keys:
         column = given[key]
@@ -123,7 +111,7 @@ def _store(contents: Contents, columns: Mapping[Key, Tensor], length: int, start
 
 
 def _step_major(columns: Mapping[Key, Tensor], lanes: int, length: int, start: int, stop: int) -> dict[Key, Tensor]:
-    """The steps `[start, stop)` of columns `[lanes * length, *F]`, as `[(stop - start) * lanes, *F]`."""
+    """Return the steps `[start, stop)` of columns `[lanes * length, *F]`, as `[(stop - start) * lanes, *F]`."""
     count = (stop - start) * lanes
     if not all(column.is_cpu for column in columns.values()):
         split = {key: column.unflatten(0, (lanes, length))[:, start:stop] for key, column in columns.items()}
@@ -179,7 +167,7 @@ def overwrite(contents: Contents, rows: np.ndarray, given: Mapping[Key, Tensor],
 
 
 def _changed(contents: Contents, rows: np.ndarray, columns: Mapping[Key, Tensor], keys: Iterable[Key]) -> np.ndarray:
-    """Rows whose bytes differ in one of these keys."""
+    """Return the rows whose bytes differ in one of these keys."""
     changed = np.zeros(len(rows), bool)
     for key, old in contents.read(rows, keys).items():
         changed |= (bytes_of(old) != bytes_of(columns[key])).any(1).numpy()
@@ -291,7 +279,7 @@ def _pieces(contents: Contents, apart: np.ndarray, has_ids: bool) -> Iterator[tu
 
 
 def _goes_on(contents: Contents, step: int) -> bool:
-    """Whether the next observations of the step before are the observations of this one."""
+    """Say whether the next observations of the step before are the observations of this one."""
     pairs, space = contents.pairs, contents.space
     before, now = contents.read(space.rows(step - 1, 1), pairs.nexts), contents.read(space.rows(step, 1), pairs.keys)
     return all(

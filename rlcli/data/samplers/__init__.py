@@ -1,4 +1,4 @@
-"""Which rows of a buffer come next: each sampler from a random stream of its own."""
+"""Samplers: which rows of a buffer come next, each from a random stream of its own."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What every sampler offers: which rows come next, from a random stream of its own; and the plainest of them.
+"""Base of all samplers: which rows come next, from a random stream of its own; and the plainest of them.
 
 A sampler chooses rows and never reads them; the buffer reads what was chosen, once.
 """
@@ -203,7 +203,7 @@ def live_rows(ring: Ring) -> np.ndarray:
 
 
 def is_ours(sampler: Sampler) -> bool:
-    """Whether a sampler's draws need no check: no method is a user's, of a class or of this very object."""
+    """Say whether a sampler's draws need no check: no method is a user's, of a class or of this very object."""
     kind = type(sampler)
     for name in dir(kind):
         method = getattr(kind, name)
@@ -293,12 +293,12 @@ def need_size(name: str, value: Any) -> int:
 
 
 def shuffled(random: RandomStream, count: int) -> np.ndarray:
-    """The numbers below `count` in random order, int64."""
+    """Return the numbers below `count` in random order, int64."""
     return np.random.default_rng(int(random.integers(2**62, 1)[0])).permutation(count)
 
 
 def uniform(random: RandomStream, count: int) -> np.ndarray:
-    """Numbers of [0, 1), float64 ``[count]``."""
+    """Return the numbers of [0, 1), float64 ``[count]``."""
     return random.integers(2**53, count) * 2.0**-53
 
 

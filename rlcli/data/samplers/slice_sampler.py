@@ -354,7 +354,7 @@ def _mark(
 
 
 def _starts(draw: Draw) -> np.ndarray:
-    """The first row of each slice, int64 `[slices]`."""
+    """Return the first row of each slice, int64 `[slices]`."""
     assert draw.lengths is not None
     return np.arange(len(draw.lengths)) * draw.padded if draw.padded else draw.lengths.cumsum() - draw.lengths
 

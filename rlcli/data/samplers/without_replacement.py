@@ -246,17 +246,11 @@ def of_known_state(ring: Ring, rows: np.ndarray, lengths: np.ndarray) -> tuple[n
 
 
 def cut(lengths: np.ndarray, offset: np.ndarray, length: int, strict: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Starts and sizes of the slices of trajectories that lie end to end.
+    """Return starts and sizes of the slices of trajectories that lie end to end.
 
-    Parameters
-    ----------
-    lengths : int64 array ``[trajectories]``
-    offset : int64 array ``[trajectories]``
-        Where the first whole slice begins; not `strict`: how many rows of a slice's length the first piece lacks.
-    length : int
-        Of a slice.
-    strict : bool
-        Whole slices only; else pieces before and after them too, so that they cover every row once.
+    `lengths`, `offset` (int64 `[trajectories]`): where the first whole slice begins; not `strict`: how many rows of a
+    slice's length the first piece lacks.
+    `strict`: whole slices only; else pieces before and after them too, so that they cover every row once.
     """
     begin = np.cumsum(lengths) - lengths
     first = offset if strict else -offset

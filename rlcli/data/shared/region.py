@@ -44,14 +44,7 @@ OWNER = "owner"
 class ScratchFolder:
     """A new folder, which this process owns.
 
-    Parameters
-    ----------
-    in_memory : bool
-        On the file system of shared memory, where there is one; else among temporary files.
-
-    Attributes
-    ----------
-    path : Path
+    `in_memory`: on the file system of shared memory, where there is one; else among temporary files.
     """
 
     def __init__(self, in_memory: bool = True) -> None:
@@ -65,7 +58,7 @@ class ScratchFolder:
 
 
 def place(in_memory: bool) -> Path:
-    """Where such folders lie."""
+    """Return where such folders lie."""
     shared = Path("/dev/shm")
     return shared if in_memory and shared.is_dir() and os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
 
@@ -79,7 +72,7 @@ def sweep(above: Path) -> list[Path]:
 
 
 def _is_left(path: Path) -> bool:
-    """Whether nobody owns it: the lock says so, and before there is one the pid in the name."""
+    """Say whether nobody owns it: the lock says so, and before there is one the pid in the name."""
     try:
         if (path / OWNER).stat().st_size:
             return is_free(path / OWNER)
@@ -105,14 +98,14 @@ def _remove(path: Path, lock: ProcessLock, owner: int) -> None:
 
 # ---- who is there ----------------------------------------------------------------------------------------------
 def holder(path: Path) -> int | None:
-    """The pid in a lock's file: who holds it, or held it when it was killed."""
+    """Return the pid in a lock's file: who holds it, or held it when it was killed."""
     with contextlib.suppress(OSError, ValueError):
         return int(path.read_text())
     return None
 
 
 def is_free(path: Path) -> bool:
-    """Whether nobody holds it now; the file must be there."""
+    """Say whether nobody holds it now; the file must be there."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -138,14 +131,7 @@ class Place:
 
 
 class Region:
-    """The words and the layout of a folder.
-
-    Parameters
-    ----------
-    folder : Path
-    make : bool
-        It is new.
-    """
+    """The words and the layout of a folder; `make`: it is new."""
 
     def __init__(self, folder: Path, *, make: bool = False) -> None:
         self.folder = folder
@@ -168,7 +154,7 @@ class Region:
 
     @property
     def closed(self) -> bool:
-        """Whether the owner wants no more rows."""
+        """Say whether the owner wants no more rows."""
         return bool(_kernels().published(self._address + _CLOSED))
 
     def close(self) -> None:
@@ -196,7 +182,7 @@ class Region:
 
 
 def gone(folder: Path) -> ResourceError:
-    """What a writer is told whose region is not there any more."""
+    """Say what a writer is told whose region is not there any more."""
     return ResourceError("the shared buffer is gone", where=str(folder), why="its owner closed it, or has ended")
 
 

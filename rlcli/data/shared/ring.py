@@ -173,7 +173,7 @@ class SharedRing(Ring):
 
 
 def _pieces(marks: np.ndarray) -> list[int]:
-    """Where writes begin, and one past the last row; of a write that is there in part also its first whole env."""
+    """Return where writes begin, and one past the last row; of a write that is there in part also its first env."""
     starts = np.flatnonzero(marks & FIRST).tolist()
     part = marks[: starts[0] if starts else None]
     return sorted({0, *np.flatnonzero(part & BORDER)[:1].tolist(), *starts, len(marks)})

@@ -39,19 +39,8 @@ _NUMBERED = re.compile(r"(?:rows|sides)-(\d{8,})\.")
 class SharedRows(Storage):
     """One process's view of a region's rows.
 
-    Parameters
-    ----------
-    max_size, ndim : int
-    folder : Path
-    disk : Disk, optional
-        The writer's; without one rows are only read.
-
-    Attributes
-    ----------
-    begin : int
-        The number of the row that the ring on top of this counts as its first.
-    total : int
-        Rows below this number are here.
+    `disk`: the writer's; without one rows are only read.
+    `begin`: the number of the row that the ring on top of this counts as its first; `total`: rows below it are here.
     """
 
     def __init__(self, max_size: int, folder: Path, *, ndim: int = 1, disk: Disk | None = None) -> None:
@@ -138,7 +127,7 @@ class SharedRows(Storage):
         return self.at(numbers, self.fields if keys is None else keys)
 
     def marks(self, start: int, stop: int) -> np.ndarray:
-        """The marks of rows that are mapped, uint8 ``[stop - start]``."""
+        """Return the marks of rows that are mapped, uint8 ``[stop - start]``."""
         return self.at(np.arange(start, stop), [MARKS])[MARKS].numpy()
 
     def sides(self, first: int, marks: np.ndarray, width: int) -> np.ndarray:
@@ -152,7 +141,7 @@ class SharedRows(Storage):
         return out
 
     def at(self, numbers: np.ndarray, keys: Iterable[Key]) -> dict[Key, Tensor]:
-        """New columns ``[N, *F]`` of rows by their number, int64 ``[N]``, which are mapped."""
+        """Return new columns ``[N, *F]`` of rows by their number, int64 ``[N]``, which are mapped."""
         found = self._table.gather(numbers, keys)
         if found is None:
             raise ArgumentError("a row was never written", why=f"{self.total - self.begin} are stored")
@@ -210,15 +199,9 @@ class SideFile:
     A slot is written once, before its row is published, and goes with its segment. The file has room for every row, of
     which only what is used is reserved.
 
-    Parameters
-    ----------
-    path : Path
-    slots, width : int
-        Rows of the segment, and bytes of a slot.
-    used : int
-        Slots that hold something; the next ones come after them.
-    disk : Disk, optional
-        The writer's: the file is made if it is not there.
+    `slots`, `width`: rows of the segment, and bytes of a slot.
+    `used`: slots that hold something; the next ones come after them.
+    `disk`: the writer's: the file is made if it is not there.
     """
 
     def __init__(self, path: Path, slots: int, width: int, used: int, *, disk: Disk | None) -> None:
@@ -240,11 +223,11 @@ class SideFile:
         self.used = stop
 
     def read(self, count: int) -> np.ndarray:
-        """The next slots, ``[count, width]``, not a copy."""
+        """Return the next slots, ``[count, width]``, not a copy."""
         self.used += count
         return self._memory[self.used - count : self.used]
 
 
 def side_path(folder: Path, number: int) -> Path:
-    """The file beside segment `number`."""
+    """Return the file beside segment `number`."""
     return folder / f"sides-{number:08d}.bin"

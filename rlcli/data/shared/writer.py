@@ -178,7 +178,7 @@ def _lock(folder: Path) -> ProcessLock:
 
 
 def _go_on(place: Place, region: Region) -> Ring:
-    """A ring whose first row comes after the last that was published, by whomever."""
+    """Return a ring whose first row comes after the last that was published, by whomever."""
     disk, begin = Disk(), region.cursor
     storage = SharedRows(place.max_size, region.folder, ndim=place.ndim, disk=disk)
     ring = Ring(storage, next_obs=place.next_obs)
@@ -192,7 +192,7 @@ def _go_on(place: Place, region: Region) -> Ring:
 
 
 def _marks(ring: Ring, before: int, lead: torch.Size) -> tuple[np.ndarray, np.ndarray]:
-    """The marks of the rows from number `before` on, which the ring has just written, and their sides."""
+    """Return the marks of the rows from number `before` on, which the ring has just written, and their sides."""
     storage = ring.storage
     assert isinstance(storage, SharedRows)
     marks = np.zeros(storage.total - before, np.uint8)

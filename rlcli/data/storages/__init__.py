@@ -1,4 +1,4 @@
-"""Where rows lie: in memory, on a disk, in files that others wrote, compressed, or as a list of objects."""
+"""Storages: rows in memory, on a disk, in files that others wrote, compressed, or as a list of objects."""
 
 from typing import TYPE_CHECKING
 

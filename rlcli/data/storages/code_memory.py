@@ -16,20 +16,11 @@ _LEAST, _MOST = 1 << 16, 1 << 20  # bytes of a piece
 class CodeMemory:
     """See the module.
 
-    Parameters
-    ----------
-    width : int
-        Bytes of a frame: no code is longer.
-    capacity : int
-        Frames that are coded, at most. Few of them are given small pieces: what is taken and not used is memory too.
-
-    Attributes
-    ----------
-    addresses : int64 array ``[pieces]``
-    piece, used : int
-        The piece that is written now (-1: none yet), and its bytes in use.
-    size : int
-        Bytes of a piece.
+    `width`: bytes of a frame: no code is longer.
+    `capacity`: frames that are coded, at most. Few of them are given small pieces: what is taken and not used is memory
+    too.
+    `addresses`: of the pieces, `size` bytes each. `piece`, `used`: the one that is written now (-1: none yet), and its
+    bytes in use.
     """
 
     def __init__(self, width: int, capacity: int) -> None:
@@ -53,13 +44,7 @@ class CodeMemory:
         return sum(piece.nbytes for piece in self._pieces)
 
     def reserve(self, codes: int, longest: int) -> None:
-        """Have the memory for so many codes more, each of this many bytes at most, until `settle`.
-
-        Raises
-        ------
-        MemoryError
-            There is none; nothing has changed.
-        """
+        """Have memory for more codes, each of so many bytes at most, until `settle`; a MemoryError changes nothing."""
         here = (self.size - self.used) // longest
         missing = codes - here - len(self._free) * (self.size // longest)
         while missing > len(self._spare) * (self.size // longest):
@@ -110,7 +95,7 @@ class CodeMemory:
         self.piece = len(self._pieces) - 1
 
     def code(self, piece: int, place: int, length: int) -> np.ndarray:
-        """A code that was put; not a copy."""
+        """Return a code that was put; not a copy."""
         return self._pieces[piece][place : place + length]
 
     @classmethod

@@ -30,16 +30,8 @@ _SHARED = 16  # keys that a background must have served before a lane gets anoth
 class FrameColumn:
     """Compressed frames by row.
 
-    Parameters
-    ----------
-    field : Field
-    capacity : int
-    lanes : int
-        The frame before row r is row r - lanes.
-    longest : int
-        Patches between a frame and its key, at most.
-    backgrounds : bool
-        Whether keys may be coded against backgrounds; without, codes stand for themselves.
+    `lanes`: the frame before row r is row r - lanes. `longest`: patches between a frame and its key, at most.
+    `backgrounds`: whether keys may be coded against backgrounds; without, codes stand for themselves.
     """
 
     def __init__(
@@ -111,7 +103,7 @@ class FrameColumn:
             raise DamagedDataError("compressed frames in memory were altered", why="they are no whole frames any more")
 
     def _tails_of(self, rows: np.ndarray) -> np.ndarray:
-        """Where the frames before the first ones are; their depths go into the book."""
+        """Return where the frames before the first ones are; their depths go into the book."""
         tails = np.zeros(self.lanes, np.int64)
         for i, row in enumerate(rows[: self.lanes].tolist()):
             before = (row - self.lanes) % self.capacity
@@ -199,17 +191,7 @@ class FrameColumn:
 
 
 class Backgrounds:
-    """Frames that many key frames are coded against: a lane gets another when its keys no longer look like its own.
-
-    Parameters
-    ----------
-    lanes : int
-
-    Attributes
-    ----------
-    addresses : int64 array
-        Of every background, by number.
-    """
+    """Frames that many key frames are coded against, at `addresses`; a lane gets another when keys look different."""
 
     def __init__(self, lanes: int) -> None:
         self.addresses = np.zeros(0, np.int64)
@@ -229,7 +211,7 @@ class Backgrounds:
         return int(self.addresses[number]) if number >= 0 else 0
 
     def may_change(self, lane: int) -> bool:
-        """Whether the lane has none, or one that has served long enough."""
+        """Say whether the lane has none, or one that has served long enough."""
         return self._of_lane[lane] < 0 or bool(self._served[lane] >= _SHARED)
 
     def change(self, lane: int, frame: np.ndarray) -> None:
@@ -282,13 +264,7 @@ def pack_frames(frames: Tensor, lanes: int) -> bytes:
 
 
 def unpack_frames(data: np.ndarray, field: Field, count: int, lanes: int) -> Tensor:
-    """The inverse of `pack_frames`.
-
-    Raises
-    ------
-    ValueError
-        It is not what `pack_frames` gives for frames of this field.
-    """
+    """Return the frames that `pack_frames` packed; ValueError: it is not what that gives for frames of this field."""
     head = 5 * count
     length = data[: 4 * count].view(np.int32).astype(np.int64)
     depth = data[4 * count : head].astype(np.int64)

@@ -79,7 +79,7 @@ class ListStorage(Storage):
 
 
 def collate(items: list[Any]) -> Any:
-    """A batch of objects.
+    """Return a batch of objects.
 
     Tensors and TensorDicts are stacked where they are alike. TensorDicts that are not (ragged tensors, other keys, rows
     of their own in other numbers) are stacked lazily, each as it is: `batch[i]`, or `batch.get(key, as_list=True)`.
@@ -95,7 +95,7 @@ def collate(items: list[Any]) -> Any:
 
 
 def alike(items: Sequence[Any]) -> bool:
-    """Whether tensors, or TensorDicts, can be stacked: same keys, shapes, dtypes and devices."""
+    """Say whether tensors, or TensorDicts, can be stacked: same keys, shapes, dtypes and devices."""
     first = _form(items[0])
     return all(_form(item) == first for item in items[1:])
 
@@ -122,12 +122,7 @@ def _refuse() -> NoReturn:
 
 
 class ObjectRing:
-    """Objects in the order of writing; the oldest make room for new ones.
-
-    Parameters
-    ----------
-    storage : ListStorage
-    """
+    """Objects in the order of writing; the oldest make room for new ones."""
 
     lanes = 1
 
@@ -159,11 +154,11 @@ class ObjectRing:
         self.storage.put_at(rows, items)
 
     def read(self, rows: np.ndarray) -> Any:
-        """The objects of rows, as `collate` puts them together."""
+        """Return the objects of rows, as `collate` puts them together."""
         return collate(self.storage.take(rows))
 
     def items(self, rows: np.ndarray) -> list[Any]:
-        """The objects of rows, TensorDicts as shallow copies: what is set there stays there."""
+        """Return the objects of rows, TensorDicts as shallow copies: what is set there stays there."""
         return [item.copy() if isinstance(item, TensorDictBase) else item for item in self.storage.take(rows)]
 
     def clear(self, *, fields: bool = False) -> None:
@@ -191,7 +186,7 @@ class ObjectRing:
 
 
 def items_of(batch: Any) -> list[Any]:
-    """The objects of a batch: rows of a TensorDict or tensor, or the elements of a sequence."""
+    """Return the objects of a batch: rows of a TensorDict or tensor, or the elements of a sequence."""
     if isinstance(batch, TensorDictBase):
         return list(batch.unbind(0)) if batch.ndim else [batch]
     if isinstance(batch, Mapping):

@@ -31,19 +31,10 @@ from rlcli.keys import Key, show
 
 
 class Part(NamedTuple):
-    """Consecutive rows in a file.
+    """Consecutive rows in a file of `size` bytes: the number of its `first` row, and how many there are (`rows`).
 
-    Attributes
-    ----------
-    path : Path
-    size : int
-        Bytes of the file.
-    first, rows : int
-        The number of its first row, and how many there are.
-    offsets : dict of key to int
-        Where in the file the columns of these rows begin.
-    lanes : int
-        More than 1: the rows lie lane after lane, though they are numbered step after step.
+    `offsets`: where in the file the columns of these rows begin.
+    `lanes`: more than 1: the rows lie lane after lane, though they are numbered step after step.
     """
 
     path: Path
@@ -57,7 +48,7 @@ class Part(NamedTuple):
     def within(
         cls, path: Path, size: int, first: int, fields: Mapping[Key, Field], stride: int, start: int, stop: int
     ) -> Part:
-        """Rows ``[start, stop)`` of a file of raw columns, `stride` rows each; the first has number `first`."""
+        """Return rows ``[start, stop)`` of a file of raw columns, `stride` rows each; the first has number `first`."""
         begin, _ = column_offsets(fields, stride)
         offsets = {key: begin[key] + start * field.width for key, field in fields.items()}
         return cls(path, size, first + start, stop - start, offsets)
@@ -167,7 +158,7 @@ class MappedStorage(Storage):
         return out
 
     def _find(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of rows, and the parts they are in."""
+        """Return the numbers of rows, and the parts they are in."""
         numbers = numbers_of(np.asarray(rows, np.int64), self.first, self.total, self.capacity)
         if numbers.min() < 0:
             why = f"{self.total - self.first} are stored"
@@ -175,7 +166,7 @@ class MappedStorage(Storage):
         return numbers, np.searchsorted(self._shapes[:, 0], numbers, "right") - 1
 
     def _locate(self) -> None:
-        """Where columns begin, once the fields are known; 0 in files that are not mapped."""
+        """Find where columns begin, once the fields are known; 0 in files that are not mapped."""
         self._columns = np.zeros((len(self.parts), len(self.fields)), np.int64)
         for number in self._maps:
             self._point(number)

@@ -128,7 +128,7 @@ class LazyMemmapStorage(Storage):
 
     @property
     def _forked(self) -> bool:
-        """Whether the rows are those of the process that this one was forked from, which may write them still."""
+        """Say whether the rows are those of the process that this one was forked from, which may write them still."""
         return self._pid != os.getpid()
 
     def need_writable(self) -> None:
@@ -299,7 +299,7 @@ class LazyMemmapStorage(Storage):
             self._journal.take_back(mark)
 
     def _files_before(self, first: float) -> list[Path]:
-        """What no record will name that keeps the rows from `first` on, as the table has them."""
+        """Return what no record will name that keeps the rows from `first` on, as the table has them."""
         if self._journal is None:
             return []
         here = {number: segment.version for number, segment in self._table.segments.items()}
@@ -368,7 +368,7 @@ class LazyMemmapStorage(Storage):
         self._take_away()
 
     def _pieces(self, table: SegmentTable, start: int) -> list[tuple[int, int, Piece]]:
-        """Steps from `start` on, and all of the segments that were rewritten, with checksums."""
+        """Return the steps from `start` on, and all of the segments that were rewritten, with checksums."""
         assert self._journal is not None
         rows, here = table.rows, self._table.segments if table is self._table else {}
         named = self._journal.versions().items()
@@ -515,7 +515,7 @@ def disk_need(row_bytes: int, capacity: int, *, kept: bool = True, batch: int = 
 
 
 def _spare(rows: int, capacity: int, *, kept: bool) -> int:
-    """Steps between two commits, with `rows` of them a file."""
+    """Return the steps between two commits, with `rows` of them a file."""
     return max(rows, capacity // 8) if kept else rows
 
 

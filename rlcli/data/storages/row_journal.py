@@ -1,4 +1,4 @@
-"""What of a storage on disk is committed: the journal beside its segments, read and added to.
+"""Commits of a storage on disk: the journal beside its segments, read and added to.
 
 ```
 journal.jsonl     header: format, version, capacity, ndim, rows a segment, fields
@@ -58,23 +58,14 @@ _FIX = "Restore it from a copy, or load a dump."
 
 
 class Committed:
-    """What a journal says.
+    """A journal's account of the storage; `header` is empty where a crash came before it was written.
 
-    Attributes
-    ----------
-    header : dict
-        Empty where a crash came before it was written.
-    first, to : int
-        Steps that were written and not given up, by number.
-    pieces : dict of segment number to (version, list of Piece)
-    state : (int, Stamp) or None
-        The newest state: the record it belongs to, and its stamp.
-    closed : bool
-        Whether the writer finished: no commit can be missing.
-    torn : int
-        Bytes of a record that was never finished.
-    start, count : int
-        The number of the header (records are counted from the first one ever written), and how many there are.
+    `first`, `to`: steps that were written and not given up, by number.
+    `pieces`: segment number -> (version, list of Piece).
+    `state`: the newest state: the record it belongs to, and its stamp.
+    `closed`: whether the writer finished: no commit can be missing. `torn`: bytes of a record that was never finished.
+    `start`, `count`: the number of the header (records are counted from the first one ever written), and how many there
+    are.
     """
 
     def __init__(self, path: Path) -> None:
@@ -128,7 +119,7 @@ class Committed:
                 raise Misfit(f"segment {segment} has rows {ends}, and steps {self.first} to {self.to} are stored")
 
     def _lost(self, folder: Path) -> str | None:
-        """Why commits are missing at the journal's end: a commit takes the state before it away when it has ended."""
+        """Say why commits are missing at the journal's end: a commit takes the state before it away once it ended."""
         after = [path for path in states(folder) if number_of(path) >= self.next]
         if after and (number_of(after[-1]) > self.next or (self.state and not self._has_state(folder))):
             return f"{after[-1].name} is of a later commit than its last, record {self.next - 1}"
@@ -169,7 +160,7 @@ class Committed:
         return self.start + self.count
 
     def summary(self) -> list[Record]:
-        """A header and a commit, with the number of the last record, that say the same as all records."""
+        """Return a header and a commit, with the number of the last record, that say the same as all records."""
         pieces = [[s, version, *piece] for s, (version, pieces) in sorted(self.pieces.items()) for piece in pieces]
         commit = {"kind": "commit", "first": self.first, "to": self.to, "pieces": pieces, "state": None}
         if self.state is not None:
@@ -183,22 +174,14 @@ class Committed:
 
 
 class Mark(NamedTuple):
-    """What a journal said at some time."""
+    """Holds what a journal said at some time."""
 
     end: End
     committed: Committed
 
 
 class RowJournal:
-    """A journal open for commits.
-
-    Parameters
-    ----------
-    folder : Path
-    header : dict, optional
-        Of a new journal; without it there must be one.
-    disk : Disk
-    """
+    """A journal open for commits; `header`: of a new journal; without it there must be one."""
 
     def __init__(self, folder: Path, disk: Disk, header: Mapping[str, Any] | None = None) -> None:
         self.folder, self.disk, self._long = folder, disk, LONG
@@ -265,7 +248,7 @@ class RowJournal:
 
     @property
     def mark(self) -> Mark:
-        """What it says now, for `take_back`."""
+        """Return what it says now, for `take_back`."""
         return Mark(self._journal.end, self.committed)
 
     def take_back(self, mark: Mark) -> None:
@@ -280,7 +263,7 @@ class RowJournal:
         return {segment: version for segment, (version, _) in self.committed.pieces.items()}
 
     def names(self, segment: int, version: int) -> bool:
-        """Whether this version of a segment is acknowledged."""
+        """Say whether this version of a segment is acknowledged."""
         return self.committed.pieces.get(segment, (-1, ()))[0] == version
 
     def tidy(self) -> None:
@@ -331,7 +314,7 @@ def _need_readable(record: Record, path: Path) -> None:
 
 
 def header_of(fields: Mapping[Key, Field], *, capacity: int, max_size: int, ndim: int, rows: int) -> dict[str, Any]:
-    """What a journal begins with."""
+    """Return what a journal begins with."""
     listed = listed_fields(fields)
     return {"max_size": max_size, "capacity": capacity, "ndim": ndim, "segment_rows": rows, "fields": listed}
 
@@ -349,10 +332,7 @@ def check_same(header: Mapping[str, Any], path: Path, **wanted: int) -> None:
 
 
 def need_class(header: Mapping[str, Any], path: Path, name: str | None = None) -> None:
-    """Refuse to read files through another class than the one that wrote them, if that has a way of its own.
-
-    `name`: that of the class, if it has a way of its own.
-    """
+    """Refuse to read files through another class than wrote them, if that, by `name`, has a way of its own."""
     if (wrote := header.get("storage")) != name:
         raise ArgumentError(
             "these rows cannot be read so",
@@ -399,7 +379,7 @@ def named_files(
 
 
 def unfinished(folder: Path | str) -> list[str]:
-    """What a person should know of a journal that is whole: that its writer did not finish, that its end is torn."""
+    """Say of a journal that is whole what a person should know: its writer did not finish, or its end is torn."""
     path = Path(folder) / JOURNAL
     said = Committed(path)
     found = [] if said.closed else [f"{path}: the writer did not finish; rows after the last commit are lost"]
@@ -408,7 +388,7 @@ def unfinished(folder: Path | str) -> list[str]:
 
 
 def taken(folder: Path) -> ResourceError:
-    """The error for a folder in which a storage was begun, where a new one is to begin."""
+    """Return the error for a folder in which a storage was begun, where a new one is to begin."""
     return ResourceError(
         "the folder holds rows already",
         where=str(folder),
@@ -417,14 +397,14 @@ def taken(folder: Path) -> ResourceError:
 
 
 def is_taken(folder: Path) -> bool:
-    """Whether a storage was begun here."""
+    """Say whether a storage was begun here."""
     path = folder / JOURNAL
     here = folder.is_dir() and bool(files_in(folder) or states(folder))
     return here or (path.is_file() and path.stat().st_size > 0)
 
 
 def unnamed(folder: Path, said: Committed) -> list[Path]:
-    """Files of rows and states that no commit names."""
+    """Return the files of rows and states that no commit names."""
     named = {name_of(number, version) for number, (version, _) in said.pieces.items()}
     named |= {state_name(said.state[0])} if said.state else set()
     return [path for path in (*files_in(folder), *states(folder)) if path.name not in named]

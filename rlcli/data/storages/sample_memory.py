@@ -31,7 +31,7 @@ class _Block:
         return self.user is None or self.user() is None
 
     def use(self, size: int) -> Tensor:
-        """The first bytes, in use as long as a tensor, view or array of them is left."""
+        """Return the first bytes, in use as long as a tensor, view or array of them is left."""
         part = self.memory[:size]
         self.user = weakref.ref(part)  # the tensor's storage holds the part, and every view holds that storage
         return torch.from_numpy(part)
@@ -49,7 +49,7 @@ def sample_memory(field: Field, count: int) -> Tensor:
 
 
 def is_plain(field: Field, count: int) -> bool:
-    """Whether `sample_memory` is nothing but `field.empty`."""
+    """Say whether `sample_memory` is nothing but `field.empty`."""
     return not _LEAST <= count * field.width <= _MOST
 
 

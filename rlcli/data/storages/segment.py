@@ -36,16 +36,9 @@ _NAME = re.compile(r"rows-\d{8,}\.\d+\.bin")
 
 
 class SegmentLayout(NamedTuple):
-    """How rows lie in a segment.
+    """The layout of rows in a segment of `size` bytes, which holds `2**shift` rows.
 
-    Attributes
-    ----------
-    shift : int
-        A segment holds ``S = 2**shift`` rows.
-    widths, offsets : int64 array ``[K]``
-        Bytes of a row, and where the column begins.
-    size : int
-        Bytes of a segment.
+    `widths`, `offsets` (int64 `[K]`): bytes of a row, and where the column begins.
     """
 
     shift: int
@@ -65,13 +58,13 @@ class SegmentLayout(NamedTuple):
         return 1 << self.shift
 
     def digest(self, memory: np.ndarray, start: int, stop: int) -> Piece:
-        """Rows `[start, stop)` of a segment's bytes, with the checksum of what they hold now."""
+        """Return rows `[start, stop)` of a segment's bytes, with the checksum of what they hold now."""
         places = zip(self.offsets.tolist(), self.widths.tolist(), strict=True)
         parts = [memoryview(memory[o + start * w : o + stop * w]) for o, w in places]  # type: ignore[arg-type]
         return Piece(start, stop, digest_of(*parts))
 
     def damage(self, memory: np.ndarray, number: int, pieces: Iterable[Piece]) -> str | None:
-        """What is wrong with the bytes of segment `number`, of which these pieces were written."""
+        """Say what is wrong with the bytes of segment `number`, of which these pieces were written."""
         for piece in pieces:
             if self.digest(memory, piece.start, piece.stop) != piece:
                 first = number * self.rows
@@ -88,14 +81,7 @@ class Piece(NamedTuple):
 
 
 class Segment:
-    """A mapped file.
-
-    Parameters
-    ----------
-    folder, number, version
-        It is there already, and this process may write it.
-    layout : SegmentLayout
-    """
+    """A mapped file, which is there already, and this process may write it."""
 
     def __init__(self, folder: Path, number: int, version: int, layout: SegmentLayout) -> None:
         self.number, self.version, self.layout = number, version, layout
@@ -147,30 +133,19 @@ class Segment:
         return self._whole
 
     def damaged(self, pieces: Iterable[Piece]) -> str | None:
-        """What is wrong with the rows that these checksums cover."""
+        """Say what is wrong with the rows that these checksums cover."""
         return self.layout.damage(self.bytes, self.number, pieces)
 
 
 def damaged_rows(path: Path, why: str) -> DamagedDataError:
-    """The error for a file of rows, or of the state that goes with them."""
+    """Return the error for a file of rows, or of the state that goes with them."""
     return DamagedDataError("a file of rows is damaged", where=str(path), why=why, fix="Restore it, or load a dump.")
 
 
 class SegmentTable:
-    """The segments that are mapped now, and rows in them.
+    """The segments that are mapped now (by number), and rows in them.
 
-    Parameters
-    ----------
-    fields : dict of key to Field
-    rows : int
-        Of a segment, a power of two.
-    most : int
-        Rows that are mapped at a time, about.
-
-    Attributes
-    ----------
-    segments : dict of int to Segment
-        By number.
+    `rows`: of a segment, a power of two. `most`: rows that are mapped at a time, about.
     """
 
     def __init__(self, fields: Mapping[Key, Field], rows: int, most: int) -> None:
@@ -199,7 +174,7 @@ class SegmentTable:
         self._addresses[at], self.segments[number] = segment.address, segment  # no interrupt comes between them
 
     def below(self, number: int) -> list[Segment]:
-        """The segments of which every step is below a number."""
+        """Return the segments of which every step is below a number."""
         return [segment for n, segment in self.segments.items() if (n + 1) * self.rows <= number]
 
     def pop_below(self, number: int) -> list[Segment]:
@@ -225,7 +200,7 @@ class SegmentTable:
         del held
 
     def gather(self, numbers: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor] | None:
-        """New columns of steps int64 ``[N]``; None if one is negative, or not here."""
+        """Return new columns of steps int64 ``[N]``; None if one is negative, or not here."""
         chosen = self.fields if keys is None else {key: self.fields[key] for key in keys}
         out = {key: field.empty(len(numbers)) for key, field in chosen.items()}
         targets = np.array([column.data_ptr() for column in out.values()], np.int64)
@@ -256,24 +231,24 @@ class SegmentTable:
 
 
 def numbers_of(rows: np.ndarray, first: int, total: int, capacity: int) -> np.ndarray:
-    """Which of the numbers `[first, total)` was written last to each row, int64 ``[N]``; -1 where none was."""
+    """Return which of the numbers `[first, total)` was written last to each row, int64 `[N]`; -1 where none was."""
     out = np.empty(len(rows), np.int64)
     _kernels().numbers(rows, first, total, capacity, out)
     return out
 
 
 def name_of(number: int, version: int) -> str:
-    """What the file of a segment is called."""
+    """Return what the file of a segment is called."""
     return f"rows-{number:08d}.{version}{SUFFIX}"
 
 
 def newest_version(folder: Path, number: int) -> int:
-    """The highest version of a segment that has a file, named by a commit or not; -1 without any."""
+    """Return the highest version of a segment that has a file, named by a commit or not; -1 without any."""
     return max((int(path.name.split(".")[1]) for path in folder.glob(f"rows-{number:08d}.*{SUFFIX}")), default=-1)
 
 
 def files_in(folder: Path) -> list[Path]:
-    """All files of rows in a folder."""
+    """Return all files of rows in a folder."""
     return sorted(Path(e.path) for e in os.scandir(folder) if _NAME.fullmatch(e.name))
 
 

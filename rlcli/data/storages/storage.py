@@ -39,12 +39,8 @@ MOST_ROWS = 1 << 40
 class Memory(NamedTuple):
     """Columns that lie in plain memory, row after row, for whoever reads and writes them by address.
 
-    Attributes
-    ----------
-    addresses : dict of key to int
-        Valid until the next `declare` or `exchange`.
-    written : int64 array ``[1]``
-        Rows from row 0 on that may hold something; kept by whoever writes.
+    `addresses`: valid until the next `declare` or `exchange`.
+    `written` (int64 `[1]`): rows from row 0 on that may hold something; kept by whoever writes.
     """
 
     addresses: dict[Key, int]
@@ -52,7 +48,7 @@ class Memory(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What another process left: the state of the ring over these rows; their first number, and one past the last."""
+    """Another process's leavings: the state of the ring over these rows; their first number, and one past the last."""
 
     state: Mapping[str, Any]
     span: tuple[int, int]
@@ -335,7 +331,7 @@ def _refill(storage: Storage, fields: Mapping[Key, Field], numbers: np.ndarray, 
 
 
 def rows_for(row_bytes: int, capacity: int) -> int:
-    """Rows of a file, a power of two: about 4 MiB, at most a sixteenth of the ring, never over 16,384 files."""
+    """Return rows of a file, a power of two: about 4 MiB, at most a sixteenth of the ring, never over 16,384 files."""
     by_size = 1 << max((4 << 20) // max(row_bytes, 1), 1).bit_length() - 1
     by_ring = max(16, 1 << (-(-capacity // 16) - 1).bit_length())
     by_count = 1 << (-(-capacity // 16384) - 1).bit_length()
@@ -344,7 +340,7 @@ def rows_for(row_bytes: int, capacity: int) -> int:
 
 # ---- columns as the compiled passes take them ------------------------------------------------------------------------
 def by_row(columns: Mapping[Key, Tensor], order: Iterable[Key]) -> tuple[list[Tensor], np.ndarray, np.ndarray]:
-    """The columns in CPU memory, each row in one piece; where they begin, and bytes between rows."""
+    """Return the columns in CPU memory, each row in one piece; where they begin, and bytes between rows."""
     held = [columns[key] for key in order]
     held = [c if c.is_cpu and (c.is_contiguous() or c[0].is_contiguous()) else c.cpu().contiguous() for c in held]
     apart = np.array([c.stride(0) * c.element_size() for c in held], np.int64)
@@ -352,7 +348,7 @@ def by_row(columns: Mapping[Key, Tensor], order: Iterable[Key]) -> tuple[list[Te
 
 
 def contiguous(columns: Mapping[Key, Tensor], order: Iterable[Key]) -> tuple[list[Tensor], np.ndarray]:
-    """The columns in contiguous CPU memory, in this order, and their addresses."""
+    """Return the columns in contiguous CPU memory, in this order, and their addresses."""
     held = [columns[key] for key in order]
     held = [c if c.is_cpu and c.is_contiguous() else c.cpu().contiguous() for c in held]
     return held, np.array([column.data_ptr() for column in held], np.int64)

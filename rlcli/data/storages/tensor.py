@@ -53,7 +53,7 @@ class LazyTensorStorage(Storage):
         self.written[0] = 0
 
     def _note(self) -> None:
-        """Where the columns lie."""
+        """Note where the columns lie."""
         self._addresses = np.array([column.data_ptr() for column in self._columns.values()], np.int64)
         self._widths = np.array([field.width for field in self.fields.values()], np.int64)
         self._places = {key: i for i, key in enumerate(self.fields)}

@@ -1,4 +1,4 @@
-"""Whatever holds stored steps, opened as a replay buffer: collected frames, kept rows, dumps, checkpoints.
+"""Open whatever holds stored steps as a replay buffer: collected frames, kept rows, dumps, checkpoints.
 
 Rows stay in their files and are read where they lie, but for compressed ones, which are loaded. In the folder nothing
 is changed.

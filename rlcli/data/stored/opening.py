@@ -105,10 +105,7 @@ def _ended(ring: Ring, rows: np.ndarray) -> np.ndarray:
 
 
 def open_frames(path: Path, make: Callable[..., ReplayBuffer]) -> ReplayBuffer:
-    """A buffer over a folder of segments.
-
-    `make`: from storage and next_obs to an empty buffer.
-    """
+    """Return a buffer over a folder of segments; `make` gives an empty one from storage and next_obs."""
     segments = SegmentReader(path)
     segments.need_all()
     if not segments.frames:
@@ -138,7 +135,7 @@ def _in_memory(segments: SegmentReader, ndim: int, make: Callable[..., ReplayBuf
 
 
 def open_rows(path: Path) -> MappedStorage:
-    """What the last commit of a `LazyMemmapStorage` names; every checksum is compared."""
+    """Open what the last commit of a `LazyMemmapStorage` names; every checksum is compared."""
     said = Committed(path / JOURNAL)
     while True:
         try:
@@ -197,7 +194,7 @@ def holds_differences(ring: Ring) -> bool:
 
 
 def read_sides(about: dict[str, Any], ring: Ring) -> list[Transform]:
-    """What gives rows the next observations that they were stored without."""
+    """Return what gives rows the next observations that they were stored without."""
     if holds_differences(ring):
         return [NextObservationDelta()]
     if (compact := left_out(about)) is None:
@@ -279,7 +276,7 @@ def _need_open(place: Place, max_size: int | None, options: Mapping[str, Any]) -
 
 
 def _opened(place: Place, options: dict[str, Any]) -> TensorDictReplayBuffer:
-    """A buffer over these rows as they are stored."""
+    """Return a buffer over these rows as they are stored."""
 
     def make(**parts: Any) -> TensorDictReplayBuffer:
         return TensorDictReplayBuffer(**{**options, **parts})  # these say how rows lie

@@ -1,4 +1,4 @@
-"""Where stored steps are: what a folder holds, by journals and manifests alone; and whether its files are as written.
+"""Find stored steps: what a folder holds, by journals and manifests alone; and whether its files are as written.
 
 ```
 RUN/data/journal.jsonl               collected frames, one segment a batch, and the newest states
@@ -107,7 +107,7 @@ def places(folder: Path) -> Iterator[Place]:
 
 
 def newest_of(kind: SealedFolders, folder: Path) -> Path | None:
-    """The folder itself if it is one of them, or the newest in it that is whole; None where there is none."""
+    """Return the folder itself if it is one of them, or the newest in it that is whole; None where there is none."""
     if kind.sequence(folder) >= 0 and (folder / MANIFEST).is_file():
         return folder
     path, damaged = kind.newest(folder)
@@ -119,7 +119,7 @@ def newest_of(kind: SealedFolders, folder: Path) -> Path | None:
 
 
 def is_begun(folder: Path) -> bool:
-    """Whether a journal was begun in a folder, be it that only what it named is left."""
+    """Say whether a journal was begun in a folder, be it that only what it named is left."""
     return (folder / JOURNAL).is_file() or (folder.is_dir() and bool(files_in(folder) or numbered(folder)))
 
 
@@ -142,7 +142,7 @@ def _journalled(place: Path, run: Path) -> Place:
 
 
 def nothing_yet(folder: Path) -> ResourceError:
-    """The error for a folder whose writer has not committed anything."""
+    """Return the error for a folder whose writer has not committed anything."""
     return ResourceError(
         "nothing was written here yet",
         where=str(folder),
@@ -153,7 +153,7 @@ def nothing_yet(folder: Path) -> ResourceError:
 
 
 def _with_config(metadata: dict[str, Any], run: Path) -> dict[str, Any]:
-    """What a folder says of itself; where it lies in a run's folder, the run's configuration counts too."""
+    """Return what a folder says of itself; where it lies in a run's folder, the run's configuration counts too."""
     about = dict(metadata)
     file = run / CONFIG
     if "config" not in about and file.is_file():

@@ -36,7 +36,7 @@ from rlcli.kernels.index.table import base_of, find, first_step, free_slot
 
 @compiled(borrows=True)
 def is_last(bits: np.ndarray, row: int) -> bool:
-    """Whether a row is the last of its run."""
+    """Say whether a row is the last of its run."""
     return (bits[row >> 3] >> (row & 7)) & 1 != 0
 
 

@@ -57,7 +57,7 @@ def first_step(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, lane: i
 
 @compiled(borrows=True)
 def home(traj_id: int, lane: int, mask: int) -> int:
-    """Where an open trajectory is looked for first."""
+    """Return where an open trajectory is looked for first."""
     mixed = (traj_id ^ (lane << 40)) * -7046029254386353131
     return (mixed >> 32) & mask
 

@@ -76,7 +76,7 @@ def next_at(pairs: np.ndarray, key: int, row: int, form: int, index: np.ndarray)
 
 @compiled(borrows=True)
 def follows(pairs: np.ndarray, row: int, below: int, form: int, index: np.ndarray) -> bool:
-    """Whether the next observation of a row is, bit for bit, the observation of another row of the batch."""
+    """Say whether the next observation of a row is, bit for bit, the observation of another row of the batch."""
     for key in range(pairs.shape[1]):
         width = pairs[WIDTH, key]
         one, other = next_at(pairs, key, row, form, index), pairs[OBS, key] + below * width
@@ -124,7 +124,7 @@ def follow_blocks(obs: int, after: int, width: int, first: int, stop: int, notes
 
 @compiled(borrows=True)
 def in_slot(scalars: np.ndarray, pairs: np.ndarray, slot: int, row: int) -> bool:
-    """Whether a slot holds, bit for bit, the observation of a row of the batch."""
+    """Say whether a slot holds, bit for bit, the observation of a row of the batch."""
     at = scalars[POOL] + slot * scalars[SLOT_WIDTH]
     for key in range(pairs.shape[1]):
         width = pairs[WIDTH, key]
@@ -184,7 +184,7 @@ def go(done: np.ndarray, ids: np.ndarray, notes: np.ndarray, exact: bool) -> Non
 
 @compiled(borrows=True)
 def without(notes: np.ndarray, note: int) -> int:
-    """How many rows do not have this note."""
+    """Count the rows that do not have this note."""
     count = 0
     for i in range(len(notes)):
         count += notes[i] & note == 0
@@ -194,7 +194,7 @@ def without(notes: np.ndarray, note: int) -> int:
 @compiled(borrows=True)
 def fits(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, hashed: np.ndarray,
          slots: np.ndarray) -> bool:  # fmt: skip
-    """Whether the arrays can take `NEED_RUNS` more runs."""
+    """Say whether the arrays can take `NEED_RUNS` more runs."""
     need, most = scalars[NEED_RUNS], 0
     for lane in range(scalars[LANES]):
         most = max(most, lanes[TAIL, lane] - lanes[HEAD, lane])
@@ -321,7 +321,7 @@ def clear_bits_of(bits: np.ndarray, first: int, stop: int) -> None:
 
 @compiled(borrows=True)
 def plain_rows(notes: np.ndarray, first: int, stop: int) -> int:
-    """How many rows from `first` on are plain, one after another."""
+    """Count the rows from `first` on that are plain, one after another."""
     row, address = first, notes.ctypes.data
     while row + 8 <= stop and read_8(address + row) & EIGHT_PLAIN == EIGHT_PLAIN:
         row += 8

@@ -156,7 +156,7 @@ def _preferred(x: Tensor) -> tuple[str, ...]:
 
 
 def _refusal(name: str, x: Tensor, weights: Weights) -> str | None:
-    """Why a backend cannot serve, or None."""
+    """Say why a backend cannot serve, or None."""
     if name == "reference":
         return None
     if name != "scan" and torch.compiler.is_compiling():
@@ -186,7 +186,7 @@ def unread(x: Tensor) -> bool:
 
 
 def _transformed() -> bool:
-    """Whether a transform of torch.func or a dual level is in force; neither has a public question for it."""
+    """Say whether a transform of torch.func or a dual level is in force; neither has a public question for it."""
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 

@@ -85,7 +85,7 @@ class Unroll(torch.autograd.Function):
 
 
 def _graph_stays() -> bool:
-    """Whether another backward pass may follow this one, so that it may not write over what was saved."""
+    """Say whether another backward pass may follow this one, so that it may not write over what was saved."""
     ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     return ask is None or ask()
 
@@ -171,7 +171,7 @@ class Call:
         return self.x[:, first : first + span].reshape(self.B * span, self.x.shape[2]).contiguous()
 
     def _inputs(self, first: int, span: int, hidden: bool) -> list[Tensor]:
-        """What the inputs give to the gates of some steps, and room for what a GRU keeps besides."""
+        """Return what the inputs give to the gates of some steps, and room for what a GRU keeps besides."""
         gates = [_linear(self.rows(first, span), self.ih, self.bias)]
         if hidden and self.cell == "gru":
             gates.append(self.x.new_empty(self.B * span, self.H))
@@ -222,7 +222,7 @@ class Gradients:
 
 # ---- products of all steps -------------------------------------------------------------------------------------------
 def _ours() -> bool:
-    """Whether to use our own products, which are as fast as any on one thread."""
+    """Say whether to use our own products, which are as fast as any on one thread."""
     return torch.get_num_threads() == 1
 
 

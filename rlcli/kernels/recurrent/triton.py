@@ -43,7 +43,7 @@ SCRATCH = 24 * 1024  # bytes of it for everything but weights
 
 # ---- whether, and how -----------------------------------------------------------------------------------------------
 def refusal(x: Tensor, weights: Weights, precision: str | None = None) -> str | None:
-    """Why these kernels cannot serve a call, or None."""
+    """Say why these kernels cannot serve a call, or None."""
     if x.dtype not in (torch.float32, torch.float64):
         return f"it takes float32 and float64, and the tensors are {x.dtype}"
     if precision is not None and precision not in PRECISIONS:
@@ -179,7 +179,7 @@ class Unrolled(torch.autograd.Function):
 
 
 class _Layer(NamedTuple):
-    """What a call fixes, and its two passes."""
+    """Holds what a call fixes, and its two passes."""
 
     precision: str
     is_lstm: bool

@@ -57,7 +57,7 @@ def scan(
 
 
 def _carries(factor: Tensor, offset: Tensor, closed: Tensor) -> Tensor:
-    """What enters each block ``[lanes, blocks]`` from the blocks after it: a scan whose steps are blocks."""
+    """Return what enters each block `[lanes, blocks]` from the blocks after it: a scan whose steps are blocks."""
     nothing = torch.zeros((), dtype=factor.dtype, device=factor.device).expand(factor.shape).unsqueeze(-1)
     factor, offset, closed = (x.unsqueeze(-1) for x in (factor, offset, closed))
     reached, _ = scan(offset, closed, closed, nothing, nothing, 0.0, factor, 1.0)

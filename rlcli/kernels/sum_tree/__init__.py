@@ -23,10 +23,6 @@ class SumTree:
            [ 3 | 7 ]            so the tree is a function of its leaves and never drifts
     leaves [1 2|4 3]
     ```
-
-    Parameters
-    ----------
-    size : int
     """
 
     def __init__(self, size: int) -> None:

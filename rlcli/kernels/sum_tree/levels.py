@@ -1,4 +1,4 @@
-"""How many nodes a tree has: what it takes can be foretold without the compiler."""
+"""Count a tree's nodes: what it takes can be foretold without the compiler."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def levels(size: int) -> list[int]:
 
 
 def tree_bytes(size: int) -> int:
-    """What a `SumTree` of `size` rows holds: sums and minima, float64."""
+    """Return what a `SumTree` of `size` rows holds: sums and minima, float64."""
     return 2 * 8 * sum(levels(size))

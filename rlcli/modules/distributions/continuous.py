@@ -35,7 +35,7 @@ def standard_normal(params: Params, generator: torch.Generator | None) -> Tensor
 
 
 def as_scale(scale: Tensor | float, loc: Tensor) -> Tensor:
-    """A deviation, a number too, with the shape, dtype and device of `loc`."""
+    """Return a deviation, a number too, with the shape, dtype and device of `loc`."""
     if not isinstance(scale, Tensor):
         scale = torch.as_tensor(scale, dtype=loc.dtype, device=loc.device)
     return scale.expand_as(loc)
@@ -260,7 +260,7 @@ def _log_slope(x: Tensor) -> Tensor:
 
 
 def _float32(bound: np.ndarray, outside: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
-    """A bound in float32, moved into the box where rounding moved it `outside`."""
+    """Return a bound in float32, moved into the box where rounding moved it `outside`."""
     near = bound.astype(np.float32)
     inward = np.float32(np.inf if outside is np.less else -np.inf)
     return np.where(outside(near, bound) & np.isfinite(near), np.nextafter(near, inward), near)

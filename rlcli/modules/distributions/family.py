@@ -1,4 +1,4 @@
-"""What a distribution family is: pure functions over parameter tensors, with a torch side and a numpy side.
+"""Distribution families: pure functions over parameter tensors, with a torch side and a numpy side.
 
 The losses call the torch side (`log_prob`, `entropy`), the collector's loop the numpy side (`noise`, `act`),
 and the `torch.distributions` classes that users name in their actors are shells over the same functions. So

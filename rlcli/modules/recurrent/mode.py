@@ -1,4 +1,4 @@
-"""Whether recurrent modules take one step or run over sequences: a setting of the code around them."""
+"""A setting of the code around recurrent modules: whether they take one step or run over sequences."""
 
 from __future__ import annotations
 

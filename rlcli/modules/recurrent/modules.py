@@ -135,7 +135,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         self.recurrent_recompute = RECOMPUTE[recurrent_recompute]
 
     def _keys(self, given: tuple[Key | None, Sequence[Key] | None], others: list[Key], what: str) -> list[Key]:
-        """All keys: the one that was given and the usual others, or those that were given, with `is_init`."""
+        """Return all keys: the one that was given and the usual others, or those that were given, with `is_init`."""
         key, keys = given
         found = [unravel(k) for k in ([key, *others] if keys is None else keys)]  # type: ignore[arg-type, list-item]
         if what == "in_keys" and len(found) == len(others):
@@ -275,7 +275,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
     def _layers(
         self, below: Tensor, states: Sequence[Tensor], run: Callable[[Tensor, State, Weights], State]
     ) -> list[State]:
-        """What every layer hands on, given its part of the states `[*, L, H]` and the features of the one below."""
+        """Return what every layer hands on, given its part of the states `[*, L, H]` and features of the one below."""
         found = []
         for layer, weights in enumerate(self.weights()):
             found.append(run(below, tuple(s[:, layer] for s in states), weights))
@@ -283,7 +283,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         return found
 
     def _begun(self, states: list[Tensor], where: Sequences) -> tuple[list[Tensor], Tensor]:
-        """The states that trajectories begin with `[S, L, H]`, and which of them a step begins from `[B, T]`.
+        """Return the states that trajectories begin with `[S, L, H]`, and which of them a step begins from `[B, T]`.
 
         Read of no other row: on a GPU, which is not asked how many there are, they stay where they lie.
         """
@@ -370,7 +370,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
             )
 
     def _checked(self, state: Tensor, size: torch.Size) -> Tensor:
-        """A state `[*B, L, H]` as `[M, L, H]`."""
+        """Return a state `[*B, L, H]` as `[M, L, H]`."""
         layers = self.layers
         expected = (*size, layers.num_layers, layers.hidden_size)
         if state.shape != expected:

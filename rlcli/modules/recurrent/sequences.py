@@ -1,4 +1,4 @@
-"""Where the rows of a batch lie in the sequences that a recurrent layer runs over.
+"""Lay the rows of a batch out in the sequences that a recurrent layer runs over.
 
 ```
 [B, T]      a0 a1 a2|b0 b1       as it is: trajectories begin inside of rows too; a row's first step goes on from the
@@ -29,14 +29,10 @@ T = TypeVar("T")
 class Sequences(NamedTuple):
     """The layout of a batch.
 
-    Attributes
-    ----------
-    begins : bool Tensor `[B, T]`
-        A step goes on from a stored state, not from the step before. All of column 0 does.
-    rows : int64 Tensor `[B, T]` or None
-        Which row of the batch lies where; None: they are in order. Where a sequence ends early some row stands in.
-    back : int64 Tensor `[N]` or None
-        The place `[B * T]` of each row of the batch.
+    `begins` (bool `[B, T]`): a step goes on from a stored state, not from the step before. All of column 0 does.
+    `rows` (int64 `[B, T]`): which row of the batch lies where; None: they are in order. Where a sequence ends early
+    some row stands in.
+    `back` (int64 `[N]`): the place in `[B * T]` of each row of the batch; None: they are in order.
     """
 
     begins: Tensor
@@ -86,7 +82,7 @@ def begun_with_trajectories(td: TensorDictBase, is_init: Tensor) -> Tensor:
 
 
 def answered(ask: Callable[[], T]) -> T | None:
-    """What is asked of a tensor without numbers, for which a plan answers; None where nobody does."""
+    """Return what is asked of a tensor without numbers, for which a plan answers; None where nobody does."""
     try:
         return ask()
     except RuntimeError:

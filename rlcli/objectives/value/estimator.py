@@ -1,4 +1,4 @@
-"""What every value estimator does around its formula: read the batch, evaluate the network, write the result.
+"""Base of all value estimators: read the batch, evaluate the network, apply the formula, write the result.
 
 Reads the network's in_keys at the root and under `next` (where kept), reward and end flags, and, when
 present, masks and trajectory ids. Writes `advantage`, `value_target`, `state_value` and, where a
@@ -307,7 +307,7 @@ class ValueEstimator(KeyedModule, ABC):
             return (target if self.value_norm is None else self.value_norm.normalise(target)).to(_written(read.raw))
 
     def _source(self, td: TensorDictBase) -> TensorDictBase:
-        """The batch, with rows that count in place of those that do not wherever a NaN there could go on."""
+        """Return the batch, with rows that count in place of those that do not wherever a NaN there could go on."""
         mask = mask_of(masks_of(td))
         if mask is None or mask.numel() != td.numel() or not (self.reads_batch or torch.is_grad_enabled()):
             return td
@@ -365,7 +365,7 @@ class ValueEstimator(KeyedModule, ABC):
         return td
 
     def _count(self, values: Values, mask: Tensor | None) -> None:
-        """Which rows are approximated and which dropped, of those that the batch's own masks let through."""
+        """Count the rows that are approximated and dropped, of those that the batch's own masks let through."""
         dropped = None if values.valid is None else ~values.valid
         own = None if mask is None else mask.reshape(values.value.shape[:-1])
         self._rows = values.value[..., 0].numel() if own is None else own.sum()
@@ -440,5 +440,5 @@ class ValueEstimator(KeyedModule, ABC):
 
 
 def _written(value: Tensor) -> torch.dtype:
-    """The dtype of estimates: that of the network's values, float32 at least."""
+    """Return the dtype of estimates: that of the network's values, float32 at least."""
     return torch.promote_types(value.dtype, torch.float32)

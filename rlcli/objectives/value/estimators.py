@@ -252,18 +252,11 @@ def make_estimator(
     actor_network: ProbabilisticTensorDictSequential | None,
     options: Mapping[str, Any],
 ) -> ValueEstimator:
-    """An estimator of a kind.
+    """Return an estimator of a kind: "gae", "td0", "td1", "td_lambda", "vtrace", or a registered one.
 
-    Parameters
-    ----------
-    kind : ValueEstimators or str
-        "gae", "td0", "td1", "td_lambda", "vtrace", or a registered one.
-    value_network : TensorDictModule, optional
-        None: every value is 0, so that targets are sums of rewards (`zero_values`).
-    actor_network : ProbabilisticTensorDictSequential, optional
-        V-trace alone reads it.
-    options : dict
-        Of the estimator; `gamma` is 0.99 and `lmbda` 0.95 where they are not given.
+    `value_network`: None: every value is 0, so that targets are sums of rewards (`zero_values`).
+    `actor_network`: V-trace alone reads it.
+    `options`: of the estimator; `gamma` is 0.99 and `lmbda` 0.95 where they are not given.
     """
     name = kind.value if isinstance(kind, ValueEstimators) else kind
     known = tuple(dict.fromkeys((*(ours.value for ours in ValueEstimators), *registry.names("estimator"))))

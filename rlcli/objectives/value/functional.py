@@ -128,7 +128,7 @@ def td1_return_estimate(
     time_dim: int = -2,
     backend: str = "auto",
 ) -> Tensor:
-    """The whole rest of a trajectory: `G_t = r_t + gamma_t G_{t+1}`, with `V'` in place of `G` where it is cut.
+    """Return the whole rest of a trajectory: `G_t = r_t + gamma_t G_{t+1}`, with `V'` in place of `G` where it is cut.
 
     `rolling_gamma=False` is refused as in `td_lambda_return_estimate`.
     """
@@ -272,7 +272,7 @@ def reward2go(reward: Tensor, done: Tensor, gamma: Rate, *, time_dim: int = -2, 
 
 
 def _rate(name: str, rate: Rate, reward: Tensor) -> Rate:
-    """A number, or a tensor of them in the shape, dtype and device of the reward."""
+    """Return a number, or a tensor of them in the shape, dtype and device of the reward."""
     rate = need_rate(name, rate)
     return broadcast_rate(name, rate, reward) if isinstance(rate, Tensor) else rate
 

@@ -47,7 +47,7 @@ class Chunks:
         self.number, self.size = number, size
 
     def rows(self, shape: Size) -> int | None:
-        """Rows of a part of a batch ``[*B]``; None: all."""
+        """Return the rows of a part of a batch ``[*B]``; None: all."""
         if self.number is not None:
             return -(-shape.numel() // self.number)
         return None if self.size is None else self.size * shape[1:].numel()
@@ -95,7 +95,7 @@ def _autocast(device: str, dtype: torch.dtype) -> AbstractContextManager[Any]:
 
 
 class _OnMeta(TorchFunctionMode):
-    """What autocast does, for tensors without memory, which it does not know: planned bytes are those of a run."""
+    """Stands for autocast on tensors without memory, which it does not know: planned bytes are those of a run."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -109,12 +109,7 @@ class _OnMeta(TorchFunctionMode):
 
 
 def _called(net: Any, columns: Columns, key: Key, rows: int) -> dict[Key, Tensor]:
-    """What a network writes, its values `[rows, F]` checked, or the sentence that it does not fit what it was given.
-
-    Parameters
-    ----------
-    net : callable from columns to columns
-    """
+    """Return what a network writes, its values `[rows, F]` checked, or say that it does not fit what it was given."""
     written = fitted("the value network", lambda: net(columns), lambda: columns)
     value = written[key]
     if value.ndim != 2 or len(value) != rows:
@@ -144,12 +139,12 @@ class RowValues:
 
     @property
     def in_keys(self) -> list[Key]:
-        """What the network reads, as it is now."""
+        """Return what the network reads, as it is now."""
         return self.net.in_keys
 
     @property
     def mixes_rows(self) -> bool:
-        """Whether a row's value depends on which others are in its call: statistics of batches."""
+        """Say whether a row's value depends on which others are in its call: statistics of batches."""
         parts = (x for x in self.module.modules() if isinstance(x, nn.modules.batchnorm._BatchNorm))
         return any(x.training or x.running_mean is None for x in parts)
 
@@ -160,7 +155,7 @@ class RowValues:
         return other
 
     def __call__(self, columns: Columns, chunk_rows: int | None = None) -> Tensor:
-        """Values `[N, F]` of the rows `[N, *shape]`, at most `chunk_rows` of them in one forward pass."""
+        """Return values `[N, F]` of the rows `[N, *shape]`, at most `chunk_rows` of them in one forward pass."""
         if self._params is not None:
             with self._params.to_module(self.module):
                 return self._rows(columns, chunk_rows)
@@ -179,16 +174,10 @@ class RowValues:
     def sequences(
         self, seen: Observations, row: Tensor, following: Tensor, starts: Tensor, chunk_rows: int | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Values `[R, S, F]` of observations laid out in `R` sequences of `S`; which are known `[R, S]` (None: all).
+        """Return values `[R, S, F]` of observations in `R` sequences of `S`, and which are known `[R, S]` (None: all).
 
-        Parameters
-        ----------
-        row : int64 Tensor `[R, S]`
-            Whose observation it is.
-        following : bool Tensor `[R, S]`
-            The next observation of that row, not its own.
-        starts : bool Tensor `[R, S]`
-            A trajectory begins here. Rows need no order: not read.
+        `row` (int64 `[R, S]`): whose observation it is; `following` (bool): the next one of that row, not its own.
+        `starts` (bool `[R, S]`): a trajectory begins here. Rows need no order: not read.
         """
         pick = seen.picker(row.reshape(-1), following.reshape(-1))
         size = row.numel() if chunk_rows is None else chunk_rows
@@ -198,7 +187,7 @@ class RowValues:
 
 
 def values_of(network: TensorDictModuleBase, compute_dtype: torch.dtype | None = None) -> RowValues | SequenceValues:
-    """A value network, called the way it needs, in a lower precision where one is given."""
+    """Return a value network, called the way it needs, in a lower precision where one is given."""
     recurrent = getattr(network, "recurrent", False) or any(
         isinstance(module, nn.RNNBase | nn.RNNCellBase) for module in network.modules()
     )
@@ -208,17 +197,11 @@ def values_of(network: TensorDictModuleBase, compute_dtype: torch.dtype | None =
 class SequenceValues:
     """A recurrent value network as a function from sequences to values.
 
-    Parameters
-    ----------
-    network : TensorDictModule
-        Called on `[R, S]`; has `is_init` among its in_keys and starts anew wherever that is set. A key that it writes
-        under `next` as well is its state: read where a sequence begins, as the batch holds it.
-    compute_dtype : torch.dtype, optional
-        The lower precision it is called in.
-    net : Lowered, optional
-        The same network, where not all of it is to be called.
-    key : key, optional
-        Where it writes values, if not where a critic does.
+    `network`: called on `[R, S]`; has `is_init` among its in_keys and starts anew wherever that is set. A key that it
+    writes under `next` as well is its state: read where a sequence begins, as the batch holds it.
+    `compute_dtype`: the lower precision it is called in.
+    `net`: the same network, where not all of it is to be called. `key`: where it writes values, if not where a critic
+    does.
     """
 
     def __init__(
@@ -280,7 +263,7 @@ class SequenceValues:
         return found.reshape(*row.shape, -1), None if pick.known is None else pick.known.reshape(row.shape)
 
     def _flat(self, columns: Columns, shape: tuple[int, ...]) -> dict[Key, Tensor]:
-        """The values of sequences `shape`, one after the other, and the states after them."""
+        """Return the values of sequences `shape`, one after the other, and the states after them."""
         written = self.net(columns, len(shape))
         read: list[Key] = [self.key, *map(under_next, self.state_keys)]
         return {key: written[key].reshape(math.prod(shape), *written[key].shape[len(shape) :]) for key in read}

@@ -133,7 +133,7 @@ class PopArt(ValueNorm):
         return next(iter(self._layers()), None)
 
     def _by_structure(self, network: nn.Module) -> list[nn.Linear]:
-        """The layer, or an empty list that `calling` adds it to; a network that changed gets a new one."""
+        """Return the layer, or an empty list that `calling` adds it to; a network that changed gets a new one."""
         layer: nn.Linear | None = self._given  # type: ignore[assignment]
         if layer is None:
             layer = last_layer(network, self._key)
@@ -275,7 +275,7 @@ def _within(x: Tensor, memory: Tensor) -> bool:
 
 
 def _shares(layer: nn.Linear, network: nn.Module) -> bool:
-    """Whether another module of the network has a parameter in the memory of the layer's."""
+    """Say whether another module of the network has a parameter in the memory of the layer's."""
     others = [p for part in network.modules() if part is not layer for p in part._parameters.values()]
     return any(
         _within(other, p) for p in layer.parameters() for other in others if not (other is None or is_lazy(other))

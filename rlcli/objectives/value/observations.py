@@ -22,15 +22,10 @@ from rlcli.transforms.delta_codec import next_or_rebuilt
 
 
 class Observations:
-    """What a value network reads of a batch ``[*B]``, `N` rows.
+    """The observations that a value network reads of a batch `[*B]`, `N` rows, in `root` `[N, *shape]`.
 
-    Attributes
-    ----------
-    root : dict of key to Tensor ``[N, *shape]``
-    following : dict of key to Tensor, gather tensor or None
-        As the batch keeps them; None where it does not.
-    states : dict of key to Tensor ``[N, *shape]``
-        What a recurrent network reads where a sequence begins, as far as the batch has it.
+    `following`: a Tensor or gather tensor, as the batch keeps them; None where it does not.
+    `states` (`[N, *shape]`): what a recurrent network reads where a sequence begins, as far as the batch has it.
     """
 
     def __init__(self, td: TensorDictBase, keys: Sequence[Key], states: Sequence[Key] = ()) -> None:
@@ -50,7 +45,7 @@ class Observations:
         return all(is_gathered(x) for x in self.following.values())
 
     def common_gather(self) -> Tensor | None:
-        """The one index by which all next observations are gathered from this batch's own rows, or None.
+        """Return the one index by which all next observations are gathered from this batch's own rows, or None.
 
         A batch that was cut, permuted or edited still reads right, but its rows are no longer the rows that the
         index counts: then values are computed the plain way.
@@ -71,11 +66,11 @@ class Observations:
         return index
 
     def extra(self) -> dict[Key, Tensor]:
-        """The rows that next observations are gathered from beside the batch's own (a common gather only)."""
+        """Return the rows that next observations are gathered from beside the batch's own (a common gather only)."""
         return {k: x.extra for k, x in self.following.items()}
 
     def may_hold_nan(self) -> bool:
-        """Whether an extra row holds NaN, or may, where the host must not ask."""
+        """Say whether an extra row holds NaN, or may, where the host must not ask."""
         extra = self.extra().values()
         return any(x.is_floating_point() and (not may_ask(x) or bool(x.sum().isnan())) for x in extra)
 
@@ -94,14 +89,7 @@ class Observations:
         return rows, unknown
 
     def picker(self, row: Tensor, following: Tensor) -> Picker:
-        """Observations picked by row: a row's own, or its next one.
-
-        Parameters
-        ----------
-        row : int64 Tensor ``[M]``
-        following : bool Tensor ``[M]``
-            The next observation of that row, not its own.
-        """
+        """Pick observations by row (int64 `[M]`): a row's own, or its next where `following` (bool `[M]`) is true."""
         if not self.kept:
             return Picker(self, self.root, row, torch.zeros_like(following), ~following)
         gather, count = self.common_gather(), self.shape.numel()
@@ -114,10 +102,7 @@ class Observations:
 
 
 class Picker:
-    """Picked observations, made a stretch at a time.
-
-    `known` (bool Tensor ``[M]`` or None): which of them were kept; None: all.
-    """
+    """Picked observations, made a stretch at a time; `known` (bool `[M]`): which were kept; None: all."""
 
     def __init__(
         self,
@@ -135,13 +120,13 @@ class Picker:
         self._own = index if own is None else own
 
     def __call__(self, stretch: slice) -> dict[Key, Tensor]:
-        """Rows ``{key: [m, *shape]}`` of a stretch of ``[0, M)``."""
+        """Return rows ``{key: [m, *shape]}`` of a stretch of ``[0, M)``."""
         out = _picked(self._seen.root, self._second, self._index[stretch], self._other[stretch])
         return out | {key: x.index_select(0, self._own[stretch]) for key, x in self._seen.states.items()}
 
 
 def is_gathered(x: Any) -> bool:
-    """Whether `x` is a lazy gather tensor: value = (obs rows ++ extra rows)[index].
+    """Say whether `x` is a lazy gather tensor: value = (obs rows ++ extra rows)[index].
 
     Objectives do not import data, so the tensor is known by what it offers.
     """
@@ -165,7 +150,7 @@ def _picked(first: Columns, second: Columns, index: Tensor, other: Tensor) -> di
 
 
 def _fill_value_rows(following: Columns) -> Tensor | None:
-    """Rows `[N]` that hold NaN, the fill value of a successor that is not stored; None if none does."""
+    """Return rows `[N]` that hold NaN, the fill value of a successor that is not stored; None if none does."""
     unknown: Tensor | None = None
     for x in following.values():
         # the sum is finite for nearly every batch and reads the rows once, without a mask of their size

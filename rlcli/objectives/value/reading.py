@@ -1,4 +1,4 @@
-"""What an estimator takes from a batch, and what it refuses: rewards, ends, masks and values that do not fit.
+"""Read a batch for an estimator, and refuse rewards, ends, masks and values that do not fit.
 
 Shapes and dtypes are looked at before anything is computed. Numbers are looked at on the CPU only: on a GPU it would
 wait for the device, and the update counts what is not finite there.
@@ -32,7 +32,7 @@ class Values(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """Where trajectories stop, bool `[*B]`."""
+    """The places where trajectories stop, bool `[*B]`."""
 
     terminated: Tensor
     cut: Tensor  # done, or the next row belongs to something else
@@ -44,7 +44,7 @@ class Ends(NamedTuple):
 
 
 class Read(NamedTuple):
-    """What a formula needs of a batch `[*B]`."""
+    """The columns that a formula needs of a batch `[*B]`."""
 
     reward: Tensor  # [*B, F]
     ends: Ends
@@ -64,23 +64,15 @@ class Read(NamedTuple):
 
 
 def masks_of(td: TensorDictBase) -> dict[Key, Tensor]:
-    """What says which rows count, but for what an estimator wrote itself."""
+    """Return what says which rows count, but for what an estimator wrote itself."""
     return {k: x for k in MASK_KEYS if k != SHIFTED_VALID and (x := td.get(k, None)) is not None}
 
 
 def ends_of(td: TensorDictBase, keys: Any, time: int, masks: Mapping[Key, Tensor]) -> Ends:
-    """Flags `[*B]`. `done` may be left out where terminated and truncated are kept.
+    """Return flags `[*B]`. `done` may be left out where terminated and truncated are kept.
 
-    Parameters
-    ----------
-    td : TensorDictBase
-        `[*B]`
-    keys : namespace
-        The estimator's `tensor_keys`: `done`, `terminated`, `truncated`, `traj_ids`.
-    time : int
-        The batch dim that is time.
-    masks : dict of key to bool Tensor `[*B]`
-        Rows on the two sides of a mask's edge belong to different things.
+    `keys`: the estimator's `tensor_keys`. `time`: the batch dim that is time.
+    `masks` (bool `[*B]`): rows on the two sides of a mask's edge belong to different things.
     """
     done, terminated, truncated = (
         None if x is None else x.reshape(td.shape)
@@ -151,13 +143,8 @@ def check_columns(
 ) -> None:
     """Refuse a batch `[*B]` whose rewards, flags, masks or next observations do not fit it.
 
-    Parameters
-    ----------
-    keys : namespace
-        The estimator's `tensor_keys`.
-    observed : sequence of (key, next observation)
-        What the value network reads, and the next of it as the batch keeps it; None where it does not.
-    masks : dict of key to Tensor
+    `keys`: the estimator's `tensor_keys`.
+    `observed`: what the value network reads, and the next of it as the batch keeps it; None where it does not.
     """
     if not math.prod(td.shape):  # td.numel() is at least 1
         raise ArgumentError("the batch has no rows", why=f"its shape is {tuple(td.shape)}")
@@ -196,10 +183,7 @@ def _one_a_row(td: TensorDictBase, key: Key, x: Tensor) -> None:
 
 
 def check_features(reward: Tensor, values: Values, names: tuple[Key, Key]) -> None:
-    """Refuse values whose shape is not the reward's: they would broadcast, and pair wrong steps.
-
-    `names`: of the reward and of the value.
-    """
+    """Refuse values whose shape is not the reward's (`names`): they would broadcast, and pair wrong steps."""
     for name, x in ((show(names[1]), values.value), (f"next {show(names[1])}", values.next_value)):
         if x.shape != reward.shape:
             raise ArgumentError(
@@ -245,15 +229,8 @@ def check_numbers(
 ) -> None:
     """Refuse rewards and values that are not finite, by the first row where one is.
 
-    Parameters
-    ----------
-    reward : Tensor ``[*B, F]``
-    counts : bool Tensor ``[*B, F]``, optional
-        Rows that count; others may hold anything.
-    names : (Key, Key)
-        Of the reward and of the value.
-    time : int
-        The batch dim that is time.
+    `reward` (`[*B, F]`). `counts` (bool `[*B, F]`): rows that count; others may hold anything.
+    `names`: of the reward and of the value. `time`: the batch dim that is time.
     """
     if reward.is_meta or not may_ask(reward):
         return

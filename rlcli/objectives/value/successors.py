@@ -34,18 +34,12 @@ def successor_values(
     chunk_rows: int | None = None,
     two_calls: bool = False,
 ) -> Values:
-    """Values of every row and of its successor.
+    """Return values of every row and of its successor; `time` is the batch dim that is time (compact only).
 
-    Parameters
-    ----------
-    td : TensorDictBase
-        `[*B]`; reads the network's in_keys at the root and, where they are kept, under `next`.
-    time : int
-        The batch dim that is time (compact only).
-    target : RowValues, optional
-        Evaluates next observations; by default `net` does.
-    two_calls : bool
-        Evaluate `exact` batches as `full` ones are, bit for bit; so they are where values mix rows (batch norm).
+    `td` (`[*B]`): reads the network's in_keys at the root and, where they are kept, under `next`.
+    `target`: evaluates next observations; by default `net` does.
+    `two_calls`: evaluate `exact` batches as `full` ones are, bit for bit; so they are where values mix rows (batch
+    norm).
     """
     if isinstance(net, SequenceValues):  # a successor's value needs the state before it
         return shifted_values(td, net, ends, time, budget=None, chunk_rows=chunk_rows)._replace(valid=None)
@@ -82,7 +76,7 @@ def _batch(x: Tensor, td: TensorDictBase) -> Tensor:
 
 # ---- one pass for all: slots ---------------------------------------------------------------------------------------
 class Slots(NamedTuple):
-    """Where the observations of rows `[R, T]` lie among `S` slots a row.
+    """The places of observations of rows `[R, T]` among `S` slots a row.
 
     ```
     T 6, budget 2, trajectories end at o2 (cut by time) and with the row; n is the true next observation of an end
@@ -133,16 +127,11 @@ def shifted_values(
     budget: int | None = 1,
     chunk_rows: int | None = None,
 ) -> Values:
-    """Values of every row and of its successor from one pass over `T + budget` slots a row.
+    """Return values of every row and of its successor from one pass over `T + budget` slots a row.
 
-    Parameters
-    ----------
-    td : TensorDictBase
-        `[*B]`; where next observations are not kept, the observation of an end stands for its next one, marked.
-    time : int
-        The batch dim that is time.
-    budget : int, optional
-        None: what the row with the most ends needs. A batch `[N]` always gets that.
+    `td` (`[*B]`): where next observations are not kept, the observation of an end stands for its next one, marked.
+    `time`: the batch dim that is time.
+    `budget`: None: what the row with the most ends needs. A batch `[N]` always gets that.
     """
     rows = torch.arange(td.numel(), device=ends.cut.device).reshape(td.shape)
     number = rows.movedim(time, -1).reshape(-1, td.shape[time])  # [R, T] flat rows
