@@ -87,7 +87,10 @@ def test_help_is_a_page_at_any_width(process, columns):
         ("train --force", "no flag --force; runs never overwrite each other; leave it out, and write another run.dir"),
         ("train -help", "there is no flag -help; did you mean --help?"),
         ("eval -help", "there is no flag -help (did you mean --help?). See rlcli eval --help."),
-        ("train recipe=dqn", "did you mean dqn_async or dqn_atari or dqn_cartpole or dqn_exact or dqn_pong or dqn_recurrent?"),
+        (
+            "train recipe=dqn",
+            "did you mean dqn_async or dqn_atari or dqn_cartpole or dqn_exact or dqn_pong or dqn_recurrent?",
+        ),
         ("train --recipe-dir", "--recipe-dir FOLDER"),
         ("help memory nonsense", "help shows one topic: got memory nonsense. Write rlcli help memory."),
         ("completion bash zsh", "completion is for one shell: got bash zsh"),
