@@ -169,7 +169,7 @@ def test_a_batch_holds_what_loss_and_estimator_read_and_nothing_else(words, memo
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["sampler=slice"], ["storage=none keeps none; use storage=tensor | memmap"]),
+        (["sampler=slice"], ["storage=none has none; use storage=tensor | memmap"]),
         ([*SLICES, "storage.max_size=100"], ["storage.max_size=100 is less than collector.frames_per_batch=128"]),
         ([*SLICES, "sampler.slice_len=null"], ["needs sampler.slice_len or sampler.num_slices; give one"]),
         ([*SLICES, "sampler.num_slices=3"], ["are not sampler.batch_size=64 rows", "sampler.batch_size=48"]),
