@@ -65,17 +65,17 @@ SMALL = {
     "ppo_minigrid": ["total_frames=512", "collector.frames_per_batch=256"],
     **dict.fromkeys(
         ["ppo_pong", "ppo_atari"],
-        ["env.num=2", "total_frames=64", "collector.frames_per_batch=32", "sampler.batch_size=16", "optim.epochs=1"],
+        ("env.num=2", "total_frames=64", "collector.frames_per_batch=32", "sampler.batch_size=16", "optim.epochs=1"),
     ),
     "dqn_cartpole": ["total_frames=1024", "collector.init_random_frames=512"],
     "dqn_exact": ["total_frames=1024", "collector.init_random_frames=512"],
     "dqn_async": ["total_frames=1024", "collector.init_random_frames=512"],
     "sac_async": ["total_frames=208", "collector.init_random_frames=150"],
     "sac_pendulum": ["total_frames=200", "collector.init_random_frames=150"],
-    **dict.fromkeys(["sac_halfcheetah", "sac_mujoco"], ["total_frames=60", "collector.init_random_frames=50"]),
+    **dict.fromkeys(["sac_halfcheetah", "sac_mujoco"], ("total_frames=60", "collector.init_random_frames=50")),
     **dict.fromkeys(
         ["dqn_pong", "dqn_atari"],
-        ["env.num=2", "total_frames=128", "collector.init_random_frames=120", "storage.max_size=1000"],
+        ("env.num=2", "total_frames=128", "collector.init_random_frames=120", "storage.max_size=1000"),
     ),
     "collect_random": ["total_frames=4096", "collector.frames_per_batch=2048"],
 }
