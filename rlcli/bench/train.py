@@ -30,7 +30,7 @@ _FIXED: dict[str, Callable[[dict[str, Any]], list[str]]] = {  # what no setting 
         "loss=dqn", *_STORED, "storage.max_size=100000", "policy.activation=relu", "policy.eps_end=0.04",
         f"policy.eps_frames={max(1, int(0.16 * settings['total_frames']))}", "optim.max_grad_norm=10",
         f"collector.init_random_frames={min(1000, settings['total_frames'] // 2)}",
-        f"loss.target_every={_updates_of_a_batch(settings)}",  # SB3 copies the weights while it collects
+        "loss.tau=1", f"loss.target_every={_updates_of_a_batch(settings)}",  # SB3 copies the weights while it collects
     ],
     "sac": lambda settings: [
         "loss=sac", *_STORED, "storage.max_size=100000", "policy.activation=relu", "optim.max_grad_norm=null",
