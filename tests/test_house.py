@@ -13,7 +13,6 @@ from operator import sub
 from pathlib import Path
 
 import pytest
-
 from test_layers import PACKAGE, modules, nodes, part_of
 
 # room -> lines, files
