@@ -27,10 +27,7 @@ MAKE, STEP = 1, 2  # orders to a process
 def bare(make: Callable[[], gym.Env], lanes: int, seed: int = 0) -> Callable[[int], None]:
     """Nothing but the envs: so many steps of each, and its resets; bookkeeping wrappers taken off, actions drawn ahead.
 
-    Parameters
-    ----------
-    lanes : int
-        How many envs, stepped in turns.
+    `lanes`: how many envs, stepped in turns.
     """
     pairs = [strip(make()) for _ in range(lanes)]
     rng = np.random.default_rng(seed)
@@ -61,11 +58,7 @@ def bare(make: Callable[[], gym.Env], lanes: int, seed: int = 0) -> Callable[[in
 class Independent:
     """Processes that step bare envs, told only to begin; what N envs could reach if nothing had to be said.
 
-    Parameters
-    ----------
-    recipe : GymRecipe
-    shares : sequence of int
-        How many of the envs each process steps.
+    `shares`: how many of the envs each process steps.
     """
 
     def __init__(self, recipe: GymRecipe, shares: Sequence[int]) -> None:

@@ -24,7 +24,7 @@ from rlcli.collectors.answers import answering
 from rlcli.collectors.base import BaseCollector, called
 from rlcli.collectors.delivered import Collected
 from rlcli.collectors.devices import NOT_COPIED, one_device, own_copy, own_device, place
-from rlcli.collectors.engine import Engine
+from rlcli.collectors.engine import Rollout
 from rlcli.collectors.finish import Filled, TrajectoryPool, assemble
 from rlcli.collectors.frames import next_steps, steps_of
 from rlcli.collectors.options import Stepping, divided, whole
@@ -278,7 +278,7 @@ class Collector(BaseCollector):
         self._acting, self.policy = wired.own, wired.policy
         self.is_copy = wired.own is not self._trained
         adopting = self._weights.adopting if s.weights_swap == "step" else None
-        self.engine = Engine(wired, s, ids=self.ids, seed=self.seed, stream=self.stream, adopting=adopting)
+        self.engine = Rollout(wired, s, ids=self.ids, seed=self.seed, stream=self.stream, adopting=adopting)
         if self._limit is not None:
             self.engine.limit = self._limit
             self.lanes.limit_frames(self._limit)

@@ -39,7 +39,7 @@ from rlcli.transforms import RowOp, by_name
 SINGLE, LONG = np.dtype(np.float32), np.dtype(np.int64)
 
 
-class Engine:
+class Rollout:
     """Collects batches of columns.
 
     `wired`: what is stepped: lanes, transforms, the policy's program, and what batches hold.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rlcli.collectors.engine import Engine
+from rlcli.collectors.engine import Rollout
 from rlcli.collectors.programs import RandomProgram, TensorDictProgram
 from rlcli.collectors.programs.lowered import LoweredProgram
 from rlcli.collectors.states import transforms_of
@@ -36,12 +36,12 @@ class Face:
     why: str
 
 
-def faces_of(env: EnvBase, engine: Engine) -> list[Face]:
+def faces_of(env: EnvBase, engine: Rollout) -> list[Face]:
     """Return the faces of all parts: env, transforms from the innermost on, the policy's stages, noise."""
     return [_env(env, engine), *_transforms(env, engine), *_policy(engine), *_noise(engine)]
 
 
-def _env(env: EnvBase, engine: Engine) -> Face:
+def _env(env: EnvBase, engine: Rollout) -> Face:
     base = env
     while isinstance(base, TransformedEnv) and not own_stepping(base):
         base = base.base_env
@@ -69,7 +69,7 @@ def _odd_transform(env: EnvBase) -> str:
     return f"{' and '.join(odd)} on it may read any key" if odd else ""
 
 
-def _transforms(env: EnvBase, engine: Engine) -> Iterator[Face]:
+def _transforms(env: EnvBase, engine: Rollout) -> Iterator[Face]:
     faces = engine.faces
     for transform in transforms_of(env):
         name = type(transform).__name__
@@ -92,7 +92,7 @@ def _in_the_loop(transform: Transform) -> str:
     return "the policy, or a transform in the loop, uses what it reads or writes"
 
 
-def _policy(engine: Engine) -> Iterator[Face]:
+def _policy(engine: Rollout) -> Iterator[Face]:
     program = engine.program
     if isinstance(program, TensorDictProgram):
         yield Face("policy", _class(program.policy), "TensorDicts, called every step", program.why)
@@ -118,7 +118,7 @@ def _policy(engine: Engine) -> Iterator[Face]:
         yield Face("policy", "random actions", "columns, for a batch at once", "there is no policy")
 
 
-def _noise(engine: Engine) -> Iterator[Face]:
+def _noise(engine: Rollout) -> Iterator[Face]:
     """Say where random numbers come from, a line a stream."""
     program = engine.program
     unknown = ["the env"] if engine.lanes.on_tensordicts else []

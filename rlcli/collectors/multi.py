@@ -39,7 +39,7 @@ from rlcli.collectors.parts import Outside, merged
 from rlcli.collectors.published import PublishedWeights
 from rlcli.collectors.schema import BatchSchema, RowSchema
 from rlcli.collectors.shared_batch import SharedBatch
-from rlcli.collectors.worker import Part, Sent
+from rlcli.collectors.worker import Sent, WorkerBatch
 from rlcli.collectors.worker_record import WorkerRecord
 from rlcli.data import ReplayBufferEnsemble
 from rlcli.data.next_obs import move
@@ -170,7 +170,7 @@ class MultiProcessCollector(BaseCollector):
 
     def _collected(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[WorkerBatch],
         memory: Mapping[Key, np.ndarray],
         *,
         batched: bool = True,

@@ -51,7 +51,7 @@ class Receiver(Protocol):
         """Write the newest to its models, whole; of each the version that it then has."""
 
 
-class Weights(Protocol):
+class CollectorWeights(Protocol):
     """What a collector publishes versions with."""
 
     version: int

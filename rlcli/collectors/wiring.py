@@ -14,7 +14,7 @@ import torch
 
 from rlcli.collectors.devices import Placement, on_device, same_device
 from rlcli.collectors.options import Stepping
-from rlcli.collectors.programs import Program, RandomProgram, Setting, TensorDictProgram, lower
+from rlcli.collectors.programs import PolicyContext, Program, RandomProgram, TensorDictProgram, lower
 from rlcli.collectors.schema import BatchSchema, Kept, always, keeper, schema_of
 from rlcli.collectors.states import refuse_lost_states, transforms_of
 from rlcli.envs import EnvBase, GymEnv, TransformedEnv
@@ -213,7 +213,7 @@ def wire(
     shown = dict(lanes.schema)
     for transform in transforms:
         shown |= transform.plan({**shown, **reward})
-    setting = Setting(lanes.actions, shown, env.batch_size, placement, stepping.exploration_type)
+    setting = PolicyContext(lanes.actions, shown, env.batch_size, placement, stepping.exploration_type)
     mask_key = _mask_key(policy, shown, lanes.actions, stepping)
     used, own, program = _program(env, lanes, policy, setting, random_frames, mask_key)
     actions = random_actions(env, lanes) or lanes.actions
@@ -249,7 +249,7 @@ def _mask_key(policy: Any, shown: Schema, actions: ActionFormat, stepping: Stepp
 
 
 def _program(
-    env: EnvBase, lanes: Lanes, policy: Any, setting: Setting, random_frames: int, mask_key: Key | None
+    env: EnvBase, lanes: Lanes, policy: Any, setting: PolicyContext, random_frames: int, mask_key: Key | None
 ) -> tuple[Any, Any, Program]:
     """Return what acts, on tensordicts; the part of it that is of the kind that was given; and what runs it."""
     used, own = None, None

@@ -20,7 +20,7 @@ from rlcli.envs.spaces import from_gym_space
 from rlcli.errors import ArgumentError
 from rlcli.keys import ACTION, RESET
 from rlcli.lanes.contract import not_finite
-from rlcli.lanes.engine import Engine
+from rlcli.lanes.engine import VectorBackend
 from rlcli.lanes.engines import make_engine
 from rlcli.lanes.envpool import EnvpoolEngine
 from rlcli.lanes.gym_lanes import GymLanes
@@ -287,7 +287,7 @@ class NativeEnv(LanesEnv):
 
     Parameters
     ----------
-    engine : Engine
+    engine : VectorBackend
         From `engine_of(vector_env)`, or an `EnvpoolEngine`; `make_native` makes both from an id.
     categorical_action_encoding, narrow, out_of_bounds, device
         As in `GymEnv`.
@@ -295,7 +295,7 @@ class NativeEnv(LanesEnv):
 
     def __init__(
         self,
-        engine: Engine,
+        engine: VectorBackend,
         *,
         categorical_action_encoding: bool = False,
         narrow: bool = False,

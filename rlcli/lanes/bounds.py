@@ -19,7 +19,7 @@ from gymnasium import spaces
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key, as_tuple, show, spell
 from rlcli.lanes.contract import BatchStart, Book, broken
-from rlcli.lanes.observations import Leaf
+from rlcli.lanes.observations import ObservationLeaf
 
 MODES = ("refuse", "count", "ignore")
 ROUNDED = "(rounded)"  # the last part of a key
@@ -98,7 +98,7 @@ class Interval:
         return np.where((values < self._least) | (values > self._most), over, 0.0)
 
 
-def space_bounds(space: spaces.Space, parts: Sequence[Leaf]) -> dict[Key, Interval]:
+def space_bounds(space: spaces.Space, parts: Sequence[ObservationLeaf]) -> dict[Key, Interval]:
     """Return the bounds that a gymnasium space declares for its leaves."""
     found: dict[Key, Interval] = {}
     for leaf in parts:
@@ -138,7 +138,7 @@ class Bounds:
 
     `intervals`: observation key -> Interval; those that say nothing are left out.
     `mode`: at an observation outside, raise ("refuse"), go on and count it ("count"), or do not look ("ignore").
-    `rounded`: observation key -> the cells of leaves (`Leaf.rounded`) that count what its dtype has rounded.
+    `rounded`: observation key -> the cells of leaves (`ObservationLeaf.rounded`) that count what its dtype has rounded.
     `outside`, `worst`: key -> number of observations that had an element outside, with "count", and the worst of those.
     """
 

@@ -25,7 +25,7 @@ TRACE_STEPS = 16  # steps that a finished lane's new episode is compared over
 Seeds = Sequence[int | None]
 
 
-class Engine:
+class VectorBackend:
     """N lanes stepped by one call.
 
     `name`: for error messages. `observation_space`, `action_space`: of one lane.
@@ -72,7 +72,7 @@ def check_outcome(lanes: int, reward: Any, terminated: Any, truncated: Any) -> N
 
 
 # ---- gymnasium's vector envs -----------------------------------------------------------------------------------------
-class VectorEngine(Engine):
+class VectorEngine(VectorBackend):
     """Base of the faces over gymnasium's vector envs."""
 
     def __init__(self, vector: VectorEnv) -> None:

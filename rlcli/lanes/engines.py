@@ -32,11 +32,11 @@ from rlcli.lanes.engine import (
     PROBE_STEPS,
     AtariEngine,
     CartPoleEngine,
-    Engine,
     JaxEngine,
     MaskedEngine,
     SameStepEngine,
     SeededEngine,
+    VectorBackend,
     VectorEngine,
     name_of,
 )
@@ -63,7 +63,7 @@ def auto_prefers_native(env_id: str, num: int) -> bool:
     return own is not None and own.worth_from is not None and num >= own.worth_from
 
 
-def make_engine(env_id: str, num: int, /, **kwargs: Any) -> Engine:
+def make_engine(env_id: str, num: int, /, **kwargs: Any) -> VectorBackend:
     """Return the engine that gymnasium has registered for an id (its `vector_entry_point`)."""
     register_known(env_id)
     with building(env_id):
@@ -76,7 +76,7 @@ def make_engine(env_id: str, num: int, /, **kwargs: Any) -> Engine:
     return engine_of(vector)
 
 
-def engine_of(vector: VectorEnv) -> Engine:
+def engine_of(vector: VectorEnv) -> VectorBackend:
     """Return the engine face of a gymnasium vector env; a ConfigError says why where there is none."""
     if not isinstance(vector, VectorEnv):
         raise EnvError("this is not a gymnasium vector env", why=f"it is a {type(vector).__name__}")

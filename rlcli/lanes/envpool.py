@@ -17,10 +17,10 @@ import numpy as np
 from rlcli.config.installed import install
 from rlcli.errors import ConfigError, EnvError
 from rlcli.lanes.building import suggest
-from rlcli.lanes.engine import Engine, take
+from rlcli.lanes.engine import VectorBackend, take
 
 
-class EnvpoolEngine(Engine):
+class EnvpoolEngine(VectorBackend):
     """A synchronous envpool of `env_id` (a leading `ALE/` is dropped); `kwargs` go to `envpool.make_gymnasium`."""
 
     def __init__(self, env_id: str, num: int, /, **kwargs: Any) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from rlcli.errors import ArgumentError, RlcliError
 from rlcli.lanes.contract import env_raised
-from rlcli.lanes.engine import Engine, check_outcome
+from rlcli.lanes.engine import VectorBackend, check_outcome
 from rlcli.lanes.lanes import NONE, numbers_of
 from rlcli.lanes.observations import lane_writer
 from rlcli.lanes.replay import ReplayableLanes, fingerprint
@@ -23,10 +23,10 @@ LOOKED_AT = 1024  # lanes, while it is tried whether episodes repeat
 
 
 class NativeLanes(ReplayableLanes):
-    """The array face of an `Engine`; see `ReplayableLanes`."""
+    """The array face of an `VectorBackend`; see `ReplayableLanes`."""
 
     def __init__(
-        self, engine: Engine, *, categorical: bool = False, narrow: bool = False, out_of_bounds: str = "count"
+        self, engine: VectorBackend, *, categorical: bool = False, narrow: bool = False, out_of_bounds: str = "count"
     ) -> None:
         super().__init__(
             engine.n, name=engine.name, observation_space=engine.observation_space, action_space=engine.action_space,

@@ -26,7 +26,7 @@ NO_ARITHMETIC = ("u2", "u4", "u8", "f16", "c8", "c16", "O")  # torch stores some
 
 
 @dataclass(frozen=True)
-class Leaf:
+class ObservationLeaf:
     """One array of an observation, of the `shape` and `dtype` that the env must return.
 
     `key`: where it lies in the batch.
@@ -151,7 +151,7 @@ def flag_of(name: str, value: Any) -> bool:
     return bool(found)
 
 
-def leaves(space: spaces.Space, *, narrow: bool = False) -> list[Leaf]:
+def leaves(space: spaces.Space, *, narrow: bool = False) -> list[ObservationLeaf]:
     """Return the leaves of an observation space, in a fixed order; `narrow` stores float64 as float32."""
     found = list(_walk(space, (), narrow, space))
     if isinstance(space, spaces.Dict):
@@ -159,7 +159,7 @@ def leaves(space: spaces.Space, *, narrow: bool = False) -> list[Leaf]:
     return [replace(leaf, key=OBSERVATION, path=()) for leaf in found]
 
 
-def _walk(space: spaces.Space, path: tuple[str, ...], narrow: bool, root: spaces.Space) -> Iterator[Leaf]:
+def _walk(space: spaces.Space, path: tuple[str, ...], narrow: bool, root: spaces.Space) -> Iterator[ObservationLeaf]:
     key = unravel(path) if path else OBSERVATION
     if isinstance(space, spaces.Dict):
         for name, part in space.spaces.items():
@@ -167,7 +167,7 @@ def _walk(space: spaces.Space, path: tuple[str, ...], narrow: bool, root: spaces
             yield from _walk(part, (*path, name), narrow, root)
     elif isinstance(space, spaces.Discrete):
         index = np.dtype(np.int64)
-        yield Leaf(key, path, (), index, index, int(space.n), int(space.start))
+        yield ObservationLeaf(key, path, (), index, index, int(space.n), int(space.start))
     elif isinstance(space, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)):
         kind = np.dtype(space.dtype)
         if not computes(kind):
@@ -178,7 +178,7 @@ def _walk(space: spaces.Space, path: tuple[str, ...], narrow: bool, root: spaces
                 fix=_typed(f"{{DtypeObservation: {{dtype: {instead}}}}}") if space is root else _remedy(root),
             )  # fmt: skip
         stored = np.dtype(np.float32) if narrow and kind == np.float64 else kind
-        yield Leaf(key, path, tuple(space.shape), kind, stored)
+        yield ObservationLeaf(key, path, tuple(space.shape), kind, stored)
     else:
         raise EnvError(
             f"an observation space of type {type(space).__name__} cannot be used",
@@ -230,16 +230,16 @@ def check_name(name: Any, *path: str, root: spaces.Space | None = None) -> None:
     )  # fmt: skip
 
 
-def plain(parts: list[Leaf]) -> bool:
+def plain(parts: list[ObservationLeaf]) -> bool:
     """Say whether the observation is one array that goes into its row as it is."""
     return len(parts) == 1 and not parts[0].path and not parts[0].choices
 
 
-def writer(parts: list[Leaf], rows: dict) -> Callable[[int, int, object], None]:
+def writer(parts: list[ObservationLeaf], rows: dict) -> Callable[[int, int, object], None]:
     """`write(t, lane, observation)`: put one observation into row `t`; the fast path of the loop.
 
     The comparison is by identity first: an env that keeps its contract hands over an ndarray whose dtype is the very
-    dtype object of its space, and only what differs goes through `Leaf.read`.
+    dtype object of its space, and only what differs goes through `ObservationLeaf.read`.
     """
     columns = [(leaf, rows[leaf.key]) for leaf in parts]
     if plain(parts):
@@ -276,7 +276,7 @@ def writer(parts: list[Leaf], rows: dict) -> Callable[[int, int, object], None]:
     return write_any
 
 
-def lane_writer(parts: list[Leaf], rows: dict[Key, list[np.ndarray]]) -> Callable[[int, Any, Any], None]:
+def lane_writer(parts: list[ObservationLeaf], rows: dict[Key, list[np.ndarray]]) -> Callable[[int, Any, Any], None]:
     """`write(t, observation, lanes)`: these lanes of row `t`, of an engine that shows all lanes in one array.
 
     Shapes and dtypes are compared with the space before anything is written.
@@ -292,7 +292,7 @@ def lane_writer(parts: list[Leaf], rows: dict[Key, list[np.ndarray]]) -> Callabl
     return write
 
 
-def _lanes_read(leaf: Leaf, observation: Any, count: int) -> np.ndarray:
+def _lanes_read(leaf: ObservationLeaf, observation: Any, count: int) -> np.ndarray:
     """Return the checked values of one leaf, `[count, *shape]`."""
     wanted = f"an array {(count, *leaf.shape)} {leaf.dtype}"
     value = as_array(leaf.find(observation), wanted)

@@ -48,21 +48,11 @@ class SelectEntries(gym.ObservationWrapper, gym.utils.RecordConstructorArgs):
         return np.asarray(observation)[self._places]
 
 
-class ActionMask(gym.Wrapper, gym.utils.RecordConstructorArgs):
+class ActionMaskWrapper(gym.Wrapper, gym.utils.RecordConstructorArgs):
     """Show an action mask that an env keeps beside its observations as the entry `action_mask` of a Dict observation.
 
-    Parameters
-    ----------
-    env : gymnasium.Env
-        Its actions are Discrete, MultiDiscrete or MultiBinary.
-    key : str
-        Of the mask in `info`, one flag for each option of the action, those of several choices one after the other.
-        Where `info` has none, the env's method `action_masks()` is asked.
-
-    Raises
-    ------
-    ConfigError
-        Other actions, or an observation that has such an entry already.
+    Of Discrete, MultiDiscrete and MultiBinary actions. `key`: of the mask in `info`, a flag for each option, those of
+    several choices one after the other; where `info` has none, the env's method `action_masks()` is asked.
     """
 
     def __init__(self, env: gym.Env, key: str = ACTION_MASK) -> None:

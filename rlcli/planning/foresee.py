@@ -49,7 +49,7 @@ from rlcli.planning.tensors import (
     written_by,
 )
 from rlcli.processes.memory import give_back, process_memory
-from rlcli.report.ledger import Entry
+from rlcli.report.ledger import LedgerEntry
 from rlcli.report.memory import Expected
 from rlcli.report.peaks import LargestSaved, LiveBytes
 from rlcli.transforms.primer import state_keys
@@ -83,7 +83,7 @@ class Peak:
     spared: int = 0
 
 
-class Held(NamedTuple):
+class StageMemory(NamedTuple):
     """The memory that a stage holds; the fields are those of `Peak`."""
 
     peak: int
@@ -92,7 +92,7 @@ class Held(NamedTuple):
     spared: int = 0
 
 
-def bytes_on(entries: Sequence[Entry], device: str = "cpu") -> int:
+def bytes_on(entries: Sequence[LedgerEntry], device: str = "cpu") -> int:
     """Return the bytes of entries on one device; what lies on a disk has the device "disk"."""
     return sum(entry.bytes for entry in entries if (entry.device or "cpu") == device)
 
@@ -103,7 +103,7 @@ def at_once(peaks: Sequence[Peak], device: str = "cpu") -> int:
     return max((p.bytes + sum(q.kept for q in here if q is not p) for p in here), default=0)
 
 
-def at_peak(process: Mapping[str, int], entries: Sequence[Entry], peaks: Sequence[Peak]) -> int:
+def at_peak(process: Mapping[str, int], entries: Sequence[LedgerEntry], peaks: Sequence[Peak]) -> int:
     """Return the bytes of a process in RAM at its peak: beside tensors, of those that stay, and of stages."""
     return sum(process.values()) + bytes_on(entries) + at_once(peaks)
 
@@ -176,7 +176,7 @@ def noise_of_lane(rows: RowSchema) -> int:
 
 def tensors_of(
     cfg: CollectConfig, collector: BaseCollector, learning: Learning, init_rows: int
-) -> tuple[RowSchema, list[Entry], list[Peak]]:
+) -> tuple[RowSchema, list[LedgerEntry], list[Peak]]:
     """Return what rows hold, the tensors that stay, and what stages hold for a moment."""
     parts = shares_meanwhile(cfg)
     lanes = max(map(len, parts)) if parts else cfg.env.num  # of one batch
@@ -192,7 +192,7 @@ def tensors_of(
         delta_dtype=delta_dtype_of(cfg),
         keeps_overflows=keeps_overflows(cfg),
     )
-    entries: list[Entry] = []
+    entries: list[LedgerEntry] = []
     peaks: list[Peak] = []
     estimator, loss = learning.estimator, learning.loss
     added, index = estimates_of(cfg, estimator, mode)
@@ -213,7 +213,7 @@ def estimates_of(cfg: CollectConfig, estimator: Any, mode: str) -> tuple[Mapping
     return written_by(estimator, mode), mode == "exact" and estimator.value_network is not None
 
 
-def _learned(cfg: Any, rows: RowSchema, learning: Learning, peaks: list[Peak]) -> list[Entry]:
+def _learned(cfg: Any, rows: RowSchema, learning: Learning, peaks: list[Peak]) -> list[LedgerEntry]:
     """Return the entries of what is trained; the update's peak goes to `peaks`."""
     device, loss, estimator, drawn = _device(cfg, "train_device"), learning.loss, learning.estimator, _draws(cfg)
     entries = planned_learner(learning.policy, loss, cfg.optim.kind, optimizer_options(cfg.optim), device)
@@ -223,16 +223,16 @@ def _learned(cfg: Any, rows: RowSchema, learning: Learning, peaks: list[Peak]) -
     count = step.frames + warming
     held = bytes_held(columns) * count // step.frames if drawn else bytes_held(columns_read(loss, rows, added))
     if estimator is not None and estimator.shifted:
-        entries.append(Entry(MINIBATCHES, "the rows that count", held, device=device, peak=held))
+        entries.append(LedgerEntry(MINIBATCHES, "the rows that count", held, device=device, peak=held))
     at_most = ", at most" if warming and rows.states else ""
     component, what = (
         (SAMPLE, "rows of an update") if drawn else (MINIBATCHES, "a shuffled copy of what the loss reads")
     )
-    entries.append(Entry(component, what + at_most, held, device=device, peak=held))
+    entries.append(LedgerEntry(component, what + at_most, held, device=device, peak=held))
     sequences = step.lanes if loss.recurrent else 0
     together = count if is_off_policy(cfg) else step.frames
 
-    def tried(place: torch.device) -> Held:
+    def tried(place: torch.device) -> StageMemory:
         return update_peak(loss, columns_read(loss, step, added, place), device, sequences)
 
     peak = _counted(UPDATE, together, device, tried, _places(loss, step))
@@ -273,7 +273,7 @@ def _values(cfg: Any, learning: Learning, rows: RowSchema, device: str) -> Peak:
         mode = "full" if mode == "delta" or unknown else mode  # what samples hold
     at_once = rows_at_once(estimator, rows, flat)
 
-    def tried(place: torch.device) -> Held:
+    def tried(place: torch.device) -> StageMemory:
         return stage_peak(estimator, rows, mode, flat=flat, unknown=unknown, place=place)
 
     plain = not (flat or unknown)
@@ -294,7 +294,7 @@ def _places(module: Any, rows: RowSchema) -> list[torch.device]:
 
 
 def _counted(
-    stage: str, rows: int, device: str, count: Callable[[torch.device], Held], places: Sequence[torch.device]
+    stage: str, rows: int, device: str, count: Callable[[torch.device], StageMemory], places: Sequence[torch.device]
 ) -> Peak:
     """A stage's peak; of a network that cannot be run without memory (it looks at numbers), the reason instead."""
     for place in places:
@@ -328,7 +328,7 @@ def columns_read(
     return {key: x.reshape(-1, *x.shape[2:]) for key, x in loss.columns(batch).items() if key not in MASK_KEYS}
 
 
-def update_peak(loss: Any, columns: Mapping[Key, Tensor], device: str, sequences: int = 0) -> Held:
+def update_peak(loss: Any, columns: Mapping[Key, Tensor], device: str, sequences: int = 0) -> StageMemory:
     """Return the most that one minibatch step holds: activations, their gradients, temporaries.
 
     `columns` (`[N, ...]`): where they are, a copy of the loss is run.
@@ -341,7 +341,7 @@ def update_peak(loss: Any, columns: Mapping[Key, Tensor], device: str, sequences
         total.backward()
         del terms, total
     if not saved:
-        return Held(live.peak, live.kept)
+        return StageMemory(live.peak, live.kept)
     for part in copied.modules():
         if isinstance(part, RecurrentModule):
             part.recurrent_recompute = not part.recurrent_recompute
@@ -349,7 +349,7 @@ def update_peak(loss: Any, columns: Mapping[Key, Tensor], device: str, sequences
     with _asked(sequences):
         total_of(copied, columns)
     now = LargestSaved.total(saved) or 0
-    return Held(live.peak, live.kept, now, abs(now - (LargestSaved.total(other) or 0)))
+    return StageMemory(live.peak, live.kept, now, abs(now - (LargestSaved.total(other) or 0)))
 
 
 def _asked(sequences: int) -> AbstractContextManager[Any]:
@@ -396,7 +396,7 @@ def stage_peak(
     flat: bool = False,
     unknown: bool = False,
     place: torch.device = META,
-) -> Held:
+) -> StageMemory:
     """Return the bytes of one batch's value stage, less those that it leaves behind.
 
     `mode`: how next observations are kept. `flat`: the lanes lie one after the other in one dim.
@@ -409,7 +409,7 @@ def stage_peak(
         with Answers(lambda n: -(-n // _slots(estimator, rows)), ends, unknown), LiveBytes() as live:
             stage(batch)
         left = live.now  # the batch is alive, and with it what was written
-    return Held(live.peak - left, max(live.kept - left, 0))
+    return StageMemory(live.peak - left, max(live.kept - left, 0))
 
 
 def rows_at_once(estimator: ValueEstimator, rows: RowSchema, flat: bool = False) -> int:

@@ -16,7 +16,7 @@ from tensordict import TensorDict
 from rlcli.collectors import Collector
 from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import EnvError
-from rlcli.lanes.observations import BadValue, Leaf, lane_writer
+from rlcli.lanes.observations import BadValue, ObservationLeaf, lane_writer
 from rlcli.learning.evaluation import evaluate
 from rlcli.specs import Composite, Unbounded
 from rlcli.transforms import Compose, RewardSum, StepCounter
@@ -155,7 +155,7 @@ def test_what_the_declared_dtype_rounds_is_counted_and_said_once():
 
 @pytest.mark.parametrize(("given", "right"), [(300.7, False), (300, False), (-1, False), (2.5, False), (7.0, True)])
 def test_bytes_are_taken_where_the_dtype_holds_them(given, right):
-    leaf = Leaf("observation", (), (2,), np.dtype(np.uint8), np.dtype(np.uint8))
+    leaf = ObservationLeaf("observation", (), (2,), np.dtype(np.uint8), np.dtype(np.uint8))
     if right:
         assert leaf.read(np.full(2, given)).tolist() == [given] * 2 and leaf.read([True, 3]).tolist() == [1, 3]
     else:

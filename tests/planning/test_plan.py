@@ -35,7 +35,7 @@ from rlcli.keys import DONE
 from rlcli.lanes.noise import drawn_ahead
 from rlcli.planning.envs import EVALUATION, one_more, to_come
 from rlcli.planning.fit import advice_for
-from rlcli.planning.plan import Place
+from rlcli.planning.plan import MemoryFit
 from rlcli.planning.tensors import planned_learner
 from rlcli.planning.view import show_plan
 from rlcli.report.reporter import Reporter
@@ -831,7 +831,7 @@ def test_advice_for_a_disk_is_taken_and_fits(monkeypatch, free, verb, words, key
 
 def test_what_lies_on_another_disk_does_not_count_for_that_of_the_run(tmp_path):
     words = [*BUFFERED, "storage=memmap", f"storage.scratch_dir={tmp_path}", *QUIET]
-    two = Place("disk", 10 << 30, 1 << 30, 1 << 40), Place("scratch disk", 1 << 40, 1 << 50, 1 << 60)
+    two = MemoryFit("disk", 10 << 30, 1 << 30, 1 << 40), MemoryFit("scratch disk", 1 << 40, 1 << 50, 1 << 60)
     planned = rlcli.plan(words)
 
     def again(cfg):  # a tenth of the rows takes a tenth of the disks

@@ -9,7 +9,7 @@
 """
 
 from rlcli.collectors.programs.lower import lower
-from rlcli.collectors.programs.program import Bound, Masked, Program, RandomProgram, Setting, holding
+from rlcli.collectors.programs.program import Bound, Masked, PolicyContext, Program, RandomProgram, holding
 from rlcli.collectors.programs.tensordict_policy import TensorDictProgram
 
-__all__ = ["Bound", "Masked", "Program", "RandomProgram", "Setting", "TensorDictProgram", "holding", "lower"]
+__all__ = ["Bound", "Masked", "PolicyContext", "Program", "RandomProgram", "TensorDictProgram", "holding", "lower"]

@@ -23,8 +23,8 @@ from torch import nn
 from rlcli.collectors.batch import Columns
 from rlcli.collectors.devices import NOT_COPIED
 from rlcli.collectors.programs.called import call
-from rlcli.collectors.programs.lowered import Draw, LoweredProgram
-from rlcli.collectors.programs.program import Program, Setting
+from rlcli.collectors.programs.lowered import ActionDraw, LoweredProgram
+from rlcli.collectors.programs.program import PolicyContext, Program
 from rlcli.collectors.programs.tensordict_policy import TensorDictProgram
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.keys import ACTION, END_FLAGS, IS_INIT, Key, show, under_next, unravel
@@ -33,7 +33,7 @@ from rlcli.lanes.lanes import Schema
 from rlcli.modules.distributions import CATEGORICAL, ONE_HOT, Family, family_of, param_keys
 from rlcli.modules.distributions.discrete import MultiCategoricalFamily, MultiOneHotFamily
 from rlcli.modules.exploration import EGreedyFamily
-from rlcli.modules.stages import Parts, Stage, ValueParts, take_apart, take_apart_values
+from rlcli.modules.stages import NetworkStages, Stage, ValueParts, take_apart, take_apart_values
 from rlcli.specs.dtypes import dtype_name, numpy_dtype
 
 _CHOICES = (InteractionType.RANDOM, InteractionType.MODE, InteractionType.DETERMINISTIC)  # that a family knows
@@ -41,36 +41,19 @@ _CHOICES = (InteractionType.RANDOM, InteractionType.MODE, InteractionType.DETERM
 
 def lower(
     policy: Callable[[TensorDictBase], TensorDictBase],
-    setting: Setting,
+    setting: PolicyContext,
     legal: Callable[[Key, np.ndarray], np.ndarray] = lambda key, values: values,
     *,
     whole: bool = False,
     early: bool = False,
 ) -> Program:
-    """A program for a policy on tensordicts.
+    """A program for a policy, TensorDict -> TensorDict with `action`; on another device it is never lowered.
 
-    Parameters
-    ----------
-    policy : callable
-        TensorDict -> TensorDict with `action`.
-    setting : Setting
-        A policy on another device is never lowered.
-    legal : callable
-        Values `[*batch, *shape]` that the env may show under a key, given some that are made up.
-    whole : bool
-        Run it as it is: what it writes is to be handed on, at every step.
-    early : bool
-        What it writes has to be known before it acts for the first time.
-
-    Notes
-    -----
-    What is tried is a twin of the policy, so that the policy itself is called once a step and not before.  What has no
+    `legal`: values `[*batch, *shape]` that the env may show under a key, given some that are made up.
+    `whole`: run it as it is: what it writes is to be handed on, at every step.
+    `early`: what it writes has to be known before it acts for the first time; ArgumentError where no copy can be tried.
+    What is tried is a twin of the policy, so that the policy itself is called once a step and not before. What has no
     twin is run as it is, and shows what it writes in its first step.
-
-    Raises
-    ------
-    ArgumentError
-        `early`, and there is no copy to try; or what was tried is no policy.
     """
     shown = _made_up(setting, legal)
     tried = twin(policy)
@@ -166,14 +149,14 @@ def _no_step(stages: Sequence[Stage], states: Sequence[Key]) -> str:
     return ""
 
 
-def _parts(policy: Any) -> Parts | ValueParts | None:
-    parts: Parts | ValueParts | None = take_apart(policy) or take_apart_values(policy)
+def _parts(policy: Any) -> NetworkStages | ValueParts | None:
+    parts: NetworkStages | ValueParts | None = take_apart(policy) or take_apart_values(policy)
     if parts is None or not parts.stages or not all(isinstance(stage.module, nn.Module) for stage in parts.stages):
         return None
     return parts
 
 
-def _probe(policy, shown: dict[Key, np.ndarray], setting: Setting) -> TensorDictBase:
+def _probe(policy, shown: dict[Key, np.ndarray], setting: PolicyContext) -> TensorDictBase:
     """Return what one call on made-up observations gives, as it will explore."""
     device = setting.placement.policy
     drawn = [device] if device is not None and device.type == "cuda" else []
@@ -204,7 +187,7 @@ def _undrawn(devices: Sequence[torch.device] = ()) -> Iterator[None]:
         random.setstate(pythons)
 
 
-def _made_up(setting: Setting, legal: Callable) -> dict[Key, np.ndarray]:
+def _made_up(setting: PolicyContext, legal: Callable) -> dict[Key, np.ndarray]:
     """The same numbers every time, of those that the env may show; not zeros, which would hide a wrong weight."""
     rng = np.random.default_rng(0)
     drawn = {
@@ -239,7 +222,9 @@ def _on_offer(family: Family, width: int, actions: ActionFormat) -> bool:
     return actions.kind == "box" or (options is not None and bool((np.asarray(options) - 1 <= actions.last).all()))
 
 
-def _draw(head: ProbabilisticTensorDictModule | None, setting: Setting, example: TensorDictBase) -> Draw | None:
+def _draw(
+    head: ProbabilisticTensorDictModule | None, setting: PolicyContext, example: TensorDictBase
+) -> ActionDraw | None:
     actions = setting.actions
     if actions.kind == "box" and actions.dtype.kind != "f":  # the draw is of real numbers
         return None
@@ -258,14 +243,14 @@ def _draw(head: ProbabilisticTensorDictModule | None, setting: Setting, example:
     elif family is ONE_HOT or type(family) is MultiOneHotFamily:
         return None
     keys = [unravel(key) for key in param_keys(head)]
-    draw = Draw(family, keys, None, mode=setting.exploration is not InteractionType.RANDOM)
+    draw = ActionDraw(family, keys, None, mode=setting.exploration is not InteractionType.RANDOM)
     if head.return_log_prob:
         draw.log_prob_key = unravel(head.log_prob_key)
         draw.log_prob_shape = tuple(example.get(draw.log_prob_key).shape[len(setting.batch_size) :])
     return draw
 
 
-def _greedy_draw(parts: ValueParts, setting: Setting) -> Draw | None:
+def _greedy_draw(parts: ValueParts, setting: PolicyContext) -> ActionDraw | None:
     choice, tries, actions = parts.choice, parts.exploration, setting.actions
     masks = [choice.action_mask_key] + ([] if tries is None else [tries.action_mask_key])
     keys = [unravel(choice.out_keys[0])] + ([] if tries is None else [tries.action_key])
@@ -276,7 +261,7 @@ def _greedy_draw(parts: ValueParts, setting: Setting) -> Draw | None:
     mode = tries is None or setting.exploration is not InteractionType.RANDOM
     masked = masks[0] is not None
     family = EGreedyFamily() if tries is None else EGreedyFamily(lambda: float(tries.eps), tries.n, masked=masked)
-    return Draw(family, [choice.action_value_key], None, mode, chosen_key=unravel(choice.out_keys[2]))
+    return ActionDraw(family, [choice.action_value_key], None, mode, chosen_key=unravel(choice.out_keys[2]))
 
 
 def _same(program: LoweredProgram, example: TensorDictBase, shown: dict[Key, np.ndarray]) -> bool:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rlcli.collectors.batch import Columns
 from rlcli.collectors.programs.called import PASSED_ON, not_finite, raised, refuse_unsound, take
-from rlcli.collectors.programs.program import Bound, Program, Setting
+from rlcli.collectors.programs.program import Bound, PolicyContext, Program
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.kernels.cells import on_rows as step_on_rows
 from rlcli.kernels.mlp import on_rows
@@ -35,7 +35,7 @@ Rows = dict[Key, list[Tensor]]
 
 
 @dataclass
-class Draw:
+class ActionDraw:
     """The last step of an actor: how an action comes from parameters.
 
     `log_prob_shape` is without the lane dim: `()`, or the action's where the family keeps one log-probability a dim.
@@ -58,7 +58,9 @@ class LoweredProgram(Program):
     `taken`: dtype of actions as the policy draws them, and as they are stored.
     """
 
-    def __init__(self, stages: Sequence[Stage], draw: Draw, setting: Setting, written: Schema, taken: np.dtype) -> None:
+    def __init__(
+        self, stages: Sequence[Stage], draw: ActionDraw, setting: PolicyContext, written: Schema, taken: np.dtype
+    ) -> None:
         self.stages, self.draw, self.setting, self.written, self.taken = stages, draw, setting, written, taken
         self.actions = actions = setting.actions
         flat = {key for key, (shape, _) in written.items() if len(shape) == 1}

@@ -58,7 +58,7 @@ class Bound:
 
 
 @dataclass(frozen=True)
-class Setting:
+class PolicyContext:
     """What a policy acts in.
 
     Attributes

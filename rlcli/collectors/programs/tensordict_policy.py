@@ -26,7 +26,7 @@ from rlcli.collectors.programs.called import (
     refuse_unsound,
     take,
 )
-from rlcli.collectors.programs.program import Bound, Program, Setting
+from rlcli.collectors.programs.program import Bound, PolicyContext, Program
 from rlcli.collectors.states import States, no_place
 from rlcli.envs.late_columns import LateColumns
 from rlcli.errors import ArgumentError
@@ -44,7 +44,7 @@ class TensorDictProgram(Program):
     ----------
     policy : callable
         TensorDict -> TensorDict holding `action`.
-    setting : Setting
+    setting : PolicyContext
     example : TensorDict, optional
         What one call of a copy of the policy wrote: names, shapes and dtypes of its outputs.  Without one, its first
         step decides.
@@ -66,7 +66,7 @@ class TensorDictProgram(Program):
     def __init__(
         self,
         policy: Callable[[TensorDictBase], TensorDictBase],
-        setting: Setting,
+        setting: PolicyContext,
         example: TensorDictBase | None = None,
         rewrites: Set[Key] = frozenset(),
         why: str = "",
