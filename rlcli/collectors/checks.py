@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlcli.collectors.batch import Finals
+from rlcli.collectors.batch import FinalObservations
 from rlcli.keys import Key
 from rlcli.lanes.contract import BatchStart, not_finite
 from rlcli.lanes.lanes import Lanes, Outcome
@@ -18,11 +18,11 @@ from rlcli.transforms import RowOp
 
 ASIDE = 1 << 20  # bytes a batch and key; a key that would take more is looked at in every step
 
+Arrays = dict[Key, np.ndarray]
+
 
 # ---- after the loop --------------------------------------------------------------------------------------------------
-def check_finite(
-    lanes: Lanes, data: dict[Key, np.ndarray], carrier: dict[Key, np.ndarray], finals: Finals, outcome: Outcome
-) -> None:
+def check_finite(lanes: Lanes, data: Arrays, carrier: Arrays, finals: FinalObservations, outcome: Outcome) -> None:
     """Refuse observations that are not finite, wherever the batch holds them."""
     for key in lanes.schema:
         column, after = data.get(key), carrier.get(key)
@@ -41,9 +41,9 @@ def check_finite(
 
 def check_bounds(
     lanes: Lanes,
-    data: dict[Key, np.ndarray],
-    carrier: dict[Key, np.ndarray],
-    finals: Finals,
+    data: Arrays,
+    carrier: Arrays,
+    finals: FinalObservations,
     outcome: Outcome,
     keys: list[Key],
     *,

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from rlcli.collectors.answers import answering
-from rlcli.collectors.batch import BatchPool, Columns, Finals, columns_on, memory_for
+from rlcli.collectors.batch import BatchPool, Columns, FinalObservations, columns_on, memory_for
 from rlcli.collectors.checks import BoundedRows, FiniteRows, check_bounds, check_finite
 from rlcli.collectors.finish import Ended, Filled, Seconds, TrajectoryPool, fill_flags, fill_ids
 from rlcli.collectors.loop import BoundBatch, RewardRows
@@ -351,7 +351,7 @@ class Rollout:
     def _bound(self, columns: Columns) -> BoundBatch:
         lanes, rows = self.lanes, columns.rows
         step, reset = lanes.bind(self.env_rows(rows))
-        finals = Finals({key: rows[key] for key in self.schema.observations})
+        finals = FinalObservations({key: rows[key] for key in self.schema.observations})
         floats = [key for key, (_, dtype) in lanes.schema.items() if dtype.kind == "f"]
         program, random = (
             holding(p.bind(columns, lanes.n), columns, self.states.held(p.states)) for p in (self.program, self.random)

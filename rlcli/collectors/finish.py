@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from rlcli.collectors.batch import Finals
+from rlcli.collectors.batch import FinalObservations
 from rlcli.collectors.schema import BatchSchema
 from rlcli.collectors.stored_states import Kept
 from rlcli.data.next_obs import build_exact, build_full
@@ -103,7 +103,7 @@ class Filled:
     columns: dict[Key, np.ndarray]
     late: dict[Key, torch.Tensor]
     carrier: dict[Key, np.ndarray]
-    finals: Finals
+    finals: FinalObservations
     schema: BatchSchema
     shape: tuple[int, int]
     raw_reward: np.ndarray | None = None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlcli.collectors.batch import Columns, Finals
+from rlcli.collectors.batch import Columns, FinalObservations
 from rlcli.collectors.checks import FiniteRows
 from rlcli.collectors.programs import Bound
 from rlcli.collectors.stored_states import KeptStates
@@ -40,7 +40,7 @@ class BoundBatch:
     random: Bound
     row_ops: list[RowOp]
     shown: FiniteRows
-    finals: Finals
+    finals: FinalObservations
     states: KeptStates | None = None
     ended: bool = False  # whether the last run stopped at an episode's end
 

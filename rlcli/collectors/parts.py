@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlcli.collectors.batch import Finals
+from rlcli.collectors.batch import FinalObservations
 from rlcli.collectors.finish import Filled, Seconds
 from rlcli.collectors.stored_states import Kept
 from rlcli.collectors.worker import WorkerBatch
@@ -135,7 +135,7 @@ def _check_alike(parts: Sequence[WorkerBatch]) -> None:
             )  # fmt: skip
 
 
-def _finals(parts: Sequence[WorkerBatch], steps: int) -> Finals:
+def _finals(parts: Sequence[WorkerBatch], steps: int) -> FinalObservations:
     """In (t, lane) order, as one collector keeps them."""
     found = [(at, *_followed(part, steps)) for part, at in _placed(parts)]
     places = [(t, lane + at) for at, own, _ in found for t, lane in own]
@@ -143,7 +143,7 @@ def _finals(parts: Sequence[WorkerBatch], steps: int) -> Finals:
     of = [values for _, own, values in found if own]
     keys = of[0].keys() if of else ()
     values = {key: np.concatenate([each[key] for each in of])[order] for key in keys}
-    return Finals.of([places[i] for i in order], values)
+    return FinalObservations.of([places[i] for i in order], values)
 
 
 def _followed(part: WorkerBatch, steps: int) -> tuple[list[tuple[int, int]], dict[Key, np.ndarray]]:

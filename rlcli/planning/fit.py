@@ -23,7 +23,7 @@ from rlcli.kernels.recurrent import WITHOUT_NUMBERS
 from rlcli.keys import Key, show
 from rlcli.learning.buffer import slices_of
 from rlcli.planning.envs import workers_of
-from rlcli.planning.foresee import MINIBATCHES, UPDATE, VALUES, at_once, bytes_on
+from rlcli.planning.forecast import MINIBATCHES, UPDATE, VALUES, at_once, bytes_on
 from rlcli.planning.plan import MemoryFit, Mode, Plan
 from rlcli.planning.tensors import POINTER, SPARE, buffer_bytes, planned_batch
 from rlcli.processes.memory import free_memory

@@ -13,7 +13,7 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import nn
 
 from rlcli.keys import show, unravel
-from rlcli.planning.foresee import Peak, at_peak
+from rlcli.planning.forecast import Peak, at_peak
 from rlcli.report.ledger import LedgerEntry
 
 

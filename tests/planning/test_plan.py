@@ -314,12 +314,12 @@ def test_nothing_of_the_runs_size_is_allocated():
 
 
 def test_a_network_that_looks_at_numbers_is_told_and_not_fatal(monkeypatch):
-    from rlcli.planning import foresee
+    from rlcli.planning import forecast
 
     def looks(*args):
         raise RuntimeError("Tensor.item() cannot be called on meta tensors")
 
-    monkeypatch.setattr(foresee, "update_peak", looks)
+    monkeypatch.setattr(forecast, "update_peak", looks)
     planned = rlcli.plan(["recipe=ppo_exact", *QUIET])
     assert any("memory of stage update is not known" in text for text in planned.warnings)
 

@@ -1,4 +1,4 @@
-"""Foresee a run's needs from its collector's schema and its networks, made to run or to be looked at.
+"""Forecast a run's needs from its collector's schema and its networks, made to run or to be looked at.
 
 What stages hold for a moment is counted by running loss and estimator themselves, on tensors without memory: whatever
 the estimator does (two calls, one pass, shifted, chunks, an actor for V-trace) is counted because it is what runs.
