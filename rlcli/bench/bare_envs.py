@@ -13,13 +13,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rlcli.lanes.gym_lanes import strip
-from rlcli.lanes.make import GymRecipe
 from rlcli.processes.channel import Channel, packed, unpacked
 from rlcli.processes.crew import Crew
 from rlcli.processes.line import Line
 from rlcli.processes.serving import serve
 from rlcli.processes.worker import Worker
+from rlcli.vec_envs.gym_vec_env import strip
+from rlcli.vec_envs.make import GymRecipe
 
 MAKE, STEP = 1, 2  # orders to a process
 

@@ -20,8 +20,8 @@ from rlcli.config.compose import configure
 from rlcli.config.schemas import CollectConfig
 from rlcli.envs.build import build_env, make_single, wants_native
 from rlcli.jobs.env_mode import MOMENT, STEPS, chosen
-from rlcli.lanes.make import configured
 from rlcli.processes.cores import cores
+from rlcli.vec_envs.make import configured
 
 WORTH_IT = 1.05  # times as fast: what a less simple split must be
 ALONE, NATIVE, CALLING, APART, COLLECTING = "one process", "its own engine", "caller", "workers", "collectors"

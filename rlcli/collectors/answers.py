@@ -17,9 +17,9 @@ from types import FrameType
 from typing import Any
 
 from rlcli.errors import EnvError, in_words
-from rlcli.lanes.contract import place_of
-from rlcli.lanes.lanes import Lanes
 from rlcli.processes import fork_server
+from rlcli.vec_envs.contract import place_of
+from rlcli.vec_envs.vec_env import VecEnv
 
 SAY_AFTER = 60.0  # seconds without a limit
 LAST_RESORT = 10.0  # seconds that what hangs has to react in
@@ -39,7 +39,7 @@ class answering:  # used as `with answering(lanes):`
     `seen` (tuple): what had moved at the last look, and `since` when it had.
     """
 
-    def __init__(self, lanes: Lanes) -> None:
+    def __init__(self, lanes: VecEnv) -> None:
         self.lanes, self.thread = lanes, threading.get_ident()
         self.said = self.over = False
         self.asked: float | None = None
@@ -99,10 +99,10 @@ class answering:  # used as `with answering(lanes):`
         during, frame = "the policy, or a transform", innermost
         while frame is not None:
             name, module = frame.f_code.co_name, frame.f_globals.get("__name__", "")
-            if module.startswith(("rlcli.envs.", "rlcli.lanes.")) and name in _STEPPING:
+            if module.startswith(("rlcli.envs.", "rlcli.vec_envs.")) and name in _STEPPING:
                 during = _STEPPING[name]
                 lane = frame.f_locals.get("lane")
-                if lane is None and module.endswith(".parallel_lanes"):
+                if lane is None and module.endswith(".parallel_vec_env"):
                     lane = self.lanes.unanswered()
                 break
             frame = frame.f_back

@@ -23,7 +23,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from rlcli.keys import Key
-from rlcli.lanes.lanes import Schema
+from rlcli.vec_envs.vec_env import Schema
 
 SPARE = 2  # batches of one length, kept while a third is written
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from rlcli.collectors.batch import FinalObservations
 from rlcli.keys import Key
-from rlcli.lanes.contract import BatchStart, not_finite
-from rlcli.lanes.lanes import Lanes, Outcome
 from rlcli.transforms import RowOp
+from rlcli.vec_envs.contract import BatchStart, not_finite
+from rlcli.vec_envs.vec_env import Outcome, VecEnv
 
 ASIDE = 1 << 20  # bytes a batch and key; a key that would take more is looked at in every step
 
@@ -22,7 +22,7 @@ Arrays = dict[Key, np.ndarray]
 
 
 # ---- after the loop --------------------------------------------------------------------------------------------------
-def check_finite(lanes: Lanes, data: Arrays, carrier: Arrays, finals: FinalObservations, outcome: Outcome) -> None:
+def check_finite(lanes: VecEnv, data: Arrays, carrier: Arrays, finals: FinalObservations, outcome: Outcome) -> None:
     """Refuse observations that are not finite, wherever the batch holds them."""
     for key in lanes.schema:
         column, after = data.get(key), carrier.get(key)
@@ -40,7 +40,7 @@ def check_finite(lanes: Lanes, data: Arrays, carrier: Arrays, finals: FinalObser
 
 
 def check_bounds(
-    lanes: Lanes,
+    lanes: VecEnv,
     data: Arrays,
     carrier: Arrays,
     finals: FinalObservations,
@@ -80,7 +80,7 @@ def check_bounds(
 class FiniteRows(RowOp):
     """Refuses env observations that are not finite, where a transform would clip or overwrite them unseen."""
 
-    def __init__(self, lanes: Lanes, rows: dict[Key, list[np.ndarray]], keys: list[Key]) -> None:
+    def __init__(self, lanes: VecEnv, rows: dict[Key, list[np.ndarray]], keys: list[Key]) -> None:
         self.lanes, self.rows = lanes, [(key, rows[key]) for key in keys]
 
     def step(self, t: int) -> None:
@@ -100,7 +100,7 @@ class BoundedRows(RowOp):
     `keys`: with bounds, and hidden by a transform or by what is stored.
     """
 
-    def __init__(self, lanes: Lanes, rows: dict[Key, list[np.ndarray]], keys: list[Key]) -> None:
+    def __init__(self, lanes: VecEnv, rows: dict[Key, list[np.ndarray]], keys: list[Key]) -> None:
         self.lanes = lanes
         large = {key for key in keys if len(rows[key]) * rows[key][0].nbytes > ASIDE}
         self.each = [(key, rows[key]) for key in large]

@@ -45,9 +45,9 @@ from rlcli.data.next_obs import move
 from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.errors import ArgumentError, in_words
 from rlcli.keys import DONE, POLICY_VERSION, REWARD, TRUNCATED, Key
-from rlcli.lanes.bounds import Bounds
-from rlcli.lanes.parallel_lanes import ParallelLanes
 from rlcli.specs.base import Device
+from rlcli.vec_envs.bounds import Bounds
+from rlcli.vec_envs.parallel_vec_env import ParallelVecEnv
 
 if TYPE_CHECKING:
     from rlcli.collectors.faces import Face
@@ -353,7 +353,7 @@ class Collector(BaseCollector):
 
     def interrupt_by(self, check: Callable[[], object]) -> None:
         self._check = check
-        if isinstance(self.lanes, ParallelLanes):  # one of their workers may hang in a step
+        if isinstance(self.lanes, ParallelVecEnv):  # one of their workers may hang in a step
             self.lanes.crew.check = check
 
     def _checked(self, first: int, last: int) -> Iterator[int]:
@@ -410,7 +410,7 @@ class Collector(BaseCollector):
         return list(getattr(self._base_lanes(), "restarts", ()))
 
     def _base_lanes(self) -> Any:
-        """Return the array face of the env within all transforms, if it has one."""
+        """Return the `VecEnv` of the env within all transforms, if it has one."""
         env = self.env
         while isinstance(env, TransformedEnv):
             env = env.base_env

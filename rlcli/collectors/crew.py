@@ -22,7 +22,6 @@ from rlcli.collectors.worker import TARGET, Sent, WorkerBatch, signs_of
 from rlcli.collectors.worker_record import WorkerRecord
 from rlcli.errors import ArgumentError, EnvError, RlcliError, StoppedSafely, in_words, one_of
 from rlcli.keys import Key, show
-from rlcli.lanes.lanes import Schema
 from rlcli.processes.channel import packed
 from rlcli.processes.crew import Crew, Lost
 from rlcli.processes.files import room_for
@@ -30,6 +29,7 @@ from rlcli.processes.pulse import Pulse
 from rlcli.processes.region import Region
 from rlcli.processes.restarts import NOT_REPLACED, POLICIES, Restarts, time_to_build
 from rlcli.processes.worker import Worker
+from rlcli.vec_envs.vec_env import Schema
 
 CALL = 1
 _FILES = 6  # that a worker takes of its parent, with its first batches

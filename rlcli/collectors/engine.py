@@ -28,13 +28,13 @@ from rlcli.collectors.stored_states import KeptStates, StateClock
 from rlcli.collectors.wiring import Wired
 from rlcli.envs.late_columns import LateColumns
 from rlcli.envs.serial import times_called
-from rlcli.envs.tensordict_lanes import TensorDictLanes
+from rlcli.envs.tensordict_vec_env import TensorDictVecEnv
 from rlcli.keys import REWARD, TRAJ_IDS, Key, show, spell
-from rlcli.lanes.building import same_dtype
-from rlcli.lanes.contract import BatchStart
-from rlcli.lanes.lanes import Lanes, Outcome, Schema, reward_column
-from rlcli.lanes.noise import POLICY, RANDOM, Noise
 from rlcli.transforms import RowOp, by_name
+from rlcli.vec_envs.building import same_dtype
+from rlcli.vec_envs.contract import BatchStart
+from rlcli.vec_envs.noise import POLICY, RANDOM, Noise
+from rlcli.vec_envs.vec_env import Outcome, Schema, VecEnv, reward_column
 
 SINGLE, LONG = np.dtype(np.float32), np.dtype(np.int64)
 
@@ -104,8 +104,8 @@ class Rollout:
         self.begun = False
         self.limit: int | None = None
         self.legs: Callable[[int, int], Iterable[int]] = range
-        self._counted: Lanes = lanes  # counts what anybody does to the env
-        if isinstance(lanes, TensorDictLanes) and lanes.below is not None:
+        self._counted: VecEnv = lanes  # counts what anybody does to the env
+        if isinstance(lanes, TensorDictVecEnv) and lanes.below is not None:
             self._counted = lanes.below
         self._left = self._place()  # where the last batch left the env
         self.fresh = np.ones(lanes.n, np.bool_)  # lanes whose row 0 was reset outside the loop

@@ -23,9 +23,9 @@ from rlcli.data.next_obs import build_exact, build_full
 from rlcli.data.next_obs.sparse import Sparse, sparse_rows, sparse_where
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, END_FLAGS, REWARD, TERMINATED, TRUNCATED, Key, as_tuple, show, under_next
-from rlcli.lanes.lanes import Outcome
 from rlcli.specs.dtypes import numpy_dtype
 from rlcli.transforms import NextObservationDelta
+from rlcli.vec_envs.vec_env import Outcome
 
 
 class TrajectoryPool:

@@ -17,8 +17,8 @@ from rlcli.collectors.programs import Bound
 from rlcli.collectors.stored_states import KeptStates
 from rlcli.errors import NumericsError
 from rlcli.keys import spell
-from rlcli.lanes.lanes import Lanes
 from rlcli.transforms import RowOp
+from rlcli.vec_envs.vec_env import VecEnv
 
 
 @dataclass
@@ -33,7 +33,7 @@ class BoundBatch:
     """
 
     columns: Columns
-    lanes: Lanes
+    lanes: VecEnv
     step: Callable[[int, object], Sequence[int]]
     reset: Callable[[int, Sequence[int]], None]
     program: Bound
@@ -84,7 +84,7 @@ class BoundBatch:
 class RewardRows(RowOp):
     """Puts each step's rewards into rows for the transforms that read them inside the loop."""
 
-    def __init__(self, lanes: Lanes, rows: list[np.ndarray]) -> None:
+    def __init__(self, lanes: VecEnv, rows: list[np.ndarray]) -> None:
         self.lanes, self.rows = lanes, rows
 
     def step(self, t: int) -> None:

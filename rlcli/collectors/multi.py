@@ -45,10 +45,10 @@ from rlcli.data import ReplayBufferEnsemble
 from rlcli.data.next_obs import move
 from rlcli.errors import ArgumentError, one_of
 from rlcli.keys import COLLECTOR_MASK, TRAJ_IDS, Key
-from rlcli.lanes.told import told
 from rlcli.processes.crew import Crew
 from rlcli.processes.worker import USUAL_METHOD
 from rlcli.transforms import NextObservationDelta
+from rlcli.vec_envs.told import told
 
 _RENUMBERED = 1 << 48  # is added to the id of a trajectory each time that rows of it are lost
 _COUNTED = ("lag", "largest_lag", "restarts", "lost_frames", "cause", "begins")  # of a worker, in a checkpoint

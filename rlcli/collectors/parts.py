@@ -23,7 +23,7 @@ from rlcli.collectors.stored_states import Kept
 from rlcli.collectors.worker import WorkerBatch
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, TRAJ_IDS, Key, show
-from rlcli.lanes.bounds import Worst, sentence
+from rlcli.vec_envs.bounds import Worst, sentence
 
 
 class Outside:

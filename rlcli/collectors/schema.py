@@ -34,11 +34,11 @@ from rlcli.keys import (
     under_next,
     unravel,
 )
-from rlcli.lanes.lanes import Schema
 from rlcli.specs import Categorical
 from rlcli.specs.dtypes import torch_dtype
 from rlcli.transforms import Faces
 from rlcli.transforms.delta_codec import delta_key, encode, kept_key, saves, scale_key
+from rlcli.vec_envs.vec_env import Schema
 
 ROW, SPARSE, BATCH, PASS, LATE = "row", "sparse", "batch", "pass", "late"
 MODES = ("full", "compact", "exact", "delta")

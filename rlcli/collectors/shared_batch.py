@@ -12,8 +12,8 @@ from rlcli.collectors.batch import Columns
 from rlcli.collectors.engine import Rollout
 from rlcli.collectors.loop import BoundBatch
 from rlcli.keys import Key
-from rlcli.lanes.lanes import Schema
 from rlcli.processes.region import Region
+from rlcli.vec_envs.vec_env import Schema
 
 
 class SharedBatch:

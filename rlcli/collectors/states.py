@@ -14,12 +14,12 @@ from typing import Any
 from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.envs.policy_transforms import keys_of, written_states
 from rlcli.envs.serial import BatchedEnv
-from rlcli.envs.tensordict_lanes import TensorDictLanes
+from rlcli.envs.tensordict_vec_env import TensorDictVecEnv
 from rlcli.errors import ArgumentError
 from rlcli.keys import IS_INIT, STEP_RESULTS, Key, show
-from rlcli.lanes.lanes import Lanes, Schema
 from rlcli.transforms import TensorDictPrimer, Transform
 from rlcli.transforms.primer import state_keys
+from rlcli.vec_envs.vec_env import Schema, VecEnv
 
 
 def refuse_lost_states(policy: Any, offered: Iterable[Key]) -> None:
@@ -63,10 +63,10 @@ class States:
     `rows`: every key that has rows. `primed`: those of all primers.
     """
 
-    def __init__(self, transforms: Iterable[Transform], lanes: Lanes, rows: Schema) -> None:
+    def __init__(self, transforms: Iterable[Transform], lanes: VecEnv, rows: Schema) -> None:
         self.transforms, self.lanes, self.rows = list(transforms), lanes, rows
         self._on_rows = _primed(self.transforms)
-        below = transforms_of(lanes.env) if isinstance(lanes, TensorDictLanes) else ()
+        below = transforms_of(lanes.env) if isinstance(lanes, TensorDictVecEnv) else ()
         self.primed = [*self._on_rows, *_primed(below)]
 
     def learn(self, states: Sequence[Key], rewrites: Set[Key]) -> None:
@@ -77,7 +77,7 @@ class States:
                 for t in self.transforms
                 if not isinstance(t, TensorDictPrimer) and key in t.writes(self.rows)
             ]
-            if key in self.lanes.schema and not isinstance(self.lanes, TensorDictLanes):
+            if key in self.lanes.schema and not isinstance(self.lanes, TensorDictVecEnv):
                 writers.append(self.lanes.name)
             if writers:
                 raise ArgumentError(
@@ -92,12 +92,12 @@ class States:
                     why="row t keeps the state that step t began with; the new one belongs to the next step",
                     fix=f"Write ('next', {key!r})." if isinstance(key, str) else f"Write {('next', *key)!r}.",
                 )
-        if isinstance(self.lanes, TensorDictLanes):  # primers inside the env
+        if isinstance(self.lanes, TensorDictVecEnv):  # primers inside the env
             self.lanes.states = [key for key in states if key in self.lanes.schema]
 
     def held(self, states: Sequence[Key]) -> list[Key]:
         """Return the keys whose rows go from step to step where nobody writes them."""
-        inside = self.lanes.states if isinstance(self.lanes, TensorDictLanes) else []
+        inside = self.lanes.states if isinstance(self.lanes, TensorDictVecEnv) else []
         return [key for key in [*self._on_rows, *inside] if key not in states]
 
 

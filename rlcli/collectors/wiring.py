@@ -22,13 +22,10 @@ from rlcli.envs.base import own_methods, steps_as_ours
 from rlcli.envs.mdp import on_tensordicts
 from rlcli.envs.policy_transforms import with_policy_transforms
 from rlcli.envs.spaces import ACTIONS, action_format, drawn_alike, from_gym_space
-from rlcli.envs.tensordict_lanes import TensorDictLanes
+from rlcli.envs.tensordict_vec_env import TensorDictVecEnv
 from rlcli.envs.transformed import transforms_on
 from rlcli.errors import ArgumentError
 from rlcli.keys import IS_INIT, REWARD, Key, as_tuple, show, under_next, unravel
-from rlcli.lanes.actions import ActionFormat
-from rlcli.lanes.bounds import Interval
-from rlcli.lanes.lanes import Lanes, Schema
 from rlcli.modules.masks import mask_key_of
 from rlcli.specs import Composite
 from rlcli.transforms import (
@@ -42,6 +39,9 @@ from rlcli.transforms import (
 )
 from rlcli.transforms.delta_codec import delta_key, kept_key, scale_key
 from rlcli.transforms.primer import state_keys
+from rlcli.vec_envs.actions import ActionFormat
+from rlcli.vec_envs.bounds import Interval
+from rlcli.vec_envs.vec_env import Schema, VecEnv
 
 EnvMaker = EnvBase | Callable[[], EnvBase] | str
 
@@ -51,7 +51,7 @@ class Wired:
     """The parts that one collector steps.
 
     `env`: with all of its transforms.
-    `lanes`: the env's array face, which steps the inner ones of `transforms` itself where one of them has no columns;
+    `lanes`: the env's `VecEnv`, which steps the inner ones of `transforms` itself where one of them has no columns;
     `faces` says how each of the others is run.
     `policy`: what acts, on tensordicts: `program` runs it.
     `own`: the part of `policy` that is of the kind that was given: the very object, or a copy on its device.
@@ -59,7 +59,7 @@ class Wired:
     """
 
     env: EnvBase
-    lanes: Lanes
+    lanes: VecEnv
     transforms: list[Transform]
     faces: Faces
     policy: Any
@@ -122,8 +122,8 @@ def delta_of(env: EnvBase) -> NextObservationDelta | None:
     return next((t for t in transforms_on(env) if isinstance(t, NextObservationDelta)), None)
 
 
-def array_face(env: EnvBase) -> tuple[Lanes, list[Transform]]:
-    """The array face of an env, and those of its transforms that are still to be run on its rows, innermost first.
+def array_face(env: EnvBase) -> tuple[VecEnv, list[Transform]]:
+    """The `VecEnv` of an env, and those of its transforms that are still to be run on its rows, innermost first.
 
     The env's own face speaks for methods of rlcli's alone.  Where a class of the user's overrides one, or a transform
     has no column face, all of the env is stepped on tensordicts: any part may read what any other wrote.  Only what
@@ -131,11 +131,11 @@ def array_face(env: EnvBase) -> tuple[Lanes, list[Transform]]:
     """
     if not isinstance(env, TransformedEnv) or not steps_as_ours(env):
         lanes = getattr(env, "lanes", None)
-        return (lanes if isinstance(lanes, Lanes) and steps_as_ours(env) else TensorDictLanes(env)), []
+        return (lanes if isinstance(lanes, VecEnv) and steps_as_ours(env) else TensorDictVecEnv(env)), []
     base, transforms = env.base_env, env.transforms
     if not isinstance(base, TransformedEnv) and all(t.has_columns for t in transforms):
         lanes, _ = array_face(base)
-        if not isinstance(lanes, TensorDictLanes):
+        if not isinstance(lanes, TensorDictVecEnv):
             return lanes, transforms
     transforms, late = _apart(transforms)
     inside = next((place for place, t in enumerate(transforms) if t.outside_batches), len(transforms))
@@ -153,7 +153,7 @@ def array_face(env: EnvBase) -> tuple[Lanes, list[Transform]]:
                 fix=f"Append {name} last.",
             )
     outside = [*transforms[inside:], *late]
-    lanes = TensorDictLanes(TransformedEnv(base, Compose(*transforms[:inside])))
+    lanes = TensorDictVecEnv(TransformedEnv(base, Compose(*transforms[:inside])))
     lanes.keeps_rewards = not any("reward" in transform.out_keys for transform in outside)
     return lanes, outside
 
@@ -183,7 +183,7 @@ def _apart(transforms: Sequence[Transform]) -> tuple[list[Transform], list[Trans
 
 def wire(
     env: EnvBase,
-    face: tuple[Lanes, list[Transform]],
+    face: tuple[VecEnv, list[Transform]],
     policy: Any,
     placement: Placement,
     stepping: Stepping,
@@ -204,8 +204,8 @@ def wire(
             why="the row that begins step t+1 is the one that step t showed, but where an episode ended",
             fix="Override _reset or reset for what is done at resets, _step or step for the rest.",
         )
-    asked = placement.env
-    if isinstance(lanes, TensorDictLanes) and asked and not same_device(asked, lanes.env.device or torch.device("cpu")):
+    asked, cpu = placement.env, torch.device("cpu")
+    if isinstance(lanes, TensorDictVecEnv) and asked and not same_device(asked, lanes.env.device or cpu):
         lanes.env.to(asked)
     lanes.limit_frames(stepping.max_frames_per_traj)  # may refuse; the engine limits only the episodes that it begins
     lanes.limit_frames(None)
@@ -249,7 +249,7 @@ def _mask_key(policy: Any, shown: Schema, actions: ActionFormat, stepping: Stepp
 
 
 def _program(
-    env: EnvBase, lanes: Lanes, policy: Any, setting: PolicyContext, random_frames: int, mask_key: Key | None
+    env: EnvBase, lanes: VecEnv, policy: Any, setting: PolicyContext, random_frames: int, mask_key: Key | None
 ) -> tuple[Any, Any, Program]:
     """Return what acts, on tensordicts; the part of it that is of the kind that was given; and what runs it."""
     used, own = None, None
@@ -271,12 +271,12 @@ def _program(
         odd = any(isinstance(t, TensorDictPrimer) and t.default_value != 0 and states & {*t.out_keys}
                   for t in transforms_of(env))  # fmt: skip
         program = lower(used, setting, legal, whole=lanes.on_tensordicts or odd, early=random_frames > 0)
-    if isinstance(lanes, TensorDictLanes) and isinstance(program, TensorDictProgram):
+    if isinstance(lanes, TensorDictVecEnv) and isinstance(program, TensorDictProgram):
         program.flags = lanes.flags
     return used, own, program
 
 
-def random_actions(env: EnvBase, lanes: Lanes) -> ActionFormat | None:
+def random_actions(env: EnvBase, lanes: VecEnv) -> ActionFormat | None:
     """Return how the env's random actions look and what they are drawn from; None where only the env can draw them.
 
     They are those of its `action_spec`, which a user may have narrowed, or given another dtype or a class of its own.
@@ -295,7 +295,7 @@ def _own_random(env: EnvBase) -> str:
     return "its own rand_action" if own else f"an action_spec of its own, {type(env.action_spec).__name__}"
 
 
-def refuse_own_random(env: EnvBase, lanes: Lanes) -> None:
+def refuse_own_random(env: EnvBase, lanes: VecEnv) -> None:
     """Raise where the env's random actions are not those that first frames take."""
     if random_actions(env, lanes) is None:
         raise ArgumentError(
@@ -304,7 +304,7 @@ def refuse_own_random(env: EnvBase, lanes: Lanes) -> None:
         )  # fmt: skip
 
 
-def refuse_random_now(env: EnvBase, lanes: Lanes, program: Program) -> None:
+def refuse_random_now(env: EnvBase, lanes: VecEnv, program: Program) -> None:
     """Raise where a collector that was made without random first frames cannot take some all the same."""
     refuse_own_random(env, lanes)
     if program.late is not None and program.late.kinds is None:
@@ -315,7 +315,7 @@ def refuse_random_now(env: EnvBase, lanes: Lanes, program: Program) -> None:
 
 
 def _kept(
-    env: EnvBase, lanes: Lanes, shown: Schema, program: Program, random: Program, keep_keys: Sequence[Key] | None
+    env: EnvBase, lanes: VecEnv, shown: Schema, program: Program, random: Program, keep_keys: Sequence[Key] | None
 ) -> Kept:
     """Return what `keep_keys` asks for; keys of differences stand for the next observations that they are made of."""
     late = lanes.on_tensordicts or (program.late is not None and program.late.kinds is None)

@@ -31,14 +31,14 @@ from rlcli.collectors.stored_states import Kept
 from rlcli.collectors.wiring import make_env
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, Key, show, under_next, unravel
-from rlcli.lanes.lanes import Schema
-from rlcli.lanes.told import Told
 from rlcli.processes.channel import Channel, unpacked
 from rlcli.processes.line import Line
 from rlcli.processes.pulse import BEAT, beat
 from rlcli.processes.region import Region
 from rlcli.processes.serving import serve
 from rlcli.processes.streams import seed_streams
+from rlcli.vec_envs.told import Told
+from rlcli.vec_envs.vec_env import Schema
 from rlcli.weight_update.newest import SharedNewest
 from rlcli.weight_update.receiver import ModelsReceiver
 from rlcli.weight_update.sender import Handle

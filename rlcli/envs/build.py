@@ -17,19 +17,19 @@ from rlcli.config.problem import raise_all
 from rlcli.config.registry import wrapper_call
 from rlcli.config.schemas import CollectConfig, Config, EnvConfig
 from rlcli.envs.base import EnvBase
-from rlcli.envs.lanes_env import GymEnv, make_native
+from rlcli.envs.gym_env import GymEnv, make_native
 from rlcli.envs.parallel import ParallelEnv
 from rlcli.envs.serial import SerialEnv
 from rlcli.envs.transformed import TransformedEnv, transforms_on
 from rlcli.errors import ConfigError, ResourceError, RlcliError, in_words
 from rlcli.keys import ACTION_MASK, Key, as_tuple, unravel
-from rlcli.lanes.building import beside
-from rlcli.lanes.engines import auto_prefers_native
-from rlcli.lanes.make import configured, numbered, set_limit, set_stickiness
-from rlcli.lanes.shares import shared_out
 from rlcli.processes.memory import free_memory, process_memory, size
 from rlcli.specs import Bounded, TensorSpec
 from rlcli.transforms import FrameStack, RewardNorm, RewardScaling, RunningNorm, SignTransform, Transform, by_name
+from rlcli.vec_envs.building import beside
+from rlcli.vec_envs.engines import auto_prefers_native
+from rlcli.vec_envs.make import configured, numbered, set_limit, set_stickiness
+from rlcli.vec_envs.shares import shared_out
 
 EVALUATION_ENVS = 32  # of one evaluation at most, unless more are asked for
 SURE_AFTER = 2.0  # seconds, from which the envs made so far say something of the others

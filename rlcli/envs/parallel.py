@@ -11,13 +11,13 @@ import gymnasium as gym
 
 from rlcli.envs.apart import Apart
 from rlcli.envs.base import EnvBase
-from rlcli.envs.lanes_env import GymEnv, LanesEnv, made_again, recipe_of
+from rlcli.envs.gym_env import GymEnv, VecEnvAdapter, made_again, recipe_of
 from rlcli.envs.serial import BatchedEnv, differing, made, narrows, one_each
 from rlcli.errors import ArgumentError, in_words
-from rlcli.lanes.bounds import strictest
-from rlcli.lanes.make import GymRecipe
-from rlcli.lanes.parallel_lanes import ParallelLanes
 from rlcli.processes.worker import USUAL_METHOD
+from rlcli.vec_envs.bounds import strictest
+from rlcli.vec_envs.make import GymRecipe
+from rlcli.vec_envs.parallel_vec_env import ParallelVecEnv
 
 Maker = str | EnvBase | Callable[[], EnvBase]
 OPTIONS = ("categorical_action_encoding", "narrow", "out_of_bounds")
@@ -107,21 +107,21 @@ class ParallelEnv(BatchedEnv):
             self.inner = self._plain(given, device, first)
         self._take_specs()
 
-    def _plain(self, given: list[tuple[GymRecipe, dict[str, Any]]], device, first: gym.Env | None) -> LanesEnv:
+    def _plain(self, given: list[tuple[GymRecipe, dict[str, Any]]], device, first: gym.Env | None) -> VecEnvAdapter:
         """Gymnasium envs without parts of their own."""
         options = given[0][1]
         for place, (_, other) in enumerate(given[1:], 1):
             for name in OPTIONS[:2]:
                 if other[name] != options[name]:
                     raise differing(place, name, str(other[name]), str(options[name]))
-        lanes = ParallelLanes(
+        lanes = ParallelVecEnv(
             sent([recipe for recipe, _ in given]), **self._processes,
             categorical=options["categorical_action_encoding"], narrow=options["narrow"],
             out_of_bounds=strictest(each["out_of_bounds"] for _, each in given),
             first=first,
         )  # fmt: skip
         self._makers = [partial(GymEnv, recipe, **each) for recipe, each in given]
-        return LanesEnv(lanes, *lanes.spaces, batched=True, device=device)
+        return VecEnvAdapter(lanes, *lanes.spaces, batched=True, device=device)
 
     def __reduce_ex__(self, protocol):
         if type(self) is not ParallelEnv:

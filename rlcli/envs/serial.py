@@ -11,16 +11,16 @@ import torch
 from tensordict import TensorDictBase
 
 from rlcli.envs.base import SPECS, EnvBase, next_of, own_methods, root_of, steps_as_ours
-from rlcli.envs.lanes_env import GymEnv, LanesEnv, made_again
+from rlcli.envs.gym_env import GymEnv, VecEnvAdapter, made_again
 from rlcli.envs.transformed import TransformedEnv, transforms_on
 from rlcli.errors import ArgumentError
 from rlcli.keys import RESET
-from rlcli.lanes.bounds import Bounds, strictest
-from rlcli.lanes.episodes import episode_seed
-from rlcli.lanes.gym_lanes import GymLanes, innermost
-from rlcli.lanes.lanes import Lanes
 from rlcli.specs import TensorSpec
 from rlcli.transforms import by_name
+from rlcli.vec_envs.bounds import Bounds, strictest
+from rlcli.vec_envs.episodes import episode_seed
+from rlcli.vec_envs.gym_vec_env import GymVecEnv, innermost
+from rlcli.vec_envs.vec_env import VecEnv
 
 Maker = str | Callable[[], EnvBase]
 _SEEDING = ("set_seed", "_set_seed")
@@ -53,8 +53,8 @@ class BatchedEnv(EnvBase):
         self._take_specs()
 
     @property
-    def lanes(self) -> Lanes | None:
-        """The array face, or None where the envs have none."""
+    def lanes(self) -> VecEnv | None:
+        """The `VecEnv`, or None where the envs have none."""
         return getattr(self.inner, "lanes", None)
 
     @property
@@ -221,12 +221,12 @@ def _together(envs: list[EnvBase], device) -> EnvBase:
             if narrows(other) != narrows(first):
                 specs = env.observation_spec, envs[0].observation_spec
                 raise differing(place, "observation_spec", *map(brief, specs))
-        lanes = GymLanes(gyms, categorical=first.actions.categorical, narrow=narrows(first), out_of_bounds=mode)
-        return LanesEnv(lanes, gyms[0].observation_space, gyms[0].action_space, batched=True, device=device)
+        lanes = GymVecEnv(gyms, categorical=first.actions.categorical, narrow=narrows(first), out_of_bounds=mode)
+        return VecEnvAdapter(lanes, gyms[0].observation_space, gyms[0].action_space, batched=True, device=device)
     return Stacked(envs, device)
 
 
-def narrows(lanes: GymLanes) -> bool:
+def narrows(lanes: GymVecEnv) -> bool:
     """Say whether some observations are stored in a smaller dtype than the env's."""
     return any(leaf.stored != leaf.dtype for leaf in lanes.leaves)
 
@@ -247,12 +247,12 @@ def brief(spec: TensorSpec) -> str:
 
 def _shared_bounds(envs: list[EnvBase]) -> Bounds | None:
     """One count for the observations of all these envs; None where they do not look at the same bounds themselves."""
-    found: list[Lanes] = []
+    found: list[VecEnv] = []
     for env in envs:
         while isinstance(env, TransformedEnv) and steps_as_ours(env):
             env = env.base_env
         lanes = getattr(env, "lanes", None)
-        if not isinstance(lanes, Lanes) or not steps_as_ours(env):
+        if not isinstance(lanes, VecEnv) or not steps_as_ours(env):
             return None
         found.append(lanes)
     intervals = found[0].bounds.intervals
@@ -342,7 +342,7 @@ def _seed_one(env: EnvBase, seed: int, place: int, total: int) -> None:
     base = env
     while isinstance(base, TransformedEnv) and not own_methods(base, _SEEDING):
         base = base.base_env
-    if isinstance(base, LanesEnv) and not own_methods(base, _SEEDING):
+    if isinstance(base, VecEnvAdapter) and not own_methods(base, _SEEDING):
         base.lanes.seed(seed, first_lane=place, total=total)
     else:  # mixed, not counted on: the seeds 3 and 4 have no env in common
         env.set_seed(episode_seed(seed, place, 0, total))

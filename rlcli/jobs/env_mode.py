@@ -17,9 +17,9 @@ from rlcli.collectors.build import shares
 from rlcli.config.schemas import CollectConfig
 from rlcli.envs import GymEnv
 from rlcli.envs.build import make_single, wants_native
-from rlcli.lanes.engines import auto_prefers_native
 from rlcli.processes.cores import cores
 from rlcli.runs import random_streams
+from rlcli.vec_envs.engines import auto_prefers_native
 
 STEPS, MOMENT = 32, 1.0  # that an env is tried for, and seconds after which it is enough
 CROSSING = 50e-6  # seconds, about, that an order to a process and its answer take

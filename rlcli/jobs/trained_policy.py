@@ -25,13 +25,13 @@ from rlcli.envs.mdp import merged, on_tensordicts
 from rlcli.envs.policy_transforms import with_policy_transforms
 from rlcli.errors import ArgumentError, ConfigError, MissingKeyError, NumericsError, RlcliError, in_words
 from rlcli.keys import ACTION, IS_INIT, OBSERVATION, RESET, REWARD, Key, show
-from rlcli.lanes.make import configured
-from rlcli.lanes.observations import BadValue, ObservationLeaf
 from rlcli.modules import ActorCritic
 from rlcli.modules.masks import mask_key_of, refuse_no_option
 from rlcli.specs.dtypes import dtype_name
 from rlcli.transforms import Compose, Transform
 from rlcli.transforms.compose import schemas_before
+from rlcli.vec_envs.make import configured
+from rlcli.vec_envs.observations import BadValue, ObservationLeaf
 
 
 class TrainedPolicy:

@@ -27,7 +27,6 @@ from rlcli.config.schemas import CollectConfig, draws_slices, is_off_policy
 from rlcli.data.fields import Field
 from rlcli.errors import in_words
 from rlcli.keys import ACTION, COLLECTOR_MASK, IS_INIT, Key
-from rlcli.lanes.noise import drawn_ahead
 from rlcli.learning.buffer import slices_of
 from rlcli.learning.gradient import total_of
 from rlcli.learning.minibatches import whole_sequences
@@ -53,6 +52,7 @@ from rlcli.report.ledger import LedgerEntry
 from rlcli.report.memory import Expected
 from rlcli.report.peaks import LargestSaved, LiveBytes
 from rlcli.transforms.primer import state_keys
+from rlcli.vec_envs.noise import drawn_ahead
 
 aten = torch.ops.aten
 VALUES, UPDATE = "values", "update"  # stages

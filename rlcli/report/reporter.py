@@ -24,7 +24,6 @@ from tensordict import TensorDictBase
 
 from rlcli.config.run_files import EPISODES, METRICS
 from rlcli.keys import DONE, OBSERVATION, REWARD, Key
-from rlcli.lanes.lanes import SUCCESS
 from rlcli.report import closing
 from rlcli.report.clock import OTHER, Clock, Spent
 from rlcli.report.compiling import Compiling
@@ -36,6 +35,7 @@ from rlcli.report.snapshot import EVALUATION, Snapshot, View, shown
 from rlcli.report.tally import EpisodeStats, Figure, Tally
 from rlcli.report.view import open_view
 from rlcli.report.workers import WorkerReadings, Workers
+from rlcli.vec_envs.vec_env import SUCCESS
 
 LEDGER_EVERY = 1.0  # seconds between two readings of the ledger; the first and the last batch are always read
 

@@ -15,7 +15,6 @@ from rlcli.collectors import Collector
 from rlcli.envs import EnvBase, GymEnv, ParallelEnv, SerialEnv, TransformedEnv, step_mdp
 from rlcli.errors import ArgumentError, EnvError, MissingKeyError
 from rlcli.keys import RESET
-from rlcli.lanes.gym_lanes import GymLanes
 from rlcli.specs import Bounded, Categorical, Composite, Unbounded
 from rlcli.transforms import (
     CatFrames,
@@ -30,6 +29,7 @@ from rlcli.transforms import (
     ToFloat,
     Transform,
 )
+from rlcli.vec_envs.gym_vec_env import GymVecEnv
 
 LENGTHS = (2, 3, 5)
 
@@ -604,7 +604,7 @@ def test_one_gymnasium_env_is_not_several_whatever_is_around_it():
         with pytest.raises(ArgumentError, match=r"one env cannot be several \(env 1\)"):
             SerialEnv(2, make)
     with pytest.raises(ArgumentError, match="one env object cannot serve as several envs"):
-        GymLanes([gym.wrappers.TimeLimit(made, 5), gym.wrappers.TimeLimit(made, 6)])
+        GymVecEnv([gym.wrappers.TimeLimit(made, 5), gym.wrappers.TimeLimit(made, 6)])
 
 
 class Counting(EnvBase):

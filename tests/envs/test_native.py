@@ -16,12 +16,12 @@ from rlcli.envs import GymEnv, NativeEnv, SerialEnv, TransformedEnv, make_native
 from rlcli.envs.build import build_env
 from rlcli.errors import ArgumentError, ConfigError, EnvError
 from rlcli.keys import RESET
-from rlcli.lanes import native_lanes
-from rlcli.lanes.engine import MaskedEngine
-from rlcli.lanes.engines import auto_prefers_native, engine_of
-from rlcli.lanes.envpool import EnvpoolEngine
-from rlcli.lanes.replay import PROBE_STEPS, fingerprint
 from rlcli.transforms import Compose, InitTracker, RewardSum, StepCounter
+from rlcli.vec_envs import native_vec_env
+from rlcli.vec_envs.engine import MaskedEngine
+from rlcli.vec_envs.engines import auto_prefers_native, engine_of
+from rlcli.vec_envs.envpool import EnvpoolEngine
+from rlcli.vec_envs.replay import PROBE_STEPS, fingerprint
 
 
 def equal(a, b) -> bool:
@@ -264,8 +264,8 @@ def test_lanes_that_cannot_be_brought_back_are_named():
 
 def test_of_very_many_lanes_only_some_are_looked_at_while_it_is_tried_whether_episodes_repeat(monkeypatch):
     lanes, looked = resumable(lambda: cartpole(40)).lanes, []
-    monkeypatch.setattr(native_lanes, "LOOKED_AT", 8)
-    monkeypatch.setattr(native_lanes, "fingerprint", lambda arrays: looked.append(1) or fingerprint(arrays))
+    monkeypatch.setattr(native_vec_env, "LOOKED_AT", 8)
+    monkeypatch.setattr(native_vec_env, "fingerprint", lambda arrays: looked.append(1) or fingerprint(arrays))
     assert lanes.is_replayable() and len(looked) <= 2 * 8 * (PROBE_STEPS + 1)
 
 

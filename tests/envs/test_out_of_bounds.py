@@ -15,10 +15,10 @@ from tensordict import TensorDict
 from rlcli.collectors import Collector
 from rlcli.envs import EnvBase, GymEnv, NativeEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, EnvError
-from rlcli.lanes.bounds import Bounds, Interval
-from rlcli.lanes.engines import engine_of
 from rlcli.specs import Bounded, Composite, MultiCategorical, OneHot
 from rlcli.transforms import FrameStack, RewardSum, RunningNorm, ToFloat
+from rlcli.vec_envs.bounds import Bounds, Interval
+from rlcli.vec_envs.engines import engine_of
 
 LENGTH, LANES = 4, 3
 VECTOR = spaces.Box(np.array([-1.0, -np.inf, 0.0], np.float32), np.array([1.0, np.inf, 2.0], np.float32))

@@ -27,13 +27,13 @@ from test_step_contract import STEP_FAULTS, with_part
 from rlcli.collectors import Collector
 from rlcli.envs import EnvBase, GymEnv, ParallelEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, ConfigError, EnvError
-from rlcli.lanes.gym_lanes import GymLanes
-from rlcli.lanes.lanes import reward_column
-from rlcli.lanes.make import GymRecipe
-from rlcli.lanes.parallel_lanes import ParallelLanes
 from rlcli.modules import GRUModule
 from rlcli.specs import Categorical, Composite, Unbounded
 from rlcli.transforms import Compose, RewardScaling, RewardSum, RunningNorm, StepCounter
+from rlcli.vec_envs.gym_vec_env import GymVecEnv
+from rlcli.vec_envs.make import GymRecipe
+from rlcli.vec_envs.parallel_vec_env import ParallelVecEnv
+from rlcli.vec_envs.vec_env import reward_column
 
 CARTPOLE, PENDULUM = partial(GymEnv, "CartPole-v1"), partial(GymEnv, "Pendulum-v1", narrow=True, max_episode_steps=9)
 LINUX = pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="reads /proc")
@@ -188,12 +188,12 @@ def test_however_workers_are_made_they_give_the_same(method):
     env.close()
 
 
-def parallel_lanes(**options) -> ParallelLanes:
+def parallel_lanes(**options) -> ParallelVecEnv:
     return ParallelEnv(5, CARTPOLE, workers=2, **options).lanes
 
 
-def serial_lanes() -> GymLanes:
-    return GymLanes([gym.make("CartPole-v1") for _ in range(5)])
+def serial_lanes() -> GymVecEnv:
+    return GymVecEnv([gym.make("CartPole-v1") for _ in range(5)])
 
 
 def stepped(lanes, steps: int, first: int = 0):

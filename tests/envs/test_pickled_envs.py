@@ -198,7 +198,7 @@ gym.register("Mine-v0", entry_point="mine:Mine")
 """)
     program = """
 import pickle, sys
-from rlcli.lanes.make import GymRecipe
+from rlcli.vec_envs.make import GymRecipe
 recipe = GymRecipe(sys.argv[1])
 if len(sys.argv) == 2:
     import mine

@@ -16,9 +16,9 @@ from test_parallel import collected, equal
 from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, ParallelEnv, SerialEnv, TransformedEnv
 from rlcli.errors import EnvError
-from rlcli.lanes.lanes import reward_column
-from rlcli.lanes.shard import RESET, STEP, STEP_ON
 from rlcli.transforms import Compose, RewardSum, RunningNorm, StepCounter
+from rlcli.vec_envs.shard import RESET, STEP, STEP_ON
+from rlcli.vec_envs.vec_env import reward_column
 
 DEALINGS = {
     "caller": {"workers": 1, "caller_steps": True},

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError
-from rlcli.lanes.episodes import _mix, episode_seed
 from rlcli.transforms import RewardSum
+from rlcli.vec_envs.episodes import _mix, episode_seed
 
 
 @given(st.integers(0, 2**62), st.integers(1, 40))

@@ -16,10 +16,10 @@ from tensordict import TensorDict
 from rlcli.collectors import Collector
 from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import EnvError
-from rlcli.lanes.observations import BadValue, ObservationLeaf, lane_writer
 from rlcli.learning.evaluation import evaluate
 from rlcli.specs import Composite, Unbounded
 from rlcli.transforms import Compose, RewardSum, StepCounter
+from rlcli.vec_envs.observations import BadValue, ObservationLeaf, lane_writer
 
 
 def with_observation(value):

@@ -10,8 +10,8 @@ import pytest
 from gym_worlds import Drawing, Placed
 
 from rlcli.envs import GymEnv, ParallelEnv
-from rlcli.lanes.make import GymRecipe
 from rlcli.processes.worker import METHODS
+from rlcli.vec_envs.make import GymRecipe
 
 LANES = 4
 

@@ -24,8 +24,8 @@ from test_parallel import collected, equal
 from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, ParallelEnv, SerialEnv
 from rlcli.errors import ArgumentError, EnvError
-from rlcli.lanes.episodes import episode_seed
 from rlcli.processes import restarts
+from rlcli.vec_envs.episodes import episode_seed
 
 pytestmark = pytest.mark.filterwarnings("ignore:the worker of env:UserWarning")
 LANES, SEED = 4, 11

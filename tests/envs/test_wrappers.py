@@ -11,7 +11,7 @@ from rlcli.config.registry import wrapper_call
 from rlcli.envs import GymEnv
 from rlcli.envs.build import build_env
 from rlcli.errors import ConfigError, EnvError
-from rlcli.lanes.wrappers import BoundAction, FireReset, LinearReward, SelectEntries
+from rlcli.vec_envs.wrappers import BoundAction, FireReset, LinearReward, SelectEntries
 
 
 def test_entries_are_those_of_the_env_in_the_order_asked_for():

@@ -23,11 +23,11 @@ from rlcli.envs.build import build_env
 from rlcli.errors import ConfigError, EnvError
 from rlcli.jobs import env_mode, resume, train
 from rlcli.jobs.env_mode import settled
-from rlcli.lanes.gym_lanes import GymLanes
 from rlcli.report.reporter import Reporter
 from rlcli.runs import checkpoint
 from rlcli.runs.folder import CHECKPOINTS
 from rlcli.runs.signals import BeforeTheRun
+from rlcli.vec_envs.gym_vec_env import GymVecEnv
 
 
 class Busy(gym.Env):
@@ -129,7 +129,7 @@ def never(*_):
 
 def takes(monkeypatch, wall: float, cpu: float | None = None) -> None:
     """Have steps be measured as this."""
-    monkeypatch.setattr(GymLanes, "pace", lambda *_: (wall, wall if cpu is None else cpu))
+    monkeypatch.setattr(GymVecEnv, "pace", lambda *_: (wall, wall if cpu is None else cpu))
 
 
 @pytest.mark.parametrize(

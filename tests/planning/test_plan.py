@@ -32,13 +32,13 @@ from rlcli.envs.build import build_env
 from rlcli.jobs.plan import plan
 from rlcli.kernels.sum_tree.levels import tree_bytes
 from rlcli.keys import DONE
-from rlcli.lanes.noise import drawn_ahead
 from rlcli.planning.envs import EVALUATION, one_more, to_come
 from rlcli.planning.fit import advice_for
 from rlcli.planning.plan import MemoryFit
 from rlcli.planning.tensors import planned_learner
 from rlcli.planning.view import show_plan
 from rlcli.report.reporter import Reporter
+from rlcli.vec_envs.noise import drawn_ahead
 
 work_out = partial(plan, verb="train")
 SPREAD = 8 << 20  # between two measurements of one process

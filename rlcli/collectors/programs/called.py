@@ -13,9 +13,9 @@ from torch import nn
 
 from rlcli.errors import ArgumentError, NumericsError, RlcliError, in_words
 from rlcli.keys import ACTION, Key, show, unravel
-from rlcli.lanes.actions import ActionFormat, in_a_line
 from rlcli.modules.distributions import family_of, param_keys
 from rlcli.modules.distributions.discrete import BernoulliFamily
+from rlcli.vec_envs.actions import ActionFormat, in_a_line
 
 _BEFORE = "step {} of the batch; the env was not stepped"
 

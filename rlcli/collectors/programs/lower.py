@@ -28,13 +28,13 @@ from rlcli.collectors.programs.program import PolicyContext, Program
 from rlcli.collectors.programs.tensordict_policy import TensorDictProgram
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.keys import ACTION, END_FLAGS, IS_INIT, Key, show, under_next, unravel
-from rlcli.lanes.actions import ActionFormat
-from rlcli.lanes.lanes import Schema
 from rlcli.modules.distributions import CATEGORICAL, ONE_HOT, Family, family_of, param_keys
 from rlcli.modules.distributions.discrete import MultiCategoricalFamily, MultiOneHotFamily
 from rlcli.modules.exploration import EGreedyFamily
 from rlcli.modules.stages import NetworkStages, Stage, ValueParts, take_apart, take_apart_values
 from rlcli.specs.dtypes import dtype_name, numpy_dtype
+from rlcli.vec_envs.actions import ActionFormat
+from rlcli.vec_envs.vec_env import Schema
 
 _CHOICES = (InteractionType.RANDOM, InteractionType.MODE, InteractionType.DETERMINISTIC)  # that a family knows
 

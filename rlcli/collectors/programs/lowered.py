@@ -25,11 +25,11 @@ from rlcli.errors import ArgumentError, NumericsError
 from rlcli.kernels.cells import on_rows as step_on_rows
 from rlcli.kernels.mlp import on_rows
 from rlcli.keys import ACTION, Key, show, under_next
-from rlcli.lanes.lanes import Schema
 from rlcli.modules.distributions.family import Family
 from rlcli.modules.recurrent import recurrent_mode
 from rlcli.modules.stages import Stage, Structure
 from rlcli.specs.dtypes import dtype_name
+from rlcli.vec_envs.vec_env import Schema
 
 Rows = dict[Key, list[Tensor]]
 

@@ -24,10 +24,10 @@ from rlcli.collectors.devices import Placement
 from rlcli.envs.late_columns import LateColumns
 from rlcli.errors import ArgumentError
 from rlcli.keys import ACTION, Key, show
-from rlcli.lanes.actions import ActionFormat
-from rlcli.lanes.lanes import Schema
-from rlcli.lanes.noise import Noise
 from rlcli.modules.masks import pick, refuse_no_option
+from rlcli.vec_envs.actions import ActionFormat
+from rlcli.vec_envs.noise import Noise
+from rlcli.vec_envs.vec_env import Schema
 
 
 class Bound:

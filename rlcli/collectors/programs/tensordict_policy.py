@@ -31,8 +31,8 @@ from rlcli.collectors.states import States, no_place
 from rlcli.envs.late_columns import LateColumns
 from rlcli.errors import ArgumentError
 from rlcli.keys import ACTION, ACTION_LOG_PROB, END_FLAGS, NEXT, SAMPLE_LOG_PROB, Key, as_tuple, show, unravel
-from rlcli.lanes.lanes import Schema
 from rlcli.specs.dtypes import dtype_name, numpy_dtype, torch_dtype
+from rlcli.vec_envs.vec_env import Schema
 
 _Outputs = dict[Key, torch.Tensor]
 

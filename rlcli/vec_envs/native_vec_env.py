@@ -1,4 +1,4 @@
-"""The array face of a vector engine: `GymLanes`' rows, ends, seeds and errors, from one call a step.
+"""A vector backend as a `VecEnv`: `GymVecEnv`'s rows, ends, seeds and errors, from one call a step.
 
 A finished lane is reset in the same step, its true final observation is in its row before, and no reset is a row or a
 frame; `engines.py` says how each engine is brought to that.
@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 
 from rlcli.errors import ArgumentError, RlcliError
-from rlcli.lanes.contract import env_raised
-from rlcli.lanes.engine import VectorBackend, check_outcome
-from rlcli.lanes.lanes import NONE, numbers_of
-from rlcli.lanes.observations import lane_writer
-from rlcli.lanes.replay import ReplayableLanes, fingerprint
+from rlcli.vec_envs.contract import env_raised
+from rlcli.vec_envs.engine import VectorBackend, check_outcome
+from rlcli.vec_envs.observations import lane_writer
+from rlcli.vec_envs.replay import ReplayableVecEnv, fingerprint
+from rlcli.vec_envs.vec_env import NONE, numbers_of
 
 LOOKED_AT = 1024  # lanes, while it is tried whether episodes repeat
 
 
-class NativeLanes(ReplayableLanes):
-    """The array face of an `VectorBackend`; see `ReplayableLanes`."""
+class NativeVecEnv(ReplayableVecEnv):
+    """The `VecEnv` of a `VectorBackend`; see `ReplayableVecEnv`."""
 
     def __init__(
         self, engine: VectorBackend, *, categorical: bool = False, narrow: bool = False, out_of_bounds: str = "count"

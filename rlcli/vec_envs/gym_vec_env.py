@@ -1,7 +1,7 @@
-"""The array face of gymnasium envs: N envs stepped by one Python loop, straight into preallocated rows.
+"""Gymnasium envs, N of them stepped by one Python loop, straight into preallocated rows.
 
-The engine that steps a vector of envs in one call is `native_lanes.py`; what the rows mean is in `lanes.py`, what is
-compared, saved and restored around a replay in `replay.py`.
+The engine that steps a vector of envs in one call is `native_vec_env.py`; what the rows mean is in `vec_env.py`, what
+is compared, saved and restored around a replay in `replay.py`.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from rlcli.errors import ArgumentError, EnvError, RlcliError
-from rlcli.lanes.actions import ActionFormat
-from rlcli.lanes.building import need_env
-from rlcli.lanes.contract import broken, env_raised, named
-from rlcli.lanes.episodes import NO_LIMIT
-from rlcli.lanes.lanes import NONE, Rows, numbers_of
-from rlcli.lanes.observations import BadValue, flag_of, plain, writer
-from rlcli.lanes.replay import ReplayableLanes, fingerprint
+from rlcli.vec_envs.actions import ActionFormat
+from rlcli.vec_envs.building import need_env
+from rlcli.vec_envs.contract import broken, env_raised, named
+from rlcli.vec_envs.episodes import NO_LIMIT
+from rlcli.vec_envs.observations import BadValue, flag_of, plain, writer
+from rlcli.vec_envs.replay import ReplayableVecEnv, fingerprint
+from rlcli.vec_envs.vec_env import NONE, Rows, numbers_of
 
 STEP = ("observation", "reward", "terminated", "truncated", "info")
 RESET = ("observation", "info")
 
 
-class GymLanes(ReplayableLanes):
-    """Gymnasium envs in one process, all with equal spaces; see `ReplayableLanes`.
+class GymVecEnv(ReplayableVecEnv):
+    """Gymnasium envs in one process, all with equal spaces; see `ReplayableVecEnv`.
 
     Their bookkeeping wrappers are stepped around, not changed (see `strip`).
     `first_lane`: the number of the first env among all lanes, where others are stepped elsewhere.

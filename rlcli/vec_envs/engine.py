@@ -17,7 +17,7 @@ from gymnasium.utils.seeding import np_random
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from rlcli.errors import EnvError
-from rlcli.lanes.observations import BadValue, described
+from rlcli.vec_envs.observations import BadValue, described
 
 PROBE_STEPS = 1000  # random steps in which some episode has to end
 TRACE_STEPS = 16  # steps that a finished lane's new episode is compared over

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 from rlcli.errors import EnvError, in_words
 from rlcli.keys import Key, show
-from rlcli.lanes.observations import BadValue
+from rlcli.vec_envs.observations import BadValue
 
 
 class Book(Protocol):
-    """The facts that sentences are written from: some lanes, and their episodes (`Lanes`)."""
+    """The facts that sentences are written from: some lanes, and their episodes (`VecEnv`)."""
 
     name: str
     n: int

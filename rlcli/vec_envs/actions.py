@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rlcli.errors import ArgumentError, EnvError
-from rlcli.lanes.observations import computes
+from rlcli.vec_envs.observations import computes
 
 
 class ActionFormat:

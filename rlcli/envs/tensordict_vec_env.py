@@ -1,4 +1,4 @@
-"""The array face of an env that only knows TensorDicts: stepped as it is, its outputs copied into rows."""
+"""An env that only knows TensorDicts as a `VecEnv`: stepped as it is, its outputs copied into rows."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rlcli.envs.serial import BatchedEnv, transforms_within
 from rlcli.envs.spaces import action_format, spec_bounds
 from rlcli.errors import ArgumentError, EnvError, RlcliError
 from rlcli.keys import ACTION, END_FLAGS, NEXT, RESET, REWARD, Key, as_tuple, show, under_next, unravel
-from rlcli.lanes.bounds import Bounds
-from rlcli.lanes.contract import broken, env_raised, place_of
-from rlcli.lanes.lanes import NONE, Lanes, Outcome
-from rlcli.lanes.observations import check_name
 from rlcli.specs import Unbounded
 from rlcli.transforms import RunningNorm
 from rlcli.transforms.base import as_kind
+from rlcli.vec_envs.bounds import Bounds
+from rlcli.vec_envs.contract import broken, env_raised, place_of
+from rlcli.vec_envs.observations import check_name
+from rlcli.vec_envs.vec_env import NONE, Outcome, VecEnv
 
 
 class Acting(Protocol):
@@ -32,7 +32,7 @@ class Acting(Protocol):
     def written(self) -> TensorDictBase | None: ...
 
 
-class TensorDictLanes(Lanes):
+class TensorDictVecEnv(VecEnv):
     """Steps an `EnvBase` through `step` and `reset`, as `EnvBase.rollout` does.
 
     `env`: batch size `()` or `(N,)`. Of a `TransformedEnv` the rewards in `outcome` are those of the env below.
@@ -53,7 +53,7 @@ class TensorDictLanes(Lanes):
         transformed = isinstance(env, TransformedEnv) and steps_as_ours(env)
         base = env.base_env if transformed else env  # type: ignore[attr-defined]
         below = getattr(base, "lanes", None) if transformed and steps_as_ours(base) else None
-        self.below: Lanes | None = below
+        self.below: VecEnv | None = below
         if dims > 1:
             raise ArgumentError(
                 "a collector steps envs of batch size () or (N,)",

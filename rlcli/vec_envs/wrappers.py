@@ -10,7 +10,7 @@ import numpy as np
 
 from rlcli.errors import ConfigError, EnvError
 from rlcli.keys import ACTION_MASK, OBSERVATION
-from rlcli.lanes.actions import ActionFormat
+from rlcli.vec_envs.actions import ActionFormat
 
 
 class SelectEntries(gym.ObservationWrapper, gym.utils.RecordConstructorArgs):

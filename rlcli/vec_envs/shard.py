@@ -1,6 +1,6 @@
 """Some of N lanes, stepped in one process, a worker or the caller itself; what a step takes and gives is in arrays.
 
-The parent (`parallel_lanes.py`) keeps the book of all lanes. Each shard keeps one of its own, by the same code, for
+The parent (`parallel_vec_env.py`) keeps the book of all lanes. Each shard keeps one of its own, by the same code, for
 seeds, limits and the sentences of errors; at a reset the parent's decides.
 """
 
@@ -15,16 +15,16 @@ import gymnasium as gym
 import numpy as np
 
 from rlcli.errors import EnvError, in_words
-from rlcli.lanes.actions import ActionFormat
-from rlcli.lanes.building import beside
-from rlcli.lanes.gym_lanes import GymLanes
-from rlcli.lanes.lanes import Schema
-from rlcli.lanes.observations import number_of
 from rlcli.processes.channel import Channel, packed, unpacked
 from rlcli.processes.line import CELL, CELLS, Line
 from rlcli.processes.region import Region
 from rlcli.processes.serving import serve
 from rlcli.processes.streams import seed_streams
+from rlcli.vec_envs.actions import ActionFormat
+from rlcli.vec_envs.building import beside
+from rlcli.vec_envs.gym_vec_env import GymVecEnv
+from rlcli.vec_envs.observations import number_of
+from rlcli.vec_envs.vec_env import Schema
 
 TARGET = f"{__name__}:work"
 STEP, RESET, CALL = 1, 2, 3  # orders
@@ -61,7 +61,7 @@ def fields(n: int, workers: int, schema: Schema, actions: ActionFormat) -> dict[
 class Shard:
     """Neighbouring lanes, from `first_lane` of all on, and their part of the arrays.
 
-    `recipes`: as `ParallelLanes` is given them. `settings`: handed to `GymLanes`.
+    `recipes`: as `ParallelVecEnv` is given them. `settings`: handed to `GymVecEnv`.
     `first`: the first of them, where it was made already.
     """
 
@@ -72,7 +72,7 @@ class Shard:
         for recipe in recipes[len(made) :]:
             with beside(len(made)):
                 made.append(unpacked(recipe).make())
-        self.lanes = GymLanes(made, first_lane=first_lane, **settings)
+        self.lanes = GymVecEnv(made, first_lane=first_lane, **settings)
         self.spaces = made[0].observation_space, made[0].action_space
         self.text = str(made[0])
         self._steps = 0

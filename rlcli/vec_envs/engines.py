@@ -27,8 +27,8 @@ import gymnasium as gym
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rlcli.errors import ConfigError, EnvError, in_words
-from rlcli.lanes.building import building, register_known
-from rlcli.lanes.engine import (
+from rlcli.vec_envs.building import building, register_known
+from rlcli.vec_envs.engine import (
     PROBE_STEPS,
     AtariEngine,
     CartPoleEngine,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcli.lanes.episodes import NO_LIMIT, Episodes, episode_seed
+from rlcli.vec_envs.episodes import NO_LIMIT, Episodes, episode_seed
 
 N = 3
 

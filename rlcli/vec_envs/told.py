@@ -16,7 +16,7 @@ import gymnasium as gym
 
 from rlcli.config import registry
 from rlcli.errors import in_words
-from rlcli.lanes.building import register_known
+from rlcli.vec_envs.building import register_known
 
 _BY_THEMSELVES = ("gymnasium.", "ale_py.", "minigrid.")  # packages whose ids every process knows
 

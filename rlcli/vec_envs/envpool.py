@@ -16,8 +16,8 @@ import numpy as np
 
 from rlcli.config.installed import install
 from rlcli.errors import ConfigError, EnvError
-from rlcli.lanes.building import suggest
-from rlcli.lanes.engine import VectorBackend, take
+from rlcli.vec_envs.building import suggest
+from rlcli.vec_envs.engine import VectorBackend, take
 
 
 class EnvpoolEngine(VectorBackend):

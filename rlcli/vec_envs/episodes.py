@@ -1,6 +1,6 @@
 """The episode book of N envs that are stepped together: clock, seeds, limits, and the actions of open episodes.
 
-Every array face keeps its book here.  What an env shows, how it is reset and how a step is refused is theirs.
+Every `VecEnv` keeps its book here.  What an env shows, how it is reset and how a step is refused is theirs.
 """
 
 from __future__ import annotations

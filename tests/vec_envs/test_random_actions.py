@@ -9,8 +9,8 @@ import torch
 from gymnasium import spaces
 
 from rlcli.errors import EnvError
-from rlcli.lanes.actions import ActionFormat
 from rlcli.specs import Bounded
+from rlcli.vec_envs.actions import ActionFormat
 
 LOW = np.array([-1, 2, -np.inf, -np.inf], np.float32)
 HIGH = np.array([3, np.inf, -2, np.inf], np.float32)

@@ -2,8 +2,8 @@
 
 Only bounds that say something are looked at: finite ones, tighter than the dtype's own.  A uint8 image in 0..255 has
 none and costs nothing.  Not for Discrete observations: an index out of range has no one-hot vector, so writing one is
-refused.  Batches are looked at by `rlcli.collectors.checks`, single steps by `LanesEnv`.  What a declared dtype has
-rounded is counted beside, under the key and `ROUNDED`.
+refused.  Batches are looked at by `rlcli.collectors.checks`, single steps by `VecEnvAdapter`.  What a declared dtype
+has rounded is counted beside, under the key and `ROUNDED`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from gymnasium import spaces
 
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key, as_tuple, show, spell
-from rlcli.lanes.contract import BatchStart, Book, broken
-from rlcli.lanes.observations import ObservationLeaf
+from rlcli.vec_envs.contract import BatchStart, Book, broken
+from rlcli.vec_envs.observations import ObservationLeaf
 
 MODES = ("refuse", "count", "ignore")
 ROUNDED = "(rounded)"  # the last part of a key

@@ -1,4 +1,4 @@
-"""TensorDict stepping for envs that have an array face: the lanes engine bound to two rows, one step at a time.
+"""TensorDict stepping of vectorised envs: a `VecEnv` bound to two rows, one step at a time.
 
 `GymEnv` is one gymnasium env, `NativeEnv` N envs stepped by an engine of their own; `make_native` makes one from an id.
 """
@@ -19,26 +19,26 @@ from rlcli.envs.base import SPECS, EnvBase, own_stepping
 from rlcli.envs.spaces import from_gym_space
 from rlcli.errors import ArgumentError
 from rlcli.keys import ACTION, RESET
-from rlcli.lanes.contract import not_finite
-from rlcli.lanes.engine import VectorBackend
-from rlcli.lanes.engines import make_engine
-from rlcli.lanes.envpool import EnvpoolEngine
-from rlcli.lanes.gym_lanes import GymLanes
-from rlcli.lanes.lanes import Lanes, reward_column
-from rlcli.lanes.make import GymRecipe
-from rlcli.lanes.native_lanes import NativeLanes
 from rlcli.specs import Composite
 from rlcli.specs.dtypes import torch_dtype
+from rlcli.vec_envs.contract import not_finite
+from rlcli.vec_envs.engine import VectorBackend
+from rlcli.vec_envs.engines import make_engine
+from rlcli.vec_envs.envpool import EnvpoolEngine
+from rlcli.vec_envs.gym_vec_env import GymVecEnv
+from rlcli.vec_envs.make import GymRecipe
+from rlcli.vec_envs.native_vec_env import NativeVecEnv
+from rlcli.vec_envs.vec_env import VecEnv, reward_column
 
 
-class LanesEnv(EnvBase):
-    """An env whose work is done by a `Lanes` engine.
+class VecEnvAdapter(EnvBase):
+    """An env whose work is done by a `VecEnv`.
 
     `batched`: whether the batch size is `(N,)` or, for one lane, `()`.
     `device`: where the TensorDict face puts its tensors.
     """
 
-    def __init__(self, lanes: Lanes, observation_space, action_space, *, batched: bool, device=None) -> None:
+    def __init__(self, lanes: VecEnv, observation_space, action_space, *, batched: bool, device=None) -> None:
         super().__init__(batch_size=(lanes.n,) if batched else (), device=device)
         self.lanes = lanes
         self.observation_spec, self.action_spec = made_specs(
@@ -130,7 +130,7 @@ class LanesEnv(EnvBase):
         self.lanes.close()
 
 
-def made_specs(lanes: Lanes, observation_space, action_space, batch_size, device):
+def made_specs(lanes: VecEnv, observation_space, action_space, batch_size, device):
     """Observation and action specs with the batch size in front, in the dtypes that the lanes store."""
     found = from_gym_space(_as_stored(observation_space), categorical=False)
     observation = found if isinstance(found, Composite) else Composite({"observation": found})
@@ -158,7 +158,7 @@ def _as_stored(space: gym.Space) -> gym.Space:
 Source = str | gym.Env | GymRecipe
 
 
-class GymEnv(LanesEnv):
+class GymEnv(VecEnvAdapter):
     """A gymnasium env by id, or one that was built already.
 
     Parameters
@@ -209,7 +209,7 @@ class GymEnv(LanesEnv):
     ) -> None:
         self.recipe = recipe_of(env, env_name=env_name, wrappers=wrappers, frame_skip=frame_skip, **kwargs)
         made = self.recipe.make()
-        lanes = GymLanes([made], categorical=categorical_action_encoding, narrow=narrow, out_of_bounds=out_of_bounds)
+        lanes = GymVecEnv([made], categorical=categorical_action_encoding, narrow=narrow, out_of_bounds=out_of_bounds)
         super().__init__(lanes, made.observation_space, made.action_space, batched=False, device=device)
         self.gym = made
         self._narrow = narrow
@@ -282,7 +282,7 @@ def _refuse_unused(names: list[str], given: str, fix: str) -> None:
 
 
 # ---- engines ---------------------------------------------------------------------------------------------------------
-class NativeEnv(LanesEnv):
+class NativeEnv(VecEnvAdapter):
     """N envs of a native engine, batch size `(N,)`.
 
     Parameters
@@ -302,8 +302,8 @@ class NativeEnv(LanesEnv):
         out_of_bounds: str = "count",
         device=None,
     ) -> None:
-        lanes = NativeLanes(engine, categorical=categorical_action_encoding, narrow=narrow, out_of_bounds=out_of_bounds)
-        super().__init__(lanes, engine.observation_space, engine.action_space, batched=True, device=device)
+        envs = NativeVecEnv(engine, categorical=categorical_action_encoding, narrow=narrow, out_of_bounds=out_of_bounds)
+        super().__init__(envs, engine.observation_space, engine.action_space, batched=True, device=device)
 
     def __repr__(self) -> str:
         return f"NativeEnv({self.lanes.name}, {self.lanes.n})"
@@ -326,7 +326,7 @@ def make_native(
     Parameters
     ----------
     num : int
-        Lanes.
+        Number of envs.
     pool : bool
         envpool's engine instead of the one that gymnasium has registered for the id.
     categorical, narrow, out_of_bounds

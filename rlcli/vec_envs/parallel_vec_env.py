@@ -1,4 +1,4 @@
-"""The array face of envs in worker processes: the parent writes actions into shared memory, workers the rest.
+"""Envs in worker processes: the parent writes actions into shared memory, workers the rest.
 
 The lanes are dealt out in shards (`shard.py`); the caller may step the first of them itself, straight into the batch's
 rows. Nothing of a step is pickled, but for actions and rewards that the shared arrays cannot hold as they are, and an
@@ -24,10 +24,14 @@ import numpy as np
 
 from rlcli.errors import ArgumentError, EnvError, check_seconds
 from rlcli.keys import Key
-from rlcli.lanes.contract import broken, named, place_of
-from rlcli.lanes.lanes import NONE
-from rlcli.lanes.replay import ReplayableLanes
-from rlcli.lanes.shard import (
+from rlcli.processes.channel import NOTHING, packed
+from rlcli.processes.crew import Crew, Lost
+from rlcli.processes.region import Region
+from rlcli.processes.restarts import NOT_REPLACED, Restarts, time_to_build
+from rlcli.processes.worker import Worker
+from rlcli.vec_envs.contract import broken, named, place_of
+from rlcli.vec_envs.replay import ReplayableVecEnv
+from rlcli.vec_envs.shard import (
     AHEAD,
     CALL,
     CUT,
@@ -42,19 +46,15 @@ from rlcli.lanes.shard import (
     fields,
     numbered,
 )
-from rlcli.lanes.shares import shared_out
-from rlcli.processes.channel import NOTHING, packed
-from rlcli.processes.crew import Crew, Lost
-from rlcli.processes.region import Region
-from rlcli.processes.restarts import NOT_REPLACED, Restarts, time_to_build
-from rlcli.processes.worker import Worker
+from rlcli.vec_envs.shares import shared_out
+from rlcli.vec_envs.vec_env import NONE
 
 _TRIES = {"repeats": "a trial run", "load_state_dict": "a replay"}  # of episodes, by many steps each
 _OF_LANES = ("started", "episodes", "fingerprints")  # of a saved state: one entry a lane
 
 
-class ParallelLanes(ReplayableLanes):
-    """Gymnasium envs in worker processes, perhaps some in this one; see `ParallelEnv` and `ReplayableLanes`.
+class ParallelVecEnv(ReplayableVecEnv):
+    """Gymnasium envs in worker processes, perhaps some in this one; see `ParallelEnv` and `ReplayableVecEnv`.
 
     `recipes`: of each env the pickled `GymRecipe`. `spaces`: of one lane's observations and actions.
     `parts`: the lanes of each process; where the caller steps some (`own`), they come first.

@@ -16,9 +16,9 @@ from rlcli.config import registry
 from rlcli.config.problem import raise_all
 from rlcli.config.registry import wrapper_call
 from rlcli.errors import ArgumentError, ConfigError, in_words
-from rlcli.lanes.building import building, need_env, register_known
-from rlcli.lanes.observations import number_of
-from rlcli.lanes.wrappers import FireReset
+from rlcli.vec_envs.building import building, need_env, register_known
+from rlcli.vec_envs.observations import number_of
+from rlcli.vec_envs.wrappers import FireReset
 
 if TYPE_CHECKING:  # workers of envs read this file for the recipe alone
     from rlcli.config.schemas import AtariConfig, EnvConfig
@@ -62,7 +62,7 @@ class GymRecipe:
         return env if self.frame_skip == 1 else FrameSkip(env, self.frame_skip)
 
     def _built_before(self, env: Any) -> gym.Env:
-        """Return an env that was built already, which `GymLanes` refuses where it is none."""
+        """Return an env that was built already, which `GymVecEnv` refuses where it is none."""
         if not isinstance(env, gym.Env):
             return env
         name = type(env.unwrapped).__name__

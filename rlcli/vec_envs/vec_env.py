@@ -1,6 +1,6 @@
-"""Lanes, which the collector's loop talks to: N envs stepped together, straight into preallocated rows.
+"""The vectorised env that the collector's loop steps: N envs together, straight into preallocated rows.
 
-A `Lanes` object knows nothing of TensorDicts, policies or batches beyond the rows it was bound to: `rows[key][t]` is an
+A `VecEnv` knows nothing of TensorDicts, policies or batches beyond the rows it was bound to: `rows[key][t]` is an
 array `[N, *shape]`, row t+1 receives the true successors of step t.  What steps gave beside observations is an
 `Outcome`.  Episodes are kept in `episodes.py`.
 """
@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from rlcli.keys import Key
-from rlcli.lanes.actions import ActionFormat
-from rlcli.lanes.bounds import Bounds
-from rlcli.lanes.contract import broken
-from rlcli.lanes.episodes import Episodes
-from rlcli.lanes.observations import NUMBERS, number_of
+from rlcli.vec_envs.actions import ActionFormat
+from rlcli.vec_envs.bounds import Bounds
+from rlcli.vec_envs.contract import broken
+from rlcli.vec_envs.episodes import Episodes
+from rlcli.vec_envs.observations import NUMBERS, number_of
 
 NONE: Sequence[int] = ()
 SUCCESS = "is_success"  # what goal envs call it in their `info`
@@ -50,8 +50,8 @@ class Outcome:
         return self.reward_rows[-1] if self.reward_rows else self.rewards[-n:]
 
 
-class Lanes(Episodes):
-    """Base of all array faces.
+class VecEnv(Episodes):
+    """Base of all vectorised envs.
 
     `name`: of the env, for error messages.
     `schema`: observation key -> (shape without the lane dim, numpy dtype).

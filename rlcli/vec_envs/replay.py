@@ -1,4 +1,4 @@
-"""Lanes that are brought back to where they were without pickling envs: from their episodes' seeds and actions.
+"""Bring vectorised envs back to where they were without pickling them: from their episodes' seeds and actions.
 
 Works for deterministic envs whose episodes are all seeded.  A probe (two replays, equal hashes) finds out before the
 first step; after a replay, what each lane shows is compared with what it had shown when it was saved.
@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from rlcli.lanes.actions import ActionFormat
-from rlcli.lanes.bounds import Bounds, space_bounds
-from rlcli.lanes.lanes import Lanes
-from rlcli.lanes.observations import leaves
+from rlcli.vec_envs.actions import ActionFormat
+from rlcli.vec_envs.bounds import Bounds, space_bounds
+from rlcli.vec_envs.observations import leaves
+from rlcli.vec_envs.vec_env import VecEnv
 
 PROBE_STEPS = 64
 
@@ -29,8 +29,8 @@ def fingerprint(arrays: Iterable[np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-class ReplayableLanes(Lanes):
-    """Base of the array faces of gymnasium's spaces (of one lane each), whose open episodes can be replayed.
+class ReplayableVecEnv(VecEnv):
+    """Base of vectorised envs of gymnasium's spaces (of one env each), whose open episodes can be replayed.
 
     `categorical`: store discrete actions as indices instead of one-hot vectors.
     `narrow`: store float64 observations as float32.
