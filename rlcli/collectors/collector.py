@@ -20,6 +20,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 from torch import nn
 
+from rlcli.collectors.actors.actor import TorchStream
 from rlcli.collectors.answers import answering
 from rlcli.collectors.base import BaseCollector, called
 from rlcli.collectors.delivered import Collected
@@ -28,7 +29,6 @@ from rlcli.collectors.engine import Rollout
 from rlcli.collectors.finish import Filled, TrajectoryPool, assemble
 from rlcli.collectors.frames import next_steps, steps_of
 from rlcli.collectors.options import Stepping, divided, whole
-from rlcli.collectors.programs.program import TorchStream
 from rlcli.collectors.schema import BatchSchema, RowSchema
 from rlcli.collectors.weights import FollowedWeights, Receiver
 from rlcli.collectors.wiring import (
@@ -338,7 +338,7 @@ class Collector(BaseCollector):
         left = max(0, self.init_random_frames - self.frames) if random_steps is None else random_steps * self.lanes.n
         self.look(left)
         if left and not self._stepping.init_random_frames:
-            refuse_random_now(self.env, self.lanes, self.engine.program)
+            refuse_random_now(self.env, self.lanes, self.engine.actor)
         self._weights.begin()
         try:
             filled = self.engine.collect(steps, min(steps, steps_of(left, self.lanes.n)), timed)
@@ -511,7 +511,7 @@ class Collector(BaseCollector):
                 )
             else:
                 self.is_copy = True
-                self.engine.program.act_with(self.policy)
+                self.engine.actor.act_with(self.policy)
                 self._weights.connect(given, self._acting)
         self._weights.apart = True
 

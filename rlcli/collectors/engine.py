@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlcli.collectors.actors import BoundActor, Masked, TensorDictActor, holding
+from rlcli.collectors.actors.actor import TorchStream
 from rlcli.collectors.answers import answering
 from rlcli.collectors.batch import BatchPool, Columns, FinalObservations, columns_on, memory_for
 from rlcli.collectors.checks import BoundedRows, FiniteRows, check_bounds, check_finite
 from rlcli.collectors.finish import Ended, Filled, Seconds, TrajectoryPool, fill_flags, fill_ids
 from rlcli.collectors.loop import BoundBatch, RewardRows
 from rlcli.collectors.options import Stepping
-from rlcli.collectors.programs import Bound, Masked, TensorDictProgram, holding
-from rlcli.collectors.programs.program import TorchStream
 from rlcli.collectors.schema import BATCH, ROW, SPARSE, refuse_unknown
 from rlcli.collectors.states import States
 from rlcli.collectors.stored_states import KeptStates, StateClock
@@ -42,7 +42,7 @@ SINGLE, LONG = np.dtype(np.float32), np.dtype(np.int64)
 class Rollout:
     """Collects batches of columns.
 
-    `wired`: what is stepped: lanes, transforms, the policy's program, and what batches hold.
+    `wired`: what is stepped: lanes, transforms, the policy's actor, and what batches hold.
     `seed`: of the lanes' noise. `stream`: what policies and envs of tensordicts draw from.
     `adopting`: `adopting(bound)` acts as `bound` does, and lets weights change between two steps; else between batches.
     `begun`: whether the carrier holds open episodes; they are left for new ones where somebody else has stepped the
@@ -62,11 +62,11 @@ class Rollout:
         ids: TrajectoryPool,
         seed: int,
         stream: TorchStream,
-        adopting: Callable[[Bound], Callable[[int], Any]] | None = None,
+        adopting: Callable[[BoundActor], Callable[[int], Any]] | None = None,
     ) -> None:
-        lanes, program, faces, schema = wired.lanes, wired.program, wired.faces, wired.schema
+        lanes, actor, faces, schema = wired.lanes, wired.actor, wired.faces, wired.schema
         self.transforms = wired.transforms
-        self.env, self.lanes, self.faces, self.program, self.random = wired.env, lanes, faces, program, wired.random
+        self.env, self.lanes, self.faces, self.actor, self.random = wired.env, lanes, faces, actor, wired.random
         self.mask_key = wired.mask_key
         self.schema, self.track_ids, self.ids = schema, stepping.track_traj_ids, ids
         self.keep_finals = schema.mode != "compact"  # the true next observations of episode ends
@@ -80,9 +80,9 @@ class Rollout:
         self.live = schema.written(ROW) | schema.written(SPARSE)
         self.clock = StateClock(n, schema.stride)
         self.states = States([*faces.inside, *faces.after], lanes, self.live)
-        self.states.learn(program.states, program.rewrites)
-        if isinstance(program, TensorDictProgram):
-            program.carried = self.states
+        self.states.learn(actor.states, actor.rewrites)
+        if isinstance(actor, TensorDictActor):
+            actor.carried = self.states
         changed = {key for t in faces.inside for key in t.writes(self.live)}
         unseen = [  # observations of the env that no stored column shows as they were
             key for key in lanes.schema if faces.env_keys[key] != key or key in changed or not schema.delivers(key)
@@ -98,7 +98,7 @@ class Rollout:
         self.rescales = self.reward_rows or any(
             REWARD in t.writes({**self.live, REWARD: ((1,), SINGLE)}) for t in faces.after
         )
-        self.late: list[LateColumns] = [part.late for part in (program, lanes) if part.late is not None]
+        self.late: list[LateColumns] = [part.late for part in (actor, lanes) if part.late is not None]
         self.current_ids = np.zeros(n, np.int64)
         self.pool = BatchPool(self._make, reuse=stepping.reuse_batch)
         self.begun = False
@@ -232,7 +232,7 @@ class Rollout:
 
     def drawing(self, random_steps: int = 0) -> contextlib.AbstractContextManager[None]:
         """One torch stream for all that may draw from it: from the first reset on where envs may, else the policy's."""
-        if self.lanes.on_tensordicts or (self.program.calls and not random_steps):
+        if self.lanes.on_tensordicts or (self.actor.calls and not random_steps):
             return self.stream.entered()
         return contextlib.nullcontext()
 
@@ -249,12 +249,12 @@ class Rollout:
 
     def _guard(self) -> contextlib.AbstractContextManager[None]:
         """No gradients; nor inference tensors where a user's code may keep them."""
-        plain = self.lanes.on_tensordicts or self.program.calls
+        plain = self.lanes.on_tensordicts or self.actor.calls
         return torch.no_grad() if plain else torch.inference_mode()
 
     def _collect(self, steps: int, random_steps: int, timed: bool) -> Filled:
         self.lanes.take_outcome()  # of steps that raised, of ours or of somebody else's
-        self.program.refresh()
+        self.actor.refresh()
         with self._guard():
             if not self._goes_on():
                 self.restart()
@@ -283,7 +283,7 @@ class Rollout:
                 taken = self._leg(batch, batch.random, 0, random_steps, seconds) if random_steps else 0
                 self._blank(batch, taken)
                 if taken == random_steps < steps and not batch.ended:
-                    taken = self._leg(batch, batch.program, random_steps, steps, seconds)
+                    taken = self._leg(batch, batch.actor, random_steps, steps, seconds)
                 for op in batch.row_ops:
                     op.end()
                 if taken < batch.columns.steps:  # an env finished and is not to be reset yet, or it was cut short
@@ -314,23 +314,23 @@ class Rollout:
             late[key][:, :random_steps] = torch.from_numpy(data[key][:, :random_steps])
         return late
 
-    def _leg(self, batch: BoundBatch, program: Bound, first: int, last: int, seconds: Seconds | None) -> int:
+    def _leg(self, batch: BoundBatch, actor: BoundActor, first: int, last: int, seconds: Seconds | None) -> int:
         if self.lanes.on_tensordicts:
-            self.lanes.acting = program
-        with self.drawing() if program is batch.program else contextlib.nullcontext():
-            noise = self.noise[POLICY if program is batch.program else RANDOM]
-            program.begin(noise, first, last)
-            act = program.act if self.adopting is None else self.adopting(program)
+            self.lanes.acting = actor
+        with self.drawing() if actor is batch.actor else contextlib.nullcontext():
+            noise = self.noise[POLICY if actor is batch.actor else RANDOM]
+            actor.begin(noise, first, last)
+            act = actor.act if self.adopting is None else self.adopting(actor)
             if seconds is not None:
                 act = _timed(act, seconds, "policy")
             taken = batch.run(act, self.legs(first, last), self.keep_finals, self.reset_when_done)
-            program.end(first, taken)
+            actor.end(first, taken)
             noise.advance(taken - first)
             return taken
 
     def _blank(self, batch: BoundBatch, steps: int) -> None:
         """Zero what the policy would have written in the steps that random actions took."""
-        for key in {**self.program.live, **self.program.once}:
+        for key in {**self.actor.live, **self.actor.once}:
             if steps and key not in self.random.once and key in batch.columns.data:
                 batch.columns.data[key][:, :steps] = 0
 
@@ -353,18 +353,18 @@ class Rollout:
         step, reset = lanes.bind(self.env_rows(rows))
         finals = FinalObservations({key: rows[key] for key in self.schema.observations})
         floats = [key for key, (_, dtype) in lanes.schema.items() if dtype.kind == "f"]
-        program, random = (
-            holding(p.bind(columns, lanes.n), columns, self.states.held(p.states)) for p in (self.program, self.random)
+        actor, random = (
+            holding(p.bind(columns, lanes.n), columns, self.states.held(p.states)) for p in (self.actor, self.random)
         )
         if self.mask_key is not None:
             sizes, masks = lanes.actions.sizes, rows[self.mask_key]
-            program, random = (Masked(bound, masks, sizes, self.mask_key) for bound in (program, random))
+            actor, random = (Masked(bound, masks, sizes, self.mask_key) for bound in (actor, random))
         ops = self.row_ops(rows, columns.data)
         kept = {key: rows[key] for key in self.schema.sparse}
         states = KeptStates(kept, self.clock) if kept else None
         ops += [] if states is None else [states]
         batch = BoundBatch(
-            columns, lanes, step, reset, program, random, ops, FiniteRows(lanes, self.env_rows(rows), floats), finals,
+            columns, lanes, step, reset, actor, random, ops, FiniteRows(lanes, self.env_rows(rows), floats), finals,
             states,
         )  # fmt: skip
         columns.settle()

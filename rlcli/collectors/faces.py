@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rlcli.collectors.actors import RandomActor, TensorDictActor
+from rlcli.collectors.actors.lowered import FastActor
 from rlcli.collectors.engine import Rollout
-from rlcli.collectors.programs import RandomProgram, TensorDictProgram
-from rlcli.collectors.programs.lowered import LoweredProgram
 from rlcli.collectors.states import transforms_of
 from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.envs.base import own_stepping
@@ -93,11 +93,11 @@ def _in_the_loop(transform: Transform) -> str:
 
 
 def _policy(engine: Rollout) -> Iterator[Face]:
-    program = engine.program
-    if isinstance(program, TensorDictProgram):
-        yield Face("policy", _class(program.policy), "TensorDicts, called every step", program.why)
-    elif isinstance(program, LoweredProgram):
-        for stage, layers, cells in zip(program.stages, program.layers, program.cells, strict=True):
+    actor = engine.actor
+    if isinstance(actor, TensorDictActor):
+        yield Face("policy", _class(actor.policy), "TensorDicts, called every step", actor.why)
+    elif isinstance(actor, FastActor):
+        for stage, layers, cells in zip(actor.stages, actor.layers, actor.cells, strict=True):
             if cells is not None:
                 yield Face("policy", _stage(stage), "columns, in numpy", "recurrent layers, one step in numpy")
             elif layers is not None:
@@ -110,9 +110,9 @@ def _policy(engine: Rollout) -> Iterator[Face]:
                 why = "a module that is called reads the same input" if stage.layers else ""
                 why = why or f"{_class(stage.module)} is not a plain stack of layers, so it is not run in numpy"
                 yield Face("policy", _stage(stage), "columns, called every step", why)
-        family = type(program.draw.family).__name__.removesuffix("Family")
-        keys = ", ".join(map(show, program.draw.param_keys))
-        drawn = "deterministic actions" if program.draw.mode else "drawn in numpy"
+        family = type(actor.draw.family).__name__.removesuffix("Family")
+        keys = ", ".join(map(show, actor.draw.param_keys))
+        drawn = "deterministic actions" if actor.draw.mode else "drawn in numpy"
         yield Face("policy", f"{family} of {keys}", f"columns, {drawn}", "a known distribution")
     else:
         yield Face("policy", "random actions", "columns, for a batch at once", "there is no policy")
@@ -120,15 +120,15 @@ def _policy(engine: Rollout) -> Iterator[Face]:
 
 def _noise(engine: Rollout) -> Iterator[Face]:
     """Say where random numbers come from, a line a stream."""
-    program = engine.program
+    actor = engine.actor
     unknown = ["the env"] if engine.lanes.on_tensordicts else []
-    if isinstance(program, TensorDictProgram):
+    if isinstance(actor, TensorDictActor):
         unknown.insert(0, "the policy")
-    elif program.calls:
+    elif actor.calls:
         unknown.insert(0, "the policy's called stages")
-    drawn = isinstance(program, RandomProgram) or (isinstance(program, LoweredProgram) and not program.draw.mode)
+    drawn = isinstance(actor, RandomActor) or (isinstance(actor, FastActor) and not actor.draw.mode)
     if drawn:
-        what = "random actions" if isinstance(program, RandomProgram) else "the policy's draws"
+        what = "random actions" if isinstance(actor, RandomActor) else "the policy's draws"
         yield Face("noise", what, LANES, "the number of draws is known")
     if unknown:
         yield Face("noise", " and ".join(unknown), TORCH, "the number of draws is not known")

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlcli.collectors.actors import BoundActor
 from rlcli.collectors.batch import Columns, FinalObservations
 from rlcli.collectors.checks import FiniteRows
-from rlcli.collectors.programs import Bound
 from rlcli.collectors.stored_states import KeptStates
 from rlcli.errors import NumericsError
 from rlcli.keys import spell
@@ -26,7 +26,7 @@ class BoundBatch:
     """One batch's memory with everything bound to it.
 
     `step`, `reset`: the env's: `step(t, actions) -> finished lanes` and `reset(t, lanes)`, both on row t+1.
-    `program`, `random`: the policy, and the random actions of the first frames.
+    `actor`, `random`: the policy, and the random actions of the first frames.
     `row_ops`: transforms that run in the loop, in order.
     `shown`: the env's float observations: a policy that writes NaN may have been shown one.
     `states`: what keeps some rows of a recurrent policy's states; one of `row_ops`.
@@ -36,8 +36,8 @@ class BoundBatch:
     lanes: VecEnv
     step: Callable[[int, object], Sequence[int]]
     reset: Callable[[int, Sequence[int]], None]
-    program: Bound
-    random: Bound
+    actor: BoundActor
+    random: BoundActor
     row_ops: list[RowOp]
     shown: FiniteRows
     finals: FinalObservations

@@ -1,7 +1,7 @@
 """A recurrent policy's state: `("next", h)` of step t is `h` of row t+1.
 
 A `TensorDictPrimer` gives `h` its rows and, at resets, its default (`rlcli.envs.policy_transforms` adds it where it is
-missing); the policy's program writes row t+1. A policy whose state would have no place is refused. `States` says which
+missing); the policy's actor writes row t+1. A policy whose state would have no place is refused. `States` says which
 keys may be carried so, and which keep what they hold since nobody writes them (random actions, a policy that only reads
 them).
 """

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlcli.collectors.actors import ActorRunner, PolicyContext, RandomActor, TensorDictActor, lower
 from rlcli.collectors.devices import Placement, on_device, same_device
 from rlcli.collectors.options import Stepping
-from rlcli.collectors.programs import PolicyContext, Program, RandomProgram, TensorDictProgram, lower
 from rlcli.collectors.schema import BatchSchema, Kept, always, keeper, schema_of
 from rlcli.collectors.states import refuse_lost_states, transforms_of
 from rlcli.envs import EnvBase, GymEnv, TransformedEnv
@@ -53,7 +53,7 @@ class Wired:
     `env`: with all of its transforms.
     `lanes`: the env's `VecEnv`, which steps the inner ones of `transforms` itself where one of them has no columns;
     `faces` says how each of the others is run.
-    `policy`: what acts, on tensordicts: `program` runs it.
+    `policy`: what acts, on tensordicts: `actor` runs it.
     `own`: the part of `policy` that is of the kind that was given: the very object, or a copy on its device.
     `mask_key`: of the observation that says which actions are allowed.
     """
@@ -64,8 +64,8 @@ class Wired:
     faces: Faces
     policy: Any
     own: Any
-    program: Program
-    random: RandomProgram
+    actor: ActorRunner
+    random: RandomActor
     mask_key: Key | None
     schema: BatchSchema
 
@@ -215,19 +215,19 @@ def wire(
         shown |= transform.plan({**shown, **reward})
     setting = PolicyContext(lanes.actions, shown, env.batch_size, placement, stepping.exploration_type)
     mask_key = _mask_key(policy, shown, lanes.actions, stepping)
-    used, own, program = _program(env, lanes, policy, setting, random_frames, mask_key)
+    used, own, actor = _actor(env, lanes, policy, setting, random_frames, mask_key)
     actions = random_actions(env, lanes) or lanes.actions
-    random = RandomProgram(actions, program.log_prob_key, program.log_prob_shape, mask_key)
-    faces = choose_faces(transforms, {**lanes.schema, **reward}, program.reads | random.reads)
+    random = RandomActor(actions, actor.log_prob_key, actor.log_prob_shape, mask_key)
+    faces = choose_faces(transforms, {**lanes.schema, **reward}, actor.reads | random.reads)
     if lanes.rewards is not None:
         faces.needs.add(REWARD)
     batches = schema_of(
-        lanes.n, faces, program.live, {**random.once, **program.once},
-        _kept(env, lanes, shown, program, random, stepping.keep_keys),
+        lanes.n, faces, actor.live, {**random.once, **actor.once},
+        _kept(env, lanes, shown, actor, random, stepping.keep_keys),
         mode=mode, track_ids=stepping.track_traj_ids, track_version=stepping.tracks_version,
-        states=program.states, stride=stepping.recurrent_state_stride,
+        states=actor.states, stride=stepping.recurrent_state_stride,
     )  # fmt: skip
-    return Wired(env, lanes, transforms_on(env), faces, used, own, program, random, mask_key, batches)
+    return Wired(env, lanes, transforms_on(env), faces, used, own, actor, random, mask_key, batches)
 
 
 def _mask_key(policy: Any, shown: Schema, actions: ActionFormat, stepping: Stepping) -> Key | None:
@@ -248,19 +248,19 @@ def _mask_key(policy: Any, shown: Schema, actions: ActionFormat, stepping: Stepp
     return key
 
 
-def _program(
+def _actor(
     env: EnvBase, lanes: VecEnv, policy: Any, setting: PolicyContext, random_frames: int, mask_key: Key | None
-) -> tuple[Any, Any, Program]:
+) -> tuple[Any, Any, ActorRunner]:
     """Return what acts, on tensordicts; the part of it that is of the kind that was given; and what runs it."""
     used, own = None, None
     random = random_actions(env, lanes)
-    program: Program = RandomProgram(random or lanes.actions, mask_key=mask_key)
+    actor: ActorRunner = RandomActor(random or lanes.actions, mask_key=mask_key)
     if random_frames:
         refuse_own_random(env, lanes)
     if policy is None and random is None:
         if not own_methods(env, ["rand_action"]) and isinstance(env.action_spec, Composite | None):
             action_format(env.action_spec, len(env.batch_size))  # refuses it
-        program = TensorDictProgram(env.rand_action, setting, why=f"the env has {_own_random(env)}")
+        actor = TensorDictActor(env.rand_action, setting, why=f"the env has {_own_random(env)}")
     elif policy is not None:
         refuse_lost_states(policy, setting.inputs)
         called = on_tensordicts(policy, list(setting.inputs))
@@ -270,10 +270,10 @@ def _program(
         states = set(state_keys(policy))  # which its modules take for 0 where an episode begins
         odd = any(isinstance(t, TensorDictPrimer) and t.default_value != 0 and states & {*t.out_keys}
                   for t in transforms_of(env))  # fmt: skip
-        program = lower(used, setting, legal, whole=lanes.on_tensordicts or odd, early=random_frames > 0)
-    if isinstance(lanes, TensorDictVecEnv) and isinstance(program, TensorDictProgram):
-        program.flags = lanes.flags
-    return used, own, program
+        actor = lower(used, setting, legal, whole=lanes.on_tensordicts or odd, early=random_frames > 0)
+    if isinstance(lanes, TensorDictVecEnv) and isinstance(actor, TensorDictActor):
+        actor.flags = lanes.flags
+    return used, own, actor
 
 
 def random_actions(env: EnvBase, lanes: VecEnv) -> ActionFormat | None:
@@ -304,10 +304,10 @@ def refuse_own_random(env: EnvBase, lanes: VecEnv) -> None:
         )  # fmt: skip
 
 
-def refuse_random_now(env: EnvBase, lanes: VecEnv, program: Program) -> None:
+def refuse_random_now(env: EnvBase, lanes: VecEnv, actor: ActorRunner) -> None:
     """Raise where a collector that was made without random first frames cannot take some all the same."""
     refuse_own_random(env, lanes)
-    if program.late is not None and program.late.kinds is None:
+    if actor.late is not None and actor.late.kinds is None:
         raise ArgumentError(
             "random frames cannot come before the policy has acted",
             why="its first step shows which columns batches have", fix="Give init_random_frames to the constructor.",
@@ -315,15 +315,15 @@ def refuse_random_now(env: EnvBase, lanes: VecEnv, program: Program) -> None:
 
 
 def _kept(
-    env: EnvBase, lanes: VecEnv, shown: Schema, program: Program, random: Program, keep_keys: Sequence[Key] | None
+    env: EnvBase, lanes: VecEnv, shown: Schema, actor: ActorRunner, random: ActorRunner, keep_keys: Sequence[Key] | None
 ) -> Kept:
     """Return what `keep_keys` asks for; keys of differences stand for the next observations that they are made of."""
-    late = lanes.on_tensordicts or (program.late is not None and program.late.kinds is None)
-    known = [*shown, *map(under_next, shown), *program.live, *program.once, *random.once, *always()]
+    late = lanes.on_tensordicts or (actor.late is not None and actor.late.kinds is None)
+    known = [*shown, *map(under_next, shown), *actor.live, *actor.once, *random.once, *always()]
     delta, parts = delta_of(env), (delta_key, scale_key, kept_key)
     coded = {} if delta is None else {part(key): under_next(key) for key in delta.keys for part in parts}
     asked = None if keep_keys is None else [coded.get(as_tuple(key), key) for key in keep_keys]
-    return keeper(asked, list(shown), known, [*program.states, IS_INIT], late=late)  # false in every successor
+    return keeper(asked, list(shown), known, [*actor.states, IS_INIT], late=late)  # false in every successor
 
 
 def _legal(env: EnvBase, intervals: dict[Key, Interval], key: Key, values: np.ndarray) -> np.ndarray:

@@ -58,7 +58,7 @@ class Sent:
 
     `stepping`: `Stepping.pickled()`.
     `hooks`: the pickled pair of what is called before each batch, and with each batch.
-    `told`: what the parent's program has registered.
+    `told`: what the parent's actor has registered.
     `threads`: of one torch operation. `quiet`: whether it shows no warnings.
     """
 

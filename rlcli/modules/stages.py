@@ -1,6 +1,6 @@
 """A network on tensordicts taken apart: inner modules to call on raw tensors, and what draws the action.
 
-One answer for those who act with it (`collectors.programs`) and those who train it (`objectives`, `learning`).
+One answer for those who act with it (`collectors.actors`) and those who train it (`objectives`, `learning`).
 A network of which any part is more than it seems (an overridden forward, hooks on the tensordict level, keyword
 inputs) is not taken apart: its users call it as it is, on a tensordict.
 `Structure` tells when what was taken apart has changed.

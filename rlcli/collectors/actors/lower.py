@@ -20,12 +20,12 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import InteractionType, ProbabilisticTensorDictModule, set_interaction_type
 from torch import nn
 
+from rlcli.collectors.actors.actor import ActorRunner, PolicyContext
+from rlcli.collectors.actors.called import call
+from rlcli.collectors.actors.lowered import ActionDraw, FastActor
+from rlcli.collectors.actors.tensordict_policy import TensorDictActor
 from rlcli.collectors.batch import Columns
 from rlcli.collectors.devices import NOT_COPIED
-from rlcli.collectors.programs.called import call
-from rlcli.collectors.programs.lowered import ActionDraw, LoweredProgram
-from rlcli.collectors.programs.program import PolicyContext, Program
-from rlcli.collectors.programs.tensordict_policy import TensorDictProgram
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.keys import ACTION, END_FLAGS, IS_INIT, Key, show, under_next, unravel
 from rlcli.modules.distributions import CATEGORICAL, ONE_HOT, Family, family_of, param_keys
@@ -46,8 +46,8 @@ def lower(
     *,
     whole: bool = False,
     early: bool = False,
-) -> Program:
-    """A program for a policy, TensorDict -> TensorDict with `action`; on another device it is never lowered.
+) -> ActorRunner:
+    """An actor for a policy, TensorDict -> TensorDict with `action`; on another device it is never lowered.
 
     `legal`: values `[*batch, *shape]` that the env may show under a key, given some that are made up.
     `whole`: run it as it is: what it writes is to be handed on, at every step.
@@ -57,7 +57,7 @@ def lower(
     """
     shown = _made_up(setting, legal)
     tried = twin(policy)
-    as_it_is = partial(TensorDictProgram, policy, setting)
+    as_it_is = partial(TensorDictActor, policy, setting)
     if tried is None and not early:
         return as_it_is(why="it is no module that can be copied: what it writes is seen in its first step")
     probed = twin_of_callable(policy) if tried is None else tried
@@ -74,25 +74,25 @@ def lower(
             raise
         return as_it_is(why="specs do not say what the env shows: what it writes is seen in its first step")
     rewrites = {key for key, value in shown.items() if _differs(example.get(key, None), value)}
-    program = as_it_is(example=example, rewrites=rewrites)
-    lowered, program.why = _lowered(program, tried, example, shown, whole)
+    actor = as_it_is(example=example, rewrites=rewrites)
+    lowered, actor.why = _lowered(actor, tried, example, shown, whole)
     if lowered is None:
-        return program
+        return actor
     lowered.watch(policy, lambda policy: lower(policy, setting, legal))
     return lowered
 
 
 def _lowered(
-    program: TensorDictProgram, tried: Any, example: TensorDictBase, shown: dict[Key, np.ndarray], whole: bool
-) -> tuple[LoweredProgram | None, str]:
+    actor: TensorDictActor, tried: Any, example: TensorDictBase, shown: dict[Key, np.ndarray], whole: bool
+) -> tuple[FastActor | None, str]:
     """Return the policy taken apart; or None, and why it is not."""
-    policy, setting = program.policy, program.setting
-    if why := _whole(program, whole, tried):
+    policy, setting = actor.policy, actor.setting
+    if why := _whole(actor, whole, tried):
         return None, why
     parts = _parts(policy)
     if parts is None:
         return None, "a module of it is more than a plain TensorDictModule: a class of its own, a hook, a keyword"
-    if why := _no_step(parts.stages, program.states):
+    if why := _no_step(parts.stages, actor.states):
         return None, why
     written = _written(parts.stages, example, len(setting.batch_size))
     draw = _greedy_draw(parts, setting) if isinstance(parts, ValueParts) else _draw(parts.head, setting, example)
@@ -109,28 +109,28 @@ def _lowered(
         return None, "what it writes is not float32, one row a step, beside what the env shows"
     if not _on_offer(draw.family, written[draw.param_keys[0]][0][0], setting.actions):
         return None, "it may choose what the env does not offer: each action is looked at"
-    lowered = LoweredProgram(parts.stages, draw, setting, written, taken)
+    lowered = FastActor(parts.stages, draw, setting, written, taken)
     copied = _parts(twin(policy))
     if (
         copied is None
         or not lowered.reads <= set(setting.inputs)
-        or not _same(LoweredProgram(copied.stages, draw, setting, written, taken), example, shown)
+        or not _same(FastActor(copied.stages, draw, setting, written, taken), example, shown)
     ):
         return None, "its stages, called one by one, do not give what it gives"
     return lowered, ""
 
 
-def _whole(program: TensorDictProgram, whole: bool, tried: Any) -> str:
+def _whole(actor: TensorDictActor, whole: bool, tried: Any) -> str:
     """Say why a policy is not to be taken apart, whatever it is made of; nothing where it may be."""
     if whole:
         return "the env is stepped on tensordicts, and is given all that it writes, or its states begin at other than 0"
     if tried is None:
         return "it is no module that can be copied"
-    if program.rewrites:
-        return f"it writes to its input, {', '.join(map(show, program.rewrites))}"
-    if program.placement.policy_is_elsewhere:
-        return f"it acts on {program.placement.policy}"
-    exploration = program.setting.exploration
+    if actor.rewrites:
+        return f"it writes to its input, {', '.join(map(show, actor.rewrites))}"
+    if actor.placement.policy_is_elsewhere:
+        return f"it acts on {actor.placement.policy}"
+    exploration = actor.setting.exploration
     return "" if exploration in _CHOICES else f"exploration_type is {exploration}"
 
 
@@ -264,34 +264,34 @@ def _greedy_draw(parts: ValueParts, setting: PolicyContext) -> ActionDraw | None
     return ActionDraw(family, [choice.action_value_key], None, mode, chosen_key=unravel(choice.out_keys[2]))
 
 
-def _same(program: LoweredProgram, example: TensorDictBase, shown: dict[Key, np.ndarray]) -> bool:
+def _same(actor: FastActor, example: TensorDictBase, shown: dict[Key, np.ndarray]) -> bool:
     """Say whether the stages, and the family's log-probability of its action, match the module on the probe."""
     dims = example.batch_dims
     lanes = example.batch_size.numel()
     first = {key: value.reshape(lanes, *value.shape[dims:]) for key, value in shown.items()}
     rows = {key: [value, value.copy()] for key, value in first.items()}
     with torch.inference_mode(False), _undrawn(), torch.no_grad():
-        bound = program.bind(Columns(1, {}, rows), lanes)
+        bound = actor.bind(Columns(1, {}, rows), lanes)
         bound.fill_constants(0)  # type: ignore[attr-defined]
         try:
             bound.forward(0)  # type: ignore[attr-defined]
         except (ArgumentError, NumericsError):  # what its stages say of being called one by one
             return False
-    for stage in program.stages:
+    for stage in actor.stages:
         for key in stage.out_keys:
             expected, found = example.get(key), bound.rows[key][0]  # type: ignore[attr-defined]
             # a NaN on both sides is no difference: it is found, and named, before the first step
             if not torch.allclose(found.reshape(expected.shape), expected, rtol=1e-5, atol=1e-6, equal_nan=True):
                 return False
-    return _same_log_prob(program, example, bound.params, lanes)  # type: ignore[attr-defined]
+    return _same_log_prob(actor, example, bound.params, lanes)  # type: ignore[attr-defined]
 
 
-def _same_log_prob(program: LoweredProgram, example: TensorDictBase, params: list[torch.Tensor], lanes: int) -> bool:
-    draw = program.draw
+def _same_log_prob(actor: FastActor, example: TensorDictBase, params: list[torch.Tensor], lanes: int) -> bool:
+    draw = actor.draw
     if draw.log_prob_key is None:
         return True
     stored, expected = example.get(ACTION), example.get(draw.log_prob_key)
-    action = program.actions.decode(stored.numpy().reshape(lanes, *program.actions.stored[0]))
+    action = actor.actions.decode(stored.numpy().reshape(lanes, *actor.actions.stored[0]))
     log_prob = draw.family.log_prob(tuple(param[0] for param in params), torch.from_numpy(np.asarray(action)))
     if log_prob.numel() != expected.numel() or expected.dtype != torch.float32:
         return False

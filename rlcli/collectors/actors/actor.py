@@ -1,4 +1,4 @@
-"""Programs: policies as the collector's loop calls them, with no policy, and the random stream of unknown ones.
+"""Actors: policies as the collector's loop calls them, with no policy, and the random stream of unknown ones.
 
 A policy or an env on tensordicts may draw from torch's global stream. While a batch is collected that stream is
 replaced by the collector's own (`TorchStream`), and put back afterwards: what is drawn depends on the collector's seed,
@@ -30,8 +30,8 @@ from rlcli.vec_envs.noise import Noise
 from rlcli.vec_envs.vec_env import Schema
 
 
-class Bound:
-    """A program bound to the rows of one batch.
+class BoundActor:
+    """An actor bound to the rows of one batch.
 
     `begin` once before the loop, `act(t)` at every step, `end` once after it.
 
@@ -82,7 +82,7 @@ class PolicyContext:
     exploration: InteractionType | None
 
 
-class Program:
+class ActorRunner:
     """A policy, ready to be bound.
 
     Attributes
@@ -116,7 +116,7 @@ class Program:
     calls: bool = False
     late: LateColumns | None = None
 
-    def bind(self, columns: Columns, lanes: int) -> Bound:
+    def bind(self, columns: Columns, lanes: int) -> BoundActor:
         """Make it ready to act on these rows."""
         raise NotImplementedError
 
@@ -127,18 +127,18 @@ class Program:
         """A batch begins: see whether the policy is still made of what it was made of."""
 
 
-def holding(bound: Bound, columns: Columns, keys: Iterable[Key]) -> Bound:
-    """The program, with the rows of `keys` copied from each step to the next; itself where there are none."""
+def holding(bound: BoundActor, columns: Columns, keys: Iterable[Key]) -> BoundActor:
+    """The actor, with the rows of `keys` copied from each step to the next; itself where there are none."""
     rows = [columns.rows[key] for key in keys]
     return _Holding(bound, rows) if rows else bound
 
 
-class Masked(Bound):
-    """The program, which is not asked for an action where the mask allows none.
+class Masked(BoundActor):
+    """The actor, which is not asked for an action where the mask allows none.
 
     Parameters
     ----------
-    bound : Bound
+    bound : BoundActor
     rows : sequence of array
         The masks of each step, `[N, *]`.
     sizes : sequence of int
@@ -147,7 +147,7 @@ class Masked(Bound):
         Of the mask.
     """
 
-    def __init__(self, bound: Bound, rows: Sequence[np.ndarray], sizes: Sequence[int], key: Key) -> None:
+    def __init__(self, bound: BoundActor, rows: Sequence[np.ndarray], sizes: Sequence[int], key: Key) -> None:
         self.bound, self.rows, self.sizes, self.key = bound, [row.reshape(len(row), -1) for row in rows], sizes, key
         self.begin, self.renew, self.end = bound.begin, bound.renew, bound.end  # type: ignore[method-assign]
 
@@ -159,8 +159,8 @@ class Masked(Bound):
         return action
 
 
-class _Holding(Bound):
-    def __init__(self, bound: Bound, rows: list) -> None:
+class _Holding(BoundActor):
+    def __init__(self, bound: BoundActor, rows: list) -> None:
         self.bound, self.rows = bound, rows
         self.begin, self.renew, self.end = bound.begin, bound.renew, bound.end  # type: ignore[method-assign]
 
@@ -173,7 +173,7 @@ class _Holding(Bound):
 
 
 # ---- no policy -------------------------------------------------------------------------------------------------------
-class RandomProgram(Program):
+class RandomActor(ActorRunner):
     """No policy: uniform actions of the action space.
 
     Parameters
@@ -202,18 +202,18 @@ class RandomProgram(Program):
         if log_prob_key is not None:
             self.once[log_prob_key] = (log_prob_shape, np.dtype(np.float32))
 
-    def bind(self, columns: Columns, lanes: int) -> Bound:
+    def bind(self, columns: Columns, lanes: int) -> BoundActor:
         return _BoundRandom(self, columns, lanes)
 
 
-class _BoundRandom(Bound):
-    def __init__(self, program: RandomProgram, columns: Columns, lanes: int) -> None:
-        self.actions, self.lanes = program.actions, lanes
+class _BoundRandom(BoundActor):
+    def __init__(self, actor: RandomActor, columns: Columns, lanes: int) -> None:
+        self.actions, self.lanes = actor.actions, lanes
         self.action = columns.data.get(ACTION)
-        self.key, self.shape = program.log_prob_key, program.log_prob_shape
+        self.key, self.shape = actor.log_prob_key, actor.log_prob_shape
         self.log_prob = None if self.key is None else columns.data.get(self.key)
         self.first = 0
-        key = program.mask_key
+        key = actor.mask_key
         self.masks = None if key is None else [row.reshape(lanes, -1) for row in columns.rows[key]]
 
     def begin(self, noise, first, last) -> None:

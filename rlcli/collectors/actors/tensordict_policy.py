@@ -13,8 +13,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 from tensordict.nn import set_interaction_type
 
-from rlcli.collectors.batch import Columns
-from rlcli.collectors.programs.called import (
+from rlcli.collectors.actors.actor import ActorRunner, BoundActor, PolicyContext
+from rlcli.collectors.actors.called import (
     bits_of,
     call,
     changed_output,
@@ -26,7 +26,7 @@ from rlcli.collectors.programs.called import (
     refuse_unsound,
     take,
 )
-from rlcli.collectors.programs.program import Bound, PolicyContext, Program
+from rlcli.collectors.batch import Columns
 from rlcli.collectors.states import States, no_place
 from rlcli.envs.late_columns import LateColumns
 from rlcli.errors import ArgumentError
@@ -37,7 +37,7 @@ from rlcli.vec_envs.vec_env import Schema
 _Outputs = dict[Key, torch.Tensor]
 
 
-class TensorDictProgram(Program):
+class TensorDictActor(ActorRunner):
     """A policy that reads and writes a tensordict.
 
     Parameters
@@ -177,44 +177,44 @@ class TensorDictProgram(Program):
                 "the policy's action does not fit the env", why=f"expected {dtype}, got {dtype_name(action.dtype)}"
             )
 
-    def bind(self, columns: Columns, lanes: int) -> Bound:
+    def bind(self, columns: Columns, lanes: int) -> BoundActor:
         return _BoundTensorDict(self, columns)
 
     def act_with(self, policy: Any) -> None:
         self.policy, self.bits = policy, bits_of(policy)
 
 
-class _BoundTensorDict(Bound):
-    def __init__(self, program: TensorDictProgram, columns: Columns) -> None:
-        self.program, self.columns = program, columns
-        self.rows = {key: [torch.from_numpy(row) for row in columns.rows[key]] for key in (ACTION, *program.kinds)}
+class _BoundTensorDict(BoundActor):
+    def __init__(self, actor: TensorDictActor, columns: Columns) -> None:
+        self.actor, self.columns = actor, columns
+        self.rows = {key: [torch.from_numpy(row) for row in columns.rows[key]] for key in (ACTION, *actor.kinds)}
         self.action_rows = columns.rows[ACTION]
         self.names: tuple[str, ...] | None = None  # at the top of what the policy wrote last, once they were looked at
         self.flat: list[Key] | None = None  # its outputs, where none of them is nested
-        self.inputs = [(key, columns.rows[key]) for key in program.inputs]
-        if not program.batch_size:  # rows of one env, as it sees them
+        self.inputs = [(key, columns.rows[key]) for key in actor.inputs]
+        if not actor.batch_size:  # rows of one env, as it sees them
             self.inputs = [(key, [row.reshape(row.shape[1:]) for row in rows]) for key, rows in self.inputs]
-        self.nested = any(isinstance(key, tuple) for key in program.inputs)
-        self.choosing = set_interaction_type(program.setting.exploration)
-        self.asked = [name for name in END_FLAGS if program.asks is None or name in program.asks]  # flags of the root
+        self.nested = any(isinstance(key, tuple) for key in actor.inputs)
+        self.choosing = set_interaction_type(actor.setting.exploration)
+        self.asked = [name for name in END_FLAGS if actor.asks is None or name in actor.asks]  # flags of the root
 
     def begin(self, noise, first, last) -> None:
         self.names, self.first = None, first
-        shape = (last - first, *self.program.batch_size, 1)
+        shape = (last - first, *self.actor.batch_size, 1)
         self.no_flags = [(name, torch.zeros(shape, dtype=torch.bool).unbind(0)) for name in self.asked]
 
     def _root(self, t: int) -> TensorDictBase:
         """Return the root of step t in memory of its own: what a policy does to it, or keeps of it, is its business."""
-        program, place = self.program, self.program.placement
-        size = program.batch_size
+        actor, place = self.actor, self.actor.placement
+        size = actor.batch_size
         inputs: dict[Any, torch.Tensor] = {}
         for key, rows in self.inputs:
             inputs[key] = torch.from_numpy(rows[t].copy())
-        if program.flags is None:
+        if actor.flags is None:
             for name, flags in self.no_flags:
                 inputs[name] = flags[t - self.first]
         else:
-            inputs |= {key: value for key, value in program.flags().items() if key in self.asked}
+            inputs |= {key: value for key, value in actor.flags().items() if key in self.asked}
         self.shown = inputs.keys()
         td: TensorDictBase = (
             TensorDict(inputs, size) if self.nested
@@ -228,51 +228,51 @@ class _BoundTensorDict(Bound):
         return td
 
     def act(self, t: int):
-        program = self.program
+        actor = self.actor
         given = self._root(t)
         with self.choosing:
-            out = call(program.policy, given, f"step {t} of the batch", first=not program.tried)
-        program.tried = True
-        self.written = out = out.cpu() if program.placement.policy_is_elsewhere else out
+            out = call(actor.policy, given, f"step {t} of the batch", first=not actor.tried)
+        actor.tried = True
+        self.written = out = out.cpu() if actor.placement.policy_is_elsewhere else out
         outputs = self._outputs(out, t)
-        for key, kind in program.kinds.items():
+        for key, kind in actor.kinds.items():
             take(key, outputs.get(key), self.rows[key][t], kind, t)
-            refuse_nan(key, outputs[key], t, key in program.bits)
+            refuse_nan(key, outputs[key], t, key in actor.bits)
         action = outputs[ACTION]
         late: _Outputs = {}
-        if len(outputs) > len(program.kinds) + 1 or action.dtype is not program.action_dtype:
-            for key in [key for key in outputs if key not in program.kinds]:
+        if len(outputs) > len(actor.kinds) + 1 or action.dtype is not actor.action_dtype:
+            for key in [key for key in outputs if key not in actor.kinds]:
                 value = outputs[key]
                 if as_tuple(key)[0] == NEXT:  # row t+1 of a lane that ends here is set to its default by the reset
                     row = torch.from_numpy(self.columns.rows[unravel(as_tuple(key)[1:])][t + 1])
                     take(key, value, row, row.dtype, t)
                     refuse_nan(key, value, t)
-                elif key != ACTION or value.dtype is not program.action_dtype:
+                elif key != ACTION or value.dtype is not actor.action_dtype:
                     refuse_nan(key, value, t)
                     late[key] = value
-        kinds = program.late.kinds
+        kinds = actor.late.kinds
         if late or kinds != {}:  # the first step decides which there are
             if kinds is not None and (ACTION in late) != (ACTION in kinds):
-                kind = kinds[ACTION][1] if ACTION in kinds else program.action_dtype
+                kind = kinds[ACTION][1] if ACTION in kinds else actor.action_dtype
                 raise changed_output(ACTION, action, self.rows[ACTION][t], kind, t)
-            program.late.write(t, late)
+            actor.late.write(t, late)
         refuse_nan(ACTION, action, t)
         row = self.rows[ACTION][t]
         if action.shape != row.shape:  # `copy_` would spread it
             raise changed_output(ACTION, action, row, action.dtype, t)
-        if program.actions.kind == "multi_binary":
+        if actor.actions.kind == "multi_binary":
             refuse_no_bits(action, t)
-        if program.actions.encoded and action.is_floating_point():
+        if actor.actions.encoded and action.is_floating_point():
             refuse_soft(action, t)
         row.copy_(action)
-        return loop_action(program.actions, self.action_rows[t], t)
+        return loop_action(actor.actions, self.action_rows[t], t)
 
     def _check_states(self, out: TensorDictBase, found: _Outputs, t: int) -> None:
         """A policy that nobody has tried shows in its first step what it carries."""
-        carried = self.program.carried
+        carried = self.actor.carried
         states = [unravel(as_tuple(key)[1:]) for key in found if as_tuple(key)[0] == NEXT]
         rows = self.columns.rows
-        read = [(key, torch.from_numpy(rows[key][t])) for key in carried.primed if key in self.program.inputs]
+        read = [(key, torch.from_numpy(rows[key][t])) for key in carried.primed if key in self.actor.inputs]
         left = [(out.get(key, None), key, row) for key, row in read]  # a tensordict of its own need not hold its input
         rewrites = {key for x, key, row in left if x is not None and not torch.equal(x.reshape(row.shape), row)}
         carried.learn(states, rewrites)
@@ -281,8 +281,8 @@ class _BoundTensorDict(Bound):
         """Return what the policy wrote; looked at with care when its names change, and once a batch."""
         if self.flat is not None and tuple(out.keys()) == self.names:
             values = {key: out.get(key) for key in self.flat}
-            return values if self.program.batch_size else {key: value.unsqueeze(0) for key, value in values.items()}
-        found = self.program.outputs(out, self.shown)
+            return values if self.actor.batch_size else {key: value.unsqueeze(0) for key, value in values.items()}
+        found = self.actor.outputs(out, self.shown)
         self._check_states(out, found, t)
         self.names = tuple(out.keys())
         nested = any(isinstance(key, tuple) for key in found) or not all(
@@ -292,7 +292,7 @@ class _BoundTensorDict(Bound):
         return found
 
     def end(self, first: int, last: int) -> None:
-        for key in self.program.live:
+        for key in self.actor.live:
             column = self.columns.data.get(key)
             if column is not None:
-                refuse_unsound(key, column[:, first:last], key in self.program.bits)
+                refuse_unsound(key, column[:, first:last], key in self.actor.bits)

@@ -1,4 +1,4 @@
-"""An actor taken apart: network stages on raw row tensors, then a draw from a known family in numpy.
+"""A policy taken apart: network stages on raw row tensors, then a draw from a known family in numpy.
 
 Per step: a few `addmm(out=)` on views of the weights (bitwise what the module computes), one add of noise drawn ahead,
 one argmax or multiply-add.  No TensorDict, distribution or tensor is made.  Recurrent layers take their state from its
@@ -18,9 +18,9 @@ import torch
 from tensordict.nn import set_interaction_type
 from torch import Tensor
 
+from rlcli.collectors.actors.actor import ActorRunner, BoundActor, PolicyContext
+from rlcli.collectors.actors.called import PASSED_ON, not_finite, raised, refuse_unsound, take
 from rlcli.collectors.batch import Columns
-from rlcli.collectors.programs.called import PASSED_ON, not_finite, raised, refuse_unsound, take
-from rlcli.collectors.programs.program import Bound, PolicyContext, Program
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.kernels.cells import on_rows as step_on_rows
 from rlcli.kernels.mlp import on_rows
@@ -50,7 +50,7 @@ class ActionDraw:
     log_prob_shape: tuple[int, ...] = ()
 
 
-class LoweredProgram(Program):
+class FastActor(ActorRunner):
     """Stages, then a draw.
 
     `stages`: those that are plain stacks or recurrent layers now are replayed, the others called.
@@ -97,10 +97,10 @@ class LoweredProgram(Program):
         """Modules that are replayed, and ours that split parameters, draw nothing and keep nothing."""
         return any(self.called)
 
-    def bind(self, columns: Columns, lanes: int) -> Bound:
-        return _BoundLowered(self, columns, lanes)
+    def bind(self, columns: Columns, lanes: int) -> BoundActor:
+        return _BoundFastActor(self, columns, lanes)
 
-    def watch(self, policy: Any, take_apart: Callable[[Any], Program]) -> None:
+    def watch(self, policy: Any, take_apart: Callable[[Any], ActorRunner]) -> None:
         """`take_apart(policy)` made this: it is called again once the policy's modules or hooks have changed."""
         self._policy, self._structure, self._take_apart = policy, Structure(policy), take_apart
 
@@ -111,8 +111,8 @@ class LoweredProgram(Program):
     def act_with(self, policy: Any) -> None:
         """Take a policy apart in the place of the one before."""
         new = self._take_apart(policy)
-        before, after = ((program.reads, program.once, program.states) for program in (self, new))
-        if not isinstance(new, LoweredProgram) or before != after:
+        before, after = ((actor.reads, actor.once, actor.states) for actor in (self, new))
+        if not isinstance(new, FastActor) or before != after:
             raise ArgumentError(
                 "the policy was changed after its collector was made",
                 why="what it reads and writes, or where it is hooked, decided how its batches are laid out",
@@ -124,40 +124,38 @@ class LoweredProgram(Program):
         self.version += 1
 
 
-class _BoundLowered(Bound):
-    def __init__(self, program: LoweredProgram, columns: Columns, lanes: int) -> None:
-        self.program, self.lanes, self.steps = program, lanes, columns.steps
+class _BoundFastActor(BoundActor):
+    def __init__(self, actor: FastActor, columns: Columns, lanes: int) -> None:
+        self.actor, self.lanes, self.steps = actor, lanes, columns.steps
         self.data = columns.data
         steps = columns.steps
         # kept time-major: every row is contiguous, and one pass at the end makes the log-probabilities
-        passing = program.passing - columns.data.keys()
+        passing = actor.passing - columns.data.keys()
         self.kept = {
             key: torch.empty(steps, lanes, *shape, dtype=torch.float32)
-            for key, (shape, _) in program.written.items()
+            for key, (shape, _) in actor.written.items()
             if key not in passing
         }
-        self.shown = {key: columns.rows[key][:steps] for key in sorted(program.reads, key=str)}
-        self.states = {key: columns.rows[key] for key in program.states}
+        self.shown = {key: columns.rows[key][:steps] for key in sorted(actor.reads, key=str)}
+        self.states = {key: columns.rows[key] for key in actor.states}
         self.rows: Rows = {key: [torch.from_numpy(row) for row in rows] for key, rows in self.shown.items()}
         for key, rows in self.states.items():
             self.rows[under_next(key)] = [torch.from_numpy(row) for row in rows[1:]]
         self.rows |= {key: list(kept.unbind(0)) for key, kept in self.kept.items()}
-        self.rows |= {
-            key: [torch.empty(lanes, *program.written[key][0], dtype=torch.float32)] * steps for key in passing
-        }
-        self.params = [self.kept[key] for key in program.draw.param_keys]
+        self.rows |= {key: [torch.empty(lanes, *actor.written[key][0], dtype=torch.float32)] * steps for key in passing}
+        self.params = [self.kept[key] for key in actor.draw.param_keys]
         self.param_rows = [
             tuple(param[t].numpy() for param in self.params) for t in range(steps)
         ]  # [T] tuples of [N, k]
         self.flat_rows = [row[0].reshape(-1) for row in self.param_rows]
-        self.taken = np.empty((steps, lanes, *program.actions.shape), program.taken)
+        self.taken = np.empty((steps, lanes, *actor.actions.shape), actor.taken)
         self.taken_rows = list(self.taken)
         self._bind_weights()
 
     def _bind_weights(self) -> None:
-        self.version = self.program.version
-        self.scales = {stage.out_keys[0]: stage.scale for stage in self.program.stages if stage.scale is not None}
-        moving = [key not in self.scales for key in self.program.draw.param_keys]
+        self.version = self.actor.version
+        self.scales = {stage.out_keys[0]: stage.scale for stage in self.actor.stages if stage.scale is not None}
+        moving = [key not in self.scales for key in self.actor.draw.param_keys]
         self.more_rows = [
             [p.reshape(-1) for p, moves in zip(row[1:], moving[1:], strict=True) if moves] for row in self.param_rows
         ]
@@ -179,10 +177,8 @@ class _BoundLowered(Bound):
         """
         values: dict[Key, Tensor] = {}  # of the step, what called stages read and write
         runs: list[Callable[[int], None]] = []
-        program = self.program
-        for stage, layers, cells, called in zip(
-            program.stages, program.layers, program.cells, program.called, strict=True
-        ):
+        actor = self.actor
+        for stage, layers, cells, called in zip(actor.stages, actor.layers, actor.cells, actor.called, strict=True):
             if called:
                 runs.append(self._call(stage, values))
             elif cells is not None:
@@ -196,10 +192,10 @@ class _BoundLowered(Bound):
                 runs.append(stage.mask.on_rows(logits, mask, self.rows[stage.out_keys[0]]))
             elif stage.scale is None:
                 runs.append(_on_the_rows(stage, self.rows))
-        if not any(program.called):
+        if not any(actor.called):
             return runs[0] if len(runs) == 1 else _all(runs)
-        choosing = set_interaction_type(program.setting.exploration)
-        passed = [(key, self._as_shown(key)) for key in program.called_keys & self.kept.keys()]  # from stage to stage
+        choosing = set_interaction_type(actor.setting.exploration)
+        passed = [(key, self._as_shown(key)) for key in actor.called_keys & self.kept.keys()]  # from stage to stage
 
         def forward(t: int) -> None:
             values.clear()
@@ -234,21 +230,21 @@ class _BoundLowered(Bound):
 
     def _copier(self, key: Key) -> Callable[[int], Tensor]:
         """Return what a called stage gets to read: row t as the env shows it, in memory of its own."""
-        if key in self.program.written:
+        if key in self.actor.written:
             rows = self._as_shown(key)
             return lambda t: rows[t].clone()
-        shown = self.shown[key] if self.program.setting.batch_size else [row[0] for row in self.shown[key]]
+        shown = self.shown[key] if self.actor.setting.batch_size else [row[0] for row in self.shown[key]]
         return lambda t: torch.from_numpy(shown[t].copy())
 
     def _as_shown(self, key: Key) -> list[Tensor]:
         """Return the rows, without the lane dim where there is but one env."""
-        return self.rows[key] if self.program.setting.batch_size else [row[0] for row in self.rows[key]]
+        return self.rows[key] if self.actor.setting.batch_size else [row[0] for row in self.rows[key]]
 
     def _places(self) -> list[tuple[int, torch.dtype, tuple[int, ...]]]:
         """Return where the replayed weights lie now; load_state_dict(assign=True), .data = and .double() move them."""
-        linear = [layer.linear for layers in self.program.layers for layer in layers or ()]
+        linear = [layer.linear for layers in self.actor.layers for layer in layers or ()]
         parameters: list[Tensor | None] = [p for layer in linear for p in (layer.weight, layer.bias)]
-        parameters += [p for cells in self.program.cells if cells is not None for own in cells.weights() for p in own]
+        parameters += [p for cells in self.actor.cells if cells is not None for own in cells.weights() for p in own]
         return [(p.data_ptr(), p.dtype, p.stride()) for p in parameters if p is not None]
 
     def fill_constants(self, first: int) -> None:
@@ -274,13 +270,13 @@ class _BoundLowered(Bound):
                 raise not_finite(under_next(key), f"step {last - 1} of the batch")
 
     def _follow_weights(self, first: int) -> None:
-        if self.version != self.program.version or self._places() != self.seen:
+        if self.version != self.actor.version or self._places() != self.seen:
             self._bind_weights()
         self.fill_constants(first)
         self._check_constants(first)
 
     def renew(self, t) -> None:
-        self.program.refresh()
+        self.actor.refresh()
         self._follow_weights(t)
         self._settle(t)
         self.act = self._actor(self.first)  # type: ignore[method-assign, assignment]
@@ -294,7 +290,7 @@ class _BoundLowered(Bound):
             )
         self._follow_weights(first)
         self.first = first  # of the steps that noise was drawn for
-        draw = self.program.draw
+        draw = self.actor.draw
         width = self.params[0].shape[-1]
         self.noise: list[np.ndarray] = []
         self.drawn = None if draw.mode else noise.peek(partial(_of_lane, draw.family, width), last - first, width)
@@ -305,12 +301,12 @@ class _BoundLowered(Bound):
         """The noise of the steps from t on, in the form that the family takes as it is now."""
         if self.drawn is not None:
             width = self.params[0].shape[-1]
-            self.noise[t - self.first :] = self.program.draw.family.settled(self.drawn[t - self.first :], width)
+            self.noise[t - self.first :] = self.actor.draw.family.settled(self.drawn[t - self.first :], width)
 
     def _actor(self, first: int) -> Callable[[int], np.ndarray]:
         forward, taken, params = self.forward, self.taken_rows, self.param_rows
         noise = self.noise
-        family = self.program.draw.family
+        family = self.actor.draw.family
         draw, mode = family.act, family.act_mode
 
         # x . 1 is finite unless x holds a NaN or an infinity: one call before every env step
@@ -337,14 +333,14 @@ class _BoundLowered(Bound):
             self._check_odd(t)
             return mode(params[t], taken[t]) if self.drawn is None else draw(params[t], noise[t - first], taken[t])
 
-        masked = any(stage.mask is not None for stage in self.program.stages)
+        masked = any(stage.mask is not None for stage in self.actor.stages)
         act = act_masked if masked else act_mode if self.drawn is None else act_drawn
-        loop = self.program.actions.dtype
+        loop = self.actor.actions.dtype
         return act if taken[0].dtype == loop else lambda t: act(t).astype(loop)
 
     def _check_odd(self, t: int) -> None:
         """Parameters that are not all finite: masks, or an error."""
-        draw = self.program.draw
+        draw = self.actor.draw
         if draw.family.is_legal(self.param_rows[t]):
             return
         keys = draw.param_keys
@@ -356,7 +352,7 @@ class _BoundLowered(Bound):
         raise not_finite(key, f"step {t} of the batch, env {lane}; the env was not stepped")
 
     def end(self, first, last) -> None:
-        actions, data = self.program.actions, self.data
+        actions, data = self.actor.actions, self.data
         taken = self.taken[first:last]
         if actions.kind == "box" and not np.isfinite(taken).all():  # the parameters were finite, their sum was not
             raise NumericsError(
@@ -371,20 +367,20 @@ class _BoundLowered(Bound):
                 actions.encode(across, column[:, first:last])
             else:
                 column[:, first:last] = across
-        log_prob_key = self.program.draw.log_prob_key
+        log_prob_key = self.actor.draw.log_prob_key
         if log_prob_key in data:
             params = tuple(param[first:last] for param in self.params)
-            log_prob = self.program.draw.family.log_prob(params, torch.from_numpy(taken))
+            log_prob = self.actor.draw.family.log_prob(params, torch.from_numpy(taken))
             data[log_prob_key][:, first:last] = log_prob.numpy().swapaxes(0, 1)
             refuse_unsound(log_prob_key, data[log_prob_key][:, first:last])
-        if self.program.draw.chosen_key in data:
+        if self.actor.draw.chosen_key in data:
             best = self.params[0][first:last].amax(-1, keepdim=True)  # before exploration, as the module writes it
-            data[self.program.draw.chosen_key][:, first:last] = best.numpy().swapaxes(0, 1)
+            data[self.actor.draw.chosen_key][:, first:last] = best.numpy().swapaxes(0, 1)
         self._check_states(first, last)
         for key, kept in self.kept.items():
             if key in data:
                 data[key][:, first:last] = kept[first:last].numpy().swapaxes(0, 1)
-            if key in self.program.draw.param_keys:  # at every step the family was asked what of it is legal
+            if key in self.actor.draw.param_keys:  # at every step the family was asked what of it is legal
                 continue
             if key in data:
                 refuse_unsound(key, data[key][:, first:last])
