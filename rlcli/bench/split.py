@@ -73,7 +73,7 @@ def measure(settings: dict[str, Any]) -> Report:
     alone = _step_time(cfg)
     steps = min(max(round(settings["seconds"] / (num * alone)), 16), 256)
     with closing(make_single(cfg.env)) as env:
-        asleep, _ = chosen(num, *env.lanes.pace(STEPS, MOMENT))  # type: ignore[attr-defined]
+        asleep, _ = chosen(num, *env.vec_env.pace(STEPS, MOMENT))  # type: ignore[attr-defined]
     splits = candidates(num, wants_native(cfg.env, num), asleep if asleep > processes(num)[-1] else 0)
     with ExitStack() as stack:
         sides = {}

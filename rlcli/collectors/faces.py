@@ -45,19 +45,19 @@ def _env(env: EnvBase, engine: Rollout) -> Face:
     base = env
     while isinstance(base, TransformedEnv) and not own_stepping(base):
         base = base.base_env
-    if not engine.lanes.on_tensordicts:
-        return Face("env", engine.lanes.name, "columns", OURS)
-    name = getattr(getattr(base, "lanes", None), "name", type(base).__name__)
+    if not engine.vec_env.on_tensordicts:
+        return Face("env", engine.vec_env.name, "columns", OURS)
+    name = getattr(getattr(base, "vec_env", None), "name", type(base).__name__)
     return Face("env", name, "TensorDicts", _odd_env(base) or _odd_transform(env) or "it steps TensorDicts")
 
 
 def _odd_env(env: EnvBase) -> str:
     """Say why an env has no face of arrays; nothing where it has one."""
-    lanes = getattr(env, "lanes", None)
-    if isinstance(env, BatchedEnv) and lanes is None:
+    vec_env = getattr(env, "vec_env", None)
+    if isinstance(env, BatchedEnv) and vec_env is None:
         inner = env.envs[0]
         return _odd_env(inner) or f"its envs are of {type(inner).__name__}, each with what lies on it"
-    if lanes is None:
+    if vec_env is None:
         return f"{type(env).__name__} steps TensorDicts"
     own = own_stepping(env)
     return f"{type(env).__name__} has its own {', '.join(own)}" if own else ""
@@ -121,7 +121,7 @@ def _policy(engine: Rollout) -> Iterator[Face]:
 def _noise(engine: Rollout) -> Iterator[Face]:
     """Say where random numbers come from, a line a stream."""
     actor = engine.actor
-    unknown = ["the env"] if engine.lanes.on_tensordicts else []
+    unknown = ["the env"] if engine.vec_env.on_tensordicts else []
     if isinstance(actor, TensorDictActor):
         unknown.insert(0, "the policy")
     elif actor.calls:

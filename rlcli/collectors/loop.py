@@ -33,7 +33,7 @@ class BoundBatch:
     """
 
     columns: Columns
-    lanes: VecEnv
+    vec_env: VecEnv
     step: Callable[[int, object], Sequence[int]]
     reset: Callable[[int, Sequence[int]], None]
     actor: BoundActor
@@ -71,7 +71,7 @@ class BoundBatch:
 
     def _truncate(self, t: int, cut: Sequence[int], done: Sequence[int]) -> Sequence[int]:
         """A row op ends episodes: flag them truncated, and have them reset with the others."""
-        ends = self.lanes.outcome.ends
+        ends = self.vec_env.outcome.ends
         own = len(ends) - len(done)  # the last ends are those of this step
         flags = {lane: (terminated, truncated) for _, lane, terminated, truncated in ends[own:]}
         for lane in cut:
@@ -84,11 +84,11 @@ class BoundBatch:
 class RewardRows(RowOp):
     """Puts each step's rewards into rows for the transforms that read them inside the loop."""
 
-    def __init__(self, lanes: VecEnv, rows: list[np.ndarray]) -> None:
-        self.lanes, self.rows = lanes, rows
+    def __init__(self, vec_env: VecEnv, rows: list[np.ndarray]) -> None:
+        self.vec_env, self.rows = vec_env, rows
 
     def step(self, t: int) -> None:
-        self.rows[t - 1][:, 0] = self.lanes.rewards or self.lanes.outcome.last_rewards(self.lanes.n)
+        self.rows[t - 1][:, 0] = self.vec_env.rewards or self.vec_env.outcome.last_rewards(self.vec_env.n)
 
     def reset(self, t: int, lanes: Sequence[int]) -> None:
         """A reset has no reward."""

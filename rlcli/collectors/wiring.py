@@ -51,15 +51,14 @@ class Wired:
     """The parts that one collector steps.
 
     `env`: with all of its transforms.
-    `lanes`: the env's `VecEnv`, which steps the inner ones of `transforms` itself where one of them has no columns;
-    `faces` says how each of the others is run.
+    `vec_env`: steps the inner ones of `transforms` itself where one has no columns; `faces`: how the others are run.
     `policy`: what acts, on tensordicts: `actor` runs it.
     `own`: the part of `policy` that is of the kind that was given: the very object, or a copy on its device.
     `mask_key`: of the observation that says which actions are allowed.
     """
 
     env: EnvBase
-    lanes: VecEnv
+    vec_env: VecEnv
     transforms: list[Transform]
     faces: Faces
     policy: Any
@@ -130,13 +129,13 @@ def array_face(env: EnvBase) -> tuple[VecEnv, list[Transform]]:
     belongs on the outside of batches, and what lies on that, is run on rows all the same.
     """
     if not isinstance(env, TransformedEnv) or not steps_as_ours(env):
-        lanes = getattr(env, "lanes", None)
-        return (lanes if isinstance(lanes, VecEnv) and steps_as_ours(env) else TensorDictVecEnv(env)), []
+        vec_env = getattr(env, "vec_env", None)
+        return (vec_env if isinstance(vec_env, VecEnv) and steps_as_ours(env) else TensorDictVecEnv(env)), []
     base, transforms = env.base_env, env.transforms
     if not isinstance(base, TransformedEnv) and all(t.has_columns for t in transforms):
-        lanes, _ = array_face(base)
-        if not isinstance(lanes, TensorDictVecEnv):
-            return lanes, transforms
+        vec_env, _ = array_face(base)
+        if not isinstance(vec_env, TensorDictVecEnv):
+            return vec_env, transforms
     transforms, late = _apart(transforms)
     inside = next((place for place, t in enumerate(transforms) if t.outside_batches), len(transforms))
     for transform in transforms[inside:]:
@@ -153,9 +152,9 @@ def array_face(env: EnvBase) -> tuple[VecEnv, list[Transform]]:
                 fix=f"Append {name} last.",
             )
     outside = [*transforms[inside:], *late]
-    lanes = TensorDictVecEnv(TransformedEnv(base, Compose(*transforms[:inside])))
-    lanes.keeps_rewards = not any("reward" in transform.out_keys for transform in outside)
-    return lanes, outside
+    vec_env = TensorDictVecEnv(TransformedEnv(base, Compose(*transforms[:inside])))
+    vec_env.keeps_rewards = not any("reward" in transform.out_keys for transform in outside)
+    return vec_env, outside
 
 
 def _apart(transforms: Sequence[Transform]) -> tuple[list[Transform], list[Transform]]:
@@ -197,7 +196,7 @@ def wire(
     `policy`: what acts; `stepping` says how, and what of it is kept. `mode`: how next observations are kept.
     `random_frames`: how many frames take random actions before the policy acts.
     """
-    lanes, transforms = face
+    vec_env, transforms = face
     if own_methods(env, ["maybe_reset"]):
         raise ArgumentError(
             f"{type(env).__name__} has its own maybe_reset, which a collector never calls",
@@ -205,29 +204,29 @@ def wire(
             fix="Override _reset or reset for what is done at resets, _step or step for the rest.",
         )
     asked, cpu = placement.env, torch.device("cpu")
-    if isinstance(lanes, TensorDictVecEnv) and asked and not same_device(asked, lanes.env.device or cpu):
-        lanes.env.to(asked)
-    lanes.limit_frames(stepping.max_frames_per_traj)  # may refuse; the engine limits only the episodes that it begins
-    lanes.limit_frames(None)
+    if isinstance(vec_env, TensorDictVecEnv) and asked and not same_device(asked, vec_env.env.device or cpu):
+        vec_env.env.to(asked)
+    vec_env.limit_frames(stepping.max_frames_per_traj)  # may refuse; the engine limits only the episodes that it begins
+    vec_env.limit_frames(None)
     reward = {REWARD: ((1,), np.dtype(np.float32))}
-    shown = dict(lanes.schema)
+    shown = dict(vec_env.schema)
     for transform in transforms:
         shown |= transform.plan({**shown, **reward})
-    setting = PolicyContext(lanes.actions, shown, env.batch_size, placement, stepping.exploration_type)
-    mask_key = _mask_key(policy, shown, lanes.actions, stepping)
-    used, own, actor = _actor(env, lanes, policy, setting, random_frames, mask_key)
-    actions = random_actions(env, lanes) or lanes.actions
+    setting = PolicyContext(vec_env.actions, shown, env.batch_size, placement, stepping.exploration_type)
+    mask_key = _mask_key(policy, shown, vec_env.actions, stepping)
+    used, own, actor = _actor(env, vec_env, policy, setting, random_frames, mask_key)
+    actions = random_actions(env, vec_env) or vec_env.actions
     random = RandomActor(actions, actor.log_prob_key, actor.log_prob_shape, mask_key)
-    faces = choose_faces(transforms, {**lanes.schema, **reward}, actor.reads | random.reads)
-    if lanes.rewards is not None:
+    faces = choose_faces(transforms, {**vec_env.schema, **reward}, actor.reads | random.reads)
+    if vec_env.rewards is not None:
         faces.needs.add(REWARD)
     batches = schema_of(
-        lanes.n, faces, actor.live, {**random.once, **actor.once},
-        _kept(env, lanes, shown, actor, random, stepping.keep_keys),
+        vec_env.n, faces, actor.live, {**random.once, **actor.once},
+        _kept(env, vec_env, shown, actor, random, stepping.keep_keys),
         mode=mode, track_ids=stepping.track_traj_ids, track_version=stepping.tracks_version,
         states=actor.states, stride=stepping.recurrent_state_stride,
     )  # fmt: skip
-    return Wired(env, lanes, transforms_on(env), faces, used, own, actor, random, mask_key, batches)
+    return Wired(env, vec_env, transforms_on(env), faces, used, own, actor, random, mask_key, batches)
 
 
 def _mask_key(policy: Any, shown: Schema, actions: ActionFormat, stepping: Stepping) -> Key | None:
@@ -249,14 +248,14 @@ def _mask_key(policy: Any, shown: Schema, actions: ActionFormat, stepping: Stepp
 
 
 def _actor(
-    env: EnvBase, lanes: VecEnv, policy: Any, setting: PolicyContext, random_frames: int, mask_key: Key | None
+    env: EnvBase, vec_env: VecEnv, policy: Any, setting: PolicyContext, random_frames: int, mask_key: Key | None
 ) -> tuple[Any, Any, ActorRunner]:
     """Return what acts, on tensordicts; the part of it that is of the kind that was given; and what runs it."""
     used, own = None, None
-    random = random_actions(env, lanes)
-    actor: ActorRunner = RandomActor(random or lanes.actions, mask_key=mask_key)
+    random = random_actions(env, vec_env)
+    actor: ActorRunner = RandomActor(random or vec_env.actions, mask_key=mask_key)
     if random_frames:
-        refuse_own_random(env, lanes)
+        refuse_own_random(env, vec_env)
     if policy is None and random is None:
         if not own_methods(env, ["rand_action"]) and isinstance(env.action_spec, Composite | None):
             action_format(env.action_spec, len(env.batch_size))  # refuses it
@@ -266,22 +265,22 @@ def _actor(
         called = on_tensordicts(policy, list(setting.inputs))
         used, _ = on_device(called, setting.placement.policy)
         own = used if called is policy else used.module
-        legal = partial(_legal, env, lanes.bounds.intervals)
+        legal = partial(_legal, env, vec_env.bounds.intervals)
         states = set(state_keys(policy))  # which its modules take for 0 where an episode begins
         odd = any(isinstance(t, TensorDictPrimer) and t.default_value != 0 and states & {*t.out_keys}
                   for t in transforms_of(env))  # fmt: skip
-        actor = lower(used, setting, legal, whole=lanes.on_tensordicts or odd, early=random_frames > 0)
-    if isinstance(lanes, TensorDictVecEnv) and isinstance(actor, TensorDictActor):
-        actor.flags = lanes.flags
+        actor = lower(used, setting, legal, whole=vec_env.on_tensordicts or odd, early=random_frames > 0)
+    if isinstance(vec_env, TensorDictVecEnv) and isinstance(actor, TensorDictActor):
+        actor.flags = vec_env.flags
     return used, own, actor
 
 
-def random_actions(env: EnvBase, lanes: VecEnv) -> ActionFormat | None:
+def random_actions(env: EnvBase, vec_env: VecEnv) -> ActionFormat | None:
     """Return how the env's random actions look and what they are drawn from; None where only the env can draw them.
 
     They are those of its `action_spec`, which a user may have narrowed, or given another dtype or a class of its own.
     """
-    spec, actions = env.action_spec, lanes.actions
+    spec, actions = env.action_spec, vec_env.actions
     if own_methods(env, ["rand_action"]) or not isinstance(spec, ACTIONS) or own_methods(spec, spec.drawn_by):
         return None
     made = from_gym_space(actions.space, categorical=actions.categorical)
@@ -295,18 +294,18 @@ def _own_random(env: EnvBase) -> str:
     return "its own rand_action" if own else f"an action_spec of its own, {type(env.action_spec).__name__}"
 
 
-def refuse_own_random(env: EnvBase, lanes: VecEnv) -> None:
+def refuse_own_random(env: EnvBase, vec_env: VecEnv) -> None:
     """Raise where the env's random actions are not those that first frames take."""
-    if random_actions(env, lanes) is None:
+    if random_actions(env, vec_env) is None:
         raise ArgumentError(
             "the first frames take uniform random actions", why=f"{type(env).__name__} has {_own_random(env)}",
             fix="Use init_random_frames=0, and collect the first frames with a collector without a policy.",
         )  # fmt: skip
 
 
-def refuse_random_now(env: EnvBase, lanes: VecEnv, actor: ActorRunner) -> None:
+def refuse_random_now(env: EnvBase, vec_env: VecEnv, actor: ActorRunner) -> None:
     """Raise where a collector that was made without random first frames cannot take some all the same."""
-    refuse_own_random(env, lanes)
+    refuse_own_random(env, vec_env)
     if actor.late is not None and actor.late.kinds is None:
         raise ArgumentError(
             "random frames cannot come before the policy has acted",
@@ -315,14 +314,14 @@ def refuse_random_now(env: EnvBase, lanes: VecEnv, actor: ActorRunner) -> None:
 
 
 def _kept(
-    env: EnvBase, lanes: VecEnv, shown: Schema, actor: ActorRunner, random: ActorRunner, keep_keys: Sequence[Key] | None
+    env: EnvBase, vec_env: VecEnv, shown: Schema, actor: ActorRunner, random: ActorRunner, keep: Sequence[Key] | None
 ) -> Kept:
-    """Return what `keep_keys` asks for; keys of differences stand for the next observations that they are made of."""
-    late = lanes.on_tensordicts or (actor.late is not None and actor.late.kinds is None)
+    """Return what `keep` asks for; keys of differences stand for the next observations that they are made of."""
+    late = vec_env.on_tensordicts or (actor.late is not None and actor.late.kinds is None)
     known = [*shown, *map(under_next, shown), *actor.live, *actor.once, *random.once, *always()]
     delta, parts = delta_of(env), (delta_key, scale_key, kept_key)
     coded = {} if delta is None else {part(key): under_next(key) for key in delta.keys for part in parts}
-    asked = None if keep_keys is None else [coded.get(as_tuple(key), key) for key in keep_keys]
+    asked = None if keep is None else [coded.get(as_tuple(key), key) for key in keep]
     return keeper(asked, list(shown), known, [*actor.states, IS_INIT], late=late)  # false in every successor
 
 

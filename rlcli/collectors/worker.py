@@ -173,14 +173,14 @@ class CollectorWorker:
         seed_streams(own)
         torch.manual_seed(seed % 2**63)  # a policy_factory makes the same weights in all workers
         self.collector = Collector(**vars(stepping), pre_collect_hook=self.pre_hook)
-        self.collector.lanes.clock = clock.data  # type: ignore[assignment]
+        self.collector.vec_env.clock = clock.data  # type: ignore[assignment]
         torch.manual_seed(own % 2**64)
         self._engine: Rollout | None = None
         taken = self.env.full_action_spec[(0,) * len(self.env.batch_size)]  # of one lane
         return {
             "lanes": self.collector.envs, "batched": self.collector.batched, "schema": self.collector.schema,
-            "next_obs": self.collector.next_obs, "name": self.collector.lanes.name,
-            "step_timeout": self.collector.lanes.step_timeout,
+            "next_obs": self.collector.next_obs, "name": self.collector.vec_env.name,
+            "step_timeout": self.collector.vec_env.step_timeout,
             "actions": "; ".join(f"{show(unravel(key))} {spec}" for key, spec in taken.items(True, True)),
         }  # fmt: skip
 

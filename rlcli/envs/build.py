@@ -59,9 +59,9 @@ def build_env(
         base = _parallel(cfg, offset, on_worker_error, first)
     else:
         base = _native(cfg, lanes) if wants_native(cfg, lanes) else _serial(cfg, lanes, offset, first, key)
-    base.lanes.step_timeout = cfg.step_timeout  # type: ignore[attr-defined]
+    base.vec_env.step_timeout = cfg.step_timeout  # type: ignore[attr-defined]
     if cfg.info_keys:
-        base.lanes.keep_info(cfg.info_keys)  # type: ignore[attr-defined]
+        base.vec_env.keep_info(cfg.info_keys)  # type: ignore[attr-defined]
     for transform in build_transforms(cfg, base, gamma):
         try:
             base = TransformedEnv(base, transform)
@@ -150,7 +150,7 @@ def _parallel(cfg: EnvConfig, offset: int, on_worker_error: str, first: GymEnv |
         cfg.num, _makers(cfg, cfg.num, offset), **_dealt_out(cfg, on_worker_error), step_timeout=cfg.step_timeout,
         start_method=method, first=None if first is None else first.gym,
     )  # fmt: skip
-    heavy = env.lanes.heavy  # type: ignore[union-attr]
+    heavy = env.vec_env.heavy  # type: ignore[union-attr]
     if heavy and env.start_method != "fork":
         print(
             f"the code of {cfg.id} imports {', '.join(heavy)} in every worker process, which costs "
@@ -255,7 +255,7 @@ def narrowed(env: EnvBase) -> list[Key]:
     """Return the observations that an env declares as float64, and that are stored as float32."""
     while isinstance(env, TransformedEnv):
         env = env.base_env
-    leaves = getattr(getattr(env, "lanes", None), "leaves", ())
+    leaves = getattr(getattr(env, "vec_env", None), "leaves", ())
     return [leaf.key for leaf in leaves if leaf.stored != leaf.dtype]
 
 

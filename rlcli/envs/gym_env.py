@@ -38,23 +38,23 @@ class VecEnvAdapter(EnvBase):
     `device`: where the TensorDict face puts its tensors.
     """
 
-    def __init__(self, lanes: VecEnv, observation_space, action_space, *, batched: bool, device=None) -> None:
-        super().__init__(batch_size=(lanes.n,) if batched else (), device=device)
-        self.lanes = lanes
+    def __init__(self, vec_env: VecEnv, observation_space, action_space, *, batched: bool, device=None) -> None:
+        super().__init__(batch_size=(vec_env.n,) if batched else (), device=device)
+        self.vec_env = vec_env
         self.observation_spec, self.action_spec = made_specs(
-            lanes, observation_space, action_space, self.batch_size, device
+            vec_env, observation_space, action_space, self.batch_size, device
         )
         if device is not None:
             self.reward_spec = self.reward_spec.to(device)
-        self._rows = {key: [np.empty(0), np.empty(0)] for key in lanes.schema}
-        self._bound_step, _ = lanes.bind(self._rows)
+        self._rows = {key: [np.empty(0), np.empty(0)] for key in vec_env.schema}
+        self._bound_step, _ = vec_env.bind(self._rows)
 
     @property
     def out_of_bounds(self) -> str:
-        return self.lanes.bounds.mode
+        return self.vec_env.bounds.mode
 
     def _fresh(self) -> dict:
-        return {key: np.empty((self.lanes.n, *shape), dtype) for key, (shape, dtype) in self.lanes.schema.items()}
+        return {key: np.empty((self.vec_env.n, *shape), dtype) for key, (shape, dtype) in self.vec_env.schema.items()}
 
     def _observations(self, row: dict) -> TensorDict:
         out = TensorDict({}, batch_size=self.batch_size, device=self.device)
@@ -64,31 +64,31 @@ class VecEnvAdapter(EnvBase):
         return out
 
     def _set_seed(self, seed: int) -> None:
-        self.lanes.seed(seed)
+        self.vec_env.seed(seed)
 
     def _reset(self, td: TensorDictBase | None) -> TensorDictBase:
-        row, lanes = self._fresh(), range(self.lanes.n)
+        row, lanes = self._fresh(), range(self.vec_env.n)
         mask = td.get(RESET, None) if td is not None else None
         if mask is not None:
             assert td is not None
             for key, array in () if bool(mask.all()) else row.items():
                 array[...] = td.get(key).cpu().numpy().reshape(array.shape)
             lanes = mask.reshape(-1).nonzero().squeeze(-1).tolist()
-        self.lanes.restart(row, lanes)
+        self.vec_env.restart(row, lanes)
         self._check(row, lanes)
         return self._observations(row)
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
-        self.lanes.take_outcome()  # of a step that raised
+        self.vec_env.take_outcome()  # of a step that raised
         row = self._fresh()
         for key, array in row.items():
             self._rows[key][1] = array
-        n = self.lanes.n
-        self._bound_step(0, self.lanes.actions.checked(self._stored(td.get(ACTION))))
-        outcome = self.lanes.take_outcome()
+        n = self.vec_env.n
+        self._bound_step(0, self.vec_env.actions.checked(self._stored(td.get(ACTION))))
+        outcome = self.vec_env.take_outcome()
         self.infos = outcome.infos
         reward = np.empty((n, 1), np.float32)
-        reward_column(outcome, self.lanes, 1, reward, past=False)
+        reward_column(outcome, self.vec_env, 1, reward, past=False)
         flags = np.zeros((2, n, 1), np.bool_)
         for _, lane, terminated, truncated in outcome.ends:
             flags[0, lane, 0], flags[1, lane, 0] = terminated, truncated
@@ -102,7 +102,7 @@ class VecEnvAdapter(EnvBase):
 
     def _stored(self, action: torch.Tensor) -> np.ndarray:
         """Return an action as it is stored, `[N, *]`, in a dtype that numpy knows."""
-        shape, dtype = self.lanes.actions.stored
+        shape, dtype = self.vec_env.actions.stored
         expected = (*self.batch_size, *shape)
         if action.shape != expected and [d for d in action.shape if d != 1] != [d for d in expected if d != 1]:
             raise ArgumentError(
@@ -114,7 +114,7 @@ class VecEnvAdapter(EnvBase):
             given = given.to(torch_dtype(dtype))
         elif given.dtype is torch.bfloat16:
             given = given.float()
-        return given.numpy().reshape(self.lanes.n, *shape)
+        return given.numpy().reshape(self.vec_env.n, *shape)
 
     def _check(self, row: dict, lanes: Sequence[int]) -> None:
         """Look at what these lanes show."""
@@ -122,22 +122,22 @@ class VecEnvAdapter(EnvBase):
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 for lane in lanes:
                     if not np.isfinite(array[lane]).all():
-                        raise not_finite(self.lanes, key, lane)
-        self.lanes.bounds.check_row(self.lanes, row, lanes)
+                        raise not_finite(self.vec_env, key, lane)
+        self.vec_env.bounds.check_row(self.vec_env, row, lanes)
 
     def close(self) -> None:
         super().close()
-        self.lanes.close()
+        self.vec_env.close()
 
 
-def made_specs(lanes: VecEnv, observation_space, action_space, batch_size, device):
+def made_specs(vec_env: VecEnv, observation_space, action_space, batch_size, device):
     """Observation and action specs with the batch size in front, in the dtypes that the lanes store."""
     found = from_gym_space(_as_stored(observation_space), categorical=False)
     observation = found if isinstance(found, Composite) else Composite({"observation": found})
-    for key, (_, dtype) in lanes.schema.items():
+    for key, (_, dtype) in vec_env.schema.items():
         if observation[key].dtype != torch_dtype(dtype):
             observation.set(key, observation[key].to(torch_dtype(dtype)))
-    action = from_gym_space(action_space, categorical=lanes.actions.categorical)
+    action = from_gym_space(action_space, categorical=vec_env.actions.categorical)
     if batch_size:
         observation, action = observation.expand(*batch_size), action.expand(*batch_size, *action.shape)
     if device is not None:
@@ -209,15 +209,15 @@ class GymEnv(VecEnvAdapter):
     ) -> None:
         self.recipe = recipe_of(env, env_name=env_name, wrappers=wrappers, frame_skip=frame_skip, **kwargs)
         made = self.recipe.make()
-        lanes = GymVecEnv([made], categorical=categorical_action_encoding, narrow=narrow, out_of_bounds=out_of_bounds)
-        super().__init__(lanes, made.observation_space, made.action_space, batched=False, device=device)
+        vec_env = GymVecEnv([made], categorical=categorical_action_encoding, narrow=narrow, out_of_bounds=out_of_bounds)
+        super().__init__(vec_env, made.observation_space, made.action_space, batched=False, device=device)
         self.gym = made
         self._narrow = narrow
 
     def __reduce_ex__(self, protocol):
         if type(self) is not GymEnv or self.own_parts:
             return super().__reduce_ex__(protocol)
-        form = {"categorical_action_encoding": self.lanes.actions.categorical, "narrow": self._narrow}
+        form = {"categorical_action_encoding": self.vec_env.actions.categorical, "narrow": self._narrow}
         return made_again(partial(GymEnv, self.recipe, **form, out_of_bounds=self.out_of_bounds, device=self.device))
 
     @property
@@ -225,12 +225,12 @@ class GymEnv(VecEnvAdapter):
         """The methods it is stepped by, and the specs, that are not those which its class gives it."""
         made = EnvBase(device=self.device)
         made.observation_spec, made.action_spec = made_specs(
-            self.lanes, self.gym.observation_space, self.gym.action_space, self.batch_size, self.device
+            self.vec_env, self.gym.observation_space, self.gym.action_space, self.batch_size, self.device
         )
         return [*own_stepping(self), *(name for name in SPECS if getattr(self, name) != getattr(made, name))]
 
     def __repr__(self) -> str:
-        return f"GymEnv({self.lanes.name})"
+        return f"GymEnv({self.vec_env.name})"
 
 
 def made_again(make: Callable[[], EnvBase]) -> tuple[Callable, tuple[bytes]]:
@@ -306,7 +306,7 @@ class NativeEnv(VecEnvAdapter):
         super().__init__(envs, engine.observation_space, engine.action_space, batched=True, device=device)
 
     def __repr__(self) -> str:
-        return f"NativeEnv({self.lanes.name}, {self.lanes.n})"
+        return f"NativeEnv({self.vec_env.name}, {self.vec_env.n})"
 
 
 def make_native(

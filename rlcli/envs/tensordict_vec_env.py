@@ -52,7 +52,7 @@ class TensorDictVecEnv(VecEnv):
         dims = len(env.batch_size)
         transformed = isinstance(env, TransformedEnv) and steps_as_ours(env)
         base = env.base_env if transformed else env  # type: ignore[attr-defined]
-        below = getattr(base, "lanes", None) if transformed and steps_as_ours(base) else None
+        below = getattr(base, "vec_env", None) if transformed and steps_as_ours(base) else None
         self.below: VecEnv | None = below
         if dims > 1:
             raise ArgumentError(

@@ -72,9 +72,9 @@ def settled(cfg: C) -> tuple[C, list[str], First]:
         made = make_single(env)
         first = First(made, random_streams.state())
         try:
-            made.lanes.step_timeout = env.step_timeout
-            with answering(made.lanes):
-                wall, cpu = made.lanes.pace(STEPS, MOMENT)  # type: ignore[attr-defined]
+            made.vec_env.step_timeout = env.step_timeout
+            with answering(made.vec_env):
+                wall, cpu = made.vec_env.pace(STEPS, MOMENT)  # type: ignore[attr-defined]
             processes, line = chosen(env.num, wall, cpu)
             if processes == 1:
                 return _with(cfg, mode="serial"), [line], first

@@ -173,17 +173,17 @@ class Bounds:
         """The keys to look at."""
         return [] if self.mode == "ignore" else list(self.intervals)
 
-    def check_row(self, lanes: Book, row: dict[Key, np.ndarray], chosen: Sequence[int]) -> None:
+    def check_row(self, vec_env: Book, row: dict[Key, np.ndarray], chosen: Sequence[int]) -> None:
         """Look at what these lanes show now, in rows `[N, *shape]` that belong to no batch."""
         for key in self.watched:
             values = row[key][list(chosen)]
             if not self.intervals[key].holds(values):
-                start = BatchStart.of(lanes)
-                self.found(lanes, key, values, [(0, True, lane) for lane in chosen], start, ())
+                start = BatchStart.of(vec_env)
+                self.found(vec_env, key, values, [(0, True, lane) for lane in chosen], start, ())
 
     def found(
         self,
-        lanes: Book,
+        vec_env: Book,
         key: Key,
         values: np.ndarray,
         times: Sequence[tuple],
@@ -203,8 +203,8 @@ class Bounds:
             first = min(bad.tolist(), key=lambda index: times[index])
             worst = self._worst(key, values[first], excess[first])
             raise broken(
-                lanes, f"the env's {show(key)} is outside its declared bounds", lane=None,
-                place=start.place(lanes, ends, *times[first]),
+                vec_env, f"the env's {show(key)} is outside its declared bounds", lane=None,
+                place=start.place(vec_env, ends, *times[first]),
                 expected=f"{worst.low:.9g}..{worst.high:.9g}{_at(worst.element)}",
                 got=f"{worst.value:.9g}, {worst.beyond()}",
                 fix="Correct the env or the space it declares; to go on and count such observations: "

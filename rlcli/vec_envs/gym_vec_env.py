@@ -1,7 +1,6 @@
 """Gymnasium envs, N of them stepped by one Python loop, straight into preallocated rows.
 
-The engine that steps a vector of envs in one call is `native_vec_env.py`; what the rows mean is in `vec_env.py`, what
-is compared, saved and restored around a replay in `replay.py`.
+Vectors of envs that step in one call: `native_vec_env.py`. Meaning of rows: `vec_env.py`. Replays: `replay.py`.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ class ParallelVecEnv(ReplayableVecEnv):
         except Lost as lost:
             self._refuse(lost)
         if self.own is not None:
-            self.own.lanes.leaves, self.own.lanes.tried = self.leaves, self.tried
+            self.own.vec_env.leaves, self.own.vec_env.tried = self.leaves, self.tried
             self.own.attach(region.arrays)
         return region.arrays
 
@@ -195,7 +195,7 @@ class ParallelVecEnv(ReplayableVecEnv):
         self.crew.patience = self.step_timeout
         try:
             self.crew.send(CALL, bodies)
-            mine = [] if self.own is None else [getattr(self.own.lanes, name)(**given[0])]
+            mine = [] if self.own is None else [getattr(self.own.vec_env, name)(**given[0])]
             found = self.crew.answers()
         except Lost as lost:
             self._refuse(lost, _TRIES.get(name, name))
@@ -252,7 +252,7 @@ class ParallelVecEnv(ReplayableVecEnv):
         if self.crew.goes_on and hasattr(self, "_region"):
             self._region.forget_fd()
         if self.own is not None:
-            self.own.lanes.close()
+            self.own.vec_env.close()
 
     # ---- seeds and limits ----------------------------------------------------------------------------------------
     def seed(self, run_seed, *, every_episode=False, first_lane=0, total=None) -> None:
@@ -273,7 +273,7 @@ class ParallelVecEnv(ReplayableVecEnv):
     # ---- resets --------------------------------------------------------------------------------------------------
     def restart(self, row, lanes) -> None:
         own = self.own
-        self._reset_into(row, lanes, lambda _, chosen: own.lanes.restart(row, chosen), 0)  # type: ignore[union-attr]
+        self._reset_into(row, lanes, lambda _, chosen: own.vec_env.restart(row, chosen), 0)  # type: ignore[union-attr]
 
     def _reset_into(self, row: dict[Key, np.ndarray], lanes: Sequence[int], reset: Callable, t: int) -> None:
         """Begin episodes; `reset(t, lanes)` is the caller's own lanes' way to do so."""
@@ -353,7 +353,7 @@ class ParallelVecEnv(ReplayableVecEnv):
         # the caller's lanes are the first: what their loop writes at `row[lane]` lies in the rows of all
         own_step: Any
         own_reset: Any
-        own_step, own_reset = (None, None) if own is None else own.lanes.bind(rows)
+        own_step, own_reset = (None, None) if own is None else own.vec_env.bind(rows)
 
         def step(t: int, actions) -> Sequence[int]:
             clock[0] += 1

@@ -72,19 +72,19 @@ class Shard:
         for recipe in recipes[len(made) :]:
             with beside(len(made)):
                 made.append(unpacked(recipe).make())
-        self.lanes = GymVecEnv(made, first_lane=first_lane, **settings)
+        self.vec_env = GymVecEnv(made, first_lane=first_lane, **settings)
         self.spaces = made[0].observation_space, made[0].action_space
         self.text = str(made[0])
         self._steps = 0
 
     def attach(self, arrays: Mapping[Any, np.ndarray]) -> dict[Any, np.ndarray]:
         """Step on this shard's part of the arrays `[N, ...]` of all lanes, which is returned."""
-        first = self.lanes.first_lane
-        mine = {name: array[first : first + self.lanes.n] for name, array in arrays.items() if name not in _EACH}
+        first = self.vec_env.first_lane
+        mine = {name: array[first : first + self.vec_env.n] for name, array in arrays.items() if name not in _EACH}
         self.actions, self.rewards = mine["actions"], mine["rewards"]
         self.flags, self.chosen, self.book = mine["flags"], mine["chosen"], mine["book"]
         self.seeds = mine["seeds"]
-        _, self._reset_ahead = self.lanes.bind({key: [mine["first", key]] * 2 for key in self.lanes.schema})
+        _, self._reset_ahead = self.vec_env.bind({key: [mine["first", key]] * 2 for key in self.vec_env.schema})
         return mine
 
     def step(self, step: Callable, t: int, actions: np.ndarray, ahead: bool) -> dict[Any, Any] | None:
@@ -93,23 +93,23 @@ class Shard:
 
         With `ahead` the lanes that finish are reset as well; what they show then goes beside the row.
         """
-        lanes, outcome = self.lanes, self.lanes.outcome
+        vec_env, outcome = self.vec_env, self.vec_env.outcome
         outcome.rewards.clear()
         outcome.ends.clear()
         outcome.infos.clear()
         self.flags[:] = 0
-        lanes.ahead.clear()
+        vec_env.ahead.clear()
         step(t, actions)
         for _, lane, terminated, cut in outcome.ends:
             self.flags[lane] = TERMINATED * terminated | CUT * cut
         if ahead and outcome.ends:
-            lanes.begin_ahead(self._reset_ahead, [lane for _, lane, _, _ in outcome.ends])
-            for lane, (seed, result) in lanes.ahead.items():
+            vec_env.begin_ahead(self._reset_ahead, [lane for _, lane, _, _ in outcome.ends])
+            for lane, (seed, result) in vec_env.ahead.items():
                 self.flags[lane] |= AHEAD
                 self.seeds[lane] = RAISED if isinstance(result, BaseException) else numbered(seed)
         self._steps += 1
         if self._steps % _TRIM == 0:
-            lanes.trim_history()
+            vec_env.trim_history()
         infos = {lane: info for (_, lane), info in outcome.infos.items()}
         return self._give(outcome.rewards, {INFOS: infos} if infos else {})
 
@@ -130,13 +130,13 @@ class Shard:
     def reset(self, reset: Callable, t: int) -> None:
         """Begin the parent's next episodes, whatever orders an interrupted parent did not give to all its workers."""
         chosen = np.flatnonzero(self.chosen).tolist()
-        for lane in list(self.lanes.ahead):
+        for lane in list(self.vec_env.ahead):
             if not self.flags[lane] & AHEAD:  # that episode was asked for, now it is another
-                del self.lanes.ahead[lane]
-        self.lanes.clock[0] = int(self.book[0, 1])
+                del self.vec_env.ahead[lane]
+        self.vec_env.clock[0] = int(self.book[0, 1])
         for lane in chosen:
-            self.lanes.episodes[lane] = int(self.book[lane, 0]) - 1
-        waiting = self.lanes.pending_seeds
+            self.vec_env.episodes[lane] = int(self.book[lane, 0]) - 1
+        waiting = self.vec_env.pending_seeds
         waiting[:] = map(bool, self.book[:, 2])
         try:
             reset(t, chosen)
@@ -174,7 +174,7 @@ class ShardWorker:
         if kind == RESET:
             return self.shard.reset(self._reset, 0)
         name, args, settings = unpacked(body)
-        return getattr(self if name in _OF_WORKER else self.shard.lanes, name)(*args, **settings)
+        return getattr(self if name in _OF_WORKER else self.shard.vec_env, name)(*args, **settings)
 
     def build(self, recipes: Sequence[bytes], first_lane: int, settings: dict[str, Any]) -> dict[str, Any]:
         """Make the envs; what the parent has to know of them."""
@@ -184,7 +184,7 @@ class ShardWorker:
             packed(self.shard.spaces)
         except Exception as error:  # whatever an object of the user's raises
             raise EnvError(
-                "the env's spaces cannot be sent to another process", where=f"env {self.shard.lanes.name}",
+                "the env's spaces cannot be sent to another process", where=f"env {self.shard.vec_env.name}",
                 why=in_words(error), fix="Use spaces of gymnasium's, or SerialEnv (env.mode=serial).",
             ) from error  # fmt: skip
         heavy = [name for name in HEAVY if name in sys.modules]
@@ -192,28 +192,28 @@ class ShardWorker:
 
     def share(self, n: int, workers: int, index: int) -> None:
         """Map the memory of all `n` lanes and `workers`, and step on the part of this one's."""
-        lanes = self.shard.lanes
-        region = Region(fields(n, workers, lanes.schema, lanes.actions), self.line.channel.receive_fd())
+        vec_env = self.shard.vec_env
+        region = Region(fields(n, workers, vec_env.schema, vec_env.actions), self.line.channel.receive_fd())
         region.forget_fd()
         cells = region.arrays["rounded"][index]
-        lanes.leaves = [replace(leaf, rounded=cell) for leaf, cell in zip(lanes.leaves, cells, strict=True)]
+        vec_env.leaves = [replace(leaf, rounded=cell) for leaf, cell in zip(vec_env.leaves, cells, strict=True)]
         mine = self.shard.attach(region.arrays)
-        self._step, self._reset = lanes.bind({key: [mine["row", key]] * 2 for key in lanes.schema})
-        lanes.tried = region.arrays["tried"][index : index + 1].data  # type: ignore[assignment]
+        self._step, self._reset = vec_env.bind({key: [mine["row", key]] * 2 for key in vec_env.schema})
+        vec_env.tried = region.arrays["tried"][index : index + 1].data  # type: ignore[assignment]
         self.line.open(region.arrays["cells"][index], parent=False)
 
     def seed(self, run_seed: int, *, first_lane: int, before: int = 0, **settings: Any) -> None:
         """Seed the lanes, and what envs draw from beside; `before`: how many workers these lanes have had."""
         own = np.random.SeedSequence((run_seed % 2**64, first_lane), spawn_key=(before,))  # no other process's
         seed_streams(int(own.generate_state(1, np.uint64)[0]))
-        self.shard.lanes.seed(run_seed, first_lane=first_lane, **settings)
+        self.shard.vec_env.seed(run_seed, first_lane=first_lane, **settings)
 
     def close(self) -> None:
         """Release the envs."""
         if hasattr(self, "shard"):
-            self.shard.lanes.close()
+            self.shard.vec_env.close()
 
 
 def described(shard: Shard) -> dict[str, Any]:
     """Return what a shard's envs say of themselves."""
-    return {"name": shard.lanes.name, "spaces": shard.spaces, "limits": shard.lanes.own_limits, "text": shard.text}
+    return {"name": shard.vec_env.name, "spaces": shard.spaces, "limits": shard.vec_env.own_limits, "text": shard.text}

@@ -162,27 +162,27 @@ def numbers_of(info: Any, keys: Sequence[str], lane: int | None = None) -> dict[
 
 
 # ---- the check of rewards, once a batch is over ---------------------------------------------------------------------
-def reward_column(outcome: Outcome, lanes: Any, steps: int, out: np.ndarray, *, past: bool = True) -> None:
+def reward_column(outcome: Outcome, vec_env: Any, steps: int, out: np.ndarray, *, past: bool = True) -> None:
     """Check the rewards of a batch and write them into `out` `[N, T]` float32; `past`: the batch's resets are done.
 
     Warn once an env of a reward so large that float32 rounds it to another whole number.
     """
-    values = np.concatenate(outcome.reward_rows) if outcome.reward_rows else _numbers(outcome, lanes, past)
+    values = np.concatenate(outcome.reward_rows) if outcome.reward_rows else _numbers(outcome, vec_env, past)
     size = np.abs(values).max(initial=0.0)
     if not size <= _LARGEST:  # NaN fails this too
         index = int(np.flatnonzero(~(np.abs(values) <= _LARGEST))[0])
         finite = np.isfinite(values[index])
         raise broken(
-            lanes, "the reward is too large" if finite else "the reward is not finite",
-            lane=index % lanes.n, at=(index // lanes.n, outcome.ends) if past else None,
+            vec_env, "the reward is too large" if finite else "the reward is not finite",
+            lane=index % vec_env.n, at=(index // vec_env.n, outcome.ends) if past else None,
             expected="what float32 can hold" if finite else "a finite number", got=f"{values[index]:g}",
         )  # fmt: skip
-    out[...] = values.reshape(steps, lanes.n).T
-    if size > _WHOLE and not lanes.reported_rounding:
-        _warn_of_rounding(lanes, values)
+    out[...] = values.reshape(steps, vec_env.n).T
+    if size > _WHOLE and not vec_env.reported_rounding:
+        _warn_of_rounding(vec_env, values)
 
 
-def _numbers(outcome: Outcome, lanes: Any, past: bool) -> np.ndarray:
+def _numbers(outcome: Outcome, vec_env: Any, past: bool) -> np.ndarray:
     """Return what single envs returned, as float64; infinite where that cannot hold it."""
     if not all(issubclass(kind, NUMBERS) for kind in set(map(type, outcome.rewards))):
         for index, value in enumerate(outcome.rewards):
@@ -190,8 +190,8 @@ def _numbers(outcome: Outcome, lanes: Any, past: bool) -> np.ndarray:
             if found is None:
                 several = math.prod(getattr(value, "shape", ())) > 1
                 raise broken(
-                    lanes, "the reward is not a number", lane=index % lanes.n,
-                    at=(index // lanes.n, outcome.ends) if past else None,
+                    vec_env, "the reward is not a number", lane=index % vec_env.n,
+                    at=(index // vec_env.n, outcome.ends) if past else None,
                     expected="a float", got=f"{value!r} ({type(value).__name__})",
                     fix=f"Weigh its parts into one: 'env.wrappers=[{{LinearReward: {{weight: {[1] * len(value)}}}}}]'."
                     if several and value.ndim == 1 else None,
@@ -203,14 +203,14 @@ def _numbers(outcome: Outcome, lanes: Any, past: bool) -> np.ndarray:
         return np.array([value if abs(value) <= _LARGEST else np.inf for value in outcome.rewards], np.float64)
 
 
-def _warn_of_rounding(lanes: Any, values: np.ndarray) -> None:
+def _warn_of_rounding(vec_env: Any, values: np.ndarray) -> None:
     kept = values.astype(np.float32)
     changed = np.flatnonzero((np.abs(values) > _WHOLE) & (kept != values))
     if len(changed):
-        lanes.reported_rounding = True
+        vec_env.reported_rounding = True
         was, now = values[changed[0]], kept[changed[0]]
         warnings.warn(
-            f"env {lanes.name}: rewards are stored as float32, which turns {was:.17g} into {now:.17g}; "
+            f"env {vec_env.name}: rewards are stored as float32, which turns {was:.17g} into {now:.17g}; "
             "scale them down if such differences matter",
             stacklevel=3,
         )

@@ -304,7 +304,7 @@ def test_policies_that_cannot_act_here_are_refused_before_the_env_is_stepped(pol
     env = cartpoles(2)
     with pytest.raises(ArgumentError):
         Collector(env, policy).next()
-    assert env.lanes.outcome.rewards == []
+    assert env.vec_env.outcome.rewards == []
 
 
 def test_a_nan_stops_before_the_env_is_stepped():
@@ -312,12 +312,12 @@ def test_a_nan_stops_before_the_env_is_stepped():
     env = cartpoles(2)
     collector = Collector(env, policy, frames_per_batch=20)
     collector.rollout()
-    steps = env.lanes.clock[0]
+    steps = env.vec_env.clock[0]
     with torch.no_grad():
         policy.module[0].module[0].weight[0, 0] = float("nan")
     with pytest.raises(NumericsError, match="logits"):
         collector.rollout()
-    assert env.lanes.clock[0] == steps
+    assert env.vec_env.clock[0] == steps
 
 
 def test_the_probe_leaves_random_streams_and_buffers_alone():

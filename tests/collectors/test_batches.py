@@ -553,7 +553,7 @@ def by_a_seed(env) -> None:
 @pytest.mark.parametrize("length", [50, 3])
 def test_an_env_that_somebody_else_stepped_begins_new_episodes(make, touch, length):
     collector = Collector(make(lengths=(length,)), frames_per_batch=9)
-    assert collector.lanes.on_tensordicts is (make is on_tensordicts)
+    assert collector.vec_env.on_tensordicts is (make is on_tensordicts)
     first = collector.next()
     touch(collector.env)
     state = collector.state_dict()

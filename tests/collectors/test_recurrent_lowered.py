@@ -226,7 +226,7 @@ def test_weights_are_followed_however_they_change(kind):
 def test_a_resumed_collector_goes_on_with_the_same_memory(kind):
     def make():
         collector = Collector(serial(3), actor(kind, 2), frames_per_batch=3 * 11, seed=3, episode_seeds=True)
-        collector.lanes.history_limit = 1000
+        collector.vec_env.history_limit = 1000
         return collector
 
     collector = make()

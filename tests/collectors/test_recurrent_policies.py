@@ -127,7 +127,7 @@ def test_the_length_of_a_batch_changes_nothing(source):
 def cartpoles(n, **kwargs):
     env = SerialEnv(n, lambda: GymEnv("CartPole-v1"))
     collector = Collector(env, policy(Primed, Memory(4, 2)), seed=3, episode_seeds=True, **kwargs)
-    collector.lanes.history_limit = 1000  # actions to replay open episodes from
+    collector.vec_env.history_limit = 1000  # actions to replay open episodes from
     return collector
 
 
@@ -446,4 +446,4 @@ def test_a_state_that_goes_wrong_on_the_way_is_named_before_the_env_is_stepped(c
     collector = Collector(env, policy, frames_per_batch=60)
     with pytest.raises(error, match=r"next\.h"):
         collector.rollout()
-    assert env.lanes.clock[0] == 6
+    assert env.vec_env.clock[0] == 6

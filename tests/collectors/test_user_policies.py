@@ -237,10 +237,10 @@ def test_masks_that_leave_nothing_and_other_infinities_are_refused_before_the_en
     collector = Collector(env, actor(Categorical, 0, hooked=hooked, net=net), frames_per_batch=8)
     collector.next()
     net.on = True
-    clock = env.lanes.clock[0]
+    clock = env.vec_env.clock[0]
     with pytest.raises((NumericsError, ArgumentError), match="policy"):
         collector.next()
-    assert env.lanes.clock[0] == clock
+    assert env.vec_env.clock[0] == clock
 
 
 def test_of_several_choices_each_must_have_one_that_is_not_masked():
@@ -807,7 +807,7 @@ def test_an_action_that_is_none_is_refused_before_the_env_is_stepped(lanes, spac
     assert torch.equal(batch["action"], legal.expand(*batch.shape, *legal.shape))
     with pytest.raises(ArgumentError, match=r"the policy's action.*step 1 of the batch; the env was not stepped"):
         collector.next()
-    assert env.lanes.clock[0] == 3
+    assert env.vec_env.clock[0] == 3
 
 
 def test_what_is_finite_is_stored_however_large_its_sum():
@@ -849,7 +849,7 @@ def test_a_soft_one_hot_action_is_refused_and_a_whole_one_of_floats_is_taken(spa
     assert collector.next()["action"].float().reshape(-1, len(soft))[0].tolist() == whole
     with pytest.raises(ArgumentError, match=r"the policy's action is not one-hot \(step 0 .*argmax"):
         collector.next()
-    assert env.lanes.clock[0] == 3
+    assert env.vec_env.clock[0] == 3
 
 
 @pytest.mark.parametrize("make", [Counter, OneNumber], ids=["columns", "tensordicts"])

@@ -328,10 +328,10 @@ def test_neighbouring_seeds_of_envs_stepped_one_by_one_have_none_in_common():
     given = []
     for seed in range(50):
         env.set_seed(seed)
-        given += [inner.lanes.next_seed(0) for inner in env.envs]
+        given += [inner.vec_env.next_seed(0) for inner in env.envs]
     assert len(set(given)) == 200
     env.set_seed(7)
-    assert given[28:32] == [inner.lanes.next_seed(0) for inner in env.envs]
+    assert given[28:32] == [inner.vec_env.next_seed(0) for inner in env.envs]
 
 
 @pytest.mark.parametrize("around", [StepCounter, lambda: Compose(RewardSum(), StepCounter())])
@@ -377,7 +377,7 @@ def test_stepping_around_bookkeeping_wrappers_changes_no_bit(env_id, limit, step
     torch.manual_seed(0)
     ours = env.rollout(steps, break_when_any_done=False)
     wrapped = gym.make(env_id, max_episode_steps=limit)
-    seen, ends = [wrapped.reset(seed=env.lanes.seeds[0])[0]], []
+    seen, ends = [wrapped.reset(seed=env.vec_env.seeds[0])[0]], []
     box = isinstance(wrapped.action_space, gym.spaces.Box)
     for t in range(steps):
         action = ours["action"][t].numpy() if box else int(ours["action"][t].argmax())
