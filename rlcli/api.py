@@ -17,7 +17,7 @@ from rlcli.errors import ArgumentError, ConfigError
 
 if TYPE_CHECKING:
     from rlcli.inspection.found import Inspection
-    from rlcli.inspection.verify import Checked
+    from rlcli.inspection.verify import FileCheck
     from rlcli.jobs.trained_policy import TrainedPolicy
     from rlcli.jobs.trained_run import TrainingRun
     from rlcli.learning.evaluation import Evaluation
@@ -242,7 +242,7 @@ def inspect(path: PathName, trajectory: int | None = None) -> list[Inspection]:
     return look(_folder(path), trajectory)
 
 
-def verify(path: PathName) -> list[Checked]:
+def verify(path: PathName) -> list[FileCheck]:
     """Every file of a run, a collection or a buffer compared with its checksum, as `rlcli verify PATH` does.
 
     Returns

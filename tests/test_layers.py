@@ -13,7 +13,7 @@ LAYERS = [
     {"errors", "keys", "exports", "imports"},
     {"typed"},
     {"specs", "kernels", "config", "processes"},
-    {"lanes", "transforms"},
+    {"vec_envs", "transforms"},
     {"envs", "modules", "data"},
     {"objectives", "weight_update"},
     {"collectors"},
@@ -33,7 +33,7 @@ OTHER_FRAMEWORKS = {"torchrl", "stable_baselines3", "cpprb", "tianshou", "rlpyt"
 
 
 def part_of(module: str) -> str:
-    """The room a module is in: `rlcli.envs.lanes_env` -> `envs`."""
+    """The room a module is in: `rlcli.envs.gym_env` -> `envs`."""
     return module.removeprefix("rlcli").lstrip(".").split(".")[0]
 
 
@@ -136,7 +136,7 @@ def test_other_frameworks_are_imported_only_by_peers():
     ("room", "heavy"),
     [
         ("config", {"torch", "tensordict"}),
-        ("lanes", {"torch", "tensordict", "hydra", "omegaconf", "rich"}),
+        ("vec_envs", {"torch", "tensordict", "hydra", "omegaconf", "rich"}),
         ("processes", {"torch", "tensordict", "hydra", "omegaconf", "rich", "gymnasium"}),
     ],
 )
@@ -154,7 +154,7 @@ def test_rooms_that_work_without_torch_do_not_import_it(room, heavy):
 @pytest.mark.parametrize(
     ("module", "target"),
     [
-        ("rlcli.kernels.scan.cpu", "rlcli.envs.lanes_env"),
+        ("rlcli.kernels.scan.cpu", "rlcli.envs.gym_env"),
         ("rlcli.data.collected", "rlcli.envs"),
         ("rlcli.config.validate", "rlcli.cli.main"),
         ("rlcli.learning.loops", "rlcli.jobs.train"),
@@ -194,7 +194,8 @@ def face_of_collectors() -> set[str]:
 
 def test_other_rooms_speak_to_a_collector_through_its_face():
     face = face_of_collectors()
-    assert {"deliver", "envs", "schema", "frames"} <= face and not face & {"engine", "lanes", "rng", "ids", "placement"}
+    assert {"deliver", "envs", "schema", "frames"} <= face
+    assert not face & {"engine", "vec_env", "rng", "ids", "placement"}
     found = [
         f"{module}: {reach}"
         for module, path in modules()
@@ -204,7 +205,7 @@ def test_other_rooms_speak_to_a_collector_through_its_face():
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("reach", ["collector.engine", "self.collector.lanes.n", "loop.collector._thread"])
+@pytest.mark.parametrize("reach", ["collector.engine", "self.collector.vec_env.n", "loop.collector._thread"])
 def test_reaching_through_a_collector_is_seen(reach):
     assert reached_through(ast.walk(ast.parse(f"x = {reach}")), {"envs"})
     assert not reached_through(ast.walk(ast.parse("y = cfg.collector.seed")), {"envs"})

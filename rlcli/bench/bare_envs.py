@@ -13,13 +13,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rlcli.lanes.gym_lanes import strip
-from rlcli.lanes.make import GymRecipe
 from rlcli.processes.channel import Channel, packed, unpacked
 from rlcli.processes.crew import Crew
 from rlcli.processes.line import Line
 from rlcli.processes.serving import serve
 from rlcli.processes.worker import Worker
+from rlcli.vec_envs.gym_vec_env import strip
+from rlcli.vec_envs.make import GymRecipe
 
 MAKE, STEP = 1, 2  # orders to a process
 
@@ -27,10 +27,7 @@ MAKE, STEP = 1, 2  # orders to a process
 def bare(make: Callable[[], gym.Env], lanes: int, seed: int = 0) -> Callable[[int], None]:
     """Nothing but the envs: so many steps of each, and its resets; bookkeeping wrappers taken off, actions drawn ahead.
 
-    Parameters
-    ----------
-    lanes : int
-        How many envs, stepped in turns.
+    `lanes`: how many envs, stepped in turns.
     """
     pairs = [strip(make()) for _ in range(lanes)]
     rng = np.random.default_rng(seed)
@@ -61,11 +58,7 @@ def bare(make: Callable[[], gym.Env], lanes: int, seed: int = 0) -> Callable[[in
 class Independent:
     """Processes that step bare envs, told only to begin; what N envs could reach if nothing had to be said.
 
-    Parameters
-    ----------
-    recipe : GymRecipe
-    shares : sequence of int
-        How many of the envs each process steps.
+    `shares`: how many of the envs each process steps.
     """
 
     def __init__(self, recipe: GymRecipe, shares: Sequence[int]) -> None:

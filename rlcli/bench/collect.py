@@ -26,13 +26,13 @@ from rlcli.config.installed import has, install
 from rlcli.envs import EnvBase, GymEnv, NativeEnv, SerialEnv, TransformedEnv, make_native
 from rlcli.errors import ConfigError, NumericsError
 from rlcli.keys import DONE, REWARD, TERMINATED, TRUNCATED, Key, under_next
-from rlcli.lanes.envpool import EnvpoolEngine
-from rlcli.lanes.make import GymRecipe
 from rlcli.modules import ActorCritic, build_actor_critic
 from rlcli.modules.build import Recurrence
 from rlcli.modules.recurrent.modules import STATE
 from rlcli.objectives.value import GAE
 from rlcli.transforms import Compose, RewardSum, RunningNorm, StepCounter
+from rlcli.vec_envs.envpool import EnvpoolEngine
+from rlcli.vec_envs.make import GymRecipe
 
 BARS = {1: ">= 1.2", 8: ">= 1.5", 64: ">= 1.2"}
 UNITS = 64  # of the recurrent actor

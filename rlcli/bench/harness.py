@@ -125,18 +125,8 @@ def interleave(
 ) -> list[Side]:
     """Time every side once a round, A B A B ..., the order reversed in every other round.
 
-    Parameters
-    ----------
-    sides : dict
-        Name -> work of one round.
-    rounds : int
-        At least 7.
-    warmup : int
-        Rounds that are run and not counted.
-    per : int
-        Units of work in a round.
-    clock : callable
-        Seconds; `time.process_time` counts this process's CPU time only.
+    `sides`: name -> work of one round, of `per` units. `rounds`: at least 7, after `warmup` that are not counted.
+    `clock`: in seconds; `time.process_time` counts this process's CPU time only.
     """
     rounds = max(rounds, MIN_ROUNDS)
     seconds: dict[str, list[float]] = {name: [] for name in sides}
@@ -154,10 +144,7 @@ def interleave(
 def fill(sides: Mapping[str, Callable[[], Any]], rounds: int, seconds: float, per: int) -> list[Side]:
     """As `interleave`, each side called as often as fills about so many seconds of a round, at least once.
 
-    Parameters
-    ----------
-    per : int
-        Units of work in one call.
+    `per`: units of work in one call.
     """
     calls = {}
     for name, call in sides.items():

@@ -20,8 +20,8 @@ from rlcli.config.compose import configure
 from rlcli.config.schemas import CollectConfig
 from rlcli.envs.build import build_env, make_single, wants_native
 from rlcli.jobs.env_mode import MOMENT, STEPS, chosen
-from rlcli.lanes.make import configured
 from rlcli.processes.cores import cores
+from rlcli.vec_envs.make import configured
 
 WORTH_IT = 1.05  # times as fast: what a less simple split must be
 ALONE, NATIVE, CALLING, APART, COLLECTING = "one process", "its own engine", "caller", "workers", "collectors"
@@ -73,7 +73,7 @@ def measure(settings: dict[str, Any]) -> Report:
     alone = _step_time(cfg)
     steps = min(max(round(settings["seconds"] / (num * alone)), 16), 256)
     with closing(make_single(cfg.env)) as env:
-        asleep, _ = chosen(num, *env.lanes.pace(STEPS, MOMENT))  # type: ignore[attr-defined]
+        asleep, _ = chosen(num, *env.vec_env.pace(STEPS, MOMENT))  # type: ignore[attr-defined]
     splits = candidates(num, wants_native(cfg.env, num), asleep if asleep > processes(num)[-1] else 0)
     with ExitStack() as stack:
         sides = {}

@@ -20,7 +20,7 @@ from rlcli.config.compose import configure
 from rlcli.config.installed import install
 from rlcli.config.schemas import Config
 from rlcli.errors import ConfigError
-from rlcli.lanes.make import GymRecipe
+from rlcli.vec_envs.make import GymRecipe
 
 _ONLY_PPO, _ONLY_OFF = ("optim.epochs", "value.lmbda", "loss.entropy_coeff"), ("optim.updates_per_frame",)
 _STORED = ["storage=tensor", "sampler=random", "optim.anneal_lr=false", "optim.eps=1e-8", "policy.orthogonal=false"]

@@ -21,10 +21,10 @@ from rlcli.bench.settings import env_problems
 from rlcli.collectors import Collector, MultiSyncCollector
 from rlcli.envs import GymEnv, ParallelEnv, SerialEnv
 from rlcli.errors import NumericsError
-from rlcli.lanes.make import GymRecipe
-from rlcli.lanes.shares import dealt
 from rlcli.modules import build_actor_critic
 from rlcli.processes.cores import cores
+from rlcli.vec_envs.make import GymRecipe
+from rlcli.vec_envs.shares import dealt
 
 CARTPOLE = "CartPole-v1"
 SERIAL, COLLECTOR = "rlcli serial", "rlcli collector"

@@ -82,7 +82,7 @@ def _listing(what: str, recipe_dirs: Sequence[str]) -> Iterator[str]:
 
         yield from (*users_names("env"), *sorted(known_ids()))
         if has("ale_py"):
-            from rlcli.lanes.building import register_known
+            from rlcli.vec_envs.building import register_known
 
             register_known("ALE/")
             games = sum(name.startswith("ALE/") for name in known_ids())

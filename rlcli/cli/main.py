@@ -152,7 +152,7 @@ def runner(verb: str) -> Callable[[Sequence[str], Sequence[str]], int]:
     return getattr(import_module(f"rlcli.cli.{module}"), name or "run")
 
 
-class _Terminal(io.FileIO):
+class _HangupSafeStream(io.FileIO):
     """A terminal: when it is gone, what is written goes nowhere, and whoever writes goes on."""
 
     def write(self, data: Any, /) -> int:
@@ -177,8 +177,8 @@ def _make_streams_safe() -> None:
         elif isinstance(stream, io.TextIOWrapper):
             if stream.errors == "strict":
                 stream.reconfigure(errors="backslashreplace")
-            if stream.isatty() and not isinstance(getattr(stream.buffer, "raw", None), _Terminal):
-                buffer = io.BufferedWriter(_Terminal(stream.fileno(), "w", closefd=False))
+            if stream.isatty() and not isinstance(getattr(stream.buffer, "raw", None), _HangupSafeStream):
+                buffer = io.BufferedWriter(_HangupSafeStream(stream.fileno(), "w", closefd=False))
                 setattr(sys, name, io.TextIOWrapper(buffer, stream.encoding, stream.errors, line_buffering=True))
 
 

@@ -17,9 +17,9 @@ from types import FrameType
 from typing import Any
 
 from rlcli.errors import EnvError, in_words
-from rlcli.lanes.contract import place_of
-from rlcli.lanes.lanes import Lanes
 from rlcli.processes import fork_server
+from rlcli.vec_envs.contract import place_of
+from rlcli.vec_envs.vec_env import VecEnv
 
 SAY_AFTER = 60.0  # seconds without a limit
 LAST_RESORT = 10.0  # seconds that what hangs has to react in
@@ -39,13 +39,13 @@ class answering:  # used as `with answering(lanes):`
     `seen` (tuple): what had moved at the last look, and `since` when it had.
     """
 
-    def __init__(self, lanes: Lanes) -> None:
-        self.lanes, self.thread = lanes, threading.get_ident()
+    def __init__(self, vec_env: VecEnv) -> None:
+        self.vec_env, self.thread = vec_env, threading.get_ident()
         self.said = self.over = False
         self.asked: float | None = None
         self.seen: Any = None
         self.since = time.monotonic()
-        self.ends = lanes.step_timeout is not None and not lanes.ends_what_hangs
+        self.ends = vec_env.step_timeout is not None and not vec_env.ends_what_hangs
         self.ends &= self.thread == threading.main_thread().ident  # where a signal interrupts
 
     def __enter__(self) -> None:
@@ -64,7 +64,7 @@ class answering:  # used as `with answering(lanes):`
             return
         where, why = self.what(frame)
         raise EnvError(
-            f"no answer for {self.lanes.step_timeout:g} s",
+            f"no answer for {self.vec_env.step_timeout:g} s",
             where=where,
             why=why,
             fix="Fix the env, or allow more time: env.step_timeout=...",
@@ -72,12 +72,12 @@ class answering:  # used as `with answering(lanes):`
 
     def look(self) -> None:
         """Compare with the last look; say or end what takes too long."""
-        lanes, now = self.lanes, time.monotonic()
-        moved = lanes.moved()
+        vec_env, now = self.vec_env, time.monotonic()
+        moved = vec_env.moved()
         if moved != self.seen:
             self.seen, self.since, self.said, self.asked = moved, now, False, None
             return
-        limit, waited = None if lanes.ends_what_hangs else lanes.step_timeout, now - self.since
+        limit, waited = None if vec_env.ends_what_hangs else vec_env.step_timeout, now - self.since
         if limit is not None and self.ends and waited >= limit:
             if self.asked is not None and now - self.asked > (_IN_WORKER if fork_server.in_worker else LAST_RESORT):
                 say(f"{self._sentence(waited)}; it cannot be interrupted, so this process exits")
@@ -99,16 +99,16 @@ class answering:  # used as `with answering(lanes):`
         during, frame = "the policy, or a transform", innermost
         while frame is not None:
             name, module = frame.f_code.co_name, frame.f_globals.get("__name__", "")
-            if module.startswith(("rlcli.envs.", "rlcli.lanes.")) and name in _STEPPING:
+            if module.startswith(("rlcli.envs.", "rlcli.vec_envs.")) and name in _STEPPING:
                 during = _STEPPING[name]
                 lane = frame.f_locals.get("lane")
-                if lane is None and module.endswith(".parallel_lanes"):
-                    lane = self.lanes.unanswered()
+                if lane is None and module.endswith(".parallel_vec_env"):
+                    lane = self.vec_env.unanswered()
                 break
             frame = frame.f_back
         line = "" if innermost is None else f" at {innermost.f_code.co_filename}:{innermost.f_lineno}"
         line = " in its worker process" if isinstance(lane, range) else line
-        return place_of(self.lanes, lane), f"{during} has not returned{line}"
+        return place_of(self.vec_env, lane), f"{during} has not returned{line}"
 
 
 class _Watch:
@@ -148,7 +148,7 @@ class _Watch:
             self.going[i].look()
         except Exception as error:  # of lanes of somebody's own: the others' are looked at all the same
             self.going[i].over = True
-            say(f"no limit of time holds for {self.going[i].lanes}: {in_words(error)}")
+            say(f"no limit of time holds for {self.going[i].vec_env}: {in_words(error)}")
 
 
 _watch = _Watch()

@@ -12,9 +12,9 @@ from tensordict import TensorDictBase
 
 from rlcli.collectors.background import Background
 from rlcli.collectors.delivered import Collected, Delivered
-from rlcli.collectors.options import Counted, Delivery, Stepping, counted, function
+from rlcli.collectors.options import CountedOption, Delivery, Stepping, counted, function
 from rlcli.collectors.schema import BatchSchema, RowSchema
-from rlcli.collectors.weights import POLICY, Source, Weights
+from rlcli.collectors.weights import POLICY, CollectorWeights, Source
 from rlcli.data.splitting import split_trajectories
 from rlcli.errors import ArgumentError, ResourceError, in_words
 
@@ -87,13 +87,13 @@ class BaseCollector:
     lag: int | None = None
     _no_attributes: tuple[str, ...] = _NO_ATTRIBUTES
     _at_exit: float | None = None  # seconds that a thread's batch has to be whole in when the interpreter ends
-    frames_per_batch: int = Counted()  # type: ignore[assignment]
-    total_frames: int = Counted()  # type: ignore[assignment]
-    init_random_frames: int = Counted()  # type: ignore[assignment]
+    frames_per_batch: int = CountedOption()  # type: ignore[assignment]
+    total_frames: int = CountedOption()  # type: ignore[assignment]
+    init_random_frames: int = CountedOption()  # type: ignore[assignment]
     frames: int
     _calls_hooks = True  # in this process
     _stepping: Stepping
-    _weights: Weights
+    _weights: CollectorWeights
     _updater: WeightUpdaterBase | None
     replay_buffer: Any
     seed: int

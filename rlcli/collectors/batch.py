@@ -5,7 +5,7 @@ column   lane 0 | t0 t1 t2 .. |      rows[key][t] = column[:, t]   for t < T   (
          lane 1 | t0 t1 t2 .. |      rows[key][T] = carrier[key]   [N, *shape] shared by all batches
 ```
 A key that nobody stores has two scratch rows used in turn, so what is stored is a choice of row list, never a branch in
-the loop.  Beside the columns lie the true successors of steps that ended an episode (`Finals`).
+the loop.  Beside the columns lie the true successors of steps that ended an episode (`FinalObservations`).
 
 Memory is bound once and used again (`BatchPool`): taken by who writes a batch, given back when it is written.  A batch
 that was given back is taken again only when no consumer holds a tensor of it, nor any view, graph or array made from
@@ -23,7 +23,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from rlcli.keys import Key
-from rlcli.lanes.lanes import Schema
+from rlcli.vec_envs.vec_env import Schema
 
 SPARE = 2  # batches of one length, kept while a third is written
 
@@ -80,7 +80,7 @@ def columns_on(data: dict[Key, np.ndarray], steps: int, live: Schema, carrier: d
     return Columns(steps, data, rows)
 
 
-class Finals:
+class FinalObservations:
     """The true next observation of every step that ended an episode, kept before the reset overwrites it.
 
     Copies of row t+1 of finished lanes, transforms applied.
@@ -95,7 +95,7 @@ class Finals:
         self._stacked: dict[Key, np.ndarray] | None = None
 
     @classmethod
-    def of(cls, places: list[tuple[int, int]], values: dict[Key, np.ndarray]) -> Finals:
+    def of(cls, places: list[tuple[int, int]], values: dict[Key, np.ndarray]) -> FinalObservations:
         """Return those that others have kept: `stacked` gives `values`."""
         made = cls({})
         made.places, made._stacked = places, values

@@ -18,10 +18,10 @@ from rlcli.config.schemas import CollectConfig, Config, convolves, draws, is_off
 from rlcli.envs import EnvBase
 from rlcli.envs.build import build_env
 from rlcli.keys import Key, unravel
-from rlcli.lanes.shares import dealt
 from rlcli.modules import ActorCritic, RandomPolicy
 from rlcli.modules.masks import find_action_mask
 from rlcli.processes.cores import cores
+from rlcli.vec_envs.shares import dealt
 
 EXPLORATION = {
     "random": InteractionType.RANDOM,

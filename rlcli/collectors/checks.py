@@ -10,21 +10,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlcli.collectors.batch import Finals
+from rlcli.collectors.batch import FinalObservations
 from rlcli.keys import Key
-from rlcli.lanes.contract import BatchStart, not_finite
-from rlcli.lanes.lanes import Lanes, Outcome
 from rlcli.transforms import RowOp
+from rlcli.vec_envs.contract import BatchStart, not_finite
+from rlcli.vec_envs.vec_env import Outcome, VecEnv
 
 ASIDE = 1 << 20  # bytes a batch and key; a key that would take more is looked at in every step
 
+Arrays = dict[Key, np.ndarray]
+
 
 # ---- after the loop --------------------------------------------------------------------------------------------------
-def check_finite(
-    lanes: Lanes, data: dict[Key, np.ndarray], carrier: dict[Key, np.ndarray], finals: Finals, outcome: Outcome
-) -> None:
+def check_finite(vec_env: VecEnv, data: Arrays, carrier: Arrays, finals: FinalObservations, outcome: Outcome) -> None:
     """Refuse observations that are not finite, wherever the batch holds them."""
-    for key in lanes.schema:
+    for key in vec_env.schema:
         column, after = data.get(key), carrier.get(key)
         if column is None or after is None or column.dtype.kind != "f":
             continue
@@ -36,14 +36,14 @@ def check_finite(
         found += [(steps - 1, int(lane)) for lane, *_ in np.argwhere(~np.isfinite(after))]
         found += [finals.places[int(index)] for index, *_ in np.argwhere(~np.isfinite(ends))]
         t, lane = min(found)
-        raise not_finite(lanes, key, lane, (max(t, 0), outcome.ends))
+        raise not_finite(vec_env, key, lane, (max(t, 0), outcome.ends))
 
 
 def check_bounds(
-    lanes: Lanes,
-    data: dict[Key, np.ndarray],
-    carrier: dict[Key, np.ndarray],
-    finals: Finals,
+    vec_env: VecEnv,
+    data: Arrays,
+    carrier: Arrays,
+    finals: FinalObservations,
     outcome: Outcome,
     keys: list[Key],
     *,
@@ -61,7 +61,7 @@ def check_bounds(
     """
     finished = {} if waiting or not keys else finals.stacked()
     for key in keys:
-        interval, column, after = lanes.bounds.intervals[key], data[key], carrier[key]
+        interval, column, after = vec_env.bounds.intervals[key], data[key], carrier[key]
         ends = finished.get(key, after[:0])
         if all(interval.holds(values) for values in (column, after, ends)):
             continue
@@ -73,21 +73,21 @@ def check_bounds(
         times += [] if waiting else [(t + 1, False, lane) for t, lane in finals.places]
         new = np.array([t > 0 or bool(fresh[lane]) for t, _, lane in times])
         chosen = [time for time, is_new in zip(times, new, strict=True) if is_new]
-        lanes.bounds.found(lanes, key, seen[new], chosen, start, outcome.ends)
+        vec_env.bounds.found(vec_env, key, seen[new], chosen, start, outcome.ends)
 
 
 # ---- in the loop -----------------------------------------------------------------------------------------------------
 class FiniteRows(RowOp):
     """Refuses env observations that are not finite, where a transform would clip or overwrite them unseen."""
 
-    def __init__(self, lanes: Lanes, rows: dict[Key, list[np.ndarray]], keys: list[Key]) -> None:
-        self.lanes, self.rows = lanes, [(key, rows[key]) for key in keys]
+    def __init__(self, vec_env: VecEnv, rows: dict[Key, list[np.ndarray]], keys: list[Key]) -> None:
+        self.vec_env, self.rows = vec_env, [(key, rows[key]) for key in keys]
 
     def step(self, t: int) -> None:
         for key, rows in self.rows:
             if not np.isfinite(rows[t]).all():
                 lane = int(np.argwhere(~np.isfinite(rows[t]))[0][0])
-                raise not_finite(self.lanes, key, lane)
+                raise not_finite(self.vec_env, key, lane)
 
     def reset(self, t: int, lanes: Sequence[int]) -> None:
         self.step(t)
@@ -100,8 +100,8 @@ class BoundedRows(RowOp):
     `keys`: with bounds, and hidden by a transform or by what is stored.
     """
 
-    def __init__(self, lanes: Lanes, rows: dict[Key, list[np.ndarray]], keys: list[Key]) -> None:
-        self.lanes = lanes
+    def __init__(self, vec_env: VecEnv, rows: dict[Key, list[np.ndarray]], keys: list[Key]) -> None:
+        self.vec_env = vec_env
         large = {key for key in keys if len(rows[key]) * rows[key][0].nbytes > ASIDE}
         self.each = [(key, rows[key]) for key in large]
         self.copies = [_Copies(key, rows[key]) for key in keys if key not in large]
@@ -109,7 +109,7 @@ class BoundedRows(RowOp):
         self.begin()
 
     def begin(self) -> None:
-        self.start, self.last = BatchStart.of(self.lanes), 0
+        self.start, self.last = BatchStart.of(self.vec_env), 0
         for copies in self.copies:
             copies.resets = []
 
@@ -118,7 +118,7 @@ class BoundedRows(RowOp):
         for rows, kept in self._steps:
             kept[t] = rows[t]
         for key, rows in self.each:
-            self._look(key, rows[t], [(t, False, lane) for lane in range(self.lanes.n)])
+            self._look(key, rows[t], [(t, False, lane) for lane in range(self.vec_env.n)])
 
     def reset(self, t: int, lanes: Sequence[int]) -> None:
         for copies in self.copies:
@@ -131,14 +131,14 @@ class BoundedRows(RowOp):
         for copies in self.copies:
             shown = copies.kept[1 : self.last + 1]
             values = np.concatenate([shown.reshape(-1, *shown.shape[2:]), *(first for _, _, first in copies.resets)])
-            if self.lanes.bounds.intervals[copies.key].holds(values):
+            if self.vec_env.bounds.intervals[copies.key].holds(values):
                 continue
-            times = [(t, False, lane) for t in range(1, self.last + 1) for lane in range(self.lanes.n)]
+            times = [(t, False, lane) for t in range(1, self.last + 1) for lane in range(self.vec_env.n)]
             self._look(copies.key, values, [*times, *((t, True, lane) for t, lane, _ in copies.resets)])
 
     def _look(self, key: Key, values: np.ndarray, times: list[tuple[int, bool, int]]) -> None:
-        if not self.lanes.bounds.intervals[key].holds(values):
-            self.lanes.bounds.found(self.lanes, key, values, times, self.start, self.lanes.outcome.ends)
+        if not self.vec_env.bounds.intervals[key].holds(values):
+            self.vec_env.bounds.found(self.vec_env, key, values, times, self.start, self.vec_env.outcome.ends)
 
 
 class _Copies:

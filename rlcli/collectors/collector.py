@@ -20,15 +20,15 @@ from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 from torch import nn
 
+from rlcli.collectors.actors.actor import TorchStream
 from rlcli.collectors.answers import answering
 from rlcli.collectors.base import BaseCollector, called
 from rlcli.collectors.delivered import Collected
 from rlcli.collectors.devices import NOT_COPIED, one_device, own_copy, own_device, place
-from rlcli.collectors.engine import Engine
+from rlcli.collectors.engine import Rollout
 from rlcli.collectors.finish import Filled, TrajectoryPool, assemble
 from rlcli.collectors.frames import next_steps, steps_of
 from rlcli.collectors.options import Stepping, divided, whole
-from rlcli.collectors.programs.program import TorchStream
 from rlcli.collectors.schema import BatchSchema, RowSchema
 from rlcli.collectors.weights import FollowedWeights, Receiver
 from rlcli.collectors.wiring import (
@@ -45,9 +45,9 @@ from rlcli.data.next_obs import move
 from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.errors import ArgumentError, in_words
 from rlcli.keys import DONE, POLICY_VERSION, REWARD, TRUNCATED, Key
-from rlcli.lanes.bounds import Bounds
-from rlcli.lanes.parallel_lanes import ParallelLanes
 from rlcli.specs.base import Device
+from rlcli.vec_envs.bounds import Bounds
+from rlcli.vec_envs.parallel_vec_env import ParallelVecEnv
 
 if TYPE_CHECKING:
     from rlcli.collectors.faces import Face
@@ -256,14 +256,14 @@ class Collector(BaseCollector):
             self.seed = drawn_seed() if s.seed is None else s.seed
             self.ids = s.traj_pool or TrajectoryPool()
             self._face = array_face(self.env)
-            self.lanes = self._face[0]
-            s.check_lanes(self.lanes.n)
+            self.vec_env = self._face[0]
+            s.check_lanes(self.vec_env.n)
             self.stream = TorchStream(s.process_seed(self.seed), self.placement.policy)
             self._check: Callable[[], object] | None = None
             self._looked = False  # at what the env shows
             self._limit: int | None = None  # of episodes, beside `max_frames_per_traj`
             self._connect()
-            if s.seed is not None or not self.lanes.seeded:
+            if s.seed is not None or not self.vec_env.seeded:
                 self._seed_lanes(self.seed, s.episode_seeds)
             undo.pop_all()
 
@@ -278,18 +278,18 @@ class Collector(BaseCollector):
         self._acting, self.policy = wired.own, wired.policy
         self.is_copy = wired.own is not self._trained
         adopting = self._weights.adopting if s.weights_swap == "step" else None
-        self.engine = Engine(wired, s, ids=self.ids, seed=self.seed, stream=self.stream, adopting=adopting)
+        self.engine = Rollout(wired, s, ids=self.ids, seed=self.seed, stream=self.stream, adopting=adopting)
         if self._limit is not None:
             self.engine.limit = self._limit
-            self.lanes.limit_frames(self._limit)
+            self.vec_env.limit_frames(self._limit)
 
     # ---- iteration ---------------------------------------------------------------------------------------------
     @property
     def frames_in_batch(self) -> int:
-        return steps_of(self.frames_per_batch, self.lanes.n) * self.lanes.n
+        return steps_of(self.frames_per_batch, self.vec_env.n) * self.vec_env.n
 
     def steps_left(self) -> int:
-        return next_steps(self.frames_per_batch, self.total_frames, self.lanes.n, self.frames)
+        return next_steps(self.frames_per_batch, self.total_frames, self.vec_env.n, self.frames)
 
     def rollout(self, steps: int | None = None) -> TensorDictBase:
         """Collect one raw batch; `deliver` makes of it what a consumer is to get.
@@ -299,7 +299,7 @@ class Collector(BaseCollector):
         steps : int, optional
             Steps per env; those of a full batch by default.
         """
-        usual = steps_of(self.frames_per_batch, self.lanes.n)
+        usual = steps_of(self.frames_per_batch, self.vec_env.n)
         return self._stepped(usual if steps is None else whole("steps", steps), False).batch
 
     def _collect(self, steps: int, timed: bool) -> Collected:
@@ -335,13 +335,13 @@ class Collector(BaseCollector):
         self.stream.shared = self.background.mine
         if self._check is not None:
             self.engine.legs = self._checked
-        left = max(0, self.init_random_frames - self.frames) if random_steps is None else random_steps * self.lanes.n
+        left = max(0, self.init_random_frames - self.frames) if random_steps is None else random_steps * self.vec_env.n
         self.look(left)
         if left and not self._stepping.init_random_frames:
-            refuse_random_now(self.env, self.lanes, self.engine.program)
+            refuse_random_now(self.env, self.vec_env, self.engine.actor)
         self._weights.begin()
         try:
-            filled = self.engine.collect(steps, min(steps, steps_of(left, self.lanes.n)), timed)
+            filled = self.engine.collect(steps, min(steps, steps_of(left, self.vec_env.n)), timed)
         finally:
             self._weights.end()
         columns, self._raw_reward = filled.columns, filled.raw_reward
@@ -353,8 +353,8 @@ class Collector(BaseCollector):
 
     def interrupt_by(self, check: Callable[[], object]) -> None:
         self._check = check
-        if isinstance(self.lanes, ParallelLanes):  # one of their workers may hang in a step
-            self.lanes.crew.check = check
+        if isinstance(self.vec_env, ParallelVecEnv):  # one of their workers may hang in a step
+            self.vec_env.crew.check = check
 
     def _checked(self, first: int, last: int) -> Iterator[int]:
         check = self._check
@@ -367,7 +367,7 @@ class Collector(BaseCollector):
         """Before the first batch: an env of the user's may show other than its specs say."""
         if not self._looked:
             with self.engine.drawing(random_frames):
-                differs = self.lanes.look()
+                differs = self.vec_env.look()
             if differs:
                 self._connect()
         self._looked = True
@@ -410,23 +410,23 @@ class Collector(BaseCollector):
         return list(getattr(self._base_lanes(), "restarts", ()))
 
     def _base_lanes(self) -> Any:
-        """Return the array face of the env within all transforms, if it has one."""
+        """Return the `VecEnv` of the env within all transforms, if it has one."""
         env = self.env
         while isinstance(env, TransformedEnv):
             env = env.base_env
-        return getattr(env, "lanes", None)
+        return getattr(env, "vec_env", None)
 
     @property
     def envs(self) -> int:
-        return self.lanes.n
+        return self.vec_env.n
 
     @property
     def bounds(self) -> Bounds:
         """What observations must stay within, and what was found outside."""
-        return self.lanes.bounds
+        return self.vec_env.bounds
 
     def out_of_bounds(self) -> list[tuple[str, str, int]]:
-        return self.lanes.bounds.news()
+        return self.vec_env.bounds.news()
 
     def faces(self) -> list[Face]:
         """Which parts run on columns and which on TensorDicts, and why: env, transforms, policy, noise.
@@ -444,7 +444,7 @@ class Collector(BaseCollector):
         `next_obs="delta"`, `delta`: what rounding differences cost; `env_workers`: where processes that step envs were
         replaced, how often each was, and how many frames that has lost.
         """
-        found: dict[str, Any] = {"out_of_bounds": self.lanes.bounds.figures()}
+        found: dict[str, Any] = {"out_of_bounds": self.vec_env.bounds.figures()}
         if any(times for times, _ in self.restarts):
             found["env_workers"] = [{"restarts": times, "lost_frames": lost} for times, lost in self.restarts]
         return found if self.delta is None else found | {"delta": self.delta.figures()}
@@ -452,14 +452,14 @@ class Collector(BaseCollector):
     # ---- episodes ----------------------------------------------------------------------------------------------
     @property
     def episodes(self) -> list[int]:
-        return list(self.lanes.episodes)
+        return list(self.vec_env.episodes)
 
     def limit_episodes(self, steps: int) -> bool:
         """Truncate the episodes that begin from now on after so many steps; False where envs cannot be cut short."""
-        if self.lanes.resets_running_lanes:
+        if self.vec_env.resets_running_lanes:
             self._limit = self.engine.limit = steps
-            self.lanes.limit_frames(steps)
-        return self.lanes.resets_running_lanes
+            self.vec_env.limit_frames(steps)
+        return self.vec_env.resets_running_lanes
 
     def remember_episodes(self, longest: int) -> bool:
         """Keep the actions of open episodes, so that `load_state_dict` can replay them.
@@ -478,11 +478,11 @@ class Collector(BaseCollector):
         if not longest:
             return False
         self.engine.begun = False
-        with answering(self.lanes):
-            replayable = self.lanes.is_replayable()
+        with answering(self.vec_env):
+            replayable = self.vec_env.is_replayable()
         if not replayable:
             return False
-        self.lanes.history_limit = longest
+        self.vec_env.history_limit = longest
         return True
 
     # ---- in the background -------------------------------------------------------------------------------------
@@ -511,7 +511,7 @@ class Collector(BaseCollector):
                 )
             else:
                 self.is_copy = True
-                self.engine.program.act_with(self.policy)
+                self.engine.actor.act_with(self.policy)
                 self._weights.connect(given, self._acting)
         self._weights.apart = True
 
@@ -576,7 +576,7 @@ class Collector(BaseCollector):
 
     def _seed_lanes(self, seed: int, every_episode: bool) -> None:
         s = self._stepping
-        self.lanes.seed(seed, every_episode=every_episode, first_lane=s.first_lane, total=s.all_lanes)
+        self.vec_env.seed(seed, every_episode=every_episode, first_lane=s.first_lane, total=s.all_lanes)
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def _state(self) -> dict[str, Any]:
@@ -613,7 +613,7 @@ class Collector(BaseCollector):
         self.frames = frames
         self._begin_episodes()
         for lane, number in enumerate(episodes):
-            self.lanes.episodes[lane] = max(self.lanes.episodes[lane], number)
+            self.vec_env.episodes[lane] = max(self.vec_env.episodes[lane], number)
         self.ids.restart_at(max([self.ids.next_id - 1, *taken]) + 1)
 
     def _close(self) -> None:

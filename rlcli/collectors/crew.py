@@ -18,11 +18,10 @@ import numpy as np
 
 from rlcli.collectors.answers import say
 from rlcli.collectors.shared_batch import SharedBatch
-from rlcli.collectors.worker import TARGET, Part, Sent, signs_of
+from rlcli.collectors.worker import TARGET, Sent, WorkerBatch, signs_of
 from rlcli.collectors.worker_record import WorkerRecord
 from rlcli.errors import ArgumentError, EnvError, RlcliError, StoppedSafely, in_words, one_of
 from rlcli.keys import Key, show
-from rlcli.lanes.lanes import Schema
 from rlcli.processes.channel import packed
 from rlcli.processes.crew import Crew, Lost
 from rlcli.processes.files import room_for
@@ -30,6 +29,7 @@ from rlcli.processes.pulse import Pulse
 from rlcli.processes.region import Region
 from rlcli.processes.restarts import NOT_REPLACED, POLICIES, Restarts, time_to_build
 from rlcli.processes.worker import Worker
+from rlcli.vec_envs.vec_env import Schema
 
 CALL = 1
 _FILES = 6  # that a worker takes of its parent, with its first batches
@@ -254,7 +254,7 @@ class CollectorCrew:
         del self._gone[index][: len(gone)]
         sent.update(weights)
 
-    def next(self) -> tuple[int, Order, Part]:
+    def next(self) -> tuple[int, Order, WorkerBatch]:
         """Return the worker that wrote a batch first, what it was to write, and what it says of it."""
         while True:
             try:
@@ -280,9 +280,9 @@ class CollectorCrew:
             part, record.begins = dataclasses.replace(part, begins=record.begins), None
             return index, order, part
 
-    def settle(self, came: Callable[[int], Any] | None = None) -> list[tuple[int, Order, Part]]:
+    def settle(self, came: Callable[[int], Any] | None = None) -> list[tuple[int, Order, WorkerBatch]]:
         """Wait for all that was begun, as `next` would give it; `came` is called after each with how many came."""
-        found: list[tuple[int, Order, Part]] = []
+        found: list[tuple[int, Order, WorkerBatch]] = []
         errors: dict[int, Exception] = {}
         while self.outstanding():
             try:

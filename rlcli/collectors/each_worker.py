@@ -10,7 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 from rlcli.collectors.devices import not_both
-from rlcli.collectors.options import Counted, Delivery, Stepping, counted
+from rlcli.collectors.options import CountedOption, Delivery, Stepping, counted
 from rlcli.errors import ArgumentError
 from rlcli.processes.cores import cores
 
@@ -28,7 +28,7 @@ _EACH = ("create_env_fn", "create_env_kwargs", "policy_factory", "device", "devi
          "frames_per_batch")  # fmt: skip
 
 
-class CountedEach(Counted):
+class CountedEach(CountedOption):
     """`frames_per_batch`: of a batch, or of each worker's share of it."""
 
     def __set__(self, instance: Any, value: Any) -> None:

@@ -14,35 +14,35 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlcli.collectors.actors import BoundActor, Masked, TensorDictActor, holding
+from rlcli.collectors.actors.actor import TorchStream
 from rlcli.collectors.answers import answering
-from rlcli.collectors.batch import BatchPool, Columns, Finals, columns_on, memory_for
+from rlcli.collectors.batch import BatchPool, Columns, FinalObservations, columns_on, memory_for
 from rlcli.collectors.checks import BoundedRows, FiniteRows, check_bounds, check_finite
 from rlcli.collectors.finish import Ended, Filled, Seconds, TrajectoryPool, fill_flags, fill_ids
 from rlcli.collectors.loop import BoundBatch, RewardRows
 from rlcli.collectors.options import Stepping
-from rlcli.collectors.programs import Bound, Masked, TensorDictProgram, holding
-from rlcli.collectors.programs.program import TorchStream
 from rlcli.collectors.schema import BATCH, ROW, SPARSE, refuse_unknown
 from rlcli.collectors.states import States
 from rlcli.collectors.stored_states import KeptStates, StateClock
 from rlcli.collectors.wiring import Wired
 from rlcli.envs.late_columns import LateColumns
 from rlcli.envs.serial import times_called
-from rlcli.envs.tensordict_lanes import TensorDictLanes
+from rlcli.envs.tensordict_vec_env import TensorDictVecEnv
 from rlcli.keys import REWARD, TRAJ_IDS, Key, show, spell
-from rlcli.lanes.building import same_dtype
-from rlcli.lanes.contract import BatchStart
-from rlcli.lanes.lanes import Lanes, Outcome, Schema, reward_column
-from rlcli.lanes.noise import POLICY, RANDOM, Noise
 from rlcli.transforms import RowOp, by_name
+from rlcli.vec_envs.building import same_dtype
+from rlcli.vec_envs.contract import BatchStart
+from rlcli.vec_envs.noise import POLICY, RANDOM, Noise
+from rlcli.vec_envs.vec_env import Outcome, Schema, VecEnv, reward_column
 
 SINGLE, LONG = np.dtype(np.float32), np.dtype(np.int64)
 
 
-class Engine:
+class Rollout:
     """Collects batches of columns.
 
-    `wired`: what is stepped: lanes, transforms, the policy's program, and what batches hold.
+    `wired`: what is stepped: lanes, transforms, the policy's actor, and what batches hold.
     `seed`: of the lanes' noise. `stream`: what policies and envs of tensordicts draw from.
     `adopting`: `adopting(bound)` acts as `bound` does, and lets weights change between two steps; else between batches.
     `begun`: whether the carrier holds open episodes; they are left for new ones where somebody else has stepped the
@@ -62,53 +62,53 @@ class Engine:
         ids: TrajectoryPool,
         seed: int,
         stream: TorchStream,
-        adopting: Callable[[Bound], Callable[[int], Any]] | None = None,
+        adopting: Callable[[BoundActor], Callable[[int], Any]] | None = None,
     ) -> None:
-        lanes, program, faces, schema = wired.lanes, wired.program, wired.faces, wired.schema
+        vec_env, actor, faces, schema = wired.vec_env, wired.actor, wired.faces, wired.schema
         self.transforms = wired.transforms
-        self.env, self.lanes, self.faces, self.program, self.random = wired.env, lanes, faces, program, wired.random
+        self.env, self.vec_env, self.faces, self.actor, self.random = wired.env, vec_env, faces, actor, wired.random
         self.mask_key = wired.mask_key
         self.schema, self.track_ids, self.ids = schema, stepping.track_traj_ids, ids
         self.keep_finals = schema.mode != "compact"  # the true next observations of episode ends
         self.stream = stream
-        self.noise = {part: Noise(seed, lanes.n, part, stepping.first_lane) for part in (POLICY, RANDOM)}
+        self.noise = {part: Noise(seed, vec_env.n, part, stepping.first_lane) for part in (POLICY, RANDOM)}
         self.reset_when_done, self.max_frames = stepping.reset_when_done, stepping.max_frames_per_traj
         self.adopting = adopting
         self._awaited = schema.kept.awaited  # until the first batch
         self._waiting: list[int] = []  # finished lanes that the next batch begins by resetting
-        n = lanes.n
+        n = vec_env.n
         self.live = schema.written(ROW) | schema.written(SPARSE)
         self.clock = StateClock(n, schema.stride)
-        self.states = States([*faces.inside, *faces.after], lanes, self.live)
-        self.states.learn(program.states, program.rewrites)
-        if isinstance(program, TensorDictProgram):
-            program.carried = self.states
+        self.states = States([*faces.inside, *faces.after], vec_env, self.live)
+        self.states.learn(actor.states, actor.rewrites)
+        if isinstance(actor, TensorDictActor):
+            actor.carried = self.states
         changed = {key for t in faces.inside for key in t.writes(self.live)}
         unseen = [  # observations of the env that no stored column shows as they were
-            key for key in lanes.schema if faces.env_keys[key] != key or key in changed or not schema.delivers(key)
+            key for key in vec_env.schema if faces.env_keys[key] != key or key in changed or not schema.delivers(key)
         ]
-        self.hidden = [key for key in unseen if lanes.schema[key][1].kind == "f"]
-        watched = [] if lanes.checks_bounds else lanes.bounds.watched
+        self.hidden = [key for key in unseen if vec_env.schema[key][1].kind == "f"]
+        watched = [] if vec_env.checks_bounds else vec_env.bounds.watched
         self.bounded = [key for key in watched if key not in unseen]
         self.hidden_bounded = [key for key in watched if key in unseen]
-        self.start = BatchStart.of(lanes)
+        self.start = BatchStart.of(vec_env)
         # zeros, not whatever the memory held: what only the policy writes is never in row T, and is saved all the same
         self.carrier = {key: np.zeros((n, *shape), dtype) for key, (shape, dtype) in self.live.items()}
         self.reward_rows = REWARD in faces.needs
         self.rescales = self.reward_rows or any(
             REWARD in t.writes({**self.live, REWARD: ((1,), SINGLE)}) for t in faces.after
         )
-        self.late: list[LateColumns] = [part.late for part in (program, lanes) if part.late is not None]
+        self.late: list[LateColumns] = [part.late for part in (actor, vec_env) if part.late is not None]
         self.current_ids = np.zeros(n, np.int64)
         self.pool = BatchPool(self._make, reuse=stepping.reuse_batch)
         self.begun = False
         self.limit: int | None = None
         self.legs: Callable[[int, int], Iterable[int]] = range
-        self._counted: Lanes = lanes  # counts what anybody does to the env
-        if isinstance(lanes, TensorDictLanes) and lanes.below is not None:
-            self._counted = lanes.below
+        self._counted: VecEnv = vec_env  # counts what anybody does to the env
+        if isinstance(vec_env, TensorDictVecEnv) and vec_env.below is not None:
+            self._counted = vec_env.below
         self._left = self._place()  # where the last batch left the env
-        self.fresh = np.ones(lanes.n, np.bool_)  # lanes whose row 0 was reset outside the loop
+        self.fresh = np.ones(vec_env.n, np.bool_)  # lanes whose row 0 was reset outside the loop
 
     def env_rows(self, rows: dict[Key, Any]) -> dict[Key, Any]:
         """Return the rows that the env writes, under its own names."""
@@ -118,18 +118,18 @@ class Engine:
         """The transforms that run in the loop, bound to these rows; before them, a check of what they would hide."""
         first: list[RowOp] = []
         if self.hidden:
-            first.append(FiniteRows(self.lanes, self.env_rows(rows), self.hidden))
+            first.append(FiniteRows(self.vec_env, self.env_rows(rows), self.hidden))
         if self.hidden_bounded:
-            first.append(BoundedRows(self.lanes, self.env_rows(rows), self.hidden_bounded))
+            first.append(BoundedRows(self.vec_env, self.env_rows(rows), self.hidden_bounded))
         if not self.reward_rows:
-            return [*first, *self.faces.bind(rows, self.lanes.n)]
+            return [*first, *self.faces.bind(rows, self.vec_env.n)]
         rewards = list(data[REWARD].swapaxes(0, 1))
-        return [*first, RewardRows(self.lanes, rewards), *self.faces.bind({**rows, REWARD: rewards}, self.lanes.n)]
+        return [*first, RewardRows(self.vec_env, rewards), *self.faces.bind({**rows, REWARD: rewards}, self.vec_env.n)]
 
     # ---- episodes ----------------------------------------------------------------------------------------------
     def restart(self) -> None:
         """Begin a new episode in every lane, with new ids, from nothing."""
-        self._begin(list(range(self.lanes.n)))
+        self._begin(list(range(self.vec_env.n)))
         self.begun = True
 
     def _place(self) -> tuple[Any, ...]:
@@ -143,9 +143,9 @@ class Engine:
 
     def _begin(self, lanes: list[int], new_ids: bool = True) -> None:
         """New episodes in these lanes, on the carrier."""
-        self.lanes.restart(self.env_rows(self.carrier), lanes)
+        self.vec_env.restart(self.env_rows(self.carrier), lanes)
         rows = {key: [array] for key, array in self.carrier.items()}
-        for op in self.row_ops(rows, {REWARD: np.zeros((self.lanes.n, 1, 1), np.float32)}):
+        for op in self.row_ops(rows, {REWARD: np.zeros((self.vec_env.n, 1, 1), np.float32)}):
             op.begin()
             op.reset(0, lanes)
             op.end()
@@ -170,10 +170,10 @@ class Engine:
             "noise": [self.noise[part].position for part in (POLICY, RANDOM)],
             "transforms": {name: transform.state_dict() for name, transform in by_name(self.transforms).items()},
             "torch": self.stream.state_dict(),
-            "bounds": self.lanes.bounds.state_dict(),
+            "bounds": self.vec_env.bounds.state_dict(),
         }
-        if min(self.lanes.episodes) >= 0:  # else they were never reset
-            state["lanes"] = self.lanes.state_dict()
+        if min(self.vec_env.episodes) >= 0:  # else they were never reset
+            state["lanes"] = self.vec_env.state_dict()
         if begun:
             state |= {
                 "ids": self.current_ids.copy(),
@@ -194,12 +194,12 @@ class Engine:
         for name, transform in by_name(self.transforms).items():
             transform.load_state_dict(saved[name])
         self.stream.load_state_dict(state["torch"])
-        self.lanes.bounds.load_state_dict(state["bounds"])
-        with self._limited(), answering(self.lanes), self.drawing():
+        self.vec_env.bounds.load_state_dict(state["bounds"])
+        with self._limited(), answering(self.vec_env), self.drawing():
             if self.begun:
                 return self._reopen(state, replay)
             if "lanes" in state:  # all begin new episodes: for their seeds, it counts how many there were
-                self.lanes.load_state_dict(state["lanes"], replay=False)
+                self.vec_env.load_state_dict(state["lanes"], replay=False)
             return []
 
     def _reopen(self, state: dict[str, Any], replay: bool) -> list[int]:
@@ -209,7 +209,7 @@ class Engine:
         self.clock.load_state_dict(state["states_due"])
         for key, array in self.carrier.items():
             array[...] = np.asarray(state["carrier"][spell(key)])
-        lost = self.lanes.load_state_dict(state["lanes"], replay=replay)
+        lost = self.vec_env.load_state_dict(state["lanes"], replay=replay)
         waiting = [int(lane) for lane in state["waiting"]]
         begun = [lane for lane in lost if lane not in waiting]  # the others begin anew with the next batch
         if begun:
@@ -220,19 +220,19 @@ class Engine:
 
     def _seeds_next(self, lane: int) -> bool:
         """Say whether the lane's next episode has a seed of its own, and begins the same whatever went before."""
-        lanes, number = self.lanes, self.lanes.episodes[lane]
-        return not lanes.on_tensordicts and lanes.seed_used(lane, number) != lanes.seed_used(lane, number + 1)
+        vec_env, number = self.vec_env, self.vec_env.episodes[lane]
+        return not vec_env.on_tensordicts and vec_env.seed_used(lane, number) != vec_env.seed_used(lane, number + 1)
 
     # ---- batches -----------------------------------------------------------------------------------------------
     def collect(self, steps: int, random_steps: int = 0, timed: bool = False) -> Filled:
         """Run `steps` steps, the first `random_steps` of them with random actions."""
         drawing = self.drawing(random_steps)
-        with self._limited(), same_dtype(f"env {self.lanes.name}"), answering(self.lanes), drawing:
+        with self._limited(), same_dtype(f"env {self.vec_env.name}"), answering(self.vec_env), drawing:
             return self._collect(steps, random_steps, timed)
 
     def drawing(self, random_steps: int = 0) -> contextlib.AbstractContextManager[None]:
         """One torch stream for all that may draw from it: from the first reset on where envs may, else the policy's."""
-        if self.lanes.on_tensordicts or (self.program.calls and not random_steps):
+        if self.vec_env.on_tensordicts or (self.actor.calls and not random_steps):
             return self.stream.entered()
         return contextlib.nullcontext()
 
@@ -241,26 +241,26 @@ class Engine:
         if self.max_frames is None:
             yield
             return
-        self.lanes.limit_frames(self.max_frames if self.limit is None else min(self.max_frames, self.limit))
+        self.vec_env.limit_frames(self.max_frames if self.limit is None else min(self.max_frames, self.limit))
         try:
             yield
         finally:
-            self.lanes.limit_frames(self.limit)
+            self.vec_env.limit_frames(self.limit)
 
     def _guard(self) -> contextlib.AbstractContextManager[None]:
         """No gradients; nor inference tensors where a user's code may keep them."""
-        plain = self.lanes.on_tensordicts or self.program.calls
+        plain = self.vec_env.on_tensordicts or self.actor.calls
         return torch.no_grad() if plain else torch.inference_mode()
 
     def _collect(self, steps: int, random_steps: int, timed: bool) -> Filled:
-        self.lanes.take_outcome()  # of steps that raised, of ours or of somebody else's
-        self.program.refresh()
+        self.vec_env.take_outcome()  # of steps that raised, of ours or of somebody else's
+        self.actor.refresh()
         with self._guard():
             if not self._goes_on():
                 self.restart()
             if self._waiting:
                 self._begin(self._waiting, new_ids=False)
-        self.start = BatchStart.of(self.lanes)
+        self.start = BatchStart.of(self.vec_env)
         batch = self.pool.take(steps)
         batch.finals.clear()
         batch.ended = False
@@ -272,7 +272,7 @@ class Engine:
         seconds = Seconds() if timed else None
         started = time.perf_counter()
         step, reset = batch.step, batch.reset
-        self.lanes.resets_follow = self.reset_when_done
+        self.vec_env.resets_follow = self.reset_when_done
         if seconds is not None:
             batch.step = _timed(step, seconds, "env")  # type: ignore[method-assign]
             batch.reset = _timed(reset, seconds, "env")  # type: ignore[method-assign]
@@ -283,7 +283,7 @@ class Engine:
                 taken = self._leg(batch, batch.random, 0, random_steps, seconds) if random_steps else 0
                 self._blank(batch, taken)
                 if taken == random_steps < steps and not batch.ended:
-                    taken = self._leg(batch, batch.program, random_steps, steps, seconds)
+                    taken = self._leg(batch, batch.actor, random_steps, steps, seconds)
                 for op in batch.row_ops:
                     op.end()
                 if taken < batch.columns.steps:  # an env finished and is not to be reset yet, or it was cut short
@@ -293,12 +293,12 @@ class Engine:
                 late = self._take_late(data, taken, min(random_steps, taken))
         finally:
             batch.step, batch.reset = step, reset  # type: ignore[method-assign]
-            self.lanes.resets_follow = False
+            self.vec_env.resets_follow = False
             self.pool.give_back(batch)
         self.begun, self._left = True, self._place()
         if seconds is not None:
             seconds.total = time.perf_counter() - started
-        shape = (self.lanes.n, taken)
+        shape = (self.vec_env.n, taken)
         kept = {} if batch.states is None else batch.states.kept(taken)
         return Filled(
             data, late, self.carrier, batch.finals, self.schema, shape, raw_reward, seconds, states=kept, ends=ends
@@ -309,35 +309,35 @@ class Engine:
         if self._awaited:
             refuse_unknown(self._awaited - late.keys(), map(show, (*self.live, *late)))
             self._awaited = frozenset()
-        self.schema = self.schema.with_late(late).without_next(self.lanes.held)
+        self.schema = self.schema.with_late(late).without_next(self.vec_env.held)
         for key in late.keys() & data.keys():  # of the steps that took random actions, the column knows
             late[key][:, :random_steps] = torch.from_numpy(data[key][:, :random_steps])
         return late
 
-    def _leg(self, batch: BoundBatch, program: Bound, first: int, last: int, seconds: Seconds | None) -> int:
-        if self.lanes.on_tensordicts:
-            self.lanes.acting = program
-        with self.drawing() if program is batch.program else contextlib.nullcontext():
-            noise = self.noise[POLICY if program is batch.program else RANDOM]
-            program.begin(noise, first, last)
-            act = program.act if self.adopting is None else self.adopting(program)
+    def _leg(self, batch: BoundBatch, actor: BoundActor, first: int, last: int, seconds: Seconds | None) -> int:
+        if self.vec_env.on_tensordicts:
+            self.vec_env.acting = actor
+        with self.drawing() if actor is batch.actor else contextlib.nullcontext():
+            noise = self.noise[POLICY if actor is batch.actor else RANDOM]
+            actor.begin(noise, first, last)
+            act = actor.act if self.adopting is None else self.adopting(actor)
             if seconds is not None:
                 act = _timed(act, seconds, "policy")
             taken = batch.run(act, self.legs(first, last), self.keep_finals, self.reset_when_done)
-            program.end(first, taken)
+            actor.end(first, taken)
             noise.advance(taken - first)
             return taken
 
     def _blank(self, batch: BoundBatch, steps: int) -> None:
         """Zero what the policy would have written in the steps that random actions took."""
-        for key in {**self.program.live, **self.program.once}:
+        for key in {**self.actor.live, **self.actor.once}:
             if steps and key not in self.random.once and key in batch.columns.data:
                 batch.columns.data[key][:, :steps] = 0
 
     def memory_for(self, steps: int) -> Schema:
         """Return key -> (shape, dtype) of the arrays that a batch of so many steps is written to."""
         stored = {key for key in self.live if self.schema.delivers(key)}.difference(self.schema.sparse)
-        return memory_for(steps, self.lanes.n, self.live, stored, self.schema.written(BATCH))
+        return memory_for(steps, self.vec_env.n, self.live, stored, self.schema.written(BATCH))
 
     def _make(self, steps: int) -> BoundBatch:
         """Return new memory for a batch, with all that writes it bound to it."""
@@ -349,22 +349,22 @@ class Engine:
             return self._bound(columns_on(data, steps, self.live, self.carrier))
 
     def _bound(self, columns: Columns) -> BoundBatch:
-        lanes, rows = self.lanes, columns.rows
-        step, reset = lanes.bind(self.env_rows(rows))
-        finals = Finals({key: rows[key] for key in self.schema.observations})
-        floats = [key for key, (_, dtype) in lanes.schema.items() if dtype.kind == "f"]
-        program, random = (
-            holding(p.bind(columns, lanes.n), columns, self.states.held(p.states)) for p in (self.program, self.random)
+        vec_env, rows = self.vec_env, columns.rows
+        step, reset = vec_env.bind(self.env_rows(rows))
+        finals = FinalObservations({key: rows[key] for key in self.schema.observations})
+        floats = [key for key, (_, dtype) in vec_env.schema.items() if dtype.kind == "f"]
+        actor, random = (
+            holding(p.bind(columns, vec_env.n), columns, self.states.held(p.states)) for p in (self.actor, self.random)
         )
         if self.mask_key is not None:
-            sizes, masks = lanes.actions.sizes, rows[self.mask_key]
-            program, random = (Masked(bound, masks, sizes, self.mask_key) for bound in (program, random))
+            sizes, masks = vec_env.actions.sizes, rows[self.mask_key]
+            actor, random = (Masked(bound, masks, sizes, self.mask_key) for bound in (actor, random))
         ops = self.row_ops(rows, columns.data)
         kept = {key: rows[key] for key in self.schema.sparse}
         states = KeptStates(kept, self.clock) if kept else None
         ops += [] if states is None else [states]
         batch = BoundBatch(
-            columns, lanes, step, reset, program, random, ops, FiniteRows(lanes, self.env_rows(rows), floats), finals,
+            columns, vec_env, step, reset, actor, random, ops, FiniteRows(vec_env, self.env_rows(rows), floats), finals,
             states,
         )  # fmt: skip
         columns.settle()
@@ -375,29 +375,29 @@ class Engine:
 
         Beside them the env's own rewards, where transforms change them, and the episodes that ended.
         """
-        data, lanes, raw_reward = dict(batch.columns.data), self.lanes, None
+        data, vec_env, raw_reward = dict(batch.columns.data), self.vec_env, None
         if steps < batch.columns.steps:
             data = {key: np.ascontiguousarray(column[:, :steps]) for key, column in data.items()}
-        outcome = lanes.take_outcome()
-        check_finite(lanes, data, self.carrier, batch.finals, outcome)
+        outcome = vec_env.take_outcome()
+        check_finite(vec_env, data, self.carrier, batch.finals, outcome)
         check_bounds(
-            lanes, data, self.carrier, batch.finals, outcome, self.bounded,
+            vec_env, data, self.carrier, batch.finals, outcome, self.bounded,
             start=self.start, fresh=self.fresh, waiting=batch.ended,
         )  # fmt: skip
         if REWARD in data:
             column = np.empty_like(data[REWARD]) if self.reward_rows else data[REWARD]  # rows may have been transformed
-            reward_column(outcome, lanes, steps, column[..., 0])
+            reward_column(outcome, vec_env, steps, column[..., 0])
             raw_reward = column.copy() if self.rescales else None
         fill_flags(data, outcome)
         if self.track_ids:
             resets = [(t, lane) for t, lane, _, _ in outcome.ends]  # the last step's ids go to the next batch
-            ids = data[TRAJ_IDS] if TRAJ_IDS in data else np.empty((lanes.n, steps), LONG)
+            ids = data[TRAJ_IDS] if TRAJ_IDS in data else np.empty((vec_env.n, steps), LONG)
             fill_ids(ids, self.current_ids, resets, self.ids)
         if not self.reset_when_done:
             self._waiting = [lane for _, lane, _, _ in outcome.ends]
         for transform in self.faces.after:
             transform.batch_pass(data, self.fresh)
-        self.fresh = np.zeros(lanes.n, np.bool_)
+        self.fresh = np.zeros(vec_env.n, np.bool_)
         return data, raw_reward, self._ended(outcome)
 
     def _ended(self, outcome: Outcome) -> list[Ended]:
@@ -405,7 +405,7 @@ class Engine:
             return []
         numbers, ends = list(self.start.episodes), []
         for t, lane, terminated, truncated in outcome.ends:
-            seed = self.lanes.seed_used(lane, numbers[lane])
+            seed = self.vec_env.seed_used(lane, numbers[lane])
             ends.append(Ended(t, lane, terminated, truncated, seed, outcome.infos.get((t, lane), {})))
             numbers[lane] += 1
         return ends

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rlcli.collectors.engine import Engine
-from rlcli.collectors.programs import RandomProgram, TensorDictProgram
-from rlcli.collectors.programs.lowered import LoweredProgram
+from rlcli.collectors.actors import RandomActor, TensorDictActor
+from rlcli.collectors.actors.lowered import FastActor
+from rlcli.collectors.engine import Rollout
 from rlcli.collectors.states import transforms_of
 from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.envs.base import own_stepping
@@ -36,28 +36,28 @@ class Face:
     why: str
 
 
-def faces_of(env: EnvBase, engine: Engine) -> list[Face]:
+def faces_of(env: EnvBase, engine: Rollout) -> list[Face]:
     """Return the faces of all parts: env, transforms from the innermost on, the policy's stages, noise."""
     return [_env(env, engine), *_transforms(env, engine), *_policy(engine), *_noise(engine)]
 
 
-def _env(env: EnvBase, engine: Engine) -> Face:
+def _env(env: EnvBase, engine: Rollout) -> Face:
     base = env
     while isinstance(base, TransformedEnv) and not own_stepping(base):
         base = base.base_env
-    if not engine.lanes.on_tensordicts:
-        return Face("env", engine.lanes.name, "columns", OURS)
-    name = getattr(getattr(base, "lanes", None), "name", type(base).__name__)
+    if not engine.vec_env.on_tensordicts:
+        return Face("env", engine.vec_env.name, "columns", OURS)
+    name = getattr(getattr(base, "vec_env", None), "name", type(base).__name__)
     return Face("env", name, "TensorDicts", _odd_env(base) or _odd_transform(env) or "it steps TensorDicts")
 
 
 def _odd_env(env: EnvBase) -> str:
     """Say why an env has no face of arrays; nothing where it has one."""
-    lanes = getattr(env, "lanes", None)
-    if isinstance(env, BatchedEnv) and lanes is None:
+    vec_env = getattr(env, "vec_env", None)
+    if isinstance(env, BatchedEnv) and vec_env is None:
         inner = env.envs[0]
         return _odd_env(inner) or f"its envs are of {type(inner).__name__}, each with what lies on it"
-    if lanes is None:
+    if vec_env is None:
         return f"{type(env).__name__} steps TensorDicts"
     own = own_stepping(env)
     return f"{type(env).__name__} has its own {', '.join(own)}" if own else ""
@@ -69,7 +69,7 @@ def _odd_transform(env: EnvBase) -> str:
     return f"{' and '.join(odd)} on it may read any key" if odd else ""
 
 
-def _transforms(env: EnvBase, engine: Engine) -> Iterator[Face]:
+def _transforms(env: EnvBase, engine: Rollout) -> Iterator[Face]:
     faces = engine.faces
     for transform in transforms_of(env):
         name = type(transform).__name__
@@ -92,12 +92,12 @@ def _in_the_loop(transform: Transform) -> str:
     return "the policy, or a transform in the loop, uses what it reads or writes"
 
 
-def _policy(engine: Engine) -> Iterator[Face]:
-    program = engine.program
-    if isinstance(program, TensorDictProgram):
-        yield Face("policy", _class(program.policy), "TensorDicts, called every step", program.why)
-    elif isinstance(program, LoweredProgram):
-        for stage, layers, cells in zip(program.stages, program.layers, program.cells, strict=True):
+def _policy(engine: Rollout) -> Iterator[Face]:
+    actor = engine.actor
+    if isinstance(actor, TensorDictActor):
+        yield Face("policy", _class(actor.policy), "TensorDicts, called every step", actor.why)
+    elif isinstance(actor, FastActor):
+        for stage, layers, cells in zip(actor.stages, actor.layers, actor.cells, strict=True):
             if cells is not None:
                 yield Face("policy", _stage(stage), "columns, in numpy", "recurrent layers, one step in numpy")
             elif layers is not None:
@@ -110,25 +110,25 @@ def _policy(engine: Engine) -> Iterator[Face]:
                 why = "a module that is called reads the same input" if stage.layers else ""
                 why = why or f"{_class(stage.module)} is not a plain stack of layers, so it is not run in numpy"
                 yield Face("policy", _stage(stage), "columns, called every step", why)
-        family = type(program.draw.family).__name__.removesuffix("Family")
-        keys = ", ".join(map(show, program.draw.param_keys))
-        drawn = "deterministic actions" if program.draw.mode else "drawn in numpy"
+        family = type(actor.draw.family).__name__.removesuffix("Family")
+        keys = ", ".join(map(show, actor.draw.param_keys))
+        drawn = "deterministic actions" if actor.draw.mode else "drawn in numpy"
         yield Face("policy", f"{family} of {keys}", f"columns, {drawn}", "a known distribution")
     else:
         yield Face("policy", "random actions", "columns, for a batch at once", "there is no policy")
 
 
-def _noise(engine: Engine) -> Iterator[Face]:
+def _noise(engine: Rollout) -> Iterator[Face]:
     """Say where random numbers come from, a line a stream."""
-    program = engine.program
-    unknown = ["the env"] if engine.lanes.on_tensordicts else []
-    if isinstance(program, TensorDictProgram):
+    actor = engine.actor
+    unknown = ["the env"] if engine.vec_env.on_tensordicts else []
+    if isinstance(actor, TensorDictActor):
         unknown.insert(0, "the policy")
-    elif program.calls:
+    elif actor.calls:
         unknown.insert(0, "the policy's called stages")
-    drawn = isinstance(program, RandomProgram) or (isinstance(program, LoweredProgram) and not program.draw.mode)
+    drawn = isinstance(actor, RandomActor) or (isinstance(actor, FastActor) and not actor.draw.mode)
     if drawn:
-        what = "random actions" if isinstance(program, RandomProgram) else "the policy's draws"
+        what = "random actions" if isinstance(actor, RandomActor) else "the policy's draws"
         yield Face("noise", what, LANES, "the number of draws is known")
     if unknown:
         yield Face("noise", " and ".join(unknown), TORCH, "the number of draws is not known")

@@ -16,16 +16,16 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from rlcli.collectors.batch import Finals
+from rlcli.collectors.batch import FinalObservations
 from rlcli.collectors.schema import BatchSchema
 from rlcli.collectors.stored_states import Kept
 from rlcli.data.next_obs import build_exact, build_full
 from rlcli.data.next_obs.sparse import Sparse, sparse_rows, sparse_where
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, END_FLAGS, REWARD, TERMINATED, TRUNCATED, Key, as_tuple, show, under_next
-from rlcli.lanes.lanes import Outcome
 from rlcli.specs.dtypes import numpy_dtype
 from rlcli.transforms import NextObservationDelta
+from rlcli.vec_envs.vec_env import Outcome
 
 
 class TrajectoryPool:
@@ -103,7 +103,7 @@ class Filled:
     columns: dict[Key, np.ndarray]
     late: dict[Key, torch.Tensor]
     carrier: dict[Key, np.ndarray]
-    finals: Finals
+    finals: FinalObservations
     schema: BatchSchema
     shape: tuple[int, int]
     raw_reward: np.ndarray | None = None

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlcli.collectors.batch import Columns, Finals
+from rlcli.collectors.actors import BoundActor
+from rlcli.collectors.batch import Columns, FinalObservations
 from rlcli.collectors.checks import FiniteRows
-from rlcli.collectors.programs import Bound
 from rlcli.collectors.stored_states import KeptStates
 from rlcli.errors import NumericsError
 from rlcli.keys import spell
-from rlcli.lanes.lanes import Lanes
 from rlcli.transforms import RowOp
+from rlcli.vec_envs.vec_env import VecEnv
 
 
 @dataclass
@@ -26,21 +26,21 @@ class BoundBatch:
     """One batch's memory with everything bound to it.
 
     `step`, `reset`: the env's: `step(t, actions) -> finished lanes` and `reset(t, lanes)`, both on row t+1.
-    `program`, `random`: the policy, and the random actions of the first frames.
+    `actor`, `random`: the policy, and the random actions of the first frames.
     `row_ops`: transforms that run in the loop, in order.
     `shown`: the env's float observations: a policy that writes NaN may have been shown one.
     `states`: what keeps some rows of a recurrent policy's states; one of `row_ops`.
     """
 
     columns: Columns
-    lanes: Lanes
+    vec_env: VecEnv
     step: Callable[[int, object], Sequence[int]]
     reset: Callable[[int, Sequence[int]], None]
-    program: Bound
-    random: Bound
+    actor: BoundActor
+    random: BoundActor
     row_ops: list[RowOp]
     shown: FiniteRows
-    finals: Finals
+    finals: FinalObservations
     states: KeptStates | None = None
     ended: bool = False  # whether the last run stopped at an episode's end
 
@@ -71,7 +71,7 @@ class BoundBatch:
 
     def _truncate(self, t: int, cut: Sequence[int], done: Sequence[int]) -> Sequence[int]:
         """A row op ends episodes: flag them truncated, and have them reset with the others."""
-        ends = self.lanes.outcome.ends
+        ends = self.vec_env.outcome.ends
         own = len(ends) - len(done)  # the last ends are those of this step
         flags = {lane: (terminated, truncated) for _, lane, terminated, truncated in ends[own:]}
         for lane in cut:
@@ -84,11 +84,11 @@ class BoundBatch:
 class RewardRows(RowOp):
     """Puts each step's rewards into rows for the transforms that read them inside the loop."""
 
-    def __init__(self, lanes: Lanes, rows: list[np.ndarray]) -> None:
-        self.lanes, self.rows = lanes, rows
+    def __init__(self, vec_env: VecEnv, rows: list[np.ndarray]) -> None:
+        self.vec_env, self.rows = vec_env, rows
 
     def step(self, t: int) -> None:
-        self.rows[t - 1][:, 0] = self.lanes.rewards or self.lanes.outcome.last_rewards(self.lanes.n)
+        self.rows[t - 1][:, 0] = self.vec_env.rewards or self.vec_env.outcome.last_rewards(self.vec_env.n)
 
     def reset(self, t: int, lanes: Sequence[int]) -> None:
         """A reset has no reward."""

@@ -39,16 +39,16 @@ from rlcli.collectors.parts import Outside, merged
 from rlcli.collectors.published import PublishedWeights
 from rlcli.collectors.schema import BatchSchema, RowSchema
 from rlcli.collectors.shared_batch import SharedBatch
-from rlcli.collectors.worker import Part, Sent
+from rlcli.collectors.worker import Sent, WorkerBatch
 from rlcli.collectors.worker_record import WorkerRecord
 from rlcli.data import ReplayBufferEnsemble
 from rlcli.data.next_obs import move
 from rlcli.errors import ArgumentError, one_of
 from rlcli.keys import COLLECTOR_MASK, TRAJ_IDS, Key
-from rlcli.lanes.told import told
 from rlcli.processes.crew import Crew
 from rlcli.processes.worker import USUAL_METHOD
 from rlcli.transforms import NextObservationDelta
+from rlcli.vec_envs.told import told
 
 _RENUMBERED = 1 << 48  # is added to the id of a trajectory each time that rows of it are lost
 _COUNTED = ("lag", "largest_lag", "restarts", "lost_frames", "cause", "begins")  # of a worker, in a checkpoint
@@ -170,7 +170,7 @@ class MultiProcessCollector(BaseCollector):
 
     def _collected(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[WorkerBatch],
         memory: Mapping[Key, np.ndarray],
         *,
         batched: bool = True,

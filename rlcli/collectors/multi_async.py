@@ -20,7 +20,7 @@ from rlcli.collectors.multi import MultiProcessCollector
 from rlcli.collectors.multi_sync import MultiSyncCollector
 from rlcli.collectors.options import counted
 from rlcli.collectors.schema import BatchSchema
-from rlcli.collectors.worker import Part
+from rlcli.collectors.worker import WorkerBatch
 from rlcli.errors import ArgumentError, in_words, one_of
 
 ON_LAG = ("report", "block", "drop")
@@ -72,9 +72,9 @@ class MultiAsyncCollector(MultiProcessCollector):
             options["track_policy_version"] = True
         super().__init__(create_env_fn, policy, **options)
         self.pools = [self._pool(index) for index in range(len(self.crew))]
-        self._ready: deque[tuple[int, Part]] = deque()  # batches that a checkpoint waited for, with their rows
+        self._ready: deque[tuple[int, WorkerBatch]] = deque()  # batches that a checkpoint waited for, with their rows
         self._queue: deque[Order] = deque()  # in the order of asking, where batches are delivered in it
-        self._arrived: dict[int, tuple[int, Order, Part]] = {}  # those that came before their turn
+        self._arrived: dict[int, tuple[int, Order, WorkerBatch]] = {}  # those that came before their turn
         self._gaps: dict[int, bool] = {}  # lanes whose last rows were passed over: whether an episode ended with them
 
     def _steps(self, index: int, frames: int) -> int:
@@ -143,7 +143,7 @@ class MultiAsyncCollector(MultiProcessCollector):
             if found is not None:
                 return found
 
-    def _next(self, timed: bool) -> tuple[int, Order | None, Part]:
+    def _next(self, timed: bool) -> tuple[int, Order | None, WorkerBatch]:
         if self._ready:
             index, part = self._ready.popleft()
             return index, None, part
@@ -257,17 +257,17 @@ _SAVED = ("keys", "columns", "late", "carrier", "finals", "lanes", "steps", "raw
           "next_id", "outside", "begins", "states", "ends")  # fmt: skip
 
 
-def _plain(part: Part) -> dict[str, Any]:
+def _plain(part: WorkerBatch) -> dict[str, Any]:
     """Return what a checkpoint holds of a part."""
     places = np.array(part.places, np.int64).reshape(-1, 2)
     return {name: getattr(part, name) for name in _SAVED} | {"places": places}
 
 
-def _part(saved: Mapping[str, Any], schema: BatchSchema) -> Part:
+def _part(saved: Mapping[str, Any], schema: BatchSchema) -> WorkerBatch:
     """Return the part that `_plain` was given."""
     places = [(int(t), int(lane)) for t, lane in np.asarray(saved["places"]).reshape(-1, 2)]
     kept = {name: saved[name] for name in _SAVED} | {"ends": [Ended(*end) for end in saved["ends"]]}
-    return Part(places=places, schema=schema.with_late(kept["late"]), seconds=None, **kept)
+    return WorkerBatch(places=places, schema=schema.with_late(kept["late"]), seconds=None, **kept)
 
 
 class AsyncCollector(MultiAsyncCollector):

@@ -75,7 +75,7 @@ def _interaction(value: Any) -> InteractionType | None:
     return InteractionType[value.upper()]
 
 
-class Counted:
+class CountedOption:
     """An attribute that is such an option, and may be set anew between two batches."""
 
     def __set_name__(self, owner: type, name: str) -> None:

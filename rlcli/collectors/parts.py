@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlcli.collectors.batch import Finals
+from rlcli.collectors.batch import FinalObservations
 from rlcli.collectors.finish import Filled, Seconds
 from rlcli.collectors.stored_states import Kept
-from rlcli.collectors.worker import Part
+from rlcli.collectors.worker import WorkerBatch
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, TRAJ_IDS, Key, show
-from rlcli.lanes.bounds import Worst, sentence
+from rlcli.vec_envs.bounds import Worst, sentence
 
 
 class Outside:
@@ -51,7 +51,7 @@ class Outside:
         return {key: dict(entry) for key, entry in self._found.items()}
 
 
-def merged(parts: Sequence[Part], memory: Mapping[Key, np.ndarray]) -> Filled:
+def merged(parts: Sequence[WorkerBatch], memory: Mapping[Key, np.ndarray]) -> Filled:
     """Return the rows of workers as those of one collector of all their lanes, which took as many steps as any of them.
 
     `parts`: in the order of their lanes.
@@ -85,7 +85,7 @@ def merged(parts: Sequence[Part], memory: Mapping[Key, np.ndarray]) -> Filled:
     )  # fmt: skip
 
 
-def _states(parts: Sequence[Part]) -> Kept:
+def _states(parts: Sequence[WorkerBatch]) -> Kept:
     """Return the states that all of them kept, in (lane, t) order."""
     return {
         key: (
@@ -113,18 +113,18 @@ def _stacked(rows: Sequence[np.ndarray], steps: int) -> np.ndarray:
     return found
 
 
-def _placed(parts: Sequence[Part]) -> list[tuple[Part, int]]:
+def _placed(parts: Sequence[WorkerBatch]) -> list[tuple[WorkerBatch, int]]:
     """Each part with its first lane."""
     before = np.cumsum([0, *(part.lanes for part in parts)]).tolist()
     return list(zip(parts, before, strict=False))
 
 
-def _column(part: Part, memory: Mapping[Key, np.ndarray], key: Key, at: int) -> np.ndarray:
+def _column(part: WorkerBatch, memory: Mapping[Key, np.ndarray], key: Key, at: int) -> np.ndarray:
     own = part.columns.get(key)
     return memory[key][at : at + part.lanes, : part.steps] if own is None else own
 
 
-def _check_alike(parts: Sequence[Part]) -> None:
+def _check_alike(parts: Sequence[WorkerBatch]) -> None:
     first = {*parts[0].keys, *parts[0].late}
     for index, part in enumerate(parts):
         if differing := first ^ {*part.keys, *part.late}:
@@ -135,7 +135,7 @@ def _check_alike(parts: Sequence[Part]) -> None:
             )  # fmt: skip
 
 
-def _finals(parts: Sequence[Part], steps: int) -> Finals:
+def _finals(parts: Sequence[WorkerBatch], steps: int) -> FinalObservations:
     """In (t, lane) order, as one collector keeps them."""
     found = [(at, *_followed(part, steps)) for part, at in _placed(parts)]
     places = [(t, lane + at) for at, own, _ in found for t, lane in own]
@@ -143,10 +143,10 @@ def _finals(parts: Sequence[Part], steps: int) -> Finals:
     of = [values for _, own, values in found if own]
     keys = of[0].keys() if of else ()
     values = {key: np.concatenate([each[key] for each in of])[order] for key in keys}
-    return Finals.of([places[i] for i in order], values)
+    return FinalObservations.of([places[i] for i in order], values)
 
 
-def _followed(part: Part, steps: int) -> tuple[list[tuple[int, int]], dict[Key, np.ndarray]]:
+def _followed(part: WorkerBatch, steps: int) -> tuple[list[tuple[int, int]], dict[Key, np.ndarray]]:
     """Return the rows of a part that are not followed by their successors in a batch of so many steps, and those."""
     if part.steps == steps:
         return part.places, {key: x for key, x in part.finals.items() if key in part.carrier}
@@ -158,7 +158,7 @@ def _followed(part: Part, steps: int) -> tuple[list[tuple[int, int]], dict[Key, 
     return [*part.places, *((last, lane) for lane in cut)], values
 
 
-def _seconds(parts: Sequence[Part]) -> Seconds | None:
+def _seconds(parts: Sequence[WorkerBatch]) -> Seconds | None:
     """Of the worker that took longest."""
     timed = [part.seconds for part in parts if part.seconds is not None]
     return max(timed, key=lambda seconds: seconds.total, default=None)

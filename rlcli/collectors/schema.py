@@ -34,11 +34,11 @@ from rlcli.keys import (
     under_next,
     unravel,
 )
-from rlcli.lanes.lanes import Schema
 from rlcli.specs import Categorical
 from rlcli.specs.dtypes import torch_dtype
 from rlcli.transforms import Faces
 from rlcli.transforms.delta_codec import delta_key, encode, kept_key, saves, scale_key
+from rlcli.vec_envs.vec_env import Schema
 
 ROW, SPARSE, BATCH, PASS, LATE = "row", "sparse", "batch", "pass", "late"
 MODES = ("full", "compact", "exact", "delta")
@@ -60,7 +60,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Entry:
+class SchemaEntry:
     """One key of a batch, of this `shape` in a row of one env.
 
     `stored`: whether the consumer gets it; `next_stored`: whether it gets `("next", key)` too, as the mode keeps it.
@@ -93,9 +93,9 @@ class BatchSchema:
     lanes: int
     mode: str
     kept: Kept
-    entries: tuple[Entry, ...]
+    entries: tuple[SchemaEntry, ...]
     observations: tuple[Key, ...]
-    late: tuple[Entry, ...] = ()
+    late: tuple[SchemaEntry, ...] = ()
     stride: int = 1
 
     def __getstate__(self) -> dict:
@@ -111,7 +111,7 @@ class BatchSchema:
         return [entry.key for entry in self.entries if entry.written == SPARSE and entry.stored]
 
     @cached_property
-    def delivered(self) -> dict[Key, Entry]:
+    def delivered(self) -> dict[Key, SchemaEntry]:
         """Root entries that the consumer gets, by key."""
         found = {entry.key: entry for entry in (*self.entries, *self.late)}
         return {key: entry for key, entry in found.items() if entry.stored}
@@ -123,7 +123,7 @@ class BatchSchema:
         return [] if self.mode == "compact" else [key for key in self.observations if key in found]
 
     @cached_property
-    def copies(self) -> dict[Key, Entry]:
+    def copies(self) -> dict[Key, SchemaEntry]:
         """Entries that passes write under `next` as well, by that key; `compact` drops those copies."""
         return {under_next(entry.key): entry for entry in self.entries if entry.written == PASS and entry.next_stored}
 
@@ -142,7 +142,7 @@ class BatchSchema:
         """Return the schema of batches that hold these columns, `[lanes, T, *shape]`, too; itself where it is."""
         known = {entry.key for entry in self.late}
         new = [
-            Entry(key, tuple(column.shape[2:]), column.dtype, self.delivers(key), written=LATE)
+            SchemaEntry(key, tuple(column.shape[2:]), column.dtype, self.delivers(key), written=LATE)
             for key, column in columns.items()
             if key not in known
         ]
@@ -181,8 +181,8 @@ def schema_of(
     few = {key for key in states if stride > 1 and live[key][1].kind == "f"}  # no whole number says: not kept
     observations = [key for key in faces.rows if as_tuple(key)[0] != RAW and key not in few]
 
-    def entry(key: Key, kind: tuple[tuple[int, ...], np.dtype], written: str, follows: Iterable[Key]) -> Entry:
-        return Entry(key, *kind, kept(key), key in follows and kept(under_next(key)), written)
+    def entry(key: Key, kind: tuple[tuple[int, ...], np.dtype], written: str, follows: Iterable[Key]) -> SchemaEntry:
+        return SchemaEntry(key, *kind, kept(key), key in follows and kept(under_next(key)), written)
 
     entries = [
         *(entry(key, kind, SPARSE if key in few else ROW, observations) for key, kind in live.items()),
@@ -334,7 +334,7 @@ def _kinds(env: EnvBase) -> dict[Key, int]:
     return {unravel(key): leaf.n for key, leaf in leaves if isinstance(leaf, Categorical)}
 
 
-def _field(entry: Entry) -> Field:
+def _field(entry: SchemaEntry) -> Field:
     dtype = entry.dtype if isinstance(entry.dtype, torch.dtype) else torch_dtype(entry.dtype)
     return Field(dtype, torch.Size(entry.shape))
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlcli.collectors.batch import Columns
-from rlcli.collectors.engine import Engine
+from rlcli.collectors.engine import Rollout
 from rlcli.collectors.loop import BoundBatch
 from rlcli.keys import Key
-from rlcli.lanes.lanes import Schema
 from rlcli.processes.region import Region
+from rlcli.vec_envs.vec_env import Schema
 
 
 class SharedBatch:
@@ -33,7 +33,7 @@ class SharedBatch:
 class SharedSlots:
     """Memory that a worker's engine writes batches to in place of its own pool: the slots that its parent shares."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Rollout) -> None:
         self.engine = engine
         self._batches: dict[int, BoundBatch] = {}
         self._data: dict[int, dict[Key, np.ndarray]] = {}

@@ -1,7 +1,7 @@
 """A recurrent policy's state: `("next", h)` of step t is `h` of row t+1.
 
 A `TensorDictPrimer` gives `h` its rows and, at resets, its default (`rlcli.envs.policy_transforms` adds it where it is
-missing); the policy's program writes row t+1. A policy whose state would have no place is refused. `States` says which
+missing); the policy's actor writes row t+1. A policy whose state would have no place is refused. `States` says which
 keys may be carried so, and which keep what they hold since nobody writes them (random actions, a policy that only reads
 them).
 """
@@ -14,12 +14,12 @@ from typing import Any
 from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.envs.policy_transforms import keys_of, written_states
 from rlcli.envs.serial import BatchedEnv
-from rlcli.envs.tensordict_lanes import TensorDictLanes
+from rlcli.envs.tensordict_vec_env import TensorDictVecEnv
 from rlcli.errors import ArgumentError
 from rlcli.keys import IS_INIT, STEP_RESULTS, Key, show
-from rlcli.lanes.lanes import Lanes, Schema
 from rlcli.transforms import TensorDictPrimer, Transform
 from rlcli.transforms.primer import state_keys
+from rlcli.vec_envs.vec_env import Schema, VecEnv
 
 
 def refuse_lost_states(policy: Any, offered: Iterable[Key]) -> None:
@@ -59,14 +59,14 @@ def no_place(key: Key, *, by_itself: bool = False) -> ArgumentError:
 class States:
     """The keys that a policy may carry, and who else writes them.
 
-    `transforms`: of the env, but for those that `lanes` steps itself.
+    `transforms`: of the env, but for those that `vec_env` steps itself.
     `rows`: every key that has rows. `primed`: those of all primers.
     """
 
-    def __init__(self, transforms: Iterable[Transform], lanes: Lanes, rows: Schema) -> None:
-        self.transforms, self.lanes, self.rows = list(transforms), lanes, rows
+    def __init__(self, transforms: Iterable[Transform], vec_env: VecEnv, rows: Schema) -> None:
+        self.transforms, self.vec_env, self.rows = list(transforms), vec_env, rows
         self._on_rows = _primed(self.transforms)
-        below = transforms_of(lanes.env) if isinstance(lanes, TensorDictLanes) else ()
+        below = transforms_of(vec_env.env) if isinstance(vec_env, TensorDictVecEnv) else ()
         self.primed = [*self._on_rows, *_primed(below)]
 
     def learn(self, states: Sequence[Key], rewrites: Set[Key]) -> None:
@@ -77,8 +77,8 @@ class States:
                 for t in self.transforms
                 if not isinstance(t, TensorDictPrimer) and key in t.writes(self.rows)
             ]
-            if key in self.lanes.schema and not isinstance(self.lanes, TensorDictLanes):
-                writers.append(self.lanes.name)
+            if key in self.vec_env.schema and not isinstance(self.vec_env, TensorDictVecEnv):
+                writers.append(self.vec_env.name)
             if writers:
                 raise ArgumentError(
                     f"the policy writes next.{show(key)}, which {writers[0]} writes",
@@ -92,12 +92,12 @@ class States:
                     why="row t keeps the state that step t began with; the new one belongs to the next step",
                     fix=f"Write ('next', {key!r})." if isinstance(key, str) else f"Write {('next', *key)!r}.",
                 )
-        if isinstance(self.lanes, TensorDictLanes):  # primers inside the env
-            self.lanes.states = [key for key in states if key in self.lanes.schema]
+        if isinstance(self.vec_env, TensorDictVecEnv):  # primers inside the env
+            self.vec_env.states = [key for key in states if key in self.vec_env.schema]
 
     def held(self, states: Sequence[Key]) -> list[Key]:
         """Return the keys whose rows go from step to step where nobody writes them."""
-        inside = self.lanes.states if isinstance(self.lanes, TensorDictLanes) else []
+        inside = self.vec_env.states if isinstance(self.vec_env, TensorDictVecEnv) else []
         return [key for key in [*self._on_rows, *inside] if key not in states]
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from torch import Tensor, nn
 
-from rlcli.collectors.programs import Bound
+from rlcli.collectors.actors import BoundActor
 from rlcli.errors import ArgumentError
 from rlcli.weight_update.receiver import check_apart
 from rlcli.weight_update.tensors import Source, matched, snapshot, wait, write
@@ -51,7 +51,7 @@ class Receiver(Protocol):
         """Write the newest to its models, whole; of each the version that it then has."""
 
 
-class Weights(Protocol):
+class CollectorWeights(Protocol):
     """What a collector publishes versions with."""
 
     version: int
@@ -162,16 +162,16 @@ class FollowedWeights:
         """The batch is whole, or given up."""
         self._in_flight = False
 
-    def adopting(self, program: Bound) -> Callable[[int], Any]:
-        """`program.act`, on the newest version at every step."""
+    def adopting(self, actor: BoundActor) -> Callable[[int], Any]:
+        """`actor.act`, on the newest version at every step."""
 
         def act(t: int) -> Any:
             if self._waits():
                 with self._lock:
                     self._adopt()
                 self._since.append((t, self.acting))
-                program.renew(t)
-            return program.act(t)
+                actor.renew(t)
+            return actor.act(t)
 
         return act
 

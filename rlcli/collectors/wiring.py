@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlcli.collectors.actors import ActorRunner, PolicyContext, RandomActor, TensorDictActor, lower
 from rlcli.collectors.devices import Placement, on_device, same_device
 from rlcli.collectors.options import Stepping
-from rlcli.collectors.programs import Program, RandomProgram, Setting, TensorDictProgram, lower
 from rlcli.collectors.schema import BatchSchema, Kept, always, keeper, schema_of
 from rlcli.collectors.states import refuse_lost_states, transforms_of
 from rlcli.envs import EnvBase, GymEnv, TransformedEnv
@@ -22,13 +22,10 @@ from rlcli.envs.base import own_methods, steps_as_ours
 from rlcli.envs.mdp import on_tensordicts
 from rlcli.envs.policy_transforms import with_policy_transforms
 from rlcli.envs.spaces import ACTIONS, action_format, drawn_alike, from_gym_space
-from rlcli.envs.tensordict_lanes import TensorDictLanes
+from rlcli.envs.tensordict_vec_env import TensorDictVecEnv
 from rlcli.envs.transformed import transforms_on
 from rlcli.errors import ArgumentError
 from rlcli.keys import IS_INIT, REWARD, Key, as_tuple, show, under_next, unravel
-from rlcli.lanes.actions import ActionFormat
-from rlcli.lanes.bounds import Interval
-from rlcli.lanes.lanes import Lanes, Schema
 from rlcli.modules.masks import mask_key_of
 from rlcli.specs import Composite
 from rlcli.transforms import (
@@ -42,6 +39,9 @@ from rlcli.transforms import (
 )
 from rlcli.transforms.delta_codec import delta_key, kept_key, scale_key
 from rlcli.transforms.primer import state_keys
+from rlcli.vec_envs.actions import ActionFormat
+from rlcli.vec_envs.bounds import Interval
+from rlcli.vec_envs.vec_env import Schema, VecEnv
 
 EnvMaker = EnvBase | Callable[[], EnvBase] | str
 
@@ -51,21 +51,20 @@ class Wired:
     """The parts that one collector steps.
 
     `env`: with all of its transforms.
-    `lanes`: the env's array face, which steps the inner ones of `transforms` itself where one of them has no columns;
-    `faces` says how each of the others is run.
-    `policy`: what acts, on tensordicts: `program` runs it.
+    `vec_env`: steps the inner ones of `transforms` itself where one has no columns; `faces`: how the others are run.
+    `policy`: what acts, on tensordicts: `actor` runs it.
     `own`: the part of `policy` that is of the kind that was given: the very object, or a copy on its device.
     `mask_key`: of the observation that says which actions are allowed.
     """
 
     env: EnvBase
-    lanes: Lanes
+    vec_env: VecEnv
     transforms: list[Transform]
     faces: Faces
     policy: Any
     own: Any
-    program: Program
-    random: RandomProgram
+    actor: ActorRunner
+    random: RandomActor
     mask_key: Key | None
     schema: BatchSchema
 
@@ -122,21 +121,21 @@ def delta_of(env: EnvBase) -> NextObservationDelta | None:
     return next((t for t in transforms_on(env) if isinstance(t, NextObservationDelta)), None)
 
 
-def array_face(env: EnvBase) -> tuple[Lanes, list[Transform]]:
-    """The array face of an env, and those of its transforms that are still to be run on its rows, innermost first.
+def array_face(env: EnvBase) -> tuple[VecEnv, list[Transform]]:
+    """The `VecEnv` of an env, and those of its transforms that are still to be run on its rows, innermost first.
 
     The env's own face speaks for methods of rlcli's alone.  Where a class of the user's overrides one, or a transform
     has no column face, all of the env is stepped on tensordicts: any part may read what any other wrote.  Only what
     belongs on the outside of batches, and what lies on that, is run on rows all the same.
     """
     if not isinstance(env, TransformedEnv) or not steps_as_ours(env):
-        lanes = getattr(env, "lanes", None)
-        return (lanes if isinstance(lanes, Lanes) and steps_as_ours(env) else TensorDictLanes(env)), []
+        vec_env = getattr(env, "vec_env", None)
+        return (vec_env if isinstance(vec_env, VecEnv) and steps_as_ours(env) else TensorDictVecEnv(env)), []
     base, transforms = env.base_env, env.transforms
     if not isinstance(base, TransformedEnv) and all(t.has_columns for t in transforms):
-        lanes, _ = array_face(base)
-        if not isinstance(lanes, TensorDictLanes):
-            return lanes, transforms
+        vec_env, _ = array_face(base)
+        if not isinstance(vec_env, TensorDictVecEnv):
+            return vec_env, transforms
     transforms, late = _apart(transforms)
     inside = next((place for place, t in enumerate(transforms) if t.outside_batches), len(transforms))
     for transform in transforms[inside:]:
@@ -153,9 +152,9 @@ def array_face(env: EnvBase) -> tuple[Lanes, list[Transform]]:
                 fix=f"Append {name} last.",
             )
     outside = [*transforms[inside:], *late]
-    lanes = TensorDictLanes(TransformedEnv(base, Compose(*transforms[:inside])))
-    lanes.keeps_rewards = not any("reward" in transform.out_keys for transform in outside)
-    return lanes, outside
+    vec_env = TensorDictVecEnv(TransformedEnv(base, Compose(*transforms[:inside])))
+    vec_env.keeps_rewards = not any("reward" in transform.out_keys for transform in outside)
+    return vec_env, outside
 
 
 def _apart(transforms: Sequence[Transform]) -> tuple[list[Transform], list[Transform]]:
@@ -183,7 +182,7 @@ def _apart(transforms: Sequence[Transform]) -> tuple[list[Transform], list[Trans
 
 def wire(
     env: EnvBase,
-    face: tuple[Lanes, list[Transform]],
+    face: tuple[VecEnv, list[Transform]],
     policy: Any,
     placement: Placement,
     stepping: Stepping,
@@ -197,37 +196,37 @@ def wire(
     `policy`: what acts; `stepping` says how, and what of it is kept. `mode`: how next observations are kept.
     `random_frames`: how many frames take random actions before the policy acts.
     """
-    lanes, transforms = face
+    vec_env, transforms = face
     if own_methods(env, ["maybe_reset"]):
         raise ArgumentError(
             f"{type(env).__name__} has its own maybe_reset, which a collector never calls",
             why="the row that begins step t+1 is the one that step t showed, but where an episode ended",
             fix="Override _reset or reset for what is done at resets, _step or step for the rest.",
         )
-    asked = placement.env
-    if isinstance(lanes, TensorDictLanes) and asked and not same_device(asked, lanes.env.device or torch.device("cpu")):
-        lanes.env.to(asked)
-    lanes.limit_frames(stepping.max_frames_per_traj)  # may refuse; the engine limits only the episodes that it begins
-    lanes.limit_frames(None)
+    asked, cpu = placement.env, torch.device("cpu")
+    if isinstance(vec_env, TensorDictVecEnv) and asked and not same_device(asked, vec_env.env.device or cpu):
+        vec_env.env.to(asked)
+    vec_env.limit_frames(stepping.max_frames_per_traj)  # may refuse; the engine limits only the episodes that it begins
+    vec_env.limit_frames(None)
     reward = {REWARD: ((1,), np.dtype(np.float32))}
-    shown = dict(lanes.schema)
+    shown = dict(vec_env.schema)
     for transform in transforms:
         shown |= transform.plan({**shown, **reward})
-    setting = Setting(lanes.actions, shown, env.batch_size, placement, stepping.exploration_type)
-    mask_key = _mask_key(policy, shown, lanes.actions, stepping)
-    used, own, program = _program(env, lanes, policy, setting, random_frames, mask_key)
-    actions = random_actions(env, lanes) or lanes.actions
-    random = RandomProgram(actions, program.log_prob_key, program.log_prob_shape, mask_key)
-    faces = choose_faces(transforms, {**lanes.schema, **reward}, program.reads | random.reads)
-    if lanes.rewards is not None:
+    setting = PolicyContext(vec_env.actions, shown, env.batch_size, placement, stepping.exploration_type)
+    mask_key = _mask_key(policy, shown, vec_env.actions, stepping)
+    used, own, actor = _actor(env, vec_env, policy, setting, random_frames, mask_key)
+    actions = random_actions(env, vec_env) or vec_env.actions
+    random = RandomActor(actions, actor.log_prob_key, actor.log_prob_shape, mask_key)
+    faces = choose_faces(transforms, {**vec_env.schema, **reward}, actor.reads | random.reads)
+    if vec_env.rewards is not None:
         faces.needs.add(REWARD)
     batches = schema_of(
-        lanes.n, faces, program.live, {**random.once, **program.once},
-        _kept(env, lanes, shown, program, random, stepping.keep_keys),
+        vec_env.n, faces, actor.live, {**random.once, **actor.once},
+        _kept(env, vec_env, shown, actor, random, stepping.keep_keys),
         mode=mode, track_ids=stepping.track_traj_ids, track_version=stepping.tracks_version,
-        states=program.states, stride=stepping.recurrent_state_stride,
+        states=actor.states, stride=stepping.recurrent_state_stride,
     )  # fmt: skip
-    return Wired(env, lanes, transforms_on(env), faces, used, own, program, random, mask_key, batches)
+    return Wired(env, vec_env, transforms_on(env), faces, used, own, actor, random, mask_key, batches)
 
 
 def _mask_key(policy: Any, shown: Schema, actions: ActionFormat, stepping: Stepping) -> Key | None:
@@ -248,40 +247,40 @@ def _mask_key(policy: Any, shown: Schema, actions: ActionFormat, stepping: Stepp
     return key
 
 
-def _program(
-    env: EnvBase, lanes: Lanes, policy: Any, setting: Setting, random_frames: int, mask_key: Key | None
-) -> tuple[Any, Any, Program]:
+def _actor(
+    env: EnvBase, vec_env: VecEnv, policy: Any, setting: PolicyContext, random_frames: int, mask_key: Key | None
+) -> tuple[Any, Any, ActorRunner]:
     """Return what acts, on tensordicts; the part of it that is of the kind that was given; and what runs it."""
     used, own = None, None
-    random = random_actions(env, lanes)
-    program: Program = RandomProgram(random or lanes.actions, mask_key=mask_key)
+    random = random_actions(env, vec_env)
+    actor: ActorRunner = RandomActor(random or vec_env.actions, mask_key=mask_key)
     if random_frames:
-        refuse_own_random(env, lanes)
+        refuse_own_random(env, vec_env)
     if policy is None and random is None:
         if not own_methods(env, ["rand_action"]) and isinstance(env.action_spec, Composite | None):
             action_format(env.action_spec, len(env.batch_size))  # refuses it
-        program = TensorDictProgram(env.rand_action, setting, why=f"the env has {_own_random(env)}")
+        actor = TensorDictActor(env.rand_action, setting, why=f"the env has {_own_random(env)}")
     elif policy is not None:
         refuse_lost_states(policy, setting.inputs)
         called = on_tensordicts(policy, list(setting.inputs))
         used, _ = on_device(called, setting.placement.policy)
         own = used if called is policy else used.module
-        legal = partial(_legal, env, lanes.bounds.intervals)
+        legal = partial(_legal, env, vec_env.bounds.intervals)
         states = set(state_keys(policy))  # which its modules take for 0 where an episode begins
         odd = any(isinstance(t, TensorDictPrimer) and t.default_value != 0 and states & {*t.out_keys}
                   for t in transforms_of(env))  # fmt: skip
-        program = lower(used, setting, legal, whole=lanes.on_tensordicts or odd, early=random_frames > 0)
-    if isinstance(lanes, TensorDictLanes) and isinstance(program, TensorDictProgram):
-        program.flags = lanes.flags
-    return used, own, program
+        actor = lower(used, setting, legal, whole=vec_env.on_tensordicts or odd, early=random_frames > 0)
+    if isinstance(vec_env, TensorDictVecEnv) and isinstance(actor, TensorDictActor):
+        actor.flags = vec_env.flags
+    return used, own, actor
 
 
-def random_actions(env: EnvBase, lanes: Lanes) -> ActionFormat | None:
+def random_actions(env: EnvBase, vec_env: VecEnv) -> ActionFormat | None:
     """Return how the env's random actions look and what they are drawn from; None where only the env can draw them.
 
     They are those of its `action_spec`, which a user may have narrowed, or given another dtype or a class of its own.
     """
-    spec, actions = env.action_spec, lanes.actions
+    spec, actions = env.action_spec, vec_env.actions
     if own_methods(env, ["rand_action"]) or not isinstance(spec, ACTIONS) or own_methods(spec, spec.drawn_by):
         return None
     made = from_gym_space(actions.space, categorical=actions.categorical)
@@ -295,19 +294,19 @@ def _own_random(env: EnvBase) -> str:
     return "its own rand_action" if own else f"an action_spec of its own, {type(env.action_spec).__name__}"
 
 
-def refuse_own_random(env: EnvBase, lanes: Lanes) -> None:
+def refuse_own_random(env: EnvBase, vec_env: VecEnv) -> None:
     """Raise where the env's random actions are not those that first frames take."""
-    if random_actions(env, lanes) is None:
+    if random_actions(env, vec_env) is None:
         raise ArgumentError(
             "the first frames take uniform random actions", why=f"{type(env).__name__} has {_own_random(env)}",
             fix="Use init_random_frames=0, and collect the first frames with a collector without a policy.",
         )  # fmt: skip
 
 
-def refuse_random_now(env: EnvBase, lanes: Lanes, program: Program) -> None:
+def refuse_random_now(env: EnvBase, vec_env: VecEnv, actor: ActorRunner) -> None:
     """Raise where a collector that was made without random first frames cannot take some all the same."""
-    refuse_own_random(env, lanes)
-    if program.late is not None and program.late.kinds is None:
+    refuse_own_random(env, vec_env)
+    if actor.late is not None and actor.late.kinds is None:
         raise ArgumentError(
             "random frames cannot come before the policy has acted",
             why="its first step shows which columns batches have", fix="Give init_random_frames to the constructor.",
@@ -315,15 +314,15 @@ def refuse_random_now(env: EnvBase, lanes: Lanes, program: Program) -> None:
 
 
 def _kept(
-    env: EnvBase, lanes: Lanes, shown: Schema, program: Program, random: Program, keep_keys: Sequence[Key] | None
+    env: EnvBase, vec_env: VecEnv, shown: Schema, actor: ActorRunner, random: ActorRunner, keep: Sequence[Key] | None
 ) -> Kept:
-    """Return what `keep_keys` asks for; keys of differences stand for the next observations that they are made of."""
-    late = lanes.on_tensordicts or (program.late is not None and program.late.kinds is None)
-    known = [*shown, *map(under_next, shown), *program.live, *program.once, *random.once, *always()]
+    """Return what `keep` asks for; keys of differences stand for the next observations that they are made of."""
+    late = vec_env.on_tensordicts or (actor.late is not None and actor.late.kinds is None)
+    known = [*shown, *map(under_next, shown), *actor.live, *actor.once, *random.once, *always()]
     delta, parts = delta_of(env), (delta_key, scale_key, kept_key)
     coded = {} if delta is None else {part(key): under_next(key) for key in delta.keys for part in parts}
-    asked = None if keep_keys is None else [coded.get(as_tuple(key), key) for key in keep_keys]
-    return keeper(asked, list(shown), known, [*program.states, IS_INIT], late=late)  # false in every successor
+    asked = None if keep is None else [coded.get(as_tuple(key), key) for key in keep]
+    return keeper(asked, list(shown), known, [*actor.states, IS_INIT], late=late)  # false in every successor
 
 
 def _legal(env: EnvBase, intervals: dict[Key, Interval], key: Key, values: np.ndarray) -> np.ndarray:

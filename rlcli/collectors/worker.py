@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rlcli.collectors.base import called
 from rlcli.collectors.collector import Collector
-from rlcli.collectors.engine import Engine
+from rlcli.collectors.engine import Rollout
 from rlcli.collectors.finish import Ended, Filled, Seconds, TrajectoryPool, assemble
 from rlcli.collectors.options import Stepping
 from rlcli.collectors.schema import PASS, BatchSchema
@@ -31,14 +31,14 @@ from rlcli.collectors.stored_states import Kept
 from rlcli.collectors.wiring import make_env
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, Key, show, under_next, unravel
-from rlcli.lanes.lanes import Schema
-from rlcli.lanes.told import Told
 from rlcli.processes.channel import Channel, unpacked
 from rlcli.processes.line import Line
 from rlcli.processes.pulse import BEAT, beat
 from rlcli.processes.region import Region
 from rlcli.processes.serving import serve
 from rlcli.processes.streams import seed_streams
+from rlcli.vec_envs.told import Told
+from rlcli.vec_envs.vec_env import Schema
 from rlcli.weight_update.newest import SharedNewest
 from rlcli.weight_update.receiver import ModelsReceiver
 from rlcli.weight_update.sender import Handle
@@ -58,7 +58,7 @@ class Sent:
 
     `stepping`: `Stepping.pickled()`.
     `hooks`: the pickled pair of what is called before each batch, and with each batch.
-    `told`: what the parent's program has registered.
+    `told`: what the parent's actor has registered.
     `threads`: of one torch operation. `quiet`: whether it shows no warnings.
     """
 
@@ -70,7 +70,7 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Part:
+class WorkerBatch:
     """One worker's account of the rows that it has written: `Filled`, less the columns in shared memory.
 
     `lanes`, `steps`: of each lane, the steps that were taken: fewer than asked for where a batch ends with an episode.
@@ -104,7 +104,7 @@ class Part:
     ends: list[Ended] = field(default_factory=list)
 
 
-def columns_of(engine: Engine) -> Schema:
+def columns_of(engine: Rollout) -> Schema:
     """Key -> (shape, dtype) of a row of the columns that are shared: what the loop writes, and what passes add."""
     kinds = {key: (shape[2:], dtype) for key, (shape, dtype) in engine.memory_for(1).items()}
     for entry in engine.schema.entries:
@@ -173,14 +173,14 @@ class CollectorWorker:
         seed_streams(own)
         torch.manual_seed(seed % 2**63)  # a policy_factory makes the same weights in all workers
         self.collector = Collector(**vars(stepping), pre_collect_hook=self.pre_hook)
-        self.collector.lanes.clock = clock.data  # type: ignore[assignment]
+        self.collector.vec_env.clock = clock.data  # type: ignore[assignment]
         torch.manual_seed(own % 2**64)
-        self._engine: Engine | None = None
+        self._engine: Rollout | None = None
         taken = self.env.full_action_spec[(0,) * len(self.env.batch_size)]  # of one lane
         return {
             "lanes": self.collector.envs, "batched": self.collector.batched, "schema": self.collector.schema,
-            "next_obs": self.collector.next_obs, "name": self.collector.lanes.name,
-            "step_timeout": self.collector.lanes.step_timeout,
+            "next_obs": self.collector.next_obs, "name": self.collector.vec_env.name,
+            "step_timeout": self.collector.vec_env.step_timeout,
             "actions": "; ".join(f"{show(unravel(key))} {spec}" for key, spec in taken.items(True, True)),
         }  # fmt: skip
 
@@ -227,7 +227,7 @@ class CollectorWorker:
         forget: Sequence[int] = (),
         new: Any = None,
         weights: Mapping[str, bytes] | None = None,
-    ) -> Part:
+    ) -> WorkerBatch:
         """Write the next batch into a slot, a new one where `new` is what `share` needs, after `weights` were taken."""
         self.receivers.take(weights or {})
         self.slots.forget(forget)
@@ -238,7 +238,7 @@ class CollectorWorker:
         filled = self._shown(filled)
         apart, late = self._in_place(filled.columns, memory, filled.shape[1]), filled.late
         wanted = filled.schema.successors
-        return Part(
+        return WorkerBatch(
             *filled.shape, tuple(filled.columns), apart, late,
             {key: filled.carrier[key] for key in wanted}, filled.finals.places, filled.finals.stacked(),
             filled.schema, filled.raw_reward, None if filled.done is filled.columns.get(DONE) else filled.done,

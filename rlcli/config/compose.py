@@ -64,7 +64,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CheckedCommand:
     """A checked command: verb, overrides for Hydra, recipes as they were read; a job, or the overrides of a sweep."""
 
     verb: str
@@ -95,7 +95,7 @@ def plan(
     multirun: bool = False,
     look: bool = False,
     flags: Collection[str] = (),
-) -> Plan:
+) -> CheckedCommand:
     """Check a whole command, composing every job of a sweep, before anything runs.
 
     Parameters
@@ -121,12 +121,12 @@ def plan(
     if bad:  # the rest can still be checked without the recipe
         checked = [item for item in checked if item.key != "recipe"]
         contents = {}
-    # the sweeps that recipes ask for are in `Plan.sweep`, and Hydra is handed those
+    # the sweeps that recipes ask for are in `CheckedCommand.sweep`, and Hydra is handed those
     handed = {name: _without_sweeper(data) for name, data in contents.items()} if multirun else contents
     losses = {name for item in checked if item.key == "loss" for name in item.values}
     losses |= {name for data in contents.values() for name in overridden(data.get("defaults", [])).values()}
     stored = _store(schema, verb, handed, losses)
-    ready = Plan(verb, tuple(checked), contents)
+    ready = CheckedCommand(verb, tuple(checked), contents)
     if multirun:
         ready = replace(ready, sweep=_sweep(ready, recipes, problems))
     jobs = expand(ready.sweep) if multirun else [ready.overrides]
@@ -201,7 +201,7 @@ def typed(verb: str, node: DictConfig, overrides: Iterable[str]) -> CollectConfi
     return cfg
 
 
-def whole_tree(ready: Plan) -> DictConfig:
+def whole_tree(ready: CheckedCommand) -> DictConfig:
     """Return the tree of a plan's job with Hydra's own branch, to be looked at."""
     return _compose_tree(ready.verb, ready.overrides)
 
@@ -213,7 +213,7 @@ def without_hydra(node: DictConfig) -> DictConfig:
     return node
 
 
-def _sweep(ready: Plan, recipes: Any, problems: list[Problem]) -> tuple[Checked, ...]:
+def _sweep(ready: CheckedCommand, recipes: Any, problems: list[Problem]) -> tuple[Checked, ...]:
     """Return the overrides of a sweep, those included that a recipe asks for in `hydra.sweeper.params`."""
     typed_keys = {item.key for item in ready.checked}
     chosen = [item for item in ready.checked if item.key == "recipe"][-1:]

@@ -181,10 +181,8 @@ NAMED: dict[str, dict[str, Part]] = {
     "env": {},
     "wrapper": {
         **{name: Part(f"gymnasium.wrappers:{name}") for name in _GYMNASIUM.split()},
-        **{
-            name: Part(f"rlcli.lanes.wrappers:{name}")
-            for name in ("ActionMask", "BoundAction", "LinearReward", "SelectEntries")
-        },
+        "ActionMask": Part("rlcli.vec_envs.wrappers:ActionMaskWrapper"),
+        **{name: Part(f"rlcli.vec_envs.wrappers:{name}") for name in ("BoundAction", "LinearReward", "SelectEntries")},
     },
     "transform": {name: Part(f"rlcli.transforms:{name}") for name in _TRANSFORMS.split()},
 }

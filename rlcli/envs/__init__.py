@@ -1,11 +1,11 @@
-"""Environments: a TensorDict face for people, an array face for the collector's loop."""
+"""Environments: TensorDicts for people, a `VecEnv` for the collector's loop."""
 
 from tensordict.nn import InteractionType as ExplorationType
 from tensordict.nn import set_interaction_type as set_exploration_type
 from tensordict.nn.probabilistic import interaction_type as exploration_type
 
 from rlcli.envs.base import EnvBase
-from rlcli.envs.lanes_env import GymEnv, NativeEnv, make_native
+from rlcli.envs.gym_env import GymEnv, NativeEnv, make_native
 from rlcli.envs.mdp import step_mdp
 from rlcli.envs.parallel import ParallelEnv
 from rlcli.envs.policy_transforms import with_policy_transforms

@@ -1,7 +1,7 @@
 """Envs that only know TensorDicts, in worker processes: what `SerialEnv` calls on each of its envs is called there.
 
 What an env is given and what it shows is sent as numpy arrays. Envs without parts of their own are stepped through
-shared memory instead: `rlcli.lanes.parallel_lanes`.
+shared memory instead: `rlcli.vec_envs.parallel_vec_env`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from rlcli.envs.base import SPECS, EnvBase
 from rlcli.envs.serial import Stacked, brief, differing, made, transforms_within
 from rlcli.errors import ArgumentError, EnvError, check_seconds
 from rlcli.keys import Key
-from rlcli.lanes.episodes import episode_seed
-from rlcli.lanes.shares import shared_out
-from rlcli.lanes.told import Told, told
 from rlcli.processes.channel import Channel, packed, unpacked
 from rlcli.processes.crew import Crew, Lost
 from rlcli.processes.line import Line
 from rlcli.processes.serving import serve
 from rlcli.processes.streams import seed_streams
 from rlcli.processes.worker import Worker
+from rlcli.vec_envs.episodes import episode_seed
+from rlcli.vec_envs.shares import shared_out
+from rlcli.vec_envs.told import Told, told
 
 TARGET = f"{__name__}:work"
 CALL = 1

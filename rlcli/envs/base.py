@@ -1,7 +1,7 @@
 """The TensorDict face of an environment: reset, step, step_and_maybe_reset, rollout.
 
 A subclass gives specs and two methods, `_reset` and `_step`; everything else is written here once.  The collector does
-not walk this path for envs that have an array face (`lanes`); it is what users call by hand, and the slow plain oracle
+not walk this path for envs that have a `vec_env`; it is what users call by hand, and the slow plain oracle
 of the fast loop.
 """
 

@@ -17,19 +17,19 @@ from rlcli.config.problem import raise_all
 from rlcli.config.registry import wrapper_call
 from rlcli.config.schemas import CollectConfig, Config, EnvConfig
 from rlcli.envs.base import EnvBase
-from rlcli.envs.lanes_env import GymEnv, make_native
+from rlcli.envs.gym_env import GymEnv, make_native
 from rlcli.envs.parallel import ParallelEnv
 from rlcli.envs.serial import SerialEnv
 from rlcli.envs.transformed import TransformedEnv, transforms_on
 from rlcli.errors import ConfigError, ResourceError, RlcliError, in_words
 from rlcli.keys import ACTION_MASK, Key, as_tuple, unravel
-from rlcli.lanes.building import beside
-from rlcli.lanes.engines import auto_prefers_native
-from rlcli.lanes.make import configured, numbered, set_limit, set_stickiness
-from rlcli.lanes.shares import shared_out
 from rlcli.processes.memory import free_memory, process_memory, size
 from rlcli.specs import Bounded, TensorSpec
 from rlcli.transforms import FrameStack, RewardNorm, RewardScaling, RunningNorm, SignTransform, Transform, by_name
+from rlcli.vec_envs.building import beside
+from rlcli.vec_envs.engines import auto_prefers_native
+from rlcli.vec_envs.make import configured, numbered, set_limit, set_stickiness
+from rlcli.vec_envs.shares import shared_out
 
 EVALUATION_ENVS = 32  # of one evaluation at most, unless more are asked for
 SURE_AFTER = 2.0  # seconds, from which the envs made so far say something of the others
@@ -59,9 +59,9 @@ def build_env(
         base = _parallel(cfg, offset, on_worker_error, first)
     else:
         base = _native(cfg, lanes) if wants_native(cfg, lanes) else _serial(cfg, lanes, offset, first, key)
-    base.lanes.step_timeout = cfg.step_timeout  # type: ignore[attr-defined]
+    base.vec_env.step_timeout = cfg.step_timeout  # type: ignore[attr-defined]
     if cfg.info_keys:
-        base.lanes.keep_info(cfg.info_keys)  # type: ignore[attr-defined]
+        base.vec_env.keep_info(cfg.info_keys)  # type: ignore[attr-defined]
     for transform in build_transforms(cfg, base, gamma):
         try:
             base = TransformedEnv(base, transform)
@@ -150,7 +150,7 @@ def _parallel(cfg: EnvConfig, offset: int, on_worker_error: str, first: GymEnv |
         cfg.num, _makers(cfg, cfg.num, offset), **_dealt_out(cfg, on_worker_error), step_timeout=cfg.step_timeout,
         start_method=method, first=None if first is None else first.gym,
     )  # fmt: skip
-    heavy = env.lanes.heavy  # type: ignore[union-attr]
+    heavy = env.vec_env.heavy  # type: ignore[union-attr]
     if heavy and env.start_method != "fork":
         print(
             f"the code of {cfg.id} imports {', '.join(heavy)} in every worker process, which costs "
@@ -255,7 +255,7 @@ def narrowed(env: EnvBase) -> list[Key]:
     """Return the observations that an env declares as float64, and that are stored as float32."""
     while isinstance(env, TransformedEnv):
         env = env.base_env
-    leaves = getattr(getattr(env, "lanes", None), "leaves", ())
+    leaves = getattr(getattr(env, "vec_env", None), "leaves", ())
     return [leaf.key for leaf in leaves if leaf.stored != leaf.dtype]
 
 

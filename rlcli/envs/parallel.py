@@ -11,13 +11,13 @@ import gymnasium as gym
 
 from rlcli.envs.apart import Apart
 from rlcli.envs.base import EnvBase
-from rlcli.envs.lanes_env import GymEnv, LanesEnv, made_again, recipe_of
+from rlcli.envs.gym_env import GymEnv, VecEnvAdapter, made_again, recipe_of
 from rlcli.envs.serial import BatchedEnv, differing, made, narrows, one_each
 from rlcli.errors import ArgumentError, in_words
-from rlcli.lanes.bounds import strictest
-from rlcli.lanes.make import GymRecipe
-from rlcli.lanes.parallel_lanes import ParallelLanes
 from rlcli.processes.worker import USUAL_METHOD
+from rlcli.vec_envs.bounds import strictest
+from rlcli.vec_envs.make import GymRecipe
+from rlcli.vec_envs.parallel_vec_env import ParallelVecEnv
 
 Maker = str | EnvBase | Callable[[], EnvBase]
 OPTIONS = ("categorical_action_encoding", "narrow", "out_of_bounds")
@@ -65,7 +65,7 @@ class ParallelEnv(BatchedEnv):
 
     Notes
     -----
-    Plain `GymEnv`s are stepped through shared memory (`lanes`). Envs with parts of their own, such as transforms
+    Plain `GymEnv`s are stepped through shared memory (`vec_env`). Envs with parts of their own, such as transforms
     inside, are stepped through their TensorDict faces: their workers import torch, neither the caller steps some nor
     are workers replaced, and a running scale inside learns at every step, not once a batch.
 
@@ -107,21 +107,21 @@ class ParallelEnv(BatchedEnv):
             self.inner = self._plain(given, device, first)
         self._take_specs()
 
-    def _plain(self, given: list[tuple[GymRecipe, dict[str, Any]]], device, first: gym.Env | None) -> LanesEnv:
+    def _plain(self, given: list[tuple[GymRecipe, dict[str, Any]]], device, first: gym.Env | None) -> VecEnvAdapter:
         """Gymnasium envs without parts of their own."""
         options = given[0][1]
         for place, (_, other) in enumerate(given[1:], 1):
             for name in OPTIONS[:2]:
                 if other[name] != options[name]:
                     raise differing(place, name, str(other[name]), str(options[name]))
-        lanes = ParallelLanes(
+        vec_env = ParallelVecEnv(
             sent([recipe for recipe, _ in given]), **self._processes,
             categorical=options["categorical_action_encoding"], narrow=options["narrow"],
             out_of_bounds=strictest(each["out_of_bounds"] for _, each in given),
             first=first,
         )  # fmt: skip
         self._makers = [partial(GymEnv, recipe, **each) for recipe, each in given]
-        return LanesEnv(lanes, *lanes.spaces, batched=True, device=device)
+        return VecEnvAdapter(vec_env, *vec_env.spaces, batched=True, device=device)
 
     def __reduce_ex__(self, protocol):
         if type(self) is not ParallelEnv:
@@ -129,13 +129,13 @@ class ParallelEnv(BatchedEnv):
         return made_again(partial(ParallelEnv, len(self._makers), self._makers, **self._processes, device=self.device))
 
     def __repr__(self) -> str:
-        if self.lanes is None:
+        if self.vec_env is None:
             return f"ParallelEnv({self.envs[0]!r}, {len(self._makers)}, start_method={self.start_method!r})"
-        lanes: Any = self.lanes
-        heavy = f", imports {', '.join(lanes.heavy)}" if lanes.heavy else ""
+        vec_env: Any = self.vec_env
+        heavy = f", imports {', '.join(vec_env.heavy)}" if vec_env.heavy else ""
         method = f"start_method={self.start_method!r}"
-        workers = f"workers={len(lanes.crew.workers)}" + (", caller_steps=True" if lanes.own else "")
-        return f"ParallelEnv({lanes.name}, {lanes.n}, {workers}, {method}{heavy})"
+        workers = f"workers={len(vec_env.crew.workers)}" + (", caller_steps=True" if vec_env.own else "")
+        return f"ParallelEnv({vec_env.name}, {vec_env.n}, {workers}, {method}{heavy})"
 
 
 def _described(maker: Maker) -> tuple[GymRecipe, dict[str, Any]] | EnvBase:
@@ -155,8 +155,8 @@ def _described(maker: Maker) -> tuple[GymRecipe, dict[str, Any]] | EnvBase:
         if env is not maker:
             env.close()
         return env
-    lanes: Any = env.lanes
-    found = lanes.actions.categorical, narrows(lanes), env.out_of_bounds
+    vec_env: Any = env.vec_env
+    found = vec_env.actions.categorical, narrows(vec_env), env.out_of_bounds
     if env is not maker and not isinstance(env.recipe.source, gym.Env):  # else it is to be sent as it is
         env.close()
     return env.recipe, dict(zip(OPTIONS, found, strict=True))

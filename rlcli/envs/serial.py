@@ -11,16 +11,16 @@ import torch
 from tensordict import TensorDictBase
 
 from rlcli.envs.base import SPECS, EnvBase, next_of, own_methods, root_of, steps_as_ours
-from rlcli.envs.lanes_env import GymEnv, LanesEnv, made_again
+from rlcli.envs.gym_env import GymEnv, VecEnvAdapter, made_again
 from rlcli.envs.transformed import TransformedEnv, transforms_on
 from rlcli.errors import ArgumentError
 from rlcli.keys import RESET
-from rlcli.lanes.bounds import Bounds, strictest
-from rlcli.lanes.episodes import episode_seed
-from rlcli.lanes.gym_lanes import GymLanes, innermost
-from rlcli.lanes.lanes import Lanes
 from rlcli.specs import TensorSpec
 from rlcli.transforms import by_name
+from rlcli.vec_envs.bounds import Bounds, strictest
+from rlcli.vec_envs.episodes import episode_seed
+from rlcli.vec_envs.gym_vec_env import GymVecEnv, innermost
+from rlcli.vec_envs.vec_env import VecEnv
 
 Maker = str | Callable[[], EnvBase]
 _SEEDING = ("set_seed", "_set_seed")
@@ -53,9 +53,9 @@ class BatchedEnv(EnvBase):
         self._take_specs()
 
     @property
-    def lanes(self) -> Lanes | None:
-        """The array face, or None where the envs have none."""
-        return getattr(self.inner, "lanes", None)
+    def vec_env(self) -> VecEnv | None:
+        """The `VecEnv`, or None where the envs have none."""
+        return getattr(self.inner, "vec_env", None)
 
     @property
     def infos(self) -> dict[tuple[int, int], dict[str, float]]:
@@ -104,7 +104,7 @@ class SerialEnv(BatchedEnv):
 
     Notes
     -----
-    Plain `GymEnv`s are stepped by one array loop (`lanes`).  Envs with parts of their own, such as transforms inside,
+    Plain `GymEnv`s are stepped by one array loop (`vec_env`).  Envs with parts of their own, such as transforms inside,
     are stepped one by one through their TensorDict faces.
 
     Pickled, it is the way to make its like: the envs on the other side begin anew.
@@ -211,24 +211,24 @@ def _check_outside(env: EnvBase, kind: str) -> None:
 
 def _together(envs: list[EnvBase], device) -> EnvBase:
     if all(type(env) is GymEnv and not env.own_parts for env in envs):
-        first = envs[0].lanes  # type: ignore[attr-defined]
+        first = envs[0].vec_env  # type: ignore[attr-defined]
         gyms = [env.gym for env in envs]  # type: ignore[attr-defined]
         mode = strictest(env.out_of_bounds for env in envs)
         for place, env in enumerate(envs[1:], 1):
-            other = env.lanes  # type: ignore[attr-defined]
+            other = env.vec_env  # type: ignore[attr-defined]
             if other.actions.categorical != first.actions.categorical:
                 raise differing(place, "action_spec", *map(brief, (env.action_spec, envs[0].action_spec)))
             if narrows(other) != narrows(first):
                 specs = env.observation_spec, envs[0].observation_spec
                 raise differing(place, "observation_spec", *map(brief, specs))
-        lanes = GymLanes(gyms, categorical=first.actions.categorical, narrow=narrows(first), out_of_bounds=mode)
-        return LanesEnv(lanes, gyms[0].observation_space, gyms[0].action_space, batched=True, device=device)
+        vec_env = GymVecEnv(gyms, categorical=first.actions.categorical, narrow=narrows(first), out_of_bounds=mode)
+        return VecEnvAdapter(vec_env, gyms[0].observation_space, gyms[0].action_space, batched=True, device=device)
     return Stacked(envs, device)
 
 
-def narrows(lanes: GymLanes) -> bool:
+def narrows(vec_env: GymVecEnv) -> bool:
     """Say whether some observations are stored in a smaller dtype than the env's."""
-    return any(leaf.stored != leaf.dtype for leaf in lanes.leaves)
+    return any(leaf.stored != leaf.dtype for leaf in vec_env.leaves)
 
 
 def differing(place: int, name: str, found: str, first: str) -> ArgumentError:
@@ -247,22 +247,22 @@ def brief(spec: TensorSpec) -> str:
 
 def _shared_bounds(envs: list[EnvBase]) -> Bounds | None:
     """One count for the observations of all these envs; None where they do not look at the same bounds themselves."""
-    found: list[Lanes] = []
+    found: list[VecEnv] = []
     for env in envs:
         while isinstance(env, TransformedEnv) and steps_as_ours(env):
             env = env.base_env
-        lanes = getattr(env, "lanes", None)
-        if not isinstance(lanes, Lanes) or not steps_as_ours(env):
+        vec_env = getattr(env, "vec_env", None)
+        if not isinstance(vec_env, VecEnv) or not steps_as_ours(env):
             return None
-        found.append(lanes)
+        found.append(vec_env)
     intervals = found[0].bounds.intervals
-    if any(lanes.bounds.intervals != intervals for lanes in found):
+    if any(vec_env.bounds.intervals != intervals for vec_env in found):
         return None
-    cells = [lanes.bounds.rounded for lanes in found]
+    cells = [vec_env.bounds.rounded for vec_env in found]
     rounded = {key: [cell for each in cells for cell in each.get(key, ())] for key in cells[0]}
-    shared = Bounds(intervals, strictest(lanes.bounds.mode for lanes in found), rounded)
-    for lanes in found:
-        lanes.bounds = shared
+    shared = Bounds(intervals, strictest(vec_env.bounds.mode for vec_env in found), rounded)
+    for vec_env in found:
+        vec_env.bounds = shared
     return shared
 
 
@@ -342,8 +342,8 @@ def _seed_one(env: EnvBase, seed: int, place: int, total: int) -> None:
     base = env
     while isinstance(base, TransformedEnv) and not own_methods(base, _SEEDING):
         base = base.base_env
-    if isinstance(base, LanesEnv) and not own_methods(base, _SEEDING):
-        base.lanes.seed(seed, first_lane=place, total=total)
+    if isinstance(base, VecEnvAdapter) and not own_methods(base, _SEEDING):
+        base.vec_env.seed(seed, first_lane=place, total=total)
     else:  # mixed, not counted on: the seeds 3 and 4 have no env in common
         env.set_seed(episode_seed(seed, place, 0, total))
 

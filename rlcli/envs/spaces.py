@@ -13,8 +13,6 @@ from gymnasium import spaces
 
 from rlcli.errors import ArgumentError, EnvError
 from rlcli.keys import Key
-from rlcli.lanes.actions import ActionFormat
-from rlcli.lanes.bounds import Interval
 from rlcli.specs import (
     Binary,
     Bounded,
@@ -28,6 +26,8 @@ from rlcli.specs import (
 )
 from rlcli.specs.dtypes import torch_dtype
 from rlcli.transforms.base import as_kind
+from rlcli.vec_envs.actions import ActionFormat
+from rlcli.vec_envs.bounds import Interval
 
 ACTIONS = (OneHot, Categorical, MultiOneHot, MultiCategorical, Binary, Bounded, Unbounded)
 

@@ -27,7 +27,7 @@ from rlcli.data.storages.row_journal import unfinished
 from rlcli.data.stored import Place, open_buffer, places
 from rlcli.data.stored.place import DUMP, FRAMES, KEPT
 from rlcli.errors import ArgumentError, ConfigError
-from rlcli.inspection.found import Inspection, KeyFacts, Lanes, Steps, Trajectories
+from rlcli.inspection.found import Inspection, KeyFacts, Steps, Trajectories, TrajectoryFollower
 from rlcli.keys import DONE, NEXT, REWARD, TERMINATED, TRAJ_IDS, Key, show, unravel
 from rlcli.runs import checkpoint
 from rlcli.runs.checkpoint import gone_before
@@ -135,7 +135,7 @@ def _of_frames(segments: SegmentReader, trajectory: int | None = None) -> Inspec
     lost = [] if segments.lost is None else [f"{segments.folder / JOURNAL}: records are missing: {segments.lost}"]
     found = Inspection(str(segments.folder), "collected frames", about, notices=[*lost, *segments.notices])
     found.frames, found.trajectories = segments.frames, Trajectories()
-    lanes, keys = Lanes(found.trajectories), dict[str, KeyFacts]()
+    lanes, keys = TrajectoryFollower(found.trajectories), dict[str, KeyFacts]()
     boundary = 0
     for i in range(len(segments)):
         batch = segments.read(i)
@@ -168,7 +168,7 @@ def _look_at(batch: TensorDictBase, keys: dict[str, KeyFacts]) -> None:
             facts.stored += value.numel() * value.element_size()
 
 
-def _follow(batch: TensorDictBase, done: np.ndarray, lanes: Lanes) -> int:
+def _follow(batch: TensorDictBase, done: np.ndarray, lanes: TrajectoryFollower) -> int:
     terminated, reward, ids = (_rows(batch, key) for key in (TERMINATED, REWARD, TRAJ_IDS))
     return lanes.add(done, done if terminated is None else terminated, ids, reward)
 

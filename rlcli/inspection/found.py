@@ -123,7 +123,7 @@ class Trajectories:
         return [(BINS[i], BINS[i + 1] - 1, self.bins[i]) for i in range(full[0], full[-1] + 1)]
 
 
-class Lanes:
+class TrajectoryFollower:
     """Follows the trajectories of several lanes from batch to batch."""
 
     def __init__(self, into: Trajectories) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from rlcli.data.collected.folder import JOURNAL, has_header
 from rlcli.data.files.checkpoints import gone
 from rlcli.data.files.disk import ASIDE
-from rlcli.data.stored.place import Checked, check_files
+from rlcli.data.stored.place import FileCheck, check_files
 from rlcli.errors import ConfigError, DamagedDataError
 from rlcli.typed import Misfit, read_json
 
@@ -20,7 +20,7 @@ _CRASHED = "left by a crash; the next write removes it"
 _MOVED = "files not listed in any journal, moved here and never read"
 
 
-def check(path: PathLike[str] | str) -> Iterator[Checked]:
+def check(path: PathLike[str] | str) -> Iterator[FileCheck]:
     """Yield every file below a folder, links followed, as it is read; refuse a folder with nothing to verify."""
     folder, sums = Path(path), False
     if not folder.is_dir():
@@ -36,7 +36,7 @@ def check(path: PathLike[str] | str) -> Iterator[Checked]:
         )
 
 
-def _below(folder: Path) -> Iterator[Checked]:
+def _below(folder: Path) -> Iterator[FileCheck]:
     seen: set[str] = set()
     for place, folders, files in os.walk(folder, followlinks=True):
         here = Path(place)
@@ -46,7 +46,7 @@ def _below(folder: Path) -> Iterator[Checked]:
         seen.add(real)
         for name in [name for name in folders if name.startswith((*_LEFT_OVER, ASIDE))]:
             folders.remove(name)
-            yield Checked(here / name, "note", _MOVED if name.startswith(ASIDE) else _CRASHED)
+            yield FileCheck(here / name, "note", _MOVED if name.startswith(ASIDE) else _CRASHED)
         folders.sort()
         named: set[Path] = set()
         for found in (*check_files(here, files), *_run(here, set(files))):
@@ -55,14 +55,14 @@ def _below(folder: Path) -> Iterator[Checked]:
         yield from (_plain(here / name) for name in sorted(files) if here / name not in named)
 
 
-def _run(folder: Path, files: set[str]) -> Iterator[Checked]:
+def _run(folder: Path, files: set[str]) -> Iterator[FileCheck]:
     """Check what a run's own files say, as far as they can be read; that nothing is missing which they prove."""
     from rlcli.config.run_files import CONFIG, METRICS, RUN, SEGMENTS, SUMMARY
     from rlcli.runs.folder import CHECKPOINTS, Run, nothing_saved
 
     if RUN not in files:
         if len(files & {CONFIG, SUMMARY, METRICS}) > 1:  # what else would hold both
-            yield Checked(folder / RUN, "damaged", "it is gone, and the run's other files are here")
+            yield FileCheck(folder / RUN, "damaged", "it is gone, and the run's other files are here")
         return
     run = Run(folder)
     read = {RUN: lambda: run.info, CONFIG: lambda: run.config, SUMMARY: lambda: run.summary}
@@ -70,25 +70,25 @@ def _run(folder: Path, files: set[str]) -> Iterator[Checked]:
         try:
             read[name]()
         except (DamagedDataError, ConfigError) as error:
-            yield Checked(folder / name, "damaged", str(error.why))
+            yield FileCheck(folder / name, "damaged", str(error.why))
             return
     trained = run.info.get("verb") == "train"
     missing = not run.checkpoints if trained else not has_header(folder / SEGMENTS / JOURNAL)
     if run.saved_frames and missing:
         why = f"{nothing_saved(run).why}, and it is missing or empty"
-        yield Checked(folder / (CHECKPOINTS if trained else SEGMENTS), "damaged", why)
+        yield FileCheck(folder / (CHECKPOINTS if trained else SEGMENTS), "damaged", why)
     elif trained and run.saved_frames:
         with contextlib.suppress(DamagedDataError):  # it is listed with its files
             if (lacking := gone(run.checkpoints[-1])) is not None:
-                yield Checked(folder / CHECKPOINTS, "note", lacking)
+                yield FileCheck(folder / CHECKPOINTS, "note", lacking)
 
 
-def _plain(path: Path) -> Checked:
+def _plain(path: Path) -> FileCheck:
     """A file without a checksum: JSON must at least be JSON."""
     if path.suffix != ".json":
-        return Checked(path, "no sum")
+        return FileCheck(path, "no sum")
     try:
         read_json(path)
     except (OSError, Misfit) as error:
-        return Checked(path, "damaged", str(error))
-    return Checked(path, "no sum")
+        return FileCheck(path, "damaged", str(error))
+    return FileCheck(path, "no sum")

@@ -41,7 +41,7 @@ from rlcli.keys import (
     unravel,
 )
 from rlcli.modules import ActorCritic
-from rlcli.planning.foresee import Learning, expected
+from rlcli.planning.forecast import Learning, expected
 from rlcli.report.peaks import ProcessPeak
 from rlcli.runs import random_streams
 from rlcli.runs.folder import FRAMES, Run, note_new, resume_command, start_command, with_command

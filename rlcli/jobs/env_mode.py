@@ -17,9 +17,9 @@ from rlcli.collectors.build import shares
 from rlcli.config.schemas import CollectConfig
 from rlcli.envs import GymEnv
 from rlcli.envs.build import make_single, wants_native
-from rlcli.lanes.engines import auto_prefers_native
 from rlcli.processes.cores import cores
 from rlcli.runs import random_streams
+from rlcli.vec_envs.engines import auto_prefers_native
 
 STEPS, MOMENT = 32, 1.0  # that an env is tried for, and seconds after which it is enough
 CROSSING = 50e-6  # seconds, about, that an order to a process and its answer take
@@ -72,9 +72,9 @@ def settled(cfg: C) -> tuple[C, list[str], First]:
         made = make_single(env)
         first = First(made, random_streams.state())
         try:
-            made.lanes.step_timeout = env.step_timeout
-            with answering(made.lanes):
-                wall, cpu = made.lanes.pace(STEPS, MOMENT)  # type: ignore[attr-defined]
+            made.vec_env.step_timeout = env.step_timeout
+            with answering(made.vec_env):
+                wall, cpu = made.vec_env.pace(STEPS, MOMENT)  # type: ignore[attr-defined]
             processes, line = chosen(env.num, wall, cpu)
             if processes == 1:
                 return _with(cfg, mode="serial"), [line], first

@@ -34,10 +34,10 @@ from rlcli.learning.evaluation import (
 )
 from rlcli.learning.hooks import Hooks
 from rlcli.learning.update import StateBeside
-from rlcli.planning.foresee import Learning, expected
+from rlcli.planning.forecast import Learning, expected
 from rlcli.processes.cores import cores
 from rlcli.report.peaks import ProcessPeak
-from rlcli.report.reporter import Watched
+from rlcli.report.reporter import WatchedMemory
 from rlcli.runs import random_streams
 from rlcli.runs.checkpoint import Checkpoint
 from rlcli.runs.folder import Run, run_command, start_command
@@ -128,7 +128,7 @@ class Learner:
         self.reporter = reporter_of(cfg, run, stop, verb="train", observed=observed, resume_at=resume_at)
         self.reporter.memory.process = process
         modules = {"policy": policy, "loss": self.update.loss}
-        self.reporter.watch(Watched(modules, self.update.optimizer.optimizer, device or "cpu", self.update.saved))
+        self.reporter.watch(WatchedMemory(modules, self.update.optimizer.optimizer, device or "cpu", self.update.saved))
         parts: dict[str, Stateful] = {"update": self.update, "collector": self.collector, "reporter": self.reporter}
         self.saver = Saver(
             run, {"policy": StateBeside(policy), **parts},

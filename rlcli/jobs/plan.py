@@ -1,7 +1,7 @@
 """`rlcli plan`: what a run will need, from specs: some envs are made and never stepped, nothing else is allocated.
 
 What processes take is measured here and now, since it depends on the machine: the imports, envs, one that steps an env,
-the compiler. `planning.foresee` counts the tensors, also for a run that has begun: its report says how far off that is.
+the compiler. `planning.forecast` counts the tensors, also of a run that has begun: its report says how far off it is.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rlcli.keys import Key, unravel
 from rlcli.learning.evaluation import one_thread
 from rlcli.planning.envs import EVALUATION, Envs, lanes_apart, lanes_of, measured, played, workers_of
 from rlcli.planning.fit import advice_for, modes_of, places_of, warnings_for
-from rlcli.planning.foresee import (
+from rlcli.planning.forecast import (
     Learning,
     estimates_of,
     noise_of,
@@ -95,7 +95,7 @@ def plan(cfg: CollectConfig, verb: str, limit: int | None = None) -> Plan:
                 process["weights, for workers"] = envs.parent
             init_rows = count_init_rows(cfg)
 
-            def foreseen(changed: CollectConfig) -> Plan:
+            def forecast(changed: CollectConfig) -> Plan:
                 """What was measured for this configuration, and the tensors of another."""
                 alone, parts = envs, learning
                 more = {"envs": code + envs.each * lanes_here(changed), EVALUATION: envs.each * played(changed)}
@@ -109,12 +109,12 @@ def plan(cfg: CollectConfig, verb: str, limit: int | None = None) -> Plan:
                     estimator = algorithm.estimator(policy)
                     rebuilt = algorithm.rebuilt(estimator, env)
                     parts = dataclasses.replace(learning, estimator=estimator, rebuilt=rebuilt)
-                return _foreseen(
+                return _forecast(
                     changed, verb, collector, parts, process | more, envs=alone, init_rows=init_rows, limit=limit
                 )
 
-            found = foreseen(cfg)
-            return dataclasses.replace(found, advice=advice_for(cfg, found, foreseen))
+            found = forecast(cfg)
+            return dataclasses.replace(found, advice=advice_for(cfg, found, forecast))
         finally:
             env.close()
 
@@ -141,7 +141,7 @@ def _learning(cfg: CollectConfig, env: EnvBase, policy: Any) -> tuple[Learning, 
     return Learning(policy, loss, estimator, algorithm.rebuilt(estimator, env)), algorithm.keys(loss, estimator, env)
 
 
-def _foreseen(
+def _forecast(
     cfg: CollectConfig,
     verb: str,
     collector: BaseCollector,

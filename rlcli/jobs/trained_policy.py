@@ -25,13 +25,13 @@ from rlcli.envs.mdp import merged, on_tensordicts
 from rlcli.envs.policy_transforms import with_policy_transforms
 from rlcli.errors import ArgumentError, ConfigError, MissingKeyError, NumericsError, RlcliError, in_words
 from rlcli.keys import ACTION, IS_INIT, OBSERVATION, RESET, REWARD, Key, show
-from rlcli.lanes.make import configured
-from rlcli.lanes.observations import BadValue, Leaf
 from rlcli.modules import ActorCritic
 from rlcli.modules.masks import mask_key_of, refuse_no_option
 from rlcli.specs.dtypes import dtype_name
 from rlcli.transforms import Compose, Transform
 from rlcli.transforms.compose import schemas_before
+from rlcli.vec_envs.make import configured
+from rlcli.vec_envs.observations import BadValue, ObservationLeaf
 
 
 class TrainedPolicy:
@@ -77,19 +77,19 @@ class TrainedPolicy:
     def __init__(self, config: Config, networks: ActorCritic, env: EnvBase, *, frames: int = 0) -> None:
         env = with_policy_transforms(env, networks.actor)
         base, transforms = (env.base_env, env.transforms) if isinstance(env, TransformedEnv) else (env, [])
-        lanes = base.lanes  # type: ignore[attr-defined]
+        vec_env = base.vec_env  # type: ignore[attr-defined]
         self.config, self.frames = config, frames
         self.actor, self.critic = networks
         self.exploration = "deterministic"
         self._mask = mask_key_of(self.actor)
         self.device = torch.device("cpu")
-        self._leaves: list[Leaf] = lanes.leaves
-        self._actions = lanes.actions
-        self._send: Callable = lanes.actions.sender()
+        self._leaves: list[ObservationLeaf] = vec_env.leaves
+        self._actions = vec_env.actions
+        self._send: Callable = vec_env.actions.sender()
         offered = [key for key in env.observation_spec.keys(True, True)]
         self._act = on_tensordicts(self.actor, offered)
         read = getattr(self._act, "in_keys", None)
-        self.transforms = _needed(transforms, lanes.schema, offered if read is None else read)
+        self.transforms = _needed(transforms, vec_env.schema, offered if read is None else read)
         self._observed = Compose(*self.transforms)
         self._outwards = Compose(*[t for t in transforms if type(t).inv is not Transform.inv])
         self.remembers = any(transform.remembers for transform in self.transforms)
@@ -312,7 +312,7 @@ def _through(
 
 
 # ---- the border ------------------------------------------------------------------------------------------------------
-def _read(leaves: Sequence[Leaf], observation: Any) -> tuple[dict[Key, Tensor], tuple[int, ...]]:
+def _read(leaves: Sequence[ObservationLeaf], observation: Any) -> tuple[dict[Key, Tensor], tuple[int, ...]]:
     """Return rows `[N, *shape]` in their stored form, and the leading dims that N stands for."""
     rows: dict[Key, Tensor] = {}
     leading: tuple[int, ...] | None = None
@@ -338,7 +338,7 @@ def _read(leaves: Sequence[Leaf], observation: Any) -> tuple[dict[Key, Tensor], 
     return rows, leading
 
 
-def _part(leaf: Leaf, observation: Any) -> np.ndarray:
+def _part(leaf: ObservationLeaf, observation: Any) -> np.ndarray:
     value = observation
     path = leaf.path or ((OBSERVATION,) if isinstance(observation, Mapping) else ())
     for name in path:
@@ -356,7 +356,7 @@ def _part(leaf: Leaf, observation: Any) -> np.ndarray:
         raise _misfit(leaf, "numbers", in_words(error)) from None
 
 
-def _misfit(leaf: Leaf, expected: str, got: str) -> ArgumentError:
+def _misfit(leaf: ObservationLeaf, expected: str, got: str) -> ArgumentError:
     return ArgumentError(
         "this is not an observation of the env", where=show(leaf.key), why=f"expected {expected}, got {got}"
     )

@@ -155,7 +155,7 @@ class Recent(dict):
         super().__setitem__(key, value)
 
 
-class Work(NamedTuple):
+class LayerBuffers(NamedTuple):
     """Buffers of one layer for one number of rows."""
 
     out: Tensor  # [N, O], activated
@@ -189,7 +189,7 @@ class Replay:
         product = one_dnn()
         self._product = product
         self._wide = [product is not None and min(w.shape) >= WIDE and w.dtype == torch.float32 for w in self._weights]
-        self._work: dict[int, list[Work]] = Recent()
+        self._work: dict[int, list[LayerBuffers]] = Recent()
         self._inputs: list[Tensor] = []  # of every layer in the last forward, and its outputs
 
     @property
@@ -261,12 +261,12 @@ class Replay:
         if self._bias_grads[i] is not None:
             torch.sum(grad, 0, out=self._bias_grads[i])
 
-    def _allocate(self, x: Tensor) -> list[Work]:
+    def _allocate(self, x: Tensor) -> list[LayerBuffers]:
         work = []
         for i, layer in enumerate(self.layers):
             rows = 0 if self._wide[i] else x.shape[0]
             out = x.new_empty(rows, layer.linear.out_features)
-            work.append(Work(out, out.numpy(), x.new_empty(rows, layer.linear.in_features)))
+            work.append(LayerBuffers(out, out.numpy(), x.new_empty(rows, layer.linear.in_features)))
         self._work[x.shape[0]] = work
         return work
 

@@ -17,7 +17,7 @@ import numpy as np
 from rlcli.kernels.compiled import compiled
 from rlcli.kernels.dqn import KINDS as CRITIC_KINDS
 
-__all__ = ["CRITIC_KINDS", "TERMS", "Rows", "Settings", "categorical", "normal"]
+__all__ = ["CRITIC_KINDS", "TERMS", "PPORows", "Settings", "categorical", "normal"]
 
 Arrays = tuple[np.ndarray, ...]
 TERMS = (
@@ -38,7 +38,7 @@ class Settings(NamedTuple):
     normalize: bool  # standardise the advantages of these rows
 
 
-class Rows(NamedTuple):
+class PPORows(NamedTuple):
     """What the loss reads besides the distribution's parameters; all `[N]`, of one float dtype."""
 
     value: np.ndarray
@@ -49,7 +49,7 @@ class Rows(NamedTuple):
 
 
 def categorical(
-    params: Arrays, action: np.ndarray, rows: Rows, settings: Settings, param_grads: Arrays, value_grad: np.ndarray
+    params: Arrays, action: np.ndarray, rows: PPORows, settings: Settings, param_grads: Arrays, value_grad: np.ndarray
 ) -> dict[str, float]:
     """`TERMS` for logits `[N, K]` and int64 actions `[N]`; writes the gradients."""
     terms = np.empty(len(TERMS))
@@ -58,7 +58,7 @@ def categorical(
 
 
 def normal(
-    params: Arrays, action: np.ndarray, rows: Rows, settings: Settings, param_grads: Arrays, value_grad: np.ndarray
+    params: Arrays, action: np.ndarray, rows: PPORows, settings: Settings, param_grads: Arrays, value_grad: np.ndarray
 ) -> dict[str, float]:
     """As `categorical`, for independent Gaussians: loc and scale `[N, D]`, actions `[N, D]`."""
     terms = np.empty(len(TERMS))
@@ -69,7 +69,7 @@ def normal(
 _EPS = {np.dtype(kind).itemsize: float(np.finfo(kind).eps) for kind in (np.float32, np.float64)}
 
 
-def _numbers(s: Settings, rows: Rows) -> np.ndarray:
+def _numbers(s: Settings, rows: PPORows) -> np.ndarray:
     """The settings, and the smallest step of the rows' dtype at 1, as one argument."""
     norm, eps = 1.0 if s.normalize else 0.0, _EPS[rows.target.dtype.itemsize]
     return np.array(

@@ -22,10 +22,10 @@ from torch import nn
 from rlcli.collectors import Collector
 from rlcli.envs import EnvBase
 from rlcli.keys import DONE, REWARD, TERMINATED
-from rlcli.lanes.bounds import Bounds
-from rlcli.lanes.lanes import SUCCESS
 from rlcli.report.tally import info_figures
 from rlcli.runs.session import due as reached
+from rlcli.vec_envs.bounds import Bounds
+from rlcli.vec_envs.vec_env import SUCCESS
 
 EVALUATION_SEED = 1 << 40  # runs have seeds below 2**32
 STEPS_A_BATCH = 64

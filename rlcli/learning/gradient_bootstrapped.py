@@ -179,7 +179,7 @@ def closed_sac(loss: SACLoss, flat: FlatParameters, columns: Columns) -> ClosedS
     return ClosedSAC(loss, nets[0], critics, delayed, keys[0]) if fits and whole else None  # type: ignore[arg-type]
 
 
-class Work(NamedTuple):
+class BatchBuffers(NamedTuple):
     """Buffers for samples of N rows; the halves of the first four are s and s'."""
 
     states: Tensor  # [2 N, obs]
@@ -207,7 +207,7 @@ class ClosedSAC:
         dims = actor.layers[-1].linear.out_features // 2
         self._centre, self._half = (np.broadcast_to(x, dims).copy() for x in (family.centre, family.half))
         self._split = split.module
-        self._kept: dict[int, Work] = Recent()
+        self._kept: dict[int, BatchBuffers] = Recent()
 
     def __call__(self, columns: Columns) -> dict[str, Any]:
         loss, kernel, bounds = self.loss, self._kernel, (self._split.low, self._split.high)
@@ -245,13 +245,13 @@ class ClosedSAC:
         more = {"alpha": alpha, "entropy": entropy, "q_value": mean, TD_ERROR: torch.from_numpy(errors)}
         return {**terms, "loss": sum(terms.values()), **more}
 
-    def _delayed_values(self, work: Work, later: Tensor) -> np.ndarray:
+    def _delayed_values(self, work: BatchBuffers, later: Tensor) -> np.ndarray:
         """Return the target critics' on s' and the action drawn there, `[C, N]`."""
         n = len(later)
         rows = torch.cat((later, work.action[n:]), 1, out=work.later)
         return np.stack([net.forward(rows).numpy()[:, 0] for net in self.delayed])
 
-    def _values(self, work: Work, state: Tensor, action: Tensor) -> np.ndarray:
+    def _values(self, work: BatchBuffers, state: Tensor, action: Tensor) -> np.ndarray:
         """Return the critics' on s, with the stored action and with the one drawn, `[2, C, N]`."""
         n = len(state)
         torch.cat((state, action), 1, out=work.rows[:n])
@@ -268,9 +268,9 @@ class ClosedSAC:
             found.append(back[n:].numpy())  # type: ignore[index]
         return np.stack(found)
 
-    def _keep(self, state: Tensor, n: int) -> Work:
+    def _keep(self, state: Tensor, n: int) -> BatchBuffers:
         dims, wide = len(self._half), state.shape[1] + len(self._half)
-        work = Work(
+        work = BatchBuffers(
             state.new_empty(2 * n, state.shape[1]), state.new_empty(2 * n, dims), state.new_empty(2 * n, dims),
             np.empty(2 * n, np.float32), state.new_empty(n, wide), state.new_empty(2 * n, wide),
         )  # fmt: skip

@@ -60,7 +60,7 @@ class ClosedPPO:
             self._grads[value.shape[0]] = grads
         target = columns[keys.value_target].reshape(-1)
         goal = target.numpy()
-        rows = self._kernel.Rows(
+        rows = self._kernel.PPORows(
             value=per_row(value.detach(), target.shape, "state_value").numpy(),
             old_log_prob=_flat(columns[keys.sample_log_prob]),
             advantage=_flat(columns[keys.advantage]),

@@ -14,7 +14,7 @@ from rlcli.collectors.finish import Ended
 from rlcli.learning.evaluation import PeriodicEvaluation, one_thread
 from rlcli.report.buffer_entries import stored_entries
 from rlcli.report.clock import Clock
-from rlcli.report.ledger import Entry
+from rlcli.report.ledger import LedgerEntry
 from rlcli.report.reporter import Reporter
 from rlcli.report.tally import ValueRows
 from rlcli.runs.session import Saver, due
@@ -195,8 +195,8 @@ class Hooks:
 
 
 # ---- ledger lines -----------------------------------------------------------------------------------------------
-def _others(collector: BaseCollector) -> list[Entry]:
+def _others(collector: BaseCollector) -> list[LedgerEntry]:
     """Return what a collector holds beside its batch: trajectories that have not ended, the rows of its buffer."""
     held = collector.trajectories
-    entries = [] if held is None else [Entry("trajectories", "unfinished", held.nbytes)]
+    entries = [] if held is None else [LedgerEntry("trajectories", "unfinished", held.nbytes)]
     return entries if collector.replay_buffer is None else [*entries, *stored_entries(collector.replay_buffer)]

@@ -71,15 +71,15 @@ def record(env: EnvBase, policy, path: Path, *, seed: int, deterministic: bool, 
     """
     import imageio.v3 as imageio
 
-    lanes = env.lanes  # type: ignore[attr-defined]
-    lanes.seed(seed, every_episode=True)
-    shown = lanes.envs[0]
+    vec_env = env.vec_env  # type: ignore[attr-defined]
+    vec_env.seed(seed, every_episode=True)
+    shown = vec_env.envs[0]
     frames = []
     kind = InteractionType.DETERMINISTIC if deterministic else InteractionType.RANDOM
     with torch.no_grad(), set_interaction_type(kind), evaluation_mode(policy):
         td = env.reset()
         for _ in range(LONGEST if longest is None else min(longest, LONGEST)):
-            frames.append(_picture(lanes.inner[0], lanes.name))
+            frames.append(_picture(vec_env.inner[0], vec_env.name))
             td, following = env.step_and_maybe_reset(policy(td))
             if bool(td.get(("next", "done")).any()):
                 break

@@ -1,6 +1,6 @@
 """A network on tensordicts taken apart: inner modules to call on raw tensors, and what draws the action.
 
-One answer for those who act with it (`collectors.programs`) and those who train it (`objectives`, `learning`).
+One answer for those who act with it (`collectors.actors`) and those who train it (`objectives`, `learning`).
 A network of which any part is more than it seems (an overridden forward, hooks on the tensordict level, keyword
 inputs) is not taken apart: its users call it as it is, on a tensordict.
 `Structure` tells when what was taken apart has changed.
@@ -138,7 +138,7 @@ class Stage(NamedTuple):
         return self.module if type(self.module) is StateIndependentScale and not hooked(self.module) else None
 
 
-class Parts(NamedTuple):
+class NetworkStages(NamedTuple):
     """A network in the order in which it runs."""
 
     stages: tuple[Stage, ...]
@@ -153,7 +153,7 @@ class ValueParts(NamedTuple):
     exploration: EGreedyModule | None
 
 
-def take_apart(net: Any) -> Parts | None:
+def take_apart(net: Any) -> NetworkStages | None:
     """Return the parts of a plain tensordict module or (nested) sequence; None where calling them would not do."""
     stages: list[Stage] = []
     head = None
@@ -164,7 +164,7 @@ def take_apart(net: Any) -> Parts | None:
             head = leaf
         else:
             stages.append(_stage(leaf))
-    return Parts(tuple(stages), head)
+    return NetworkStages(tuple(stages), head)
 
 
 def take_apart_values(net: Any) -> ValueParts | None:

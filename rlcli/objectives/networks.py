@@ -56,7 +56,7 @@ def over_sequences(network: nn.Module) -> AbstractContextManager[None]:
     return set_recurrent_mode(True) if recurrent_parts(network) else nullcontext()
 
 
-class Watched(Generic[T]):
+class WatchedModule(Generic[T]):
     """Holds what `find` found out about a module, found again where its layers or hooks have changed since."""
 
     def __init__(self, module: nn.Module, find: Callable[[Any], T]) -> None:
@@ -111,7 +111,7 @@ class Lowered:
                 fix='Wrap it: TensorDictModule(net, in_keys=["observation"], out_keys=["state_value"])',
             )
         self.module, self.name = module, name
-        self._found = Watched(module, partial(_with_keys, find or plain_stages))
+        self._found = WatchedModule(module, partial(_with_keys, find or plain_stages))
 
     @property
     def in_keys(self) -> list[Key]:
@@ -308,7 +308,7 @@ class Density:
                 fix="Use ProbabilisticActor, or a ProbabilisticTensorDictSequential",
             )
         self.actor, self.mc_samples = actor, mc_samples
-        self.known = Watched(actor, _known)
+        self.known = WatchedModule(actor, _known)
 
     @property
     def in_keys(self) -> list[Key]:

@@ -160,7 +160,7 @@ def measured(cfg: CollectConfig, actor: nn.Module | None = None) -> Envs:
         apart = dataclasses.replace(one, workers=1, per_worker="auto", caller_steps="false")
         env = build_env(apart, offset=cfg.env.num)
         try:
-            shared, (own,), started = _processes(env.lanes.crew)  # type: ignore[attr-defined]
+            shared, (own,), started = _processes(env.vec_env.crew)  # type: ignore[attr-defined]
         finally:
             env.close()
     else:

@@ -23,8 +23,8 @@ from rlcli.kernels.recurrent import WITHOUT_NUMBERS
 from rlcli.keys import Key, show
 from rlcli.learning.buffer import slices_of
 from rlcli.planning.envs import workers_of
-from rlcli.planning.foresee import MINIBATCHES, UPDATE, VALUES, at_once, bytes_on
-from rlcli.planning.plan import Mode, Place, Plan
+from rlcli.planning.forecast import MINIBATCHES, UPDATE, VALUES, at_once, bytes_on
+from rlcli.planning.plan import MemoryFit, Mode, Plan
 from rlcli.planning.tensors import POINTER, SPARE, buffer_bytes, planned_batch
 from rlcli.processes.memory import free_memory
 from rlcli.report.buffer_entries import BUFFER
@@ -32,22 +32,22 @@ from rlcli.report.figures import size
 from rlcli.report.ledger import LEARNER, ROLLOUT
 
 
-def places_of(cfg: CollectConfig, plan: Plan, limit: int | None = None) -> list[Place]:
+def places_of(cfg: CollectConfig, plan: Plan, limit: int | None = None) -> list[MemoryFit]:
     """Return RAM (`limit`: bytes of it), the disks of run folder and `storage.scratch_dir`, and every used GPU."""
-    found = [Place("RAM", plan.total + plan.workers, *(free_memory() if limit is None else (limit, limit)))]
+    found = [MemoryFit("RAM", plan.total + plan.workers, *(free_memory() if limit is None else (limit, limit)))]
     folder, scratch, need = _existing(Path(cfg.run.dir or "runs")), _scratch_of(cfg), disk_need(cfg, plan)
     usage, rows = shutil.disk_usage(folder), 0
     if scratch is not None and scratch.stat().st_dev != folder.stat().st_dev:
         rows = _files_of_rows(cfg, plan)
-    found.append(Place("disk", need - rows, usage.free, usage.total))
+    found.append(MemoryFit("disk", need - rows, usage.free, usage.total))
     if rows and scratch is not None:
         usage = shutil.disk_usage(scratch)
-        found.append(Place(SCRATCH, rows, usage.free, usage.total))
+        found.append(MemoryFit(SCRATCH, rows, usage.free, usage.total))
     for device in sorted({entry.device for entry in plan.entries} - {"", "cpu", "disk", "meta"}):
         if device.startswith("cuda") and torch.cuda.is_available():
             free, total = torch.cuda.mem_get_info(device)  # this process has a context by now, and gives it back
             need = GPU_PROCESS + bytes_on(plan.entries, device) + at_once(plan.peaks, device)
-            found.append(Place(device, need, min(free + GPU_PROCESS, total), total))
+            found.append(MemoryFit(device, need, min(free + GPU_PROCESS, total), total))
     return found
 
 
@@ -128,7 +128,7 @@ def _needs(cfg: Any, change: Mapping[str, Any], again: Again) -> dict[str, int]:
     return {place.name: place.need for place in again(_changed(cfg, change)).places}
 
 
-def _crowds(plan: Plan, place: Place, needs: Mapping[str, int]) -> bool:
+def _crowds(plan: Plan, place: MemoryFit, needs: Mapping[str, int]) -> bool:
     """Say whether what helps a place is more than another has."""
     others = (other for other in plan.places if other.name != place.name)
     return any(needs.get(other.name, 0) > max(other.free, other.need) for other in others)
@@ -138,7 +138,7 @@ def _spelt(change: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={value}" for key, value in change.items())
 
 
-def _on_disk(cfg: Any, plan: Plan, place: Place, again: Again) -> Iterator[str]:
+def _on_disk(cfg: Any, plan: Plan, place: MemoryFit, again: Again) -> Iterator[str]:
     """Sizes that fit, and another disk."""
     for key in ("total_frames",) if plan.verb == "collect" else ("storage.max_size", "run.keep"):
 
@@ -161,7 +161,7 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
         good, bad = (middle, bad) if fits(middle) else (good, middle)
 
 
-def _in_memory(cfg: Any, plan: Plan, place: Place, again: Again) -> list[str]:
+def _in_memory(cfg: Any, plan: Plan, place: MemoryFit, again: Again) -> list[str]:
     """Return what each part that could be smaller saves."""
     over = place.need - place.free
     lines: list[tuple[int, str]] = []  # what each saves, and how
@@ -186,7 +186,7 @@ def _in_memory(cfg: Any, plan: Plan, place: Place, again: Again) -> list[str]:
 WORTH = 0.05  # of what is too much: less is not worth a line where another saves more
 
 
-def _ways(cfg: Any, plan: Plan, place: Place, over: int) -> Iterator[Sequence[Mapping[str, Any]]]:
+def _ways(cfg: Any, plan: Plan, place: MemoryFit, over: int) -> Iterator[Sequence[Mapping[str, Any]]]:
     """For each part the changes that may make it smaller, the best first."""
     in_ram, buffer = place.name == "RAM", _stored_in_ram(plan)
     modes = [mode for mode in plan.modes if mode.name != "full" and not mode.note]

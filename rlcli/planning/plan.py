@@ -13,8 +13,8 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import nn
 
 from rlcli.keys import show, unravel
-from rlcli.planning.foresee import Peak, at_peak
-from rlcli.report.ledger import Entry
+from rlcli.planning.forecast import Peak, at_peak
+from rlcli.report.ledger import LedgerEntry
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,8 @@ class Mode:
 
 
 @dataclass(frozen=True)
-class Place:
-    """One memory, and whether the run fits into it.
-
-    Attributes
-    ----------
-    name : str
-        "RAM", "disk", "scratch disk", "cuda:0".
-    need, free, total : int
-    """
+class MemoryFit:
+    """Bytes that a run needs of one memory: "RAM", "disk", "scratch disk" or "cuda:0"."""
 
     name: str
     need: int
@@ -80,7 +73,7 @@ class Plan:
     lanes: int
     total_frames: int
     next_obs: str
-    entries: Sequence[Entry]
+    entries: Sequence[LedgerEntry]
     per_end: int
     out_of_step: int
     peaks: Sequence[Peak]
@@ -89,10 +82,10 @@ class Plan:
     worker: int = 0
     env_bytes: int = 0
     modes: Sequence[Mode] = ()
-    places: Sequence[Place] = ()
+    places: Sequence[MemoryFit] = ()
     advice: Sequence[str] = ()
     warnings: Sequence[str] = field(default=())
-    networks: Sequence[Layer] = ()
+    networks: Sequence[NetworkLayer] = ()
 
     @property
     def own(self) -> int:
@@ -121,7 +114,7 @@ class Plan:
 
 # ---- layers ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Layer:
+class NetworkLayer:
     """One layer of a `network`, "actor" or "critic".
 
     `reads`: the keys that a stage reads, at its first layer; "" at the others.
@@ -136,9 +129,9 @@ class Layer:
     shared: bool = False
 
 
-def layers(policy: Any) -> list[Layer]:
+def layers(policy: Any) -> list[NetworkLayer]:
     """Return the layers of an `ActorCritic`, actor first; none of a policy that has no networks."""
-    found: list[Layer] = []
+    found: list[NetworkLayer] = []
     seen: set[int] = set()
     for name in ("actor", "critic"):
         net = getattr(policy, name, None)
@@ -147,7 +140,7 @@ def layers(policy: Any) -> list[Layer]:
     return found
 
 
-def _of(name: str, net: nn.Module, seen: set[int]) -> Iterator[Layer]:
+def _of(name: str, net: nn.Module, seen: set[int]) -> Iterator[NetworkLayer]:
     reads = ""
     for module in net.modules():
         if isinstance(module, TensorDictModule):
@@ -157,7 +150,7 @@ def _of(name: str, net: nn.Module, seen: set[int]) -> Iterator[Layer]:
             continue
         shared = id(module) in seen
         seen.add(id(module))
-        yield Layer(
+        yield NetworkLayer(
             name,
             reads,
             f"{type(module).__name__}({module.extra_repr()})",

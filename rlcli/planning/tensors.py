@@ -20,7 +20,7 @@ from rlcli.collectors.schema import RowSchema
 from rlcli.config.schemas import by_priority
 from rlcli.data.fields import Field, width_of
 from rlcli.data.next_obs import Rows
-from rlcli.data.next_obs.pool import Ends
+from rlcli.data.next_obs.pool import Successors
 from rlcli.data.next_obs.sparse import Sparse, sparse_rows
 from rlcli.kernels.sum_tree.levels import tree_bytes
 from rlcli.keys import APPROXIMATED, SHIFTED_VALID, Key, as_tuple, show, unravel
@@ -30,7 +30,7 @@ from rlcli.learning.optimizer import FlatOptimizer
 from rlcli.objectives.reduction import MASK_KEYS
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.report.buffer_entries import BUFFER, PRIORITIES
-from rlcli.report.ledger import FEW_ROWS, Claims, Entry, batch_entries, learner_entries
+from rlcli.report.ledger import FEW_ROWS, Claims, LedgerEntry, batch_entries, learner_entries
 from rlcli.specs.dtypes import dtype_name
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def trial_batch(
         last = torch.empty(rows.lanes, dtype=torch.int32, device=device)
         if device != META:
             torch.arange(rows.steps - 1, rows.frames, rows.steps, out=last)
-        ends = Ends.trusted(shape, last)
+        ends = Successors.trusted(shape, last)
         for key, field in rows.successors.items():
             columns[key] = Rows.from_ends(columns[before(key)], ends, column(field, count=rows.lanes))
     nothing = torch.empty(0, dtype=torch.int64, device=device)
@@ -115,7 +115,7 @@ def planned_batch(
     added: Mapping[Key, Field] | None = None,
     index: bool = False,
     device: str = "cpu",
-) -> list[Entry]:
+) -> list[LedgerEntry]:
     """Return the ledger of one batch: what a run's own ledger reads off a batch, read off one without memory.
 
     `index`: whether something will ask an `exact` batch where each successor lies; the others as for `trial_batch`.
@@ -156,7 +156,7 @@ def out_of_step(rows: RowSchema) -> int:
 # ---- learning ----------------------------------------------------------------------------------------------------
 def planned_learner(
     policy: nn.Module, loss: nn.Module, optimizer: str, options: Mapping[str, Any], device: str = "cpu"
-) -> list[Entry]:
+) -> list[LedgerEntry]:
     """Return the ledger of what a loss trains as one flat tensor, read off tensors without memory."""
     trained = [p for p in loss.parameters() if p.requires_grad]
     state = _state_of(optimizer, options, spans_of(trained)[1], trained[0].dtype if trained else torch.float32)
@@ -192,15 +192,15 @@ def bytes_held(columns: Mapping[Key, Tensor]) -> int:
     return sum(x.nbytes_held if isinstance(x, Rows) else x.nbytes for x in columns.values())
 
 
-def spare_entry(rows: RowSchema, mode: str, device: str, count: int = 1) -> Entry:
+def spare_entry(rows: RowSchema, mode: str, device: str, count: int = 1) -> LedgerEntry:
     """Return the batch before, which is alive while the next one is collected; or as many as workers write ahead."""
     nbytes = count * sum(entry.bytes for entry in planned_batch(rows, mode))
     what = "the previous one, while the next is collected" if count == 1 else f"{count} written ahead by workers"
-    return Entry(SPARE, what, nbytes, device=device, peak=nbytes)
+    return LedgerEntry(SPARE, what, nbytes, device=device, peak=nbytes)
 
 
 # ---- buffers -----------------------------------------------------------------------------------------------------
-def planned_buffer(cfg: Any, rows: RowSchema, mode: str, init_rows: int = 0) -> list[Entry]:
+def planned_buffer(cfg: Any, rows: RowSchema, mode: str, init_rows: int = 0) -> list[LedgerEntry]:
     """The columns of the configured storage once it holds `init_rows` rows and all of the run's; empty without one."""
     storage = getattr(cfg, "storage", None)
     if storage is None or storage.kind == "none":
@@ -225,23 +225,23 @@ def planned_buffer(cfg: Any, rows: RowSchema, mode: str, init_rows: int = 0) -> 
         dtype, shape = dtype_name(field.dtype), (count, *field.shape)
         note = "; ".join(filter(None, (note, "approximate: whole files" if goes_round else "")))
         nbytes = round(reserved * width)
-        columns.append(Entry(BUFFER, show(key), nbytes, shape, dtype, device, nbytes, width, note=note))
+        columns.append(LedgerEntry(BUFFER, show(key), nbytes, shape, dtype, device, nbytes, width, note=note))
     for key, field in (
         rows.successors.items() if mode == "exact" else ()
     ):  # found in the row that follows, and the index
         shape, dtype = (count, *field.shape), dtype_name(field.dtype)
-        columns.append(Entry(BUFFER, show(key), 0, shape, dtype, device, note="exact"))
+        columns.append(LedgerEntry(BUFFER, show(key), 0, shape, dtype, device, note="exact"))
     for key, field in rows.states.items():  # beside the storage, each with its number and place; zeros are places alone
         kept = min(count, math.ceil(count * rows.share_of_kept_states))
         nbytes = kept * (field.width + 16) * 9 // 8  # room for up to a quarter more
         shape, dtype, note = (count, *field.shape), dtype_name(field.dtype), f"about; {FEW_ROWS}"
-        columns.append(Entry(BUFFER, show(key), nbytes, shape, dtype, "cpu", nbytes, nbytes / count, note=note))
+        columns.append(LedgerEntry(BUFFER, show(key), nbytes, shape, dtype, "cpu", nbytes, nbytes / count, note=note))
     index = _index_bytes(storage, rows, mode, count) + rows.lanes * sum(fields[key].width for key in stacks)
     about = f"about; episodes of {EPISODE} steps"
-    columns.append(Entry(BUFFER, "index", index, device="cpu", peak=index, per_frame=index / count, note=about))
+    columns.append(LedgerEntry(BUFFER, "index", index, device="cpu", peak=index, per_frame=index / count, note=about))
     if by_priority(cfg):
         nbytes = tree_bytes(storage.max_size)
-        columns.append(Entry(BUFFER, PRIORITIES, nbytes, device="cpu", peak=nbytes, per_frame=nbytes / count))
+        columns.append(LedgerEntry(BUFFER, PRIORITIES, nbytes, device="cpu", peak=nbytes, per_frame=nbytes / count))
     return columns
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlcli.planning.foresee import at_once
+from rlcli.planning.forecast import at_once
 from rlcli.planning.plan import Plan
 from rlcli.report import figures
 from rlcli.report.figures import Table, key_cell, page, shape_cell

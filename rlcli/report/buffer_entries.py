@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rlcli.data.fields import width_of
 from rlcli.kernels.sum_tree.levels import tree_bytes
 from rlcli.keys import show
-from rlcli.report.ledger import Entry, kept_few
+from rlcli.report.ledger import LedgerEntry, kept_few
 from rlcli.specs.dtypes import dtype_name
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 BUFFER, PRIORITIES = "buffer", "priorities"
 
 
-def stored_entries(buffer: ReplayBuffer) -> list[Entry]:
+def stored_entries(buffer: ReplayBuffer) -> list[LedgerEntry]:
     """One entry a key, in bytes of the rows that are stored; index, own next observations and priorities follow."""
     ring = buffer.ring
     if not ring.fields:
@@ -34,16 +34,16 @@ def stored_entries(buffer: ReplayBuffer) -> list[Entry]:
         note = "one frame per row" if key in ring.stacks else note
         shape = (rows, *field.shape)
         entries.append(
-            Entry(BUFFER, show(key), held, shape, kind, device, per_frame=held / rows, saved=saved, note=note)
+            LedgerEntry(BUFFER, show(key), held, shape, kind, device, per_frame=held / rows, saved=saved, note=note)
         )
     few = ring.sparse_fields()
     for key, (field, held) in few.items():
         saved, note = kept_few(key, rows * field.width, held)
         about = ((rows, *field.shape), dtype_name(field.dtype), "cpu")
-        entries.append(Entry(BUFFER, show(key), held, *about, per_frame=held / rows, saved=saved, note=note))
+        entries.append(LedgerEntry(BUFFER, show(key), held, *about, per_frame=held / rows, saved=saved, note=note))
     own = ring.nbytes - storage.nbytes - sum(held for _, held in few.values())
-    entries.append(Entry(BUFFER, "index", own, per_frame=own / rows, saved=-own if ring.exact else 0))
+    entries.append(LedgerEntry(BUFFER, "index", own, per_frame=own / rows, saved=-own if ring.exact else 0))
     if (capacity := getattr(buffer.sampler, "max_capacity", None)) is not None:
         nbytes = tree_bytes(capacity)
-        entries.append(Entry(BUFFER, PRIORITIES, nbytes, per_frame=nbytes / rows))
+        entries.append(LedgerEntry(BUFFER, PRIORITIES, nbytes, per_frame=nbytes / rows))
     return entries

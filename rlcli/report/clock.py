@@ -15,20 +15,20 @@ OTHER = "other"
 COMPILE = "compile"  # kernels and losses, once: an interruption of whatever stage they were first called in
 
 
-class Stage:
+class TimedStage:
     """One node of the stage tree; `clock(name)` hands it out and `with` opens it."""
 
     __slots__ = ("_clock", "_measured", "_of", "children", "fractions", "name", "own_ns", "parent")
 
-    def __init__(self, clock: Clock, name: str, parent: Stage | None) -> None:
+    def __init__(self, clock: Clock, name: str, parent: TimedStage | None) -> None:
         self._clock, self.name, self.parent = clock, name, parent
-        self.children: dict[str, Stage] = {}
+        self.children: dict[str, TimedStage] = {}
         self.own_ns = 0  # spent here since the last lap, outside every child
         self.fractions: dict[str, float] = {}  # how a sampled loop divided this stage's own time
         self._measured: dict[str, float] = {}
         self._of = 0.0
 
-    def __enter__(self) -> Stage:
+    def __enter__(self) -> TimedStage:
         self._clock._switch(self)
         return self
 
@@ -36,10 +36,10 @@ class Stage:
         assert self.parent is not None
         self._clock._switch(self.parent)
 
-    def child(self, name: str) -> Stage:
+    def child(self, name: str) -> TimedStage:
         found = self.children.get(name)
         if found is None:
-            found = self.children[name] = Stage(self._clock, name, self)
+            found = self.children[name] = TimedStage(self._clock, name, self)
         return found
 
     def measured(self, of: float, parts: Mapping[str, float]) -> None:
@@ -136,7 +136,7 @@ class Clock:
     def __init__(self, now: Callable[[], int] = time.perf_counter_ns) -> None:
         self.watch: Callable[[str], None] | None = None  # told the top-level stage that just ran, at every switch
         self._now = now
-        self._root = Stage(self, "", None)
+        self._root = TimedStage(self, "", None)
         self._current = self._root
         self._total: dict[tuple[str, ...], int] = {}
         self._frames = 0
@@ -147,7 +147,7 @@ class Clock:
         self._mark = self._now()
         self._root.own_ns = 0
 
-    def __call__(self, name: str) -> Stage:
+    def __call__(self, name: str) -> TimedStage:
         """Return the stage `name` inside the stage that is open now, as a context manager."""
         return self._current.child(name)
 
@@ -193,7 +193,7 @@ class Clock:
         self._frames = int(state["frames"])
         self._total = {tuple(path): int(ns) for path, ns in state["ns"]}
 
-    def _switch(self, stage: Stage) -> None:
+    def _switch(self, stage: TimedStage) -> None:
         now = self._now()
         if now > self._mark:
             self._current.own_ns += now - self._mark
@@ -203,11 +203,11 @@ class Clock:
         self._current = stage
 
 
-def _top(stage: Stage) -> Stage:
+def _top(stage: TimedStage) -> TimedStage:
     while stage.parent is not None and stage.parent.parent is not None:
         stage = stage.parent
     return stage
 
 
-def _pending(stage: Stage) -> int:
+def _pending(stage: TimedStage) -> int:
     return stage.own_ns + sum(_pending(child) for child in stage.children.values())

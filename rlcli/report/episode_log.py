@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 
-from rlcli.lanes.lanes import SUCCESS
 from rlcli.report.metrics import cannot_write
 from rlcli.report.tally import Episode
+from rlcli.vec_envs.vec_env import SUCCESS
 
 COLUMNS = ("frames", "seconds", "env", "seed", "return", "length", "ended")
 

@@ -24,7 +24,7 @@ LEARNER = "params+optim"
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     """One line of the ledger.
 
     `component`: whose memory it is: "rollout", "params+optim", "buffer".
@@ -59,10 +59,10 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[LedgerEntry] = []
         self._peaks: dict[tuple[str, str], int] = {}
 
-    def read(self, entries: Iterable[Entry]) -> None:
+    def read(self, entries: Iterable[LedgerEntry]) -> None:
         """Take the present state, every component's lines."""
         entries = list(entries)
         for entry in entries:
@@ -74,10 +74,10 @@ class Ledger:
         """Return the names in order of first appearance."""
         return list(dict.fromkeys(entry.component for entry in self.entries))
 
-    def component(self, name: str) -> Entry:
+    def component(self, name: str) -> LedgerEntry:
         """Return the sum over one component, as an entry with an empty key; peaks are summed too."""
         lines = [entry for entry in self.entries if entry.component == name]
-        return Entry(
+        return LedgerEntry(
             name,
             "",
             sum(entry.bytes for entry in lines),
@@ -98,8 +98,8 @@ def counted(
     *,
     modules: Mapping[str, torch.nn.Module] | None = None,
     optimizer: torch.optim.Optimizer | Mapping | None = None,
-    others: Iterable[Entry] = (),
-) -> list[Entry]:
+    others: Iterable[LedgerEntry] = (),
+) -> list[LedgerEntry]:
     """Return all lines; `others` are those that a component (a buffer) writes about itself."""
     claims = Claims()
     learner = learner_entries(modules, optimizer, claims=claims) if modules else []
@@ -148,7 +148,7 @@ def batch_entries(
     obs_keys: Iterable[Key] = (),
     *,
     claims: Claims | None = None,
-) -> list[Entry]:
+) -> list[LedgerEntry]:
     """Return the ledger of one batch `[N, T]`.
 
     `obs_keys`: observation keys: `full` would store each again under "next". Where that is absent, its bytes are saved.
@@ -181,7 +181,7 @@ def learner_entries(
     optimizer: torch.optim.Optimizer | Mapping | None = None,
     *,
     claims: Claims | None = None,
-) -> list[Entry]:
+) -> list[LedgerEntry]:
     """Parameters, buffers, gradients and optimizer state: one line each, summed over all modules.
 
     `optimizer` may be a torch optimizer or any nested mapping of tensors.
@@ -200,19 +200,19 @@ def learner_entries(
     return [_summed(kind, tensors, claims) for kind, tensors in kinds.items() if tensors]
 
 
-def _plain(key: Key, value: Tensor, frames: int, claims: Claims) -> Entry:
+def _plain(key: Key, value: Tensor, frames: int, claims: Claims) -> LedgerEntry:
     held = claims.claim(value)
     note = "" if held or not value.numel() else "shared with a key above"
-    return Entry(ROLLOUT, show(key), held, *_describe(value), per_frame=held / frames, note=note)
+    return LedgerEntry(ROLLOUT, show(key), held, *_describe(value), per_frame=held / frames, note=note)
 
 
-def _gathered(key: Key, value: Rows, frames: int, claims: Claims) -> Entry:
+def _gathered(key: Key, value: Rows, frames: int, claims: Claims) -> LedgerEntry:
     """Return a lazy next observation: its extra rows and index are its own, the observations belong to their key."""
     held = claims.claim(value.extra) + sum(claims.claim(tensor) for tensor in _pointers(value))
     held += claims.claim(value.obs)  # nothing, unless the batch dropped the observations themselves
     full = value.numel() * value.element_size()
     saved, note = kept_few(key, full, held) if value.sparse else (full - held, "exact")
-    return Entry(ROLLOUT, show(key), held, *_describe(value), per_frame=held / frames, saved=saved, note=note)
+    return LedgerEntry(ROLLOUT, show(key), held, *_describe(value), per_frame=held / frames, saved=saved, note=note)
 
 
 def kept_few(key: Key, full: int, held: int) -> tuple[int, str]:
@@ -229,15 +229,15 @@ def _pointers(rows: Rows) -> list[Tensor]:
     return [rows.ends, rows.index] if built else [rows.ends]
 
 
-def _absent(key: Key, full: int) -> Entry:
-    return Entry(ROLLOUT, show(key), 0, per_frame=0.0, saved=full, note="not stored")
+def _absent(key: Key, full: int) -> LedgerEntry:
+    return LedgerEntry(ROLLOUT, show(key), 0, per_frame=0.0, saved=full, note="not stored")
 
 
-def _summed(kind: str, tensors: Sequence[Tensor], claims: Claims) -> Entry:
+def _summed(kind: str, tensors: Sequence[Tensor], claims: Claims) -> LedgerEntry:
     dtypes = ", ".join(dict.fromkeys(dtype_name(t.dtype) for t in tensors))
     devices = ", ".join(dict.fromkeys(str(t.device) for t in tensors))
     count = sum(t.numel() for t in tensors)
-    return Entry(LEARNER, kind, sum(claims.claim(t) for t in tensors), (count,), dtypes, devices)
+    return LedgerEntry(LEARNER, kind, sum(claims.claim(t) for t in tensors), (count,), dtypes, devices)
 
 
 def _describe(value: Tensor) -> tuple[tuple[int, ...], str, str]:

@@ -177,7 +177,7 @@ def _beside(*blocks: Block) -> Block:
     return rows
 
 
-class _Terminal(Console):
+class _TerminalConsole(Console):
     def on_broken_pipe(self) -> None:
         """Rich would end the program here."""
         raise BrokenPipeError
@@ -194,7 +194,7 @@ class LiveView(View):
     def __init__(
         self, stream: TextIO | None = None, per_second: float = 4.0, now: Callable[[], float] = time.monotonic
     ) -> None:
-        self.console = _Terminal(file=stream, highlight=False, markup=False)
+        self.console = _TerminalConsole(file=stream, highlight=False, markup=False)
         self._every, self._now = 1.0 / per_second, now
         self._next = now()
         self._live: Live | None = None

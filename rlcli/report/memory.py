@@ -13,7 +13,7 @@ from tensordict import TensorDictBase
 
 from rlcli.keys import Key, show, under_next
 from rlcli.report import figures
-from rlcli.report.ledger import ROLLOUT, Entry, Ledger, counted
+from rlcli.report.ledger import ROLLOUT, Ledger, LedgerEntry, counted
 from rlcli.report.peaks import DevicePeaks, LargestPeak, LargestSaved, ProcessPeak
 from rlcli.transforms.delta_codec import delta_key, kept_key, scale_key
 
@@ -31,7 +31,7 @@ class MemoryRow:
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedMemory:
     """The learner's memory: shown in the ledger."""
 
     modules: Mapping[str, torch.nn.Module]
@@ -59,7 +59,7 @@ class Expected:
     spared: int = 0
 
 
-class Memory:
+class MemoryReport:
     """The memory of one session of a run, whose batches hold the observations `obs_keys`.
 
     `next_obs`: how the next ones are kept: "full", "compact", "exact" or "delta".
@@ -70,19 +70,19 @@ class Memory:
         self.obs_keys, self.next_obs = obs_keys, next_obs
         self.ledger, self.values = Ledger(), LargestPeak()
         self.expected = Expected()
-        self._watched: Watched | None = None
+        self._watched: WatchedMemory | None = None
         self._peaks: DevicePeaks | None = None
         self.process = ProcessPeak()
         self._new = False  # whether the ledger was read since the last record
 
-    def watch(self, watched: Watched) -> DevicePeaks | None:
+    def watch(self, watched: WatchedMemory) -> DevicePeaks | None:
         """Count a learner too; on CUDA, what follows its device's peaks stage by stage."""
         self._watched, self.values = watched, LargestPeak(watched.device)
         if torch.device(watched.device).type == "cuda":
             self._peaks = DevicePeaks(watched.device)
         return self._peaks
 
-    def read(self, batch: TensorDictBase, others: Iterable[Entry] = ()) -> None:
+    def read(self, batch: TensorDictBase, others: Iterable[LedgerEntry] = ()) -> None:
         """Take the present state: of a batch, the learner, `others` and the process."""
         modules, optimizer = (self._watched.modules, self._watched.optimizer) if self._watched else (None, None)
         self.ledger.read(counted(batch, self.obs_keys, modules=modules, optimizer=optimizer, others=others))

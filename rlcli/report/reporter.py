@@ -24,18 +24,18 @@ from tensordict import TensorDictBase
 
 from rlcli.config.run_files import EPISODES, METRICS
 from rlcli.keys import DONE, OBSERVATION, REWARD, Key
-from rlcli.lanes.lanes import SUCCESS
 from rlcli.report import closing
 from rlcli.report.clock import OTHER, Clock, Spent
 from rlcli.report.compiling import Compiling
 from rlcli.report.episode_log import EpisodeLog
-from rlcli.report.ledger import Entry
-from rlcli.report.memory import Memory, Watched
+from rlcli.report.ledger import LedgerEntry
+from rlcli.report.memory import MemoryReport, WatchedMemory
 from rlcli.report.metrics import Logger, MetricsWriter, plain
 from rlcli.report.snapshot import EVALUATION, Snapshot, View, shown
 from rlcli.report.tally import EpisodeStats, Figure, Tally
 from rlcli.report.view import open_view
-from rlcli.report.workers import Worker, Workers
+from rlcli.report.workers import WorkerReadings, Workers
+from rlcli.vec_envs.vec_env import SUCCESS
 
 LEDGER_EVERY = 1.0  # seconds between two readings of the ledger; the first and the last batch are always read
 
@@ -83,7 +83,7 @@ class Reporter:
         self.facts = facts
         self.folder = None if folder is None else Path(folder)
         self.clock = Clock()
-        self.tally, self.memory, self.workers = Tally(), Memory(facts.obs_keys, facts.next_obs), Workers()
+        self.tally, self.memory, self.workers = Tally(), MemoryReport(facts.obs_keys, facts.next_obs), Workers()
         self._view: View = open_view(console, stream)
         self._metrics = (
             None
@@ -106,7 +106,7 @@ class Reporter:
         """Say whether a live view is drawn on the terminal."""
         return self._view.redraws
 
-    def watch(self, watched: Watched) -> None:
+    def watch(self, watched: WatchedMemory) -> None:
         """Show a learner's parameters, optimizer state and, on CUDA, its device's peaks."""
         if peaks := self.memory.watch(watched):
             self.clock.watch = peaks
@@ -133,9 +133,9 @@ class Reporter:
         *,
         reward=None,
         done=None,
-        others: Iterable[Entry] = (),
+        others: Iterable[LedgerEntry] = (),
         frames: int | None = None,
-        workers: Sequence[Worker] = (),
+        workers: Sequence[WorkerReadings] = (),
         restarts: Sequence[tuple[int, int]] = (),
         **counted: Any,
     ) -> None:

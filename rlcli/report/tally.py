@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from rlcli.collectors.finish import Ended
-from rlcli.lanes.lanes import SUCCESS
+from rlcli.vec_envs.vec_env import SUCCESS
 
 WINDOW = 100  # episodes
 _UNKNOWN = -(1 << 62)  # the length of an episode whose first steps were not seen

@@ -14,7 +14,7 @@ WINDOW = 5.0  # seconds that a rate looks back on
 LINES = 4  # at most, of all workers together: of more than have room on them, only the range is said
 
 
-class Worker(Protocol):
+class WorkerReadings(Protocol):
     """The readings of one worker, which collected `frames` so far, those of batches that are passed over among them.
 
     `lag`: publications that its last batch was behind; None where there is no such thing.
@@ -51,12 +51,12 @@ class Workers:
         self.rows: list[WorkerRow] = []
         self.restarts = 0
 
-    def begin(self, workers: Sequence[Worker]) -> None:
+    def begin(self, workers: Sequence[WorkerReadings]) -> None:
         """Before the first batch: what they have done by now, in an earlier session perhaps, is no news."""
         self._told = [(worker.restarts, worker.lost_frames) for worker in workers]
         self.read(workers)
 
-    def read(self, workers: Sequence[Worker], restarts: Sequence[tuple[int, int]] = ()) -> None:
+    def read(self, workers: Sequence[WorkerReadings], restarts: Sequence[tuple[int, int]] = ()) -> None:
         """Take the present state; `restarts`: of each process that steps envs, and how many frames those have lost."""
         now, frames = self._now(), [worker.frames for worker in workers]
         while len(self._readings) > 1 and now - self._readings[1][0] >= WINDOW:
@@ -68,7 +68,7 @@ class Workers:
         self.rows = [WorkerRow(rate, w.lag, w.restarts) for rate, w in zip(rates, workers, strict=True)]
         self.restarts = sum(times for times, _ in restarts)
 
-    def replaced(self, workers: Sequence[Worker]) -> Iterator[tuple[str, int]]:
+    def replaced(self, workers: Sequence[WorkerReadings]) -> Iterator[tuple[str, int]]:
         """Of each that was replaced since this was asked last: a sentence, and how often."""
         for index, worker in enumerate(workers):
             restarts, lost = self._told[index] if index < len(self._told) else (0, 0)

@@ -224,7 +224,7 @@ class Stateful(Protocol):
     def state_dict(self) -> Mapping[str, Any]: ...
 
 
-class Held(NamedTuple):
+class CheckpointContent(NamedTuple):
     """The content of a checkpoint at a moment; of a buffer the rows that are saved now, or can be had back later."""
 
     frames: int
@@ -273,7 +273,7 @@ class Saver:
         self.config, self.versions = config, versions
         self.keep_best, self.stop, self.reporter = keep_best, stop, reporter
         self.seconds = math.inf if minutes is None else 60 * minutes
-        self._saved_at, self._held = 0, None  # type: int, Held | None
+        self._saved_at, self._held = 0, None  # type: int, CheckpointContent | None
         self._began, self._saved_when = time.process_time(), time.monotonic()
         self._spent = 0.0  # seconds, on copies
         self._cursor = self._longest = 0  # of the buffer: where it stood after the last batch; steps of the longest
@@ -321,7 +321,7 @@ class Saver:
         if self.buffer is not None:
             state["buffer"], ring = self.buffer.state_and_ring()
         state["random"] = random_streams.state()
-        live, before, self._held = Held(frames, state, ring), self._held, None
+        live, before, self._held = CheckpointContent(frames, state, ring), self._held, None
         try:
             self._write(live)
         except NumericsError:
@@ -340,7 +340,7 @@ class Saver:
             )
             checkpoint.make_room(self.run.path / checkpoint.BEST)
 
-    def _write(self, held: Held) -> None:
+    def _write(self, held: CheckpointContent) -> None:
         with self.reporter.clock("other"), self.reporter.clock("checkpoint"):
             self.reporter.flush()
             checkpoint.save(
@@ -368,7 +368,7 @@ class Saver:
         state = {name: copied(part) for name, part in state.items()} | {"random": random_streams.state()}
         if ring is not None and self.buffer is not None:
             rows = self.buffer.hold(max(2 * self._longest, -(-SPARE_ROWS // ring.lanes)))
-        self._held = Held(frames, state, rows=rows)
+        self._held = CheckpointContent(frames, state, rows=rows)
         self._spent += time.thread_time() - began
 
     @contextlib.contextmanager
@@ -382,7 +382,7 @@ class Saver:
                 self._rescue(held)
             raise
 
-    def _rescue(self, held: Held) -> None:
+    def _rescue(self, held: CheckpointContent) -> None:
         try:
             if self.buffer is not None and "buffer" not in held.state:  # None: another process writes the rows
                 held.state["buffer"], ring = self.buffer.state_and_ring(held.rows)

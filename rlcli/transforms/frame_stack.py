@@ -125,7 +125,7 @@ class CatFrames(Transform):
         return self.out_keys
 
     def bind(self, rows, n):
-        return _Rows(self, self._row_pairs(rows))
+        return _StackRows(self, self._row_pairs(rows))
 
 
 class FrameStack(CatFrames):
@@ -158,7 +158,7 @@ class FrameStack(CatFrames):
         return value[(..., None, *[slice(None)] * (-1 - self.dim))]
 
 
-class _Rows(RowOp):
+class _StackRows(RowOp):
     """The new stack is written from the last row's, so that nothing is copied twice."""
 
     def __init__(self, transform: CatFrames, pairs):

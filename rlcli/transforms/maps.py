@@ -60,10 +60,10 @@ class MapTransform(Transform):
         return self._mapped(spec, self.on_spec)
 
     def bind(self, rows, n):
-        return _Rows(self.on_rows, self._row_pairs(rows))
+        return _MapRows(self.on_rows, self._row_pairs(rows))
 
 
-class _Rows(RowOp):
+class _MapRows(RowOp):
     def __init__(self, apply, pairs):
         self.apply, self.pairs = apply, pairs
 

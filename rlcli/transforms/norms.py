@@ -176,7 +176,7 @@ class RunningNorm(_Learning):
 
     # -- column face ---------------------------------------------------------------------------------------
     def bind(self, rows, n):
-        return _Rows(self, self._row_pairs(rows))
+        return _NormRows(self, self._row_pairs(rows))
 
     def _parts(self):
         return {spell(key): tally for key, tally in zip(self.in_keys, self.tallies, strict=True)}
@@ -232,7 +232,7 @@ class _Tally:
         self.mean, self.inverse = (state[name].cpu().numpy().copy() for name in ("scale_mean", "scale_inverse"))
 
 
-class _Rows(RowOp):
+class _NormRows(RowOp):
     """Constants have the rows' full shape: broadcasting a vector costs three times the subtraction itself."""
 
     def __init__(self, transform: RunningNorm, pairs):

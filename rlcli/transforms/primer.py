@@ -74,7 +74,7 @@ class TensorDictPrimer(Transform):
         return []
 
     def bind(self, rows, n):
-        return _Rows([rows[key] for key in self.out_keys], self.default_value)
+        return _PrimerRows([rows[key] for key in self.out_keys], self.default_value)
 
 
 def primers_of(policy: Any) -> list[TensorDictPrimer]:
@@ -94,7 +94,7 @@ def state_keys(policy: Any) -> list[Key]:
     return [key for primer in primers_of(policy) for key in primer.out_keys]
 
 
-class _Rows(RowOp):
+class _PrimerRows(RowOp):
     every_step = False
 
     def __init__(self, columns, value):

@@ -23,7 +23,7 @@ _LINE = 64  # bytes
 _PART = 2**19  # bytes: half of a small second-level cache
 
 
-class Place(NamedTuple):
+class TensorSlot(NamedTuple):
     """Where one tensor lies: its first byte, and what it is."""
 
     first: int
@@ -37,18 +37,18 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout:
+class WeightLayout:
     """The places of a model's tensors; the same in every process, and picklable.
 
     `places`: name -> place, in the order of the bytes.
     `nbytes`: of all, gaps included; a multiple of 64.
     """
 
-    places: dict[str, Place]
+    places: dict[str, TensorSlot]
     nbytes: int
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
+    def of(cls, tensors: Mapping[str, Tensor]) -> WeightLayout:
         """For tensors of any dtype, by name."""
         places, end = {}, 0
         for name, tensor in tensors.items():
@@ -58,7 +58,7 @@ class Layout:
                 )
             if tensor.layout != torch.strided or tensor.is_quantized:
                 raise ArgumentError(f"'{name}' cannot be sent", why=f"it is {_kind(tensor)}", fix="Make it dense.")
-            place = places[name] = Place(end, tuple(tensor.shape), tensor.dtype)
+            place = places[name] = TensorSlot(end, tuple(tensor.shape), tensor.dtype)
             end += -(-place.nbytes // _LINE) * _LINE
         return cls(places, max(end, _LINE))
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlcli.errors import DamagedDataError
-from rlcli.weight_update.layout import Layout, checksum, copy_summed, summed
+from rlcli.weight_update.layout import WeightLayout, checksum, copy_summed, summed
 from rlcli.weight_update.transport import TransportBackend
 
 _HEAD = struct.Struct("<qQ")
@@ -25,7 +25,7 @@ class MPTransport(TransportBackend):
 
     Parameters
     ----------
-    layout : Layout
+    layout : WeightLayout
         Of the model's tensors.
     fd : None
         There is no memory to share.
@@ -36,7 +36,7 @@ class MPTransport(TransportBackend):
         At the sender's end the version sent last, at a worker's the one that waits to be received.
     """
 
-    def __init__(self, layout: Layout, fd: int | None = None) -> None:
+    def __init__(self, layout: WeightLayout, fd: int | None = None) -> None:
         self.layout = layout
         self._memory = np.zeros(0, np.uint8)
         self._views: list[Tensor] = []

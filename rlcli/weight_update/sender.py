@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError
 from rlcli.weight_update.followed_module import FollowedModule
-from rlcli.weight_update.layout import Layout
+from rlcli.weight_update.layout import WeightLayout
 from rlcli.weight_update.newest import Newest
 from rlcli.weight_update.strategy import WeightStrategy
 from rlcli.weight_update.tensors import Source, matched
@@ -20,7 +20,7 @@ class Handle(NamedTuple):
     """A sender as a worker has to know it; picklable. The descriptor `fd` goes beside it."""
 
     model_id: str
-    layout: Layout
+    layout: WeightLayout
     extract_as: str  # see WeightStrategy
     transport: type[TransportBackend]
     needs_fd: bool
@@ -61,7 +61,7 @@ class WeightSender:
         self.version = 0
         self._followed = FollowedModule(model, strategy)
         self._checked = self._followed.tensors()
-        self.layout = Layout.of(self._checked)
+        self.layout = WeightLayout.of(self._checked)
         self._shapes = [place.shape for place in self.layout.places.values()]
         self._transport = transport(self.layout)
         self._needs_fd = self._transport.fd is not None  # whatever `close` makes of it

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 from torch import Tensor
 
-from rlcli.weight_update.layout import Layout
+from rlcli.weight_update.layout import WeightLayout
 from rlcli.weight_update.newest import Newest
 
 
@@ -18,7 +18,7 @@ class TransportBackend(ABC):
 
     Parameters
     ----------
-    layout : Layout
+    layout : WeightLayout
         Of the bytes of one version.
     fd : int, optional
         In a worker: the descriptor that the sender's end has as `fd`, for this call only. Absent at the sender's end.
@@ -40,7 +40,7 @@ class TransportBackend(ABC):
         return len(self.message or b"")
 
     @abstractmethod
-    def __init__(self, layout: Layout, fd: int | None = None) -> None: ...
+    def __init__(self, layout: WeightLayout, fd: int | None = None) -> None: ...
 
     @abstractmethod
     def send_weights(self, version: int, tensors: list[Tensor]) -> None:
@@ -79,7 +79,7 @@ class TransportBackend(ABC):
 class NoTransport(TransportBackend):
     """Nothing is sent, and nothing arrives."""
 
-    def __init__(self, layout: Layout, fd: int | None = None) -> None:
+    def __init__(self, layout: WeightLayout, fd: int | None = None) -> None:
         pass
 
     def send_weights(self, version: int, tensors: list[Tensor]) -> None:

@@ -27,7 +27,7 @@ from rlcli.errors import DamagedDataError
 from rlcli.processes.region import Region
 from rlcli.processes.slots import Slots
 from rlcli.processes.window import Window
-from rlcli.weight_update.layout import Layout, checksum, copy_summed, summed
+from rlcli.weight_update.layout import WeightLayout, checksum, copy_summed, summed
 from rlcli.weight_update.newest import Newest, Overtaken
 from rlcli.weight_update.transport import TransportBackend
 
@@ -41,7 +41,7 @@ class SharedVersions(TransportBackend):
 
     Parameters
     ----------
-    layout : Layout
+    layout : WeightLayout
         Of the model's tensors.
     fd : int, optional
         Of those that another process made, to read them; it stays the caller's to close. Without it this is the writer.
@@ -57,7 +57,7 @@ class SharedVersions(TransportBackend):
         There is not enough shared memory.
     """
 
-    def __init__(self, layout: Layout, fd: int | None = None) -> None:
+    def __init__(self, layout: WeightLayout, fd: int | None = None) -> None:
         self.layout = layout
         word, words = np.dtype(np.int64), (_MOST,)
         self._region = Region(

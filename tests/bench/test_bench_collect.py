@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlcli.bench import collect_loops as by_hand
-from rlcli.lanes.make import GymRecipe
+from rlcli.vec_envs.make import GymRecipe
 
 
 def test_rows_that_envpool_spends_on_resets_are_not_counted():

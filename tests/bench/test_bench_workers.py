@@ -11,7 +11,7 @@ from rlcli.bench.split import ALONE, APART, CALLING, COLLECTING, NATIVE, Split, 
 from rlcli.config.compose import configure
 from rlcli.envs import GymEnv
 from rlcli.errors import NumericsError
-from rlcli.lanes.make import GymRecipe
+from rlcli.vec_envs.make import GymRecipe
 
 QUICK = ["seconds=0.001", "rounds=7", "env.num=2"]
 OURS = {workers.SERIAL, workers.calling(1), workers.apart(1), workers.apart(2)}

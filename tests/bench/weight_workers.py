@@ -15,7 +15,7 @@ from rlcli.processes.line import Line
 from rlcli.processes.region import Region
 from rlcli.processes.serving import serve
 from rlcli.weight_update import WeightReceiver, open_receiver
-from rlcli.weight_update.layout import Layout
+from rlcli.weight_update.layout import WeightLayout
 from rlcli.weight_update.tensors import named_tensors
 
 OPEN, PLAIN, COPY, RECEIVE, TAKE, ACT, STRESS, NUMBERS = range(8)
@@ -42,7 +42,7 @@ class Plain:
 
     def __init__(self, net: nn.Module, fd: int | None = None) -> None:
         self.tensors: list[Tensor] = list(net.parameters())
-        layout = Layout.of(named_tensors(net))
+        layout = WeightLayout.of(named_tensors(net))
         self.region = Region({"bytes": ((layout.nbytes,), np.dtype(np.uint8))}, fd)
         self.shared = self.region.arrays["bytes"]
         self.views = list(layout.views(self.shared).values())

@@ -347,7 +347,7 @@ def test_an_older_gymnasium_is_one_sentence_with_who_asked_for_it_and_what_to_ty
         'pip install "gymnasium>=1.1"'
     )
     code, _, err = rlcli("train total_frames=64")
-    assert code == 2 and said in err and "foresee" not in err
+    assert code == 2 and said in err and "forecast" not in err
     assert said in rlcli("doctor")[1]
     assert rlcli("show train")[0] == 0
 

@@ -40,7 +40,7 @@ def test_an_env_that_goes_on_is_interrupted_again_before_the_process_ends(monkey
     monkeypatch.setattr(answers, "LAST_RESORT", 0.2)
     monkeypatch.setattr(answers.os, "_exit", ended.append)
     env = GymEnv(Stubborn())
-    env.lanes.step_timeout = 0.4
+    env.vec_env.step_timeout = 0.4
     before = signal.getsignal(signal.SIGALRM)
     with Collector(env, None, frames_per_batch=10) as collector, pytest.raises(EnvError, match=r"no answer for 0\.4 s"):
         collector.rollout()

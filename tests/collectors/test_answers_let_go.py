@@ -12,7 +12,7 @@ from rlcli.errors import EnvError
 
 
 def test_lanes_are_let_go_while_the_thread_sleeps():
-    lanes = GymEnv("CartPole-v1").lanes
+    lanes = GymEnv("CartPole-v1").vec_env
     with answering(lanes) as _:
         time.sleep(1.5 * EVERY)  # one look at least
     gone = weakref.ref(lanes)
@@ -22,7 +22,7 @@ def test_lanes_are_let_go_while_the_thread_sleeps():
 
 
 def test_lanes_that_cannot_be_looked_at_are_said_and_the_others_are_looked_at(capfd):
-    lanes, others = (GymEnv("CartPole-v1").lanes for _ in range(2))
+    lanes, others = (GymEnv("CartPole-v1").vec_env for _ in range(2))
     lanes.moved = lambda: 1 // 0
     others.step_timeout = EVERY
     began = time.monotonic()

@@ -15,7 +15,7 @@ from user_parts import ByHand
 from worlds import Counter, Walk
 
 from rlcli.collectors import Collector, RandomPolicy
-from rlcli.collectors.batch import Finals
+from rlcli.collectors.batch import FinalObservations
 from rlcli.collectors.finish import Filled, assemble
 from rlcli.collectors.schema import BatchSchema
 from rlcli.collectors.schema import Kept as KeptKeys
@@ -479,7 +479,7 @@ def test_a_column_of_another_shape_is_refused_by_its_name():
     columns = {"observation": np.zeros((2, 3, 4), np.float32), "late": np.zeros((3, 2, 1), np.float32)}
     with pytest.raises(ArgumentError, match=r"late does not fit its batch: .*\(3, 2, 1\)"):
         schema = BatchSchema(2, "compact", KeptKeys(), (), ())
-        assemble(Filled(columns, {}, {}, Finals({}), schema, (2, 3)), batched=True)
+        assemble(Filled(columns, {}, {}, FinalObservations({}), schema, (2, 3)), batched=True)
 
 
 @pytest.mark.parametrize("lanes", [0, 2])
@@ -553,7 +553,7 @@ def by_a_seed(env) -> None:
 @pytest.mark.parametrize("length", [50, 3])
 def test_an_env_that_somebody_else_stepped_begins_new_episodes(make, touch, length):
     collector = Collector(make(lengths=(length,)), frames_per_batch=9)
-    assert collector.lanes.on_tensordicts is (make is on_tensordicts)
+    assert collector.vec_env.on_tensordicts is (make is on_tensordicts)
     first = collector.next()
     touch(collector.env)
     state = collector.state_dict()

@@ -75,7 +75,7 @@ class Doomed(gym.Env):
 def doomed(folder, lanes=2, delay=0.0, timeout=None):
     """Envs whose file may have its order carried out by any of them."""
     env = SerialEnv(lanes, lambda: GymEnv(Doomed(folder, delay), categorical_action_encoding=True))
-    env.lanes.step_timeout = timeout
+    env.vec_env.step_timeout = timeout
     return env
 
 

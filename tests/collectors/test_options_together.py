@@ -110,11 +110,11 @@ def test_such_a_stream_goes_on_after_a_restore():
         return Collector(walks(), policy, frames_per_batch=20, seed=3, episode_seeds=True)
 
     one = collector()
-    one.lanes.history_limit = 100
+    one.vec_env.history_limit = 100
     one.rollout()
     state, expected = one.state_dict(), one.rollout()
     other = collector()
-    other.lanes.history_limit = 100
+    other.vec_env.history_limit = 100
     assert other.load_state_dict(state) == []
     got = other.rollout()
     for key in expected.keys(True, True):
@@ -168,7 +168,7 @@ def test_random_rows_hold_the_random_laws_log_density_and_zeros_for_what_no_poli
 def test_random_actions_of_an_unbounded_box_have_a_finite_log_density():
     format = GymEnv(
         gym.wrappers.TransformAction(Walk(), lambda a: a, gym.spaces.Box(-np.inf, np.inf, (2,)))
-    ).lanes.actions
+    ).vec_env.actions
     actions, density = format.from_uniform(np.random.default_rng(0).random((500, 4, *format.shape)))
     law = torch.distributions.Normal(0.0, 1.0)
     expected = law.log_prob(torch.from_numpy(actions).double()).sum(-1)
@@ -181,7 +181,7 @@ def test_random_actions_of_an_unbounded_box_have_a_finite_log_density():
 def test_random_actions_of_whole_numbers_take_each_of_them_alike(low, high, dtype):
     low, high = np.broadcast_to(low, (2,)), np.broadcast_to(high, (2,))
     space = gym.spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype)
-    format = GymEnv(gym.wrappers.TransformAction(Walk(), lambda a: a, space)).lanes.actions
+    format = GymEnv(gym.wrappers.TransformAction(Walk(), lambda a: a, space)).vec_env.actions
     actions, density = format.from_uniform(np.random.default_rng(0).random((4000, 5, *format.shape)))
     assert actions.dtype == dtype
     for part in range(2):

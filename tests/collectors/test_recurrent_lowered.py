@@ -11,8 +11,8 @@ from tensordict.nn import InteractionType, TensorDictModule, TensorDictModuleBas
 from torch import nn
 
 from rlcli.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from rlcli.collectors.programs import TensorDictProgram
-from rlcli.collectors.programs.lowered import LoweredProgram
+from rlcli.collectors.actors import TensorDictActor
+from rlcli.collectors.actors.lowered import FastActor
 from rlcli.envs import GymEnv, SerialEnv, TransformedEnv, make_native
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.modules import (
@@ -87,16 +87,16 @@ class Called(TensorDictModuleBase):
 def rolled(env, policy, steps: int, batches: int, program: type, **options):
     lanes = env.batch_size.numel()
     with Collector(env, policy, frames_per_batch=lanes * steps, seed=2, **options) as collector:
-        assert type(collector.engine.program) is program, getattr(collector.engine.program, "why", "")
+        assert type(collector.engine.actor) is program, getattr(collector.engine.actor, "why", "")
         return torch.cat([collector.rollout() for _ in range(batches)], -1)
 
 
 def lowered_and_called(make, policy, steps: int, batches: int, **options):
     """Batches of the policy taken apart, and of the policy called, along the same actions."""
-    ours = rolled(make(), policy, steps, batches, LoweredProgram, **options)
+    ours = rolled(make(), policy, steps, batches, FastActor, **options)
     random = options.get("init_random_frames", 0) // (ours.shape[0] if ours.ndim == 2 else 1)
     actions = ours["action"].unbind(ours.ndim - 1)[random:]
-    return ours, rolled(make(), Called(policy, actions), steps, batches, TensorDictProgram, **options)
+    return ours, rolled(make(), Called(policy, actions), steps, batches, TensorDictActor, **options)
 
 
 def assert_same(ours, theirs, close=("sample_log_prob",)) -> None:
@@ -146,8 +146,8 @@ def test_options_that_reset_or_hold_the_state_do_so(options):
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_mode_is_that_of_the_policy_called(bias):
     policy = actor(bias=bias)
-    ours = rolled(serial(3), policy, 30, 3, LoweredProgram, exploration_type=MODE)
-    assert_same(ours, rolled(serial(3), Called(policy), 30, 3, TensorDictProgram, exploration_type=MODE))
+    ours = rolled(serial(3), policy, 30, 3, FastActor, exploration_type=MODE)
+    assert_same(ours, rolled(serial(3), Called(policy), 30, 3, TensorDictActor, exploration_type=MODE))
 
 
 @pytest.mark.parametrize("kind", CELLS)
@@ -226,7 +226,7 @@ def test_weights_are_followed_however_they_change(kind):
 def test_a_resumed_collector_goes_on_with_the_same_memory(kind):
     def make():
         collector = Collector(serial(3), actor(kind, 2), frames_per_batch=3 * 11, seed=3, episode_seeds=True)
-        collector.lanes.history_limit = 1000
+        collector.vec_env.history_limit = 1000
         return collector
 
     collector = make()
@@ -271,7 +271,7 @@ def test_states_of_workers_follow_the_policy(made, kind):
 @pytest.mark.parametrize("kind", CELLS)
 def test_a_state_that_nobody_asked_for_has_two_rows(kind):
     policy = actor(kind)
-    everything = rolled(serial(3), policy, 40, 2, LoweredProgram)
+    everything = rolled(serial(3), policy, 40, 2, FastActor)
     with Collector(
         serial(3), policy, frames_per_batch=120, seed=2, keep_keys=["observation", "action", "sample_log_prob"]
     ) as collector:
@@ -280,7 +280,7 @@ def test_a_state_that_nobody_asked_for_has_two_rows(kind):
         for key in STATES[kind]:
             rows = bound.columns.rows[key]
             assert key not in bound.columns.data and len({row.ctypes.data for row in rows}) == 3  # and the carrier
-        assert "hidden" not in bound.program.kept
+        assert "hidden" not in bound.actor.kept
     assert {"observation", "action", "sample_log_prob"} == few.keys() - {"next"}
     for key in ("observation", "action", "sample_log_prob"):
         assert torch.equal(few[key], everything[key]), key
@@ -348,8 +348,8 @@ def test_what_is_more_than_its_layers_is_called_and_says_why(case):
     make, why = REFUSED[case]
     env = TransformedEnv(serial(3), TensorDictPrimer({name: Unbounded((1, 8)) for name in "ab"}))
     with Collector(env, make(), frames_per_batch=30) as collector:
-        assert type(collector.engine.program) is TensorDictProgram
-        assert why in collector.engine.program.why
+        assert type(collector.engine.actor) is TensorDictActor
+        assert why in collector.engine.actor.why
         collector.rollout()
 
 
@@ -408,7 +408,7 @@ class Blind(nn.Module):
 def test_a_state_that_is_nan_is_named_whoever_reads_it(head, keep):
     policy = actor(head=head)
     collector = Collector(serial(3), policy, frames_per_batch=30, keep_keys=keep)
-    assert type(collector.engine.program) is LoweredProgram
+    assert type(collector.engine.actor) is FastActor
     collector.rollout()
     policy.module[0][1].gru.weight_hh_l0.data[-1] = torch.nan
     with pytest.raises(NumericsError, match="not finite" if head is None else "hidden|recurrent_state"):
@@ -418,7 +418,7 @@ def test_a_state_that_is_nan_is_named_whoever_reads_it(head, keep):
 def test_layers_that_drop_features_out_do_so_once_they_train():
     policy = actor("lstm", 2, dropout=0.9).eval()
     collector = Collector(serial(3), policy, frames_per_batch=30)
-    assert type(collector.engine.program) is LoweredProgram
+    assert type(collector.engine.actor) is FastActor
     collector.rollout()
     batch = collector.rollout()
     assert torch.equal(policy(batch[:, 5].select(*policy.in_keys).clone())["logits"], batch["logits"][:, 5])

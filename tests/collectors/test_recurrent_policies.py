@@ -15,7 +15,7 @@ from torch import nn
 from worlds import Counter, dirty
 
 from rlcli.collectors import Collector
-from rlcli.collectors.programs import TensorDictProgram
+from rlcli.collectors.actors import TensorDictActor
 from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, EnvError, NumericsError
 from rlcli.modules import Categorical, ProbabilisticActor
@@ -127,7 +127,7 @@ def test_the_length_of_a_batch_changes_nothing(source):
 def cartpoles(n, **kwargs):
     env = SerialEnv(n, lambda: GymEnv("CartPole-v1"))
     collector = Collector(env, policy(Primed, Memory(4, 2)), seed=3, episode_seeds=True, **kwargs)
-    collector.lanes.history_limit = 1000  # actions to replay open episodes from
+    collector.vec_env.history_limit = 1000  # actions to replay open episodes from
     return collector
 
 
@@ -289,7 +289,7 @@ def test_a_recurrent_actor_draws_and_is_called_whole():
     actor = ProbabilisticActor(core, ["logits"], distribution_class=Categorical, return_log_prob=True)
     env = SerialEnv(3, lambda: GymEnv(Counter(), categorical_action_encoding=True))
     collector = Collector(TransformedEnv(env, primer()), actor, frames_per_batch=60, seed=0)
-    assert type(collector.engine.program) is TensorDictProgram
+    assert type(collector.engine.actor) is TensorDictActor
     batch = collector.rollout()
     assert len(batch["action"].unique()) == 3
     law = torch.distributions.Categorical(logits=batch["logits"])
@@ -446,4 +446,4 @@ def test_a_state_that_goes_wrong_on_the_way_is_named_before_the_env_is_stepped(c
     collector = Collector(env, policy, frames_per_batch=60)
     with pytest.raises(error, match=r"next\.h"):
         collector.rollout()
-    assert env.lanes.clock[0] == 6
+    assert env.vec_env.clock[0] == 6

@@ -20,7 +20,7 @@ from user_parts import ACTORS, Adds, Policy, Recipe, Rewards, Shows, World, reci
 
 import rlcli
 from rlcli.collectors import Collector
-from rlcli.collectors.programs.lowered import LoweredProgram
+from rlcli.collectors.actors.lowered import FastActor
 from rlcli.errors import RlcliError
 
 STEPS, UNEVEN = 10, (3, 5, 2)
@@ -84,7 +84,7 @@ def collected(recipe: Recipe, first, cuts, mode=MODE):
         collector.stream.load_state_dict({"torch": torch.get_rng_state(), "cuda": []})
     with collector:
         batch = torch.cat([collector.rollout(steps) for steps in cuts], -1)
-    return batch, isinstance(collector.engine.program, LoweredProgram)
+    return batch, isinstance(collector.engine.actor, FastActor)
 
 
 def differences(expected, found, close=()) -> list[str]:

@@ -109,7 +109,7 @@ def test_a_resume_does_not_play_the_first_frames_again(make, own):
     first = collector.next()["observation"]
     state = collector.state_dict()
     again = made()
-    assert again.load_state_dict(state) == list(range(collector.lanes.n))
+    assert again.load_state_dict(state) == list(range(collector.vec_env.n))
     assert not torch.equal(again.next()["observation"], first)
     once_more = made()
     once_more.load_state_dict(state)

@@ -13,9 +13,9 @@ from torch import nn
 from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError
-from rlcli.lanes.noise import POLICY, RANDOM, Noise
 from rlcli.modules import ProbabilisticActor
 from rlcli.modules.distributions import OneHotCategorical
+from rlcli.vec_envs.noise import POLICY, RANDOM, Noise
 
 LANES = 8
 SPLITS = [[8], [4, 4], [1] * 8]

@@ -17,8 +17,8 @@ from torch import nn
 from worlds import Counter
 
 from rlcli.collectors import Collector
-from rlcli.collectors.programs import TensorDictProgram
-from rlcli.collectors.programs.lowered import LoweredProgram
+from rlcli.collectors.actors import TensorDictActor
+from rlcli.collectors.actors.lowered import FastActor
 from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv, check_env_specs
 from rlcli.errors import ArgumentError, EnvError, NumericsError
 from rlcli.modules import Categorical, Delta, OneHotCategorical, ProbabilisticActor, TanhNormal
@@ -146,7 +146,7 @@ def test_log_probabilities_have_the_modules_shape_and_values_lowered_or_not(lane
     env = envs(lanes, lambda: Three(d), categorical_action_encoding=True)
     collector = Collector(env, policy, frames_per_batch=8 * max(lanes, 1), seed=0)
     lowered = not hooked and distribution is not MyCategorical
-    assert type(collector.engine.program) is (LoweredProgram if lowered else TensorDictProgram)
+    assert type(collector.engine.actor) is (FastActor if lowered else TensorDictActor)
     batch = collector.next()
     with torch.no_grad():
         expected = policy.get_dist(batch.select("observation")).log_prob(batch["action"])
@@ -218,7 +218,7 @@ def test_minus_infinity_masks_an_action(lanes, hooked, distribution):
         envs(lanes, lambda: Three(0), categorical_action_encoding=index), policy,
         frames_per_batch=200 * max(lanes, 1), seed=0,
     )  # fmt: skip
-    assert type(collector.engine.program) is (TensorDictProgram if hooked else LoweredProgram)
+    assert type(collector.engine.actor) is (TensorDictActor if hooked else FastActor)
     batch = collector.next()
     action = batch["action"] if index else batch["action"].argmax(-1)
     assert set(action.reshape(-1).tolist()) == {0, 2}
@@ -237,10 +237,10 @@ def test_masks_that_leave_nothing_and_other_infinities_are_refused_before_the_en
     collector = Collector(env, actor(Categorical, 0, hooked=hooked, net=net), frames_per_batch=8)
     collector.next()
     net.on = True
-    clock = env.lanes.clock[0]
+    clock = env.vec_env.clock[0]
     with pytest.raises((NumericsError, ArgumentError), match="policy"):
         collector.next()
-    assert env.lanes.clock[0] == clock
+    assert env.vec_env.clock[0] == clock
 
 
 def test_of_several_choices_each_must_have_one_that_is_not_masked():
@@ -713,7 +713,7 @@ def test_an_actor_with_dropout_draws_from_the_collectors_stream_and_disturbs_nob
         return ProbabilisticActor(module, in_keys=["logits"], distribution_class=OneHotCategorical)
 
     collectors = [Collector(envs(2), made(), frames_per_batch=16, seed=3) for _ in range(2)]
-    assert isinstance(collectors[0].engine.program, LoweredProgram)
+    assert isinstance(collectors[0].engine.actor, FastActor)
     torch.manual_seed(5)
     before = torch.get_rng_state()
     first = collectors[0].next()
@@ -746,7 +746,7 @@ def test_the_mode_of_a_squashed_gaussian_is_that_of_the_rollout_to_the_bit(lanes
     collector = Collector(
         env(), made(), frames_per_batch=60 * max(lanes, 1), exploration_type=InteractionType.DETERMINISTIC
     )
-    assert isinstance(collector.engine.program, LoweredProgram)
+    assert isinstance(collector.engine.actor, FastActor)
     assert_equal(collector.next(), expected)
 
 
@@ -772,7 +772,7 @@ def test_what_a_policy_writes_only_where_it_explores_is_known_before_the_first_s
 def test_an_actor_with_all_its_mass_on_one_action_takes_it_where_others_explore(hooked):
     policy = actor(Delta, 2, keys=("param",), hooked=hooked)
     collector = Collector(envs(2, Three), policy, frames_per_batch=8, seed=0)
-    assert type(collector.engine.program) is (TensorDictProgram if hooked else LoweredProgram)
+    assert type(collector.engine.actor) is (TensorDictActor if hooked else FastActor)
     batch = collector.next()
     assert torch.equal(batch["action"], batch["param"])
 
@@ -807,7 +807,7 @@ def test_an_action_that_is_none_is_refused_before_the_env_is_stepped(lanes, spac
     assert torch.equal(batch["action"], legal.expand(*batch.shape, *legal.shape))
     with pytest.raises(ArgumentError, match=r"the policy's action.*step 1 of the batch; the env was not stepped"):
         collector.next()
-    assert env.lanes.clock[0] == 3
+    assert env.vec_env.clock[0] == 3
 
 
 def test_what_is_finite_is_stored_however_large_its_sum():
@@ -849,7 +849,7 @@ def test_a_soft_one_hot_action_is_refused_and_a_whole_one_of_floats_is_taken(spa
     assert collector.next()["action"].float().reshape(-1, len(soft))[0].tolist() == whole
     with pytest.raises(ArgumentError, match=r"the policy's action is not one-hot \(step 0 .*argmax"):
         collector.next()
-    assert env.lanes.clock[0] == 3
+    assert env.vec_env.clock[0] == 3
 
 
 @pytest.mark.parametrize("make", [Counter, OneNumber], ids=["columns", "tensordicts"])
@@ -990,7 +990,7 @@ def test_a_module_inside_an_actor_gets_what_a_rollout_gives_it(kind, lanes, betw
         mode = InteractionType.MODE
         frames = steps * max(lanes, 1)
         collector = Collector(carts(lanes), policy, frames_per_batch=frames, exploration_type=mode)
-        taken_apart = isinstance(collector.engine.program, LoweredProgram)
+        taken_apart = isinstance(collector.engine.actor, FastActor)
         assert taken_apart is (between or kind is not WritesThroughNumpy)
         assert_equal(torch.cat([collector.rollout() for _ in range(8 // steps)], -1), expected)
         if kind is KeepsAMean:  # and what it keeps does not stop it from being trained
@@ -1000,7 +1000,7 @@ def test_a_module_inside_an_actor_gets_what_a_rollout_gives_it(kind, lanes, betw
 def test_a_module_inside_an_actor_that_begins_to_write_to_its_input_leaves_what_the_env_showed():
     policy = with_inner(lambda: nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(4, 2)))
     collector = Collector(carts(2), policy.eval(), frames_per_batch=40, seed=0)
-    assert isinstance(collector.engine.program, LoweredProgram)
+    assert isinstance(collector.engine.actor, FastActor)
     policy.train()
     batch = collector.rollout()
     assert bool((batch["observation"] != 0).all()) and bool((batch["next", "observation"] != 0).all())
@@ -1014,7 +1014,7 @@ def test_what_a_module_inside_an_actor_raises_is_said_in_a_sentence():
             return x
 
     collector = Collector(carts(2), with_inner(Raises), frames_per_batch=16)
-    assert isinstance(collector.engine.program, LoweredProgram)
+    assert isinstance(collector.engine.actor, FastActor)
     with pytest.raises(ArgumentError, match=r"the policy raised \(step 3 of the batch\).*StopIteration: no more"):
         collector.rollout()
 

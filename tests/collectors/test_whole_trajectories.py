@@ -38,7 +38,7 @@ def collector(env=None, **options) -> Collector:
         walks() if env is None else env,
         **{"frames_per_batch": 21, "total_frames": 210, "seed": 3, "episode_seeds": True, **options},
     )
-    made.lanes.history_limit = 10_000
+    made.vec_env.history_limit = 10_000
     return made
 
 

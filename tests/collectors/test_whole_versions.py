@@ -15,8 +15,8 @@ from torch import nn
 from worlds import Still
 
 from rlcli.collectors import Collector
-from rlcli.collectors.programs import TensorDictProgram
-from rlcli.collectors.programs.lowered import LoweredProgram
+from rlcli.collectors.actors import TensorDictActor
+from rlcli.collectors.actors.lowered import FastActor
 from rlcli.envs import EnvBase, GymEnv, SerialEnv
 from rlcli.errors import ArgumentError
 from rlcli.modules import IndependentNormal, ProbabilisticActor, StateIndependentScale
@@ -132,7 +132,7 @@ def publish_in_the_background(lowered, source, swap, forwards: int, publications
     tensors, argument = published[source]
     fill(given, 0)
     made = collector(policy, replay_buffer=buffer, weights_swap=swap, frames_per_batch=16)
-    assert isinstance(made.engine.program, LoweredProgram if lowered else TensorDictProgram)
+    assert isinstance(made.engine.actor, FastActor if lowered else TensorDictActor)
     since = []  # of each version, how many forwards had ended when it was published
     with made:
         seen.clear()

@@ -15,7 +15,6 @@ from rlcli.collectors import Collector
 from rlcli.envs import EnvBase, GymEnv, ParallelEnv, SerialEnv, TransformedEnv, step_mdp
 from rlcli.errors import ArgumentError, EnvError, MissingKeyError
 from rlcli.keys import RESET
-from rlcli.lanes.gym_lanes import GymLanes
 from rlcli.specs import Bounded, Categorical, Composite, Unbounded
 from rlcli.transforms import (
     CatFrames,
@@ -30,6 +29,7 @@ from rlcli.transforms import (
     ToFloat,
     Transform,
 )
+from rlcli.vec_envs.gym_vec_env import GymVecEnv
 
 LENGTHS = (2, 3, 5)
 
@@ -328,10 +328,10 @@ def test_neighbouring_seeds_of_envs_stepped_one_by_one_have_none_in_common():
     given = []
     for seed in range(50):
         env.set_seed(seed)
-        given += [inner.lanes.next_seed(0) for inner in env.envs]
+        given += [inner.vec_env.next_seed(0) for inner in env.envs]
     assert len(set(given)) == 200
     env.set_seed(7)
-    assert given[28:32] == [inner.lanes.next_seed(0) for inner in env.envs]
+    assert given[28:32] == [inner.vec_env.next_seed(0) for inner in env.envs]
 
 
 @pytest.mark.parametrize("around", [StepCounter, lambda: Compose(RewardSum(), StepCounter())])
@@ -377,7 +377,7 @@ def test_stepping_around_bookkeeping_wrappers_changes_no_bit(env_id, limit, step
     torch.manual_seed(0)
     ours = env.rollout(steps, break_when_any_done=False)
     wrapped = gym.make(env_id, max_episode_steps=limit)
-    seen, ends = [wrapped.reset(seed=env.lanes.seeds[0])[0]], []
+    seen, ends = [wrapped.reset(seed=env.vec_env.seeds[0])[0]], []
     box = isinstance(wrapped.action_space, gym.spaces.Box)
     for t in range(steps):
         action = ours["action"][t].numpy() if box else int(ours["action"][t].argmax())
@@ -604,7 +604,7 @@ def test_one_gymnasium_env_is_not_several_whatever_is_around_it():
         with pytest.raises(ArgumentError, match=r"one env cannot be several \(env 1\)"):
             SerialEnv(2, make)
     with pytest.raises(ArgumentError, match="one env object cannot serve as several envs"):
-        GymLanes([gym.wrappers.TimeLimit(made, 5), gym.wrappers.TimeLimit(made, 6)])
+        GymVecEnv([gym.wrappers.TimeLimit(made, 5), gym.wrappers.TimeLimit(made, 6)])
 
 
 class Counting(EnvBase):

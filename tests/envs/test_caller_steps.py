@@ -31,7 +31,7 @@ def shared(n: int, makers, workers: int = 1) -> ParallelEnv:
 @pytest.mark.parametrize("world", WORLDS)
 def test_rollouts_are_those_of_one_process(world):
     env = shared(3, WORLDS[world])
-    assert env.lanes.parts == [range(0, 1), range(1, 3)]
+    assert env.vec_env.parts == [range(0, 1), range(1, 3)]
     assert equal(rolled(env, 25), rolled(SerialEnv(3, WORLDS[world]), 25))
     env.close()
 
@@ -99,7 +99,7 @@ def test_nothing_of_a_step_or_a_reset_is_pickled(monkeypatch, caller_steps):
 
 
 def test_a_checkpoint_of_one_process_goes_on_and_back():
-    here, there = serial_lanes(), shared(5, CARTPOLE, 2).lanes
+    here, there = serial_lanes(), shared(5, CARTPOLE, 2).vec_env
     for lanes in (here, there):
         lanes.seed(4, every_episode=True)
         lanes.history_limit = 1000
@@ -107,7 +107,7 @@ def test_a_checkpoint_of_one_process_goes_on_and_back():
         stepped(lanes, 37)
     states = here.state_dict(), there.state_dict()
     assert repr(states[0]) == repr(states[1])
-    others = serial_lanes(), shared(5, CARTPOLE).lanes
+    others = serial_lanes(), shared(5, CARTPOLE).vec_env
     for lanes, state in zip(others, reversed(states), strict=True):  # crosswise
         lanes.seed(4, every_episode=True)
         lanes.history_limit = 1000
@@ -176,7 +176,7 @@ def dealt(n: int, monkeypatch, cores: int = 2, **options) -> tuple[list[list[int
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)), raising=False)
     env = ParallelEnv(n, CARTPOLE, **options)
     env.close()
-    return [list(part) for part in env.lanes.parts], env.lanes.own is not None
+    return [list(part) for part in env.vec_env.parts], env.vec_env.own is not None
 
 
 def test_by_default_there_is_a_share_a_core_and_the_caller_has_the_first(monkeypatch):
@@ -212,7 +212,7 @@ def test_more_processes_than_cores_do_not_spin(monkeypatch):
     for cores, spins in ((2, True), (1, False)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid, cores=cores: set(range(cores)), raising=False)
         env = shared(2, CARTPOLE)
-        assert [line.spins for line in env.lanes.crew.lines] == [spins and line_module._IN_ORDER]
+        assert [line.spins for line in env.vec_env.crew.lines] == [spins and line_module._IN_ORDER]
         env.close()
 
 
@@ -228,7 +228,7 @@ def test_a_worker_that_is_killed_while_its_answer_is_waited_for_is_named_within_
 
     def kill(*_) -> None:
         killed.append(time.monotonic())
-        os.kill(env.lanes.crew.workers[0].pid, signal.SIGKILL)
+        os.kill(env.vec_env.crew.workers[0].pid, signal.SIGKILL)
 
     before = signal.signal(signal.SIGALRM, kill)
     signal.setitimer(signal.ITIMER_REAL, 0.3)
@@ -243,23 +243,23 @@ def test_a_worker_that_is_killed_while_its_answer_is_waited_for_is_named_within_
 
 def test_a_stopped_worker_is_ended_after_the_step_timeout():
     env = shared(3, [swift] * 3)
-    env.lanes.step_timeout = 0.5
+    env.vec_env.step_timeout = 0.5
     collector = Collector(env, None, frames_per_batch=3, total_frames=-1)
     collector.rollout(1)
-    os.kill(env.lanes.crew.workers[0].pid, signal.SIGSTOP)
+    os.kill(env.vec_env.crew.workers[0].pid, signal.SIGSTOP)
     began = time.monotonic()
     with pytest.raises(EnvError, match=r"no answer for 0.5 s \(Slow, envs 1 to 2, step 2 of the run\)"):
         collector.rollout(1)
     assert time.monotonic() - began < 5
-    assert env.lanes.crew.workers[0].exit_code(1.0) == -signal.SIGKILL
+    assert env.vec_env.crew.workers[0].exit_code(1.0) == -signal.SIGKILL
     env.close()
 
 
 def test_a_lane_of_the_callers_own_that_hangs_is_named():
     env = shared(3, [lambda: GymEnv(Slow(60)), swift, swift])
-    env.lanes.step_timeout = 0.5
+    env.vec_env.step_timeout = 0.5
     collector = Collector(env, None, frames_per_batch=3, total_frames=-1)
     with pytest.raises(EnvError, match=r"no answer for 0.5 s \(Slow, env 0, episode 0"):
         collector.rollout(1)
-    assert env.lanes.crew.workers[0].exit_code() is None
+    assert env.vec_env.crew.workers[0].exit_code() is None
     env.close()

@@ -15,8 +15,8 @@ from tensordict import TensorDict
 from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, ParallelEnv, step_mdp
 from rlcli.errors import ArgumentError, EnvError
-from rlcli.lanes.make import GymRecipe
 from rlcli.specs import Binary, Bounded, Categorical, Composite, MultiCategorical, MultiOneHot, OneHot, Unbounded
+from rlcli.vec_envs.make import GymRecipe
 
 
 @pytest.mark.parametrize("kind", OBSERVATIONS)

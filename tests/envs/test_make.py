@@ -18,8 +18,8 @@ from rlcli.config.schemas import Config, EnvConfig
 from rlcli.envs import GymEnv, build
 from rlcli.envs.build import build_env
 from rlcli.errors import ConfigError, EnvError, ResourceError
-from rlcli.lanes import building
-from rlcli.lanes.make import GymRecipe
+from rlcli.vec_envs import building
+from rlcli.vec_envs.make import GymRecipe
 
 
 def test_wrappers_apply_in_order_and_limits_replace_the_registered_one():
@@ -171,7 +171,7 @@ def test_spaces_that_cannot_be_used_are_refused_at_once(space):
 LOUD = """
 import logging, os, sys
 from concurrent.futures import ThreadPoolExecutor
-from rlcli.lanes.building import building
+from rlcli.vec_envs.building import building
 
 def build(number):
     with building("x"), building("y"):

@@ -16,12 +16,12 @@ from rlcli.envs import GymEnv, NativeEnv, SerialEnv, TransformedEnv, make_native
 from rlcli.envs.build import build_env
 from rlcli.errors import ArgumentError, ConfigError, EnvError
 from rlcli.keys import RESET
-from rlcli.lanes import native_lanes
-from rlcli.lanes.engine import MaskedEngine
-from rlcli.lanes.engines import auto_prefers_native, engine_of
-from rlcli.lanes.envpool import EnvpoolEngine
-from rlcli.lanes.replay import PROBE_STEPS, fingerprint
 from rlcli.transforms import Compose, InitTracker, RewardSum, StepCounter
+from rlcli.vec_envs import native_vec_env
+from rlcli.vec_envs.engine import MaskedEngine
+from rlcli.vec_envs.engines import auto_prefers_native, engine_of
+from rlcli.vec_envs.envpool import EnvpoolEngine
+from rlcli.vec_envs.replay import PROBE_STEPS, fingerprint
 
 
 def equal(a, b) -> bool:
@@ -80,7 +80,7 @@ def test_every_space_goes_through_an_engine_as_through_single_envs(observation, 
     makers = [lambda n=n: Sampled(observation, action, length=n, end="both") for n in (2, 3)]
     native, serial = sync(*makers), SerialEnv(2, [lambda make=make: GymEnv(make()) for make in makers])
     assert native.action_spec == serial.action_spec and native.observation_spec == serial.observation_spec
-    engines = native.lanes.engine.vector.envs
+    engines = native.vec_env.engine.vector.envs
     for engine in engines:
         engine.received.clear()  # of the probe
     batch = Collector(native, frames_per_batch=2 * 12, seed=3).rollout()
@@ -233,17 +233,17 @@ def pong(lanes=2):
 
 def resumable(make) -> Collector:
     env = make()
-    collector = Collector(env, frames_per_batch=10 * env.lanes.n, seed=3, episode_seeds=True)
-    collector.lanes.history_limit = 1000
+    collector = Collector(env, frames_per_batch=10 * env.vec_env.n, seed=3, episode_seeds=True)
+    collector.vec_env.history_limit = 1000
     return collector
 
 
 @pytest.mark.parametrize("make", [cartpole, pong])
 def test_engines_with_seeds_of_their_own_resume_bit_for_bit(make):
     whole, first, second = resumable(make), resumable(make), resumable(make)
-    assert whole.lanes.is_replayable()
+    assert whole.vec_env.is_replayable()
     expected = [whole.rollout().clone() for _ in range(6)]
-    assert torch.cat(expected, 1)["next", "done"].sum() >= whole.lanes.n
+    assert torch.cat(expected, 1)["next", "done"].sum() >= whole.vec_env.n
     for _ in range(4):
         first.rollout()
     assert second.load_state_dict(first.state_dict()) == []
@@ -257,15 +257,15 @@ def test_lanes_that_cannot_be_brought_back_are_named():
     state["engine"]["lanes"]["fingerprints"][2] = "another"
     assert second.load_state_dict(state) == [2]
     vector = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 3, autoreset_mode=AutoresetMode.DISABLED)
-    engine = NativeEnv(MaskedEngine(vector)).lanes  # by the interface alone, without a seed for each lane
+    engine = NativeEnv(MaskedEngine(vector)).vec_env  # by the interface alone, without a seed for each lane
     engine.seed(1, every_episode=True)
     assert not engine.is_replayable()
 
 
 def test_of_very_many_lanes_only_some_are_looked_at_while_it_is_tried_whether_episodes_repeat(monkeypatch):
-    lanes, looked = resumable(lambda: cartpole(40)).lanes, []
-    monkeypatch.setattr(native_lanes, "LOOKED_AT", 8)
-    monkeypatch.setattr(native_lanes, "fingerprint", lambda arrays: looked.append(1) or fingerprint(arrays))
+    lanes, looked = resumable(lambda: cartpole(40)).vec_env, []
+    monkeypatch.setattr(native_vec_env, "LOOKED_AT", 8)
+    monkeypatch.setattr(native_vec_env, "fingerprint", lambda arrays: looked.append(1) or fingerprint(arrays))
     assert lanes.is_replayable() and len(looked) <= 2 * 8 * (PROBE_STEPS + 1)
 
 
@@ -284,7 +284,7 @@ def test_atari_rows_do_not_depend_on_the_lane_or_on_the_batch_length():
 def test_an_atari_lane_shows_what_an_engine_of_one_lane_would():
     both, alone = pong(2), pong(1)
     for env in (both, alone):
-        env.lanes.seed(2, every_episode=True, total=2)
+        env.vec_env.seed(2, every_episode=True, total=2)
     td, one = both.reset(), alone.reset()
     for t in range(40):
         action = torch.tensor([t % 6, (t * 5) % 6])

@@ -15,10 +15,10 @@ from tensordict import TensorDict
 from rlcli.collectors import Collector
 from rlcli.envs import EnvBase, GymEnv, NativeEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, EnvError
-from rlcli.lanes.bounds import Bounds, Interval
-from rlcli.lanes.engines import engine_of
 from rlcli.specs import Bounded, Composite, MultiCategorical, OneHot
 from rlcli.transforms import FrameStack, RewardSum, RunningNorm, ToFloat
+from rlcli.vec_envs.bounds import Bounds, Interval
+from rlcli.vec_envs.engines import engine_of
 
 LENGTH, LANES = 4, 3
 VECTOR = spaces.Box(np.array([-1.0, -np.inf, 0.0], np.float32), np.array([1.0, np.inf, 2.0], np.float32))
@@ -118,7 +118,7 @@ def serial(makers, mode="refuse"):
 def native(makers, mode="refuse"):
     """gymnasium's vector env with resets switched off, as a stand-in for any native engine."""
     env = NativeEnv(engine_of(SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED)), out_of_bounds=mode)
-    for world in env.lanes.engine.vector.envs:
+    for world in env.vec_env.engine.vector.envs:
         world.begun = -1  # forget the resets of the probe
     return env
 
@@ -176,7 +176,7 @@ def test_what_is_counted_is_counted_once(face, name, draws):
         change = MUTATIONS[name]
         env = FACES[face](makers(change, episode, step, lane), "count")
         collector, batches = collected(env, batches=-(-25 // steps), steps=steps, next_obs="exact")
-        found = collector.lanes.bounds.figures()
+        found = collector.vec_env.bounds.figures()
         assert list(found) == [name_of(change)] and found[name_of(change)]["observations"] == 1
         worst = found[name_of(change)]["worst"]
         assert worst["element"] == list(change[1]) and worst["value"] == change[2]
@@ -189,7 +189,7 @@ def test_what_is_counted_is_counted_once(face, name, draws):
 @pytest.mark.parametrize("face", FACES)
 def test_ignored_bounds_are_not_looked_at(face):
     collector, _ = collected(FACES[face](makers(MUTATIONS["above"], 1, 2, 0), "ignore"))
-    assert collector.lanes.bounds.figures() == {} and collector.lanes.bounds.watched == []
+    assert collector.vec_env.bounds.figures() == {} and collector.vec_env.bounds.watched == []
 
 
 def test_the_worst_element_is_kept_and_news_add_up():
@@ -203,19 +203,19 @@ def test_the_worst_element_is_kept_and_news_add_up():
     seen = []
     for _ in range(3):
         collector.rollout()
-        seen += collector.lanes.bounds.news()
+        seen += collector.vec_env.bounds.news()
     assert [(name, count) for name, _, count in seen] == [("place", 16)] * 3
     assert "-3 at element [0], 2 below the bounds of -1..1" in seen[0][1]
-    assert collector.lanes.bounds.news() == []
-    assert collector.lanes.bounds.figures()["place"]["observations"] == 48
+    assert collector.vec_env.bounds.news() == []
+    assert collector.vec_env.bounds.figures()["place"]["observations"] == 48
 
 
 def test_counts_are_part_of_a_state():
     collector, _ = collected(serial(makers(MUTATIONS["above"], 1, 2, 0), "count"))
-    state = collector.lanes.bounds.state_dict()
-    other = Bounds(collector.lanes.bounds.intervals, "count")
+    state = collector.vec_env.bounds.state_dict()
+    other = Bounds(collector.vec_env.bounds.intervals, "count")
     other.load_state_dict(state)
-    assert other.figures() == collector.lanes.bounds.figures() != {} and other.news() == []
+    assert other.figures() == collector.vec_env.bounds.figures() != {} and other.news() == []
 
 
 @pytest.mark.parametrize("step", [0, 2, LENGTH])
@@ -232,7 +232,7 @@ def test_a_transform_hides_nothing(face, step):
                     collected(env, batches=2, keep_keys=keep)
             else:
                 collector, _ = collected(env, batches=2, keep_keys=keep)
-                assert collector.lanes.bounds.figures()["place"]["observations"] == 1
+                assert collector.vec_env.bounds.figures()["place"]["observations"] == 1
 
 
 def test_hidden_rows_too_large_to_keep_aside_are_checked_in_every_step(monkeypatch):
@@ -251,7 +251,7 @@ def test_a_batch_that_stops_at_ends_counts_its_final_observations_once():
         )  # fmt: skip
         for _ in range(4):
             collector.rollout()
-        assert collector.lanes.bounds.figures()["place"]["observations"] == expected
+        assert collector.vec_env.bounds.figures()["place"]["observations"] == expected
 
 
 # ---- stepping by hand ----------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ def test_stepping_by_hand_is_checked_alike(face, step):
         env.rollout(20, break_when_any_done=False)
     env = FACES[face](makers(MUTATIONS["nested int above"], 1, step, 2), "count")
     env.rollout(20, break_when_any_done=False)
-    assert env.lanes.bounds.figures()["eye.level"]["observations"] == 1
+    assert env.vec_env.bounds.figures()["eye.level"]["observations"] == 1
 
 
 def test_one_env_by_hand_names_its_first_bad_step():
@@ -386,7 +386,7 @@ def test_an_unknown_mode_is_refused():
 
 def test_envs_together_take_the_strictest_mode():
     env = SerialEnv(2, [lambda: GymEnv(Mutant()), lambda: GymEnv(Mutant(), out_of_bounds="refuse")])
-    assert env.out_of_bounds == env.lanes.bounds.mode == "refuse"
+    assert env.out_of_bounds == env.vec_env.bounds.mode == "refuse"
     counting = SerialEnv(2, lambda: GymEnv(Mutant(), out_of_bounds="count"))
     assert TransformedEnv(counting, RunningNorm(["place"])).out_of_bounds == "count"
 
@@ -416,7 +416,7 @@ class Alike(gym.Env):
 def test_keys_that_print_alike_are_counted_apart():
     collector = Collector(GymEnv(Alike(), out_of_bounds="count"), frames_per_batch=8, seed=0)
     collector.rollout()
-    bounds = collector.lanes.bounds
+    bounds = collector.vec_env.bounds
     assert bounds.outside == {"eye.level": 7, ("eye", "level"): 6}
     assert {key: worst.excess for key, worst in bounds.worst.items()} == {"eye.level": 7, ("eye", "level"): 6}
     assert sorted(name for name, _, _ in bounds.news()) == ["eye.level", r"eye\.level"]
@@ -465,7 +465,7 @@ def test_numbers_of_choices_have_the_spec_of_what_is_stored(space):
 def test_what_lies_under_transforms_inside_is_counted_once(make):
     with Collector(make(), frames_per_batch=24, seed=0) as collector, pytest.warns(UserWarning, match="outside its"):
         collector.next()
-        assert collector.lanes.bounds.outside == {"observation": 2 * 4}
+        assert collector.vec_env.bounds.outside == {"observation": 2 * 4}
 
 
 def test_envs_under_transforms_inside_refuse_as_plain_ones_do():

@@ -27,13 +27,13 @@ from test_step_contract import STEP_FAULTS, with_part
 from rlcli.collectors import Collector
 from rlcli.envs import EnvBase, GymEnv, ParallelEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, ConfigError, EnvError
-from rlcli.lanes.gym_lanes import GymLanes
-from rlcli.lanes.lanes import reward_column
-from rlcli.lanes.make import GymRecipe
-from rlcli.lanes.parallel_lanes import ParallelLanes
 from rlcli.modules import GRUModule
 from rlcli.specs import Categorical, Composite, Unbounded
 from rlcli.transforms import Compose, RewardScaling, RewardSum, RunningNorm, StepCounter
+from rlcli.vec_envs.gym_vec_env import GymVecEnv
+from rlcli.vec_envs.make import GymRecipe
+from rlcli.vec_envs.parallel_vec_env import ParallelVecEnv
+from rlcli.vec_envs.vec_env import reward_column
 
 CARTPOLE, PENDULUM = partial(GymEnv, "CartPole-v1"), partial(GymEnv, "Pendulum-v1", narrow=True, max_episode_steps=9)
 LINUX = pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="reads /proc")
@@ -184,16 +184,16 @@ def test_batches_and_checkpoints_are_those_of_one_process(world, data):
 def test_however_workers_are_made_they_give_the_same(method):
     env = ParallelEnv(3, PENDULUM, workers=2, start_method=method)
     assert equal(rolled(env, 12), rolled(SerialEnv(3, PENDULUM), 12)) and method in repr(env)
-    assert ("torch" in env.lanes.heavy) == (method == "fork") == ("torch" in repr(env))
+    assert ("torch" in env.vec_env.heavy) == (method == "fork") == ("torch" in repr(env))
     env.close()
 
 
-def parallel_lanes(**options) -> ParallelLanes:
-    return ParallelEnv(5, CARTPOLE, workers=2, **options).lanes
+def parallel_lanes(**options) -> ParallelVecEnv:
+    return ParallelEnv(5, CARTPOLE, workers=2, **options).vec_env
 
 
-def serial_lanes() -> GymLanes:
-    return GymLanes([gym.make("CartPole-v1") for _ in range(5)])
+def serial_lanes() -> GymVecEnv:
+    return GymVecEnv([gym.make("CartPole-v1") for _ in range(5)])
 
 
 def stepped(lanes, steps: int, first: int = 0):
@@ -281,7 +281,7 @@ def test_the_tensordict_face_refuses_it_too(fault):
 def test_numbers_that_shared_memory_cannot_hold_arrive_as_they_are(caller_steps):
     given = (1 << 60) + 1, np.int8(3), 1 << 70
     makers = [lambda each=each: GymEnv(Breaking(with_part(1, each), 2)) for each in given]
-    lanes = ParallelEnv(3, makers, workers=2 - caller_steps, caller_steps=caller_steps).lanes
+    lanes = ParallelEnv(3, makers, workers=2 - caller_steps, caller_steps=caller_steps).vec_env
     rows = {"observation": [np.zeros((3, 3), np.float32)] * 2}
     lanes.restart({"observation": rows["observation"][0]}, [0, 1, 2])
     step, _ = lanes.bind(rows)
@@ -421,7 +421,7 @@ def test_workers_import_nothing_heavy_and_do_not_run_main(tmp_path):
         "if __name__ == '__main__':\n"
         "    for method in ('forkserver', 'spawn'):\n"
         "        env = ParallelEnv(2, lambda: GymEnv('CartPole-v1', wrappers=[Mine]), workers=1, start_method=method)\n"
-        "        print(env.lanes.heavy, env.rollout(3)['next', 'done'].shape[0])\n"
+        "        print(env.vec_env.heavy, env.rollout(3)['next', 'done'].shape[0])\n"
     )
     (tmp_path / "mine.py").write_text(program)
     told = subprocess.run([sys.executable, str(tmp_path / "mine.py")], capture_output=True, text=True, check=True)
@@ -441,7 +441,7 @@ def test_spaces_and_errors_of_classes_of_main_come_back_as_they_are(tmp_path):
         "if __name__ == '__main__':\n"
         "    for method in ('forkserver', 'spawn'):\n"
         "        env = ParallelEnv(2, lambda: GymEnv(World()), workers=2, start_method=method)\n"
-        "        print(type(env.lanes.spaces[0]) is Mine, env.reset()['observation'].shape[0])\n"
+        "        print(type(env.vec_env.spaces[0]) is Mine, env.reset()['observation'].shape[0])\n"
         "        try:\n            env.rollout(3)\n"
         "        except Exception as error:\n            print('Broken: so it is' in str(error))\n"
     )
@@ -474,7 +474,7 @@ def test_a_worker_is_light(method):
             each.communicate(b"\n")
     env = ParallelEnv(2, "CartPole-v1", start_method=method)
     rolled(env, 200)
-    for worker in env.lanes.crew.workers:
+    for worker in env.vec_env.crew.workers:
         assert private(worker.pid) <= limit
     env.close()
 
@@ -482,7 +482,7 @@ def test_a_worker_is_light(method):
 def test_a_worker_that_is_killed_in_a_step_is_named():
     env = ParallelEnv(4, lambda: GymEnv(Slow(0.3)), workers=2)
     env.reset()
-    victim = env.lanes.crew.workers[1].pid
+    victim = env.vec_env.crew.workers[1].pid
     killed = []
 
     def kill(*_) -> None:
@@ -507,7 +507,7 @@ def test_kills_at_25_random_times_are_each_noticed():
     rng = np.random.default_rng(0)
     for _ in range(25):
         env = ParallelEnv(4, CARTPOLE, workers=2)
-        victim, wait = env.lanes.crew.workers[int(rng.integers(2))].pid, float(rng.uniform(0.001, 0.3))
+        victim, wait = env.vec_env.crew.workers[int(rng.integers(2))].pid, float(rng.uniform(0.001, 0.3))
         before = signal.signal(signal.SIGALRM, lambda *_, victim=victim: os.kill(victim, signal.SIGKILL))
         signal.setitimer(signal.ITIMER_REAL, wait)
         began = time.monotonic()
@@ -527,7 +527,7 @@ def swift() -> GymEnv:
 
 def test_a_worker_that_hangs_is_named_and_ended():
     env = ParallelEnv(3, [swift, swift, lambda: GymEnv(Slow(60))], workers=3)
-    env.lanes.step_timeout = 1.0
+    env.vec_env.step_timeout = 1.0
     collector = Collector(env, None, frames_per_batch=3, total_frames=-1)
     began = time.monotonic()
     place = r"no answer for 1 s \(Slow, env 2, step 1 of the run\): step has not returned in its worker"
@@ -537,7 +537,7 @@ def test_a_worker_that_hangs_is_named_and_ended():
     with pytest.raises(EnvError, match="was killed after not answering for 1 s"):
         collector.rollout(1)
     env.close()
-    assert env.lanes.crew.workers[2].exit_code() == -signal.SIGKILL
+    assert env.vec_env.crew.workers[2].exit_code() == -signal.SIGKILL
 
 
 def test_an_interrupted_rollout_can_be_followed_by_another():
@@ -555,7 +555,7 @@ def test_an_interrupted_rollout_can_be_followed_by_another():
 
 def test_nobody_needs_to_close_it():
     env = ParallelEnv(2, CARTPOLE, workers=2)
-    workers = env.lanes.crew.workers
+    workers = env.vec_env.crew.workers
     del env
     gc.collect()
     assert [worker.exit_code(2.0) for worker in workers] == [0, 0]
@@ -576,7 +576,7 @@ def test_an_env_that_is_closed_says_so(policy, caller_steps):
     env.close()
     env.close()
     collect = lambda: Collector(env, None, frames_per_batch=4).next()  # noqa: E731
-    for act in (env.reset, lambda: env.set_seed(1), lambda: env.rand_step(td), env.lanes.state_dict, collect):
+    for act in (env.reset, lambda: env.set_seed(1), lambda: env.rand_step(td), env.vec_env.state_dict, collect):
         with pytest.raises(ArgumentError, match=r"^the env is closed \(env CartPole-v1\). Make a new one"):
             act()
 
@@ -590,7 +590,7 @@ def test_a_fork_of_this_process_is_refused_its_workers(policy):
     if (child := os.fork()) == 0:
         try:
             signal.alarm(30)
-            for act in (env.reset, lambda: env.set_seed(1), env.lanes.state_dict):
+            for act in (env.reset, lambda: env.set_seed(1), env.vec_env.state_dict):
                 with pytest.raises(ArgumentError, match="a forked process cannot use the workers of its parent"):
                     act()
             env.close()

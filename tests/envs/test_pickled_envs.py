@@ -81,8 +81,10 @@ def test_the_way_to_make_one_is_pickled_too():
 def test_how_envs_are_dealt_out_is_kept():
     env = ParallelEnv(3, CARTPOLE, workers=2, start_method="spawn")
     again = pickle.loads(pickle.dumps(env))
-    assert again.lanes.parts == env.lanes.parts and again.start_method == "spawn" and again.lanes.own is None
-    assert not {worker.pid for worker in again.lanes.crew.workers} & {worker.pid for worker in env.lanes.crew.workers}
+    assert again.vec_env.parts == env.vec_env.parts and again.start_method == "spawn" and again.vec_env.own is None
+    assert not {worker.pid for worker in again.vec_env.crew.workers} & {
+        worker.pid for worker in env.vec_env.crew.workers
+    }
     env.close()
     again.close()
 
@@ -121,7 +123,7 @@ def collecting(channel: Channel) -> None:
     def orders(kind: int, body: bytes):
         if kind == 1:
             kept.append(unpacked(body))
-            return [worker.pid for worker in kept[0].lanes.crew.workers]
+            return [worker.pid for worker in kept[0].vec_env.crew.workers]
         if kind == 3:
             return kept.pop().close()
         found = rolled(kept[0])
@@ -137,7 +139,7 @@ def test_a_worker_rebuilds_it_with_workers_of_its_own_that_end_with_it(method):
     names = set(os.listdir("/dev/shm"))
     crew = Crew([Worker("test_pickled_envs:collecting", start_method=method)])
     (inner,) = crew.order(1, packed(env))
-    assert len(inner) == 1 and runs(inner[0]) and inner != [worker.pid for worker in env.lanes.crew.workers]
+    assert len(inner) == 1 and runs(inner[0]) and inner != [worker.pid for worker in env.vec_env.crew.workers]
     (found,) = crew.order(2)
     assert all((found[str(key)] == expected[key].numpy()).all() for key in expected.keys(True, True))
     if method == "spawn":  # that it is told to, or that it is killed, comes to the same
@@ -156,7 +158,7 @@ def test_nothing_is_left_of_a_program_that_was_killed(tmp_path):
         "import sys, time\nfrom functools import partial\nfrom rlcli.envs import GymEnv, ParallelEnv\n"
         "if __name__ == '__main__':\n"
         "    env = ParallelEnv(4, partial(GymEnv, 'CartPole-v1'), workers=2, caller_steps=True)\n"
-        "    print(*[worker.pid for worker in env.lanes.crew.workers], flush=True)\n"
+        "    print(*[worker.pid for worker in env.vec_env.crew.workers], flush=True)\n"
         "    while True:\n        env.rollout(1000, break_when_any_done=False)\n"
     )
     (tmp_path / "parent.py").write_text(program)
@@ -198,7 +200,7 @@ gym.register("Mine-v0", entry_point="mine:Mine")
 """)
     program = """
 import pickle, sys
-from rlcli.lanes.make import GymRecipe
+from rlcli.vec_envs.make import GymRecipe
 recipe = GymRecipe(sys.argv[1])
 if len(sys.argv) == 2:
     import mine

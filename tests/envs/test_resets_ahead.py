@@ -16,9 +16,9 @@ from test_parallel import collected, equal
 from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, ParallelEnv, SerialEnv, TransformedEnv
 from rlcli.errors import EnvError
-from rlcli.lanes.lanes import reward_column
-from rlcli.lanes.shard import RESET, STEP, STEP_ON
 from rlcli.transforms import Compose, RewardSum, RunningNorm, StepCounter
+from rlcli.vec_envs.shard import RESET, STEP, STEP_ON
+from rlcli.vec_envs.vec_env import reward_column
 
 DEALINGS = {
     "caller": {"workers": 1, "caller_steps": True},
@@ -35,13 +35,13 @@ def wandering(**options):
 
 def orders(env: ParallelEnv) -> list[int]:
     """The kinds of the orders that its workers are given from now on."""
-    given, send = [], env.lanes.crew.send
+    given, send = [], env.vec_env.crew.send
 
     def counted(kind, *args, **kwargs):
         given.append(kind)
         return send(kind, *args, **kwargs)
 
-    env.lanes.crew.send = counted
+    env.vec_env.crew.send = counted
     return given
 
 
@@ -125,22 +125,22 @@ class Face:
     """Steps lanes that are told that resets follow."""
 
     def __init__(self, env, every_episode: bool) -> None:
-        self.lanes, self.seen = env.lanes, []
-        self.lanes.seed(5, every_episode=every_episode)
+        self.vec_env, self.seen = env.vec_env, []
+        self.vec_env.seed(5, every_episode=every_episode)
         self.row = np.zeros((LANES, 3))
         self.rows = {"observation": [self.row, self.row]}
         self.restart()
-        self.lanes.resets_follow = True
-        self.step_all, self.reset_all = self.lanes.bind(self.rows)
+        self.vec_env.resets_follow = True
+        self.step_all, self.reset_all = self.vec_env.bind(self.rows)
 
     def restart(self) -> None:
-        self.lanes.restart({"observation": self.row}, range(LANES))
+        self.vec_env.restart({"observation": self.row}, range(LANES))
         self.seen.append(self.row.copy())
 
     def step(self) -> list[int]:
         done = list(self.step_all(0, np.arange(LANES) % 2))
-        outcome, rewards = self.lanes.take_outcome(), np.zeros((LANES, 1), np.float32)
-        reward_column(outcome, self.lanes, 1, rewards)
+        outcome, rewards = self.vec_env.take_outcome(), np.zeros((LANES, 1), np.float32)
+        reward_column(outcome, self.vec_env, 1, rewards)
         self.seen += [self.row.copy(), rewards, outcome.ends]
         return done
 
@@ -160,7 +160,7 @@ def both(dealing: str, script, makers=None, every_episode: bool = False) -> None
         env.close()
     one, other = (face.seen for face in faces)
     assert len(one) == len(other) and repr(one) == repr(other)
-    assert faces[0].lanes.episodes == faces[1].lanes.episodes and faces[0].lanes.seeds == faces[1].lanes.seeds
+    assert faces[0].vec_env.episodes == faces[1].vec_env.episodes and faces[0].vec_env.seeds == faces[1].vec_env.seeds
 
 
 @pytest.mark.parametrize("every_episode", [False, True])
@@ -186,7 +186,7 @@ def test_a_seed_that_was_given_meanwhile_is_heeded(dealing):
         for turn in range(20):
             done = face.step()
             if done and turn % 3 == 2:
-                face.lanes.seed(turn, every_episode=turn % 2 == 0)
+                face.vec_env.seed(turn, every_episode=turn % 2 == 0)
             if done:
                 face.reset(done)
 
@@ -218,7 +218,7 @@ def test_in_a_worker_that_is_to_be_replaced_too():
     collector = Collector(env, None, frames_per_batch=2, total_frames=-1)
     with pytest.warns(UserWarning, match=r"worker of .*env 0.*raised .*the door is stuck.*; restarted"):
         batch = collector.rollout(3)
-    assert env.lanes.restarts == [(1, 0), (0, 0)]  # the step before the reset was answered: nothing of it is lost
+    assert env.vec_env.restarts == [(1, 0), (0, 0)]  # the step before the reset was answered: nothing of it is lost
     assert batch["next", "observation"][0, :, 0].tolist() == [1, 2, 3] and batch["next", "done"][0].all()
     assert collector.rollout(1)["observation"][0, 0, 0] == 1  # a new env
     collector.shutdown()
@@ -228,12 +228,12 @@ def test_a_worker_that_was_killed_since_its_lanes_began_is_replaced_at_the_next_
     env = ParallelEnv(LANES, wandering(most=1), workers=2, on_worker_error="restart")
     collector = Collector(env, None, frames_per_batch=LANES, total_frames=-1)
     collector.rollout(2)
-    worker = env.lanes.crew.workers[1]
+    worker = env.vec_env.crew.workers[1]
     os.kill(worker.pid, signal.SIGKILL)
     assert worker.exit_code(5.0) == -signal.SIGKILL
     with pytest.warns(UserWarning, match=r"envs 2 to 3, .* was killed by SIGKILL; restarted"):
         batch = collector.rollout(2)
-    assert env.lanes.restarts == [(0, 0), (1, 2)]
+    assert env.vec_env.restarts == [(0, 0), (1, 2)]
     first = batch["observation"][2:, 0]
     assert first[:, 0].tolist() == [3, 3]  # they had begun
     assert torch.equal(batch["next", "observation"][2:, 0], first) and batch["next", "truncated"][2:, 0].all()

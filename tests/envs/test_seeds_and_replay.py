@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError
-from rlcli.lanes.episodes import _mix, episode_seed
 from rlcli.transforms import RewardSum
+from rlcli.vec_envs.episodes import _mix, episode_seed
 
 
 @given(st.integers(0, 2**62), st.integers(1, 40))
@@ -111,7 +111,7 @@ class Settling(Remembering):
 
 def tried(env):
     """As `env.mode=auto` does."""
-    env.lanes.pace(4, 1.0)
+    env.vec_env.pace(4, 1.0)
     return env
 
 
@@ -133,12 +133,12 @@ def tried(env):
 def test_a_probe_finds_out_whether_episodes_repeat(make, expected):
     env = make()
     env.set_seed(1)
-    assert env.lanes.is_replayable() is expected
+    assert env.vec_env.is_replayable() is expected
 
 
 def collector(make, seed=3) -> Collector:
     made = Collector(SerialEnv(3, make), frames_per_batch=60, seed=seed, episode_seeds=True)
-    made.lanes.history_limit = 1000
+    made.vec_env.history_limit = 1000
     return made
 
 
@@ -171,9 +171,9 @@ def test_what_cannot_be_brought_back_begins_a_new_episode_under_a_new_id(make):
 
 def test_histories_beyond_the_limit_are_not_replayed():
     first = collector(lambda: GymEnv(Sampled(length=500)))
-    first.lanes.history_limit = 10
+    first.vec_env.history_limit = 10
     first.rollout()
-    assert len(first.lanes.history) == 10
+    assert len(first.vec_env.history) == 10
     second = collector(lambda: GymEnv(Sampled(length=500)))
     assert second.load_state_dict(first.state_dict()) == [0, 1, 2]
 

@@ -16,10 +16,10 @@ from tensordict import TensorDict
 from rlcli.collectors import Collector
 from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import EnvError
-from rlcli.lanes.observations import BadValue, Leaf, lane_writer
 from rlcli.learning.evaluation import evaluate
 from rlcli.specs import Composite, Unbounded
 from rlcli.transforms import Compose, RewardSum, StepCounter
+from rlcli.vec_envs.observations import BadValue, ObservationLeaf, lane_writer
 
 
 def with_observation(value):
@@ -96,7 +96,7 @@ def test_the_first_bad_step_is_refused_and_named(name):
         text = str(caught.value)
         assert all(word in text for word in words), text
         assert f"Breaking, env {lane}, episode 0, step " in text
-        assert f"seed {env.lanes.seeds[lane]}" in text
+        assert f"seed {env.vec_env.seeds[lane]}" in text
         in_batch = "of the batch" in text  # found by a vectorised check after the batch: counted from 0 in it
         assert f"step {(at - 1) % 20} of the batch" in text if in_batch else f"step {at}," in text
 
@@ -155,7 +155,7 @@ def test_what_the_declared_dtype_rounds_is_counted_and_said_once():
 
 @pytest.mark.parametrize(("given", "right"), [(300.7, False), (300, False), (-1, False), (2.5, False), (7.0, True)])
 def test_bytes_are_taken_where_the_dtype_holds_them(given, right):
-    leaf = Leaf("observation", (), (2,), np.dtype(np.uint8), np.dtype(np.uint8))
+    leaf = ObservationLeaf("observation", (), (2,), np.dtype(np.uint8), np.dtype(np.uint8))
     if right:
         assert leaf.read(np.full(2, given)).tolist() == [given] * 2 and leaf.read([True, 3]).tolist() == [1, 3]
     else:
@@ -314,9 +314,9 @@ def test_the_loop_and_a_probe_refuse_the_same(fault):
     with pytest.raises(EnvError, match=words):
         batches(GymEnv(Breaking(fault, 1)), 1)
     env = GymEnv(Breaking(fault, 1))
-    env.lanes.seed(0)
+    env.vec_env.seed(0)
     with pytest.raises(EnvError, match=words):
-        env.lanes.repeats()
+        env.vec_env.repeats()
 
 
 @pytest.mark.parametrize("name", STEP_FAULTS)
@@ -332,7 +332,7 @@ def test_a_step_may_give_a_list_of_five():
 
 
 def test_what_a_probe_is_given_instead_of_five_values_is_named():
-    lanes = GymEnv(Breaking(lambda result: result[:4], 2)).lanes
+    lanes = GymEnv(Breaking(lambda result: result[:4], 2)).vec_env
     lanes.seed(0)
     with pytest.raises(EnvError, match=r"step returned a bad value .*a trial run.*got a tuple of 4"):
         lanes.repeats()
@@ -376,7 +376,7 @@ def test_values_found_after_a_batch_are_placed_in_their_episode(lane, episode, s
     with pytest.raises(EnvError) as caught:
         for _ in range(3):
             collector.rollout()
-    seed = env.lanes.seed_of(lane, episode)
+    seed = env.vec_env.seed_of(lane, episode)
     place = f"env {lane}, episode {episode}, step {(episode * 4 + step) % 20} of the batch, seed {seed})"
     assert place in str(caught.value)
 
@@ -493,8 +493,8 @@ def test_what_a_dict_observation_lacks_is_said(kind, fault, said):
 
     env = GymEnv(Lacking("nested"))
     if kind == "native":
-        rows = {key: [np.empty((1, *shape), dtype)] for key, (shape, dtype) in env.lanes.schema.items()}
-        write = lane_writer(env.lanes.leaves, rows)
+        rows = {key: [np.empty((1, *shape), dtype)] for key, (shape, dtype) in env.vec_env.schema.items()}
+        write = lane_writer(env.vec_env.leaves, rows)
         with pytest.raises(BadValue, match=said):
             write(
                 0, fault({"place": np.zeros((1, 3), np.float32), "eye": {"left": np.zeros((1, 2, 2), np.uint8)}}), [0]

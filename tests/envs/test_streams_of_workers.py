@@ -10,8 +10,8 @@ import pytest
 from gym_worlds import Drawing, Placed
 
 from rlcli.envs import GymEnv, ParallelEnv
-from rlcli.lanes.make import GymRecipe
 from rlcli.processes.worker import METHODS
+from rlcli.vec_envs.make import GymRecipe
 
 LANES = 4
 
@@ -24,8 +24,8 @@ def drawing(made=Drawing, **options) -> ParallelEnv:
 def drawn(env: ParallelEnv, *actions: int) -> np.ndarray:
     """What each lane shows from a reset on, `[len(actions) + 1, lanes, 3]`; lane 0 takes these actions."""
     rows = {"observation": [np.zeros((LANES, 3)) for _ in range(len(actions) + 1)]}
-    step, _ = env.lanes.bind(rows)
-    env.lanes.restart({"observation": rows["observation"][0]}, range(LANES))
+    step, _ = env.vec_env.bind(rows)
+    env.vec_env.restart({"observation": rows["observation"][0]}, range(LANES))
     for t, action in enumerate(actions):
         step(t, np.array([action, *[0] * (LANES - 1)]))
     return np.stack(rows["observation"])
@@ -82,6 +82,6 @@ def test_a_new_worker_does_not_draw_what_the_one_before_it_drew():
     env = drawing(workers=2, on_worker_error="restart")
     env.set_seed(3)
     before, after = drawn(env, 0, 0, 1), drawn(env, 0)
-    assert env.lanes.restarts == [(1, 2), (0, 0)]
+    assert env.vec_env.restarts == [(1, 2), (0, 0)]
     assert all_differ(np.concatenate([before[:3], after]))
     env.close()

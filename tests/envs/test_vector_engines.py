@@ -15,8 +15,8 @@ from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, NativeEnv, SerialEnv, make_native
 from rlcli.errors import ArgumentError, ConfigError, EnvError
 from rlcli.keys import RESET
-from rlcli.lanes.engine import SeededEngine
-from rlcli.lanes.engines import engine_of
+from rlcli.vec_envs.engine import SeededEngine
+from rlcli.vec_envs.engines import engine_of
 
 MODES = list(AutoresetMode)
 LIMITED = {"max_episode_steps": 12}
@@ -81,7 +81,7 @@ def test_an_engine_that_resets_within_the_step_keeps_true_finals(kind):
 def test_every_space_keeps_one_row_a_step_and_its_true_successors(observation, mode):
     makers = [lambda n=n: Sampled(observation, length=n, end="both") for n in (2, 3, 1)]
     native = NativeEnv(engine_of(SyncVectorEnv(makers, autoreset_mode=mode)))
-    engines = native.lanes.engine.vector.envs
+    engines = native.vec_env.engine.vector.envs
     for engine in engines:
         engine.received.clear()  # of the probes
     batch = Collector(native, frames_per_batch=3 * 12, seed=3).rollout()
@@ -100,11 +100,11 @@ def test_their_runs_resume_bit_for_bit(mode):
     def made() -> Collector:
         env = NativeEnv(engine_of(SyncVectorEnv([cartpole] * 3, autoreset_mode=mode)))
         collector = Collector(env, frames_per_batch=30, seed=3, episode_seeds=True)
-        collector.lanes.history_limit = 100
+        collector.vec_env.history_limit = 100
         return collector
 
     whole, first, second = made(), made(), made()
-    assert whole.lanes.is_replayable()
+    assert whole.vec_env.is_replayable()
     expected = [whole.rollout().clone() for _ in range(5)]
     for _ in range(3):
         first.rollout()
@@ -243,11 +243,11 @@ def test_the_jax_engines_keep_true_finals_and_resume(env_id):
     def made() -> Collector:
         env = make_native(env_id, 3, max_episode_steps=9)
         collector = Collector(env, frames_per_batch=3 * 12, seed=3, episode_seeds=True)
-        collector.lanes.history_limit = 100
+        collector.vec_env.history_limit = 100
         return collector
 
     whole, first, second = made(), made(), made()
-    assert whole.lanes.is_replayable()
+    assert whole.vec_env.is_replayable()
     expected = [whole.rollout().clone() for _ in range(4)]
     for _ in range(2):
         first.rollout()

@@ -24,8 +24,8 @@ from test_parallel import collected, equal
 from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, ParallelEnv, SerialEnv
 from rlcli.errors import ArgumentError, EnvError
-from rlcli.lanes.episodes import episode_seed
 from rlcli.processes import restarts
+from rlcli.vec_envs.episodes import episode_seed
 
 pytestmark = pytest.mark.filterwarnings("ignore:the worker of env:UserWarning")
 LANES, SEED = 4, 11
@@ -41,11 +41,11 @@ class Book:
     """Steps the lanes of a `Falling` env by its array face, and knows what every row has to show."""
 
     def __init__(self, env: ParallelEnv, rng: random.Random) -> None:
-        self.lanes, self.rng = env.lanes, rng
+        self.vec_env, self.rng = env.vec_env, rng
         self.rows = {"observation": [np.zeros((LANES, 2)) for _ in range(2)]}
-        self.lanes.seed(SEED, every_episode=True)
-        self.lanes.restart({"observation": self.rows["observation"][0]}, range(LANES))
-        self.step, self.reset = self.lanes.bind(self.rows)
+        self.vec_env.seed(SEED, every_episode=True)
+        self.vec_env.restart({"observation": self.rows["observation"][0]}, range(LANES))
+        self.step, self.reset = self.vec_env.bind(self.rows)
         self.episodes, self.ages, self.cut = [0] * LANES, [0] * LANES, 0
         self.check(range(LANES))
 
@@ -59,7 +59,7 @@ class Book:
         actions = np.zeros(LANES, np.int64)
         lane = 2 * worker + self.rng.randrange(2)
         actions[lane] = {"raises": 1, "exits": 2, "hangs": 3}.get(fault, 0)
-        pid = self.lanes.crew.workers[worker].pid
+        pid = self.vec_env.crew.workers[worker].pid
         timer = threading.Timer(self.rng.random() * 2e-3, lambda: hit(pid, fault))
         if fault in ("killed", "stopped"):
             timer.start()
@@ -67,7 +67,7 @@ class Book:
         done = self.step(0, actions)
         if fault in ("killed", "stopped"):
             timer.join()
-        outcome = self.lanes.take_outcome()
+        outcome = self.vec_env.take_outcome()
         ends = {lane: (terminated, truncated) for _, lane, terminated, truncated in outcome.ends}
         assert sorted(ends) == sorted(done)
         lost = {lane for lane, (_, truncated) in ends.items() if truncated}
@@ -102,21 +102,21 @@ def through(count: int, seed: int, resets_follow: bool) -> None:
     patience, faults = (None, [each for each in FAULTS if each != "stopped"]) if resets_follow else (60.0, FAULTS)
     env = falling(on_worker_error="restart", step_timeout=patience)
     book, found = Book(env, rng), 0
-    env.lanes.resets_follow = resets_follow
+    env.vec_env.resets_follow = resets_follow
 
     def times() -> int:
-        return sum(times for times, _ in env.lanes.restarts)
+        return sum(times for times, _ in env.vec_env.restarts)
 
     for fault in rng.sample(faults * count, len(faults) * count):
         worker, before = rng.randrange(2), times()
         for _ in range(rng.randrange(3)):
             assert not book.go(None, 0)
         began = time.monotonic()
-        env.lanes.step_timeout = 0.1 if fault == "stopped" else patience
+        env.vec_env.step_timeout = 0.1 if fault == "stopped" else patience
         lost = book.go(fault, worker)
         while times() == before:  # the signal came after the step
             lost = book.go(None, 0)
-        env.lanes.step_timeout = patience
+        env.vec_env.step_timeout = patience
         found += len(lost)
         if not lost:  # it came in a reset: what was not to be reset, if anything, is lost at the next step
             lost = book.go(None, 0)
@@ -126,9 +126,9 @@ def through(count: int, seed: int, resets_follow: bool) -> None:
             assert lost >= {2 * worker, 2 * worker + 1} and (len(lost) == 2 or fault == "stopped"), fault
         assert time.monotonic() - began < 10
     assert times() >= len(faults) * count
-    assert sum(steps for _, steps in env.lanes.restarts) == found
+    assert sum(steps for _, steps in env.vec_env.restarts) == found
     env.close()
-    assert all(worker.exit_code(2.0) is not None for worker in env.lanes.crew.workers)
+    assert all(worker.exit_code(2.0) is not None for worker in env.vec_env.crew.workers)
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_a_worker_that_hangs_in_python_is_replaced(no_limit):
     began = time.monotonic()
     with pytest.warns(UserWarning, match=r"envs 2 to 3, .*not answering for 0.6 s; restarted"):
         assert book.go("hangs", 1) == {2, 3}
-    assert TIMEOUT <= time.monotonic() - began < 10 and env.lanes.restarts == [(0, 0), (1, 2)]
+    assert TIMEOUT <= time.monotonic() - began < 10 and env.vec_env.restarts == [(0, 0), (1, 2)]
     env.close()
 
 
@@ -162,35 +162,35 @@ def test_a_worker_that_hangs_in_python_is_replaced(no_limit):
 def test_a_worker_that_ends_between_orders_is_replaced(when):
     env = falling(on_worker_error="restart")
     book = Book(env, random.Random(0))
-    worker = env.lanes.crew.workers[0]
+    worker = env.vec_env.crew.workers[0]
     os.kill(worker.pid, signal.SIGKILL)
     assert worker.exit_code(5.0) == -signal.SIGKILL
     if when == "before a reset":
-        env.lanes.restart({"observation": book.rows["observation"][0]}, [0])
+        env.vec_env.restart({"observation": book.rows["observation"][0]}, [0])
         book.episodes[0], book.ages[0] = 1, 0
         book.check(range(LANES))
     if when == "before a checkpoint":
-        saved = env.lanes.state_dict()["fingerprints"]
+        saved = env.vec_env.state_dict()["fingerprints"]
         other = falling()
         Book(other, random.Random(0))
-        expected = other.lanes.state_dict()["fingerprints"]
+        expected = other.vec_env.state_dict()["fingerprints"]
         assert saved[2:] == expected[2:] and not set(saved[:2]) & set(expected[:2])  # and so is begun anew by resume
         other.close()
     while not (lost := book.go(None, 0)):
         pass
-    assert lost == {0, 1} and env.lanes.restarts == [(1, 2), (0, 0)]
+    assert lost == {0, 1} and env.vec_env.restarts == [(1, 2), (0, 0)]
     env.close()
 
 
 def test_all_workers_may_be_lost_at_once():
     env = falling(on_worker_error="restart")
     book = Book(env, random.Random(0))
-    for worker in env.lanes.crew.workers:
+    for worker in env.vec_env.crew.workers:
         os.kill(worker.pid, signal.SIGKILL)
     lost: set[int] = set()
     while len(lost) < LANES:
         lost |= book.go(None, 0)
-    assert env.lanes.restarts == [(1, 2), (1, 2)]
+    assert env.vec_env.restarts == [(1, 2), (1, 2)]
     env.close()
 
 
@@ -220,12 +220,12 @@ def test_what_ends_all_workers_at_once_counts_once():
     env = ParallelEnv(8, CARTPOLE, workers=8, on_worker_error="restart")
     env.reset()
     for _ in range(2):
-        for worker in env.lanes.crew.workers:
+        for worker in env.vec_env.crew.workers:
             os.kill(worker.pid, signal.SIGKILL)
-        for worker in env.lanes.crew.workers:
+        for worker in env.vec_env.crew.workers:
             worker.exit_code(10.0)
         env.rollout(3, break_when_any_done=False)
-    assert [times for times, _ in env.lanes.restarts] == [2] * 8
+    assert [times for times, _ in env.vec_env.restarts] == [2] * 8
     env.close()
 
 
@@ -269,7 +269,7 @@ def test_an_error_that_is_no_fault_of_a_worker_is_raised_and_the_env_goes_on(on_
         env.step(td.set("action", torch.tensor([0, 2])))
     td = env.reset()
     assert env.step(td.set("action", torch.tensor([0, 1])))["next", "reward"].tolist() == [[1.0], [1.0]]
-    assert env.lanes.restarts == [(0, 0), (0, 0)]
+    assert env.vec_env.restarts == [(0, 0), (0, 0)]
     env.close()
 
 
@@ -301,11 +301,11 @@ def test_a_collector_delivers_truncated_rows_and_goes_on():
     collector = Collector(env, None, frames_per_batch=30, total_frames=-1)
     collector.set_seed(0)
     collector.rollout(10)
-    os.kill(env.lanes.crew.workers[1].pid, signal.SIGKILL)
-    while env.lanes.restarts[1][0] == 0:
+    os.kill(env.vec_env.crew.workers[1].pid, signal.SIGKILL)
+    while env.vec_env.restarts[1][0] == 0:
         batch = collector.rollout(10)
     cut = batch["next", "truncated"].squeeze(-1).nonzero().tolist()
-    assert [lane for lane, _ in cut] == [1] and env.lanes.restarts == [(0, 0), (1, 1), (0, 0)]
+    assert [lane for lane, _ in cut] == [1] and env.vec_env.restarts == [(0, 0), (1, 1), (0, 0)]
     t = cut[0][1]
     assert torch.equal(batch["next", "observation"][1, t], batch["observation"][1, t])
     assert batch["next", "reward"][1, t] == 0
@@ -332,7 +332,7 @@ def test_a_worker_that_fails_is_named(fault):
     assert time.monotonic() - began < 10
     assert "Falling, env" in str(caught.value) and re.search(lane, str(caught.value))
     env.close()
-    assert all(worker.exit_code(2.0) is not None for worker in env.lanes.crew.workers)
+    assert all(worker.exit_code(2.0) is not None for worker in env.vec_env.crew.workers)
 
 
 def test_who_was_stopped_with_its_workers_blames_none_of_them():
@@ -376,7 +376,7 @@ def test_no_worker_outlives_its_parent_and_nothing_is_left_in_shared_memory(ends
         "from rlcli.envs import GymEnv, ParallelEnv\n"
         "env = ParallelEnv(4, lambda: GymEnv(Slow(0.001)), per_worker=2, on_worker_error='restart')\n"
         "env.rollout(3)\n"
-        "print(*[worker.pid for worker in env.lanes.crew.workers], flush=True)\n"
+        "print(*[worker.pid for worker in env.vec_env.crew.workers], flush=True)\n"
         "env.rollout(1 << 30) if sys.argv[2] == 'killed' else sys.stdin.read()\n"
     )
     folder = os.path.dirname(os.path.abspath(__file__))
@@ -404,7 +404,7 @@ def _runs(pid: int) -> bool:
 def test_a_slow_reset_is_timed_too():
     env = ParallelEnv(2, lambda: GymEnv(Slow(0.0)), workers=1, step_timeout=TIMEOUT)
     env.reset()
-    os.kill(env.lanes.crew.workers[0].pid, signal.SIGSTOP)
+    os.kill(env.vec_env.crew.workers[0].pid, signal.SIGSTOP)
     with pytest.raises(EnvError, match=r"no answer for 0.6 s \(Slow, envs 0 to 1"):
         env.reset()
     env.close()
@@ -414,7 +414,7 @@ def test_a_slow_reset_is_timed_too():
 def several(kind: str, env, **options) -> SerialEnv | ParallelEnv:
     if kind == "serial":
         found = SerialEnv(2, lambda: GymEnv(env()))
-        found.lanes.step_timeout = options["step_timeout"]
+        found.vec_env.step_timeout = options["step_timeout"]
         return found
     return ParallelEnv(2, lambda: GymEnv(env()), workers=1, caller_steps=kind == "caller steps", **options)
 
@@ -462,7 +462,7 @@ def test_a_worker_that_stands_still_at_any_order_is_ended():
     for name in ("set_seed", "state"):
         env = falling(step_timeout=TIMEOUT)
         Book(env, random.Random(0))
-        os.kill(env.lanes.crew.workers[1].pid, signal.SIGSTOP)
+        os.kill(env.vec_env.crew.workers[1].pid, signal.SIGSTOP)
         with pytest.raises(EnvError, match=r"no answer for 0.6 s \(Falling, envs 2 to 3"):
-            env.set_seed(1) if name == "set_seed" else env.lanes.state_dict()
+            env.set_seed(1) if name == "set_seed" else env.vec_env.state_dict()
         env.close()

@@ -11,7 +11,7 @@ from rlcli.config.registry import wrapper_call
 from rlcli.envs import GymEnv
 from rlcli.envs.build import build_env
 from rlcli.errors import ConfigError, EnvError
-from rlcli.lanes.wrappers import BoundAction, FireReset, LinearReward, SelectEntries
+from rlcli.vec_envs.wrappers import BoundAction, FireReset, LinearReward, SelectEntries
 
 
 def test_entries_are_those_of_the_env_in_the_order_asked_for():
@@ -155,5 +155,5 @@ def test_fire_is_pressed_after_a_reset_where_there_is_the_button(names, pressed)
 def test_atari_options_reach_the_game():
     pytest.importorskip("ale_py")
     words = ("env=atari", "env.id=ALE/Breakout-v5", "env.atari.fire_reset=true", "env.atari.sticky_actions=0.3")
-    (env,) = made(*words).lanes.envs
+    (env,) = made(*words).vec_env.envs
     assert isinstance(env, FireReset) and env.unwrapped.ale.getFloat("repeat_action_probability") == np.float32(0.3)

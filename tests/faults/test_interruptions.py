@@ -197,7 +197,7 @@ def test_a_signal_in_the_last_evaluation_ends_it_and_resuming_plays_it(rlcli, mo
     rollout = evaluation.Collector.rollout
 
     def interrupted(self, *args, **options):
-        if self.frames and self.lanes.n == 1:  # the evaluation's
+        if self.frames and self.vec_env.n == 1:  # the evaluation's
             os.kill(os.getpid(), signal.SIGTERM)
         return rollout(self, *args, **options)
 

@@ -23,11 +23,11 @@ from rlcli.envs.build import build_env
 from rlcli.errors import ConfigError, EnvError
 from rlcli.jobs import env_mode, resume, train
 from rlcli.jobs.env_mode import settled
-from rlcli.lanes.gym_lanes import GymLanes
 from rlcli.report.reporter import Reporter
 from rlcli.runs import checkpoint
 from rlcli.runs.folder import CHECKPOINTS
 from rlcli.runs.signals import BeforeTheRun
+from rlcli.vec_envs.gym_vec_env import GymVecEnv
 
 
 class Busy(gym.Env):
@@ -129,7 +129,7 @@ def never(*_):
 
 def takes(monkeypatch, wall: float, cpu: float | None = None) -> None:
     """Have steps be measured as this."""
-    monkeypatch.setattr(GymLanes, "pace", lambda *_: (wall, wall if cpu is None else cpu))
+    monkeypatch.setattr(GymVecEnv, "pace", lambda *_: (wall, wall if cpu is None else cpu))
 
 
 @pytest.mark.parametrize(
@@ -178,25 +178,25 @@ def test_an_env_that_waits_gets_a_process_of_its_own(monkeypatch):
 
 
 def test_waiting_is_told_from_computing():
-    lanes = GymEnv(Busy(0.002)).lanes
+    lanes = GymEnv(Busy(0.002)).vec_env
     wall, cpu = lanes.pace(6, 1.0)
     assert wall >= 0.002 and wall - cpu >= 0.0018
     count = bare_envs.busy(2000).make()
-    wall, cpu = GymEnv(count).lanes.pace(6, 1.0)
+    wall, cpu = GymEnv(count).vec_env.pace(6, 1.0)
     assert cpu >= 0.5 * wall
 
 
 @pytest.mark.parametrize("wall", [None, 1e-3])
 def test_the_env_that_is_tried_is_the_first_of_the_run_and_gets_what_it_allows(monkeypatch, wall):
     if wall is not None:
-        GymEnv(Choosy()).lanes.pace(32, 1.0)
+        GymEnv(Choosy()).vec_env.pace(32, 1.0)
         takes(monkeypatch, wall)
     Choosy.made = Choosy.closed = 0
     cfg, _, first = settled(configure("train", ["env.id=Choosy-v0", "env.num=4"]))
     env = build_env(dataclasses.replace(cfg.env, start_method="fork"), first=first.take())
     assert cfg.env.mode == ("serial" if wall is None else "parallel")
     env.set_seed(0)
-    assert env.lanes.is_replayable() and Choosy.made == (4 if wall is None else 2)  # the others are elsewhere
+    assert env.vec_env.is_replayable() and Choosy.made == (4 if wall is None else 2)  # the others are elsewhere
     env.close()
     first.close()
     assert Choosy.closed == Choosy.made

@@ -13,9 +13,9 @@ from test_resume import stop_after
 
 import rlcli
 from rlcli.jobs import resume
-from rlcli.lanes.lanes import numbers_of
 from rlcli.runs.folder import open_run
 from rlcli.transforms import Transform
+from rlcli.vec_envs.vec_env import numbers_of
 
 SMALL = [
     "env.id=goals", "env.num=4", "env.info_keys=[score.steps,absent]", "collector.frames_per_batch=128",

@@ -9,16 +9,16 @@ NAN = float("nan")
 NONE, NO_STEPS = np.empty(0, np.float32), np.empty(0, np.int64)
 
 
-@pytest.mark.parametrize("column", ppo.Rows._fields)
+@pytest.mark.parametrize("column", ppo.PPORows._fields)
 @pytest.mark.parametrize("kind", ppo.CRITIC_KINDS.values())
 @pytest.mark.parametrize("normalize", [False, True])
 def test_ppo_sees_the_nan_of_every_column(column, kind, normalize):
     rng = np.random.default_rng(0)
-    rows = {name: rng.normal(size=4).astype(np.float32) for name in ppo.Rows._fields}
+    rows = {name: rng.normal(size=4).astype(np.float32) for name in ppo.PPORows._fields}
     rows[column][2] = NAN
     settings = ppo.Settings(0.2, 0.2, 0.5, 0.01, kind, 0.2, normalize)
     logits, grad, value_grad = rng.normal(size=(4, 3)).astype(np.float32), np.empty((4, 3)), np.empty(4)
-    terms = ppo.categorical((logits,), np.array([0, 1, 2, 0]), ppo.Rows(**rows), settings, (grad,), value_grad)
+    terms = ppo.categorical((logits,), np.array([0, 1, 2, 0]), ppo.PPORows(**rows), settings, (grad,), value_grad)
     if column in ("old_log_prob", "advantage"):
         assert np.isnan(terms["loss_objective"]) and np.isnan(grad[2]).all()
         assert normalize or np.isfinite(grad[:2]).all()
@@ -31,7 +31,7 @@ def test_ppo_sees_the_nan_of_a_logit():
     logits[2, 1] = NAN
     settings = ppo.Settings(0.2, 0.2, 0.5, 0.01, 0, 0.2, False)
     grad = np.empty((4, 3), np.float32)
-    terms = ppo.categorical((logits,), np.zeros(4, np.int64), ppo.Rows(*[ones] * 5), settings, (grad,), ones.copy())
+    terms = ppo.categorical((logits,), np.zeros(4, np.int64), ppo.PPORows(*[ones] * 5), settings, (grad,), ones.copy())
     assert all(np.isnan(terms[name]) for name in ("loss_objective", "loss_entropy", "entropy"))
     assert np.isnan(grad[2]).all() and np.isfinite(grad[[0, 1, 3]]).all()
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlcli.kernels.ppo import CRITIC_KINDS, Rows, Settings, categorical
+from rlcli.kernels.ppo import CRITIC_KINDS, PPORows, Settings, categorical
 from rlcli.objectives.ppo import effective_sample_size
 from rlcli.objectives.reduction import clipped_value_error, explained_variance
 
@@ -15,14 +15,14 @@ def of(dtype, **columns):
     """The terms and the value's gradient of rows that are nothing but these columns."""
     given = {name: torch.as_tensor(column, dtype=dtype) for name, column in columns.items()}
     n = len(next(iter(given.values())))
-    rows = {name: given.get(name, torch.zeros(n, dtype=dtype)) for name in Rows._fields}
+    rows = {name: given.get(name, torch.zeros(n, dtype=dtype)) for name in PPORows._fields}
     logits, action = np.zeros((n, 2), rows["value"].numpy().dtype), np.zeros(n, np.int64)
     gradient = np.empty(n, logits.dtype)
 
     def found(**settings):
         chosen = {"low": 0.2, "high": 0.2, "critic_coeff": 1.0, "entropy_coeff": 0.0, "critic_kind": 0}
         chosen |= {"clip_value": -1.0, "normalize": False, **settings}
-        arrays = Rows(**{name: column.numpy() for name, column in rows.items()})
+        arrays = PPORows(**{name: column.numpy() for name, column in rows.items()})
         terms = categorical((logits,), action, arrays, Settings(**chosen), (np.empty_like(logits),), gradient)
         return terms, torch.from_numpy(gradient.copy())
 

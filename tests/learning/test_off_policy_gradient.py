@@ -444,11 +444,11 @@ def test_actions_of_another_width_than_the_actors_are_not_read_beside_the_array(
             x(4, 3), y(4), x(4, 2), x(4, 3), x(4), x(4) > 0, 0.9, y(0), x(0), 0, x(4, 3), x(4)
         ),
         lambda x, y: ppo.normal(
-            (x(4, 3), x(4, 1)), x(4, 3), ppo.Rows(*[x(4)] * 5), ppo.Settings(*[0.2] * 4, 0, -1.0, False),
+            (x(4, 3), x(4, 1)), x(4, 3), ppo.PPORows(*[x(4)] * 5), ppo.Settings(*[0.2] * 4, 0, -1.0, False),
             (x(4, 3), x(4, 1)), x(4),
         ),
         lambda x, y: ppo.categorical(
-            (x(4, 3),), y(4), ppo.Rows(x(4), x(4), x(4), x(3), x(4)), ppo.Settings(*[0.2] * 4, 0, -1.0, False),
+            (x(4, 3),), y(4), ppo.PPORows(x(4), x(4), x(4), x(3), x(4)), ppo.Settings(*[0.2] * 4, 0, -1.0, False),
             (x(4, 3),), x(4),
         ),
     ):  # fmt: skip

@@ -32,13 +32,13 @@ from rlcli.envs.build import build_env
 from rlcli.jobs.plan import plan
 from rlcli.kernels.sum_tree.levels import tree_bytes
 from rlcli.keys import DONE
-from rlcli.lanes.noise import drawn_ahead
 from rlcli.planning.envs import EVALUATION, one_more, to_come
 from rlcli.planning.fit import advice_for
-from rlcli.planning.plan import Place
+from rlcli.planning.plan import MemoryFit
 from rlcli.planning.tensors import planned_learner
 from rlcli.planning.view import show_plan
 from rlcli.report.reporter import Reporter
+from rlcli.vec_envs.noise import drawn_ahead
 
 work_out = partial(plan, verb="train")
 SPREAD = 8 << 20  # between two measurements of one process
@@ -314,12 +314,12 @@ def test_nothing_of_the_runs_size_is_allocated():
 
 
 def test_a_network_that_looks_at_numbers_is_told_and_not_fatal(monkeypatch):
-    from rlcli.planning import foresee
+    from rlcli.planning import forecast
 
     def looks(*args):
         raise RuntimeError("Tensor.item() cannot be called on meta tensors")
 
-    monkeypatch.setattr(foresee, "update_peak", looks)
+    monkeypatch.setattr(forecast, "update_peak", looks)
     planned = rlcli.plan(["recipe=ppo_exact", *QUIET])
     assert any("memory of stage update is not known" in text for text in planned.warnings)
 
@@ -519,7 +519,7 @@ def test_worker_processes_are_counted_as_they_are_measured(large_env, words):
     try:
         env.rollout(4)
         made = worker_processes() - before
-        workers = [psutil.Process(worker.pid) for worker in env.lanes.crew.workers]
+        workers = [psutil.Process(worker.pid) for worker in env.vec_env.crew.workers]
         started = [child for worker in workers for child in worker.children(recursive=True)]
         assert len(workers) == 3 and len(started) == (6 if len(words) == 2 else 0)
         forked_from = {process.parent() for process in workers} - {psutil.Process()}
@@ -831,7 +831,7 @@ def test_advice_for_a_disk_is_taken_and_fits(monkeypatch, free, verb, words, key
 
 def test_what_lies_on_another_disk_does_not_count_for_that_of_the_run(tmp_path):
     words = [*BUFFERED, "storage=memmap", f"storage.scratch_dir={tmp_path}", *QUIET]
-    two = Place("disk", 10 << 30, 1 << 30, 1 << 40), Place("scratch disk", 1 << 40, 1 << 50, 1 << 60)
+    two = MemoryFit("disk", 10 << 30, 1 << 30, 1 << 40), MemoryFit("scratch disk", 1 << 40, 1 << 50, 1 << 60)
     planned = rlcli.plan(words)
 
     def again(cfg):  # a tenth of the rows takes a tenth of the disks

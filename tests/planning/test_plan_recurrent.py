@@ -10,7 +10,7 @@ from rlcli.learning.minibatches import SequenceMinibatches, whole_sequences
 from rlcli.learning.update import Update
 from rlcli.modules import GRUModule, set_recurrent_mode
 from rlcli.modules.recurrent.sequences import sequences
-from rlcli.planning.foresee import Answers
+from rlcli.planning.forecast import Answers
 from rlcli.report.peaks import LiveBytes
 
 QUIET = ["console=off", "run.eval_episodes=0", "logger=none"]

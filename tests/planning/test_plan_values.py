@@ -11,7 +11,7 @@ from rlcli.collectors.schema import RowSchema
 from rlcli.data.fields import Field
 from rlcli.modules import MLP
 from rlcli.objectives.value import GAE
-from rlcli.planning.foresee import rows_at_once, stage_peak
+from rlcli.planning.forecast import rows_at_once, stage_peak
 from rlcli.report.peaks import LargestPeak
 
 CARTPOLE = ["total_frames=1024", "collector.frames_per_batch=1024", "env.num=8", "optim.epochs=1"]

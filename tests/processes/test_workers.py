@@ -398,7 +398,9 @@ def test_an_unknown_start_method_is_refused():
 
 
 def test_this_room_needs_numpy_alone():
-    rooms = "rlcli.processes.crew, rlcli.processes.region, rlcli.lanes.parallel_lanes, rlcli.lanes.native_lanes"
-    program = f"import sys, {rooms}, rlcli.lanes.make"
+    rooms = (
+        "rlcli.processes.crew, rlcli.processes.region, rlcli.vec_envs.parallel_vec_env, rlcli.vec_envs.native_vec_env"
+    )
+    program = f"import sys, {rooms}, rlcli.vec_envs.make"
     program += "\nprint(*sorted({'torch', 'tensordict', 'hydra', 'rich'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "\n"

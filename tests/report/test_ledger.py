@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rlcli.data.next_obs.pool import Ends
+from rlcli.data.next_obs.pool import Successors
 from rlcli.data.next_obs.rows import Rows
 from rlcli.processes.memory import process_memory
 from rlcli.report.ledger import Claims, Ledger, batch_entries, counted, learner_entries
@@ -59,9 +59,9 @@ def test_compact_saves_the_next_observation():
     assert found["next.observation"].note == "not stored"
 
 
-def ends(count: int) -> Ends:
+def ends(count: int) -> Successors:
     """Of a batch in storage order; its last row is always one."""
-    return Ends(torch.Size([N, T]), torch.arange(FRAMES - count, FRAMES, dtype=torch.int32))
+    return Successors(torch.Size([N, T]), torch.arange(FRAMES - count, FRAMES, dtype=torch.int32))
 
 
 def test_exact_holds_its_extra_rows_and_ends_and_saves_the_rest():

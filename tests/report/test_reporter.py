@@ -14,11 +14,11 @@ from tensordict import TensorDict
 
 from rlcli.errors import ResourceError
 from rlcli.report import closing
-from rlcli.report.ledger import Entry
+from rlcli.report.ledger import LedgerEntry
 from rlcli.report.memory import Expected
 from rlcli.report.metrics import read_metrics
 from rlcli.report.peaks import DevicePeaks
-from rlcli.report.reporter import Facts, Reporter, Watched
+from rlcli.report.reporter import Facts, Reporter, WatchedMemory
 from rlcli.report.tally import Curve, ValueRows
 
 N, T = 2, 10
@@ -36,7 +36,7 @@ def batch(ends: int = 1) -> TensorDict:
 def a_run(folder, batches: int = 3, **options) -> tuple[Reporter, dict]:
     reporter = Reporter(FACTS, folder=folder, **{"console": "off", **options})
     net = torch.nn.Linear(4, 2)
-    reporter.watch(Watched({"net": net}, torch.optim.Adam(net.parameters())))
+    reporter.watch(WatchedMemory({"net": net}, torch.optim.Adam(net.parameters())))
     reporter.start("threads 1 (auto)")
     for _ in range(batches):
         with reporter.clock("collect"):
@@ -348,7 +348,7 @@ def test_closing_twice_does_no_harm(tmp_path):
 def test_the_last_batch_is_read_though_nothing_is_due(tmp_path):
     with Reporter(Facts("a", "CartPole-v1", 3 * N * T, next_obs="full"), folder=tmp_path, console="off") as reporter:
         for size in (10, 20, 30):  # within one second
-            reporter.batch(batch(), others=[Entry("buffer", "rows", size)])
+            reporter.batch(batch(), others=[LedgerEntry("buffer", "rows", size)])
         summary = reporter.close()
     (entry,) = [entry for entry in summary["memory"]["entries"] if entry["component"] == "buffer"]
     assert entry["bytes"] == 30

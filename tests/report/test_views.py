@@ -15,7 +15,7 @@ from rlcli.errors import ConfigError
 from rlcli.report import figures
 from rlcli.report.clock import Spent
 from rlcli.report.figures import WIDTH
-from rlcli.report.ledger import Entry, Ledger
+from rlcli.report.ledger import Ledger, LedgerEntry
 from rlcli.report.live import LiveView, render
 from rlcli.report.memory import MemoryRow, memory_rows
 from rlcli.report.reporter import Facts, Reporter
@@ -177,7 +177,7 @@ def test_what_is_next_to_nothing_is_not_shown(snapshot):
     assert "in place of V(s')" not in text
     assert "V(s) in place of V(s') 3" in everything(replace(snapshot, approximated=3))
     ledger = Ledger()
-    ledger.read([Entry("buffer", "rows", 100, saved=10)])
+    ledger.read([LedgerEntry("buffer", "rows", 100, saved=10)])
     for process, saved in ((1000, 10), (1001, None)):
         assert memory_rows(ledger, [], process=(process, process))[0].saved == saved
 

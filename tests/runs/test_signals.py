@@ -73,7 +73,7 @@ def test_a_stop_in_a_first_try_or_a_replay_of_an_env_is_no_fault_of_the_env(repl
                 signal.raise_signal(signal.SIGINT)
             return self.env.step(action)
 
-    lanes = SerialEnv(1, lambda: GymEnv("CartPole-v1", wrappers=[Interrupted])).lanes
+    lanes = SerialEnv(1, lambda: GymEnv("CartPole-v1", wrappers=[Interrupted])).vec_env
     lanes.seed(0)
     with pytest.raises(StoppedSafely), StopSignals("") as stop, stop.at_once("again"):
         Interrupted.left = 3

@@ -29,7 +29,7 @@ from rlcli.data.files.journal import JOURNAL, Record, read_record, records, scan
 from rlcli.data.files.tensors import decode, encode, header_of
 from rlcli.data.next_obs.modes import with_next
 from rlcli.data.next_obs.packing import concat
-from rlcli.data.storages.mapped import Part
+from rlcli.data.storages.mapped import MappedRows
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import NEXT, Key, as_tuple
 from rlcli.transforms import NextObservationDelta
@@ -171,7 +171,7 @@ class SegmentReader:
         return self._cuts.get(range(len(self))[i], [])
 
     # ---- as rows ---------------------------------------------------------------------------------------------------
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[MappedRows]:
         """Where the rows of each segment lie: numbered over all of them, step after step, and stored lane after lane.
 
         Raises
@@ -184,7 +184,7 @@ class SegmentReader:
             record = self.record(i)
             lanes = math.prod(record["batch_size"][:-1])
             path = self.folder / record["file"]
-            parts.append(Part(path, record["size"], first, record["frames"], self._offsets_in(i), lanes))
+            parts.append(MappedRows(path, record["size"], first, record["frames"], self._offsets_in(i), lanes))
             first += record["frames"]
         return parts
 

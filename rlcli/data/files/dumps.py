@@ -46,7 +46,7 @@ def _check(manifest: dict[str, Any]) -> None:
 FOLDERS = SealedFolders("dump", "buffer", FORMAT, VERSION, rf"{NAMES}|state\.safetensors", ABOUT, {}, _check)
 
 
-class Ring(LiveRows, Protocol):
+class DumpedRing(LiveRows, Protocol):
     """Names what of `rlcli.data.ring.ring.Ring` is used here."""
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -57,7 +57,7 @@ class Ring(LiveRows, Protocol):
 
 
 def dump(
-    ring: Ring,
+    ring: DumpedRing,
     folder: Path | str,
     extra: Mapping[str, Any] | None = None,
     *,
@@ -81,7 +81,7 @@ def dump(
 
 
 def load(
-    ring: Ring, folder: Path | str, *, cut: bool = True, take: Callable[[dict[str, Any]], None] | None = None
+    ring: DumpedRing, folder: Path | str, *, cut: bool = True, take: Callable[[dict[str, Any]], None] | None = None
 ) -> dict[str, Any]:
     """Fill a ring with the newest dump that verifies; a damaged one is passed over with a warning.
 
@@ -115,7 +115,7 @@ def load(
 
 
 def _load(
-    ring: Ring, path: Path, manifest: Mapping[str, Any], cut: bool, take: Callable[[dict[str, Any]], None] | None
+    ring: DumpedRing, path: Path, manifest: Mapping[str, Any], cut: bool, take: Callable[[dict[str, Any]], None] | None
 ) -> dict[str, Any]:
     storage = ring.storage
     storage.need_writable()
@@ -150,8 +150,8 @@ Saved = Mapping[Key, Tensor] | SavedRows | tuple[int, int]
 the number of the first and one past that of the last."""
 
 
-def read_rows(ring: Ring, state: Mapping[str, Any], saved: Saved) -> tuple[Contents, tuple[Code, ...]]:
-    """Return what `Ring.read_state` makes of a state, for these rows; nothing changes.
+def read_rows(ring: DumpedRing, state: Mapping[str, Any], saved: Saved) -> tuple[Contents, tuple[Code, ...]]:
+    """Return what `ring.read_state` makes of a state, for these rows; nothing changes.
 
     Misfit, ArgumentError: the state, or the rows, are none of a ring, or not of the same one.
     """
@@ -172,7 +172,7 @@ def read_rows(ring: Ring, state: Mapping[str, Any], saved: Saved) -> tuple[Conte
     return contents, codes
 
 
-def take_rows(ring: Ring, state: Mapping[str, Any], saved: Saved, *, cut: bool = False) -> None:
+def take_rows(ring: DumpedRing, state: Mapping[str, Any], saved: Saved, *, cut: bool = False) -> None:
     """Give a ring another one's state and rows.
 
     What `read_rows` refuses changes nothing; where the rows cannot be written, the ring holds none. A storage that
@@ -192,7 +192,7 @@ def take_rows(ring: Ring, state: Mapping[str, Any], saved: Saved, *, cut: bool =
         raise
 
 
-def resume(ring: Ring) -> bool:
+def resume(ring: DumpedRing) -> bool:
     """Take over what a storage holds from an earlier process, to go on with it or to read it only; whether it did.
 
     Raises
@@ -209,7 +209,7 @@ def resume(ring: Ring) -> bool:
     return saved is not None
 
 
-def _write(ring: Ring, columns: Mapping[Key, Tensor]) -> None:
+def _write(ring: DumpedRing, columns: Mapping[Key, Tensor]) -> None:
     """Write the live rows of a ring whose state was just taken over, given in the order of their row numbers."""
     storage, live = ring.storage, (ring.cursor - ring.base) * ring.lanes
     first = ring.base * ring.lanes

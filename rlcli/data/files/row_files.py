@@ -31,7 +31,7 @@ from rlcli.typed import Check, Misfit, listed, optional, record, text, whole
 
 if TYPE_CHECKING:  # a checkpoint without a buffer loads no storages
     from rlcli.data.storages import Storage
-    from rlcli.data.storages.mapped import Part
+    from rlcli.data.storages.mapped import MappedRows
 
 NAMES = r"rows-\d{8,}\.bin"
 
@@ -221,12 +221,12 @@ class SavedRows:
         """Say whether columns are packed: the storage held its frames compressed."""
         return any(size is not None for file in self._files for size in file.packed)
 
-    def parts(self, files: Mapping[str, Any]) -> list[Part]:
+    def parts(self, files: Mapping[str, Any]) -> list[MappedRows]:
         """Say where the rows lie, if none are packed; `files` are the manifest's, by name: their sizes."""
-        from rlcli.data.storages.mapped import Part
+        from rlcli.data.storages.mapped import MappedRows
 
         return [
-            Part.within(
+            MappedRows.within(
                 self.path / file.name, files[file.name]["size"], file.first, self.fields,
                 file.stride, file.start, file.stop,
             )

@@ -83,7 +83,7 @@ def memory_of(tensor: Tensor) -> memoryview:
     return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]  # an array is a buffer
 
 
-class Entry(NamedTuple):
+class TensorHeader(NamedTuple):
     """A header's account of a tensor, whose bytes begin at `start` of the file."""
 
     dtype: torch.dtype
@@ -91,7 +91,7 @@ class Entry(NamedTuple):
     start: int
 
 
-def header_of(path: Path) -> dict[str, Entry]:
+def header_of(path: Path) -> dict[str, TensorHeader]:
     """Return what the header of a file says, each tensor within the file; nothing else is read."""
     try:
         with open(path, "rb") as file:
@@ -106,11 +106,11 @@ def header_of(path: Path) -> dict[str, Entry]:
     return found
 
 
-def _entry(name: str, said: Mapping[str, Any], base: int, size: int) -> Entry:
+def _entry(name: str, said: Mapping[str, Any], base: int, size: int) -> TensorHeader:
     dtype, shape, (start, stop) = _DTYPES[said["dtype"]], said["shape"], said["data_offsets"]
     if stop - start != math.prod(shape) * dtype.itemsize or base + stop > size:
         raise Misfit(f"{dtype} {shape} would lie in bytes {start} to {stop} of {size - base}", name)
-    return Entry(dtype, shape, base + start)
+    return TensorHeader(dtype, shape, base + start)
 
 
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}

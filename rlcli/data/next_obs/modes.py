@@ -19,7 +19,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from rlcli.data.next_obs.pool import Ends
+from rlcli.data.next_obs.pool import Successors
 from rlcli.data.next_obs.rows import Rows
 from rlcli.keys import TRAJ_IDS, Key, under_next
 from rlcli.specs.base import fill_for
@@ -80,7 +80,7 @@ def build_exact(
         return {}
     lanes, steps = next(iter(now.values())).shape[:2]
     positions, order = _ends(lanes, steps, places)
-    ends = Ends.trusted(torch.Size((lanes, steps) if batched else (steps,)), torch.from_numpy(positions))
+    ends = Successors.trusted(torch.Size((lanes, steps) if batched else (steps,)), torch.from_numpy(positions))
     out: dict[Key, Tensor] = {}
     for key, column in now.items():
         obs = torch.from_numpy(column) if isinstance(column, np.ndarray) else column

@@ -16,7 +16,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from rlcli.data.next_obs.pool import Ends
+from rlcli.data.next_obs.pool import Successors
 from rlcli.data.next_obs.rows import Rows
 from rlcli.data.next_obs.sparse import Sparse, is_sparse, sparse_of, sparse_rows
 from rlcli.errors import ArgumentError
@@ -76,7 +76,7 @@ def unpack(packed: Packed) -> TensorDictBase:
     ArgumentError
         Ends or extra rows do not fit the batch.
     """
-    return _lazy(packed, None if packed.ends is None else Ends(packed.batch.shape, packed.ends))
+    return _lazy(packed, None if packed.ends is None else Successors(packed.batch.shape, packed.ends))
 
 
 def move(batch: TensorDictBase, device: torch.device | str, *, non_blocking: bool = False) -> TensorDictBase:
@@ -87,7 +87,7 @@ def move(batch: TensorDictBase, device: torch.device | str, *, non_blocking: boo
     sparse = {key: rows.to(device, non_blocking=non_blocking) for key, rows in packed.sparse.items()}
     moved = Packed(packed.batch.to(device, non_blocking=non_blocking), ends, extra, sparse)
     # these ends were right before: looking at them again would make the host wait for the copy
-    return _lazy(moved, None if ends is None else Ends.trusted(batch.shape, ends))
+    return _lazy(moved, None if ends is None else Successors.trusted(batch.shape, ends))
 
 
 def full_next_obs(batch: TensorDictBase) -> TensorDictBase:
@@ -136,7 +136,7 @@ def _moved(places: Sequence[Tensor], steps: Sequence[int]) -> tuple[Tensor, Tens
     return ascending, order
 
 
-def _lazy(packed: Packed, ends: Ends | None) -> TensorDictBase:
+def _lazy(packed: Packed, ends: Successors | None) -> TensorDictBase:
     if ends is None and not packed.sparse:
         return packed.batch
     batch = packed.batch.copy()

@@ -70,7 +70,7 @@ class Pool:
         return out.reshape(*index.shape, *self.feature)
 
 
-class Ends:
+class Successors:
     """The successors of a whole batch in storage order: the row below, except at a few positions.
 
     `shape`: the batch dims; `N` is their product.
@@ -94,7 +94,7 @@ class Ends:
         self._index: Tensor | None = None
 
     @classmethod
-    def trusted(cls, shape: torch.Size, positions: Tensor) -> Ends:
+    def trusted(cls, shape: torch.Size, positions: Tensor) -> Successors:
         """For positions that were just computed in order: nothing is checked."""
         new = cls.__new__(cls)
         new.shape, new.positions, new._index = shape, positions, None

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from rlcli.data.next_obs.pool import Ends, Pool
+from rlcli.data.next_obs.pool import Pool, Successors
 from rlcli.data.next_obs.structural import JOINS, RULES, joined
 from rlcli.errors import ArgumentError
 
@@ -58,14 +58,14 @@ class Rows(Tensor):
     """
 
     _pool: Pool
-    _where: Tensor | Ends
+    _where: Tensor | Successors
 
     @staticmethod
     def __new__(cls, obs: Tensor, extra: Tensor, index: Tensor) -> Rows:
         return _wrap(Pool(obs, extra), index.to(torch.int32))
 
     @staticmethod
-    def from_ends(obs: Tensor, ends: Tensor | Ends, extra: Tensor) -> Rows:
+    def from_ends(obs: Tensor, ends: Tensor | Successors, extra: Tensor) -> Rows:
         """The rows of a whole batch in storage order, where only `ends` differ from "the next row".
 
         Parameters
@@ -73,12 +73,12 @@ class Rows(Tensor):
         obs : Tensor ``[*B, *F]``
         ends : int32 Tensor ``[E]``
             Ascending flat positions whose next observation is not the row below; the last row is always one.
-            Several keys of one batch may share an `Ends`, and with it the index.
+            Several keys of one batch may share one `Successors`, and with it the index.
         extra : Tensor ``[E, *F]``
             Their next observations.
         """
         batch = obs.shape[: obs.ndim - extra.ndim + 1]
-        where = ends if isinstance(ends, Ends) else Ends(batch, ends)
+        where = ends if isinstance(ends, Successors) else Successors(batch, ends)
         if where.shape != batch or len(where.positions) != len(extra):
             raise ArgumentError(
                 "these ends do not fit the batch",
@@ -97,7 +97,7 @@ class Rows(Tensor):
 
     @property
     def index(self) -> Tensor:  # type: ignore[override]
-        return self._where.index if isinstance(self._where, Ends) else self._where
+        return self._where.index if isinstance(self._where, Successors) else self._where
 
     @property
     def sparse(self) -> bool:
@@ -111,7 +111,7 @@ class Rows(Tensor):
     @property
     def ends(self) -> Tensor | None:
         """Flat positions `[E]` that read `extra`, if these are all rows of a batch in storage order."""
-        return self._where.positions if isinstance(self._where, Ends) else None
+        return self._where.positions if isinstance(self._where, Successors) else None
 
     @property
     def nbytes_held(self) -> int:
@@ -140,7 +140,7 @@ class Rows(Tensor):
 
     def _gather(self) -> Tensor:
         self.check()
-        if isinstance(self._where, Ends):
+        if isinstance(self._where, Successors):
             return self._where.gather(self.obs, self.extra)
         return self._pool.gather(self._where)
 
@@ -248,7 +248,7 @@ class _Full(torch.autograd.Function):
         return grad
 
 
-def _wrap(pool: Pool, where: Tensor | Ends) -> Rows:
+def _wrap(pool: Pool, where: Tensor | Successors) -> Rows:
     # the constructor: `Rows(...)` and every lazy answer come through here, so it does only what it must
     shape = (*where.shape, *pool.feature)
     rows = Tensor._make_wrapper_subclass(Rows, shape, dtype=pool.obs.dtype, device=pool.obs.device)

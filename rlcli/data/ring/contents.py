@@ -27,7 +27,7 @@ from rlcli.data.files.state import encode_state
 from rlcli.data.index import TrajectoryIndex
 from rlcli.data.next_obs.pairs import Pairs, SidePool, Unfollowed, bytes_of, indices_of
 from rlcli.data.next_obs.sparse import SparseColumns
-from rlcli.data.ring.layout import Layout
+from rlcli.data.ring.layout import RingLayout
 from rlcli.data.ring.space import RingSpace
 from rlcli.data.ring.stacks import FrameStacks
 from rlcli.data.storages import Storage
@@ -49,7 +49,7 @@ class Contents:
     `unfollowed`: counts rows that their own next observation does not follow.
     """
 
-    def __init__(self, storage: Storage, packing: Packing, layout: Layout) -> None:
+    def __init__(self, storage: Storage, packing: Packing, layout: RingLayout) -> None:
         self.storage, self.packing, self.layout = storage, packing, layout
         if storage.max_size < layout.lanes:
             raise ArgumentError(
@@ -67,7 +67,7 @@ class Contents:
         self.stored |= {key: stack.frame for key, stack in self.stacks.items()}
         self.sparse, self.unfollowed = SparseColumns(), Unfollowed()
 
-    def new_index(self, layout: Layout) -> tuple[TrajectoryIndex, SidePool | None, Pairs]:
+    def new_index(self, layout: RingLayout) -> tuple[TrajectoryIndex, SidePool | None, Pairs]:
         """Return an empty index of such rows, and what it writes to and reads from."""
         found, fields = layout.observations, layout.fields
         pool = SidePool({key: fields[key] for key in found}, self.choices) if found else None

@@ -23,7 +23,7 @@ from rlcli.typed import Misfit, anything, choice, flag, listed, mapping, record,
 
 
 @dataclass(frozen=True)
-class Layout:
+class RingLayout:
     """The things that all batches of a ring have in common.
 
     `fields`: of batches and of what is read; empty in a ring that nothing was written to.
@@ -43,7 +43,7 @@ class Layout:
     def of(
         cls, fields: Mapping[Key, Field], lane_shape: torch.Size, exact: bool, asked: Asked,
         stacked: Mapping[Key, int] | None = None,
-    ) -> Layout:  # fmt: skip
+    ) -> RingLayout:  # fmt: skip
         """Return the layout of rows with these fields."""
         found = observation_keys(fields)
         return cls(fields, lane_shape, Markers.among(fields, *asked), found, exact and bool(found), stacked or {})
@@ -52,7 +52,7 @@ class Layout:
     def of_batch(
         cls, columns: Mapping[Key, Tensor], lead: torch.Size, ndim: int, asked: Asked, next_obs: str,
         frame_stack: int | Mapping[Key, int] | None,
-    ) -> Layout:  # fmt: skip
+    ) -> RingLayout:  # fmt: skip
         """Return what a first batch decides, of columns `[*lead, *F]` in a storage of `ndim` dims.
 
         `asked`: see `Markers.among`. `next_obs`, `frame_stack`: see `Ring`.
@@ -78,7 +78,7 @@ class Layout:
         check_fit(self.fields, columns, lead)
 
 
-NOTHING = Layout({}, torch.Size(()), Markers(None, ()))
+NOTHING = RingLayout({}, torch.Size(()), Markers(None, ()))
 """Before the first write."""
 
 
@@ -131,7 +131,7 @@ _STATE = record(
 )  # fmt: skip
 
 
-def saved_layout(state: Any) -> Layout:
+def saved_layout(state: Any) -> RingLayout:
     """Return the layout of a ring with this state, which is one that `Contents.state_dict` gives; else raise Misfit."""
     mapping()(state)
     if not state.get("fields"):
@@ -158,7 +158,7 @@ def saved_layout(state: Any) -> Layout:
             raise Misfit("a column holds something in few rows and in all", show(tuple(key)))
     markers = Markers.of_state(state["markers"])
     markers.need_fit(fields)
-    return Layout(
+    return RingLayout(
         fields,
         torch.Size(state["lane_shape"]),
         markers,

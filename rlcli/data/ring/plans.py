@@ -26,7 +26,7 @@ from torch import Tensor
 from rlcli.data.ring.contents import Contents
 from rlcli.data.ring.write import room_for
 from rlcli.data.storages.sample_memory import is_plain, sample_memory
-from rlcli.data.storages.storage import Memory
+from rlcli.data.storages.storage import PlainColumns
 from rlcli.keys import Key
 
 Alike = Callable[..., bool]
@@ -205,7 +205,7 @@ class WritePlan:
 class ReadPlan:
     """The way in which all keys of some rows are read from contents that are laid out, and their storage's `memory`."""
 
-    def __init__(self, contents: Contents, memory: Memory) -> None:
+    def __init__(self, contents: Contents, memory: PlainColumns) -> None:
         from rlcli.kernels.ring import read  # loads the compiler, which takes half a second
 
         self.index, self._kernel = contents.index, read
@@ -251,7 +251,7 @@ class ReadPlan:
         }
 
 
-def _memory(contents: Contents) -> Memory | None:
+def _memory(contents: Contents) -> PlainColumns | None:
     """Return where rows lie, if that is plain memory just as they are given."""
     return None if contents.stacks or contents.packing.codes else contents.storage.memory()
 

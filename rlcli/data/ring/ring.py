@@ -30,7 +30,7 @@ from rlcli.data.next_obs.pairs import SidePool
 from rlcli.data.next_obs.rows import Rows
 from rlcli.data.next_obs.sparse import Sparse
 from rlcli.data.ring.contents import Contents
-from rlcli.data.ring.layout import NOTHING, Layout, saved_layout
+from rlcli.data.ring.layout import NOTHING, RingLayout, saved_layout
 from rlcli.data.ring.plans import Plans
 from rlcli.data.ring.space import RingSpace, warn_of_left_out
 from rlcli.data.ring.stacks import FrameStacks
@@ -248,14 +248,14 @@ class Ring:
 
     def _begin(self, columns: Mapping[Key, Tensor], lead: torch.Size) -> None:
         """Lay out what a first batch ``[*lead, *F]`` decides."""
-        layout = Layout.of_batch(columns, lead, self.storage.ndim, self.asked, self.next_obs, self.frame_stack)
+        layout = RingLayout.of_batch(columns, lead, self.storage.ndim, self.asked, self.next_obs, self.frame_stack)
         contents = Contents(self.storage, self.packing, layout)
         traj_key = layout.markers.traj_key
         codes = self.packing.chosen(contents.stored, columns, len(lead), traj_key, contents.stacks)
         contents.choose(codes)
         self._declare(contents, codes)
 
-    def lay_out(self, layout: Layout, codes: Sequence[Code] = ()) -> None:
+    def lay_out(self, layout: RingLayout, codes: Sequence[Code] = ()) -> None:
         """Fix all that batches have in common, and how keys are packed."""
         contents = Contents(self.storage, self.packing, layout)
         contents.choose(codes)

@@ -31,7 +31,7 @@ import torch
 from rlcli.data.fields import listed_fields, read_fields
 from rlcli.data.files.disk import SCRATCH, Disk, explained
 from rlcli.data.files.tensors import map_file
-from rlcli.data.ring.layout import Layout
+from rlcli.data.ring.layout import RingLayout
 from rlcli.data.ring.ring import Ring
 from rlcli.errors import ResourceError
 from rlcli.processes.lock import ProcessLock, hold, let_go
@@ -121,7 +121,7 @@ _CURSOR, _CLOSED = 0, 64  # bytes; a cache line each
 
 
 @dataclass(frozen=True)
-class Place:
+class RingAddress:
     """Where a region is, and what its ring is like: all that travels between processes."""
 
     folder: str
@@ -130,7 +130,7 @@ class Place:
     next_obs: str
 
 
-class Region:
+class RingFolder:
     """The words and the layout of a folder; `make`: it is new."""
 
     def __init__(self, folder: Path, *, make: bool = False) -> None:
@@ -177,7 +177,7 @@ class Region:
         except FileNotFoundError:
             return False
         fields, lane_shape = read_fields(layout["fields"]), torch.Size(layout["lane_shape"])
-        ring.lay_out(Layout.of(fields, lane_shape, layout["exact"], ring.asked))
+        ring.lay_out(RingLayout.of(fields, lane_shape, layout["exact"], ring.asked))
         return True
 
 

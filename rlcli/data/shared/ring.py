@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rlcli.data.next_obs.rows import Rows
 from rlcli.data.ring.ring import Ring
-from rlcli.data.shared.region import Place, Region, ScratchFolder
+from rlcli.data.shared.region import RingAddress, RingFolder, ScratchFolder
 from rlcli.data.shared.shared_rows import APART, BORDER, CUT, FIRST, SharedRows
 from rlcli.data.shared.writer import RegionWriter
 from rlcli.data.storages import Storage
@@ -51,9 +51,9 @@ class SharedRing(Ring):
     def __init__(self, storage: Storage, *, next_obs: str, frame_stack: Any, codes: bool) -> None:
         _refuse_private(storage, frame_stack, codes)
         self.folder = ScratchFolder(in_memory=not storage.where)
-        self.region = Region(self.folder.path, make=True)
+        self.region = RingFolder(self.folder.path, make=True)
         self.rows = SharedRows(storage.max_size, self.folder.path, ndim=storage.ndim)
-        self.place = Place(str(self.folder.path), storage.max_size, storage.ndim, next_obs)
+        self.place = RingAddress(str(self.folder.path), storage.max_size, storage.ndim, next_obs)
         self._writer: RegionWriter | None = None
         self._whole = True  # what was followed last was followed to its end
         super().__init__(self.rows, next_obs=next_obs)

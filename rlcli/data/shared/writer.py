@@ -19,7 +19,7 @@ from rlcli.data.fields import columns_of
 from rlcli.data.files.disk import Disk
 from rlcli.data.next_obs.sparse import is_sparse
 from rlcli.data.ring.ring import Ring
-from rlcli.data.shared.region import LAYOUT, Place, Region, gone, holder
+from rlcli.data.shared.region import LAYOUT, RingAddress, RingFolder, gone, holder
 from rlcli.data.shared.shared_rows import APART, BORDER, CUT, FIRST, SharedRows
 from rlcli.errors import ArgumentError, MissingKeyError, ResourceError
 from rlcli.keys import Key, show, under_next
@@ -31,11 +31,7 @@ LOCK = "writer"
 class RegionWriter:
     """Writes one region, from one process at a time; pickled or forked, it is another process's to use.
 
-    Parameters
-    ----------
-    place : Place
-    without : key, optional
-        Refuse batches with this key: they would say something that only the owner can hear.
+    `without`: refuse batches with this key: they would say something that only the owner can hear.
 
     Examples
     --------
@@ -43,14 +39,14 @@ class RegionWriter:
     ...     writer.extend(batch)
     """
 
-    def __init__(self, place: Place, without: Key | None = None) -> None:
+    def __init__(self, place: RingAddress, without: Key | None = None) -> None:
         self.place, self.without = place, without
         self._forget()
 
     def _forget(self) -> None:
         self._pid, self._mutex = os.getpid(), threading.Lock()
         self._lock: ProcessLock | None = None
-        self._region: Region | None = None
+        self._region: RingFolder | None = None
         self._ring: Ring | None = None
 
     def __reduce__(self) -> tuple:
@@ -117,7 +113,7 @@ class RegionWriter:
                 fix=f"Use max_size={batch.shape.numel()} or more, or smaller batches.",
             )
 
-    def _write(self, ring: Ring, region: Region, batch: TensorDictBase) -> None:
+    def _write(self, ring: Ring, region: RingFolder, batch: TensorDictBase) -> None:
         storage = ring.storage
         assert isinstance(storage, SharedRows)
         before = region.cursor
@@ -130,7 +126,7 @@ class RegionWriter:
         storage.drop(storage.total - storage.capacity)
 
     # ---- opening -----------------------------------------------------------------------------------------------
-    def _opened(self) -> tuple[Ring, Region]:
+    def _opened(self) -> tuple[Ring, RingFolder]:
         if self._region is not None and self._ring is not None:
             if self._region.closed:
                 raise gone(self._region.folder)
@@ -138,7 +134,7 @@ class RegionWriter:
         folder = Path(self.place.folder)
         self._lock = _lock(folder)
         try:
-            region = Region(folder)
+            region = RingFolder(folder)
             if region.closed:
                 raise gone(folder)
             self._ring, self._region = _go_on(self.place, region), region
@@ -177,7 +173,7 @@ def _lock(folder: Path) -> ProcessLock:
         raise gone(folder) from error
 
 
-def _go_on(place: Place, region: Region) -> Ring:
+def _go_on(place: RingAddress, region: RingFolder) -> Ring:
     """Return a ring whose first row comes after the last that was published, by whomever."""
     disk, begin = Disk(), region.cursor
     storage = SharedRows(place.max_size, region.folder, ndim=place.ndim, disk=disk)

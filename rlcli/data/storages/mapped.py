@@ -30,7 +30,7 @@ from rlcli.errors import ArgumentError, DamagedDataError
 from rlcli.keys import Key, show
 
 
-class Part(NamedTuple):
+class MappedRows(NamedTuple):
     """Consecutive rows in a file of `size` bytes: the number of its `first` row, and how many there are (`rows`).
 
     `offsets`: where in the file the columns of these rows begin.
@@ -47,7 +47,7 @@ class Part(NamedTuple):
     @classmethod
     def within(
         cls, path: Path, size: int, first: int, fields: Mapping[Key, Field], stride: int, start: int, stop: int
-    ) -> Part:
+    ) -> MappedRows:
         """Return rows ``[start, stop)`` of a file of raw columns, `stride` rows each; the first has number `first`."""
         begin, _ = column_offsets(fields, stride)
         offsets = {key: begin[key] + start * field.width for key, field in fields.items()}
@@ -90,7 +90,7 @@ class MappedStorage(Storage):
         self._drop()
 
     def _drop(self) -> None:
-        self.parts: list[Part] = []
+        self.parts: list[MappedRows] = []
         self.amended: dict[Key, np.ndarray] = {}
         self._known = 0  # rows that the ring above knows of
         self._shapes = np.empty((0, 3), np.int64)
@@ -110,7 +110,7 @@ class MappedStorage(Storage):
     def saved(self) -> Saved | None:
         return None if self._state is None else Saved(self._state, (self.first, self.total))
 
-    def attach(self, parts: Sequence[Part], amended: Mapping[Key, np.ndarray] | None = None) -> None:
+    def attach(self, parts: Sequence[MappedRows], amended: Mapping[Key, np.ndarray] | None = None) -> None:
         """Say where the rows are, oldest first, each part going on where the one before it ends.
 
         Parameters

@@ -42,8 +42,8 @@ from rlcli.data.storages.row_journal import (
     unnamed,
 )
 from rlcli.data.storages.segment import (
-    Piece,
     Segment,
+    SegmentPiece,
     SegmentTable,
     damaged_rows,
     files_in,
@@ -367,7 +367,7 @@ class LazyMemmapStorage(Storage):
         self._table.pop_below(first)
         self._take_away()
 
-    def _pieces(self, table: SegmentTable, start: int) -> list[tuple[int, int, Piece]]:
+    def _pieces(self, table: SegmentTable, start: int) -> list[tuple[int, int, SegmentPiece]]:
         """Return the steps from `start` on, and all of the segments that were rewritten, with checksums."""
         assert self._journal is not None
         rows, here = table.rows, self._table.segments if table is self._table else {}

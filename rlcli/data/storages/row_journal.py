@@ -32,7 +32,7 @@ from rlcli.data.files.journal import (
     state_name,
     states,
 )
-from rlcli.data.storages.segment import Piece, Segment, SegmentLayout, files_in, name_of
+from rlcli.data.storages.segment import Segment, SegmentLayout, SegmentPiece, files_in, name_of
 from rlcli.data.storages.storage import MOST_ROWS
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import Key
@@ -61,7 +61,7 @@ class Committed:
     """A journal's account of the storage; `header` is empty where a crash came before it was written.
 
     `first`, `to`: steps that were written and not given up, by number.
-    `pieces`: segment number -> (version, list of Piece).
+    `pieces`: segment number -> (version, list of SegmentPiece).
     `state`: the newest state: the record it belongs to, and its stamp.
     `closed`: whether the writer finished: no commit can be missing. `torn`: bytes of a record that was never finished.
     `start`, `count`: the number of the header (records are counted from the first one ever written), and how many there
@@ -75,7 +75,7 @@ class Committed:
         self.header: dict[str, Any] = {}
         self.start, self.count = 0, 0
         self.first, self.to = 0, 0
-        self.pieces: dict[int, tuple[int, list[Piece]]] = {}
+        self.pieces: dict[int, tuple[int, list[SegmentPiece]]] = {}
         self.state: tuple[int, Stamp] | None = None
         self.torn, self.closed = found.torn, False
         try:
@@ -146,7 +146,7 @@ class Committed:
             newest, pieces = held.get(segment, (-1, []))
             if version < newest:
                 raise Misfit(f"segment {segment} has version {version} after {newest}")
-            held[segment] = version, [*(pieces if version == newest else ()), Piece(*piece)]
+            held[segment] = version, [*(pieces if version == newest else ()), SegmentPiece(*piece)]
         rows = self.header["segment_rows"]
         for segment in [s for s in held if (s + 1) * rows <= self.first]:
             del held[segment]
@@ -212,7 +212,7 @@ class RowJournal:
         self,
         first: int,
         to: int,
-        pieces: Sequence[tuple[int, int, Piece]],
+        pieces: Sequence[tuple[int, int, SegmentPiece]],
         state: Sequence[bytes | memoryview] | None,
         new_names: bool,
         fields: Mapping[Key, Field] | None = None,

@@ -57,13 +57,13 @@ class SegmentLayout(NamedTuple):
     def rows(self) -> int:
         return 1 << self.shift
 
-    def digest(self, memory: np.ndarray, start: int, stop: int) -> Piece:
+    def digest(self, memory: np.ndarray, start: int, stop: int) -> SegmentPiece:
         """Return rows `[start, stop)` of a segment's bytes, with the checksum of what they hold now."""
         places = zip(self.offsets.tolist(), self.widths.tolist(), strict=True)
         parts = [memoryview(memory[o + start * w : o + stop * w]) for o, w in places]  # type: ignore[arg-type]
-        return Piece(start, stop, digest_of(*parts))
+        return SegmentPiece(start, stop, digest_of(*parts))
 
-    def damage(self, memory: np.ndarray, number: int, pieces: Iterable[Piece]) -> str | None:
+    def damage(self, memory: np.ndarray, number: int, pieces: Iterable[SegmentPiece]) -> str | None:
         """Say what is wrong with the bytes of segment `number`, of which these pieces were written."""
         for piece in pieces:
             if self.digest(memory, piece.start, piece.stop) != piece:
@@ -72,7 +72,7 @@ class SegmentLayout(NamedTuple):
         return None
 
 
-class Piece(NamedTuple):
+class SegmentPiece(NamedTuple):
     """Rows `[start, stop)` of a segment, and the checksum of their bytes, column after column."""
 
     start: int
@@ -132,7 +132,7 @@ class Segment:
             self._whole = digest_of(memoryview(self.bytes))  # type: ignore[arg-type]
         return self._whole
 
-    def damaged(self, pieces: Iterable[Piece]) -> str | None:
+    def damaged(self, pieces: Iterable[SegmentPiece]) -> str | None:
         """Say what is wrong with the rows that these checksums cover."""
         return self.layout.damage(self.bytes, self.number, pieces)
 

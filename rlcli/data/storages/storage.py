@@ -36,7 +36,7 @@ Again = Callable[[np.ndarray, dict[Key, Tensor]], dict[Key, Tensor]]
 MOST_ROWS = 1 << 40
 
 
-class Memory(NamedTuple):
+class PlainColumns(NamedTuple):
     """Columns that lie in plain memory, row after row, for whoever reads and writes them by address.
 
     `addresses`: valid until the next `declare` or `exchange`.
@@ -249,7 +249,7 @@ class Storage(ABC):
             raise
 
     # ---- reading ---------------------------------------------------------------------------------------------------
-    def memory(self) -> Memory | None:
+    def memory(self) -> PlainColumns | None:
         """Where columns lie, if rows are in plain memory just as they were given, one after another."""
         return None
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rlcli.data.fields import Field
 from rlcli.data.storages.sample_memory import sample_memory
-from rlcli.data.storages.storage import Again, Memory, State, Storage, by_row, contiguous
+from rlcli.data.storages.storage import Again, PlainColumns, State, Storage, by_row, contiguous
 from rlcli.errors import ArgumentError, ResourceError
 from rlcli.keys import Key
 
@@ -37,13 +37,13 @@ class LazyTensorStorage(Storage):
     Attributes
     ----------
     written : int64 array ``[1]``
-        See `Memory`.
+        See `PlainColumns`.
     """
 
     def __init__(self, max_size: int, *, ndim: int = 1, device: torch.device | str = "cpu") -> None:
         super().__init__(max_size, ndim=ndim, device=device)
         self._columns: dict[Key, Tensor] = {}
-        self._memory: Memory | None = None
+        self._memory: PlainColumns | None = None
         self.written = np.zeros(1, np.int64)
 
     def declare(self, fields: Mapping[Key, Field], capacity: int) -> None:
@@ -59,7 +59,7 @@ class LazyTensorStorage(Storage):
         self._places = {key: i for i, key in enumerate(self.fields)}
         self._memory = None
         if type(self) is LazyTensorStorage and self.device.type == "cpu":  # of a subclass nobody knows what it changes
-            self._memory = Memory(dict(zip(self.fields, self._addresses.tolist(), strict=True)), self.written)
+            self._memory = PlainColumns(dict(zip(self.fields, self._addresses.tolist(), strict=True)), self.written)
 
     def exchange(
         self, fields: Mapping[Key, Field], kept: Collection[Key], again: Again, parts: Iterable[np.ndarray],
@@ -158,7 +158,7 @@ class LazyTensorStorage(Storage):
         """The live column `[capacity, *F]` (on a GPU: as far as it has grown). Not a copy."""
         return self._columns[key]
 
-    def memory(self) -> Memory | None:
+    def memory(self) -> PlainColumns | None:
         return self._memory
 
     def private(self) -> str | None:

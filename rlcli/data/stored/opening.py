@@ -36,7 +36,7 @@ from rlcli.data.files.state import ROWS, decode_state, loading_state
 from rlcli.data.ring.ring import Ring
 from rlcli.data.samplers import Sampler
 from rlcli.data.storages import CompressedStorage, LazyTensorStorage
-from rlcli.data.storages.mapped import MappedStorage, Part
+from rlcli.data.storages.mapped import MappedRows, MappedStorage
 from rlcli.data.storages.row_journal import Committed, need_class
 from rlcli.data.storages.segment import SegmentLayout, damaged_rows, name_of
 from rlcli.data.stored.place import CHECKPOINT, DUMP, FRAMES, KEPT, Place, find, nothing_yet
@@ -164,7 +164,7 @@ def _committed_rows(path: Path, said: Committed) -> MappedStorage:
     for number, (version, pieces) in named:
         file, first = path / name_of(number, version), number * layout.rows
         live = pieces[0].start, pieces[-1].stop
-        parts.append(Part.within(file, layout.size, first, fields, layout.rows, *live))
+        parts.append(MappedRows.within(file, layout.size, first, fields, layout.rows, *live))
     number, stamp = said.state
     file = path / state_name(number)
     try:
@@ -179,7 +179,7 @@ def _committed_rows(path: Path, said: Committed) -> MappedStorage:
 
 
 def _storage(
-    path: Path, about: Mapping[str, Any], fields: dict[Key, Field], parts: list[Part], ring: Mapping[str, Any]
+    path: Path, about: Mapping[str, Any], fields: dict[Key, Field], parts: list[MappedRows], ring: Mapping[str, Any]
 ) -> MappedStorage:
     storage = MappedStorage(
         about["max_size"], ndim=about["ndim"], fields=fields, capacity=about["capacity"], state=ring, where=path

@@ -86,13 +86,7 @@ def find(path: Path | str) -> Place:
 
 
 def places(folder: Path) -> Iterator[Place]:
-    """Everything in a folder that `find` knows, that which it would give first.
-
-    Raises
-    ------
-    DamagedDataError
-        As `find`.
-    """
+    """Everything in a folder that `find` knows, that which it would give first; raises DamagedDataError as `find`."""
     for place in (folder, folder / FRAMES_OF_A_RUN):
         if is_begun(place):
             yield _journalled(place, folder)
@@ -183,7 +177,7 @@ def _checkpoint(path: Path, asked: bool) -> Iterator[Place]:
 _OF_A_JOURNAL = re.compile(r"\d{8,}\.safetensors|rows-\d{8,}\.\d+\.bin|state-\d{8,}\.safetensors")
 
 
-class Checked(NamedTuple):
+class FileCheck(NamedTuple):
     """A file, what it is ("ok", "damaged", "note", "no sum"), and why."""
 
     path: Path
@@ -191,12 +185,12 @@ class Checked(NamedTuple):
     why: str = ""
 
     @classmethod
-    def of(cls, path: Path, why: str | None) -> Checked:
+    def of(cls, path: Path, why: str | None) -> FileCheck:
         """Damaged if there is something wrong with it."""
         return cls(path, "damaged", why) if why else cls(path, "ok")
 
 
-def check_files(folder: Path, names: Collection[str]) -> Iterator[Checked]:
+def check_files(folder: Path, names: Collection[str]) -> Iterator[FileCheck]:
     """The files of a folder that its journal or its manifest names; nothing where it has neither and never had.
 
     `names`: of the files in it.
@@ -208,54 +202,54 @@ def check_files(folder: Path, names: Collection[str]) -> Iterator[Checked]:
         yield from _of_a_journal(folder)
 
 
-def _sealed(folder: Path, kind: SealedFolders) -> Iterator[Checked]:
+def _sealed(folder: Path, kind: SealedFolders) -> Iterator[FileCheck]:
     try:
         manifest = kind.manifest(folder)
     except DamagedDataError as error:
-        yield Checked.of(folder / MANIFEST, str(error.why))
+        yield FileCheck.of(folder / MANIFEST, str(error.why))
         return
-    yield Checked.of(folder / MANIFEST, None)
+    yield FileCheck.of(folder / MANIFEST, None)
     for name in manifest["files"]:
-        yield Checked.of(folder / name, kind.altered(folder, name, manifest))
+        yield FileCheck.of(folder / name, kind.altered(folder, name, manifest))
 
 
-def _of_a_journal(folder: Path) -> Iterator[Checked]:
+def _of_a_journal(folder: Path) -> Iterator[FileCheck]:
     """Segments or rows; a journal that is gone, or says of nothing what it names, is damaged."""
     journal = folder / JOURNAL
     try:
         kind = format_of(journal) if journal.is_file() else None
     except DamagedDataError as error:
-        yield Checked.of(journal, str(error.why))
+        yield FileCheck.of(journal, str(error.why))
         return
     if kind == SEGMENTS or (kind is None and numbered(folder)):
         yield from _segments(folder)
     elif kind in (ROWS, None):
         yield from _rows(folder)
     else:
-        yield Checked.of(journal, "it is not of segments, and not of rows")
+        yield FileCheck.of(journal, "it is not of segments, and not of rows")
 
 
-def _rows(folder: Path) -> Iterator[Checked]:
+def _rows(folder: Path) -> Iterator[FileCheck]:
     whole = True
     for path, why in check_rows(folder):
         whole = whole and not (why and path.name == JOURNAL)
-        yield Checked.of(path, why)
+        yield FileCheck.of(path, why)
     yield from map(_note, unfinished(folder) if whole else ())
 
 
-def _segments(folder: Path) -> Iterator[Checked]:
+def _segments(folder: Path) -> Iterator[FileCheck]:
     journal = folder / JOURNAL
     try:
         reader = SegmentReader(folder, check_sizes=False)
     except (DamagedDataError, ResourceError) as error:
-        yield Checked.of(journal, str(error.why or error))
+        yield FileCheck.of(journal, str(error.why or error))
         return
     for path, why in reader.check():
-        yield Checked.of(path, why)
+        yield FileCheck.of(path, why)
     notices = reader.notices if reader.closed else [f"{journal}: the writer did not finish", *reader.notices]
     yield from map(_note, notices)
 
 
-def _note(text: str) -> Checked:
+def _note(text: str) -> FileCheck:
     path, _, why = text.partition(": ")
-    return Checked(Path(path), "note", why)
+    return FileCheck(Path(path), "note", why)

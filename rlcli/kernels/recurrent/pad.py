@@ -40,7 +40,7 @@ def lstm(
     return h, _cells(x, state, cell, source, weights, h)
 
 
-class Packed(NamedTuple):
+class PackedSteps(NamedTuple):
     """Where the steps of ``[B, T]`` go."""
 
     order: Tensor  # [B * T], the flat index of every packed step
@@ -57,7 +57,7 @@ class Packed(NamedTuple):
         return h.index_select(0, self.place).view(*like.shape[:2], -1)
 
 
-def pack(source: Tensor) -> Packed:
+def pack(source: Tensor) -> PackedSteps:
     """The trajectories of ``[B, T]``, by length."""
     row = source.flatten()
     begins = (row >= 0).nonzero().flatten()
@@ -73,7 +73,7 @@ def pack(source: Tensor) -> Packed:
     place = starts[torch.arange(len(row), device=row.device) - begins[of]] + rank[of]
     order = torch.empty_like(place)
     order[place] = torch.arange(len(place), device=place.device)
-    return Packed(order, place, widths.cpu(), row[begins[longest_first]])
+    return PackedSteps(order, place, widths.cpu(), row[begins[longest_first]])
 
 
 def _flat(weights: Any) -> tuple[list[Tensor], bool]:

@@ -24,7 +24,7 @@ from rlcli.imports import COMPILER
 from rlcli.kernels.mlp import usual
 from rlcli.keys import STATE_VALUE
 from rlcli.modules.stages import last_layer
-from rlcli.objectives.networks import Watched, value_key
+from rlcli.objectives.networks import WatchedModule, value_key
 from rlcli.objectives.reduction import reduce
 
 FLOOR = 1e-4  # of the deviation
@@ -125,7 +125,7 @@ class PopArt(ValueNorm):
         object.__setattr__(self, "network", network)  # not a child: its parameters are not this module's
         object.__setattr__(self, "_given", layer)
         self._key = value_key(network) if isinstance(network, TensorDictModuleBase) else STATE_VALUE
-        self._layers = Watched(network, self._by_structure)
+        self._layers = WatchedModule(network, self._by_structure)
 
     @property
     def layer(self) -> nn.Linear | None:

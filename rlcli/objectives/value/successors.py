@@ -75,7 +75,7 @@ def _batch(x: Tensor, td: TensorDictBase) -> Tensor:
 
 
 # ---- one pass for all: slots ---------------------------------------------------------------------------------------
-class Slots(NamedTuple):
+class ObservationSlots(NamedTuple):
     """The places of observations of rows `[R, T]` among `S` slots a row.
 
     ```
@@ -95,7 +95,7 @@ class Slots(NamedTuple):
     valid: Tensor  # bool [R, T]: it is not dropped, and its successor has a slot as well
 
 
-def slots_of(reset: Tensor, budget: int) -> Slots:
+def slots_of(reset: Tensor, budget: int) -> ObservationSlots:
     """Lay out rows.
 
     `reset` (bool Tensor ``[R, T]``): steps that are cut but not terminated; that of the last step does not matter.
@@ -115,7 +115,7 @@ def slots_of(reset: Tensor, budget: int) -> Slots:
     step = numbers.new_full((rows, count + 1), steps - 1)
     step.scatter_(1, place, numbers).scatter_(1, after, numbers)
     inserted = torch.zeros(rows, count + 1, dtype=torch.bool, device=device).scatter_(1, after, True)
-    return Slots(step[:, :count], inserted[:, :count], position.clamp(max=count - 2), valid)
+    return ObservationSlots(step[:, :count], inserted[:, :count], position.clamp(max=count - 2), valid)
 
 
 def shifted_values(
@@ -157,7 +157,7 @@ def shifted_values(
     return Values(value.masked_fill(dropped, 0), next_value.masked_fill(dropped, 0), approximated, valid)
 
 
-def _starts(td: TensorDictBase, layout: Slots, cut: Tensor, time: int) -> Tensor:
+def _starts(td: TensorDictBase, layout: ObservationSlots, cut: Tensor, time: int) -> Tensor:
     """Slots `[R, S]` where a trajectory begins: after a cut, and where the batch itself says so; not in padding."""
     said = td.get(IS_INIT, None)
     if said is None:

@@ -21,7 +21,7 @@ from shared_worlds import (
 )
 
 from rlcli.data import LazyMemmapStorage, ReplayBuffer, ReplayBufferEnsemble
-from rlcli.data.shared.region import Region, place, sweep
+from rlcli.data.shared.region import RingFolder, place, sweep
 from rlcli.data.shared.shared_rows import SharedRows, SideFile
 from rlcli.data.storages.segment import Segment
 from rlcli.errors import ResourceError
@@ -160,8 +160,8 @@ STEPS = [  # what a writer does to files and memory, in the order of one write
     (SharedRows, "write"),
     (SharedRows, "mark"),
     (SideFile, "write"),
-    (Region, "declare"),
-    (Region, "publish"),
+    (RingFolder, "declare"),
+    (RingFolder, "publish"),
     (SharedRows, "_remove"),
 ]
 

@@ -1,0 +1,411 @@
+"""A policy taken apart: network stages on raw row tensors, then a draw from a known family in numpy.
+
+Per step: a few `addmm(out=)` on views of the weights (bitwise what the module computes), one add of noise drawn ahead,
+one argmax or multiply-add.  No TensorDict, distribution or tensor is made.  Recurrent layers take their state from its
+row, and write it to the next one.  Log-probabilities are computed once per batch from the parameters kept on the way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict.nn import set_interaction_type
+from torch import Tensor
+
+from rlcli.collectors.actors.actor import ActorRunner, BoundActor, PolicyContext
+from rlcli.collectors.actors.called import PASSED_ON, not_finite, raised, refuse_unsound, take
+from rlcli.collectors.batch import Columns
+from rlcli.errors import ArgumentError, NumericsError
+from rlcli.kernels.cells import on_rows as step_on_rows
+from rlcli.kernels.mlp import on_rows
+from rlcli.keys import ACTION, Key, show, under_next
+from rlcli.modules.distributions.family import Family
+from rlcli.modules.recurrent import recurrent_mode
+from rlcli.modules.stages import Stage, Structure
+from rlcli.specs.dtypes import dtype_name
+from rlcli.vec_envs.vec_env import Schema
+
+Rows = dict[Key, list[Tensor]]
+
+
+@dataclass
+class ActionDraw:
+    """The last step of an actor: how an action comes from parameters.
+
+    `log_prob_shape` is without the lane dim: `()`, or the action's where the family keeps one log-probability a dim.
+    `chosen_key` is where the greedy action's value goes, for actors that choose by value.
+    """
+
+    family: Family
+    param_keys: list[Key]
+    log_prob_key: Key | None
+    mode: bool
+    chosen_key: Key | None = None
+    log_prob_shape: tuple[int, ...] = ()
+
+
+class FastActor(ActorRunner):
+    """Stages, then a draw.
+
+    `stages`: those that are plain stacks or recurrent layers now are replayed, the others called.
+    `written`: of the keys the stages write, without the lane dim; all float32.
+    `taken`: dtype of actions as the policy draws them, and as they are stored.
+    """
+
+    def __init__(
+        self, stages: Sequence[Stage], draw: ActionDraw, setting: PolicyContext, written: Schema, taken: np.dtype
+    ) -> None:
+        self.stages, self.draw, self.setting, self.written, self.taken = stages, draw, setting, written, taken
+        self.actions = actions = setting.actions
+        flat = {key for key, (shape, _) in written.items() if len(shape) == 1}
+        self.layers = [stage.layers if flat.issuperset(stage.out_keys) else None for stage in stages]
+        self.cells = [stage.cells for stage in stages]
+        self.called: list[bool] = []  # of each stage, whether it is given tensors of its own
+        self.called_keys: set[Key] = set()  # what called stages read, and may write to
+        read: set[Key] = set()
+        for i, stage in enumerate(stages):
+            known = self.layers[i] is not None or self.cells[i] is not None or stage.only_reads
+            self.called.append(stage.scale is None and not (known and self.called_keys.isdisjoint(stage.in_keys)))
+            if self.called[i]:
+                self.layers[i] = self.cells[i] = None
+                self.called_keys.update(stage.in_keys)
+            read.update(stage.in_keys[:-1] if self.cells[i] is not None else stage.in_keys)  # is_init: rows are reset
+        self.reads = read - set(written)
+        self.states = [key for stage in stages for key in stage.state_keys]
+        # features are a part of the state, which is looked at: where nobody wants them they need no column
+        others = {key for stage in stages if not stage.recurrent for key in stage.out_keys}
+        self.passing = {stage.out_keys[0] for stage in stages if stage.recurrent} - others - {*draw.param_keys}
+        self.live: Schema = {}
+        self.once: Schema = {**written, ACTION: (actions.stored[0], taken)}
+        self.log_prob_key, self.log_prob_shape = draw.log_prob_key, draw.log_prob_shape
+        if draw.log_prob_key is not None:
+            self.once[draw.log_prob_key] = (draw.log_prob_shape, np.dtype(np.float32))
+        if draw.chosen_key is not None:
+            self.once[draw.chosen_key] = ((1,), np.dtype(np.float32))
+
+        self.version = 0  # of the stages
+        self._structure: Structure | None = None
+
+    @property
+    def calls(self) -> bool:  # type: ignore[override]
+        """Modules that are replayed, and ours that split parameters, draw nothing and keep nothing."""
+        return any(self.called)
+
+    def bind(self, columns: Columns, lanes: int) -> BoundActor:
+        return _BoundFastActor(self, columns, lanes)
+
+    def watch(self, policy: Any, take_apart: Callable[[Any], ActorRunner]) -> None:
+        """`take_apart(policy)` made this: it is called again once the policy's modules or hooks have changed."""
+        self._policy, self._structure, self._take_apart = policy, Structure(policy), take_apart
+
+    def refresh(self) -> None:
+        if self._structure is not None and not self._structure.holds():
+            self.act_with(self._policy)
+
+    def act_with(self, policy: Any) -> None:
+        """Take a policy apart in the place of the one before."""
+        new = self._take_apart(policy)
+        before, after = ((actor.reads, actor.once, actor.states) for actor in (self, new))
+        if not isinstance(new, FastActor) or before != after:
+            raise ArgumentError(
+                "the policy was changed after its collector was made",
+                why="what it reads and writes, or where it is hooked, decided how its batches are laid out",
+                fix="Make a new collector after such changes.",
+            )
+        self.stages, self.layers, self.cells, self.draw = new.stages, new.layers, new.cells, new.draw
+        self.called, self.called_keys = new.called, new.called_keys
+        self._policy, self._structure = policy, new._structure
+        self.version += 1
+
+
+class _BoundFastActor(BoundActor):
+    def __init__(self, actor: FastActor, columns: Columns, lanes: int) -> None:
+        self.actor, self.lanes, self.steps = actor, lanes, columns.steps
+        self.data = columns.data
+        steps = columns.steps
+        # kept time-major: every row is contiguous, and one pass at the end makes the log-probabilities
+        passing = actor.passing - columns.data.keys()
+        self.kept = {
+            key: torch.empty(steps, lanes, *shape, dtype=torch.float32)
+            for key, (shape, _) in actor.written.items()
+            if key not in passing
+        }
+        self.shown = {key: columns.rows[key][:steps] for key in sorted(actor.reads, key=str)}
+        self.states = {key: columns.rows[key] for key in actor.states}
+        self.rows: Rows = {key: [torch.from_numpy(row) for row in rows] for key, rows in self.shown.items()}
+        for key, rows in self.states.items():
+            self.rows[under_next(key)] = [torch.from_numpy(row) for row in rows[1:]]
+        self.rows |= {key: list(kept.unbind(0)) for key, kept in self.kept.items()}
+        self.rows |= {key: [torch.empty(lanes, *actor.written[key][0], dtype=torch.float32)] * steps for key in passing}
+        self.params = [self.kept[key] for key in actor.draw.param_keys]
+        self.param_rows = [
+            tuple(param[t].numpy() for param in self.params) for t in range(steps)
+        ]  # [T] tuples of [N, k]
+        self.flat_rows = [row[0].reshape(-1) for row in self.param_rows]
+        self.taken = np.empty((steps, lanes, *actor.actions.shape), actor.taken)
+        self.taken_rows = list(self.taken)
+        self._bind_weights()
+
+    def _bind_weights(self) -> None:
+        self.version = self.actor.version
+        self.scales = {stage.out_keys[0]: stage.scale for stage in self.actor.stages if stage.scale is not None}
+        moving = [key not in self.scales for key in self.actor.draw.param_keys]
+        self.more_rows = [
+            [p.reshape(-1) for p, moves in zip(row[1:], moving[1:], strict=True) if moves] for row in self.param_rows
+        ]
+        self.seen = self._places()
+        other = next((dtype for _, dtype, _ in self.seen if dtype is not torch.float32), None)
+        if other is not None:
+            raise ArgumentError(
+                "the policy was changed after its collector was made",
+                why=f"its weights are {dtype_name(other)}, and rows are float32 as they were",
+                fix="Make a new collector after such changes.",
+            )
+        self.forward = self._in_turn()
+
+    def _in_turn(self) -> Callable[[int], None]:
+        """`forward(t)`: the outputs of step t into their rows, stage by stage.
+
+        A stage that is called is given what a tensordict of the step would hold: tensors of its own, which it may keep
+        or write to, and which the stages that are called after it see as it left them.
+        """
+        values: dict[Key, Tensor] = {}  # of the step, what called stages read and write
+        runs: list[Callable[[int], None]] = []
+        actor = self.actor
+        for stage, layers, cells, called in zip(actor.stages, actor.layers, actor.cells, actor.called, strict=True):
+            if called:
+                runs.append(self._call(stage, values))
+            elif cells is not None:
+                x, *before = (self.rows[key] for key in stage.in_keys[:-1])
+                features, *after = (self.rows[key] for key in stage.out_keys)
+                runs.append(step_on_rows(cells.weights(), x, before, after, features))
+            elif layers is not None:
+                runs.append(on_rows(layers, self.rows[stage.in_keys[0]], self.rows[stage.out_keys[0]]))
+            elif stage.mask is not None:
+                logits, mask = (self.rows[key] for key in stage.in_keys)
+                runs.append(stage.mask.on_rows(logits, mask, self.rows[stage.out_keys[0]]))
+            elif stage.scale is None:
+                runs.append(_on_the_rows(stage, self.rows))
+        if not any(actor.called):
+            return runs[0] if len(runs) == 1 else _all(runs)
+        choosing = set_interaction_type(actor.setting.exploration)
+        passed = [(key, self._as_shown(key)) for key in actor.called_keys & self.kept.keys()]  # from stage to stage
+
+        def forward(t: int) -> None:
+            values.clear()
+            try:
+                with choosing:
+                    for run in runs:
+                        run(t)
+            except PASSED_ON:
+                raise
+            except BaseException as error:
+                raise raised(error, values.items(), f"step {t} of the batch") from error
+            for key, rows in passed:
+                take(key, values[key], rows[t], torch.float32, t)
+
+        return forward
+
+    def _call(self, stage: Stage, values: dict[Key, Tensor]) -> Callable[[int], None]:
+        """`run(t)`: the outputs of one stage, from `values` into `values` and their rows."""
+        given = [(key, self._copier(key)) for key in stage.in_keys]
+        taken = [(key, self._as_shown(key)) for key in stage.out_keys]
+
+        def run(t: int) -> None:
+            for key, copy in given:
+                if key not in values:
+                    values[key] = copy(t)
+            written = stage(*[values[key] for key in stage.in_keys])
+            for (key, rows), value in zip(taken, written, strict=True):
+                take(key, value, rows[t], torch.float32, t)
+                values[key] = value
+
+        return run
+
+    def _copier(self, key: Key) -> Callable[[int], Tensor]:
+        """Return what a called stage gets to read: row t as the env shows it, in memory of its own."""
+        if key in self.actor.written:
+            rows = self._as_shown(key)
+            return lambda t: rows[t].clone()
+        shown = self.shown[key] if self.actor.setting.batch_size else [row[0] for row in self.shown[key]]
+        return lambda t: torch.from_numpy(shown[t].copy())
+
+    def _as_shown(self, key: Key) -> list[Tensor]:
+        """Return the rows, without the lane dim where there is but one env."""
+        return self.rows[key] if self.actor.setting.batch_size else [row[0] for row in self.rows[key]]
+
+    def _places(self) -> list[tuple[int, torch.dtype, tuple[int, ...]]]:
+        """Return where the replayed weights lie now; load_state_dict(assign=True), .data = and .double() move them."""
+        linear = [layer.linear for layers in self.actor.layers for layer in layers or ()]
+        parameters: list[Tensor | None] = [p for layer in linear for p in (layer.weight, layer.bias)]
+        parameters += [p for cells in self.actor.cells if cells is not None for own in cells.weights() for p in own]
+        return [(p.data_ptr(), p.dtype, p.stride()) for p in parameters if p is not None]
+
+    def fill_constants(self, first: int) -> None:
+        """Outputs that are the same at every step, from step `first` on."""
+        for key, scale in self.scales.items():
+            self.kept[key][first:] = scale.value().detach()
+
+    def _check_constants(self, first: int) -> None:
+        """Check what is the same at every step once, before the first; the networks' outputs at every step."""
+        for key in self.scales:
+            if not bool(torch.isfinite(self.kept[key][first:]).all()):
+                raise NumericsError(
+                    f"the policy's {show(key)} is not finite", why="a weight is NaN or infinite",
+                    where=f"before step {first} of the batch; the env was not stepped",
+                )  # fmt: skip
+
+    def _check_states(self, first: int, last: int) -> None:
+        """A state that is NaN stays so until its episode ends: it is looked at where it is stored, and in the end."""
+        for key, rows in self.states.items():
+            if key in self.data:
+                refuse_unsound(key, self.data[key][:, first:last])
+            if np.isnan(rows[last]).any():
+                raise not_finite(under_next(key), f"step {last - 1} of the batch")
+
+    def _follow_weights(self, first: int) -> None:
+        if self.version != self.actor.version or self._places() != self.seen:
+            self._bind_weights()
+        self.fill_constants(first)
+        self._check_constants(first)
+
+    def renew(self, t) -> None:
+        self.actor.refresh()
+        self._follow_weights(t)
+        self._settle(t)
+        self.act = self._actor(self.first)  # type: ignore[method-assign, assignment]
+
+    def begin(self, noise, first, last) -> None:
+        if self.states and recurrent_mode():
+            raise ArgumentError(
+                "a recurrent policy acts one step at a time",
+                why="set_recurrent_mode(True) is in force around its collector",
+                fix="Put it around what learns from batches alone.",
+            )
+        self._follow_weights(first)
+        self.first = first  # of the steps that noise was drawn for
+        draw = self.actor.draw
+        width = self.params[0].shape[-1]
+        self.noise: list[np.ndarray] = []
+        self.drawn = None if draw.mode else noise.peek(partial(_of_lane, draw.family, width), last - first, width)
+        self._settle(first)
+        self.act = self._actor(first)  # type: ignore[method-assign, assignment]
+
+    def _settle(self, t: int) -> None:
+        """The noise of the steps from t on, in the form that the family takes as it is now."""
+        if self.drawn is not None:
+            width = self.params[0].shape[-1]
+            self.noise[t - self.first :] = self.actor.draw.family.settled(self.drawn[t - self.first :], width)
+
+    def _actor(self, first: int) -> Callable[[int], np.ndarray]:
+        forward, taken, params = self.forward, self.taken_rows, self.param_rows
+        noise = self.noise
+        family = self.actor.draw.family
+        draw, mode = family.act, family.act_mode
+
+        # x . 1 is finite unless x holds a NaN or an infinity: one call before every env step
+        flat, ones, isfinite = self.flat_rows, np.ones(self.flat_rows[0].size, np.float32), math.isfinite
+        more = self.more_rows if self.more_rows and self.more_rows[0] else None  # a deviation that the network computes
+
+        def odd(t: int) -> bool:
+            return more is not None and any(not isfinite(row.dot(ones)) for row in more[t])
+
+        def act_drawn(t: int) -> np.ndarray:
+            forward(t)
+            if not isfinite(flat[t].dot(ones)) or (more and odd(t)):
+                self._check_odd(t)
+            return draw(params[t], noise[t - first], taken[t])
+
+        def act_mode(t: int) -> np.ndarray:
+            forward(t)
+            if not isfinite(flat[t].dot(ones)) or (more and odd(t)):
+                self._check_odd(t)
+            return mode(params[t], taken[t])
+
+        def act_masked(t: int) -> np.ndarray:  # what is masked is infinite at most steps: the family is asked at once
+            forward(t)
+            self._check_odd(t)
+            return mode(params[t], taken[t]) if self.drawn is None else draw(params[t], noise[t - first], taken[t])
+
+        masked = any(stage.mask is not None for stage in self.actor.stages)
+        act = act_masked if masked else act_mode if self.drawn is None else act_drawn
+        loop = self.actor.actions.dtype
+        return act if taken[0].dtype == loop else lambda t: act(t).astype(loop)
+
+    def _check_odd(self, t: int) -> None:
+        """Parameters that are not all finite: masks, or an error."""
+        draw = self.actor.draw
+        if draw.family.is_legal(self.param_rows[t]):
+            return
+        keys = draw.param_keys
+        lane = next(
+            lane for lane in range(self.lanes)
+            if not draw.family.is_legal(tuple(row[lane : lane + 1] for row in self.param_rows[t]))
+        )  # fmt: skip
+        key = next(k for k, row in zip(keys, self.param_rows[t], strict=True) if not np.isfinite(row[lane]).all())
+        raise not_finite(key, f"step {t} of the batch, env {lane}; the env was not stepped")
+
+    def end(self, first, last) -> None:
+        actions, data = self.actor.actions, self.data
+        taken = self.taken[first:last]
+        if actions.kind == "box" and not np.isfinite(taken).all():  # the parameters were finite, their sum was not
+            raise NumericsError(
+                "the policy's action is not finite",
+                why="its deviation is too large",
+                fix="Lower policy.init_std or optim.lr.",
+            )
+        column = data.get(ACTION)
+        if column is not None:
+            across = taken.swapaxes(0, 1)  # [N, steps, *]
+            if actions.encoded:
+                actions.encode(across, column[:, first:last])
+            else:
+                column[:, first:last] = across
+        log_prob_key = self.actor.draw.log_prob_key
+        if log_prob_key in data:
+            params = tuple(param[first:last] for param in self.params)
+            log_prob = self.actor.draw.family.log_prob(params, torch.from_numpy(taken))
+            data[log_prob_key][:, first:last] = log_prob.numpy().swapaxes(0, 1)
+            refuse_unsound(log_prob_key, data[log_prob_key][:, first:last])
+        if self.actor.draw.chosen_key in data:
+            best = self.params[0][first:last].amax(-1, keepdim=True)  # before exploration, as the module writes it
+            data[self.actor.draw.chosen_key][:, first:last] = best.numpy().swapaxes(0, 1)
+        self._check_states(first, last)
+        for key, kept in self.kept.items():
+            if key in data:
+                data[key][:, first:last] = kept[first:last].numpy().swapaxes(0, 1)
+            if key in self.actor.draw.param_keys:  # at every step the family was asked what of it is legal
+                continue
+            if key in data:
+                refuse_unsound(key, data[key][:, first:last])
+            elif bool(kept[first:last].isnan().any()):
+                raise not_finite(key, f"steps {first} to {last - 1} of the batch")
+
+
+def _of_lane(family: Family, width: int, generator: np.random.Generator, steps: int) -> np.ndarray:
+    return family.noise(generator, steps, 1, width)[:, 0]
+
+
+def _on_the_rows(stage: Stage, rows: Rows) -> Callable[[int], None]:
+    """`run(t)`: the outputs of a stage that may be shown the rows themselves."""
+    given, taken = [rows[key] for key in stage.in_keys], [(key, rows[key]) for key in stage.out_keys]
+
+    def run(t: int) -> None:
+        for (key, target), value in zip(taken, stage(*[source[t] for source in given]), strict=True):
+            take(key, value, target[t], torch.float32, t)
+
+    return run
+
+
+def _all(runs: list[Callable[[int], None]]) -> Callable[[int], None]:
+    def forward(t: int) -> None:
+        for run in runs:
+            run(t)
+
+    return forward

@@ -1,0 +1,430 @@
+"""Forecast a run's needs from its collector's schema and its networks, made to run or to be looked at.
+
+What stages hold for a moment is counted by running loss and estimator themselves, on tensors without memory: whatever
+the estimator does (two calls, one pass, shifted, chunks, an actor for V-trace) is counted because it is what runs.
+Where it looks at numbers, it gets what a batch answers in which no trajectory ends before its last step. Drawn slices
+are taken to be whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rlcli.collectors import BaseCollector
+from rlcli.collectors.build import delta_dtype_of, devices, keeps_overflows, shares_meanwhile
+from rlcli.collectors.frames import AHEAD, next_steps
+from rlcli.collectors.schema import RowSchema
+from rlcli.config.schemas import CollectConfig, draws_slices, is_off_policy
+from rlcli.data.fields import Field
+from rlcli.errors import in_words
+from rlcli.keys import ACTION, COLLECTOR_MASK, IS_INIT, Key
+from rlcli.learning.buffer import slices_of
+from rlcli.learning.gradient import total_of
+from rlcli.learning.minibatches import whole_sequences
+from rlcli.learning.optimizer import optimizer_options
+from rlcli.learning.update import watch_saved
+from rlcli.modules.recurrent import RecurrentModule
+from rlcli.objectives.reduction import MASK_KEYS
+from rlcli.objectives.value.estimator import ValueEstimator
+from rlcli.planning.envs import to_come, worker_bytes
+from rlcli.planning.tensors import (
+    META,
+    bytes_held,
+    copied_to,
+    planned_batch,
+    planned_buffer,
+    planned_learner,
+    spare_entry,
+    trial_batch,
+    written_by,
+)
+from rlcli.processes.memory import give_back, process_memory
+from rlcli.report.ledger import LedgerEntry
+from rlcli.report.memory import Expected
+from rlcli.report.peaks import LargestSaved, LiveBytes
+from rlcli.transforms.primer import state_keys
+from rlcli.vec_envs.noise import drawn_ahead
+
+aten = torch.ops.aten
+VALUES, UPDATE = "values", "update"  # stages
+MINIBATCHES, SAMPLE = "minibatches", "sample"  # in the ledger
+CPU, TRIED = torch.device("cpu"), 4 << 20  # numbers in the widths of all layers, for all rows: some 16 MiB
+# what libraries touch when they are first used, as measured: 5 to 20 MiB where something learns, 3 where nothing does
+WORKING, WORKING_TO_COLLECT = 10 << 20, 3 << 20
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The memory that a stage ("values" or "update") holds for a moment, on top of what stays.
+
+    `bytes`: at its peak; `kept`: of them in blocks that the process keeps after the stage.
+    `rows`: of one call of the network.
+    `unknown`: why it could not be counted; "" where it was.
+    `saved`: of its bytes, what recurrent layers save for the backward pass, beside what they read.
+    `spared`: how much less that is with `memory.recurrent_recompute` than without, whichever is set.
+    """
+
+    stage: str
+    bytes: int
+    kept: int
+    rows: int
+    device: str = "cpu"
+    unknown: str = ""
+    saved: int = 0
+    spared: int = 0
+
+
+class StageMemory(NamedTuple):
+    """The memory that a stage holds; the fields are those of `Peak`."""
+
+    peak: int
+    kept: int
+    saved: int = 0
+    spared: int = 0
+
+
+def bytes_on(entries: Sequence[LedgerEntry], device: str = "cpu") -> int:
+    """Return the bytes of entries on one device; what lies on a disk has the device "disk"."""
+    return sum(entry.bytes for entry in entries if (entry.device or "cpu") == device)
+
+
+def at_once(peaks: Sequence[Peak], device: str = "cpu") -> int:
+    """Return the most that stages hold together: the largest at its peak, the others with what they keep."""
+    here = [peak for peak in peaks if peak.device == device]
+    return max((p.bytes + sum(q.kept for q in here if q is not p) for p in here), default=0)
+
+
+def at_peak(process: Mapping[str, int], entries: Sequence[LedgerEntry], peaks: Sequence[Peak]) -> int:
+    """Return the bytes of a process in RAM at its peak: beside tensors, of those that stay, and of stages."""
+    return sum(process.values()) + bytes_on(entries) + at_once(peaks)
+
+
+@dataclass(frozen=True)
+class Learning:
+    """The parts of a learner that need memory.
+
+    `policy`: None while actions are random.
+    `loss`, `estimator`: None while frames are only collected; off-policy losses need no estimator.
+    `rebuilt`: observations whose next value samples get from the row that follows, where it is known.
+    """
+
+    policy: Any = None
+    loss: Any = None
+    estimator: Any = None
+    rebuilt: Sequence[Key] = ()
+
+
+def expected(
+    cfg: CollectConfig,
+    collector: BaseCollector,
+    learning: Learning,
+    imported: int,
+    *,
+    init_rows: int = 0,
+    stored: int = 0,
+) -> Expected:
+    """Return what the plan says of a run that is about to begin, for its report.
+
+    `imported`: what the process held before anything was made.
+    `init_rows`: rows that a buffer begins with; `stored`: bytes of rows that it holds by now.
+    """
+    rows, entries, peaks = tensors_of(cfg, collector, learning, init_rows)
+    known = {peak.stage: peak for peak in peaks if not peak.unknown}
+    values, update = known.get(VALUES), known.get(UPDATE)
+    process = so_far(imported, learning, stored) | noise_of(rows) | to_come(cfg, reset=collector.frames > 0)
+    saved = None if update is None or not update.saved else update.saved
+    return Expected(
+        at_peak(process, entries, peaks), imported, None if values is None else values.bytes, worker_bytes(collector),
+        saved, update.spared if update is not None and cfg.memory.recurrent_recompute else 0,
+    )  # fmt: skip
+
+
+def so_far(imported: int, learning: Learning, stored: int = 0) -> dict[str, int]:
+    """Return the process of a run that is about to begin, without networks and stored rows: they are among the tensors.
+
+    Memory that was freed before goes back to the system first: it does not belong to this run.
+    """
+    give_back()
+    made = process_memory()[0] - imported - parameter_bytes(learning.policy, learning.loss) - stored
+    parts = {"after imports": imported, "envs, networks, kernels": max(made, 0)}
+    return parts | {"libraries at work": working(learning)}
+
+
+def working(learning: Learning) -> int:
+    """Return what libraries touch when they are first used."""
+    return WORKING_TO_COLLECT if learning.loss is None else WORKING
+
+
+def noise_of(rows: RowSchema) -> dict[str, int]:
+    """Return the bytes that lanes have drawn ahead once the first batch is begun."""
+    return {"random numbers, drawn ahead": rows.lanes * noise_of_lane(rows)}
+
+
+def noise_of_lane(rows: RowSchema) -> int:
+    action = rows.fields.get(ACTION)
+    return drawn_ahead(math.prod(action.shape) if action is not None else 1)
+
+
+def tensors_of(
+    cfg: CollectConfig, collector: BaseCollector, learning: Learning, init_rows: int
+) -> tuple[RowSchema, list[LedgerEntry], list[Peak]]:
+    """Return what rows hold, the tensors that stay, and what stages hold for a moment."""
+    parts = shares_meanwhile(cfg)
+    lanes = max(map(len, parts)) if parts else cfg.env.num  # of one batch
+    mode, device = cfg.memory.next_obs, _device(cfg, "storing_device")
+    steps = next_steps(cfg.collector.frames_per_batch, cfg.total_frames, lanes, 0)
+    rows = collector.rows(lanes, steps)
+    fields = dict(rows.fields)
+    if cfg.collector.preemptive_threshold is not None:
+        fields[COLLECTOR_MASK] = Field(torch.bool, torch.Size())
+    rows = dataclasses.replace(
+        rows,
+        fields=fields,
+        delta_dtype=delta_dtype_of(cfg),
+        keeps_overflows=keeps_overflows(cfg),
+    )
+    entries: list[LedgerEntry] = []
+    peaks: list[Peak] = []
+    estimator, loss = learning.estimator, learning.loss
+    added, index = estimates_of(cfg, estimator, mode)
+    if estimator is not None:
+        peaks.append(_values(cfg, learning, rows, _device(cfg, "train_device")))
+    entries += planned_batch(rows, mode, added=added, index=index, device=device)
+    if cfg.total_frames > rows.frames:
+        entries.append(spare_entry(rows, mode, device, len(parts) * (AHEAD + 1) or 1))
+    if loss is not None:
+        entries += _learned(cfg, rows, learning, peaks)
+    return rows, [*entries, *planned_buffer(cfg, rows, mode, init_rows)], peaks
+
+
+def estimates_of(cfg: CollectConfig, estimator: Any, mode: str) -> tuple[Mapping[Key, Field], bool]:
+    """Return what the value stage adds to a batch, and whether it keeps the index of next observations."""
+    if estimator is None or cfg.collector.trajs_per_batch or cfg.collector.split_trajs or _draws(cfg):
+        return {}, False  # the batch is reported as it was collected
+    return written_by(estimator, mode), mode == "exact" and estimator.value_network is not None
+
+
+def _learned(cfg: Any, rows: RowSchema, learning: Learning, peaks: list[Peak]) -> list[LedgerEntry]:
+    """Return the entries of what is trained; the update's peak goes to `peaks`."""
+    device, loss, estimator, drawn = _device(cfg, "train_device"), learning.loss, learning.estimator, _draws(cfg)
+    entries = planned_learner(learning.policy, loss, cfg.optim.kind, optimizer_options(cfg.optim), device)
+    added = {} if estimator is None else written_by(estimator, "full")
+    step, warming = _of_a_step(cfg, rows, loss)
+    columns = columns_read(loss, step, added)
+    count = step.frames + warming
+    held = bytes_held(columns) * count // step.frames if drawn else bytes_held(columns_read(loss, rows, added))
+    if estimator is not None and estimator.shifted:
+        entries.append(LedgerEntry(MINIBATCHES, "the rows that count", held, device=device, peak=held))
+    at_most = ", at most" if warming and rows.states else ""
+    component, what = (
+        (SAMPLE, "rows of an update") if drawn else (MINIBATCHES, "a shuffled copy of what the loss reads")
+    )
+    entries.append(LedgerEntry(component, what + at_most, held, device=device, peak=held))
+    sequences = step.lanes if loss.recurrent else 0
+    together = count if is_off_policy(cfg) else step.frames
+
+    def tried(place: torch.device) -> StageMemory:
+        return update_peak(loss, columns_read(loss, step, added, place), device, sequences)
+
+    peak = _counted(UPDATE, together, device, tried, _places(loss, step))
+    apart = 0
+    if together > step.frames:  # the loss takes what is learned from out of the sample, with states of its own
+        states = {IS_INIT, *(key for net in loss.networks for key in state_keys(net))}
+        apart = held + bytes_held({key: x for key, x in columns.items() if key in states})
+    peaks.append(dataclasses.replace(peak, bytes=peak.bytes + apart, kept=peak.kept + apart))
+    return entries
+
+
+def _of_a_step(cfg: Any, rows: RowSchema, loss: Any) -> tuple[RowSchema, int]:
+    """Return the rows that one step of the update learns from, and how many more only bring states up, at most.
+
+    Of a recurrent loss the lanes are sequences.
+    """
+    size, recurrent = cfg.sampler.batch_size, loss.recurrent
+    if not _draws(cfg):
+        if recurrent:
+            length = min(cfg.sampler.slice_len or rows.steps, rows.steps)
+            sequences = whole_sequences(size, rows.frames // length, length)
+            return dataclasses.replace(rows, lanes=sequences, steps=length), 0
+        return dataclasses.replace(rows, lanes=1, steps=min(size, rows.frames)), 0
+    slices, length = slices_of(cfg) if recurrent else (1, size)
+    before = cfg.sampler.burn_in + (rows.stride - 1 if rows.states else 0) if recurrent else 0
+    return dataclasses.replace(rows.with_states(), lanes=slices, steps=length), slices * before
+
+
+def _values(cfg: Any, learning: Learning, rows: RowSchema, device: str) -> Peak:
+    """The value stage, above what it is given and what it adds to a batch, or to a sample where rows are drawn."""
+    if cfg.collector.split_trajs or cfg.collector.trajs_per_batch:
+        return Peak(VALUES, 0, 0, rows.frames, device, unknown="batches are as long as the trajectories in them")
+    estimator, mode, flat, unknown = learning.estimator, cfg.memory.next_obs, False, False
+    if _draws(cfg):
+        slices, steps = slices_of(cfg)
+        rows, flat = dataclasses.replace(rows.with_states(), lanes=slices, steps=steps), not cfg.sampler.strict_length
+        unknown = bool(learning.rebuilt)
+        mode = "full" if mode == "delta" or unknown else mode  # what samples hold
+    at_once = rows_at_once(estimator, rows, flat)
+
+    def tried(place: torch.device) -> StageMemory:
+        return stage_peak(estimator, rows, mode, flat=flat, unknown=unknown, place=place)
+
+    plain = not (flat or unknown)
+    return _counted(VALUES, at_once, device, tried, _places(estimator, rows) if plain else [META])
+
+
+def _draws(cfg: Any) -> bool:
+    """Say whether updates learn from drawn rows, not from a batch."""
+    return is_off_policy(cfg) or draws_slices(cfg)
+
+
+def _places(module: Any, rows: RowSchema) -> list[torch.device]:
+    """Return where a stage may be tried: small layers on zeros first; without memory torch loads 40 MiB of sympy."""
+    shapes = [p.shape for p in module.parameters()]
+    widths = sum(shape[0] for shape in shapes if shape) + sum(field.width for field in rows.fields.values())
+    small = not module.recurrent and all(len(shape) <= 2 for shape in shapes) and rows.frames * widths < TRIED
+    return [CPU, META] if small else [META]
+
+
+def _counted(
+    stage: str, rows: int, device: str, count: Callable[[torch.device], StageMemory], places: Sequence[torch.device]
+) -> Peak:
+    """A stage's peak; of a network that cannot be run without memory (it looks at numbers), the reason instead."""
+    for place in places:
+        try:
+            held = count(place)
+        except Exception as error:  # a network may raise anything; the plan says so
+            unknown = in_words(error, 160)
+        else:
+            return Peak(stage, held.peak, held.kept, rows, device, saved=held.saved, spared=held.spared)
+    return Peak(stage, 0, 0, rows, device, unknown=unknown)
+
+
+def parameter_bytes(*modules: Any) -> int:
+    """Of networks, each tensor once: a loss has those of its policy, and target networks."""
+    held = {tensor.data_ptr(): tensor.nbytes for m in modules if m is not None for tensor in m.parameters()}
+    held |= {tensor.data_ptr(): tensor.nbytes for m in modules if m is not None for tensor in m.buffers()}
+    return sum(held.values())
+
+
+def _device(cfg: CollectConfig, stage: str) -> str:
+    device = devices(cfg)[stage]
+    return "cpu" if device is None else str(device)
+
+
+# ---- an update ---------------------------------------------------------------------------------------------------
+def columns_read(
+    loss: Any, rows: RowSchema, added: Mapping[Key, Field], place: torch.device = META
+) -> dict[Key, Tensor]:
+    """Return what a loss reads of rows, `[N, ...]` as an update has them: masks have done their work."""
+    batch = trial_batch(rows, "full", added, place)
+    return {key: x.reshape(-1, *x.shape[2:]) for key, x in loss.columns(batch).items() if key not in MASK_KEYS}
+
+
+def update_peak(loss: Any, columns: Mapping[Key, Tensor], device: str, sequences: int = 0) -> StageMemory:
+    """Return the most that one minibatch step holds: activations, their gradients, temporaries.
+
+    `columns` (`[N, ...]`): where they are, a copy of the loss is run.
+    `sequences`: how many there are, of one length each, where the loss is recurrent.
+    """
+    copied = copied_to(next(iter(columns.values())).device, loss)
+    saved = watch_saved(copied)
+    with _asked(sequences), LiveBytes(reorders=device == "cpu") as live:
+        total, terms = total_of(copied, columns)
+        total.backward()
+        del terms, total
+    if not saved:
+        return StageMemory(live.peak, live.kept)
+    for part in copied.modules():
+        if isinstance(part, RecurrentModule):
+            part.recurrent_recompute = not part.recurrent_recompute
+    other = watch_saved(copied)
+    with _asked(sequences):
+        total_of(copied, columns)
+    now = LargestSaved.total(saved) or 0
+    return StageMemory(live.peak, live.kept, now, abs(now - (LargestSaved.total(other) or 0)))
+
+
+def _asked(sequences: int) -> AbstractContextManager[Any]:
+    """Return the answers of that many sequences, of one length each, perhaps with a next observation behind."""
+    if not sequences:
+        return nullcontext()
+    return Answers(lambda _: sequences, sequences - 1, False)
+
+
+# ---- the value stage ---------------------------------------------------------------------------------------------
+
+
+class Answers(TorchDispatchMode):
+    """Answers for operations whose result depends on numbers, on tensors that have none.
+
+    `are_set`: number of elements of a mask -> how many of them are set, where an operation asks which.
+    `whole`: what whole numbers are: how many ends a row has before its last step.
+    `flag`: what is answered where one flag is asked for: whether some next observations are not known.
+    """
+
+    def __init__(self, are_set: Callable[[int], int], whole: int, flag: bool) -> None:
+        super().__init__()
+        self._are_set, self._whole, self._flag = are_set, whole, flag
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        x = args[0] if args else None
+        if func is aten.nonzero.default and isinstance(x, Tensor) and not x.is_meta:
+            return torch.zeros(self._are_set(x.numel()), x.ndim, dtype=torch.int64)
+        if isinstance(x, Tensor) and x.is_meta:
+            if func is aten._local_scalar_dense.default:
+                return self._flag if x.dtype is torch.bool else 0.0 if x.is_floating_point() else self._whole
+            if func is aten.nonzero.default:
+                return torch.empty(self._are_set(x.numel()), x.ndim, dtype=torch.int64, device=META)
+            if func is aten.equal.default:
+                return True
+        return func(*args, **(kwargs or {}))
+
+
+def stage_peak(
+    estimator: ValueEstimator,
+    rows: RowSchema,
+    mode: str,
+    *,
+    flat: bool = False,
+    unknown: bool = False,
+    place: torch.device = META,
+) -> StageMemory:
+    """Return the bytes of one batch's value stage, less those that it leaves behind.
+
+    `mode`: how next observations are kept. `flat`: the lanes lie one after the other in one dim.
+    `unknown`: some next observations are not known, and marked.
+    """
+    with torch.no_grad():
+        stage, batch = copied_to(place, estimator), trial_batch(rows, mode, device=place)
+        batch = batch.reshape(-1) if flat else batch
+        ends = rows.lanes - 1 if flat else 0
+        with Answers(lambda n: -(-n // _slots(estimator, rows)), ends, unknown), LiveBytes() as live:
+            stage(batch)
+        left = live.now  # the batch is alive, and with it what was written
+    return StageMemory(live.peak - left, max(live.kept - left, 0))
+
+
+def rows_at_once(estimator: ValueEstimator, rows: RowSchema, flat: bool = False) -> int:
+    """Return the rows of one call of the value network."""
+    whole = rows.lanes * _slots(estimator, rows)
+    size = estimator.chunks.rows(torch.Size((rows.frames,) if flat else (rows.lanes, rows.steps)))
+    if size is None:
+        return whole
+    if estimator.recurrent and not flat:  # whole sequences
+        size = max(1, size // rows.steps) * _slots(estimator, rows)
+    return min(whole, size)
+
+
+def _slots(estimator: ValueEstimator, rows: RowSchema) -> int:
+    """Return the observations of one lane that go through the network in a row."""
+    if estimator.shifted:
+        return rows.steps + estimator.shifted_budget
+    return rows.steps + 1 if estimator.recurrent else rows.steps

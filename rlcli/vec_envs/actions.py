@@ -1,0 +1,247 @@
+"""Forms of an action: in the loop, in the stored column, and to the environment.
+
+| space | in the loop | stored | the env gets |
+|---|---|---|---|
+| Discrete(n) | int64 row `[N]`, 0-based | index int64 `[]`, or one-hot int64 `[n]` | int + start |
+| MultiDiscrete | int64 row `[N, d]` | the same, or one-hot of every part | the row + start |
+| MultiBinary | int8 row `[N, d]` | the same | the row |
+| Box | float row `[N, *shape]`, perhaps out of bounds | the same, as the policy gave it | clipped to the bounds |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from rlcli.errors import ArgumentError, EnvError
+from rlcli.vec_envs.observations import computes
+
+
+class ActionFormat:
+    """The action of one gymnasium space, in its three guises.
+
+    `kind` (str): `"discrete"`, `"multi_discrete"`, `"multi_binary"` or `"box"`.
+    `shape` and `dtype`: of the action in the loop, without the lane dim (`()` and int64 for discrete).
+    """
+
+    def __init__(self, space: spaces.Space, categorical: bool = False) -> None:
+        self.space, self.categorical = space, categorical
+        self.shape: tuple[int, ...]
+        self.dtype: np.dtype
+        self.nvec: tuple[int, ...]
+        self.start: Any = 0  # an int, or one a part
+        if isinstance(space, spaces.Discrete):
+            self.kind, self.shape, self.dtype = "discrete", (), np.dtype(np.int64)
+            self.nvec, self.start = (int(space.n),), int(space.start)
+        elif isinstance(space, spaces.MultiDiscrete):
+            self.kind, self.shape, self.dtype = "multi_discrete", tuple(space.shape), np.dtype(np.int64)
+            self.nvec = tuple(int(n) for n in space.nvec.reshape(-1))
+            self.start = np.asarray(space.start, dtype=np.int64)
+        elif isinstance(space, spaces.MultiBinary):
+            self.kind, self.shape, self.dtype = "multi_binary", tuple(space.shape), np.dtype(np.int8)
+        elif isinstance(space, spaces.Box):
+            self.kind, self.shape, self.dtype = "box", tuple(space.shape), np.dtype(space.dtype)
+            self.low, self.high = space.low, space.high
+            if not computes(self.dtype):
+                raise EnvError(
+                    f"actions of dtype {self.dtype} cannot be used", why="torch does not compute with it",
+                    fix="Wrap the env with gymnasium.wrappers.TransformAction so that it takes another dtype.",
+                )  # fmt: skip
+        else:
+            raise EnvError(
+                f"an action space of type {type(space).__name__} cannot be used",
+                why="rlcli knows Discrete, MultiDiscrete, MultiBinary and Box",
+                fix="Wrap the env so that it offers one of them (gymnasium.wrappers.TransformAction).",
+            )
+
+    @property
+    def encoded(self) -> bool:
+        """Say whether the stored column (one-hot) differs from the action in the loop."""
+        return not self.categorical and self.kind in ("discrete", "multi_discrete")
+
+    @property
+    def stored(self) -> tuple[tuple[int, ...], np.dtype]:
+        """Shape (without lanes) and dtype of the stored action."""
+        if not self.encoded:
+            return self.shape, self.dtype
+        return (sum(self.nvec),), np.dtype(np.int64)
+
+    @cached_property
+    def last(self) -> np.ndarray:
+        """The largest choice of each part, where there are choices: they are counted from 0."""
+        return np.ones((), np.int64) if self.kind == "multi_binary" else np.reshape(self.nvec, self.shape) - 1
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The options of each choice; a bit is a choice of two."""
+        return (2,) * int(np.prod(self.shape)) if self.kind == "multi_binary" else self.nvec
+
+    @property
+    def offered(self) -> str:
+        """The choices, in an error."""
+        return f"0 to {in_a_line(self.last)}"
+
+    def encode(self, index: np.ndarray, out: np.ndarray) -> None:
+        """Write loop actions `[*B]` or `[*B, d]` as one-hot into `out` `[*B, sum(nvec)]`."""
+        parts = index[..., None] if self.kind == "discrete" else index
+        start = 0
+        for part, n in enumerate(self.nvec):
+            np.equal(parts[..., part, None], np.arange(n), out=out[..., start : start + n], casting="unsafe")
+            start += n
+
+    def is_one_hot(self, stored: np.ndarray) -> bool:
+        """Say whether stored actions `[N, sum(nvec)]` hold a single 1 a part, and zeros beside."""
+        starts = np.cumsum((0, *self.nvec[:-1]))
+        chosen = np.add.reduceat(stored != 0, starts, axis=-1, dtype=np.int64)
+        return bool((chosen == 1).all() and (np.maximum.reduceat(stored, starts, axis=-1) == 1).all())
+
+    def decode(self, stored: np.ndarray) -> np.ndarray:
+        """Loop actions `[N]` or `[N, d]` from stored ones `[N, *]`."""
+        if not self.encoded:
+            return stored.reshape(stored.shape[0], *self.shape)
+        if self.kind == "discrete":
+            return stored.argmax(-1)
+        cuts = np.cumsum(self.nvec)[:-1]
+        return np.stack([part.argmax(-1) for part in np.split(stored, cuts, axis=-1)], -1)
+
+    def checked(self, stored: np.ndarray) -> np.ndarray:
+        """Loop actions `[N]` or `[N, *]` from stored ones `[N, *]`, once it is clear that the env has such actions."""
+        if stored.dtype.kind == "f" and not np.isfinite(stored).all():
+            raise _unfit("a finite action", stored)
+        if self.dtype.kind != "f" and stored.dtype.kind == "f":
+            if (stored != np.rint(stored)).any():
+                raise _unfit("whole numbers", stored)
+            stored = stored.astype(np.int64)
+        if self.kind == "box":
+            return stored if self.dtype.kind == "f" else np.clip(stored, self.low, self.high).astype(self.dtype)
+        if self.encoded and not self.is_one_hot(stored):
+            raise _unfit("a single 1 a choice, as one-hot actions have it", stored)
+        actions = self.decode(stored)
+        if (actions < 0).any() or (actions > self.last).any():
+            raise _unfit(self.offered, stored)
+        return actions
+
+    def sender(self) -> Callable:
+        """A function from the loop's actions to a sequence of what each env gets: of ints, or a new array's rows."""
+        if self.kind != "discrete":
+            return self.array_sender()
+        start = self.start
+        return (lambda row: row.tolist()) if not start else (lambda row: [action + start for action in row.tolist()])
+
+    def array_sender(self) -> Callable:
+        """Return a function from the loop's actions to a new array of what all envs get."""
+        if self.kind == "box":
+            low, high = self.low, self.high
+            if np.isfinite(low).any() or np.isfinite(high).any():
+                return lambda actions: np.minimum(np.maximum(actions, low), high)
+            return np.array
+        if np.any(self.start):
+            return lambda actions: actions + self.start
+        return np.array
+
+    def draw(self, rng: np.random.Generator, steps: int, lanes: int) -> np.ndarray:
+        """Random loop actions `[steps, lanes, *shape]`; any cut of `steps` gives the same stream."""
+        return self.from_uniform(rng.random((steps, lanes, *self.shape)))[0]
+
+    def from_uniform(self, u: np.ndarray, *, each: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Random loop actions `[steps, lanes, *shape]`, of as many uniform numbers, and log-densities `[steps, lanes]`.
+
+        Uniform between bounds; a part of a Box with one bound lies exponentially away from it, one without bounds is
+        standard normal (as gymnasium, and as `rlcli.specs` draws them).  With `each`, the log-density of every part,
+        `[steps, lanes, *shape]`.
+        """
+        size = u.shape
+        steps, lanes = size[:2]
+        if self.kind == "box":
+            actions, density = self._draw_box(u)
+            return actions, density if each else density.reshape(steps, lanes, -1).sum(-1)
+        if self.kind == "multi_binary":
+            actions, options = (u < 0.5).astype(np.int8), list(self.sizes)
+        else:
+            options = list(self.nvec)
+            actions = (u * np.asarray(self.nvec).reshape(self.shape)).astype(np.int64)
+        parts = -np.log(np.asarray(options, np.float64))
+        return actions, np.full((steps, lanes), parts.sum()) if not each else np.full(size, parts.reshape(self.shape))
+
+    def _draw_box(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        low, high = self.low.astype(np.float64), self.high.astype(np.float64)
+        if self.dtype.kind in "biu":  # as many values as the bounds have between them, both included
+            count = high - low + 1
+            actions = np.minimum(np.floor(low + u * count), high).astype(self.dtype)
+            return actions, np.broadcast_to(-np.log(count), u.shape)
+        bounded = np.isfinite(low) & np.isfinite(high)
+        u = np.clip(u.astype(np.float64, copy=False), 1e-16, 1 - 1e-16)  # in float32 the bound would be 1
+        with np.errstate(over="ignore"):
+            width = np.where(bounded, np.where(bounded, high, 1) - np.where(bounded, low, 0), 1)
+        above, below = np.isfinite(low) & ~bounded, np.isfinite(high) & ~bounded
+        away = -np.log1p(-u)  # from the one bound: exponential
+        one_sided = np.where(above, low + away, high - away)
+        actions = np.where(above | below, one_sided, np.where(bounded, low, 0) + u * width)
+        density = np.where(above | below, -away, -np.log(np.where(width > 0, width, 1)))  # a fixed part: probability 1
+        wide = np.isinf(width)  # farther apart than a number can tell
+        if wide.any():
+            part, least, most = u[..., wide], low[wide], high[wide]
+            actions[..., wide] = least * (1 - part) + most * part
+            density[..., wide] = -np.log(most / 2 - least / 2) - np.log(2)
+        free = ~(bounded | above | below)
+        if free.any():
+            actions[..., free] = _quantiles(u[..., free])
+            density[..., free] = -0.5 * actions[..., free] ** 2 - 0.5 * np.log(2 * np.pi)
+        return actions.astype(self.dtype), density
+
+
+def _unfit(expected: str, got: np.ndarray) -> ArgumentError:
+    return ArgumentError("the env has no such action", why=f"expected {expected}, got {in_a_line(got)[:200]}")
+
+
+def in_a_line(values: np.ndarray) -> str:
+    """Return an array, in an error."""
+    return " ".join(str(values).split())
+
+
+# Wichura, 1988, algorithm AS 241 (PPND16): numerators and denominators, highest power first
+_CENTRE = (
+    (2509.0809287301226727, 33430.575583588128105, 67265.770927008700853, 45921.953931549871457,
+     13731.693765509461125, 1971.5909503065514427, 133.14166789178437745, 3.3871328727963666080),
+    (5226.4952788528545610, 28729.085735721942674, 39307.895800092710610, 21213.794301586595867,
+     5394.1960214247511077, 687.18700749205790830, 42.313330701600911252, 1.0),
+)  # fmt: skip
+_TAIL = (
+    (7.7454501427834140764e-4, 2.27238449892691845833e-2, 0.241780725177450611770, 1.27045825245236838258,
+     3.64784832476320460504, 5.76949722146069140550, 4.63033784615654529590, 1.42343711074968357734),
+    (1.05075007164441684324e-9, 5.475938084995344946e-4, 1.51986665636164571966e-2, 0.148103976427480074590,
+     0.689767334985100004550, 1.67638483018380384940, 2.05319162663775882187, 1.0),
+)  # fmt: skip
+_FAR_TAIL = (
+    (2.01033439929228813265e-7, 2.71155556874348757815e-5, 1.24266094738807843860e-3, 2.65321895265761230930e-2,
+     0.296560571828504891230, 1.78482653991729133580, 5.46378491116411436990, 6.65790464350110377720),
+    (2.04426310338993978564e-15, 1.4215117583164458887e-7, 1.84631831751005468180e-5, 7.86869131145613259100e-4,
+     1.48753612908506148525e-2, 0.136929880922735805310, 0.599832206555887937690, 1.0),
+)  # fmt: skip
+
+
+def _quantiles(u: np.ndarray) -> np.ndarray:
+    """Of the standard normal law, `u` in (0, 1): one number drawn gives one action, so no other part's number moves."""
+    away = u - 0.5
+    found = away * _ratio(_CENTRE, 0.180625 - away * away)
+    outside = np.abs(away) > 0.425
+    u = u[outside]
+    root = np.sqrt(-np.log(np.minimum(u, 1 - u)))
+    tail, far = _ratio(_TAIL, root - 1.6), root > 5
+    tail[far] = _ratio(_FAR_TAIL, root[far] - 5)
+    found[outside] = np.copysign(tail, u - 0.5)
+    return found
+
+
+def _ratio(of: tuple[tuple[float, ...], tuple[float, ...]], x: np.ndarray) -> np.ndarray:
+    """Of two polynomials, by Horner's rule."""
+    first, second = (np.full(x.shape, coefficients[0]) for coefficients in of)
+    for value, coefficients in ((first, of[0]), (second, of[1])):
+        for coefficient in coefficients[1:]:
+            value *= x
+            value += coefficient
+    return first / second

@@ -1,0 +1,296 @@
+"""Refuse what an env shows outside the bounds that it declares at the first, or count it and keep the worst.
+
+Only bounds that say something are looked at: finite ones, tighter than the dtype's own.  A uint8 image in 0..255 has
+none and costs nothing.  Not for Discrete observations: an index out of range has no one-hot vector, so writing one is
+refused.  Batches are looked at by `rlcli.collectors.checks`, single steps by `VecEnvAdapter`.  What a declared dtype
+has rounded is counted beside, under the key and `ROUNDED`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from rlcli.errors import ArgumentError
+from rlcli.keys import Key, as_tuple, show, spell
+from rlcli.vec_envs.contract import BatchStart, Book, broken
+from rlcli.vec_envs.observations import ObservationLeaf
+
+MODES = ("refuse", "count", "ignore")
+ROUNDED = "(rounded)"  # the last part of a key
+SLACK = 4  # rounding allowed to floats, in units of the dtype's epsilon times the larger of the two bounds
+_WIDE = 256  # elements of one pass of a column's minimum: short inner loops would cost more than the numbers
+
+
+class Interval:
+    """The declared bounds of one observation, of its shape or broadcast to it; infinite where there is none.
+
+    `dtype`: in which observations are stored, and compared with their bounds. A float may lie outside by `SLACK`
+    epsilons of the larger bound: `cos` rounds to 1.0000001, and doubles are rounded when they are stored as singles.
+    """
+
+    def __init__(self, low: Any, high: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
+        self.shape = shape
+        low, high = (np.broadcast_to(np.asarray(bound), shape) for bound in (low, high))
+        with np.errstate(over="ignore"):
+            if dtype.kind == "f":
+                low, high = low.astype(dtype), high.astype(dtype)
+                sizes = [np.where(np.isfinite(bound), np.abs(bound), 0) for bound in (low, high)]
+                slack = (SLACK * np.finfo(dtype).eps * np.maximum(*sizes)).astype(dtype)
+                least, most = low - slack, high + slack
+                lowest, highest = float(np.finfo(dtype).min), float(np.finfo(dtype).max)
+            else:
+                lowest, highest = np.iinfo(dtype).min, np.iinfo(dtype).max
+                least, most = (np.clip(bound, lowest, highest).astype(dtype) for bound in (low, high))
+        self.low, self.high, self._least, self._most = low, high, least, most
+        self.below, self.above = bool((least > lowest).any()), bool((most < highest).any())
+        self._one = least.size > 0 and bool((least == least.flat[0]).all() and (most == most.flat[0]).all())
+        self._repeat = max(1, _WIDE // max(1, math.prod(shape)))
+        self._tiled = [np.tile(bound.reshape(-1), self._repeat) for bound in (least, most)]
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Interval)
+            and self._least.dtype == other._least.dtype
+            and np.array_equal(self.low, other.low)
+            and np.array_equal(self.high, other.high)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __bool__(self) -> bool:
+        """Say whether there is anything to check."""
+        return self.below or self.above
+
+    def holds(self, values: np.ndarray) -> bool:
+        """Say whether all of `values` `[..., *shape]`, NaN among them, are inside."""
+        if not values.size:
+            return True
+        if self._one:
+            least, most = self._least.flat[0], self._most.flat[0]
+            return bool(
+                (not self.below or np.minimum.reduce(values, axis=None) >= least)
+                and (not self.above or np.maximum.reduce(values, axis=None) <= most)
+            )
+        flat = values.reshape(-1)
+        wide = len(self._tiled[0])
+        whole = flat.size - flat.size % wide
+        return self._inside(flat[:whole].reshape(-1, wide)) and self._inside(flat[whole:].reshape(1, -1))
+
+    def _inside(self, table: np.ndarray) -> bool:
+        """Of a table of whole observations side by side."""
+        if not table.size:
+            return True
+        least, most = (bound[: table.shape[1]] for bound in self._tiled)
+        lowest = table.min(0) if len(table) > 1 else table[0]
+        highest = table.max(0) if len(table) > 1 else table[0]
+        return not ((self.below and not (lowest >= least).all()) or (self.above and not (highest <= most).all()))
+
+    def excess(self, values: np.ndarray) -> np.ndarray:
+        """Return how far each element of `values` `[M, *shape]` lies outside, float64; 0 inside, the slack included."""
+        wide = values.astype(np.float64)
+        over = np.maximum(wide - self.high, self.low - wide)
+        return np.where((values < self._least) | (values > self._most), over, 0.0)
+
+
+def space_bounds(space: spaces.Space, parts: Sequence[ObservationLeaf]) -> dict[Key, Interval]:
+    """Return the bounds that a gymnasium space declares for its leaves."""
+    found: dict[Key, Interval] = {}
+    for leaf in parts:
+        part = leaf.find(space)
+        if leaf.stored.kind == "b" or leaf.choices:
+            continue
+        if isinstance(part, spaces.Box):
+            low, high = part.low, part.high
+        elif isinstance(part, spaces.MultiDiscrete):
+            low, high = part.start, part.start + part.nvec - 1
+        else:  # MultiBinary
+            low, high = np.array(0), np.array(1)
+        found[leaf.key] = Interval(low, high, leaf.shape, leaf.stored)
+    return found
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The element that lay farthest outside: its index, its value, its declared bounds and its excess."""
+
+    element: tuple[int, ...]
+    value: float
+    low: float
+    high: float
+    excess: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.9g}{_at(self.element)}, {self.beyond()} of {self.low:.9g}..{self.high:.9g}"
+
+    def beyond(self) -> str:
+        """Say how far it lies outside, and on which side."""
+        return f"{self.excess:.3g} {'above' if self.value > self.high else 'below'} the bounds"
+
+
+class Bounds:
+    """The bounds that observations of some lanes must stay within, and what was found outside.
+
+    `intervals`: observation key -> Interval; those that say nothing are left out.
+    `mode`: at an observation outside, raise ("refuse"), go on and count it ("count"), or do not look ("ignore").
+    `rounded`: observation key -> the cells of leaves (`ObservationLeaf.rounded`) that count what its dtype has rounded.
+    `outside`, `worst`: key -> number of observations that had an element outside, with "count", and the worst of those.
+    """
+
+    def __init__(
+        self,
+        intervals: dict[Key, Interval] | None = None,
+        mode: str = "refuse",
+        rounded: Mapping[Key, list[np.ndarray]] | None = None,
+    ) -> None:
+        self.intervals = {key: interval for key, interval in (intervals or {}).items() if interval}
+        self.rounded = dict(rounded or {})
+        self.mode = _known(mode)
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forget what was found."""
+        self.outside: dict[Key, int] = {}
+        self.worst: dict[Key, Worst] = {}
+        self._reported: dict[Key, int] = {}
+        for cell in (cell for cells in self.rounded.values() for cell in cells):
+            cell[:] = 0
+
+    def found_so_far(self) -> Bounds:
+        """Return what was found until now, without what will be."""
+        self._take_rounded()
+        found = Bounds()
+        found.outside, found.worst = dict(self.outside), dict(self.worst)
+        return found
+
+    @property
+    def watched(self) -> list[Key]:
+        """The keys to look at."""
+        return [] if self.mode == "ignore" else list(self.intervals)
+
+    def check_row(self, vec_env: Book, row: dict[Key, np.ndarray], chosen: Sequence[int]) -> None:
+        """Look at what these lanes show now, in rows `[N, *shape]` that belong to no batch."""
+        for key in self.watched:
+            values = row[key][list(chosen)]
+            if not self.intervals[key].holds(values):
+                start = BatchStart.of(vec_env)
+                self.found(vec_env, key, values, [(0, True, lane) for lane in chosen], start, ())
+
+    def found(
+        self,
+        vec_env: Book,
+        key: Key,
+        values: np.ndarray,
+        times: Sequence[tuple],
+        start: BatchStart,
+        ends: Sequence[tuple],
+    ) -> None:
+        """Refuse or count those of `values` `[M, *shape]`, observations each of them once, that lie outside.
+
+        `times`: (row, after_reset, lane) of each: what a step gave comes before the reset that followed it.
+        `start`, `ends`: the batch that the rows belong to.
+        """
+        excess = self.intervals[key].excess(values).reshape(len(values), -1)
+        bad = np.flatnonzero((excess > 0).any(1))
+        if not len(bad):
+            return
+        if self.mode == "refuse":
+            first = min(bad.tolist(), key=lambda index: times[index])
+            worst = self._worst(key, values[first], excess[first])
+            raise broken(
+                vec_env, f"the env's {show(key)} is outside its declared bounds", lane=None,
+                place=start.place(vec_env, ends, *times[first]),
+                expected=f"{worst.low:.9g}..{worst.high:.9g}{_at(worst.element)}",
+                got=f"{worst.value:.9g}, {worst.beyond()}",
+                fix="Correct the env or the space it declares; to go on and count such observations: "
+                "env.out_of_bounds=count",
+            )  # fmt: skip
+        self.outside[key] = self.outside.get(key, 0) + len(bad)
+        index = int(excess.max(1).argmax())
+        if key not in self.worst or excess[index].max() > self.worst[key].excess:
+            self.worst[key] = self._worst(key, values[index], excess[index])
+
+    def _worst(self, key: Key, value: np.ndarray, excess: np.ndarray) -> Worst:
+        interval, index = self.intervals[key], int(excess.argmax())
+        element = tuple(int(i) for i in np.unravel_index(index, interval.shape))
+        shown, low, high = (float(array.reshape(-1)[index]) for array in (value, interval.low, interval.high))
+        return Worst(element, shown, low, high, float(excess[index]))
+
+    # ---- for the report ------------------------------------------------------------------------------------------
+    def _take_rounded(self) -> None:
+        """Take over what the cells have counted."""
+        for key, cells in self.rounded.items():
+            name = (*as_tuple(key), ROUNDED)
+            for cell in cells:
+                if count := int(cell[0]):
+                    _, index, given, kept = cell.tolist()
+                    self.outside[name] = self.outside.get(name, 0) + count
+                    worst = Worst((int(index),), given, kept, kept, abs(given - kept))
+                    self.worst[name] = max(self.worst.get(name, worst), worst, key=lambda each: each.excess)
+                    cell[:] = 0
+
+    def news(self) -> list[tuple[str, str, int]]:
+        """(key, sentence, number of observations) of every key that left its bounds since the last call."""
+        self._take_rounded()
+        fresh = [(key, count - self._reported.get(key, 0)) for key, count in self.outside.items()]
+        self._reported = dict(self.outside)
+        return [(spell(key), sentence(spell(key), self.worst[key]), count) for key, count in fresh if count]
+
+    def lines(self) -> list[str]:
+        """Return a sentence for every key that left its bounds."""
+        self._take_rounded()
+        return [f"{sentence(spell(key), self.worst[key])} ({count:,} times)" for key, count in self.outside.items()]
+
+    def figures(self) -> dict[str, dict]:
+        """Plain values: key, as it is spelled -> number of observations outside and the worst element."""
+        self._take_rounded()
+        return {
+            spell(key): {"observations": count, "worst": _plain(self.worst[key])} for key, count in self.outside.items()
+        }
+
+    def state_dict(self) -> dict[str, dict]:
+        return self.figures()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        keys: dict[str, Key] = {spell(key): key for key in self.intervals}
+        keys |= {spell(name): name for key in self.rounded if (name := (*as_tuple(key), ROUNDED))}
+        found = {keys.get(name, name): entry for name, entry in state.items()}
+        self.outside = {key: int(entry["observations"]) for key, entry in found.items()}
+        self.worst = {
+            key: Worst(**(entry["worst"] | {"element": tuple(int(i) for i in entry["worst"]["element"])}))
+            for key, entry in found.items()
+        }
+        self._reported = dict(self.outside)
+
+
+def sentence(name: str, worst: Worst) -> str:
+    """Say in a report's sentence that a key left its bounds, or was rounded."""
+    if name.endswith(f".{ROUNDED}"):
+        key = name.removesuffix(f".{ROUNDED}")
+        most = f"by {worst.excess:.2g} at most ({worst.value:.12g} is stored as {worst.low:.12g})"
+        return f"the env's {key} comes in a finer dtype than its space declares and is rounded, {most}"
+    return f"the env's {name} was outside its declared bounds; the worst: {worst}"
+
+
+def strictest(modes: Iterable[str]) -> str:
+    """Return the mode of envs that are stepped together."""
+    return min(map(_known, modes), key=MODES.index)
+
+
+def _known(mode: str) -> str:
+    if mode not in MODES:
+        raise ArgumentError(f"unknown out_of_bounds '{mode}'", fix=f"Use one of {', '.join(MODES)}.")
+    return mode
+
+
+def _at(element: tuple[int, ...]) -> str:
+    return f" at element {list(element)}" if element else ""
+
+
+def _plain(worst: Worst) -> dict[str, Any]:
+    return asdict(worst) | {"element": list(worst.element)}

@@ -1,0 +1,170 @@
+"""The episode book of N envs that are stepped together: clock, seeds, limits, and the actions of open episodes.
+
+Every `VecEnv` keeps its book here.  What an env shows, how it is reset and how a step is refused is theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+NO_LIMIT = 1 << 62  # steps
+_BITS = 31
+_MASK = (1 << _BITS) - 1
+
+
+class Episodes:
+    """The episode that each of n lanes is in, since when, with which seed, and when it is to be cut.
+
+    `limits`: steps after which each lane's own episodes are truncated, none by default; kept as `own_limits`, whatever
+    `limit_frames` says.
+    `clock`, `tried`: steps taken so far, and resets and steps beside, of tries and replays: cells, shared by the
+    closures that count them up.
+    `started`: clock at which each lane's episode began; `episodes`: its number, from 0; -1 before the first.
+    `seeds`: the seed that each lane was given last; `pending_seeds`: whether one waits for its next reset.
+    `deadlines`: clock at which each lane's episode is truncated; `nearest` is a cell with the earliest.
+    `history`: the actions sent at each of the last steps, newest last.
+    `history_limit`: steps whose actions are kept from batch to batch; longer episodes cannot be replayed.
+    `first_lane`: the number of lane 0 among all lanes of the run.
+    """
+
+    history_limit = 0
+    first_lane = 0
+
+    def __init__(self, n: int, limits: Sequence[int] | None = None) -> None:
+        self.n = n
+        self.clock = [0]
+        self.tried = [0]
+        self.started = [0] * n
+        self.episodes = [-1] * n
+        self.seeds: list[int | None] = [None] * n
+        self.deadlines = [NO_LIMIT] * n
+        self.nearest = [NO_LIMIT]
+        self.history: list = []
+        self.own_limits = [NO_LIMIT] * n if limits is None else list(limits)
+        self._limits = list(self.own_limits)
+        self._limited = min(self._limits) < NO_LIMIT
+        self._run_seed: int | None = None
+        self._every_episode = False
+        self.pending_seeds = [False] * n
+        self._total = n
+
+    # ---- seeds and limits ----------------------------------------------------------------------------------------
+    def seed(
+        self, run_seed: int, *, every_episode: bool = False, first_lane: int = 0, total: int | None = None
+    ) -> None:
+        """Derive all env seeds from `run_seed`; takes effect at each lane's next reset.
+
+        `every_episode` seeds each episode on its own, which makes it replayable; otherwise only the first is seeded.
+        Episodes are counted anew: the same seed gives the same episodes again.
+        """
+        self.episodes[:] = [-1] * self.n
+        self._run_seed, self._every_episode = run_seed, every_episode
+        self.first_lane, self._total = first_lane, total or self.n
+        self.pending_seeds = [True] * self.n
+
+    @property
+    def seeded(self) -> bool:
+        """Say whether somebody has given a seed."""
+        return self._run_seed is not None
+
+    def seed_of(self, lane: int, episode: int) -> int:
+        """Return the seed of a lane's k-th episode."""
+        assert self._run_seed is not None
+        return episode_seed(self._run_seed, self.first_lane + lane, episode, self._total)
+
+    def next_seed(self, lane: int) -> int | None:
+        """Return what the lane's next reset is to be given; None goes on with the env's own stream."""
+        if self.pending_seeds[lane] or (self._every_episode and self.seeded):
+            return self.seed_of(lane, self.episodes[lane] + 1)
+        return None
+
+    def seed_used(self, lane: int, episode: int) -> int | None:
+        """Return the seed of an episode, or the last one its lane was given before; None where there was none."""
+        return self.seed_of(lane, episode) if self._every_episode else self.seeds[lane]
+
+    def limit_frames(self, steps: int | None) -> None:
+        """Truncate every episode after `steps` steps, beside the env's own limit; None takes such a limit away.
+
+        Takes effect at each lane's next reset.
+        """
+        self._limits = [limit if steps is None else min(limit, steps) for limit in self.own_limits]
+        self._limited = min(self._limits) < NO_LIMIT
+
+    # ---- episodes ------------------------------------------------------------------------------------------------
+    def begin_episodes(self, lanes: Sequence[int]) -> list[int | None]:
+        """Open the next episode of these lanes; the seeds that they are to be reset with."""
+        clock, seeds = self.clock[0], []
+        episodes, started, deadlines, limits = self.episodes, self.started, self.deadlines, self._limits
+        every, pending = self._every_episode and self.seeded, self.pending_seeds
+        for lane in lanes:
+            episodes[lane] += 1
+            started[lane] = clock
+            deadlines[lane] = clock + limits[lane]
+            seed = None
+            if every or pending[lane]:
+                seed = self.seeds[lane] = self.seed_of(lane, self.episodes[lane])
+                self.pending_seeds[lane] = False
+            seeds.append(seed)
+        if self._limited or self.nearest[0] < NO_LIMIT:  # else there is none
+            self.nearest[0] = min(self.deadlines)
+        return seeds
+
+    def not_begun(self, lanes: Sequence[int], seeds: Sequence[int | None]) -> None:
+        """These lanes could not be reset: a seed that waited for their next reset waits on."""
+        if self._every_episode:  # each has one of its own, and the next may do
+            return
+        for lane, seed in zip(lanes, seeds, strict=True):
+            if seed is not None:
+                self.episodes[lane] -= 1
+                self.pending_seeds[lane] = True
+
+    def past_deadline(self) -> np.ndarray:
+        """Say which lanes' episodes have reached their limit, `[N]` bool."""
+        return np.asarray(self.deadlines) <= self.clock[0]
+
+    def steps_in_episode(self, lane: int) -> int:
+        """Return steps taken in the lane's current episode."""
+        return self.clock[0] - self.started[lane]
+
+    def trim_history(self) -> None:
+        """Forget the actions of episodes that are over, and those beyond `history_limit`."""
+        needed = min(self.clock[0] - min(self.started), self.history_limit)
+        del self.history[: max(0, len(self.history) - needed)]
+
+    # ---- coming back ---------------------------------------------------------------------------------------------
+    def reopen(self, clock: int, started: Sequence[int], episodes: Sequence[int]) -> None:
+        """Set the book back to open episodes that began at `started`."""
+        self.clock[0] = clock
+        self.started[:] = map(int, started)
+        self.episodes[:] = map(int, episodes)
+        self.deadlines[:] = [began + limit for began, limit in zip(self.started, self._limits, strict=True)]
+        self.nearest[0] = min(self.deadlines)
+
+    def mark_seeded(self, lane: int) -> None:
+        """The lane's env is in its open episode, from that episode's seed: none is waiting to be given."""
+        self.pending_seeds[lane] = False
+        self.seeds[lane] = self.seed_of(lane, self.episodes[lane])
+
+
+def episode_seed(run_seed: int, lane: int, episode: int, lanes: int) -> int:
+    """Return the seed of one episode: one number per (run seed, lane, episode), never the same twice within a run.
+
+    The counter `episode * lanes + lane` is sent through a bijection of 31-bit integers chosen by the run seed, so no
+    two episodes of a run can share a seed, and any engine that wants a non-negative 32-bit seed accepts it.
+    `lane` counts among all `lanes` of the run, workers included; `episode`, those that this lane has begun before.
+    """
+    key = _mix(_mix(run_seed & _MASK) ^ ((run_seed >> _BITS) & _MASK) ^ 0x5BD1E995 & _MASK)
+    rest = run_seed >> 2 * _BITS
+    while rest not in (0, -1):
+        key, rest = _mix(key ^ (rest & _MASK) ^ 0x2545F491), rest >> _BITS
+    return _mix(((episode * lanes + lane) & _MASK) ^ key)
+
+
+def _mix(value: int) -> int:
+    """Return a bijection of `[0, 2**31)`: odd multiplications and xor-shifts, each of which can be undone."""
+    value = (value * 0x2C1B3C6D) & _MASK
+    value ^= value >> 12
+    value = (value * 0x297A2D39) & _MASK
+    return value ^ (value >> 15)

@@ -1,0 +1,372 @@
+"""Gymnasium envs, N of them stepped by one Python loop, straight into preallocated rows.
+
+Vectors of envs that step in one call: `native_vec_env.py`. Meaning of rows: `vec_env.py`. Replays: `replay.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
+
+from rlcli.errors import ArgumentError, EnvError, RlcliError
+from rlcli.vec_envs.actions import ActionFormat
+from rlcli.vec_envs.building import need_env
+from rlcli.vec_envs.contract import broken, env_raised, named
+from rlcli.vec_envs.episodes import NO_LIMIT
+from rlcli.vec_envs.observations import BadValue, flag_of, plain, writer
+from rlcli.vec_envs.replay import ReplayableVecEnv, fingerprint
+from rlcli.vec_envs.vec_env import NONE, Rows, numbers_of
+
+STEP = ("observation", "reward", "terminated", "truncated", "info")
+RESET = ("observation", "info")
+
+
+class GymVecEnv(ReplayableVecEnv):
+    """Gymnasium envs in one process, all with equal spaces; see `ReplayableVecEnv`.
+
+    Their bookkeeping wrappers are stepped around, not changed (see `strip`).
+    `first_lane`: the number of the first env among all lanes, where others are stepped elsewhere.
+    """
+
+    def __init__(
+        self,
+        envs: list[gym.Env],
+        *,
+        categorical: bool = False,
+        narrow: bool = False,
+        out_of_bounds: str = "count",
+        first_lane: int = 0,
+    ) -> None:
+        self.envs, self.n, self.first_lane = envs, len(envs), first_lane
+        self.name = _checked(envs)
+        first = envs[0]
+        for lane, env in enumerate(envs[1:], 1):
+            if env.observation_space != first.observation_space or env.action_space != first.action_space:
+                raise broken(
+                    self, "the envs differ in their spaces", lane=lane, expected=str(first), got=str(env),
+                    place=named(self, lane),
+                )  # fmt: skip
+        stripped = [strip(env) for env in envs]
+        super().__init__(
+            self.n, name=self.name, observation_space=first.observation_space, action_space=first.action_space,
+            categorical=categorical, narrow=narrow, out_of_bounds=out_of_bounds,
+            limits=[limit for _, limit in stripped],
+        )  # fmt: skip
+        self.inner = [env for env, _ in stripped]
+        self.last: list = [None] * self.n  # each lane's last observation, as the env gave it
+        self.ahead: dict[int, tuple[int | None, Any]] = {}  # see `begin_ahead`: seed, and what came of it
+        self._steppers = [env.step for env in self.inner]
+        self._orders = [part for env in envs for part in _stripped(env) if type(part) is OrderEnforcing]
+
+    # ---- resets --------------------------------------------------------------------------------------------------
+    def restart(self, row, lanes) -> None:
+        self._reset_into(writer(self.leaves, {key: [array] for key, array in row.items()}), 0, lanes)
+
+    def _reset_into(self, write: Callable, t: int, lanes: Sequence[int]) -> None:
+        lane, begun, seeds = -1, 0, self.begin_episodes(lanes)
+        try:
+            for lane, seed in zip(lanes, seeds, strict=True):
+                self.last[lane], _ = _whole(self._first(lane, seed), RESET)
+                write(t, lane, self.last[lane])
+                begun += 1
+            for wrapper in self._orders:  # stepped around, it would not let the env be rendered
+                wrapper._has_reset = True
+            self._orders = []
+        except (RlcliError, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # SystemExit too
+            raise env_raised(self, error, lane, "reset") from error
+        finally:
+            if begun < len(lanes):
+                self.not_begun(lanes[begun:], seeds[begun:])
+
+    def _first(self, lane: int, seed: int | None) -> Any:
+        """Return what a lane's reset gives, or raise so: now, or when it was called ahead with this seed."""
+        given, result = self.ahead.pop(lane, (None, None))
+        if result is None or given != seed:
+            return self.inner[lane].reset(seed=seed)
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def begin_ahead(self, reset: Callable, lanes: Sequence[int]) -> None:
+        """Reset lanes before that is asked for, by a `reset` that `bind` gave, until one raises.
+
+        Asked for with the same seed, their next resets call no env: they give, or raise, what came now.
+        """
+        for lane in lanes:
+            seed = self.next_seed(lane)
+            try:
+                reset(0, [lane])
+            except Exception as error:
+                self.ahead[lane] = seed, error
+                return
+            self.ahead[lane] = seed, (self.last[lane], {})
+
+    # ---- the loop ------------------------------------------------------------------------------------------------
+    def bind(self, rows: Rows) -> tuple[Callable, Callable]:
+        write = writer(self.leaves, rows)
+        send, lanes, clock, nearest = self.actions.sender(), range(self.n), self.clock, self.nearest
+        steppers, last, engine = self._steppers, self.last, self
+        # what unpacks need not be a tuple: looked at in the first step of a batch
+        checked: list[Callable] = [partial(_whole_step, stepper) for stepper in steppers]
+        only = self.leaves[0] if plain(self.leaves) else None
+        column = rows[only.key] if only else []
+        size, dtype, array = (math.prod(only.shape), only.dtype, np.ndarray) if only else (0, None, None)
+        ndim = len(only.shape) if only else 0
+
+        def step(t: int, actions) -> Sequence[int]:
+            now = clock[0] = clock[0] + 1
+            late = now >= nearest[0]  # some lane may have reached its deadline
+            add_reward = engine.outcome.rewards.append
+            done = NONE
+            lane, value = 0, None
+            result: Any = STEP  # nothing yet, and nothing wrong
+            row = t + 1
+            target = column[row] if only else None
+            sent = send(actions)
+            engine.history.append(sent)
+            try:
+                for lane, stepper, action in zip(lanes, steppers if t else checked, sent, strict=False):
+                    result = stepper(action)
+                    value, reward, terminated, truncated, info = result
+                    if target is None:
+                        write(row, lane, value)
+                    else:  # one plain array: `write` without its call; of equal size and ndim, numpy compares shapes
+                        if (
+                            value.__class__ is not array
+                            or value.dtype is not dtype
+                            or value.size != size
+                            or value.ndim != ndim
+                        ):
+                            value = only.read(value)  # type: ignore[union-attr]
+                        target[lane] = value
+                    last[lane] = value
+                    add_reward(reward)
+                    # one identity test each on the usual step: a flag that is not False goes the long way
+                    if (late or terminated is not False or truncated is not False) and engine._ends(
+                        t, lane, terminated, truncated, now, info
+                    ):
+                        done = [*done, lane]
+            except (RlcliError, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # an env that calls sys.exit must not end the run as if all were well
+                bad, got = _unlike(result, STEP), getattr(value, "shape", None)
+                if bad is None and only and isinstance(error, ValueError) and got not in (None, only.shape):
+                    bad = BadValue(f"shape {only.shape}", f"shape {got}")
+                raise env_raised(engine, bad or error, lane, "step", sent[lane]) from error
+            return done
+
+        def reset(t: int, done: Sequence[int]) -> None:
+            engine._reset_into(write, t + 1, done)
+
+        return step, reset
+
+    def _ends(self, t: int, lane: int, terminated, truncated, now: int, info) -> bool:
+        """Record the end of an episode, if it is one; refuse flags that are neither booleans nor 0 and 1."""
+        over, cut = flag_of("terminated", terminated), flag_of("truncated", truncated) or now >= self.deadlines[lane]
+        if not (over or cut):
+            return False
+        self.outcome.ends.append((t, lane, over, cut))
+        if kept := numbers_of(info, self.info_keys):
+            self.outcome.infos[t, lane] = kept
+        return True
+
+    # ---- checkpoints ---------------------------------------------------------------------------------------------
+    def shows(self, lane: int) -> list[np.ndarray]:
+        observation = self.last[lane]
+        return [] if observation is None else [leaf.read(observation, count=False) for leaf in self.leaves]
+
+    def repeats(self) -> bool:
+        drawn = self.probe_actions()
+        # some envs keep more from episode to episode than a seed resets: a new one, and when it has played another
+        new, _, again = (self._trace(drawn, episode) for episode in (0, 1, 0))
+        return new == again
+
+    def _trace(self, drawn: Sequence[np.ndarray], episode: int) -> list[str]:
+        """Return what a seeded episode of the last lane shows and pays; the first may have been tried (`pace`)."""
+        send, lane = self.actions.sender(), self.n - 1
+        env, seed = self.inner[lane], self.seed_of(lane, episode)
+        self.ahead.pop(lane, None)
+        sent, taken = None, 0
+        self.tried[0] += 1
+        try:
+            observation, info = _whole(env.reset(seed=seed), RESET)
+            seen = [self._fingerprint(observation)]
+            for actions in drawn:
+                sent, taken = allowed(self.actions.space, send(actions)[lane], observation, info), taken + 1
+                self.tried[0] += 1
+                observation, reward, terminated, truncated, info = _whole_step(env.step, sent)
+                seen += [self._fingerprint(observation), repr((reward, terminated, truncated))]
+                if terminated or truncated:
+                    break
+        except (RlcliError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            place = named(self, lane, None, f"step {taken} of a trial run", seed=seed)
+            raise env_raised(self, error, lane, "step" if taken else "reset", sent, place) from error
+        return seen
+
+    def pace(self, steps: int, moment: float) -> tuple[float, float]:
+        """Return the seconds that a step of lane 0 takes, and those of them in which it computes and does not wait.
+
+        Resets are counted. The env is stepped with random actions that it allows, `steps` times or until `moment`
+        seconds have gone, twice at least; it is left in need of a reset.
+        """
+        env, space, result, action = self.inner[0], self.actions.space, None, None
+        times: list[float] = []
+        waits: list[float] = []
+        space.seed(0)
+        self.tried[0] += 1
+        began = time.perf_counter()
+        try:
+            observation, info = _whole(env.reset(seed=0), RESET)
+            while len(times) < 2 or (len(times) < steps and time.perf_counter() - began < moment):
+                action = allowed(space, space.sample(), observation, info)
+                self.tried[0] += 1
+                then, computed = time.perf_counter(), time.process_time()
+                result = _whole_step(env.step, action)
+                observation, _, terminated, truncated, info = result
+                if terminated or truncated:
+                    observation, info = _whole(env.reset(), RESET)
+                times.append(time.perf_counter() - then)
+                waits.append(times[-1] - (time.process_time() - computed))
+        except (RlcliError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            place = named(self, 0, None, f"step {len(times) + (action is not None)} of a trial run", seed=0)
+            raise env_raised(self, error, 0, "reset" if action is None else "step", action, place) from error
+        # the first may load things; others may have the core in between: the mean, but for what is far from all others
+        middle = statistics.median(times[1:])
+        wall = statistics.fmean(min(each, 20 * middle) for each in times[1:])
+        return wall, wall - max(min(waits[1:]), 0.0)
+
+    def _fingerprint(self, observation: Any) -> str:
+        return fingerprint(leaf.read(observation, count=False) for leaf in self.leaves)
+
+    def replay(self, ages: Mapping[int, int]) -> set[int]:
+        return {lane for lane, age in ages.items() if self._replay_lane(lane, age)}
+
+    def _replay_lane(self, lane: int, steps: int) -> bool:
+        """Bring one lane `steps` steps into its open episode; False if the episode ended on the way."""
+        env, seed, taken = self.inner[lane], self.seed_of(lane, self.episodes[lane]), 0
+        self.ahead.pop(lane, None)
+        self.tried[0] += 1
+        try:
+            self.last[lane], _ = _whole(env.reset(seed=seed), RESET)
+            for sent in self.history[len(self.history) - steps :]:
+                taken += 1
+                self.tried[0] += 1
+                self.last[lane], _, terminated, truncated, _ = _whole_step(env.step, sent[lane])
+                if terminated or truncated:
+                    return False
+        except (RlcliError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            place = named(self, lane, None, f"step {taken} of a replay", seed=seed)
+            raise env_raised(self, error, 0, "step" if taken else "reset", None, place) from error
+        return True
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+
+
+def allowed(space: gym.Space, action: Any, observation: Any, info: Any) -> Any:
+    """Return the action, or another where an `action_mask` in the observation or the info forbids it."""
+    found = [each["action_mask"] for each in (observation, info) if isinstance(each, Mapping) and "action_mask" in each]
+    if not found or not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary):
+        return action
+    sizes, mask = ActionFormat(space).sizes, np.asarray(found[0]).reshape(-1)
+    start = getattr(space, "start", 0)
+    chosen = np.reshape(action - start, -1)
+    if mask.size != sum(sizes):
+        return action
+    for j, part in enumerate(np.split(mask, np.cumsum(sizes)[:-1])):
+        legal = np.flatnonzero(part)
+        if len(legal):
+            chosen[j] = legal[chosen[j] % len(legal)]
+    return int(start + chosen[0]) if isinstance(space, gym.spaces.Discrete) else chosen.reshape(space.shape) + start
+
+
+def _unlike(result: Any, names: tuple[str, ...]) -> BadValue | None:
+    """Say what is wrong with a result of an env that is to hold these, if it does not."""
+    listed = isinstance(result, tuple | list)
+    if listed and len(result) == len(names):
+        return None
+    got = f"a {type(result).__name__}" + (f" of {len(result)}" if listed else "")
+    return BadValue(f"({', '.join(names)}) from {'reset' if names is RESET else 'step'}", got)
+
+
+def _whole(result: Any, names: tuple[str, ...]) -> Any:
+    """Return a result that holds these; `BadValue` where it does not."""
+    bad = _unlike(result, names)
+    if bad is not None:
+        raise bad
+    return result
+
+
+def _whole_step(step: Callable[[Any], Any], action: Any) -> Any:
+    return _whole(step(action), STEP)
+
+
+def _checked(envs: Sequence[Any]) -> str:
+    """Refuse what cannot be lanes; the name of the env."""
+    for env in envs:
+        need_env(env)
+        for name in ("observation_space", "action_space"):
+            if not isinstance(getattr(env, name, None), gym.Space):
+                raise EnvError(f"the env has no {name}", where=type(env.unwrapped).__name__)
+    if len({id(innermost(env)) for env in envs}) < len(envs):
+        raise ArgumentError(
+            "one env object cannot serve as several envs", why="it would be stepped several times per step",
+            fix="Give a function that makes a new env each time.",
+        )  # fmt: skip
+    first = envs[0]
+    return first.spec.id if first.spec is not None else type(first.unwrapped).__name__
+
+
+def innermost(env: gym.Env) -> gym.Env:
+    """Return the env in all of its wrappers."""
+    while isinstance(env, gym.Wrapper):
+        env = env.env
+    return env
+
+
+def strip(env: gym.Env) -> tuple[gym.Env, int]:
+    """The env without gymnasium's bookkeeping wrappers, and the number of steps after which an episode is truncated.
+
+    Their work is done here, for all lanes at once.  Only the exact classes TimeLimit, OrderEnforcing and
+    PassiveEnvChecker are taken off, from the outside in, and the walk stops at the first other wrapper: one of the
+    user's may rely on what lies below it.  The env object handed in is not changed.
+    """
+    wrappers = _stripped(env)
+    limits = [wrapper._max_episode_steps for wrapper in wrappers if type(wrapper) is TimeLimit]
+    return wrappers[-1].env if wrappers else env, min(limits, default=NO_LIMIT)
+
+
+def _stripped(env: gym.Env) -> list[Any]:
+    """Return the bookkeeping wrappers that are stepped around, from the outside in."""
+    found = []
+    while type(env) in (TimeLimit, OrderEnforcing, PassiveEnvChecker) and not _patched(env):
+        found.append(env)
+        env = env.env  # type: ignore[attr-defined]
+    return found
+
+
+def _patched(env: gym.Env) -> bool:
+    """Say whether somebody has put a function of their own on this very object.
+
+    Not by a look at its `__dict__`, which would make every attribute of an env slower to read from then on.
+    """
+    return any(
+        getattr(getattr(env, name), "__func__", None) is not getattr(type(env), name) for name in ("step", "reset")
+    )

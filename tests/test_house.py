@@ -1,0 +1,178 @@
+"""A ratchet on the size of the house: what was measured once is not exceeded.
+
+A commit may lower a bound. Raising one takes a line in `PAID` that says which feature the growth is for.
+"""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from operator import sub
+from pathlib import Path
+
+import pytest
+from test_layers import PACKAGE, modules, nodes, part_of
+
+# room -> lines, files
+ROOMS = {
+    "__main__": (7, 1), "algorithms": (765, 10), "api": (320, 1), "bench": (2429, 16), "cli": (2061, 18),
+    "collectors": (8864, 40), "config": (4257, 25), "data": (16285, 82), "envs": (3119, 16), "errors": (202, 1),
+    "exports": (59, 1), "imports": (111, 1), "inspection": (810, 5), "jobs": (2237, 11), "kernels": (5575, 35),
+    "keys": (76, 1), "vec_envs": (4245, 21), "learning": (2702, 13), "modules": (4420, 20), "objectives": (4761, 21),
+    "planning": (1551, 7), "processes": (1950, 17), "report": (3369, 17), "rlcli": (51, 1), "runs": (1638, 8),
+    "specs": (858, 5), "transforms": (3152, 13), "typed": (259, 1), "weight_update": (1551, 14),
+}  # fmt: skip
+WALKS = {
+    "ppo_exact": (1301, 210),
+    "dqn_cartpole": (1427, 248),
+}  # recipe -> functions, files entered before the first step
+CONFIGURED = 28  # files outside of config, build and cli that name cfg or a type of the configuration
+TWICE = 3  # names that two classes or more have: upstream names a spec and a distribution alike, three times
+MATCHES = 996  # error sentences that tests spell
+PRIVATE_WORDS = 5875  # lines of docstrings of names that no package exports
+PAID: dict[str, str] = {}  # bound that was raised -> the feature that pays for it
+
+
+def measured_rooms() -> dict[str, tuple[int, int]]:
+    """Lines and files of each room."""
+    lines, files = Counter[str](), Counter[str]()
+    for name, path in modules():
+        room = part_of(name) or "rlcli"
+        lines[room] += path.read_text(encoding="utf-8").count("\n")
+        files[room] += 1
+    return {room: (lines[room], files[room]) for room in sorted(files)}
+
+
+COUNTING = """
+import json, os, sys
+from rlcli.cli.main import main
+
+root, seen = sys.argv[1], set()
+
+class Stepped(BaseException):
+    pass
+
+def count(frame, event, arg):
+    code = frame.f_code
+    if event != "call" or code.co_name.startswith("<"):
+        return
+    if code.co_filename.startswith(root):
+        seen.add((code.co_filename, code.co_qualname))
+    elif code.co_name == "step" and "torch/optim/" in code.co_filename:
+        sys.setprofile(None)
+        print(json.dumps([len(seen), len({file for file, _ in seen})]), flush=True)
+        os._exit(0)
+
+sys.argv = ["rlcli", *sys.argv[2:]]
+sys.setprofile(count)
+main()
+"""
+
+
+def measured_walk(recipe: str, folder: Path) -> tuple[int, int]:
+    """Functions and files of rlcli that are entered from the first line of the command to torch's first step."""
+    words = ["train", f"recipe={recipe}", f"run.dir={folder / 'run'}", "console=off", "logger=none"]
+    command = [sys.executable, "-c", COUNTING, f"{PACKAGE}{os.sep}", *words]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    assert answer.returncode == 0, answer.stderr
+    functions, files = json.loads(answer.stdout.splitlines()[-1])
+    return functions, files
+
+
+def configured() -> list[str]:
+    """Files that know the configuration though they are below it."""
+    found = []
+    for name, path in modules():
+        if part_of(name) in ("config", "build", "cli"):
+            continue
+        for node in nodes(path):
+            if isinstance(node, ast.ImportFrom) and node.module == "rlcli.config.schemas":
+                found.append(name)
+                break
+            if (isinstance(node, ast.Name) and node.id == "cfg") or (isinstance(node, ast.arg) and node.arg == "cfg"):
+                found.append(name)
+                break
+    return found
+
+
+def twice() -> dict[str, int]:
+    """Names of classes that stand in more than one place."""
+    names = Counter(node.name for _, path in modules() for node in nodes(path) if isinstance(node, ast.ClassDef))
+    return {name: times for name, times in names.items() if times > 1}
+
+
+def offered() -> set[str]:
+    """Names that some package of rlcli offers to others."""
+    inits = [path for _, path in modules() if path.name == "__init__.py"]
+    imports = [node for path in inits for node in nodes(path) if isinstance(node, ast.ImportFrom)]
+    return {alias.asname or alias.name for node in imports for alias in node.names}
+
+
+def private_words() -> int:
+    """Lines of docstrings of what no package offers, methods of a public class with an underscore included."""
+    public, lines = offered(), 0
+
+    def walk(node: ast.AST, exported: bool) -> None:
+        nonlocal lines
+        for child in ast.iter_child_nodes(node):
+            if not isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            shown = (exported or child.name in public) and not (child.name.startswith("_") and child.name[:2] != "__")
+            if not shown and ast.get_docstring(child, clean=False) is not None:
+                text = child.body[0]
+                lines += (text.end_lineno or 0) - text.lineno + 1
+            walk(child, shown and isinstance(child, ast.ClassDef))
+
+    for _, path in modules():
+        walk(nodes(path)[0], False)
+    return lines
+
+
+def matches() -> int:
+    """Error sentences that the tests spell."""
+    calls = (node for path in Path(__file__).parent.rglob("*.py") for node in nodes(path) if isinstance(node, ast.Call))
+    return sum(keyword.arg == "match" for node in calls for keyword in node.keywords)
+
+
+def test_rooms_do_not_grow():
+    found = measured_rooms()
+    grown = {
+        room: (size, ROOMS.get(room))
+        for room, size in found.items()
+        if max(map(sub, size, ROOMS.get(room, (0, 0)))) > 0
+    }
+    assert not grown, f"lines and files, and what they may be: {grown}"
+
+
+@pytest.mark.parametrize("recipe", WALKS)
+def test_the_walk_to_the_first_step_gets_no_longer(recipe, tmp_path):
+    functions, files = measured_walk(recipe, tmp_path)
+    assert functions <= WALKS[recipe][0] and files <= WALKS[recipe][1], (functions, files)
+
+
+def test_the_configuration_stays_where_it_is_known():
+    assert len(configured()) <= CONFIGURED, configured()
+
+
+def test_no_more_names_have_two_classes():
+    assert len(twice()) <= TWICE, twice()
+
+
+def test_tests_spell_no_more_error_sentences():
+    assert matches() <= MATCHES
+
+
+def test_private_names_need_no_more_words():
+    assert private_words() <= PRIVATE_WORDS
+
+
+if __name__ == "__main__":  # what stands now: python tests/test_house.py
+    import tempfile
+
+    print("ROOMS =", measured_rooms())
+    for recipe in WALKS:
+        with tempfile.TemporaryDirectory() as folder:
+            print(recipe, measured_walk(recipe, Path(folder)))
+    print(len(configured()), len(twice()), matches(), private_words())
