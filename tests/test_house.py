@@ -30,7 +30,7 @@ WALKS = {
     "dqn_cartpole": (1427, 248),
 }  # recipe -> functions, files entered before the first step
 CONFIGURED = 28  # files outside of config, build and cli that name cfg or a type of the configuration
-TWICE = 4  # names that two classes or more have: upstream names a spec and a distribution alike, three times; the wrapper and the module ActionMask
+TWICE = 4  # names of two classes: upstream calls specs and distributions alike (3); ActionMask, wrapper and module
 MATCHES = 996  # error sentences that tests spell
 PRIVATE_WORDS = 5875  # lines of docstrings of names that no package exports
 PAID: dict[str, str] = {}  # bound that was raised -> the feature that pays for it
