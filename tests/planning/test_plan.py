@@ -3,7 +3,6 @@
 import dataclasses
 import gc
 import math
-import mmap
 import os
 import re
 import shutil
@@ -634,26 +633,50 @@ print(one_more(configure("train", ["env.id=large", "env.num=2"])).each)
 """
 
 
-def test_memory_that_others_free_meanwhile_does_not_hide_what_envs_take():
+FORGOTTEN_MEANWHILE = """
+import mmap
+import sys
+
+import psutil
+import rlcli
+from large_env import LargeEnv
+from rlcli.config.compose import configure
+from rlcli.planning.envs import one_more
+
+rlcli.register_env("large")(LargeEnv)
+with open(sys.argv[1], "rb") as file:
+    library = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+assert sum(library[:: mmap.PAGESIZE]) == 0  # its pages are here
+made = LargeEnv.__init__
+LargeEnv.__init__ = lambda env: made(env) or library.madvise(mmap.MADV_DONTNEED)
+cfg, rss = configure("train", ["env.id=large", "env.num=2"]), psutil.Process().memory_info().rss
+print(one_more(cfg).each)
+assert psutil.Process().memory_info().rss < rss
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        FREED_MEANWHILE,
+        pytest.param(
+            FORGOTTEN_MEANWHILE,
+            marks=pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="needs files whose pages can be dropped"),
+        ),
+    ],
+    ids=["memory that others free", "pages of files that the system takes back"],
+)
+def test_what_goes_meanwhile_does_not_hide_what_envs_take(program, tmp_path):
     # in a process of its own: tests before it leave memory that is freed at any time
+    (tmp_path / "library").write_bytes(bytes(100 << 20))
     answer = subprocess.run(
-        [sys.executable, "-c", FREED_MEANWHILE], capture_output=True, text=True, cwd=os.path.dirname(__file__)
+        [sys.executable, "-c", program, tmp_path / "library"],
+        capture_output=True,
+        text=True,
+        cwd=os.path.dirname(__file__),
     )
     assert answer.returncode == 0, answer.stderr
     assert int(answer.stdout) == pytest.approx(40 << 20, rel=0.1)
-
-
-@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="needs files whose pages can be dropped")
-def test_pages_of_files_that_the_system_takes_back_do_not_lessen_what_envs_take(large_env, tmp_path, monkeypatch):
-    (tmp_path / "library").write_bytes(bytes(100 << 20))
-    with open(tmp_path / "library", "rb") as file:
-        library = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-    assert sum(library[:: mmap.PAGESIZE]) == 0  # its pages are here
-    made = LargeEnv.__init__
-    monkeypatch.setattr(LargeEnv, "__init__", lambda env: made(env) or library.madvise(mmap.MADV_DONTNEED))
-    rss = psutil.Process().memory_info().rss
-    assert one_more(configure("train", ["env.id=large", "env.num=2"])).each == pytest.approx(40 << 20, rel=0.1)
-    assert psutil.Process().memory_info().rss < rss
 
 
 def test_half_the_workers_save_what_a_worker_takes_without_its_envs():
