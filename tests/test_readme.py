@@ -74,11 +74,15 @@ def algorithm_from_its_page() -> str:
     told = [[*line, *quiet, *(["total_frames=1024"] if "-m" in line else [])] for line in lines if line[0] == "train"]
     (again,) = [line for line in lines if line[0] == "resume"]
     assert all("--import" in line for line in lines)  # they are run in one process, which hides a missing one
+    (soft,) = [line.split()[1:] for line in commands() if line.startswith("rlcli train --import my_soft")]
+    told.append(
+        [*soft, *quiet, "total_frames=1024", "collector.init_random_frames=512", "collector.frames_per_batch=256"]
+    )
     wrong = [*told[0][:-1], "run.dir=runs/wrong", "loss.kwargs={width: 0.3, foo: 1}"]
     return f"""
 from rlcli.cli.main import main
 recipe = ["train", "--import", "my_spo", "recipe=spo", "--recipe-dir", "recipes", *{quiet}, "total_frames=1024"]
-print([main(words) for words in [{told[0]}, {again}, {told[1]}, recipe, {wrong}]])
+print([main(words) for words in [{told[0]}, {again}, *{told[1:]}, recipe, {wrong}]])
 """
 
 
@@ -162,7 +166,7 @@ def test_a_part_of_every_kind_is_written_as_its_page_says(ran):
 
 def test_the_algorithm_trains_resumes_and_is_swept_as_its_page_says(ran):
     done, folder = ran["algorithm"]
-    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[0, 0, 0, 0, 2]", done.stderr
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0, 2]", done.stderr
     assert "SPOLoss has no option called 'foo'" in done.stderr
     assert json.loads((folder / "runs" / "spo" / "summary.json").read_text())["frames"] == 2048
 

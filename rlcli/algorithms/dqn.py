@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rlcli.algorithms.bootstrapped import Bootstrapped
 from rlcli.algorithms.policy import action_mask, network_options, recurrence
 from rlcli.config.parts import GREEDY
@@ -25,8 +27,8 @@ class DQN(Bootstrapped):
             **network_options(self.cfg),
         )  # fmt: skip
 
-    def objective(self, policy: ActorCritic, env: EnvBase) -> DQNLoss:
-        """The loss on the greedy part of the actor."""
+    def objective(self, policy: ActorCritic, env: EnvBase, loss: type[DQNLoss] = DQNLoss, **options: Any) -> DQNLoss:
+        """The loss, of class `loss` and with its own `options`, on the greedy part of the actor."""
         o = self.cfg.loss
         network = next((m for m in policy.actor.modules() if isinstance(m, QValueActor)), None)
         if network is None:
@@ -37,7 +39,8 @@ class DQN(Bootstrapped):
                 fix="Return rlcli.modules.QValueActor(net, spec=action_spec), with an EGreedyModule behind it to "
                 "explore.",
             )
-        return DQNLoss(
+        return loss(
             network, loss_function=o.distance, double_dqn=o.double, gamma=self.cfg.value.gamma,
             n_steps=o.n_steps if recurrent_parts(network) else 1, start_state=o.start_state,
+            **options,
         )  # fmt: skip

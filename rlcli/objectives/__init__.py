@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from rlcli.exports import lazily
 
 if TYPE_CHECKING:
+    from rlcli.objectives.bootstrap import BootstrappedLoss as BootstrappedLoss
     from rlcli.objectives.bootstrap import HardUpdate as HardUpdate
     from rlcli.objectives.bootstrap import SoftUpdate as SoftUpdate
     from rlcli.objectives.dqn import DQNLoss as DQNLoss

@@ -141,6 +141,12 @@ class DQNLoss(BootstrappedLoss):
     def priority_column(self, error: Tensor) -> Tensor:
         return error.square().unsqueeze(-1)  # as torchrl's; Schaul et al. 2016 rank rows by the error itself
 
+    def next_value(self, values: Tensor, target_values: Tensor) -> Tensor:
+        """Value `[*B]` of the next state, of its action values `[*B, n]` by the network and by the target network."""
+        if self.double_dqn:
+            return chosen(target_values, greedy(values, self.action_space), self.action_space)
+        return target_values.amax(-1)
+
     def terms(self, columns: Columns, batch_dims: int = 1) -> Terms:
         columns, mask, weights = self.rows(columns, batch_dims)
         key = self.tensor_keys.action_value
@@ -213,10 +219,7 @@ class DQNLoss(BootstrappedLoss):
                     why=f"it writes {tuple(next_values.shape)}, the value network {tuple(values.shape)}",
                     fix="Replace both, and make their updater anew.",
                 )
-            if self.double_dqn:
-                next_value = chosen(next_values, greedy(choosing, self.action_space), self.action_space)
-            else:
-                next_value = next_values.amax(-1)
+            next_value = self.next_value(choosing, next_values)
             target = self.target(columns, next_value)
             for _ in range(self.n_steps - 1):  # r + gamma (r' + gamma (... Q)), up to an end
                 assert ends is not None
