@@ -18,7 +18,7 @@ from test_layers import PACKAGE, modules, nodes, part_of
 
 # room -> lines, files
 ROOMS = {
-    "__main__": (7, 1), "algorithms": (765, 10), "api": (320, 1), "bench": (2429, 16), "cli": (2061, 18),
+    "__main__": (7, 1), "algorithms": (768, 10), "api": (320, 1), "bench": (2429, 16), "cli": (2061, 18),
     "collectors": (8864, 40), "config": (4257, 25), "data": (16285, 82), "envs": (3119, 16), "errors": (202, 1),
     "exports": (59, 1), "imports": (111, 1), "inspection": (810, 5), "jobs": (2237, 11), "kernels": (5575, 35),
     "keys": (76, 1), "vec_envs": (4245, 21), "learning": (2702, 13), "modules": (4420, 20), "objectives": (4761, 21),
@@ -34,7 +34,9 @@ CONFIGURED = 28  # files outside of config, build and cli that name cfg or a typ
 TWICE = 4  # names of two classes: upstream calls specs and distributions alike (3); ActionMask, wrapper and module
 MATCHES = 996  # error sentences that tests spell
 PRIVATE_WORDS = 5875  # lines of docstrings of names that no package exports
-PAID: dict[str, str] = {}  # bound that was raised -> the feature that pays for it
+PAID: dict[str, str] = {  # bound that was raised -> the feature that pays for it
+    "algorithms": "DQN.objective takes a user's loss class",
+}
 
 
 def measured_rooms() -> dict[str, tuple[int, int]]:
