@@ -9,16 +9,18 @@ import traceback
 import types
 from pathlib import Path
 
+import hypothesis
 import psutil
 import pytest
 
 import rlcli.collectors.worker
 import rlcli.vec_envs.shard
 from rlcli.collectors import *
+from rlcli.collectors import answers
 from rlcli.data import *
 from rlcli.envs import *
 from rlcli.modules import *
-from rlcli.processes import fork_server, worker
+from rlcli.processes import crew, fork_server, pulse, worker
 from rlcli.processes.channel import packed, unpacked
 from rlcli.transforms import *
 from rlcli.weight_update import *
@@ -41,6 +43,15 @@ def workers_begin_with_what_tests_import():
 def cold_workers(workers_begin_with_what_tests_import, monkeypatch) -> None:
     """Workers of this test begin as a user's do."""
     monkeypatch.setattr(worker, "_served", workers_begin_with_what_tests_import)
+
+
+@pytest.fixture
+def impatient(monkeypatch) -> None:
+    """Who may hang is looked at more often; workers that do not end are waited for less."""
+    monkeypatch.setattr(crew, "GRACE", 0.2)
+    monkeypatch.setattr(answers, "EVERY", 0.1)
+    for each in crew, pulse:
+        monkeypatch.setattr(each, "_LOOK", 0.1)
 
 
 # ---- programs --------------------------------------------------------------------------------------------------------

@@ -21,23 +21,16 @@ from rlcli.collectors.crew import CollectorCrew
 from rlcli.data import LazyTensorStorage, ReplayBuffer
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError, EnvError
-from rlcli.processes import crew, pulse, restarts
+from rlcli.processes import pulse, restarts
 from rlcli.processes.channel import unpacked
 from tests.collectors.counting import steps_seen
 from tests.preloaded import forked
 
+pytestmark = pytest.mark.usefixtures("impatient")
 KINDS = [MultiSyncCollector, MultiAsyncCollector]
 FAULTS = ("killed", "stopped", "raises", "exits")
 TIMEOUT = 0.6  # seconds
 LONG = 120.0  # seconds that nothing here takes, on whatever machine
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch) -> None:
-    """Workers are looked at more often, and those that do not end are waited for less."""
-    monkeypatch.setattr(crew, "GRACE", 0.2)
-    for each in crew, pulse:
-        monkeypatch.setattr(each, "_LOOK", 0.1)
 
 
 class Doomed(gym.Env):
