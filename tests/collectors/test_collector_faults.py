@@ -7,8 +7,6 @@ import ctypes
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from functools import partial
@@ -26,7 +24,9 @@ from rlcli.errors import ArgumentError, EnvError
 from rlcli.processes import pulse, restarts
 from rlcli.processes.channel import unpacked
 from tests.collectors.counting import steps_seen
+from tests.preloaded import forked
 
+pytestmark = pytest.mark.usefixtures("impatient")
 KINDS = [MultiSyncCollector, MultiAsyncCollector]
 FAULTS = ("killed", "stopped", "raises", "exits")
 TIMEOUT = 0.6  # seconds
@@ -158,7 +158,7 @@ def through(kind, count: int, seed: int, tmp_path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_collecting_goes_on_whatever_befalls_workers_at_random_times(kind, no_limit, tmp_path):
-    through(kind, 4, random.randrange(1 << 30), tmp_path)
+    through(kind, 2, random.randrange(1 << 30), tmp_path)
 
 
 @pytest.mark.slow
@@ -206,7 +206,7 @@ def test_who_stands_still_without_a_limit_is_said_once(tmp_path, monkeypatch, ca
         c.next()
         pid = c.processes.workers[1].pid
         os.kill(pid, signal.SIGSTOP)
-        threading.Timer(2.5, os.kill, (pid, signal.SIGCONT)).start()
+        threading.Timer(1.5, os.kill, (pid, signal.SIGCONT)).start()
         c.next()
         assert not times(c)
     err = capfd.readouterr().err
@@ -236,7 +236,6 @@ def test_frames_are_lost_once_where_the_successor_ends_before_it_goes_on(kind, t
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_successor_that_stops_while_it_is_made_is_replaced_in_time(kind, tmp_path, monkeypatch, no_limit):
     beginning, ends, places = CollectorCrew._beginning, ["stopped"], folders(tmp_path)
-    monkeypatch.setattr(restarts, "BUILDING", 8.0)
 
     def interrupted(crew, index):
         for order in beginning(crew, index):
@@ -247,6 +246,7 @@ def test_a_successor_that_stops_while_it_is_made_is_replaced_in_time(kind, tmp_p
     with made(kind, places, timeout=TIMEOUT) as collector:
         collector.next()
         monkeypatch.setattr(CollectorCrew, "_beginning", interrupted)
+        monkeypatch.setattr(restarts, "BUILDING", 1.0)
         give(places[1], "exits")
         while not times(collector):
             collector.next()
@@ -390,43 +390,44 @@ def test_a_thread_that_waits_for_a_worker_that_was_stopped_ends_with_its_collect
     time.sleep(0.2)
     frames = c.frames
     began = time.monotonic()
-    c.async_shutdown(timeout=1.0)
-    assert time.monotonic() - began > 0.9 and ended(c)
+    c.async_shutdown(timeout=0.4)
+    assert time.monotonic() - began > 0.35 and ended(c)
     assert len(buffer) == c.frames == frames
-    c.async_shutdown(timeout=1.0)
+    c.async_shutdown(timeout=0.4)
+
+
+OWNER = """
+import os, signal, sys, time
+from functools import partial
+from pathlib import Path
+from rlcli.collectors import MultiAsyncCollector
+from tests.collectors.counting import pair
+(told, tell), (waits, go) = os.pipe(), os.pipe()
+if not (owner := os.fork()):
+    c = MultiAsyncCollector([partial(pair, Path("steps"), 5)] * 2, None, frames_per_batch=40)
+    c.next()
+    os.write(tell, " ".join(f"/proc/{worker.pid}" for worker in c.processes.workers).encode())
+    while sys.argv[1] == "killed": c.next()
+    os.read(waits, 1)
+    sys.exit()
+os.close(tell)
+workers = [Path(place) for place in os.read(told, 99).decode().split()]
+assert len(workers) == 2
+for worker in workers:
+    assert "/dev/shm" not in (worker / "maps").read_text()  # what has no name cannot be left behind
+os.kill(owner, signal.SIGKILL) if sys.argv[1] == "killed" else os.write(go, b".")
+os.waitpid(owner, 0)
+until = time.monotonic() + 10
+while any(worker.exists() for worker in workers):
+    assert time.monotonic() < until
+    time.sleep(0.02)
+"""
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="reads /proc")
 @pytest.mark.parametrize("ends", ["killed", "exits"])
 def test_no_worker_outlives_its_parent(ends, tmp_path):
-    program = (
-        "import sys\n"
-        "from functools import partial\n"
-        "from pathlib import Path\n"
-        "from rlcli.collectors import MultiAsyncCollector\n"
-        "from tests.collectors.counting import pair\n"
-        "c = MultiAsyncCollector([partial(pair, Path(sys.argv[1]), 5)] * 2, None, frames_per_batch=40)\n"
-        "c.next()\n"
-        "print(*[worker.pid for worker in c.processes.workers], flush=True)\n"
-        "while sys.argv[2] == 'killed': c.next()\n"
-        "sys.stdin.read()\n"
-    )
-    here = {"PYTHONPATH": f"{Path(__file__).parents[2]}:{os.environ.get('PYTHONPATH', '')}"}
-    command = [sys.executable, "-c", program, str(tmp_path / "steps"), ends]
-    pipes = {"stdout": subprocess.PIPE, "stdin": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, env={**os.environ, **here}, **pipes) as process:
-        pids = [int(pid) for pid in process.stdout.readline().split()]
-        assert len(pids) == 2
-        for pid in pids:
-            assert "/dev/shm" not in Path(f"/proc/{pid}/maps").read_text()  # what has no name cannot be left behind
-        if ends == "killed":
-            process.kill()
-        process.stdin.close()
-        assert not process.stderr.read()
-    until = time.monotonic() + 10
-    while any(os.path.isdir(f"/proc/{pid}") for pid in pids):
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    assert forked(OWNER, tmp_path, ends) == (0, "", "")
 
 
 # ---- limits of the system --------------------------------------------------------------------------------------------
@@ -437,10 +438,10 @@ LIMITED = (
     "from rlcli.collectors import MultiAsyncCollector\n"
     "from rlcli.errors import ResourceError\n"
     "from tests.collectors.counting import pair\n"
-    "soft, hard = map(int, sys.argv[2:])\n"
+    "soft, hard = map(int, sys.argv[1:])\n"
     "resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))\n"
     "try:\n"
-    "    with MultiAsyncCollector([partial(pair, Path(sys.argv[1]), 5)] * 2, None, frames_per_batch=10) as c:\n"
+    "    with MultiAsyncCollector([partial(pair, Path('steps'), 5)] * 2, None, frames_per_batch=10) as c:\n"
     "        held = [c.next() for _ in range(200)]\n"
     "    print('frames', sum(batch.numel() for batch in held), resource.getrlimit(resource.RLIMIT_NOFILE))\n"
     "except ResourceError as error:\n"
@@ -457,7 +458,5 @@ LIMITED = (
     ],
 )
 def test_open_files_are_allowed_for_or_refused_with_the_number(soft, hard, said, tmp_path):
-    here = {"PYTHONPATH": f"{Path(__file__).parents[2]}:{os.environ.get('PYTHONPATH', '')}"}
-    command = [sys.executable, "-c", LIMITED, str(tmp_path / "steps"), str(soft), str(hard)]
-    done = subprocess.run(command, env={**os.environ, **here}, capture_output=True, text=True, timeout=LONG)
-    assert said in done.stdout and not done.stderr, (done.stdout, done.stderr)
+    _, out, err = forked(LIMITED, tmp_path, soft, hard)
+    assert said in out and not err, (out, err)

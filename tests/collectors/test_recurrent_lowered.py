@@ -116,7 +116,7 @@ ENVS = {
 }
 
 
-@pytest.mark.parametrize("steps", [1, 7, 64])
+@pytest.mark.parametrize("steps", [1, 7, 32])
 @pytest.mark.parametrize("env", ENVS)
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("kind", CELLS)

@@ -11,6 +11,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from rlcli.errors import ArgumentError
+
 VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 OBSERVATIONS = {
     "vector": VECTOR,
@@ -262,3 +264,17 @@ class Placed(Drawing):
 
     def _draw(self) -> np.ndarray:
         return np.array([*self.place, 0.0])
+
+
+class Picky(gym.Env):
+    """Refuses action 2."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (1,)), spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        if action == 2:
+            raise ArgumentError("no such action")
+        return np.zeros(1, np.float32), 1.0, False, False, {}

@@ -458,7 +458,7 @@ def private(pid: int | str) -> float:
 
 @LINUX
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_a_worker_is_light(method):
+def test_a_worker_is_light(cold_workers, method):
     if method == "forkserver":
         limit = 10.0
     else:

@@ -13,6 +13,7 @@ from rlcli.envs import GymEnv, ParallelEnv
 from rlcli.processes.worker import METHODS
 from rlcli.vec_envs.make import GymRecipe
 
+pytestmark = pytest.mark.usefixtures("cold_workers")
 LANES = 4
 
 

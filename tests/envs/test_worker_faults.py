@@ -8,16 +8,14 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
+from pathlib import Path
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gym_worlds import Falling, Hanging, LateStart, Slow
+from gym_worlds import Falling, Hanging, LateStart, Picky, Slow
 from test_caller_steps import CARTPOLE
 from test_parallel import collected, equal
 
@@ -26,8 +24,12 @@ from rlcli.envs import GymEnv, ParallelEnv, SerialEnv
 from rlcli.errors import ArgumentError, EnvError
 from rlcli.processes import restarts
 from rlcli.vec_envs.episodes import episode_seed
+from tests.preloaded import forked
 
-pytestmark = pytest.mark.filterwarnings("ignore:the worker of env:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:the worker of env:UserWarning"),
+    pytest.mark.usefixtures("impatient"),
+]
 LANES, SEED = 4, 11
 FAULTS = ("killed", "stopped", "raises", "exits")
 TIMEOUT = 0.6  # seconds
@@ -139,7 +141,7 @@ def no_limit(monkeypatch):
 
 @pytest.mark.parametrize("resets_follow", [False, True])
 def test_training_goes_on_whatever_befalls_workers_at_random_times(no_limit, resets_follow):
-    through(25, random.randrange(1 << 30), resets_follow)
+    through(10, random.randrange(1 << 30), resets_follow)
 
 
 @pytest.mark.slow
@@ -249,18 +251,6 @@ def test_replacements_with_something_collected_between_them_are_forgotten_in_tim
         counted.another("env", 7, "it", restarts.Lost(7, "was killed"), collected=steps, fix="")
 
 
-class Picky(gym.Env):
-    observation_space, action_space = gym.spaces.Box(-1, 1, (1,)), gym.spaces.Discrete(3)
-
-    def reset(self, *, seed=None, options=None):
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        if action == 2:
-            raise ArgumentError("no such action")
-        return np.zeros(1, np.float32), 1.0, False, False, {}
-
-
 @pytest.mark.parametrize("on_error", ["raise", "restart"])
 def test_an_error_that_is_no_fault_of_a_worker_is_raised_and_the_env_goes_on(on_error):
     env = ParallelEnv(2, lambda: GymEnv(Picky(), categorical_action_encoding=True), workers=2, on_worker_error=on_error)
@@ -335,27 +325,30 @@ def test_a_worker_that_fails_is_named(fault):
     assert all(worker.exit_code(2.0) is not None for worker in env.vec_env.crew.workers)
 
 
-def test_who_was_stopped_with_its_workers_blames_none_of_them():
+STOPPED = """
+import os, signal, sys, time
+sys.path.insert(0, sys.argv[1])
+from gym_worlds import Slow
+from rlcli.envs import GymEnv, ParallelEnv
+told, tell = os.pipe()
+if not (owner := os.fork()):
+    env = ParallelEnv(2, lambda: GymEnv(Slow(0.2)), workers=2, step_timeout=1.0)
+    os.write(tell, b".")
+    env.rollout(3)
+    env.close()
+    sys.exit()
+os.close(tell)
+assert os.read(told, 1)
+os.kill(owner, signal.SIGSTOP)
+time.sleep(1.5)
+os.kill(owner, signal.SIGCONT)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(owner, 0)[1]))
+"""
+
+
+def test_who_was_stopped_with_its_workers_blames_none_of_them(tmp_path):
     """A process group that is stopped and goes on: no worker took that time."""
-    program = (
-        "import os, signal, sys, time\n"
-        "sys.path.insert(0, sys.argv[1])\n"
-        "from gym_worlds import Slow\n"
-        "from rlcli.envs import GymEnv, ParallelEnv\n"
-        "env = ParallelEnv(2, lambda: GymEnv(Slow(0.2)), workers=2, step_timeout=1.5)\n"
-        "print('ready', flush=True)\n"
-        "env.rollout(3)\n"
-        "print('done', flush=True)\n"
-        "env.close()\n"
-    )
-    folder = os.path.dirname(os.path.abspath(__file__))
-    with subprocess.Popen([sys.executable, "-c", program, folder], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "ready\n"
-        os.kill(process.pid, signal.SIGSTOP)
-        time.sleep(2.5)
-        os.kill(process.pid, signal.SIGCONT)
-        assert process.stdout.readline() == "done\n"
-        assert process.wait(30) == 0
+    assert forked(STOPPED, tmp_path, Path(__file__).parent) == (0, "", "")
 
 
 def test_what_cannot_be_replaced_is_refused():
@@ -366,39 +359,44 @@ def test_what_cannot_be_replaced_is_refused():
 
 
 # ---- what is left behind ---------------------------------------------------------------------------------------------
+OWNER = """
+import os, signal, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from gym_worlds import Slow
+from rlcli.envs import GymEnv, ParallelEnv
+(told, tell), (waits, go) = os.pipe(), os.pipe()
+if not (owner := os.fork()):
+    env = ParallelEnv(4, lambda: GymEnv(Slow(0.001)), per_worker=2, on_worker_error="restart")
+    env.rollout(3)
+    os.write(tell, " ".join(f"/proc/{worker.pid}" for worker in env.vec_env.crew.workers).encode())
+    env.rollout(1 << 30) if sys.argv[2] == "killed" else os.read(waits, 1)
+    sys.exit()
+os.close(tell)
+workers = [Path(place) for place in os.read(told, 99).decode().split()]
+assert len(workers) == 2
+for worker in workers:
+    assert "/dev/shm" not in (worker / "maps").read_text()  # what has no name cannot be left behind
+os.kill(owner, signal.SIGKILL) if sys.argv[2] == "killed" else os.write(go, b".")
+os.waitpid(owner, 0)
+
+def runs(worker):
+    try:
+        return (worker / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+until = time.monotonic() + 10
+while any(map(runs, workers)):
+    assert time.monotonic() < until
+    time.sleep(0.02)
+"""
+
+
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="reads /proc")
 @pytest.mark.parametrize("ends", ["killed", "exits"])
-def test_no_worker_outlives_its_parent_and_nothing_is_left_in_shared_memory(ends):
-    program = (
-        "import os, signal, sys\n"
-        "sys.path.insert(0, sys.argv[1])\n"
-        "from gym_worlds import Slow\n"
-        "from rlcli.envs import GymEnv, ParallelEnv\n"
-        "env = ParallelEnv(4, lambda: GymEnv(Slow(0.001)), per_worker=2, on_worker_error='restart')\n"
-        "env.rollout(3)\n"
-        "print(*[worker.pid for worker in env.vec_env.crew.workers], flush=True)\n"
-        "env.rollout(1 << 30) if sys.argv[2] == 'killed' else sys.stdin.read()\n"
-    )
-    folder = os.path.dirname(os.path.abspath(__file__))
-    command = [sys.executable, "-c", program, folder, ends]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as process:
-        pids = [int(pid) for pid in process.stdout.readline().split()]
-        assert len(pids) == 2
-        for pid in pids:
-            with open(f"/proc/{pid}/maps") as maps:
-                assert "/dev/shm" not in maps.read()  # what has no name cannot be left behind
-        if ends == "killed":
-            process.kill()
-    deadline = time.monotonic() + 10
-    while left := [pid for pid in pids if os.path.isdir(f"/proc/{pid}") and _runs(pid)]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
-
-
-def _runs(pid: int) -> bool:
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    return False
+def test_no_worker_outlives_its_parent_and_nothing_is_left_in_shared_memory(ends, tmp_path):
+    assert forked(OWNER, tmp_path, Path(__file__).parent, ends) == (0, "", "")
 
 
 def test_a_slow_reset_is_timed_too():
@@ -450,11 +448,11 @@ def test_a_replay_that_hangs_is_ended(kind):
 
 @pytest.mark.parametrize("kind", ["serial", "parallel", "caller steps"])
 def test_a_long_try_of_short_steps_is_not_ended(kind):
-    env = several(kind, lambda: Slow(0.025), step_timeout=1.5)
+    env = several(kind, lambda: Slow(0.008), step_timeout=1.0)
     began = time.monotonic()
     with Collector(env, None, frames_per_batch=8) as collector:
         collector.set_seed(0, episode_seeds=True)
-        assert collector.remember_episodes(10) and time.monotonic() - began > 2
+        assert collector.remember_episodes(10) and time.monotonic() - began > 1.2
         collector.rollout()
 
 

@@ -10,6 +10,7 @@ from answers import FRAMES, SHORT, Answer
 
 from rlcli.cli.main import main
 from rlcli.config import registry
+from tests.preloaded import impatient  # noqa: F401
 
 
 @pytest.fixture

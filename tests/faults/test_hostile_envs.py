@@ -68,8 +68,7 @@ def test_what_an_env_imports_in_its_worker_processes_is_said(hostile):
     assert answer.code == 0 and "the code of imports_more imports hydra, rich in every worker process" in answer.err
 
 
-def test_a_worker_process_that_hangs_ends_the_run_where_that_was_asked_for(hostile, monkeypatch):
-    monkeypatch.setattr(answers_in_time, "EVERY", 0.1)
+def test_a_worker_process_that_hangs_ends_the_run_where_that_was_asked_for(hostile, impatient):
     answer = hostile("train", "env.id=hangs", "env.step_timeout=0.6", "env.workers=2", "env.num=4", "run.dir=r")
     assert answer.code == 3 and "no answer for 0.6 s (hangs, envs 0 to 1, step " in answer.err
     assert "step has not returned in its worker process" in answer.err

@@ -257,7 +257,7 @@ def test_an_env_may_send_the_signal_itself(hostile):
         ["env.mode=parallel", "env.workers=2"],
     ],
 )
-def test_a_worker_that_hangs_does_not_keep_a_run_from_stopping(hostile, monkeypatch, workers):
+def test_a_worker_that_hangs_does_not_keep_a_run_from_stopping(hostile, monkeypatch, impatient, workers):
     monkeypatch.setattr(signals, "PATIENCE", 0.0)
     Path("parent").write_text(str(os.getpid()))
     answer = hostile("train", "env.id=stops_the_run_and_hangs", "run.dir=r", "env.num=2", *workers)

@@ -1,0 +1,111 @@
+"""What the files of these tests import; the fork server does so once, and not each of hundreds of workers."""
+
+# ruff: noqa: F401, F403
+import atexit
+import os
+import signal
+import sys
+import traceback
+import types
+from pathlib import Path
+
+import hypothesis
+import psutil
+import pytest
+
+import rlcli.collectors.worker
+import rlcli.vec_envs.shard
+from rlcli.collectors import *
+from rlcli.collectors import answers
+from rlcli.data import *
+from rlcli.envs import *
+from rlcli.modules import *
+from rlcli.processes import crew, fork_server, pulse, worker
+from rlcli.processes.channel import packed, unpacked
+from rlcli.transforms import *
+from rlcli.weight_update import *
+
+
+@pytest.fixture(scope="module", autouse=True)
+def workers_begin_with_what_tests_import():
+    """One fork server serves the workers of all collectors and envs."""
+    served = worker._served
+
+    def warm(target, theirs, spawn, preload):
+        return served(target, theirs, spawn, preload and [__name__])
+
+    worker._served = warm
+    yield served
+    worker._served = served
+
+
+@pytest.fixture
+def cold_workers(workers_begin_with_what_tests_import, monkeypatch) -> None:
+    """Workers of this test begin as a user's do."""
+    monkeypatch.setattr(worker, "_served", workers_begin_with_what_tests_import)
+
+
+@pytest.fixture
+def impatient(monkeypatch) -> None:
+    """Who may hang is looked at more often; workers that do not end are waited for less."""
+    monkeypatch.setattr(crew, "GRACE", 0.2)
+    monkeypatch.setattr(answers, "EVERY", 0.1)
+    for each in crew, pulse:
+        monkeypatch.setattr(each, "_LOOK", 0.1)
+
+
+# ---- programs --------------------------------------------------------------------------------------------------------
+def forked(program: str, folder: Path, *words: object) -> tuple[int, str, str]:
+    """Run a program, in a process that the fork server made; return its code and what it wrote."""
+    made = worker.Worker(f"{__name__}:_run", preload=[__name__])
+    made.channel.send(1, 1, packed((program, str(folder), [*map(str, words)])))
+    _, _, code = made.channel.receive()
+    worker.end([made], 1.0)
+    return unpacked(code), *((folder / stream).read_text() for stream in ("stdout", "stderr"))
+
+
+def _run(channel) -> None:
+    program, folder, words = unpacked(channel.receive()[2])
+    os.chdir(folder)
+    if (pid := os.fork()) == 0:
+        channel.end.close()
+        signal.alarm(120)
+        for stream, file in enumerate(("stdout", "stderr"), 1):
+            fd = os.open(file, os.O_WRONLY | os.O_CREAT)
+            os.dup2(fd, stream)
+            os.close(fd)
+        fork_server.in_worker = False
+        worker.subprocess = types.SimpleNamespace(Popen=_Fork, DEVNULL=None, _args_from_interpreter_flags=list)
+        main, sys.argv[1:], code = types.ModuleType("__main__"), words, 0
+        sys.modules["__main__"] = main
+        try:
+            exec(compile(program, "program", "exec"), vars(main))
+        except SystemExit as end:
+            code = end.code or 0
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        os._exit(code)  # an end of Python that looks through all that was loaded takes a second
+    channel.send(1, 1, packed(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+
+
+class _Fork:
+    """A fork server that is a fork of its parent, and no new Python that would import all of this again."""
+
+    def __init__(self, command, *, pass_fds, **_) -> None:
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                for first, last in zip([2, *pass_fds], [*pass_fds, 4096], strict=True):
+                    os.closerange(first + 1, last)
+                exec(command[-1], {})
+            finally:
+                os._exit(1)
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        os.waitpid(self.pid, 0)
