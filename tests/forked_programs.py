@@ -8,19 +8,36 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FORK = """
-import json, os, sys, types
-import gymnasium, numba, tensordict, torch
+import atexit, gc, json, os, sys, traceback, types
+gc.disable()
+import {loaded}
 {first}
+gc.freeze()
+gc.enable()
+
+def run(name, program, folder):
+    os.chdir(folder)
+    for stream, file in enumerate(("stdout", "stderr"), 1):
+        os.dup2(os.open(os.path.join({into!r}, f"{{name}}.{{file}}"), os.O_WRONLY | os.O_CREAT), stream)
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    code = 0
+    try:
+        exec(compile(program, name, "exec"), vars(main))
+    except SystemExit as end:
+        code = end.code or 0
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(code)  # an end of Python that looks through all that was loaded took a second of each program
+
 for name, (program, folder) in json.load(sys.stdin).items():
     if os.fork() == 0:
-        os.chdir(folder)
-        for stream, file in enumerate(("stdout", "stderr"), 1):
-            os.dup2(os.open(os.path.join({into!r}, f"{{name}}.{{file}}"), os.O_WRONLY | os.O_CREAT), stream)
-        main = sys.modules["__main__"] = types.ModuleType("__main__")
-        exec(compile(program, name, "exec"), vars(main))
-        sys.exit()
+        run(name, program, folder)
     with open(os.path.join({into!r}, f"{{name}}.code"), "w") as code:
         code.write(str(os.waitstatus_to_exitcode(os.wait()[1])))
+os._exit(0)
 """
 
 
@@ -33,17 +50,22 @@ class Ran:
     stderr: str
 
 
-def run_forked(programs: dict[str, tuple[str, Path]], into: Path, first: str = "") -> dict[str, Ran]:
+def run_forked(
+    programs: dict[str, tuple[str, Path]],
+    into: Path,
+    first: str = "",
+    loaded: str = "gymnasium, numba, torch, tensordict",
+) -> dict[str, Ran]:
     """Run programs, each in a folder, one after the other; what they write is kept in `into`.
 
     Parameters
     ----------
     first : str
-        What the process does from which they are forked.
+        What the process does from which they are forked, after it has imported what is `loaded`.
     """
     path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     subprocess.run(
-        [sys.executable, "-c", FORK.format(first=first, into=str(into))],
+        [sys.executable, "-c", FORK.format(loaded=loaded, first=first, into=str(into))],
         env={**os.environ, "PYTHONPATH": path},
         input=json.dumps({name: (program, str(folder)) for name, (program, folder) in programs.items()}),
         text=True,

@@ -20,6 +20,18 @@ TOPICS = {page.stem: page.read_text(encoding="utf-8") for page in sorted((PACKAG
 PAGES = "\n".join([README, *TOPICS.values()])
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGES, re.M | re.S)  # (language, text)
 
+LOADED = """
+from rlcli.collectors import *
+from rlcli.config import compose
+from rlcli.data import *
+from rlcli.envs import *
+from rlcli.jobs import resume, train
+from rlcli.learning import gradient_ppo
+from rlcli.modules import *
+from rlcli.objectives import *
+compose.plan("train", [])
+"""
+
 
 def files() -> dict[str, str]:
     """Blocks whose first line names a file, `# my_rl/__init__.py`, and recipes by the command that runs them."""
@@ -129,7 +141,7 @@ print(json.dumps(found))
     done = run_forked(
         {name: (program, folders[name]) for name, program in programs.items()},
         tmp_path_factory.mktemp("ran"),
-        first="import rlcli.jobs",
+        first=LOADED,
     )
     return {name: (done[name], folders[name]) for name in programs}
 

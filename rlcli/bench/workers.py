@@ -32,7 +32,7 @@ GYMNASIUM, SB3, TORCHRL, MULTI_SYNC = "gymnasium async", "SB3 subproc", "torchrl
 BARS = {GYMNASIUM: ">= 10", SB3: ">= 10", TORCHRL: ">= 40"}
 Ours = Collector | MultiSyncCollector
 AS_IN_A_RUN: dict[str, Any] = {"next_obs": "exact", "seed": 0, "track_traj_ids": False}  # each frame is stored once
-HELD = 100  # microseconds: the env cost that has a bar
+HELD, STEPS = 100, 128  # the env cost that has a bar, microseconds; the most steps of an env in one call of a side
 
 
 def measure(settings: dict[str, Any]) -> Report:
@@ -83,7 +83,7 @@ class _Comparison:
     # ---- what is compared ----------------------------------------------------------------------------------------
     def with_peers(self) -> None:
         """Our ways against other frameworks'."""
-        steps = 128
+        steps = STEPS
         with ExitStack() as stack:
             theirs = {GYMNASIUM: peers.gymnasium_async(CARTPOLE, self.num)}
             stack.callback(theirs[GYMNASIUM].close)  # forked before there are pipes of ours that they would hold open
@@ -105,7 +105,7 @@ class _Comparison:
 
     def with_floor(self, cost: int, bar: str) -> None:
         """Our ways against processes that step the same bare envs and say nothing; a step costs about `cost` us."""
-        steps = min(max(round(self.settings["seconds"] * 1e6 / (self.num * max(cost, 1))), 16), 128)
+        steps = min(max(round(self.settings["seconds"] * 1e6 / (self.num * max(cost, 1))), 16), STEPS)
         with ExitStack() as stack:
             floor = Independent(self.recipe, [len(part) for part in dealt(self.num, self.most)])
             stack.callback(floor.close)
@@ -120,7 +120,7 @@ class _Comparison:
 
     def of_collectors(self) -> None:
         """Collectors in two workers that act with a policy."""
-        steps = 128
+        steps = STEPS
         with ExitStack() as stack:
             sides = {}
             if self.settings["peers"]:

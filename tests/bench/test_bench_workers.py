@@ -18,8 +18,9 @@ OURS = {workers.SERIAL, workers.calling(1), workers.apart(1), workers.apart(2)}
 
 
 @pytest.fixture(autouse=True)
-def two_cores(monkeypatch):
+def small(monkeypatch):
     monkeypatch.setattr(split, "cores", lambda: 2)
+    monkeypatch.setattr(workers, "STEPS", 8)
 
 
 def labelled(label, names):
