@@ -357,7 +357,7 @@ def _is_choice(schema: type, text: str) -> bool:
     return key == "recipe" or f"{key}.kind" in leaves(schema) or key.startswith("hydra")
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=256)
 def _choices(verb: str, chosen: tuple[str, ...], stored: str) -> bytes:
     """Return the tree of a verb's choices, pickled, from what the store holds."""
     return pickle.dumps(_compose_tree(verb, list(chosen)))
