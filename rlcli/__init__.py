@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rlcli.compat import find_paths
 from rlcli.imports import without_compiler
 
 if TYPE_CHECKING:  # what type checkers see; below is what happens
@@ -27,6 +28,7 @@ if TYPE_CHECKING:  # what type checkers see; below is what happens
 
 __version__ = "0.1.0"
 without_compiler()
+find_paths()
 
 filter_warnings_subprocess = True  # whether the workers of collectors are silent about warnings
 

@@ -11,7 +11,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "rlcli"
 
 LAYERS = [
-    {"errors", "keys", "exports", "imports"},
+    {"compat", "errors", "keys", "exports", "imports"},
     {"typed"},
     {"specs", "kernels", "config", "processes"},
     {"vec_envs", "transforms"},
@@ -28,8 +28,7 @@ LAYERS = [
     {"bench"},
     {"cli"},
 ]
-# names from the documents that re-export without code of their own
-EXEMPT = {"rlcli", "rlcli.__main__", "rlcli.envs.transforms", "rlcli.envs.utils", "rlcli.data.replay_buffers"}
+EXEMPT = {"rlcli", "rlcli.__main__"}
 OTHER_FRAMEWORKS = {"torchrl", "stable_baselines3", "cpprb", "tianshou", "rlpyt", "ray"}
 
 

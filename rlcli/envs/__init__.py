@@ -11,24 +11,55 @@ from rlcli.envs.parallel import ParallelEnv
 from rlcli.envs.policy_transforms import with_policy_transforms
 from rlcli.envs.serial import SerialEnv
 from rlcli.envs.spec_check import check_env_specs
-from rlcli.envs.transforms import *  # noqa: F403
-from rlcli.envs.transforms import __all__ as _transforms
+from rlcli.envs.transformed import TransformedEnv
+from rlcli.transforms import (
+    CatFrames,
+    Compose,
+    DoubleToFloat,
+    InitTracker,
+    MultiStepTransform,
+    NextObservationDelta,
+    NextStateReconstructor,
+    RewardClipping,
+    RewardScaling,
+    RewardSum,
+    SignTransform,
+    StepCounter,
+    TensorDictPrimer,
+    ToTensorImage,
+    Transform,
+)
 
 GymWrapper = GymEnv  # an env object instead of an id: one class takes both
 
 __all__ = [
+    "CatFrames",
+    "Compose",
+    "DoubleToFloat",
     "EnvBase",
     "ExplorationType",
     "GymEnv",
     "GymWrapper",
+    "InitTracker",
+    "MultiStepTransform",
     "NativeEnv",
+    "NextObservationDelta",
+    "NextStateReconstructor",
     "ParallelEnv",
+    "RewardClipping",
+    "RewardScaling",
+    "RewardSum",
     "SerialEnv",
+    "SignTransform",
+    "StepCounter",
+    "TensorDictPrimer",
+    "ToTensorImage",
+    "Transform",
+    "TransformedEnv",
     "check_env_specs",
     "exploration_type",
     "make_native",
     "set_exploration_type",
     "step_mdp",
     "with_policy_transforms",
-    *_transforms,
 ]

@@ -1,0 +1,87 @@
+"""Upstream's import paths that are no file here: `rlcli.envs.utils` and others, made of names that live elsewhere.
+
+`PATHS` is the whole table. A module of it is made when somebody imports it.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+# path -> module that has the names -> the names ("*": all that it exports), `name=other` under another name
+PATHS = {
+    "rlcli.collectors.utils": {
+        "rlcli.collectors.finish": "TrajectoryPool=_TrajectoryPool",
+        "rlcli.data.splitting": "split_trajectories",
+    },
+    "rlcli.data.replay_buffers": {"rlcli.data.buffer": "*", "rlcli.data.samplers": "*", "rlcli.data.storages": "*"},
+    "rlcli.data.replay_buffers.samplers": {"rlcli.data.samplers": "*"},
+    "rlcli.data.replay_buffers.storages": {"rlcli.data.storages": "*"},
+    "rlcli.data.tensor_specs": {
+        "rlcli.specs": "Binary Bounded Categorical Composite MultiCategorical MultiOneHot OneHot TensorSpec Unbounded "
+        "Bounded=BoundedContinuous Bounded=BoundedTensorSpec Unbounded=UnboundedContinuous "
+        "Unbounded=UnboundedContinuousTensorSpec Binary=BinaryDiscreteTensorSpec Composite=CompositeSpec "
+        "Categorical=DiscreteTensorSpec MultiCategorical=MultiDiscreteTensorSpec "
+        "MultiOneHot=MultiOneHotDiscreteTensorSpec OneHot=OneHotDiscreteTensorSpec",
+    },
+    "rlcli.envs.transforms": {
+        "rlcli.envs.transformed": "TransformedEnv",
+        "rlcli.transforms": "CatFrames Compose DoubleToFloat "
+        "InitTracker MultiStepTransform NextObservationDelta NextStateReconstructor RewardClipping RewardScaling "
+        "RewardSum SignTransform StepCounter TensorDictPrimer ToTensorImage Transform",
+    },
+    "rlcli.envs.utils": {
+        "rlcli.envs.mdp": "step_mdp",
+        "rlcli.envs.spec_check": "check_env_specs",
+        "rlcli.modules.exploration": "ExplorationType RandomPolicy exploration_type set_exploration_type",
+    },
+    "rlcli.modules.tensordict_module": {
+        "rlcli.modules.actors": "ProbabilisticActor",
+        "rlcli.modules.exploration": "EGreedyModule RandomPolicy",
+        "rlcli.modules.values": "ActorValueOperator QValueActor QValueModule ValueOperator",
+    },
+    "rlcli.objectives.utils": {
+        "rlcli.objectives.bootstrap": "HardUpdate SoftUpdate TargetUpdate=TargetNetUpdater",
+        "rlcli.objectives.value.estimators": "ValueEstimators",
+    },
+    "rlcli.weight_update.weight_sync_schemes": {
+        "rlcli.weight_update.messages": "MPTransport",
+        "rlcli.weight_update.receiver": "WeightReceiver",
+        "rlcli.weight_update.schemes": "MultiProcessWeightSyncScheme NoWeightSyncScheme RayWeightSyncScheme "
+        "SharedMemWeightSyncScheme WeightSyncScheme",
+        "rlcli.weight_update.sender": "WeightSender",
+        "rlcli.weight_update.strategy": "WeightStrategy",
+        "rlcli.weight_update.transport": "TransportBackend",
+        "rlcli.weight_update.versions": "SharedVersions=SharedMemTransport",
+    },
+}
+
+
+class _Paths:
+    """Finder and loader of the paths."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name not in PATHS:
+            return None
+        return ModuleSpec(name, self, is_package=any(other.startswith(f"{name}.") for other in PATHS))  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """As Python does it; `importlib.abc.Loader` has this too, and costs 25 ms to import."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        offered = {}
+        for home, names in PATHS[module.__name__].items():
+            there = import_module(home)
+            for name in there.__all__ if names == "*" else names.split():
+                name, _, other = name.partition("=")
+                offered[other or name] = getattr(there, name)
+        vars(module).update(offered, __all__=sorted(offered))
+
+
+def find_paths() -> None:
+    """Let the paths be imported; once a process."""
+    if not any(isinstance(finder, _Paths) for finder in sys.meta_path):
+        sys.meta_path.append(_Paths())
