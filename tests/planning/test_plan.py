@@ -83,6 +83,14 @@ BUFFERED_STATE = ("buffer", "recurrent_state")
 UNTRIED = [*QUIET, "run.eval_episodes=0"]  # of training
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _imported_by_plans_stays():
+    """The first plan imports what the others find: each would look through it for garbage, half of its time."""
+    rlcli.plan(["policy=gru", *QUIET])
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def seen(monkeypatch):
     """Ends inside the last batch that a run reported."""
