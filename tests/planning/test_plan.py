@@ -860,6 +860,16 @@ def test_advice_for_a_disk_is_taken_and_fits(monkeypatch, free, verb, words, key
         assert disk.need <= free
 
 
+def test_advice_that_changes_no_update_tries_it_once(monkeypatch):
+    from rlcli.planning import forecast
+
+    tried, update_peak = [], forecast.update_peak
+    monkeypatch.setattr(forecast, "update_peak", lambda *args: tried.append(args) or update_peak(*args))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: Usage(1 << 40, 0, 1 << 30))
+    planned = rlcli.plan([*BUFFERED, *QUIET])
+    assert len(planned.advice) == 2 and len(tried) == 1
+
+
 def test_what_lies_on_another_disk_does_not_count_for_that_of_the_run(tmp_path):
     words = [*BUFFERED, "storage=memmap", f"storage.scratch_dir={tmp_path}", *QUIET]
     two = MemoryFit("disk", 10 << 30, 1 << 30, 1 << 40), MemoryFit("scratch disk", 1 << 40, 1 << 50, 1 << 60)
