@@ -115,12 +115,14 @@ class Learning:
     `policy`: None while actions are random.
     `loss`, `estimator`: None while frames are only collected; off-policy losses need no estimator.
     `rebuilt`: observations whose next value samples get from the row that follows, where it is known.
+    `updates`: peaks of the loss's update by what it was tried on; advice asks about many configurations with the same.
     """
 
     policy: Any = None
     loss: Any = None
     estimator: Any = None
     rebuilt: Sequence[Key] = ()
+    updates: dict[tuple, Peak] = dataclasses.field(default_factory=dict)
 
 
 def expected(
@@ -235,7 +237,10 @@ def _learned(cfg: Any, rows: RowSchema, learning: Learning, peaks: list[Peak]) -
     def tried(place: torch.device) -> StageMemory:
         return update_peak(loss, columns_read(loss, step, added, place), device, sequences)
 
-    peak = _counted(UPDATE, together, device, tried, _places(loss, step))
+    places = _places(loss, step)
+    asked = (together, device, sequences, *places, *((key, x.shape, x.dtype) for key, x in columns.items()))
+    if (peak := learning.updates.get(asked)) is None:
+        peak = learning.updates[asked] = _counted(UPDATE, together, device, tried, places)
     apart = 0
     if together > step.frames:  # the loss takes what is learned from out of the sample, with states of its own
         states = {IS_INIT, *(key for net in loss.networks for key in state_keys(net))}

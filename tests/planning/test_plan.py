@@ -83,6 +83,14 @@ BUFFERED_STATE = ("buffer", "recurrent_state")
 UNTRIED = [*QUIET, "run.eval_episodes=0"]  # of training
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _imported_by_plans_stays():
+    """The first plan imports what the others find: each would look through it for garbage, half of its time."""
+    rlcli.plan(["policy=gru", *QUIET])
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def seen(monkeypatch):
     """Ends inside the last batch that a run reported."""
@@ -850,6 +858,16 @@ def test_advice_for_a_disk_is_taken_and_fits(monkeypatch, free, verb, words, key
     for line in advice[:-1]:
         (disk,) = rlcli.plan([*words, *QUIET, line.split()[0]], verb=verb).places[1:]
         assert disk.need <= free
+
+
+def test_advice_that_changes_no_update_tries_it_once(monkeypatch):
+    from rlcli.planning import forecast
+
+    tried, update_peak = [], forecast.update_peak
+    monkeypatch.setattr(forecast, "update_peak", lambda *args: tried.append(args) or update_peak(*args))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: Usage(1 << 40, 0, 1 << 30))
+    planned = rlcli.plan([*BUFFERED, *QUIET])
+    assert len(planned.advice) == 2 and len(tried) == 1
 
 
 def test_what_lies_on_another_disk_does_not_count_for_that_of_the_run(tmp_path):
