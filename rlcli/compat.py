@@ -84,4 +84,4 @@ class _Paths:
 def find_paths() -> None:
     """Let the paths be imported; once a process."""
     if not any(isinstance(finder, _Paths) for finder in sys.meta_path):
-        sys.meta_path.append(_Paths())
+        sys.meta_path.insert(0, _Paths())  # before a folder that an older version left behind

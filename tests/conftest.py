@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import sys
+from collections import Counter
 
 # before anything imports torch or numba; subprocesses inherit it
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -32,7 +33,17 @@ def pytest_configure(config) -> None:
     gc.disable()  # while tests are collected
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
 def pytest_collection_modifyitems(config, items) -> None:
+    seen = Counter()
+    for item in items:
+        if mark := item.get_closest_marker("every"):
+            number = seen[item.parent, item.originalname]
+            seen[item.parent, item.originalname] += 1
+            if (number + number // mark.args[0]) % mark.args[
+                0
+            ]:  # each round begins one later: no value of a grid is left out
+                item.add_marker(pytest.mark.slow)
     tests = config.rootpath / "tests"
     first = [tests / file for file in LONGEST]
     items.sort(  # stable: the others keep their order

@@ -216,6 +216,7 @@ def test_cp_copies_a_recipe_that_then_runs_and_never_overwrites(rlcli, tmp_path,
 
 
 @pytest.mark.parametrize("name", sorted(find_recipes()))
+@pytest.mark.every(3)
 def test_a_copy_says_where_it_is_from_and_claims_no_figures(rlcli, tmp_path, started, name):
     code, out, _ = rlcli(f"cp {name} own/mine.yml")
     text = (tmp_path / "own" / "mine.yaml").read_text()

@@ -390,6 +390,7 @@ ENVS_WITH_A_SPEC_OF_THE_USERS = {
 
 @pytest.mark.parametrize("make", ENVS_WITH_A_SPEC_OF_THE_USERS.values(), ids=ENVS_WITH_A_SPEC_OF_THE_USERS.keys())
 @pytest.mark.parametrize("first", [0, 100], ids=["no policy", "first frames"])
+@pytest.mark.every(3)
 def test_random_actions_are_those_of_the_envs_action_spec(make, first):
     def still(td):
         return td.set("action", torch.zeros(*td.shape, 1))

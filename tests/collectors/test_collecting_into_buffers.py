@@ -88,6 +88,7 @@ def test_whole_trajectories_lie_end_to_end():
 
 @pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
 @pytest.mark.parametrize("options", [{}, {"trajs_per_batch": 2}, {"extend_buffer": False}])
+@pytest.mark.every(2)
 def test_collecting_in_the_background_while_samples_are_drawn(kind, options):
     rb = buffer(kind=kind, slice_len=3)
     collector = Collector(counters(), frames_per_batch=30, replay_buffer=rb, **options)

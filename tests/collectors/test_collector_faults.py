@@ -169,6 +169,7 @@ def test_collecting_goes_on_whatever_befalls_workers_200_times(kind, no_limit, t
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fault", ["stopped", "hangs", "keeps the lock"])
+@pytest.mark.every(2)
 def test_a_worker_that_stands_still_is_replaced_in_time(kind, fault, tmp_path):
     places = folders(tmp_path)
     with made(kind, places, delay=1e-3, timeout=TIMEOUT) as c:

@@ -71,6 +71,7 @@ def kept_rows(batches, stride):
 @pytest.mark.parametrize("kind", CELLS)
 @pytest.mark.parametrize("lanes", [0, 3])
 @pytest.mark.parametrize("mode", ["exact", "full", "compact"])
+@pytest.mark.every(3)
 def test_rows_that_are_kept_are_those_of_a_batch_that_keeps_all_and_no_other_is_a_number(mode, lanes, kind):
     with collector(1, lanes=lanes, kind=kind, next_obs=mode) as whole, \
             collector(7, lanes=lanes, kind=kind, next_obs=mode) as few:  # fmt: skip
@@ -112,6 +113,7 @@ def learned(stride, **options):
     [{}, {"next_obs": "compact"}, {"next_obs": "full"}, {"shifted": True}, {"num_chunks": 3}, {"whole": True}],
     ids=lambda options: str(options),
 )
+@pytest.mark.every(2)
 def test_an_update_on_policy_is_the_same_to_the_bit(options):
     for ours, theirs in zip(learned(1000, **options), learned(1, **options), strict=True):
         assert torch.equal(ours, theirs)
@@ -149,6 +151,7 @@ CUT = {
 @pytest.mark.filterwarnings("ignore:split_trajectories pads")
 @pytest.mark.parametrize("mode", ["exact", "full", "compact"])
 @pytest.mark.parametrize("cut", CUT)
+@pytest.mark.every(2)
 def test_whole_trajectories_keep_the_states_that_their_batches_kept_and_no_others(cut, mode):
     found = []
     for stride in (1, 7):

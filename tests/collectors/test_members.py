@@ -91,6 +91,7 @@ def test_a_started_collector_fills_the_members_until_it_is_shut_down(kind, more,
 @KINDS
 @pytest.mark.parametrize("make", [counting, pair])
 @pytest.mark.parametrize("layout", ["padded", "cat"])
+@pytest.mark.every(2)
 def test_trajectories_are_delivered_whole_in_both_layouts(kind, make, layout, files):
     options = {"frames_per_batch": 48, "total_frames": 480, "trajs_per_batch": 4, "traj_format": layout}
     delivered = 0

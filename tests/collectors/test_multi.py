@@ -119,6 +119,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+@pytest.mark.every(2)
 def test_options_mean_what_they_mean_to_one_collector(options):
     given = {"frames_per_batch": 160, "total_frames": 800, "seed": 1, "policy": actor()} | options
     with Collector(eight, **given) as one, MultiSyncCollector([four, four], cat_results=0, **given) as two:
@@ -177,6 +178,7 @@ def test_keys_that_a_policy_adds_are_those_of_a_collector(make):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("mode", ["full", "exact", "compact"])
+@pytest.mark.every(3)
 def test_batches_have_the_shape_that_cat_results_says(make, how, shape, mode):
     frames = 60 if make is cartpole else 64
     with MultiSyncCollector([make] * 2, None, frames_per_batch=frames, seed=3, cat_results=how, next_obs=mode) as c:

@@ -303,6 +303,7 @@ def all_together() -> list:
 
 
 @pytest.mark.parametrize(("lanes", "stack", "options", "acting"), all_together())
+@pytest.mark.every(3)
 def test_exact_is_full_whatever_else_is_asked_for(lanes, stack, options, acting):
     def batches(mode):
         env = GymEnv(Walk(), narrow=True) if lanes is None else walks(lanes)

@@ -120,6 +120,7 @@ ENVS = {
 @pytest.mark.parametrize("env", ENVS)
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("kind", CELLS)
+@pytest.mark.every(3)
 def test_every_column_is_that_of_the_policy_called(kind, layers, env, steps):
     ours, theirs = lowered_and_called(ENVS[env], actor(kind, layers), steps, max(2, 64 // steps))
     assert_same(ours, theirs)
@@ -180,6 +181,7 @@ class Doubles(nn.Module):
 @pytest.mark.parametrize("lanes", [0, 3])
 @pytest.mark.parametrize(("doubles", "dropout"), [(True, 0.0), (False, 0.5), (True, 0.5)])
 @pytest.mark.parametrize("kind", CELLS)
+@pytest.mark.every(3)
 def test_layers_that_have_to_be_called_see_and_write_what_they_would(kind, doubles, dropout, lanes):
     parts = [*net(kind, 2, dropout=dropout).module]
     if doubles:

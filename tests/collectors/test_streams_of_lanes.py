@@ -78,6 +78,7 @@ def all_lanes(make, each):
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 @pytest.mark.parametrize("batches", BATCHES, ids=str)
 @pytest.mark.parametrize("each", [False, True], ids=["first episodes", "every episode"])
+@pytest.mark.every(3)
 def test_lanes_live_the_same_lives_however_they_are_split(make, split, batches, each):
     whole = all_lanes(make, each)
     first, parts = 0, []

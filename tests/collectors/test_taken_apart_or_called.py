@@ -203,6 +203,7 @@ DTYPES = [np.float16, np.float32, np.float64]
         (IndependentBernoulli, (0.3, -0.3), ("logits",)),
     ],
 )
+@pytest.mark.every(3)
 def test_actions_are_stored_as_they_are_drawn_and_the_env_gets_its_dtype(distribution, net, keys, dtype, lanes):
     space, batches, got = spaces.Box(-1, 1, (2,), dtype), [], []
     for called in (False, True):

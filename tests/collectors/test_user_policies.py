@@ -378,6 +378,7 @@ WHOLE = [torch.bool, torch.uint8, torch.int8, torch.int64]
     "make", [lambda: RewardScaling(0.5, 3.0), lambda: RewardClipping(-0.7, 0.7), SignTransform, RewardNorm]
 )
 @pytest.mark.parametrize("spec", [Bounded, Unbounded])
+@pytest.mark.every(3)
 def test_mapped_rewards_are_real_numbers_and_their_spec_says_so(dtype, make, spec):
     class Rewarding(OneNumber):
         def __init__(self):

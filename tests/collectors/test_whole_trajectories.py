@@ -143,6 +143,7 @@ def test_trajectories_that_a_reset_cuts_are_counted_or_delivered_truncated(deliv
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("layout", ["padded", "cat"])
 @pytest.mark.parametrize("draws", [5, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.every(2)
 def test_cut_anywhere_and_restored_the_deliveries_are_bit_for_bit_the_same(mode, layout, draws):
     @settings(max_examples=draws, deadline=None)
     @given(data=st.data())

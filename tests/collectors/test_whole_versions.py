@@ -170,6 +170,7 @@ def in_every_way(test):
 
 
 @in_every_way
+@pytest.mark.every(3)
 def test_of_400_forwards_under_50_publications_none_sees_two_versions(lowered, source, swap):
     publish_in_the_background(lowered, source, swap, 400, 50)
 

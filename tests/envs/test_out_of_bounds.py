@@ -169,6 +169,7 @@ def test_the_rows_that_only_ends_have_are_checked(face, step, steps, episode):
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("name", ["above", "nested int below", "no bit"])
 @pytest.mark.parametrize("draws", [3, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.every(2)
 def test_what_is_counted_is_counted_once(face, name, draws):
     @settings(max_examples=draws, deadline=None)
     @given(st.integers(0, 5), st.integers(0, LENGTH), st.integers(0, LANES - 1), st.integers(1, 9))

@@ -103,6 +103,7 @@ CHILDREN = {
 
 
 @pytest.mark.parametrize("child", CHILDREN)
+@pytest.mark.every(2)
 def test_whatever_serial_env_steps_is_stepped_in_workers(child):
     """Rollouts, seeds, batches of a collector, and what a checkpoint holds."""
     made = CHILDREN[child]
@@ -157,6 +158,7 @@ def collected(env, lengths, **options):
 
 
 @pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.every(2)
 def test_rollouts_are_those_of_one_process(world):
     env = ParallelEnv(3, WORLDS[world], workers=2)
     assert equal(rolled(env, 25), rolled(SerialEnv(3, WORLDS[world]), 25))
@@ -254,6 +256,7 @@ def raised(env) -> str:
         for at in (1, 5)
     ],
 )
+@pytest.mark.every(2)
 def test_a_broken_step_is_refused_with_the_sentence_of_one_process(fault, at):
     makers = [lambda: GymEnv(Breaking(lambda result: result, 0))] * 2
     makers.append(lambda: GymEnv(Breaking(STEP_FAULTS[fault][0], at)))

@@ -62,6 +62,7 @@ def normed(env):
 @pytest.mark.parametrize("dealing", DEALINGS)
 @settings(max_examples=4)
 @given(data=st.data())
+@pytest.mark.every(3)
 def test_batches_and_checkpoints_are_those_of_one_process(dealing, dressed, data):
     makers = [wandering(most=most) for most in data.draw(st.lists(st.integers(1, 4), min_size=3, max_size=5))]
     lengths = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=4), "lengths")
@@ -196,6 +197,7 @@ def test_a_seed_that_was_given_meanwhile_is_heeded(dealing):
 @pytest.mark.parametrize("every_episode", [False, True])
 @pytest.mark.parametrize("dealing", ["caller", "caller and two", "workers"])
 @pytest.mark.parametrize("lane", range(LANES))
+@pytest.mark.every(3)
 def test_a_reset_that_raises_does_so_when_it_is_asked_for(dealing, lane, every_episode):
     """Said as in one process; the step before it counts, and the next reset goes on in the same way."""
     makers = [wandering(most=1 if each <= lane else 99, fails_at=3 if each == lane else None) for each in range(LANES)]

@@ -419,6 +419,7 @@ def several(kind: str, env, **options) -> SerialEnv | ParallelEnv:
 
 @pytest.mark.parametrize("at", [0, 3])
 @pytest.mark.parametrize("kind", ["serial", "parallel", "caller steps"])
+@pytest.mark.every(2)
 def test_a_first_try_that_hangs_is_ended(kind, at):
     env = several(kind, lambda: Hanging(at), step_timeout=TIMEOUT)
     began = time.monotonic()

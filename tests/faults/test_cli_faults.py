@@ -394,6 +394,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("part", "value"), WRONG)
+@pytest.mark.every(3)
 def test_a_checkpoint_with_a_fitting_seal_and_a_wrong_content_is_refused(rlcli, run, part, value):
     for path in checkpoint.list_checkpoints(run / "checkpoints"):
         state = json.loads((path / "state.json").read_text())

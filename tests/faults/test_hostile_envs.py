@@ -48,6 +48,7 @@ WHERE = [
 
 
 @pytest.mark.parametrize(("verb", "name", "env"), WHERE)
+@pytest.mark.every(2)
 def test_a_step_that_breaks_the_contract_is_named_wherever_it_happens(hostile, verb, name, env):
     answer = hostile(verb, f"env.id={env}", "run.dir=r", "env.out_of_bounds=refuse")
     is_a_sentence(answer, 3, f"{env}, env ", ", step ", ", seed ", *STEPS[name])

@@ -190,6 +190,7 @@ KINDS = ["tensor", "temporary", "disk", "compressed"]
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.every(2)
 def test_what_is_refused_never_was(tmp_path, kind, mode, every):
     """With every sampler, or with two of the four: the other two where the kind or the mode is the next one."""
     refused, which = set(), (KINDS.index(kind) + list(MODES).index(mode)) % 2

@@ -54,6 +54,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS.keys())
+@pytest.mark.every(2)
 def test_stopped_and_resumed_equals_uninterrupted(run, task):
     whole = decided(run("run.dir=whole", *task))
     with stop_after(random.Random(str(task)).randrange(1, 5)):
@@ -148,6 +149,7 @@ def test_an_epoch_draws_about_as_many_rows_as_a_batch_holds(run):
     ids=" ".join,
 )  # fmt: skip
 @pytest.mark.parametrize("memory", ["full", "compact"])
+@pytest.mark.every(3)
 def test_a_batch_holds_what_loss_and_estimator_read_and_nothing_else(words, memory):
     cfg = configure("train", [*BASE, "sampler.batch_size=64", f"memory={memory}", *words])
     env = build_env(cfg.env, gamma=cfg.value.gamma)

@@ -32,6 +32,7 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("memory", ["full", "exact", "compact"])
 @pytest.mark.parametrize("task", [[], ["env.id=Pendulum-v1", "env.max_episode_steps=31"]], ids=["discrete", "box"])
+@pytest.mark.every(2)
 def test_segments_equal_the_same_run_in_memory(memory, task):
     cfg, words = run("recipe=collect_random", f"memory={memory}", *task)
     segments = open_segments(collect(cfg, words).path / "data")

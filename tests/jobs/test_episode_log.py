@@ -69,6 +69,7 @@ def rows(run) -> list[dict[str, str]]:
     ],
     ids=["env workers", "the caller steps too", "multi_sync", "transformed", "by its user", "by its user, in workers"],
 )
+@pytest.mark.every(2)
 def test_the_log_is_the_same_whoever_steps_the_envs(run, mode):
     serial = run(*SMALL, "run.dir=serial")
     assert len(rows(serial)) == serial.summary["learning"]["episodes"] > 40

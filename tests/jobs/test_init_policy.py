@@ -47,6 +47,7 @@ def began(monkeypatch):
     ],
     ids=["ppo", "ppo to a2c", "recurrent", "dqn", "sac", "normalised"],
 )
+@pytest.mark.every(2)
 def test_a_run_begins_with_weights_targets_and_statistics(run, began, old, new):
     first = run(*old, "run.dir=old")
     state = newest(first).state

@@ -82,6 +82,7 @@ def decided(run) -> dict:
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS.keys())
+@pytest.mark.every(2)
 def test_stopped_and_resumed_equals_uninterrupted(run, task):
     whole = decided(run("run.dir=whole", *task))
     with stop_after(random.Random(str(task)).randrange(2, 18)):

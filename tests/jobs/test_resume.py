@@ -97,6 +97,7 @@ def stop_after(batches: int):
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS.keys())
+@pytest.mark.every(2)
 def test_stopped_and_resumed_equals_uninterrupted(short_run, task):
     whole = final_state(short_run("run.dir=whole", *task))
     cut = random.Random(str(task)).randrange(1, 8)

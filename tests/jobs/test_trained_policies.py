@@ -163,6 +163,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", [name for name in CASES if name != "wrappers"])
+@pytest.mark.every(2)
 def test_it_acts_as_eval_does_on_what_the_env_shows(tmp_path, case):
     run = trained(tmp_path, **CASES[case])
     rlcli.evaluate(run.path, episodes=3)

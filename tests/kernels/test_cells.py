@@ -26,6 +26,7 @@ def stepped(module, source, first, steps, *, pair=False, features=None):
 @pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize("kind", [GRUModule, LSTMModule])
 @torch.no_grad()
+@pytest.mark.every(3)
 def test_a_step_on_rows_has_the_modules_bits(kind, layers, bias, pair):
     torch.manual_seed(layers)
     for n in (1, 3, 8):

@@ -42,6 +42,7 @@ def test_a_kernel_is_compiled_anew_when_one_that_it_calls_has_changed(monkeypatc
 
 @pytest.mark.parametrize("left", [0, 20, 200])
 @pytest.mark.parametrize("kind", ["nbi", "nbc"])
+@pytest.mark.every(2)
 def test_files_that_a_power_cut_left_short_are_compiled_anew_with_one_line(kind, left, tmp_path, monkeypatch, capfd):
     folder = tmp_path / "__pycache__"
     (tmp_path / "short_kernels.py").write_text(

@@ -128,6 +128,7 @@ VIEWS = {  # of which a reshape to rows is one again, where it can be
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.every(3)
 def test_inputs_may_be_views(cell, view, recompute, threads, set_threads):
     set_threads(threads)
     g = torch.Generator().manual_seed(0)
@@ -174,6 +175,7 @@ def equal(call, backend, **options):
 @pytest.mark.parametrize("backend", FAST)
 class TestEqualsTheReference:
     @pytest.mark.parametrize("size", SIZES)
+    @pytest.mark.every(3)
     def test_sizes(self, backend, cell, dtype, recompute, size):
         equal(Call(6, cell, *size, dtype=dtype), backend, recompute=recompute)
 
@@ -297,12 +299,14 @@ def test_what_torch_func_and_forward_differentiation_see(cell):
     st.integers(0, 10_000), st.tuples(st.integers(1, 5), st.integers(1, 12), st.integers(1, 6), st.integers(1, 20)),
     st.sampled_from([0.0, 0.1, 0.5, 1.0]), st.booleans(), st.booleans(), st.sampled_from(list(TOLERANCE)),
 )  # fmt: skip
+@pytest.mark.every(2)
 def test_every_backend_is_the_loop(backend, cell, seed, size, rate, bias, recompute, dtype):
     equal(Call(seed, cell, *size, rate=rate, bias=bias, dtype=dtype), backend, recompute=recompute)
 
 
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("backend", FAST)
+@pytest.mark.every(2)
 def test_sizes_that_take_the_big_products(backend, cell):
     equal(Call(14, cell, B=40, T=70, I=100, H=130, rate=0.03), backend)
     equal(Call(15, cell, B=70, T=20, I=130, H=100, rate=0.03), backend, recompute=True)

@@ -99,6 +99,7 @@ BEGINS = {"none": [], "all": slice(None), "first": [1], "last": [-1]}
 @pytest.mark.parametrize("precision", ["ieee", "tf32"], ids=["streamed", "resident"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.every(3)
 def test_outputs_and_gradients_are_the_references(kernels, cell, size, precision, recompute):
     check(kernels, Call(cell, *size, seed=sum(size)), precision, recompute=recompute)
 
@@ -106,6 +107,7 @@ def test_outputs_and_gradients_are_the_references(kernels, cell, size, precision
 @pytest.mark.parametrize("precision", ["ieee", "tf32"], ids=["streamed", "resident"])
 @pytest.mark.parametrize("begins", BEGINS)
 @pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.every(3)
 def test_trajectories_begin_anywhere(kernels, cell, begins, precision):
     check(kernels, Call(cell, 3, 5, 2, 5, BEGINS[begins]), precision)
 
@@ -125,6 +127,7 @@ def test_float64_is_whole(kernels, cell, recompute):
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("H", [5, 130], ids=["resident", "streamed"])
 @pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.every(2)
 def test_bf16_stays_within_its_error(kernels, monkeypatch, cell, H, recompute):
     if H == 130:
         monkeypatch.setattr(kernels, "SHARED", kernels.SCRATCH)
@@ -290,6 +293,7 @@ def test_the_precision_is_that_of_torchs_own_on_a_gpu(kernels, monkeypatch, told
 # ---- the compiler ---------------------------------------------------------------------------------------------------
 COMPILE = """
 import re
+import sys
 
 import torch
 import triton
@@ -332,7 +336,7 @@ CASES = [
     (True, "float32", "tf32", 33, 16), (True, "float32", "bf16", 128, 16), (True, "float32", "bf16", 256, 16),
     (True, "float32", "ieee", 5, 16),
 ]
-for is_lstm, float_, precision, H, B in CASES:
+for is_lstm, float_, precision, H, B in CASES[int(sys.argv[1]) :: 2]:
     keep = H % 2 == 0
     found, sizes = compiled("_forward", float_, precision, H, is_lstm, B=B, KEEP=keep)
     if sizes["RESIDENT"]:  # loaded before the loop over steps, and never in it
@@ -347,8 +351,10 @@ for is_lstm, float_, precision, H, B in CASES:
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="the other tests compile")
-def test_the_compiler_takes_it_for_a_gpu(tmp_path):
+@pytest.mark.parametrize("half", [0, 1])
+@pytest.mark.every(2)
+def test_the_compiler_takes_it_for_a_gpu(half, tmp_path):
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     environment.pop("TRITON_INTERPRET", None)
-    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", COMPILE, str(half)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

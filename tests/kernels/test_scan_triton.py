@@ -51,6 +51,7 @@ SHAPES = [(1, 1, 1), (3, 7, 2), (5, 9, 1), (33, 4, 1), (2, 70, 1), (40, 1)]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("block", [(1024, 4096), (8, 16)], ids=["one block", "carries"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.every(3)
 def test_it_is_the_reference(kernels, monkeypatch, shape, block, dtype):
     monkeypatch.setattr(kernels, "STEPS", block[0])
     monkeypatch.setattr(kernels, "ROWS", block[1])
@@ -88,6 +89,7 @@ def test_what_lies_behind_a_cut_may_be_nan(kernels, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("decay", [0.0, 0.9, "some are 0"])
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 9))])
+@pytest.mark.every(3)
 def test_nan_and_infinity_reach_what_they_reach_in_the_reference(kernels, monkeypatch, seed, decay, dtype, block):
     monkeypatch.setattr(kernels, "STEPS", block[0])
     monkeypatch.setattr(kernels, "ROWS", block[1])

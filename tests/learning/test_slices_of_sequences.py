@@ -101,6 +101,7 @@ def test_slices_without_a_state_to_begin_with_are_refused():
 @pytest.mark.parametrize("kind", CELLS)
 @pytest.mark.parametrize("stride", [1, 5])
 @pytest.mark.parametrize("mode", ["exact", "compact"])
+@pytest.mark.every(2)
 def test_rows_are_valued_step_by_step_from_the_state_that_their_slice_begins_with(kind, stride, mode):
     policy = networks(kind)
     whole = batches_of(policy, 1, next_obs=mode)[-1].reshape(-1)
@@ -154,6 +155,7 @@ def parameters_after(kind, loss, slice_len, stride):
 
 @pytest.mark.parametrize("kind", CELLS)
 @pytest.mark.parametrize("loss", [ClipPPOLoss, A2CLoss, ReinforceLoss])
+@pytest.mark.every(2)
 def test_slices_as_long_as_rows_change_no_bit(kind, loss):
     whole = parameters_after(kind, loss, None, 1000)
     for stride in (1, STEPS, 1000):

@@ -252,6 +252,7 @@ def test_a_minibatch_that_is_not_finite_moves_nothing(gradient, key):
     ],
 )
 @pytest.mark.parametrize("first", [False, True])
+@pytest.mark.every(3)
 def test_skipping_without_looking_is_skipping_with_looking(name, options, rows, first):
     """What a GPU does, on a CPU: but for the first step, not one number is read before the end of an epoch."""
     losses = [make_loss(), make_loss()]

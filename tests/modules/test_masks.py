@@ -46,6 +46,7 @@ def test_random_choices_are_uniform_among_the_allowed_ones():
 @pytest.mark.parametrize("categorical", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("how", ["random", "deterministic"])
+@pytest.mark.every(3)
 def test_an_actor_with_a_mask_is_taken_apart_and_keeps_its_numbers(kind, how, categorical):
     def collected(as_it_is):
         env = SerialEnv(3, lambda: GymEnv(Choices(kind), categorical_action_encoding=categorical))

@@ -128,6 +128,7 @@ LENGTHS = [[4, 4, 4], [5, 1, 3, 2], [7], [1, 1]]
 @pytest.mark.parametrize("end_rate", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
+@pytest.mark.every(3)
 def test_values_of_slices_are_those_of_each_trajectory_unrolled(kind, double, end_rate, lengths):
     net = network(kind, layers=2)
     loss, td = loss_of(net, double_dqn=double), slices(net, lengths, end_rate=end_rate)
@@ -184,6 +185,7 @@ def test_states_that_are_not_stored_or_not_wanted_are_zero():
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
 @pytest.mark.parametrize("zero", [False, True])
 @pytest.mark.parametrize("burn", [(2, 2, 2), (0, 1, 2), (2, 0, 0), (0, 0, 0)])
+@pytest.mark.every(3)
 def test_burn_in_warms_up_each_network_by_its_own_weights(kind, zero, burn):
     net = network(kind)
     lengths = [4 + b for b in burn]
@@ -200,6 +202,7 @@ def test_burn_in_warms_up_each_network_by_its_own_weights(kind, zero, burn):
 @pytest.mark.parametrize("zero", [False, True])
 @pytest.mark.parametrize(("lengths", "burn"), [((6, 5, 7), (2, 3, 1)), ((3, 6, 6), (3, 0, 2))])
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.every(3)
 def test_a_trajectory_that_begins_where_a_burn_in_ends_begins_from_its_own_state(zero, lengths, burn, seed):
     net = network()
     loss, td = loss_of(net, start_state="zero" if zero else "stored"), slices(net, lengths, burn=burn, seed=seed)

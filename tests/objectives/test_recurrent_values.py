@@ -186,6 +186,7 @@ def step_by_step(net, td):
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("shape", [(4, 12), (40,)])
 @pytest.mark.parametrize("options", [{}, {"num_chunks": 3}, {"single_call": True, "shifted_budget": 20}])
+@pytest.mark.every(3)
 def test_the_value_of_a_successor_is_one_more_step_from_the_state_after(kind, layers, shape, options):
     net = remembering(kind, layers)
     td = with_states(batch(1, shape), net)

@@ -83,6 +83,7 @@ def our_collector(lanes, action, counting=True, **kwargs):
 @pytest.mark.parametrize("action", ["discrete", "box"])
 @pytest.mark.parametrize("lanes", [0, 1, 4], ids=["single", "one of a batch", "four"])
 @pytest.mark.parametrize("steps", [1, 5, 13])
+@pytest.mark.every(3)
 def test_three_batches_are_equal_in_every_column(lanes, action, steps):
     frames = steps * (lanes or 1)
     ours = our_collector(lanes, action, frames_per_batch=frames)

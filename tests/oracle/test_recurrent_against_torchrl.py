@@ -131,6 +131,7 @@ def our_collector(name, lanes, wiring, **kwargs):
 @pytest.mark.parametrize(
     ("lanes", "wiring"), [(0, "auto"), (1, "auto"), (4, "auto"), (4, "inside a batched env")]
 )  # fmt: skip
+@pytest.mark.every(3)
 def test_three_batches_are_equal_in_every_column(lanes, wiring, steps, name, next_obs):
     frames = steps * (lanes or 1)
     ours, ends = None, 0

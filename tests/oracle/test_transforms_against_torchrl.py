@@ -108,6 +108,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(3)
 def test_columns_equal_upstreams(name):
     make, live, world = CASES[name]
     script = write_script(batch=T, **world)

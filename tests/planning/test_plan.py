@@ -147,6 +147,7 @@ def test_every_training_and_collecting_recipe_is_in_this_file():
 
 
 @pytest.mark.parametrize("recipe", sorted(SMALL))
+@pytest.mark.every(3)
 def test_tensor_bytes_are_those_of_the_run(recipe, seen, tmp_path):
     verb = "collect" if recipe.startswith("collect") else "train"
     overrides = [f"recipe={recipe}", *SMALL[recipe], *(QUIET if verb == "collect" else UNTRIED)]
@@ -179,6 +180,7 @@ def test_tensor_bytes_are_those_of_the_run(recipe, seen, tmp_path):
         ["recipe=ppo_multi", "memory=compact", "collector.preemptive_threshold=0.99"],  # of two: both
     ],
 )
+@pytest.mark.every(2)
 def test_options_do_not_surprise_the_plan(extra, seen, tmp_path):
     overrides = ["total_frames=1024", "collector.frames_per_batch=256", *extra, *UNTRIED]
     planned = rlcli.plan(overrides)
@@ -723,7 +725,7 @@ def compiled():
 
 
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize(("mode", "count"), [("serial", 2_000), ("native", 40_000)])
+@pytest.mark.parametrize(("mode", "count"), [("serial", 1_000), ("native", 20_000)])
 def test_very_many_envs_are_planned_as_they_are_measured_and_the_advice_names_them(mode, count):
     overrides = [f"env.num={count}", f"env.mode={mode}", f"total_frames={count}", "run.eval_episodes=0"]
     # in a process of its own: what this one has freed would hold some of them
@@ -798,6 +800,7 @@ def saved_by(line):
         (0.9, [*SEQUENCES, "sampler.batch_size=1024"]),
     ],
 )
+@pytest.mark.every(3)
 def test_advice_for_ram_is_taken_and_saves_what_it_says(monkeypatch, free, words):
     monkeypatch.setattr("shutil.disk_usage", lambda path: Usage(1 << 50, 0, 1 << 50))
     before = rlcli.plan([*words, *QUIET])
@@ -851,6 +854,7 @@ def test_where_nothing_saves_much_the_most_is_said():
         (1 << 20, "collect", ["recipe=collect_random"], ["total_frames", "run.dir"]),
     ],
 )
+@pytest.mark.every(2)
 def test_advice_for_a_disk_is_taken_and_fits(monkeypatch, free, verb, words, keys):
     monkeypatch.setattr("shutil.disk_usage", lambda path: Usage(1 << 40, 0, free))
     advice = rlcli.plan([*words, *QUIET], verb=verb).advice

@@ -52,6 +52,7 @@ def stage(planned, name):
         [*SLICES, "policy=gru"],
     ],
 )
+@pytest.mark.every(2)
 def test_stages_hold_what_the_plan_says(words, tmp_path):
     planned, memory = planned_and_run(words, tmp_path)
     values, update = stage(planned, "values"), stage(planned, "update")
@@ -125,6 +126,7 @@ def updates(monkeypatch):
         [*DQN, "sampler.burn_in=0", "policy=lstm", "policy.recurrent_backend=reference"],
     ],
 )
+@pytest.mark.every(2)
 def test_an_update_holds_what_the_plan_says(words, updates, tmp_path):
     planned, memory = planned_and_run(words, tmp_path)
     update = stage(planned, "update")
@@ -179,6 +181,7 @@ def entry(entries, component, key):
     ("stride", "fewer"),
     [(1, 0), (4, 0), (40, 0), (48, 0), (64, 0), (100, 0), (200, 8)],  # the 200th step comes in no batch of this run
 )
+@pytest.mark.every(2)
 def test_rows_that_keep_states_are_planned_for_batches_of_any_length(stride, fewer, tmp_path, monkeypatch):
     monkeypatch.setattr("rlcli.report.reporter.LEDGER_EVERY", 0.0)
     words = [*BATCHES, "total_frames=1536", "policy=gru", f"memory.recurrent_state_stride={stride}"]  # [8, 64] thrice

@@ -71,6 +71,7 @@ def test_a_frame_whose_reading_is_broken_off_is_had_whole_or_not_at_all(ends):
 
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("asleep", [True, False])
+@pytest.mark.every(2)
 def test_an_order_that_is_broken_off_leaves_a_line_that_works(body, asleep):
     workers, arrays = opened(False)
     seed = random.randrange(1 << 30)

@@ -196,6 +196,7 @@ def buffers(tmp_path, ndim, tier):
 @pytest.mark.parametrize("tier", ["tensor", "disk"])
 @pytest.mark.parametrize("ndim", [1, 2])
 @pytest.mark.parametrize("side", ["env", "buffer"])
+@pytest.mark.every(2)
 def test_a_ring_of_differences_gives_what_a_full_one_gives_however_it_is_written(tmp_path, ndim, tier, side):
     make, rng = buffers(tmp_path, ndim, tier), np.random.default_rng(ndim)
     delta = NextObservationDelta(on_overflow="keep")

@@ -171,6 +171,7 @@ def history(kind, seed, writes, storage=LazyTensorStorage):
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.every(2)
 def test_samples_of_random_histories_hold_what_was_written(kind):
     assert sum(history(kind, seed, 12) for seed in range(7)) > 100
 

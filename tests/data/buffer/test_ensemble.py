@@ -173,6 +173,7 @@ def test_a_state_leaves_no_sample_out_whoever_makes_samples_ahead(prefetch, thei
 @pytest.mark.parametrize("prefetch", [None, 3])
 @pytest.mark.parametrize("chance", [False, True])
 @pytest.mark.parametrize("disturb", ["nothing", "a state", "a transform", "a sample that fails"])
+@pytest.mark.every(3)
 def test_samples_that_members_hold_ready_come_first(prefetch, chance, way, disturb):
     """Whoever made them, however often what the ensemble made of them is thrown away."""
 

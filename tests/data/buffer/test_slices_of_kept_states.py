@@ -82,6 +82,7 @@ def check(buffer, policy, dense, kind, samples=8):
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize(("lanes", "ndim"), [(1, 1), (3, 1), (3, 2)])
 @pytest.mark.parametrize("size", [600, 90])  # all of them fit, and most are written over
+@pytest.mark.every(3)
 def test_a_slice_begins_with_the_state_that_was_there(size, lanes, ndim, sampler, kind):
     policy, pairs = collected(kind, lanes, 23, 6)
     prioritized = sampler == "by priority"

@@ -92,6 +92,7 @@ def _agree(ours, plain, rng):
 @pytest.mark.parametrize("histories", [6, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("next_obs", ["exact", "full"])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.every(2)
 def test_reads_equal_writes_bit_for_bit(tmp_path, kind, next_obs, histories):
     relaid, first = 0, 2 * list(KINDS).index(kind) + (next_obs == "full")
     for seed in range(first, first + 8 * histories, 8):  # each storage has histories of its own

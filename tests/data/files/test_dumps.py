@@ -31,6 +31,7 @@ KINDS = {
 @pytest.mark.parametrize("mode", ["exact", "full"])
 @pytest.mark.parametrize("ndim", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.every(3)
 def test_a_dump_gives_the_same_ring_in_any_storage(tmp_path, kind, ndim, mode):
     ring = Ring(KINDS[kind](tmp_path, ndim), next_obs=mode)
     for i in range(18):

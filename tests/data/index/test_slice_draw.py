@@ -77,6 +77,7 @@ CASES = [(strict, span, weighting) for strict in (True, False) for span in (Fals
 
 @pytest.mark.parametrize("layout", ["flat", "interleaved", "lanes", "not yet full"])
 @pytest.mark.parametrize(("strict", "span", "weighting"), CASES)
+@pytest.mark.every(3)
 def test_every_start_is_drawn_with_the_stated_probability(layout, strict, span, weighting):
     ring = a_ring(
         5, lanes=3 if layout == "lanes" else 1, interleaved=layout == "interleaved", wrapped=layout != "not yet full"

@@ -75,6 +75,7 @@ def overwritten(make, ring):
 @pytest.mark.parametrize("ndim", [1, 2])
 @pytest.mark.parametrize(("write", "rows", "least"), [(extended, 80, 4), (overwritten, 40, 2)])
 @pytest.mark.parametrize(("make", "frames"), [(plain, None), (stacks, 3)])
+@pytest.mark.every(2)
 def test_a_write_without_memory_changes_nothing(monkeypatch, make, frames, write, rows, least, ndim):
     refused = 0
     for left in range(1, 40):

@@ -72,6 +72,7 @@ def go(seed):
 @pytest.mark.filterwarnings("ignore:.*not followed by their own")
 @pytest.mark.parametrize("piece", [1, 2000, 1 << 26])
 @pytest.mark.parametrize("block", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 12))])
+@pytest.mark.every(2)
 def test_it_answers_as_one_that_had_the_keys_from_the_start(monkeypatch, piece, block):
     monkeypatch.setattr(remark_module, "_PIECE", piece)
     for seed in range(block * 12, block * 12 + 12):

@@ -32,6 +32,7 @@ def assert_same(one, other):
 @pytest.mark.parametrize("ids", [False, True])
 @pytest.mark.parametrize("next_obs", ["exact", "full"])
 @pytest.mark.parametrize("ndim", [1, 2, 3])
+@pytest.mark.every(3)
 def test_planned_and_plain_writes_leave_the_same(ndim, next_obs, ids, ends):
     rng = np.random.default_rng(ndim)
     planned = Ring(LazyTensorStorage(64, ndim=ndim), next_obs=next_obs)

@@ -107,6 +107,7 @@ class Tale:
 
 @pytest.mark.filterwarnings("ignore:.*not followed by their own")
 @pytest.mark.parametrize("seed", [*range(12), 71, *(pytest.param(n, marks=pytest.mark.slow) for n in range(100, 300))])
+@pytest.mark.every(3)
 def test_the_owner_follows_what_a_ring_in_one_process_would_know(seed):
     tale = Tale(seed)
     for _ in range(60):
