@@ -37,7 +37,7 @@ from rlcli.collectors.finish import assemble
 from rlcli.collectors.options import Delivery, Stepping, counted, sent
 from rlcli.collectors.parts import Outside, merged
 from rlcli.collectors.published import PublishedWeights
-from rlcli.collectors.schema import BatchSchema, RowSchema
+from rlcli.collectors.schema import RowSchema
 from rlcli.collectors.shared_batch import SharedBatch
 from rlcli.collectors.worker import Sent, WorkerBatch
 from rlcli.collectors.worker_record import WorkerRecord
@@ -141,7 +141,7 @@ class MultiProcessCollector(BaseCollector):
         )  # fmt: skip
         try:
             check_alike(self.crew.about)
-            self._schema: BatchSchema = self.crew.about[0]["schema"]
+            self._schema: RowSchema = self.crew.about[0]["schema"]
             self.next_obs, self.batched = (self.crew.about[0][name] for name in ("next_obs", "batched"))
             self.delta = None
             if self.next_obs == "delta":
@@ -280,7 +280,7 @@ class MultiProcessCollector(BaseCollector):
 
     # ---- what there is to know -----------------------------------------------------------------------------------
     @property
-    def schema(self) -> BatchSchema:
+    def schema(self) -> RowSchema:
         return self._schema
 
     def rows(self, lanes: int = 1, steps: int = 1) -> RowSchema:

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from rlcli.data.codes.code import INDEX, RECORD, Code, Record, choose, wider
-from rlcli.data.fields import Field
 from rlcli.data.storages.storage import State, Storage, contiguous
 from rlcli.errors import ResourceError
 from rlcli.kernels.codes import BITS, COUNT, KIND, NARROW, WIDE
 from rlcli.keys import Key, unravel
+from rlcli.specs.field import Field
 
 if TYPE_CHECKING:
     from rlcli.data.index import TrajectoryIndex
@@ -148,7 +148,7 @@ class CodedRows:
         """
         for code in self.codes:
             if code.key == key:
-                count = self.fields[key].shape.numel()
+                count = self.fields[key].size
                 if code.kind == BITS:
                     return -(-self._bits // 8) * count * max(code.wide, 1) / self._bits
                 return float({INDEX: 0, NARROW: count * code.wide}.get(code.kind, code.wide))

@@ -30,6 +30,16 @@ _STATE = record(
 )
 
 
+def bytes_for(rows: int, runs: int, trajectories: int, *, ids: bool, apart: int | None = None) -> int:
+    """Return about the bytes of the arrays and side pool of an index of so many rows, as they have grown.
+
+    `apart`: bytes of a trajectory's last next observations, where these are kept beside the rows.
+    """
+    table = 5 * 8 * (_power(runs) + trajectories * 9 // 8) + rows // 8  # room for up to a quarter more
+    table += 8 * _power(2 * trajectories) if ids else 0
+    return table if apart is None else table + trajectories * (8 + apart) * 9 // 8
+
+
 class IndexArrays:
     """See the module; `steps`, `lanes`, `has_ids`, `pool` and `exact` are those of `TrajectoryIndex`.
 

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import Field
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import DONE, TERMINATED, TRAJ_IDS, TRUNCATED, Key, as_tuple, show, unravel
+from rlcli.specs.field import Field
 
 Asked = tuple[Key | None, tuple[Key, ...], bool]
 """By which keys trajectories are to be told apart: what `Markers.among` takes."""
@@ -116,7 +116,7 @@ class Markers:
 
 
 def _need_one_a_row(key: Key, field: Field, *, ids: bool) -> None:
-    if field.shape.numel() != 1:
+    if field.size != 1:
         raise ArgumentError(
             "a key that tells trajectories apart holds one value a row",
             where=show(key),

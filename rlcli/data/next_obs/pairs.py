@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import Field, column_offsets
+from rlcli.data.fields import column_offsets
 from rlcli.data.next_obs.rows import Rows
 from rlcli.keys import END_FLAGS, NEXT, Key, as_tuple, under_next
+from rlcli.specs.field import Field
 
 _NO_INDEX = np.empty(0, np.int32)
-_PLACE = Field(torch.int32, torch.Size(()))
+_PLACE = Field((), torch.int32)
 _FEW = 100  # rows of which nothing can be said
 
 

@@ -19,10 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import Field, check_fit
+from rlcli.data.fields import check_fit
 from rlcli.data.next_obs.pairs import bytes_of
 from rlcli.data.next_obs.rows import Rows
 from rlcli.keys import NEXT, Key, as_tuple, unravel
+from rlcli.specs.field import Field
 from rlcli.transforms.delta_codec import KEPT
 
 
@@ -298,3 +299,8 @@ class _Column:
 def _room(needed: int, now: int) -> int:
     """Return a quarter more than is needed, where there are not as many already with some to spare."""
     return now if needed * 9 // 8 < now else needed + needed // 4
+
+
+def sparse_bytes(count: int, field: Field) -> int:
+    """Return about the bytes of a ring's column of so many rows, each with its number and place."""
+    return count * (field.width + 2 * 8) * 9 // 8  # `_room` for up to a quarter more

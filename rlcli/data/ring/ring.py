@@ -23,7 +23,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.data.codes import Code, Packing, codes_of
-from rlcli.data.fields import Field, check_fit, columns_of, nested
+from rlcli.data.fields import check_fit, columns_of, nested
 from rlcli.data.index import TrajectoryIndex
 from rlcli.data.index.markers import NO_ASK, Asked, Markers, agreed
 from rlcli.data.next_obs.pairs import SidePool
@@ -38,6 +38,7 @@ from rlcli.data.ring.write import overwrite, remark, write
 from rlcli.data.storages import Storage
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key, show, unravel
+from rlcli.specs.field import Field
 
 
 class Ring:

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from rlcli.data.codes.packing import gathered
-from rlcli.data.fields import Field
 from rlcli.data.files.tensors import tensor
 from rlcli.data.index import TrajectoryIndex
 from rlcli.data.next_obs.pairs import bytes_of
@@ -35,6 +34,7 @@ from rlcli.data.storages import Storage
 from rlcli.data.storages.sample_memory import sample_memory
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key, show
+from rlcli.specs.field import Field
 from rlcli.typed import Misfit, anything, record
 
 _STATE = record(
@@ -68,7 +68,7 @@ class FrameStacks:
             )
         each = field.shape[0] // frames
         self.key, self.field, self.frames, self.space = key, field, frames, space
-        self.frame = Field(field.dtype, field.shape[1:] if each == 1 else torch.Size((each, *field.shape[1:])))
+        self.frame = Field(field.shape[1:] if each == 1 else (each, *field.shape[1:]), field.dtype)
         self.heads = StackHeads(space.lanes, (frames - 1) * self.frame.width)
         self.tails = np.zeros((space.lanes, field.width), np.uint8)
         self._tips: dict[int, int] = {}  # trajectory -> the newest step of it, where a stretch may be linked to

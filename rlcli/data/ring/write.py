@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import Field
 from rlcli.data.index.cut_out import cut_out
 from rlcli.data.index.markers import Markers
 from rlcli.data.next_obs.pairs import bytes_of
@@ -29,6 +28,7 @@ from rlcli.data.storages.sample_memory import sample_memory
 from rlcli.data.storages.storage import by_row
 from rlcli.errors import ResourceError
 from rlcli.keys import Key, under_next
+from rlcli.specs.field import Field
 
 
 def write(

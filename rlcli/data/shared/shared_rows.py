@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import Field, width_of
+from rlcli.data.fields import width_of
 from rlcli.data.files.disk import Disk
 from rlcli.data.files.tensors import map_file
 from rlcli.data.storages import Storage
@@ -28,6 +28,7 @@ from rlcli.data.storages.segment import Segment, SegmentTable, name_of, numbers_
 from rlcli.data.storages.storage import rows_for
 from rlcli.errors import ArgumentError, ResourceError
 from rlcli.keys import Key
+from rlcli.specs.field import Field
 
 MARKS: Key = ("", "marks")  # one byte a row, beside the ring's own columns
 APART, FIRST, BORDER, CUT = 1, 2, 4, 8
@@ -55,7 +56,7 @@ class SharedRows(Storage):
         self._sides: dict[int, SideFile] = {}
 
     def declare(self, fields: Mapping[Key, Field], capacity: int) -> None:
-        stored = {**fields, MARKS: Field(torch.uint8, torch.Size(()))}
+        stored = {**fields, MARKS: Field((), torch.uint8)}
         rows = rows_for(width_of(stored), capacity)
         self.fields, self.capacity = dict(fields), capacity
         self._table, self._sides = SegmentTable(stored, rows, 2 * capacity), {}

@@ -18,9 +18,9 @@ import numpy as np
 from torch import Tensor
 
 from rlcli.config.installed import install
-from rlcli.data.fields import Field
 from rlcli.data.storages.code_memory import CodeMemory
 from rlcli.errors import DamagedDataError, ResourceError
+from rlcli.specs.field import Field
 
 _PIECE, _PLACE, _LENGTH, _DEPTH = range(4)
 _NOTHING = -1  # the length of a frame that was never written; that of one without changes is 0

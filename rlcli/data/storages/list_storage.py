@@ -16,11 +16,11 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 
-from rlcli.data.fields import Field
 from rlcli.data.ring.space import RingSpace, warn_of_left_out
 from rlcli.data.storages.storage import Storage
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
+from rlcli.specs.field import Field
 
 
 class ListStorage(Storage):

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import Field, width_of
+from rlcli.data.fields import width_of
 from rlcli.data.files.disk import SCRATCH, Disk
 from rlcli.data.files.journal import JOURNAL, number_of, state_name, states
 from rlcli.data.files.state import decode_state
@@ -54,6 +54,7 @@ from rlcli.data.storages.segment import (
 from rlcli.data.storages.storage import Again, Saved, State, Storage, rows_for
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import Key
+from rlcli.specs.field import Field
 from rlcli.typed import from_0
 
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlcli.data.fields import Field, check_fields, listed_fields, read_fields
+from rlcli.data.fields import check_fields, listed_fields, read_fields
 from rlcli.data.files.disk import MISSING, STAMP, Disk, Stamp
 from rlcli.data.files.journal import (
     JOURNAL,
@@ -36,6 +36,7 @@ from rlcli.data.storages.segment import Segment, SegmentLayout, SegmentPiece, fi
 from rlcli.data.storages.storage import MOST_ROWS
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import Key
+from rlcli.specs.field import Field
 from rlcli.typed import Misfit, anything, kinds, listed, optional, parsed, record, row, text, whole
 
 FORMAT, VERSION = "rlcli-rows", 3

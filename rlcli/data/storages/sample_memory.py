@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import Field
+from rlcli.specs.field import Field
 
 _LEAST, _MOST = 1 << 20, 1 << 26  # bytes of a sample that is given from here
 _HELD = 1 << 28  # bytes that are kept, in use or not

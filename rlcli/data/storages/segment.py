@@ -24,12 +24,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from rlcli.data.fields import Field, column_offsets
+from rlcli.data.fields import column_offsets
 from rlcli.data.files.disk import Disk, digest_of
 from rlcli.data.files.tensors import map_file
 from rlcli.data.storages.storage import Again, contiguous
 from rlcli.errors import DamagedDataError, ResourceError
 from rlcli.keys import Key
+from rlcli.specs.field import Field
 
 SUFFIX = ".bin"
 _NAME = re.compile(r"rows-\d{8,}\.\d+\.bin")

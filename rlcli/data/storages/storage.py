@@ -23,9 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import Field, width_of
+from rlcli.data.fields import width_of
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
+from rlcli.specs.field import Field
 
 State = Callable[[], list[bytes | memoryview]]
 """The content of a file from which the owner of some rows can go on with them, made when it is asked for."""

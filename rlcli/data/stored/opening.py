@@ -26,7 +26,6 @@ from rlcli.data.buffer.tensordict_buffer import TensorDictReplayBuffer
 from rlcli.data.collected import SegmentReader
 from rlcli.data.collected.batches import key_of
 from rlcli.data.collected.folder import left_out
-from rlcli.data.fields import Field
 from rlcli.data.files.checkpoints import BUFFER, read_manifest, read_state
 from rlcli.data.files.checkpoints import FOLDERS as CHECKPOINTS
 from rlcli.data.files.dumps import FOLDERS, read_dump, take_rows
@@ -42,6 +41,7 @@ from rlcli.data.storages.segment import SegmentLayout, damaged_rows, name_of
 from rlcli.data.stored.place import CHECKPOINT, DUMP, FRAMES, KEPT, Place, find, nothing_yet
 from rlcli.errors import ArgumentError, DamagedDataError
 from rlcli.keys import DONE, NEXT, TRUNCATED, Key, as_tuple
+from rlcli.specs.field import Field
 from rlcli.transforms import NextObservationDelta, NextStateReconstructor, Transform
 from rlcli.transforms.delta_codec import DELTA
 from rlcli.typed import Misfit
@@ -126,7 +126,7 @@ def open_frames(path: Path, make: Callable[..., ReplayBuffer]) -> ReplayBuffer:
 
 def _in_memory(segments: SegmentReader, ndim: int, make: Callable[..., ReplayBuffer]) -> ReplayBuffer:
     """A buffer that holds the rows of segments whose columns lie there in other forms, in as few bytes as there."""
-    stacks = {key_of(name): segments.layout[name]["shape"][0] for name in segments.stacked()}
+    stacks = {key_of(name): segments.layout[name].shape[0] for name in segments.stacked()}
     kind = CompressedStorage if (stacks or segments.compressed) and has("lz4") else LazyTensorStorage
     buffer = make(storage=kind(segments.frames, ndim=ndim), next_obs="exact", frame_stack=stacks or None, codes=True)
     for batch in segments:
