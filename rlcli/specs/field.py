@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlcli.keys import Key
@@ -21,7 +21,7 @@ NONE, OWN, SHARED, CODED = "none", "own", "shared", "coded"
 
 @dataclass(frozen=True)
 class Field:
-    """One key of a row; it unpacks as `shape, dtype`.
+    """One key of a row; it unpacks as `shape, dtype`, and equals another that has the same.
 
     `shape`: without batch dims. `dtype`: numpy's where rows are arrays, torch's where they are tensors.
     `choices`: the number of values of a key that counts from 0.
@@ -35,10 +35,10 @@ class Field:
 
     shape: tuple[int, ...]
     dtype: Any
-    choices: int | None = None
-    written: str = ROW
-    stored: bool = True
-    next: str = NONE
+    choices: int | None = field(default=None, compare=False)
+    written: str = field(default=ROW, compare=False)
+    stored: bool = field(default=True, compare=False)
+    next: str = field(default=NONE, compare=False)
 
     @classmethod
     def of(cls, column: Any, lead: int = 1) -> Field:
