@@ -48,10 +48,7 @@ def width_of(fields: Mapping[Key, Field]) -> int:
 def column_offsets(
     fields: Mapping[Key, Field], rows: int, packed: Sequence[int | None] | None = None
 ) -> tuple[dict[Key, int], int]:
-    """Return where each column begins in memory or a file of so many rows column after column, and bytes of all.
-
-    `packed`: for each column its bytes where they are packed; None for raw rows.
-    """
+    """Return where each column of so many rows begins, and bytes of all; `packed`: of those that are packed."""
     offsets, at = {}, 0
     sizes = [None] * len(fields) if packed is None else packed
     for (key, field), size in zip(fields.items(), sizes, strict=True):
@@ -61,10 +58,7 @@ def column_offsets(
 
 
 def check_fit(fields: Mapping[Key, Field], columns: Mapping[Key, Tensor], lead: torch.Size | None = None) -> None:
-    """Refuse columns `[*lead, *F]` that are not those that `fields` say.
-
-    `lead`: the batch dims, which all columns are known to share; by default one, which is checked.
-    """
+    """Refuse columns `[*lead, *F]` that are not those that `fields` say; without `lead`, of unequal lengths too."""
     if columns.keys() != fields.keys():
         missing = [show(key) for key in fields if key not in columns]
         new = [show(key) for key in columns if key not in fields]
@@ -94,12 +88,12 @@ def listed_fields(fields: Mapping[Key, Field]) -> list[list[Any]]:
 
 
 def read_fields(listed: Sequence[Sequence[Any]]) -> dict[Key, Field]:
-    """The inverse of `listed_fields`; `check_fields` has looked at them where they come from a file."""
+    """Return the fields of `listed_fields`; `check_fields` has looked at those of a file."""
     return {unravel(tuple(key)): Field(tuple(shape), DTYPES[dtype]) for key, dtype, shape in listed}
 
 
 def check_fields(x: Any) -> None:
-    """The check of `listed_fields` in a file."""
+    """Refuse (Misfit) what is not as `listed_fields` writes it."""
     _FIELDS(x)
     keys = [tuple(key) for key, _, _ in x]
     if len(set(keys)) < len(keys):

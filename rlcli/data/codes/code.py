@@ -56,7 +56,7 @@ class Record(NamedTuple):
 
     @classmethod
     def of(cls, codes: Sequence[Code], fields: Sequence[Field]) -> Record:
-        """Of codes that are stored, with the fields of their keys."""
+        """Return the record of codes that are stored, with the fields of their keys."""
         counts = [field.size for field in fields]
         table = np.zeros((len(codes), 6), np.int64)
         for row, code, field, count in zip(table, codes, fields, counts, strict=True):
@@ -89,11 +89,7 @@ def one_of(dtype: torch.dtype) -> int:
 def choose(
     fields: Mapping[Key, Field], columns: Mapping[Key, Tensor], *, traj_key: Key | None
 ) -> tuple[Code, ...]:  # fmt: skip
-    """Return the codes for the columns of a first batch; none where they would save less than a tenth of a row.
-
-    `columns` (`[N, *F]`): those of the first batch that can be looked at.
-    `traj_key`: by which the index tells trajectories apart.
-    """
+    """Return codes for a first batch's columns `[N, *F]`; none where they would save less than a tenth of a row."""
     codes = [code for key, field in fields.items() if (code := _of(key, field, columns, traj_key)) is not None]
     stored = [code for code in codes if code.kind != INDEX]
     now = width_of(fields)
@@ -150,10 +146,7 @@ def _narrow(key: Key, field: Field, column: Tensor) -> Code | None:
 
 
 def _one_hot(key: Key, field: Field, column: Tensor) -> Code | None:
-    """Rows of zeros with a single one, of any dtype: the place of the one. A row without one has a code as well.
-
-    Of a column `[N, n]` that is mostly one-hot; what it really holds is compared when it is packed.
-    """
+    """Return the code of one-hot rows, of any dtype, where a column `[N, n]` is mostly one-hot."""
     if field.dtype not in _WHOLE + _FLOATING or len(field.shape) != 1 or not 2 <= field.shape[0] < 65535:
         return None
     if field.dtype is torch.bool and field.shape[0] <= 8:

@@ -164,7 +164,7 @@ class SegmentReader:
         return None
 
     def _state_stamp(self, count: int) -> Stamp:
-        """Of the state after so many segments."""
+        """Return the stamp of the state after so many segments."""
         return Stamp.said(self.record(count - 1)["state"])
 
     def cut_lanes(self, i: int) -> list[int]:

@@ -52,11 +52,7 @@ class Markers:
         end_keys: Sequence[Key] = (),
         some: bool = False,
     ) -> Markers:
-        """Return what was asked for; else `("collector", "traj_ids")` or `"episode"`, and `("next", "done")` beside it.
-
-        `fields`: of the batch.
-        `some`: of `end_keys` those that are there will do; none is needed where there are ids.
-        """
+        """Return the keys that were asked for, or the usual ones among `fields`; `some`: of `end_keys` any will do."""
         present = [key for key in end_keys if unravel(key) in fields]
         ids = [key for key in ((TRAJ_IDS, "episode") if traj_key is None else (traj_key,)) if unravel(key) in fields]
         if some and (present or ids):
@@ -103,7 +99,7 @@ class Markers:
         return ids, ends
 
     def state(self) -> dict[str, list]:
-        """As plain lists."""
+        """Return plain lists."""
         return {
             "traj_key": [] if self.traj_key is None else list(as_tuple(self.traj_key)),
             "end_keys": [list(as_tuple(key)) for key in self.end_keys],

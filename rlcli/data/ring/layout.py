@@ -54,10 +54,7 @@ class RingLayout:
         cls, columns: Mapping[Key, Tensor], lead: torch.Size, ndim: int, asked: Asked, next_obs: str,
         frame_stack: int | Mapping[Key, int] | None,
     ) -> RingLayout:  # fmt: skip
-        """Return what a first batch decides, of columns `[*lead, *F]` in a storage of `ndim` dims.
-
-        `asked`: see `Markers.among`. `next_obs`, `frame_stack`: see `Ring`.
-        """
+        """Return what a first batch decides, of columns `[*lead, *F]` in a storage of `ndim` dims."""
         fields, lane_shape = fields_of(columns, len(lead)), _lane_shape(lead, ndim)
         stacked = _stacked(fields, frame_stack)
         lazy = bool(stacked) or any(isinstance(column, Rows) for column in columns.values())

@@ -78,7 +78,7 @@ class FrameStacks:
 
     # ---- writing -----------------------------------------------------------------------------------------------
     def newest(self, stacks: Tensor) -> Tensor:
-        """Of whole stacks `[N, *F]` what is stored; a view."""
+        """Return what is stored of whole stacks `[N, *F]`; a view."""
         return stacks.view(len(stacks), self.frames, *self.frame.shape)[:, -1]
 
     def promote(self, storage: Storage, base: int, cursor: int, new_base: int) -> Promoted:
@@ -124,11 +124,7 @@ class FrameStacks:
         self, storage: Storage, stacks: Tensor, index: TrajectoryIndex, cursor: int, length: int, per_env: int,
         start: int, stop: int, promoted: Promoted,
     ) -> None:  # fmt: skip
-        """Note the steps `[start, stop)` of a batch, prepared last and just written from step `cursor` on.
-
-        `stacks` (`[lanes * length, *F]`): the whole batch, contiguous. `per_env`: rows of one env in a flat batch.
-        `index`: knows the new rows already.
-        """
+        """Note steps `[start, stop)` of a batch `[lanes * length, *F]`, just written from step `cursor` on."""
         from rlcli.kernels.stacks import NEW, REPEAT, SAME_FRAMES
 
         survives = index.base < cursor  # some row above the new ones is still there
@@ -188,7 +184,7 @@ class FrameStacks:
             self._tips = {number: step for number, step in self._tips.items() if step >= index.base}
 
     def forget_tips(self) -> None:
-        """The trajectories have other numbers now."""
+        """Forget tips: trajectories have other numbers now."""
         self._tips = {}
 
     def _warn(self, rows: int) -> None:
@@ -258,7 +254,7 @@ class FrameStacks:
         self.heads.reserve(count + 2, count)
 
     def overwrite(self, storage: Storage, index: TrajectoryIndex, rows: np.ndarray, stacks: Tensor) -> None:
-        """Rows int64 `[N]`, each once, are about to get other stacks: keep what their neighbours read from them."""
+        """Keep what neighbours read from rows int64 `[N]`, each once, which are about to get other stacks."""
         steps, lanes = self.space.steps_of(rows, index.cursor).tolist(), (rows % self.space.lanes).tolist()
         heads: dict[tuple[int, int], np.ndarray] = {}
         whole = bytes_of(stacks.reshape(len(rows), -1)).numpy()

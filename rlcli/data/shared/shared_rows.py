@@ -99,7 +99,7 @@ class SharedRows(Storage):
         disk.remove(side_path(self.folder, number))
 
     def _parts(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """(segment, first row, one past the last) of the rows `[start, stop)`."""
+        """Yield (segment, first row, one past the last) of the rows `[start, stop)`."""
         rows = self._table.rows
         for number in range(start // rows, -(-stop // rows)):
             yield number, max(start, number * rows), min(stop, (number + 1) * rows)
@@ -132,10 +132,7 @@ class SharedRows(Storage):
         return self.at(np.arange(start, stop), [MARKS])[MARKS].numpy()
 
     def sides(self, first: int, marks: np.ndarray, width: int) -> np.ndarray:
-        """The sides of the rows from `first` on, which have these marks and come in turn: uint8 ``[apart, width]``.
-
-        FileNotFoundError if some of them were dropped.
-        """
+        """Return sides uint8 `[apart, width]` of rows from `first` on with these marks; FileNotFoundError: dropped."""
         out = np.empty((np.count_nonzero(marks & APART), width), np.uint8)
         for file, part in self._side_files(first, marks, width):
             out[part] = file.read(part.stop - part.start)
@@ -149,7 +146,7 @@ class SharedRows(Storage):
         return found
 
     def _side_files(self, first: int, marks: np.ndarray, width: int) -> Iterator[tuple[SideFile, slice]]:
-        """The files that hold the sides of these rows, and which of them."""
+        """Return the files that hold the sides of these rows, and which of them."""
         taken = 0
         for number, start, stop in self._parts(first, first + len(marks)):
             count = int(np.count_nonzero(marks[start - first : stop - first] & APART))
@@ -213,7 +210,7 @@ class SideFile:
         self._memory = map_file(path, max(size, 1)).numpy()[:size].reshape(slots, width)
 
     def write(self, rows: np.ndarray) -> None:
-        """The next slots, uint8 ``[N, width]``."""
+        """Write the next slots, uint8 ``[N, width]``."""
         stop = self.used + len(rows)
         if stop > self._room:
             assert self._disk is not None

@@ -79,12 +79,7 @@ class ListStorage(Storage):
 
 
 def collate(items: list[Any]) -> Any:
-    """Return a batch of objects.
-
-    Tensors and TensorDicts are stacked where they are alike. TensorDicts that are not (ragged tensors, other keys, rows
-    of their own in other numbers) are stacked lazily, each as it is: `batch[i]`, or `batch.get(key, as_list=True)`.
-    Anything else stays a list.
-    """
+    """Return objects as a batch: stacked tensors and TensorDicts, lazily where they differ, else a list."""
     if items and all(isinstance(item, TensorDictBase) for item in items) and len({item.ndim for item in items}) == 1:
         if alike(items):
             return torch.stack(items)

@@ -248,7 +248,7 @@ class LazyMemmapStorage(Storage):
                 self._rewrite(number)
 
     def _numbers(self, rows: np.ndarray) -> np.ndarray:
-        """Of rows; -1 where nothing is."""
+        """Return numbers of rows; -1 where nothing is."""
         return numbers_of(rows, self.first, self.total, self.capacity)
 
     def _rewrite(self, number: int) -> None:
@@ -472,7 +472,7 @@ class LazyMemmapStorage(Storage):
         self._take_files_away()
 
     def _take_files_away(self) -> None:
-        """Of rows that were given up. Refused by the disk, the folder stays ours, and the next write tries it again."""
+        """Take files of given-up rows away; refused by the disk, the next write tries it again."""
         if self._journal is None:
             return
         with contextlib.suppress(ResourceError):  # of a full disk, which has room once the files are gone
@@ -507,9 +507,7 @@ class LazyMemmapStorage(Storage):
 
 
 def disk_need(row_bytes: int, capacity: int, *, kept: bool = True, batch: int = 0) -> int:
-    """Bytes that the files of `capacity` rows come to: reserved whole, and beside those of the ring's own rows lie
-    those that no commit has given up yet, of `batch` rows or more.
-    """
+    """Return bytes that files of `capacity` rows come to, and of `batch` rows that no commit has given up yet."""
     rows = rows_for(row_bytes, capacity)
     beside = max(batch, _spare(rows, capacity, kept=kept))
     return max(1, row_bytes * rows) * (-(-(capacity + beside) // rows) + 1)

@@ -157,7 +157,7 @@ class Storage(ABC):
         self._bound = None if ring is None else weakref.ref(ring)
 
     def _owners_state(self) -> State | None:
-        """That of the ring whose rows these are, if one holds them."""
+        """Return the state of the ring whose rows these are, if one holds them."""
         ring = None if self._bound is None else self._bound()
         return ring.content if ring is not None and ring.storage is self else None
 
