@@ -47,6 +47,7 @@ from rlcli.errors import ArgumentError, one_of
 from rlcli.keys import COLLECTOR_MASK, TRAJ_IDS, Key
 from rlcli.processes.crew import Crew
 from rlcli.processes.worker import USUAL_METHOD
+from rlcli.specs.field import CODED
 from rlcli.transforms import NextObservationDelta
 from rlcli.vec_envs.told import told
 
@@ -144,7 +145,7 @@ class MultiProcessCollector(BaseCollector):
             self._schema: RowSchema = self.crew.about[0]["schema"]
             self.next_obs, self.batched = (self.crew.about[0][name] for name in ("next_obs", "batched"))
             self.delta = None
-            if self.next_obs == "delta":
+            if self._schema.next == CODED:
                 self.delta = NextObservationDelta(delta_dtype=each[0].delta_dtype, on_overflow=each[0].on_overflow)
             self.policy = policy if each[0].policy_factory is None else made_as_in_workers(each[0], self.seed)
             self._weights = PublishedWeights(self.crew, self.policy, weight_sync_schemes)

@@ -16,6 +16,7 @@ from rlcli.collectors.devices import Placement, on_device, same_device
 from rlcli.collectors.options import Stepping
 from rlcli.collectors.schema import Kept, RowSchema, always, keeper, schema_of
 from rlcli.collectors.states import refuse_lost_states, transforms_of
+from rlcli.data.next_obs.modes import NEXT
 from rlcli.envs import EnvBase, GymEnv, TransformedEnv
 from rlcli.envs.base import own_methods, steps_as_ours
 from rlcli.envs.mdp import on_tensordicts
@@ -27,7 +28,7 @@ from rlcli.errors import ArgumentError
 from rlcli.keys import IS_INIT, REWARD, Key, as_tuple, show, under_next, unravel
 from rlcli.modules.masks import mask_key_of
 from rlcli.specs import Composite
-from rlcli.specs.field import Field, Fields
+from rlcli.specs.field import CODED, Field, Fields
 from rlcli.transforms import (
     Compose,
     Faces,
@@ -111,7 +112,7 @@ def with_delta(
 ) -> tuple[EnvBase, NextObservationDelta | None]:
     """The env with its `NextObservationDelta`: its own, or in `delta` a new one on the outside; None in other modes."""
     own = delta_of(env)
-    if own is not None or mode != "delta":
+    if own is not None or NEXT[mode] != CODED:
         return env, own
     added = NextObservationDelta(delta_dtype=dtype, on_overflow=on_overflow)
     return TransformedEnv(env, added), added

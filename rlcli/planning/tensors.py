@@ -20,6 +20,7 @@ from rlcli.collectors.schema import RowSchema
 from rlcli.config.schemas import by_priority
 from rlcli.data.fields import width_of
 from rlcli.data.next_obs import Rows
+from rlcli.data.next_obs.modes import NEXT
 from rlcli.data.next_obs.pool import Successors
 from rlcli.data.next_obs.sparse import Sparse, sparse_bytes, sparse_rows
 from rlcli.kernels.sum_tree.levels import tree_bytes
@@ -32,7 +33,7 @@ from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.report.buffer_entries import BUFFER, PRIORITIES
 from rlcli.report.ledger import FEW_ROWS, Claims, LedgerEntry, batch_entries, learner_entries
 from rlcli.specs.dtypes import dtype_name
-from rlcli.specs.field import Field
+from rlcli.specs.field import NONE, Field
 
 if TYPE_CHECKING:
     from rlcli.data.codes.packing import CodedRows
@@ -69,7 +70,7 @@ def written_by(estimator: ValueEstimator, mode: str) -> dict[Key, Field]:
     dtype = next((p.dtype for p in estimator.parameters()), torch.float32)
     number, flag = Field((1,), dtype), Field((), torch.bool)
     found: dict[Key, Field] = {key: flag if key == SHIFTED_VALID else number for key in estimator.out_keys}
-    return found | ({APPROXIMATED: flag} if mode == "compact" and estimator.value_network is not None else {})
+    return found | ({APPROXIMATED: flag} if NEXT[mode] == NONE and estimator.value_network is not None else {})
 
 
 def trial_batch(
