@@ -275,6 +275,17 @@ def test_a_pass_alone_does_not_run_where_rows_are_needed():
         choose_faces([Pass()], schema, ["step_count"])
 
 
+def test_a_plan_of_a_users_may_give_and_take_pairs_of_shape_and_dtype():
+    class Wide(StepCounter):
+        def plan(self, schema):
+            shape, dtype = schema["observation"]
+            return super().plan(schema) | {"wide": ((2 * shape[0], *schema["observation"][0]), dtype)}
+
+    faces = choose_faces([Wide()], {"observation": ((4,), np.dtype(np.float32))}, ["wide"])
+    (wide,) = (field for key, field in {**faces.rows, **faces.columns}.items() if key == "wide")
+    assert (wide.shape, wide.dtype, wide.width) == ((8, 4), np.float32, 128)
+
+
 def test_faces_are_chosen_by_place():
     schema = {"observation": ((4,), np.dtype(np.float32)), REWARD: ((1,), np.dtype(np.float32))}
     twice = RewardScaling(0.0, 2.0)
