@@ -13,7 +13,7 @@ from tensordict import TensorDictBase
 from rlcli.collectors.background import Background
 from rlcli.collectors.delivered import Collected, Delivered
 from rlcli.collectors.options import CountedOption, Delivery, Stepping, counted, function
-from rlcli.collectors.schema import BatchSchema, RowSchema
+from rlcli.collectors.schema import RowSchema
 from rlcli.collectors.weights import POLICY, CollectorWeights, Source
 from rlcli.data.splitting import split_trajectories
 from rlcli.errors import ArgumentError, ResourceError, in_words
@@ -135,7 +135,7 @@ class BaseCollector:
 
     # ---- what there is to know, and to do between two batches: see `Collector` -------------------------------------
     @property
-    def schema(self) -> BatchSchema:
+    def schema(self) -> RowSchema:
         """What batches hold; once steps are taken, with what nobody declared and they wrote."""
         raise NotImplementedError
 

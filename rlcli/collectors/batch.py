@@ -15,7 +15,7 @@ one: what was handed out is never overwritten, and a consumer that drops its bat
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Generic, Protocol, TypeVar
@@ -23,7 +23,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from rlcli.keys import Key
-from rlcli.vec_envs.vec_env import Schema
+from rlcli.specs.field import Fields
 
 SPARE = 2  # batches of one length, kept while a third is written
 
@@ -52,21 +52,10 @@ class Columns:
         return [sys.getrefcount(array) for array in self.data.values()] == self._idle
 
 
-def memory_for(steps: int, lanes: int, live: Schema, stored: Set[Key], once: Schema) -> Schema:
-    """Return key -> (shape, dtype) of the columns of one batch.
-
-    `live`: keys that the loop writes row by row; `stored`: those of them that the consumer gets; the others live in
-    scratch rows.
-    `once`: keys that are written as whole columns after the loop.
-    """
-    kept = {key: kind for key, kind in live.items() if key in stored} | dict(once)
-    return {key: ((lanes, steps, *shape), dtype) for key, (shape, dtype) in kept.items()}
-
-
-def columns_on(data: dict[Key, np.ndarray], steps: int, live: Schema, carrier: dict[Key, np.ndarray]) -> Columns:
+def columns_on(data: dict[Key, np.ndarray], steps: int, live: Fields, carrier: dict[Key, np.ndarray]) -> Columns:
     """Return one batch on memory that is there.
 
-    `data`: key -> array `[N, steps, *shape]`, as `memory_for` says. `live`: keys that the loop writes row by row.
+    `data`: key -> array `[N, steps, *shape]`, of the fields that have columns. `live`: all that the loop writes.
     `carrier`: key -> `[N, *shape]`, the rows T.
     """
     rows: dict[Key, list[np.ndarray]] = {}

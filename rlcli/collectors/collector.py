@@ -29,7 +29,7 @@ from rlcli.collectors.engine import Rollout
 from rlcli.collectors.finish import Filled, TrajectoryPool, assemble
 from rlcli.collectors.frames import next_steps, steps_of
 from rlcli.collectors.options import Stepping, divided, whole
-from rlcli.collectors.schema import BatchSchema, RowSchema
+from rlcli.collectors.schema import RowSchema
 from rlcli.collectors.weights import FollowedWeights, Receiver
 from rlcli.collectors.wiring import (
     EnvMaker,
@@ -395,11 +395,11 @@ class Collector(BaseCollector):
 
     # ---- what there is to know -----------------------------------------------------------------------------------
     @property
-    def schema(self) -> BatchSchema:
+    def schema(self) -> RowSchema:
         return self.engine.schema
 
     def rows(self, lanes: int = 1, steps: int = 1) -> RowSchema:
-        return RowSchema.of(self.schema, self.env, lanes, steps)
+        return self.schema.rows(self.env, lanes, steps)
 
     @property
     def processes(self) -> Crew | None:

@@ -29,7 +29,7 @@ from rlcli.processes.pulse import Pulse
 from rlcli.processes.region import Region
 from rlcli.processes.restarts import NOT_REPLACED, POLICIES, Restarts, time_to_build
 from rlcli.processes.worker import Worker
-from rlcli.vec_envs.vec_env import Schema
+from rlcli.specs.field import Fields
 
 CALL = 1
 _FILES = 6  # that a worker takes of its parent, with its first batches
@@ -82,7 +82,7 @@ class CollectorCrew:
         self._kept: dict[str, tuple] = {}
         self._newest: dict[str, bytes] = {}  # messages that go with each worker's next order
         self._sent: list[dict[str, bytes]] = [{} for _ in sent]  # those that went
-        self._columns: Schema | None = None  # a row of what is shared
+        self._columns: Fields | None = None  # a row of what is shared
         self._batches = 0
         self._restarts = Restarts()
         self._given_up: EnvError | None = None
@@ -191,7 +191,7 @@ class CollectorCrew:
         return batch
 
     @staticmethod
-    def _alike(schemas: Sequence[Schema]) -> Schema:
+    def _alike(schemas: Sequence[Fields]) -> Fields:
         for index, schema in enumerate(schemas):
             if schema != schemas[0]:
                 raise ArgumentError(

@@ -17,24 +17,25 @@ import torch
 from rlcli.collectors.actors import BoundActor, Masked, TensorDictActor, holding
 from rlcli.collectors.actors.actor import TorchStream
 from rlcli.collectors.answers import answering
-from rlcli.collectors.batch import BatchPool, Columns, FinalObservations, columns_on, memory_for
+from rlcli.collectors.batch import BatchPool, Columns, FinalObservations, columns_on
 from rlcli.collectors.checks import BoundedRows, FiniteRows, check_bounds, check_finite
 from rlcli.collectors.finish import Ended, Filled, Seconds, TrajectoryPool, fill_flags, fill_ids
 from rlcli.collectors.loop import BoundBatch, RewardRows
 from rlcli.collectors.options import Stepping
-from rlcli.collectors.schema import BATCH, ROW, SPARSE, refuse_unknown
+from rlcli.collectors.schema import refuse_unknown
 from rlcli.collectors.states import States
 from rlcli.collectors.stored_states import KeptStates, StateClock
 from rlcli.collectors.wiring import Wired
 from rlcli.envs.late_columns import LateColumns
 from rlcli.envs.serial import times_called
 from rlcli.envs.tensordict_vec_env import TensorDictVecEnv
-from rlcli.keys import REWARD, TRAJ_IDS, Key, show, spell
+from rlcli.keys import RAW, REWARD, TRAJ_IDS, Key, as_tuple, show, spell
+from rlcli.specs.field import BATCH, NONE, ROW, SPARSE, Field, Fields
 from rlcli.transforms import RowOp, by_name
 from rlcli.vec_envs.building import same_dtype
 from rlcli.vec_envs.contract import BatchStart
 from rlcli.vec_envs.noise import POLICY, RANDOM, Noise
-from rlcli.vec_envs.vec_env import Outcome, Schema, VecEnv, reward_column
+from rlcli.vec_envs.vec_env import Outcome, VecEnv, reward_column
 
 SINGLE, LONG = np.dtype(np.float32), np.dtype(np.int64)
 
@@ -69,7 +70,7 @@ class Rollout:
         self.env, self.vec_env, self.faces, self.actor, self.random = wired.env, vec_env, faces, actor, wired.random
         self.mask_key = wired.mask_key
         self.schema, self.track_ids, self.ids = schema, stepping.track_traj_ids, ids
-        self.keep_finals = schema.mode != "compact"  # the true next observations of episode ends
+        self.keep_finals = schema.next != NONE  # the true next observations of episode ends
         self.stream = stream
         self.noise = {part: Noise(seed, vec_env.n, part, stepping.first_lane) for part in (POLICY, RANDOM)}
         self.reset_when_done, self.max_frames = stepping.reset_when_done, stepping.max_frames_per_traj
@@ -87,7 +88,7 @@ class Rollout:
         unseen = [  # observations of the env that no stored column shows as they were
             key for key in vec_env.schema if faces.env_keys[key] != key or key in changed or not schema.delivers(key)
         ]
-        self.hidden = [key for key in unseen if vec_env.schema[key][1].kind == "f"]
+        self.hidden = [key for key in unseen if vec_env.schema[key].dtype.kind == "f"]
         watched = [] if vec_env.checks_bounds else vec_env.bounds.watched
         self.bounded = [key for key in watched if key not in unseen]
         self.hidden_bounded = [key for key in watched if key in unseen]
@@ -96,7 +97,7 @@ class Rollout:
         self.carrier = {key: np.zeros((n, *shape), dtype) for key, (shape, dtype) in self.live.items()}
         self.reward_rows = REWARD in faces.needs
         self.rescales = self.reward_rows or any(
-            REWARD in t.writes({**self.live, REWARD: ((1,), SINGLE)}) for t in faces.after
+            REWARD in t.writes({**self.live, REWARD: Field((1,), SINGLE)}) for t in faces.after
         )
         self.late: list[LateColumns] = [part.late for part in (actor, vec_env) if part.late is not None]
         self.current_ids = np.zeros(n, np.int64)
@@ -334,24 +335,30 @@ class Rollout:
             if steps and key not in self.random.once and key in batch.columns.data:
                 batch.columns.data[key][:, :steps] = 0
 
-    def memory_for(self, steps: int) -> Schema:
-        """Return key -> (shape, dtype) of the arrays that a batch of so many steps is written to."""
-        stored = {key for key in self.live if self.schema.delivers(key)}.difference(self.schema.sparse)
-        return memory_for(steps, self.vec_env.n, self.live, stored, self.schema.written(BATCH))
+    def columns(self) -> Fields:
+        """Return the fields that a batch has memory for; what else the loop writes lives in scratch rows."""
+        stored = {key: field for key, field in self.live.items() if field.stored and field.written == ROW}
+        return stored | self.schema.written(BATCH)
+
+    def _is_observed(self, key: Key) -> bool:
+        """Say whether row t+1 of a key is the true successor of row t, which is kept where an episode ends."""
+        observed = key in self.faces.rows and as_tuple(key)[0] != RAW and key not in self.vec_env.held
+        return observed and self.live[key].written == ROW
 
     def _make(self, steps: int) -> BoundBatch:
         """Return new memory for a batch, with all that writes it bound to it."""
-        return self.bind({key: np.empty(*kind) for key, kind in self.memory_for(steps).items()}, steps)
+        n = self.vec_env.n
+        return self.bind({key: np.empty((n, steps, *f.shape), f.dtype) for key, f in self.columns().items()}, steps)
 
     def bind(self, data: dict[Key, np.ndarray], steps: int) -> BoundBatch:
-        """Return a batch on memory that is there, as `memory_for` says, with all that writes it bound to it."""
+        """Return a batch on memory that is there, as `columns` says, with all that writes it bound to it."""
         with torch.inference_mode(False):  # row tensors made in inference mode could not be trained on
             return self._bound(columns_on(data, steps, self.live, self.carrier))
 
     def _bound(self, columns: Columns) -> BoundBatch:
         vec_env, rows = self.vec_env, columns.rows
         step, reset = vec_env.bind(self.env_rows(rows))
-        finals = FinalObservations({key: rows[key] for key in self.schema.observations})
+        finals = FinalObservations({key: rows[key] for key in self.live if self._is_observed(key)})
         floats = [key for key, (_, dtype) in vec_env.schema.items() if dtype.kind == "f"]
         actor, random = (
             holding(p.bind(columns, vec_env.n), columns, self.states.held(p.states)) for p in (self.actor, self.random)

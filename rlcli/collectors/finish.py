@@ -17,13 +17,14 @@ import torch
 from tensordict import TensorDict
 
 from rlcli.collectors.batch import FinalObservations
-from rlcli.collectors.schema import BatchSchema
+from rlcli.collectors.schema import RowSchema
 from rlcli.collectors.stored_states import Kept
 from rlcli.data.next_obs import build_exact, build_full
 from rlcli.data.next_obs.sparse import Sparse, sparse_rows, sparse_where
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, END_FLAGS, REWARD, TERMINATED, TRUNCATED, Key, as_tuple, show, under_next
 from rlcli.specs.dtypes import numpy_dtype
+from rlcli.specs.field import SHARED
 from rlcli.transforms import NextObservationDelta
 from rlcli.vec_envs.vec_env import Outcome
 
@@ -104,7 +105,7 @@ class Filled:
     late: dict[Key, torch.Tensor]
     carrier: dict[Key, np.ndarray]
     finals: FinalObservations
-    schema: BatchSchema
+    schema: RowSchema
     shape: tuple[int, int]
     raw_reward: np.ndarray | None = None
     seconds: Seconds | None = None
@@ -170,12 +171,12 @@ def assemble(filled: Filled, *, batched: bool, delta: NextObservationDelta | Non
         at = torch.from_numpy(places[:, 1] * steps + places[:, 0])
         few = Sparse(at, torch.from_numpy(states), math.nan)
         _put(root, as_tuple(key), sparse_rows(shape if batched else shape[1:], few))
-    wanted = schema.successors
+    wanted = schema.with_next
     if wanted:
         now = {key: tensors[key] for key in wanted}
         after = {key: filled.carrier[key] for key in wanted}
         last = {key: parts for key, parts in filled.finals.stacked().items() if key in now}
-        build = build_exact if schema.mode == "exact" else build_full
+        build = build_exact if schema.next == SHARED else build_full
         for key, value in build(now, after, filled.finals.places, last, batched=batched).items():
             _put(root, under_next(key), value)
     size = (lanes, steps) if batched else (steps,)

@@ -37,7 +37,7 @@ from rlcli.collectors.finish import assemble
 from rlcli.collectors.options import Delivery, Stepping, counted, sent
 from rlcli.collectors.parts import Outside, merged
 from rlcli.collectors.published import PublishedWeights
-from rlcli.collectors.schema import BatchSchema, RowSchema
+from rlcli.collectors.schema import RowSchema
 from rlcli.collectors.shared_batch import SharedBatch
 from rlcli.collectors.worker import Sent, WorkerBatch
 from rlcli.collectors.worker_record import WorkerRecord
@@ -47,6 +47,7 @@ from rlcli.errors import ArgumentError, one_of
 from rlcli.keys import COLLECTOR_MASK, TRAJ_IDS, Key
 from rlcli.processes.crew import Crew
 from rlcli.processes.worker import USUAL_METHOD
+from rlcli.specs.field import CODED
 from rlcli.transforms import NextObservationDelta
 from rlcli.vec_envs.told import told
 
@@ -141,10 +142,10 @@ class MultiProcessCollector(BaseCollector):
         )  # fmt: skip
         try:
             check_alike(self.crew.about)
-            self._schema: BatchSchema = self.crew.about[0]["schema"]
+            self._schema: RowSchema = self.crew.about[0]["schema"]
             self.next_obs, self.batched = (self.crew.about[0][name] for name in ("next_obs", "batched"))
             self.delta = None
-            if self.next_obs == "delta":
+            if self._schema.next == CODED:
                 self.delta = NextObservationDelta(delta_dtype=each[0].delta_dtype, on_overflow=each[0].on_overflow)
             self.policy = policy if each[0].policy_factory is None else made_as_in_workers(each[0], self.seed)
             self._weights = PublishedWeights(self.crew, self.policy, weight_sync_schemes)
@@ -280,7 +281,7 @@ class MultiProcessCollector(BaseCollector):
 
     # ---- what there is to know -----------------------------------------------------------------------------------
     @property
-    def schema(self) -> BatchSchema:
+    def schema(self) -> RowSchema:
         return self._schema
 
     def rows(self, lanes: int = 1, steps: int = 1) -> RowSchema:

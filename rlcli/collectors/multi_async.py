@@ -19,7 +19,7 @@ from rlcli.collectors.frames import AHEAD, next_steps, steps_of
 from rlcli.collectors.multi import MultiProcessCollector
 from rlcli.collectors.multi_sync import MultiSyncCollector
 from rlcli.collectors.options import counted
-from rlcli.collectors.schema import BatchSchema
+from rlcli.collectors.schema import RowSchema
 from rlcli.collectors.worker import WorkerBatch
 from rlcli.errors import ArgumentError, in_words, one_of
 
@@ -263,7 +263,7 @@ def _plain(part: WorkerBatch) -> dict[str, Any]:
     return {name: getattr(part, name) for name in _SAVED} | {"places": places}
 
 
-def _part(saved: Mapping[str, Any], schema: BatchSchema) -> WorkerBatch:
+def _part(saved: Mapping[str, Any], schema: RowSchema) -> WorkerBatch:
     """Return the part that `_plain` was given."""
     places = [(int(t), int(lane)) for t, lane in np.asarray(saved["places"]).reshape(-1, 2)]
     kept = {name: saved[name] for name in _SAVED} | {"ends": [Ended(*end) for end in saved["ends"]]}

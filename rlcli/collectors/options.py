@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
-from rlcli.collectors.schema import MODES
+from rlcli.data.next_obs.modes import MODES
 from rlcli.errors import ArgumentError, in_words
 from rlcli.keys import DONE, POLICY_VERSION, TRAJ_IDS, Key, show, unravel
 from rlcli.modules.exploration import RandomPolicy

@@ -1,7 +1,7 @@
 """The keys of a batch: worked out once from the parts that write it, and read by all who need to know.
 
-The engine allocates by it, assembly hands over by it, and a plan foretells by it what the ledger will find.  Which keys
-the consumer asked for (`Kept`) decides what of it is stored; what a row then holds in any mode says `RowSchema`.
+The engine allocates by it, assembly hands over by it, and a plan foretells by it what the ledger will find.  `Kept`
+says which keys the consumer asked for, `next_obs/modes.py` how a mode keeps next values.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import dataclasses
 import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import torch
 
-from rlcli.data.fields import Field
+from rlcli.data.fields import on_torch
+from rlcli.data.next_obs.modes import NEXT, next_in, overflows, shared, stored
 from rlcli.envs import EnvBase
 from rlcli.errors import ArgumentError
 from rlcli.keys import (
@@ -35,13 +36,8 @@ from rlcli.keys import (
     unravel,
 )
 from rlcli.specs import Categorical
-from rlcli.specs.dtypes import torch_dtype
+from rlcli.specs.field import BATCH, LATE, NONE, OWN, PASS, ROW, SPARSE, Field, Fields
 from rlcli.transforms import Faces
-from rlcli.transforms.delta_codec import delta_key, encode, kept_key, saves, scale_key
-from rlcli.vec_envs.vec_env import Schema
-
-ROW, SPARSE, BATCH, PASS, LATE = "row", "sparse", "batch", "pass", "late"
-MODES = ("full", "compact", "exact", "delta")
 
 
 @dataclass(frozen=True)
@@ -60,146 +56,196 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class SchemaEntry:
-    """One key of a batch, of this `shape` in a row of one env.
+class RowSchema:
+    """The schema of batches `[lanes, steps]` of one collector.
 
-    `stored`: whether the consumer gets it; `next_stored`: whether it gets `("next", key)` too, as the mode keeps it.
-    `written`: when: by the loop, row by row ("row"); the same, and few of the rows are kept ("sparse"); once a batch,
-    when its loop is over ("batch"); by a transform's pass after that, which brings its own arrays ("pass"); or, beside
-    all that was planned, by steps that are taken as they come ("late").
-    """
-
-    key: Key
-    shape: tuple[int, ...]
-    dtype: np.dtype | torch.dtype
-    stored: bool
-    next_stored: bool = False
-    written: str = ROW
-
-
-@dataclass(frozen=True)
-class BatchSchema:
-    """The schema of batches `[lanes, T]` of one collector.
-
+    `fields`: what memory is made for, and what passes add, with next values as `full` keeps them.
     `mode`: how next observations are kept: `full`, `compact`, `exact` or `delta`.
     `kept`: which keys the consumer asked for; says it of keys that nobody declared, too.
-    `entries`: what memory is made for, and what passes add.
-    `observations`: those whose next row, t+1, is the true successor: it is kept where an episode ends.
-    `late`: what steps were seen to write beside; one takes the place of the entry with its key.
-    `stride`: of entries of which few rows are kept: every so many of an episode, and those that an episode or batch
+    `late`: what steps were seen to write beside; one takes the place of the field with its key.
+    `stride`: of fields of which few rows are kept: every so many of an episode, and those that an episode or batch
     begins with.
+    `delta_dtype`: what `delta` keeps differences in.
+    `keeps_overflows`: whether `delta` keeps next observations whole that no difference holds.
     """
 
     lanes: int
-    mode: str
-    kept: Kept
-    entries: tuple[SchemaEntry, ...]
-    observations: tuple[Key, ...]
-    late: tuple[SchemaEntry, ...] = ()
+    fields: Fields
+    mode: str = "full"
+    kept: Kept = Kept()
+    late: Fields = dataclasses.field(default_factory=dict)
     stride: int = 1
+    steps: int = 1
+    delta_dtype: torch.dtype = torch.float16
+    keeps_overflows: bool = False
 
     def __getstate__(self) -> dict:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # and nothing cached
 
-    def written(self, when: str) -> Schema:
-        """Return key -> (shape, dtype) of the entries that are written then."""
-        return {entry.key: (entry.shape, entry.dtype) for entry in self.entries if entry.written == when}  # type: ignore[misc]
+    # ---- what a collector writes and delivers ----------------------------------------------------------------------
+    def written(self, when: str) -> Fields:
+        """Return the fields that are written then."""
+        return {key: field for key, field in self.fields.items() if field.written == when}
 
     @cached_property
     def sparse(self) -> list[Key]:
-        """Entries of which the consumer gets few rows."""
-        return [entry.key for entry in self.entries if entry.written == SPARSE and entry.stored]
+        """Keys of which the consumer gets few rows."""
+        return [key for key, field in self.fields.items() if field.written == SPARSE and field.stored]
 
     @cached_property
-    def delivered(self) -> dict[Key, SchemaEntry]:
-        """Root entries that the consumer gets, by key."""
-        found = {entry.key: entry for entry in (*self.entries, *self.late)}
-        return {key: entry for key, entry in found.items() if entry.stored}
+    def delivered(self) -> Fields:
+        """Root fields that the consumer gets."""
+        return {key: field for key, field in {**self.fields, **self.late}.items() if field.stored}
+
+    @property
+    def next(self) -> str:
+        """How next observations are kept: see `Field`."""
+        return NEXT[self.mode]
 
     @cached_property
-    def successors(self) -> list[Key]:
+    def with_next(self) -> list[Key]:
         """Observations whose next value the consumer gets, in some form."""
-        found = {entry.key for entry in self.entries if entry.next_stored and entry.stored}
-        return [] if self.mode == "compact" else [key for key in self.observations if key in found]
+        fields = {key: field for key, field in self.fields.items() if field.written != PASS}
+        return [key for key, field in fields.items() if next_in(field, self.mode) != NONE]
 
     @cached_property
-    def copies(self) -> dict[Key, SchemaEntry]:
-        """Entries that passes write under `next` as well, by that key; `compact` drops those copies."""
-        return {under_next(entry.key): entry for entry in self.entries if entry.written == PASS and entry.next_stored}
+    def copies(self) -> Fields:
+        """Fields that passes write under `next` as well, by that key; `compact` drops those copies."""
+        passes = self.written(PASS).items()
+        return {under_next(key): field for key, field in passes if field.next != NONE}
 
     @cached_property
     def _answers(self) -> dict[Key, bool]:
-        planned = {entry.key: entry.stored for entry in self.entries}
-        kept = self.mode != "compact"
-        return planned | {under_next(e.key): kept and e.next_stored for e in self.entries if e.written == PASS}
+        passes = self.written(PASS).items()
+        copies = {under_next(key): next_in(field, self.mode) != NONE for key, field in passes}
+        return {key: field.stored for key, field in self.fields.items()} | copies
 
     def delivers(self, key: Key) -> bool:
         """Say whether the consumer gets a column of this key."""
-        known = self._answers.get(key)
-        return self.kept(key) if known is None else known
+        planned = self._answers.get(key)
+        return self.kept(key) if planned is None else planned
 
-    def with_late(self, columns: Mapping[Key, torch.Tensor]) -> BatchSchema:
+    def with_late(self, columns: Mapping[Key, torch.Tensor]) -> RowSchema:
         """Return the schema of batches that hold these columns, `[lanes, T, *shape]`, too; itself where it is."""
-        known = {entry.key for entry in self.late}
-        new = [
-            SchemaEntry(key, tuple(column.shape[2:]), column.dtype, self.delivers(key), written=LATE)
-            for key, column in columns.items()
-            if key not in known
-        ]
-        return dataclasses.replace(self, late=(*self.late, *new)) if new else self
-
-    def without_next(self, keys: Set[Key]) -> BatchSchema:
-        """Return the schema of batches in which these observations have no next value; itself where it is."""
-        if keys.isdisjoint(self.observations):
+        new = {key: Field.of(column, 2) for key, column in columns.items() if key not in self.late}
+        if not new:
             return self
-        entries = (dataclasses.replace(e, next_stored=e.next_stored and e.key not in keys) for e in self.entries)
-        rest = tuple(key for key in self.observations if key not in keys)
-        return dataclasses.replace(self, entries=tuple(entries), observations=rest)
+        for key, (shape, dtype) in new.items():
+            planned = self.fields.get(key, Field((), None, written=LATE, stored=self.delivers(key)))
+            new[key] = replace(planned, shape=shape, dtype=dtype)
+        return replace(self, late=self.late | new)
+
+    def without_next(self, keys: Set[Key]) -> RowSchema:
+        """Return the schema of batches in which these observations have no next value; itself where it is."""
+        if all(key not in self.fields or self.fields[key].next == NONE for key in keys):
+            return self
+        fields = {key: replace(field, next=NONE) if key in keys else field for key, field in self.fields.items()}
+        return replace(self, fields=fields)
+
+    # ---- what its rows hold, in any mode -----------------------------------------------------------------------------
+    def rows(self, env: EnvBase, lanes: int, steps: int) -> RowSchema:
+        """Return the schema of batches `[lanes, steps]` as tensors, of what the consumer gets."""
+        leaves = [*env.full_action_spec.items(True, True), *env.full_observation_spec.items(True, True)]
+        choices = {unravel(key): leaf.n for key, leaf in leaves if isinstance(leaf, Categorical)}
+        fields = on_torch({**self.fields, **self.late})
+        kept = {key: f for key, f in fields.items() if f.stored or f.next != NONE}
+        return replace(
+            self, lanes=lanes, steps=steps, late={},
+            fields={key: replace(field, choices=choices.get(key)) for key, field in kept.items()},
+        )  # fmt: skip
+
+    @property
+    def frames(self) -> int:
+        return self.lanes * self.steps
+
+    @property
+    def states(self) -> Fields:
+        """Recurrent states of which few rows are kept."""
+        return {key: self.fields[key] for key in self.sparse}
+
+    @property
+    def successors(self) -> Fields:
+        """Next observations, which are kept as the mode says."""
+        return shared(self.fields, "exact")
+
+    @property
+    def kept_states(self) -> int:
+        """Rows of a batch that keep states, as many as there can be before an episode has ended."""
+        # where the second row is kept, at the earliest: batches begin at multiples of their steps
+        return self.lanes * (1 + -(-(self.steps - math.gcd(self.steps, self.stride)) // self.stride))
+
+    @property
+    def share_of_kept_states(self) -> float:
+        """Of all rows, over many batches: an episode is anywhere when a batch begins."""
+        return (1 + (self.steps - 1) / self.stride) / self.steps
+
+    @property
+    def most_kept_states(self) -> int:
+        """The same of a later batch, in which no episode ends either: it may begin anywhere in an episode."""
+        return self.lanes * (1 + -(-(self.steps - 1) // self.stride))
+
+    def stored(self, mode: str) -> Fields:
+        """Return what every row holds in a mode; the few next observations that `exact` keeps apart are not in it."""
+        return stored(self.fields, mode, self.delta_dtype)
+
+    def shared(self, mode: str) -> Fields:
+        """Return the next observations that a mode keeps in the row below, and apart where an episode ends."""
+        return shared(self.fields, mode)
+
+    def overflows(self, mode: str) -> Fields:
+        """Return columns for next observations that no difference can stand for, where a run keeps them."""
+        return overflows(self.fields, mode, self.delta_dtype) if self.keeps_overflows else {}
+
+    def with_states(self) -> RowSchema:
+        """Return the same with a state in every row, as samples of a buffer have it."""
+        return replace(self, fields={**self.fields, **{key: replace(f, written=ROW) for key, f in self.states.items()}})
 
     def __str__(self) -> str:
         return "\n".join(
-            f"{show(entry.key)} {entry.shape} {entry.dtype} {entry.written}{'' if entry.stored else ', not stored'}"
-            for entry in (*self.entries, *self.late)
+            f"{show(key)} {field} {field.written}{'' if field.stored else ', not stored'}"
+            for key, field in {**self.fields, **self.late}.items()
         )
 
 
 def schema_of(
-    lanes: int, faces: Faces, rows: Schema, once: Schema, kept: Kept, *, mode: str, track_ids: bool,
+    lanes: int, faces: Faces, rows: Fields, once: Fields, kept: Kept, *, mode: str, track_ids: bool,
     track_version: bool, states: Sequence[Key] = (), stride: int = 1,
-) -> BatchSchema:  # fmt: skip
+) -> RowSchema:  # fmt: skip
     """Return the schema of batches that these parts write.
 
     `rows`, `once`: what the policy writes row by row, and what policy and random actions write once a batch.
     `track_ids`, `track_version`: whether batches may hold trajectory ids and the policy's version.
     `states`: whose next value the policy writes; `stride`: of the rows that keep them; 1 is all.
     """
-    live: Schema = {**faces.rows, **rows}
-    columns: Schema = {**once, **always(track_ids, track_version)}
+    live = {**faces.rows, **rows}
+    columns = {**once, **always(track_ids, track_version)}
     read_later = {key for t in faces.after for key in t.reads({**live, **columns})}
     if REWARD in faces.needs:
         read_later.add(REWARD)
-    few = {key for key in states if stride > 1 and live[key][1].kind == "f"}  # no whole number says: not kept
-    observations = [key for key in faces.rows if as_tuple(key)[0] != RAW and key not in few]
+    few = {key for key in states if stride > 1 and live[key].dtype.kind == "f"}  # no whole number says: not kept
+    observations = faces.rows.keys() - few
 
-    def entry(key: Key, kind: tuple[tuple[int, ...], np.dtype], written: str, follows: Iterable[Key]) -> SchemaEntry:
-        return SchemaEntry(key, *kind, kept(key), key in follows and kept(under_next(key)), written)
+    def field(key: Key, of: Field, written: str, followed: bool = False) -> Field:
+        way = OWN if followed and kept(under_next(key)) else NONE
+        return replace(of, written=written, stored=kept(key), next=way)
 
-    entries = [
-        *(entry(key, kind, SPARSE if key in few else ROW, observations) for key, kind in live.items()),
-        *(
-            entry(key, kind, BATCH, ())
-            for key, kind in columns.items()
-            if key not in live and (kept(key) or key in read_later)
-        ),
-        *(entry(key, kind, PASS, faces.columns) for key, kind in faces.columns.items()),
-    ]
-    return BatchSchema(lanes, mode, kept, tuple(entries), tuple(observations), stride=stride)
+    fields = {
+        key: field(key, of, SPARSE if key in few else ROW, key in observations and kept(key))
+        for key, of in live.items()
+    }
+    fields |= {
+        key: field(key, of, BATCH)
+        for key, of in columns.items()
+        if key not in live and (kept(key) or key in read_later)
+    }
+    fields |= {key: field(key, of, PASS, True) for key, of in faces.columns.items() if key not in fields}
+    return RowSchema(lanes, fields, mode, kept, stride=stride)
 
 
-def always(track_ids: bool = True, track_version: bool = True) -> Schema:
+def always(track_ids: bool = True, track_version: bool = True) -> Fields:
     """Return columns every batch may hold, beside observations and what the policy writes."""
-    flag, number = ((1,), np.dtype(np.bool_)), ((), np.dtype(np.int64))
-    columns: Schema = {REWARD: ((1,), np.dtype(np.float32)), TERMINATED: flag, TRUNCATED: flag, DONE: flag}
+    flag, number = Field((1,), np.dtype(np.bool_)), Field((), np.dtype(np.int64))
+    columns: Fields = {REWARD: Field((1,), np.dtype(np.float32)), TERMINATED: flag, TRUNCATED: flag, DONE: flag}
     columns |= {name: flag for name in END_FLAGS}
     if track_ids:
         columns[TRAJ_IDS] = number
@@ -246,107 +292,6 @@ def refuse_unknown(keys: Iterable[Key], names: Iterable[str]) -> None:
         raise ArgumentError(
             f"keep_keys names {show(key)}, which no batch holds", fix=f"Did you mean {near[0]}?" if near else None
         )
-
-
-# ---- rows of a collector, read off it with no row made ---------------------------------------------------------
-@dataclass(frozen=True)
-class RowSchema:
-    """The schema of a row of a batch `[lanes, steps]`, whatever the mode.
-
-    `fields`: keys that are stored in every mode.
-    `copies`: keys under "next" that transforms write; `compact` drops them.
-    `successors`: next observations, kept as the mode says.
-    `kinds`: how many values there are of a key that counts from 0.
-    `delta_dtype`: what `delta` keeps differences in.
-    `keeps_overflows`: whether `delta` keeps next observations whole that no difference holds.
-    `states`: recurrent states, kept in every `stride`-th row of an episode and the first ones of episodes and batches.
-    """
-
-    lanes: int
-    steps: int
-    fields: Mapping[Key, Field]
-    copies: Mapping[Key, Field]
-    successors: Mapping[Key, Field]
-    kinds: Mapping[Key, int]
-    delta_dtype: torch.dtype = torch.float16
-    keeps_overflows: bool = False
-    states: Mapping[Key, Field] = dataclasses.field(default_factory=dict)
-    stride: int = 1
-
-    @classmethod
-    def of(cls, schema: BatchSchema, env: EnvBase, lanes: int, steps: int) -> RowSchema:
-        """Return the rows that a collector's `schema` says, of so many lanes of its `env`; it may itself have one."""
-        full = dataclasses.replace(schema, mode="full")  # what a mode leaves out, `stored` says
-        fields = {key: _field(entry) for key, entry in full.delivered.items() if key not in full.copies}
-        copies = {key: _field(entry) for key, entry in full.copies.items()}
-        states = {key: fields.pop(key) for key in full.sparse}
-        successors: dict[Key, Field] = {under_next(key): fields[key] for key in full.successors}
-        return cls(lanes, steps, fields, copies, successors, _kinds(env), states=states, stride=schema.stride)
-
-    @property
-    def frames(self) -> int:
-        return self.lanes * self.steps
-
-    @property
-    def kept_states(self) -> int:
-        """Rows of a batch that keep states, as many as there can be before an episode has ended."""
-        # where the second row is kept, at the earliest: batches begin at multiples of their steps
-        return self.lanes * (1 + -(-(self.steps - math.gcd(self.steps, self.stride)) // self.stride))
-
-    @property
-    def share_of_kept_states(self) -> float:
-        """Of all rows, over many batches: an episode is anywhere when a batch begins."""
-        return (1 + (self.steps - 1) / self.stride) / self.steps
-
-    @property
-    def most_kept_states(self) -> int:
-        """The same of a later batch, in which no episode ends either: it may begin anywhere in an episode."""
-        return self.lanes * (1 + -(-(self.steps - 1) // self.stride))
-
-    def stored(self, mode: str) -> dict[Key, Field]:
-        """Return what every row holds in a mode; the few next observations that `exact` keeps apart are not in it."""
-        found = {**self.fields, **({} if mode == "compact" else self.copies)}
-        if mode == "full":
-            return found | dict(self.successors)
-        if mode == "delta":
-            for key, field in self.successors.items():
-                found |= _coded(as_tuple(key)[1:], field, self.delta_dtype)
-        return found
-
-    def with_states(self) -> RowSchema:
-        """Return the same with a state in every row, as samples of a buffer have it."""
-        return dataclasses.replace(self, fields={**self.fields, **self.states}, states={})
-
-    def overflows(self, mode: str) -> dict[Key, Field]:
-        """Return columns for next observations that no difference can stand for, where a run keeps them."""
-        if mode != "delta" or not self.keeps_overflows:
-            return {}
-        sources = {as_tuple(key)[1:]: field for key, field in self.successors.items()}
-        return {
-            kept_key(key): field
-            for key, field in sources.items()
-            if saves(math.prod(field.shape), field.dtype, self.delta_dtype)
-        }
-
-
-def _kinds(env: EnvBase) -> dict[Key, int]:
-    leaves = [*env.full_action_spec.items(True, True), *env.full_observation_spec.items(True, True)]
-    return {unravel(key): leaf.n for key, leaf in leaves if isinstance(leaf, Categorical)}
-
-
-def _field(entry: SchemaEntry) -> Field:
-    dtype = entry.dtype if isinstance(entry.dtype, torch.dtype) else torch_dtype(entry.dtype)
-    return Field(dtype, torch.Size(entry.shape))
-
-
-def _coded(key: tuple[str, ...], field: Field, wanted: torch.dtype) -> dict[Key, Field]:
-    """Return the difference of a next observation, or itself where that is smaller."""
-    if not saves(math.prod(field.shape), field.dtype, wanted):
-        return {under_next(key): field}
-    nothing = field.empty(1).zero_()
-    coded = encode(nothing, nothing, wanted, 1)
-    found: dict[Key, Field] = {delta_key(key): Field.of(coded.delta)}
-    return found if coded.scale is None else found | {scale_key(key): Field.of(coded.scale)}
 
 
 def row_specs(env: EnvBase) -> dict[str, str]:

@@ -12,14 +12,13 @@ from rlcli.collectors.batch import Columns
 from rlcli.collectors.engine import Rollout
 from rlcli.collectors.loop import BoundBatch
 from rlcli.keys import Key
-from rlcli.processes.region import Region
-from rlcli.vec_envs.vec_env import Schema
+from rlcli.processes.region import Arrays, Region
 
 
 class SharedBatch:
     """Memory (key -> (shape, dtype) of `[lanes, steps, *]`) for one batch: workers write it, the consumer gets it."""
 
-    def __init__(self, number: int, memory: Schema, steps: int) -> None:
+    def __init__(self, number: int, memory: Arrays, steps: int) -> None:
         self.number, self.memory, self.steps = number, memory, steps
         region = Region(memory)
         self.fd = region.fd
@@ -42,7 +41,7 @@ class SharedSlots:
     def add(self, slot: int, steps: int, data: dict[Key, np.ndarray]) -> None:
         """Memory for batches of so many steps."""
         self._data[slot] = data
-        mine = self.engine.memory_for(steps)
+        mine = self.engine.columns()
         self._batches[slot] = self.engine.bind({key: data[key] for key in mine}, steps)
 
     def forget(self, slots: Sequence[int]) -> None:

@@ -17,9 +17,10 @@ from rlcli.envs.serial import BatchedEnv
 from rlcli.envs.tensordict_vec_env import TensorDictVecEnv
 from rlcli.errors import ArgumentError
 from rlcli.keys import IS_INIT, STEP_RESULTS, Key, show
+from rlcli.specs.field import Fields
 from rlcli.transforms import TensorDictPrimer, Transform
 from rlcli.transforms.primer import state_keys
-from rlcli.vec_envs.vec_env import Schema, VecEnv
+from rlcli.vec_envs.vec_env import VecEnv
 
 
 def refuse_lost_states(policy: Any, offered: Iterable[Key]) -> None:
@@ -63,7 +64,7 @@ class States:
     `rows`: every key that has rows. `primed`: those of all primers.
     """
 
-    def __init__(self, transforms: Iterable[Transform], vec_env: VecEnv, rows: Schema) -> None:
+    def __init__(self, transforms: Iterable[Transform], vec_env: VecEnv, rows: Fields) -> None:
         self.transforms, self.vec_env, self.rows = list(transforms), vec_env, rows
         self._on_rows = _primed(self.transforms)
         below = transforms_of(vec_env.env) if isinstance(vec_env, TensorDictVecEnv) else ()

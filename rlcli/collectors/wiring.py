@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,8 +14,9 @@ import torch
 from rlcli.collectors.actors import ActorRunner, PolicyContext, RandomActor, TensorDictActor, lower
 from rlcli.collectors.devices import Placement, on_device, same_device
 from rlcli.collectors.options import Stepping
-from rlcli.collectors.schema import BatchSchema, Kept, always, keeper, schema_of
+from rlcli.collectors.schema import Kept, RowSchema, always, keeper, schema_of
 from rlcli.collectors.states import refuse_lost_states, transforms_of
+from rlcli.data.next_obs.modes import NEXT
 from rlcli.envs import EnvBase, GymEnv, TransformedEnv
 from rlcli.envs.base import own_methods, steps_as_ours
 from rlcli.envs.mdp import on_tensordicts
@@ -28,6 +28,7 @@ from rlcli.errors import ArgumentError
 from rlcli.keys import IS_INIT, REWARD, Key, as_tuple, show, under_next, unravel
 from rlcli.modules.masks import mask_key_of
 from rlcli.specs import Composite
+from rlcli.specs.field import CODED, Field, Fields
 from rlcli.transforms import (
     Compose,
     Faces,
@@ -37,11 +38,12 @@ from rlcli.transforms import (
     Transform,
     choose_faces,
 )
+from rlcli.transforms.base import planned
 from rlcli.transforms.delta_codec import delta_key, kept_key, scale_key
 from rlcli.transforms.primer import state_keys
 from rlcli.vec_envs.actions import ActionFormat
 from rlcli.vec_envs.bounds import Interval
-from rlcli.vec_envs.vec_env import Schema, VecEnv
+from rlcli.vec_envs.vec_env import VecEnv
 
 EnvMaker = EnvBase | Callable[[], EnvBase] | str
 
@@ -66,7 +68,7 @@ class Wired:
     actor: ActorRunner
     random: RandomActor
     mask_key: Key | None
-    schema: BatchSchema
+    schema: RowSchema
 
 
 def make_env(create_env_fn: EnvMaker, kwargs: dict[str, Any] | None) -> EnvBase:
@@ -110,7 +112,7 @@ def with_delta(
 ) -> tuple[EnvBase, NextObservationDelta | None]:
     """The env with its `NextObservationDelta`: its own, or in `delta` a new one on the outside; None in other modes."""
     own = delta_of(env)
-    if own is not None or mode != "delta":
+    if own is not None or NEXT[mode] != CODED:
         return env, own
     added = NextObservationDelta(delta_dtype=dtype, on_overflow=on_overflow)
     return TransformedEnv(env, added), added
@@ -208,10 +210,10 @@ def wire(
         vec_env.env.to(asked)
     vec_env.limit_frames(stepping.max_frames_per_traj)  # may refuse; the engine limits only the episodes that it begins
     vec_env.limit_frames(None)
-    reward = {REWARD: ((1,), np.dtype(np.float32))}
+    reward: Fields = {REWARD: Field((1,), np.dtype(np.float32))}
     shown = dict(vec_env.schema)
     for transform in transforms:
-        shown |= transform.plan({**shown, **reward})
+        shown |= planned(transform, {**shown, **reward})
     setting = PolicyContext(vec_env.actions, shown, env.batch_size, placement, stepping.exploration_type)
     mask_key = _mask_key(policy, shown, vec_env.actions, stepping)
     used, own, actor = _actor(env, vec_env, policy, setting, random_frames, mask_key)
@@ -229,7 +231,7 @@ def wire(
     return Wired(env, vec_env, transforms_on(env), faces, used, own, actor, random, mask_key, batches)
 
 
-def _mask_key(policy: Any, shown: Schema, actions: ActionFormat, stepping: Stepping) -> Key | None:
+def _mask_key(policy: Any, shown: Fields, actions: ActionFormat, stepping: Stepping) -> Key | None:
     """Of the observation that the policy, or random actions in its place, keep to; None where there is none."""
     if policy is not None:
         key = mask_key_of(policy)
@@ -238,7 +240,7 @@ def _mask_key(policy: Any, shown: Schema, actions: ActionFormat, stepping: Stepp
     if key is None:
         return None
     size = None if actions.kind == "box" else sum(actions.sizes)
-    if key not in shown or math.prod(shown[key][0]) != size:
+    if key not in shown or shown[key].size != size:
         raise ArgumentError(
             f"{show(key)} is no mask of the env's actions",
             why=f"a mask has {size or 'no'} flags for them, the env shows {', '.join(map(show, shown))}",
@@ -306,7 +308,7 @@ def refuse_own_random(env: EnvBase, vec_env: VecEnv) -> None:
 def refuse_random_now(env: EnvBase, vec_env: VecEnv, actor: ActorRunner) -> None:
     """Raise where a collector that was made without random first frames cannot take some all the same."""
     refuse_own_random(env, vec_env)
-    if actor.late is not None and actor.late.kinds is None:
+    if actor.late is not None and actor.late.fields is None:
         raise ArgumentError(
             "random frames cannot come before the policy has acted",
             why="its first step shows which columns batches have", fix="Give init_random_frames to the constructor.",
@@ -314,10 +316,10 @@ def refuse_random_now(env: EnvBase, vec_env: VecEnv, actor: ActorRunner) -> None
 
 
 def _kept(
-    env: EnvBase, vec_env: VecEnv, shown: Schema, actor: ActorRunner, random: ActorRunner, keep: Sequence[Key] | None
+    env: EnvBase, vec_env: VecEnv, shown: Fields, actor: ActorRunner, random: ActorRunner, keep: Sequence[Key] | None
 ) -> Kept:
     """Return what `keep` asks for; keys of differences stand for the next observations that they are made of."""
-    late = vec_env.on_tensordicts or (actor.late is not None and actor.late.kinds is None)
+    late = vec_env.on_tensordicts or (actor.late is not None and actor.late.fields is None)
     known = [*shown, *map(under_next, shown), *actor.live, *actor.once, *random.once, *always()]
     delta, parts = delta_of(env), (delta_key, scale_key, kept_key)
     coded = {} if delta is None else {part(key): under_next(key) for key in delta.keys for part in parts}

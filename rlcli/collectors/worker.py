@@ -25,7 +25,7 @@ from rlcli.collectors.collector import Collector
 from rlcli.collectors.engine import Rollout
 from rlcli.collectors.finish import Ended, Filled, Seconds, TrajectoryPool, assemble
 from rlcli.collectors.options import Stepping
-from rlcli.collectors.schema import PASS, BatchSchema
+from rlcli.collectors.schema import RowSchema
 from rlcli.collectors.shared_batch import SharedSlots
 from rlcli.collectors.stored_states import Kept
 from rlcli.collectors.wiring import make_env
@@ -34,11 +34,11 @@ from rlcli.keys import DONE, Key, show, under_next, unravel
 from rlcli.processes.channel import Channel, unpacked
 from rlcli.processes.line import Line
 from rlcli.processes.pulse import BEAT, beat
-from rlcli.processes.region import Region
+from rlcli.processes.region import Arrays, Region
 from rlcli.processes.serving import serve
 from rlcli.processes.streams import seed_streams
+from rlcli.specs.field import PASS, Fields
 from rlcli.vec_envs.told import Told
-from rlcli.vec_envs.vec_env import Schema
 from rlcli.weight_update.newest import SharedNewest
 from rlcli.weight_update.receiver import ModelsReceiver
 from rlcli.weight_update.sender import Handle
@@ -47,7 +47,7 @@ STOP = {"stop": ((1,), np.dtype(np.uint8))}  # of the memory that says whether a
 TARGET = "rlcli.collectors.worker:work"
 
 
-def signs_of(workers: int) -> Schema:
+def signs_of(workers: int) -> Arrays:
     """Return what workers show their parent at any time: the steps that they have taken, and that they run."""
     return {"clock": ((workers,), np.dtype(np.int64)), "beats": ((workers,), BEAT)}
 
@@ -91,7 +91,7 @@ class WorkerBatch:
     carrier: dict[Key, np.ndarray]
     places: list[tuple[int, int]]
     finals: dict[Key, np.ndarray]
-    schema: BatchSchema
+    schema: RowSchema
     raw_reward: np.ndarray | None
     done: np.ndarray | None
     seconds: Seconds | None
@@ -104,15 +104,13 @@ class WorkerBatch:
     ends: list[Ended] = field(default_factory=list)
 
 
-def columns_of(engine: Rollout) -> Schema:
-    """Key -> (shape, dtype) of a row of the columns that are shared: what the loop writes, and what passes add."""
-    kinds = {key: (shape[2:], dtype) for key, (shape, dtype) in engine.memory_for(1).items()}
-    for entry in engine.schema.entries:
-        if entry.written == PASS and entry.stored:
-            kinds[entry.key] = (entry.shape, entry.dtype)  # type: ignore[assignment]
-            if engine.schema.delivers(under_next(entry.key)):
-                kinds[under_next(entry.key)] = (entry.shape, entry.dtype)  # type: ignore[assignment]
-    return kinds
+def columns_of(engine: Rollout) -> Fields:
+    """Return the fields of the columns that are shared: what the loop writes, and what passes add."""
+    found = engine.columns()
+    for key, added in engine.schema.written(PASS).items():
+        if added.stored:
+            found |= {k: added for k in (key, under_next(key)) if engine.schema.delivers(k)}
+    return found
 
 
 def _written(x: Any) -> int:
@@ -185,7 +183,7 @@ class CollectorWorker:
         }  # fmt: skip
 
     # ---- batches -------------------------------------------------------------------------------------------------
-    def look(self, random_frames: int) -> Schema:
+    def look(self, random_frames: int) -> Fields:
         """Look at the env before the first batch; what a row of the shared columns is."""
         self.collector.look(random_frames)
         engine = self.collector.engine
@@ -211,7 +209,7 @@ class CollectorWorker:
             if stop[0]:
                 return
 
-    def share(self, slot: int, memory: Schema, steps: int, first: int) -> None:
+    def share(self, slot: int, memory: Arrays, steps: int, first: int) -> None:
         """Map a slot; this worker's lanes in it begin at `first`."""
         region = Region(memory, self.channel.receive_fd())
         region.forget_fd()
@@ -237,7 +235,7 @@ class CollectorWorker:
         filled = self.collector.fill(steps, random_steps=random_steps, timed=timed)
         filled = self._shown(filled)
         apart, late = self._in_place(filled.columns, memory, filled.shape[1]), filled.late
-        wanted = filled.schema.successors
+        wanted = filled.schema.with_next
         return WorkerBatch(
             *filled.shape, tuple(filled.columns), apart, late,
             {key: filled.carrier[key] for key in wanted}, filled.finals.places, filled.finals.stacked(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key, as_tuple, show, unravel
-from rlcli.specs.dtypes import dtype_name
+from rlcli.specs.dtypes import dtype_name, torch_dtype
+from rlcli.specs.field import Field, Fields
 from rlcli.typed import Misfit, choice, listed, row, text, whole
 
 DTYPES = {
@@ -28,34 +29,15 @@ MOST_BYTES = 1 << 46  # of one row
 _FIELDS = listed(row(KEY, DTYPE, SHAPE))
 
 
-@dataclass(frozen=True)
-class Field:
-    """One key of a row: its dtype, and the shape of one row, without batch dims."""
-
-    dtype: torch.dtype
-    shape: torch.Size
-
-    @classmethod
-    def of(cls, column: Tensor, lead: int = 1) -> Field:
-        """Of a column `[*lead dims, *F]`."""
-        return cls(column.dtype, column.shape[lead:])
-
-    @property
-    def width(self) -> int:
-        """Bytes of one row."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    def empty(self, count: int, device: torch.device | str = "cpu") -> Tensor:
-        """`[count, *F]`, uninitialised."""
-        return torch.empty((count, *self.shape), dtype=self.dtype, device=device)
-
-    def __str__(self) -> str:
-        return f"{dtype_name(self.dtype)}{list(self.shape)}"
-
-
 def fields_of(columns: Mapping[Key, Tensor], lead: int = 1) -> dict[Key, Field]:
     """Return the fields of columns `[*lead dims, *F]`."""
     return {key: Field.of(column, lead) for key, column in columns.items()}
+
+
+def on_torch(fields: Mapping[Key, Field]) -> Fields:
+    """Return the fields of the same rows as tensors."""
+    kinds = {key: field.dtype for key, field in fields.items() if not isinstance(field.dtype, torch.dtype)}
+    return {key: replace(f, dtype=torch_dtype(kinds[key])) if key in kinds else f for key, f in fields.items()}
 
 
 def width_of(fields: Mapping[Key, Field]) -> int:
@@ -66,10 +48,7 @@ def width_of(fields: Mapping[Key, Field]) -> int:
 def column_offsets(
     fields: Mapping[Key, Field], rows: int, packed: Sequence[int | None] | None = None
 ) -> tuple[dict[Key, int], int]:
-    """Return where each column begins in memory or a file of so many rows column after column, and bytes of all.
-
-    `packed`: for each column its bytes where they are packed; None for raw rows.
-    """
+    """Return where each column of so many rows begins, and bytes of all; `packed`: of those that are packed."""
     offsets, at = {}, 0
     sizes = [None] * len(fields) if packed is None else packed
     for (key, field), size in zip(fields.items(), sizes, strict=True):
@@ -79,10 +58,7 @@ def column_offsets(
 
 
 def check_fit(fields: Mapping[Key, Field], columns: Mapping[Key, Tensor], lead: torch.Size | None = None) -> None:
-    """Refuse columns `[*lead, *F]` that are not those that `fields` say.
-
-    `lead`: the batch dims, which all columns are known to share; by default one, which is checked.
-    """
+    """Refuse columns `[*lead, *F]` that are not those that `fields` say; without `lead`, of unequal lengths too."""
     if columns.keys() != fields.keys():
         missing = [show(key) for key in fields if key not in columns]
         new = [show(key) for key in columns if key not in fields]
@@ -112,12 +88,12 @@ def listed_fields(fields: Mapping[Key, Field]) -> list[list[Any]]:
 
 
 def read_fields(listed: Sequence[Sequence[Any]]) -> dict[Key, Field]:
-    """The inverse of `listed_fields`; `check_fields` has looked at them where they come from a file."""
-    return {unravel(tuple(key)): Field(DTYPES[dtype], torch.Size(shape)) for key, dtype, shape in listed}
+    """Return the fields of `listed_fields`; `check_fields` has looked at those of a file."""
+    return {unravel(tuple(key)): Field(tuple(shape), DTYPES[dtype]) for key, dtype, shape in listed}
 
 
 def check_fields(x: Any) -> None:
-    """The check of `listed_fields` in a file."""
+    """Refuse (Misfit) what is not as `listed_fields` writes it."""
     _FIELDS(x)
     keys = [tuple(key) for key, _, _ in x]
     if len(set(keys)) < len(keys):
@@ -136,22 +112,21 @@ def columns_of(batch: TensorDictBase) -> dict[Key, Tensor]:
     for key, column in columns.items():
         if "" in as_tuple(key):
             raise ArgumentError("a key has a name", where=repr(key), fix="Rename it (batch.rename_key_(...)).")
-        if not isinstance(column, Tensor) or not has_rows(column):
+        if not isinstance(column, Tensor) or not _has_rows(column):
             raise ArgumentError(
-                "a buffer of rows stores tensors",
-                where=show(key),
-                why=f"got {kind_of(column)}",
-                fix="Leave the key out (batch.exclude(...)), or use ListStorage.",
+                f"{show(key)} is not a tensor whose rows have bytes",
+                why=f"it is {_kind_of(column)}",
+                fix="Leave the key out (batch.exclude(...), or keep_keys of a collector), or use ListStorage.",
             )
     return {key: _resolved(column) for key, column in columns.items()}
 
 
-def has_rows(column: Tensor) -> bool:
+def _has_rows(column: Tensor) -> bool:
     """Say whether its rows are bytes in memory, each as many as the others."""
     return column.layout is torch.strided and not (column.is_nested or column.is_meta or column.is_quantized)
 
 
-def kind_of(x: Any) -> str:
+def _kind_of(x: Any) -> str:
     """Say what it is, for somebody who expected a tensor of rows."""
     if not isinstance(x, Tensor) or x.is_nested:
         return type(x).__name__
@@ -167,7 +142,7 @@ def _plain_leaves(batch: TensorDict, path: tuple[str, ...], out: dict[Key, Tenso
     """Collect leaves without the iterators of TensorDict, which take longer than all the rest of a small write."""
     for name, value in batch._tensordict.items():
         if isinstance(value, Tensor):
-            if not name or not has_rows(value):
+            if not name or not _has_rows(value):
                 return False
             out[(*path, name) if path else name] = _resolved(value)
         elif not name or type(value) is not TensorDict or not _plain_leaves(value, (*path, name), out):

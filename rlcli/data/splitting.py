@@ -102,12 +102,7 @@ def _lengths(td: TensorDictBase, trajectory_key: Key, done_key: Key) -> Tensor:
 
 
 def nested_rows(flat: TensorDictBase, lengths: Tensor, layout: torch.layout = torch.jagged) -> TensorDictBase:
-    """Return trajectories that lie end to end in `flat` `[N]` as nested tensors, `[trajectories, -1]`.
-
-    `lengths` (int64 `[trajectories]`): rows of each, in order; N in all.
-    Jagged ones share the memory of `flat` where it is contiguous, and one tensor of offsets; lazy next observations are
-    gathered.
-    """
+    """Return trajectories end to end in `flat` `[N]` as nested tensors; jagged ones share its memory."""
     for key, leaf in flat.items(include_nested=True, leaves_only=True, is_leaf=is_leaf_nontensor):
         if not isinstance(leaf, Tensor):
             raise ArgumentError(
@@ -154,11 +149,7 @@ def _blank(x: Tensor, where: Tensor) -> Tensor:
 
 
 def padded(flat: TensorDictBase, lengths: Tensor, mask_key: Key) -> TensorDictBase:
-    """Return trajectories that lie end to end in `flat` `[N]` side by side, `[trajectories, longest]`.
-
-    `lengths` (int64 `[trajectories]`): rows of each, in order; N in all. `mask_key`: where to write which rows are
-    real. Zeros follow each one's end, whatever lies there in `flat` (NaN too).
-    """
+    """Return trajectories end to end in `flat` `[N]` as `[trajectories, longest]`, zeros and False mask behind."""
     offset = torch.arange(int(lengths.max()))
     mask = offset < lengths[:, None]  # [trajectories, longest]
     first = lengths.cumsum(0) - lengths

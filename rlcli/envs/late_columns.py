@@ -8,6 +8,7 @@ import torch
 
 from rlcli.errors import RlcliError
 from rlcli.keys import Key, show
+from rlcli.specs.field import Field, Fields
 
 
 class LateColumns:
@@ -22,7 +23,7 @@ class LateColumns:
 
     def __init__(self, lanes: int, refuse: Callable[[str, str, str], RlcliError]) -> None:
         self.lanes, self.refuse = lanes, refuse
-        self.kinds: dict[Key, tuple[tuple[int, ...], torch.dtype]] | None = None  # until the first step
+        self.fields: Fields | None = None  # until the first step
         self.columns: dict[Key, torch.Tensor] = {}
         self.marks: dict[Key, torch.Tensor] = {}
         self._rows: dict[Key, tuple[torch.Tensor, ...]] = {}  # of each column, one a step
@@ -34,7 +35,7 @@ class LateColumns:
         self._allocate()
 
     def _allocate(self) -> None:
-        self.columns = {key: self._column(*kind) for key, kind in (self.kinds or {}).items()}
+        self.columns = {key: self._column(*kind) for key, kind in (self.fields or {}).items()}
         self._rows = {key: column.unbind(1) for key, column in self.columns.items()}
 
     def _column(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -42,12 +43,12 @@ class LateColumns:
 
     def write(self, t: int, values: Mapping[Key, torch.Tensor]) -> None:
         """Write the values `[N, *shape]` of step t; refuse others than the first step's, in key, shape or dtype."""
-        if self.kinds is None:
-            self.kinds = {key: (tuple(value.shape[1:]), value.dtype) for key, value in values.items()}
+        if self.fields is None:
+            self.fields = {key: Field.of(value) for key, value in values.items()}
             self._allocate()
-        if values.keys() != self.kinds.keys():
-            key = min(values.keys() ^ self.kinds.keys(), key=show)
-            done = "was not written" if key in self.kinds else "was written"
+        if values.keys() != self.fields.keys():
+            key = min(values.keys() ^ self.fields.keys(), key=show)
+            done = "was not written" if key in self.fields else "was written"
             raise self.refuse(
                 f"{show(key)} {done}, unlike at the first step", "the first step decides which columns a batch has",
                 "Write it at every step, zeros where there is nothing to say.",
@@ -55,7 +56,7 @@ class LateColumns:
         for key, value in values.items():
             row = self._rows[key][t]
             if value.shape != row.shape or value.dtype is not row.dtype:
-                shape, dtype = self.kinds[key]
+                shape, dtype = self.fields[key]
                 raise self.refuse(
                     f"{show(key)} is not what it was at the first step",
                     f"expected {shape} {dtype} a step, got {tuple(value.shape[1:])} {value.dtype}", "",

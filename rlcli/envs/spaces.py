@@ -25,7 +25,7 @@ from rlcli.specs import (
     Unbounded,
 )
 from rlcli.specs.dtypes import torch_dtype
-from rlcli.transforms.base import as_kind
+from rlcli.transforms.base import as_field
 from rlcli.vec_envs.actions import ActionFormat
 from rlcli.vec_envs.bounds import Interval
 
@@ -74,7 +74,7 @@ def spec_bounds(specs: Iterable[tuple[Key, TensorSpec]], dims: int) -> dict[Key,
     """Return the bounds that observation specs with `dims` env dims in front declare."""
     found: dict[Key, Interval] = {}
     for key, spec in specs:
-        shape, dtype = tuple(spec.shape[dims:]), as_kind(spec)[1]
+        shape, dtype = tuple(spec.shape[dims:]), as_field(spec).dtype
         if isinstance(spec, Bounded):
             low, high = (bound.cpu().numpy().reshape(-1, *shape) for bound in (spec.low, spec.high))
             low, high = low.min(0), high.max(0)
@@ -98,10 +98,10 @@ def action_format(spec, dims: int) -> ActionFormat:
             "Unbounded spec.",
         )  # fmt: skip
     shape, format = tuple(spec.shape[dims:]), _format(spec, dims)
-    if format.stored[0] != shape:
+    if format.stored.shape != shape:
         raise ArgumentError(
             "the env's action cannot be collected",
-            why=f"its spec has shape {shape} a step, and {type(spec).__name__} actions have {format.stored[0]}",
+            why=f"its spec has shape {shape} a step, and {type(spec).__name__} actions have {format.stored.shape}",
             fix="Put several choices into one MultiCategorical or MultiOneHot.",
         )
     return format
@@ -123,7 +123,7 @@ def drawn_alike(spec: TensorSpec, offered: ActionFormat, batch_size: Sequence[in
 def _format(spec, dims: int) -> ActionFormat:
     format = ActionFormat(*_as_space(spec, tuple(spec.shape[dims:]), dims))
     if format.kind == "multi_binary":
-        format.dtype = as_kind(spec)[1]  # a row of them is what is stored
+        format.dtype = as_field(spec).dtype  # a row of them is what is stored
     return format
 
 
@@ -137,7 +137,7 @@ def _as_space(spec, shape: tuple[int, ...], dims: int) -> tuple[spaces.Space, bo
         return spaces.MultiDiscrete(list(spec.nvec)), isinstance(spec, MultiCategorical)
     if isinstance(spec, Binary):
         return spaces.MultiBinary(shape), True
-    dtype = as_kind(spec)[1]
+    dtype = as_field(spec).dtype
     if dtype.kind in "iu" and not isinstance(spec, Bounded):
         limits = np.iinfo(dtype)
         return spaces.Box(limits.min, limits.max, shape, dtype), True

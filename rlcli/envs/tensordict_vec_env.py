@@ -17,8 +17,9 @@ from rlcli.envs.spaces import action_format, spec_bounds
 from rlcli.errors import ArgumentError, EnvError, RlcliError
 from rlcli.keys import ACTION, END_FLAGS, NEXT, RESET, REWARD, Key, as_tuple, show, under_next, unravel
 from rlcli.specs import Unbounded
+from rlcli.specs.field import Field
 from rlcli.transforms import RunningNorm
-from rlcli.transforms.base import as_kind
+from rlcli.transforms.base import as_field
 from rlcli.vec_envs.bounds import Bounds
 from rlcli.vec_envs.contract import broken, env_raised, place_of
 from rlcli.vec_envs.observations import check_name
@@ -66,7 +67,7 @@ class TensorDictVecEnv(VecEnv):
         super().__init__(
             env.batch_size.numel() if env.batch_size else 1,
             name=type(env).__name__ if self.below is None else self.below.name,
-            schema={unravel(key): (tuple(s.shape[dims:]), as_kind(s)[1]) for key, s in specs},
+            schema={unravel(key): Field(tuple(s.shape[dims:]), as_field(s).dtype) for key, s in specs},
             actions=action_format(env.action_spec, dims),
         )
         self.env, self._base = env, base
@@ -170,7 +171,7 @@ class TensorDictVecEnv(VecEnv):
         dims = len(self.env.batch_size)
         said = self.schema
         leaves = {unravel(key): value for key, value in td.exclude(*END_FLAGS, NEXT, RESET, ACTION).items(True, True)}
-        shown = {key: as_kind(Unbounded(tuple(x.shape[dims:]), x.dtype)) for key, x in leaves.items()}
+        shown = {key: as_field(Unbounded(tuple(x.shape[dims:]), x.dtype)) for key, x in leaves.items()}
         self.schema = {key: shown.get(key, kind) for key, kind in said.items()} | shown
         for key in self.schema:
             if self.schema[key] != said.get(key):

@@ -19,11 +19,12 @@ from rlcli.collectors.build import delta_dtype_of
 from rlcli.collectors.schema import row_specs
 from rlcli.config.schemas import Config, EnvConfig
 from rlcli.data import ReplayBuffer, TensorDictReplayBuffer, open_buffer
-from rlcli.data.fields import Field, columns_of, fields_of
+from rlcli.data.fields import columns_of, fields_of
 from rlcli.data.stored import Place, copy_rows, find, holds_differences
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
 from rlcli.keys import Key, show, under_next
+from rlcli.specs.field import Field
 from rlcli.transforms import NextObservationDelta
 
 # of an env, what decides observations and rewards; statistics that run along are never the same

@@ -28,6 +28,7 @@ from rlcli.keys import ACTION, IS_INIT, OBSERVATION, RESET, REWARD, Key, show
 from rlcli.modules import ActorCritic
 from rlcli.modules.masks import mask_key_of, refuse_no_option
 from rlcli.specs.dtypes import dtype_name
+from rlcli.specs.field import Field
 from rlcli.transforms import Compose, Transform
 from rlcli.transforms.compose import schemas_before
 from rlcli.vec_envs.make import configured
@@ -272,7 +273,7 @@ def _needed(transforms: Sequence[Transform], schema: Mapping, read: Sequence[Key
 
     One that does not say what it writes is kept. One that follows from rewards cannot be had: a policy is shown none.
     """
-    schemas = schemas_before(transforms, {**schema, REWARD: ((1,), np.dtype(np.float32))})
+    schemas = schemas_before(transforms, {**schema, REWARD: Field((1,), np.dtype(np.float32))})
     wanted, found = set(read), []
     for transform, before in zip(reversed(transforms), reversed(schemas), strict=True):
         written = set(transform.writes(before))

@@ -16,7 +16,7 @@ from rlcli.collectors.schema import RowSchema
 from rlcli.config.option import value_at
 from rlcli.config.schemas import CollectConfig, draws, remembers
 from rlcli.config.validate import validate
-from rlcli.data.fields import Field, width_of
+from rlcli.data.fields import width_of
 from rlcli.data.storages.memmap import disk_need as rows_on_disk
 from rlcli.envs.build import env_workers
 from rlcli.kernels.recurrent import WITHOUT_NUMBERS
@@ -30,6 +30,7 @@ from rlcli.processes.memory import free_memory
 from rlcli.report.buffer_entries import BUFFER
 from rlcli.report.figures import size
 from rlcli.report.ledger import LEARNER, ROLLOUT
+from rlcli.specs.field import Field
 
 
 def places_of(cfg: CollectConfig, plan: Plan, limit: int | None = None) -> list[MemoryFit]:

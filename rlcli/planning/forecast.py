@@ -24,7 +24,6 @@ from rlcli.collectors.build import delta_dtype_of, devices, keeps_overflows, sha
 from rlcli.collectors.frames import AHEAD, next_steps
 from rlcli.collectors.schema import RowSchema
 from rlcli.config.schemas import CollectConfig, draws_slices, is_off_policy
-from rlcli.data.fields import Field
 from rlcli.errors import in_words
 from rlcli.keys import ACTION, COLLECTOR_MASK, IS_INIT, Key
 from rlcli.learning.buffer import slices_of
@@ -51,6 +50,7 @@ from rlcli.processes.memory import give_back, process_memory
 from rlcli.report.ledger import LedgerEntry
 from rlcli.report.memory import Expected
 from rlcli.report.peaks import LargestSaved, LiveBytes
+from rlcli.specs.field import Field
 from rlcli.transforms.primer import state_keys
 from rlcli.vec_envs.noise import drawn_ahead
 
@@ -187,7 +187,7 @@ def tensors_of(
     rows = collector.rows(lanes, steps)
     fields = dict(rows.fields)
     if cfg.collector.preemptive_threshold is not None:
-        fields[COLLECTOR_MASK] = Field(torch.bool, torch.Size())
+        fields[COLLECTOR_MASK] = Field((), torch.bool)
     rows = dataclasses.replace(
         rows,
         fields=fields,

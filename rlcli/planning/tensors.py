@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from rlcli.collectors.schema import RowSchema
 from rlcli.config.schemas import by_priority
-from rlcli.data.fields import Field, width_of
+from rlcli.data.fields import width_of
 from rlcli.data.next_obs import Rows
+from rlcli.data.next_obs.modes import NEXT
 from rlcli.data.next_obs.pool import Successors
-from rlcli.data.next_obs.sparse import Sparse, sparse_rows
+from rlcli.data.next_obs.sparse import Sparse, sparse_bytes, sparse_rows
 from rlcli.kernels.sum_tree.levels import tree_bytes
 from rlcli.keys import APPROXIMATED, SHIFTED_VALID, Key, as_tuple, show, unravel
 from rlcli.learning.buffer import frame_stacks
@@ -32,6 +33,7 @@ from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.report.buffer_entries import BUFFER, PRIORITIES
 from rlcli.report.ledger import FEW_ROWS, Claims, LedgerEntry, batch_entries, learner_entries
 from rlcli.specs.dtypes import dtype_name
+from rlcli.specs.field import NONE, Field
 
 if TYPE_CHECKING:
     from rlcli.data.codes.packing import CodedRows
@@ -41,7 +43,6 @@ META = torch.device("meta")
 SPARE = "further batches"  # in the ledger
 POINTER = 4  # bytes of an int32: where an end, or a successor, lies
 EPISODE = 100  # steps of an episode: what is not known before a run
-WORDS = 5  # 64-bit numbers of a run, and of a trajectory
 WIDE = 1024  # bytes of a uint8 row that is compressed
 WHOLE, SINGLE = 20, 32  # and by how much: stacks of four Atari games, single frames of them; random play
 _DISK = ("memmap",)
@@ -67,9 +68,9 @@ def _copied(x: Tensor, device: torch.device) -> Tensor:
 def written_by(estimator: ValueEstimator, mode: str) -> dict[Key, Field]:
     """Return what a value estimator adds to a batch."""
     dtype = next((p.dtype for p in estimator.parameters()), torch.float32)
-    number, flag = Field(dtype, torch.Size((1,))), Field(torch.bool, torch.Size(()))
+    number, flag = Field((1,), dtype), Field((), torch.bool)
     found: dict[Key, Field] = {key: flag if key == SHIFTED_VALID else number for key in estimator.out_keys}
-    return found | ({APPROXIMATED: flag} if mode == "compact" and estimator.value_network is not None else {})
+    return found | ({APPROXIMATED: flag} if NEXT[mode] == NONE and estimator.value_network is not None else {})
 
 
 def trial_batch(
@@ -89,12 +90,12 @@ def trial_batch(
     columns: dict[Key, Tensor] = {
         key: column(field, key in MASK_KEYS).view(*shape, *field.shape) for key, field in fields.items()
     }
-    if mode == "exact":
+    if following := rows.shared(mode):
         last = torch.empty(rows.lanes, dtype=torch.int32, device=device)
         if device != META:
             torch.arange(rows.steps - 1, rows.frames, rows.steps, out=last)
         ends = Successors.trusted(shape, last)
-        for key, field in rows.successors.items():
+        for key, field in following.items():
             columns[key] = Rows.from_ends(columns[before(key)], ends, column(field, count=rows.lanes))
     nothing = torch.empty(0, dtype=torch.int64, device=device)
     for key, field in rows.overflows(mode).items():  # a column is there before anything overflows
@@ -144,7 +145,7 @@ def before(key: Key) -> Key:
 
 def per_end(rows: RowSchema, mode: str) -> int:
     """Bytes that one more end costs a batch: its next observation in `exact`, and the state that begins an episode."""
-    kept = rows.successors if mode == "exact" else {}
+    kept = rows.shared(mode)
     return sum(field.width for field in (*kept.values(), *rows.states.values())) + (POINTER if kept else 0)
 
 
@@ -209,7 +210,7 @@ def planned_buffer(cfg: Any, rows: RowSchema, mode: str, init_rows: int = 0) -> 
     count = min(storage.max_size, cfg.total_frames + init_rows)
     fields = rows.stored(mode)
     stacks = frame_stacks(cfg, rows) if mode == cfg.memory.next_obs else {}
-    held = fields | {key: Field(fields[key].dtype, fields[key].shape[1:]) for key in stacks}  # one frame a row
+    held = fields | {key: Field(fields[key].shape[1:], fields[key].dtype) for key in stacks}  # one frame a row
     coded = _packed(cfg, rows, held, stacks)
     widths = {key: held[key].width if (width := coded.width(key)) is None else width for key in fields}
     reserved = _in_files(storage, math.ceil(sum(widths.values())), count)
@@ -226,14 +227,12 @@ def planned_buffer(cfg: Any, rows: RowSchema, mode: str, init_rows: int = 0) -> 
         note = "; ".join(filter(None, (note, "approximate: whole files" if goes_round else "")))
         nbytes = round(reserved * width)
         columns.append(LedgerEntry(BUFFER, show(key), nbytes, shape, dtype, device, nbytes, width, note=note))
-    for key, field in (
-        rows.successors.items() if mode == "exact" else ()
-    ):  # found in the row that follows, and the index
+    for key, field in rows.shared(mode).items():  # found in the row that follows, and the index
         shape, dtype = (count, *field.shape), dtype_name(field.dtype)
         columns.append(LedgerEntry(BUFFER, show(key), 0, shape, dtype, device, note="exact"))
     for key, field in rows.states.items():  # beside the storage, each with its number and place; zeros are places alone
         kept = min(count, math.ceil(count * rows.share_of_kept_states))
-        nbytes = kept * (field.width + 16) * 9 // 8  # room for up to a quarter more
+        nbytes = sparse_bytes(kept, field)
         shape, dtype, note = (count, *field.shape), dtype_name(field.dtype), f"about; {FEW_ROWS}"
         columns.append(LedgerEntry(BUFFER, show(key), nbytes, shape, dtype, "cpu", nbytes, nbytes / count, note=note))
     index = _index_bytes(storage, rows, mode, count) + rows.lanes * sum(fields[key].width for key in stacks)
@@ -261,6 +260,7 @@ def _index_bytes(storage: Any, rows: RowSchema, mode: str, count: int) -> int:
     A flat storage holds the rows of several envs one batch after another: each lane of a batch is a run of its own, and
     where rows have no ids a trajectory of its own, whose last next observation no row stands for.
     """
+    from rlcli.data.index.arrays import bytes_for
     from rlcli.data.index.markers import Markers
 
     ids = Markers.among(rows.stored(mode)).traj_key is not None
@@ -268,16 +268,8 @@ def _index_bytes(storage: Any, rows: RowSchema, mode: str, count: int) -> int:
     episodes = count // EPISODE + rows.lanes
     runs = pieces + episodes * (rows.steps - 1) // rows.steps if pieces else episodes  # some end with their piece
     trajectories = episodes if ids else runs
-    table = WORDS * 8 * (_power(runs) + trajectories * 9 // 8) + storage.max_size // 8  # room for up to a quarter more
-    table += 8 * _power(2 * trajectories) if ids else 0
-    if mode != "exact":
-        return table
-    return table + trajectories * (8 + width_of(rows.successors)) * 9 // 8
-
-
-def _power(count: int) -> int:
-    """Tables double."""
-    return 1 << max(count - 1, 1).bit_length()
+    apart = width_of(following) if (following := rows.shared(mode)) else None
+    return bytes_for(storage.max_size, runs, trajectories, ids=ids, apart=apart)
 
 
 def buffer_bytes(cfg: Any, rows: RowSchema, mode: str, init_rows: int = 0) -> int:
@@ -297,17 +289,15 @@ def _packed(cfg: Any, rows: RowSchema, fields: Mapping[Key, Field], stacks: Mapp
     if not cfg.storage.codes:
         return CodedRows(fields, ())
     examples = {
-        key: example
-        for key, field in fields.items()
-        if key not in stacks and (example := _example(field, rows.kinds.get(key))) is not None
+        key: example for key, field in fields.items() if key not in stacks and (example := _example(field)) is not None
     }
     return CodedRows(fields, choose(fields, examples, traj_key=Markers.among(fields).traj_key))
 
 
-def _example(field: Field, kinds: int | None) -> Tensor | None:
+def _example(field: Field) -> Tensor | None:
     """Return two rows that hold the least and the most there can be."""
     if field.dtype is torch.bool:
         return field.empty(2).zero_()
-    if kinds is None or field.dtype.is_floating_point:
+    if field.choices is None or field.dtype.is_floating_point:
         return None
-    return torch.stack([field.empty(1)[0].zero_(), torch.full_like(field.empty(1)[0], kinds - 1)])
+    return torch.stack([field.empty(1)[0].zero_(), torch.full_like(field.empty(1)[0], field.choices - 1)])

@@ -17,7 +17,7 @@ import numpy as np
 from rlcli.errors import ResourceError
 from rlcli.processes.files import room_for
 
-Fields = Mapping[Any, tuple[tuple[int, ...], np.dtype]]  # by any hashable name
+Arrays = Mapping[Any, tuple[tuple[int, ...], np.dtype]]  # by any hashable name
 _LINE = 64  # bytes; every array begins a cache line
 
 
@@ -28,7 +28,7 @@ class Region:
     `fd`: of a region that exists; without it a new one is made, all zeros. It is closed by `forget_fd`.
     """
 
-    def __init__(self, fields: Fields, fd: int | None = None) -> None:
+    def __init__(self, fields: Arrays, fd: int | None = None) -> None:
         places, size = {}, 0
         for name, (shape, dtype) in fields.items():
             places[name] = size

@@ -5,18 +5,19 @@ eight envs. `Composite` is the tensordict of specs. Specs draw, check and projec
 and store nothing.
 """
 
-from rlcli.specs.base import Bounded, TensorSpec, Unbounded
-from rlcli.specs.composite import Composite
-from rlcli.specs.discrete import Binary, Categorical, MultiCategorical, MultiOneHot, OneHot
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Binary",
-    "Bounded",
-    "Categorical",
-    "Composite",
-    "MultiCategorical",
-    "MultiOneHot",
-    "OneHot",
-    "TensorSpec",
-    "Unbounded",
-]
+from rlcli.exports import lazily
+
+if TYPE_CHECKING:
+    from rlcli.specs.base import Bounded as Bounded
+    from rlcli.specs.base import TensorSpec as TensorSpec
+    from rlcli.specs.base import Unbounded as Unbounded
+    from rlcli.specs.composite import Composite as Composite
+    from rlcli.specs.discrete import Binary as Binary
+    from rlcli.specs.discrete import Categorical as Categorical
+    from rlcli.specs.discrete import MultiCategorical as MultiCategorical
+    from rlcli.specs.discrete import MultiOneHot as MultiOneHot
+    from rlcli.specs.discrete import OneHot as OneHot
+
+__getattr__, __dir__, __all__ = lazily(__name__)

@@ -21,9 +21,9 @@ from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import NEXT, RAW, RESET, TAKEN, Key, as_tuple, show, under_next, unravel
 from rlcli.specs import Composite, TensorSpec, Unbounded
 from rlcli.specs.dtypes import numpy_dtype, torch_dtype
+from rlcli.specs.field import Field, Fields
 from rlcli.transforms.stored_rows import BufferRows
 
-Schema = Mapping[Any, tuple[tuple[int, ...], np.dtype]]
 Rows = Mapping[Any, Sequence[np.ndarray]]
 Columns = MutableMapping[Any, np.ndarray]
 
@@ -238,14 +238,14 @@ class Transform(nn.Module):
         ours = next(place for place, part in enumerate(parts) if isinstance(part, type) and is_ours(part))
         return next((place for place, part in enumerate(parts[:ours]) if not vars(part).keys().isdisjoint(names)), ours)
 
-    def reads(self, schema: Schema) -> list[Key]:
+    def reads(self, schema: Mapping[Key, Field]) -> list[Key]:
         """The keys that it reads, reward and flags under `"next"`.
 
         Flags are what a batch pass reads; a row op hears of ends from `reset`.
         """
         return _found(self.in_keys, schema)
 
-    def writes(self, schema: Schema) -> list[Key]:
+    def writes(self, schema: Mapping[Key, Field]) -> list[Key]:
         """The keys that it adds or changes, reward and flags under `"next"`."""
         found = _found(self.out_keys, schema)  # all of them where the rows are those after this transform
         return found if len(found) == len(self.out_keys) else _found(self.out_keys, {**schema, **self.plan(schema)})
@@ -254,19 +254,19 @@ class Transform(nn.Module):
         """The written keys whose last row `bind`'s op reads: later transforms must leave those rows alone."""
         return []
 
-    def plan(self, schema: Schema) -> dict[Key, tuple[tuple[int, ...], np.dtype]]:
+    def plan(self, schema: Mapping[Key, Field]) -> Fields:
         """The root keys that are new or of another shape or dtype after this transform.
 
         Parameters
         ----------
-        schema : mapping of key to (shape, numpy dtype)
+        schema : mapping of key to Field, which unpacks as (shape, numpy dtype)
             One env's root keys, and its reward and flags under `"next"`.
         """
         roots = {key: kind for key, kind in schema.items() if as_tuple(key)[0] not in (NEXT, RAW)}
         before = Composite({key: Unbounded(shape, torch_dtype(dtype)) for key, (shape, dtype) in roots.items()})
         after = self.transform_observation_spec(before.clone())
-        changed = {key: as_kind(spec) for key, spec in after.items(True, True)}
-        return {key: kind for key, kind in changed.items() if schema.get(key) != kind}
+        fields = {key: as_field(spec) for key, spec in after.items(True, True)}
+        return {key: field for key, field in fields.items() if tuple(schema.get(key, ())) != tuple(field)}
 
     def bind(self, rows: Rows, n: int) -> RowOp | None:
         """The row face on one batch buffer, or `None` if there is none.
@@ -386,6 +386,11 @@ def reset_mask(tensordict: TensorDictBase | None, reset_tensordict: TensorDictBa
     return tensordict.get(RESET, None) if mask is None and tensordict is not None else mask
 
 
+def planned(transform: Transform, schema: Mapping[Key, Field]) -> Fields:
+    """Return a transform's plan; one of a user's may give pairs of shape and dtype."""
+    return {key: Field(*pair) for key, pair in transform.plan(schema).items()}
+
+
 def put(cols: Columns, key: Key, value: np.ndarray) -> None:
     """Fill the column of `key`, or add it."""
     if key in cols:
@@ -394,8 +399,8 @@ def put(cols: Columns, key: Key, value: np.ndarray) -> None:
         cols[key] = value
 
 
-def as_kind(spec: TensorSpec) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and numpy dtype of a spec's values."""
+def as_field(spec: TensorSpec) -> Field:
+    """Return the field of a spec's values, of numpy's dtype."""
     dtype = numpy_dtype(spec.dtype)
     if dtype is None:
         raise ArgumentError(
@@ -403,13 +408,13 @@ def as_kind(spec: TensorSpec) -> tuple[tuple[int, ...], np.dtype]:
             why="rows are numpy arrays, and numpy has no such numbers",
             fix="Declare and write float32 or float16.",
         )
-    return tuple(spec.shape), dtype
+    return Field(tuple(spec.shape), dtype)
 
 
 def _key_list(keys: Sequence[Key]) -> list[Key]:
     return [unravel(key) for key in ([keys] if isinstance(keys, str) else keys)]
 
 
-def _found(keys: Sequence[Key], schema: Schema) -> list[Key]:
+def _found(keys: Sequence[Key], schema: Mapping[Key, Field]) -> list[Key]:
     """Root names as the columns spell them: reward and flags live under `"next"`."""
     return [key if key in schema else under_next(key) for key in keys if key in schema or under_next(key) in schema]

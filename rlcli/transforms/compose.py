@@ -12,17 +12,15 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, NEXT, RAW, TERMINATED, TRUNCATED, Key, as_tuple, show
 from rlcli.specs.composite import returned_by
-from rlcli.transforms.base import RowOp, Rows, Schema, Transform, is_ours
+from rlcli.specs.field import Field, Fields
+from rlcli.transforms.base import RowOp, Rows, Transform, is_ours, planned
 
 FLAGS = {DONE, TERMINATED, TRUNCATED}  # always final when a batch pass reads them
-
-Kind = tuple[tuple[int, ...], np.dtype]
 
 
 def by_name(transforms: Iterable[Transform]) -> dict[str, Transform]:
@@ -159,11 +157,11 @@ class Faces:
     after : list of Transform
         Have their `batch_pass` called after the loop, in this order, with the final done flags in the
         columns.
-    rows : dict of key to (shape, dtype)
+    rows : dict of key to Field
         Every key that needs T + 1 rows: what the env writes, what the transforms inside add, and, as
         `("_raw", key)`, what a key was before a transform changed its shape or dtype. All of them are
         carried from row T to the next batch's row 0; a raw key needs no column.
-    columns : dict of key to (shape, dtype)
+    columns : dict of key to Field
         Root keys that the transforms of `after` add as whole columns.
     env_keys : dict of key to key
         Where the env writes each of its keys: `key` itself or `("_raw", *key)`.
@@ -173,8 +171,8 @@ class Faces:
 
     inside: list[Transform]
     after: list[Transform]
-    rows: dict[Any, Kind]
-    columns: dict[Any, Kind]
+    rows: Fields
+    columns: Fields
     env_keys: dict[Any, Any]
     needs: set[Any]
     _views: list[dict[Any, Any]]
@@ -191,28 +189,31 @@ class Faces:
         return ops
 
 
-def schemas_before(transforms: Iterable[Transform], schema: Schema) -> list[dict[Any, Kind]]:
+def schemas_before(transforms: Iterable[Transform], schema: Mapping[Key, Field]) -> list[Fields]:
     """Return what each transform is shown, of envs with this schema."""
-    found: list[dict[Any, Kind]] = []
-    now: dict[Any, Kind] = dict(schema)
+    found: list[Fields] = []
+    now: Fields = dict(schema)
     for transform in transforms:
         found.append(dict(now))
-        now.update(transform.plan(now))
+        now.update(planned(transform, now))
     return found
 
 
-def choose_faces(transforms: Transform | Iterable[Transform], schema: Schema, live: Iterable[Key]) -> Faces:
+def choose_faces(
+    transforms: Transform | Iterable[Transform], schema: Mapping[Key, Field], live: Iterable[Key]
+) -> Faces:
     """Sort transforms into those that run in the loop and those that run after it.
 
     Parameters
     ----------
     transforms : Transform, or iterable of Transform in order of application
-    schema : mapping of key to (shape, dtype)
+    schema : mapping of key to Field, or (shape, dtype)
         One env's observation keys, and `("next", "reward")`.
     live : iterable of keys
         What the policy and the env read in the loop.
     """
     transforms = list(Compose(transforms) if isinstance(transforms, Transform) else transforms)
+    schema = {key: Field(*pair) for key, pair in schema.items()}
     schemas = schemas_before(transforms, schema)
     read: set[Any] = set(live)
     written: set[Any] = set()
@@ -250,16 +251,16 @@ def _check_face(transform: Transform, needed: Any) -> None:
         )
 
 
-def _with_names(inside: list[Transform], after: list[Transform], schema: Mapping[Any, Kind], needs: set[Any]) -> Faces:
+def _with_names(inside: list[Transform], after: list[Transform], schema: Mapping[Key, Field], needs: set[Any]) -> Faces:
     """Name the rows of every version of a key: `("_raw", *key)`, `("_raw", *key, "1")`, ..., `key`, in words."""
     roots = {key: kind for key, kind in schema.items() if as_tuple(key)[0] != NEXT}
-    versions: dict[Any, list[Kind]] = {key: [kind] for key, kind in roots.items()}
+    versions: dict[Any, list[Field]] = {key: [kind] for key, kind in roots.items()}
     seen: list[dict[Any, int]] = []  # for each transform, the version of each key after it
     changed: list[set[Any]] = []
     recalled: set[Any] = set()  # keys whose newest version must not be written again
     for transform in inside:
         now = {**schema, **{key: kinds[-1] for key, kinds in versions.items()}}
-        plan = transform.plan(now)
+        plan = planned(transform, now)
         plan |= {key: now[key] for key in transform.writes(now) if key in recalled and key not in plan}
         changed.append({key for key in plan if key in versions})
         for key, kind in plan.items():
@@ -279,8 +280,8 @@ def _with_names(inside: list[Transform], after: list[Transform], schema: Mapping
         views.append(view)
     rows = {name(key, i): kind for key, kinds in versions.items() for i, kind in enumerate(kinds)}
     now = {**schema, **{key: kinds[-1] for key, kinds in versions.items()}}
-    columns: dict[Any, Kind] = {}
+    columns: Fields = {}
     for transform in after:
-        columns.update(transform.plan({**now, **columns}))
+        columns.update(planned(transform, {**now, **columns}))
     env_keys = {key: name(key, 0) for key in schema if key in versions}
     return Faces(inside, after, rows, columns, env_keys, needs, views)

@@ -18,6 +18,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rlcli.errors import ArgumentError, EnvError
+from rlcli.specs.field import Field
 from rlcli.vec_envs.observations import computes
 
 
@@ -64,11 +65,11 @@ class ActionFormat:
         return not self.categorical and self.kind in ("discrete", "multi_discrete")
 
     @property
-    def stored(self) -> tuple[tuple[int, ...], np.dtype]:
-        """Shape (without lanes) and dtype of the stored action."""
+    def stored(self) -> Field:
+        """The stored action, without lanes."""
         if not self.encoded:
-            return self.shape, self.dtype
-        return (sum(self.nvec),), np.dtype(np.int64)
+            return Field(self.shape, self.dtype)
+        return Field((sum(self.nvec),), np.dtype(np.int64))
 
     @cached_property
     def last(self) -> np.ndarray:

@@ -43,7 +43,7 @@ from rlcli.vec_envs.shard import (
     TERMINATED,
     Shard,
     described,
-    fields,
+    memory_of,
     numbered,
 )
 from rlcli.vec_envs.shares import shared_out
@@ -103,7 +103,7 @@ class ParallelVecEnv(ReplayableVecEnv):
                 limits=[n for each in answers for n in each["limits"]],
             )  # fmt: skip
             self.heavy = sorted({name for each in answers for name in each.get("heavy", ())})
-            region = Region(fields(self.n, len(started), self.schema, self.actions))
+            region = Region(memory_of(self.n, len(started), self.schema, self.actions))
             arrays = self._share(region)
         except BaseException:
             self.close()

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from rlcli.specs.field import Field
 from rlcli.vec_envs.actions import ActionFormat
 from rlcli.vec_envs.bounds import Bounds, space_bounds
 from rlcli.vec_envs.observations import leaves
@@ -52,7 +53,7 @@ class ReplayableVecEnv(VecEnv):
         limits: Sequence[int] | None = None,
     ) -> None:
         self.leaves = leaves(observation_space, narrow=narrow)
-        schema = {leaf.key: (leaf.row_shape, leaf.stored) for leaf in self.leaves}
+        schema = {leaf.key: Field(leaf.row_shape, leaf.stored) for leaf in self.leaves}
         super().__init__(n, name=name, schema=schema, actions=ActionFormat(action_space, categorical), limits=limits)
         rounded = {leaf.key: [leaf.rounded] for leaf in self.leaves}
         self.bounds = Bounds(space_bounds(observation_space, self.leaves), out_of_bounds, rounded)

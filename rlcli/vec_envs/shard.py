@@ -17,14 +17,14 @@ import numpy as np
 from rlcli.errors import EnvError, in_words
 from rlcli.processes.channel import Channel, packed, unpacked
 from rlcli.processes.line import CELL, CELLS, Line
-from rlcli.processes.region import Region
+from rlcli.processes.region import Arrays, Region
 from rlcli.processes.serving import serve
 from rlcli.processes.streams import seed_streams
+from rlcli.specs.field import Fields
 from rlcli.vec_envs.actions import ActionFormat
 from rlcli.vec_envs.building import beside
 from rlcli.vec_envs.gym_vec_env import GymVecEnv
 from rlcli.vec_envs.observations import number_of
-from rlcli.vec_envs.vec_env import Schema
 
 TARGET = f"{__name__}:work"
 STEP, RESET, CALL = 1, 2, 3  # orders
@@ -39,13 +39,14 @@ _TRIM = 256  # steps between two times that the actions are forgotten: the paren
 HEAVY = ("torch", "tensordict", "hydra", "rich")  # what a worker does without, unless its env imports it
 
 
-def fields(n: int, workers: int, schema: Schema, actions: ActionFormat) -> dict[Any, tuple[tuple[int, ...], np.dtype]]:
+def memory_of(n: int, workers: int, schema: Fields, actions: ActionFormat) -> Arrays:
     """Return the shared memory of `n` lanes: observations, first ones, and what a step takes and gives."""
     bits = np.dtype(np.uint8)
-    rows: dict[Any, tuple[tuple[int, ...], np.dtype]] = {
+    rows: Arrays = {
         (name, key): ((n, *shape), dtype) for key, (shape, dtype) in schema.items() for name in ("row", "first")
     }
-    return rows | {
+    return {
+        **rows,
         "actions": ((n, *actions.shape), actions.dtype),
         "rewards": ((n,), np.dtype(np.float64)),
         "flags": ((n,), bits),
@@ -193,7 +194,7 @@ class ShardWorker:
     def share(self, n: int, workers: int, index: int) -> None:
         """Map the memory of all `n` lanes and `workers`, and step on the part of this one's."""
         vec_env = self.shard.vec_env
-        region = Region(fields(n, workers, vec_env.schema, vec_env.actions), self.line.channel.receive_fd())
+        region = Region(memory_of(n, workers, vec_env.schema, vec_env.actions), self.line.channel.receive_fd())
         region.forget_fd()
         cells = region.arrays["rounded"][index]
         vec_env.leaves = [replace(leaf, rounded=cell) for leaf, cell in zip(vec_env.leaves, cells, strict=True)]

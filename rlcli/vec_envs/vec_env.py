@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from rlcli.keys import Key
+from rlcli.specs.field import Fields
 from rlcli.vec_envs.actions import ActionFormat
 from rlcli.vec_envs.bounds import Bounds
 from rlcli.vec_envs.contract import broken
@@ -25,7 +26,6 @@ from rlcli.vec_envs.observations import NUMBERS, number_of
 NONE: Sequence[int] = ()
 SUCCESS = "is_success"  # what goal envs call it in their `info`
 Rows = dict[Key, list[np.ndarray]]
-Schema = dict[Key, tuple[tuple[int, ...], np.dtype]]
 _LARGEST = float(np.finfo(np.float32).max)
 _WHOLE = 2.0**24  # beyond it float32 no longer holds every whole number
 
@@ -54,7 +54,7 @@ class VecEnv(Episodes):
     """Base of all vectorised envs.
 
     `name`: of the env, for error messages.
-    `schema`: observation key -> (shape without the lane dim, numpy dtype).
+    `schema`: observation key -> its field, without the lane dim, of numpy's dtype.
     `limits`: steps after which each env truncates its episodes, where it does not do so itself.
     `outcome`: filled while stepping; taken and replaced by `take_outcome` at the end of a batch.
     `bounds`: what observations must stay within; who hands them on looks at them first.
@@ -82,7 +82,7 @@ class VecEnv(Episodes):
     late: Any = None
 
     def __init__(
-        self, n: int, *, name: str, schema: Schema, actions: ActionFormat, limits: Sequence[int] | None = None
+        self, n: int, *, name: str, schema: Fields, actions: ActionFormat, limits: Sequence[int] | None = None
     ) -> None:
         super().__init__(n, limits)
         self.name, self.schema, self.actions = name, schema, actions

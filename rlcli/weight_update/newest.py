@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from rlcli.errors import ArgumentError
-from rlcli.processes.region import Fields, Region
+from rlcli.processes.region import Arrays, Region
 
 _MODELS = 64  # that one collector publishes in its life: a model that is registered anew counts again
 
@@ -41,7 +41,7 @@ class Newest:
         self.seen_count = 0
 
     @staticmethod
-    def fields(models: int) -> Fields:
+    def fields(models: int) -> Arrays:
         """Of the arrays, for `Region`."""
         return {"count": ((1,), np.dtype(np.int64)), "words": ((2, models + 1), np.dtype(np.int64))}
 

@@ -17,8 +17,7 @@ from worlds import Counter, Walk
 from rlcli.collectors import Collector, RandomPolicy
 from rlcli.collectors.batch import FinalObservations
 from rlcli.collectors.finish import Filled, assemble
-from rlcli.collectors.schema import BatchSchema
-from rlcli.collectors.schema import Kept as KeptKeys
+from rlcli.collectors.schema import RowSchema
 from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, ResourceError
 from rlcli.transforms import Compose, InitTracker, RewardSum, StepCounter
@@ -478,7 +477,7 @@ def test_hooks_may_be_set_later():
 def test_a_column_of_another_shape_is_refused_by_its_name():
     columns = {"observation": np.zeros((2, 3, 4), np.float32), "late": np.zeros((3, 2, 1), np.float32)}
     with pytest.raises(ArgumentError, match=r"late does not fit its batch: .*\(3, 2, 1\)"):
-        schema = BatchSchema(2, "compact", KeptKeys(), (), ())
+        schema = RowSchema(2, {}, "compact")
         assemble(Filled(columns, {}, {}, FinalObservations({}), schema, (2, 3)), batched=True)
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from worlds import Counter, Walk
 
 from rlcli.collectors import Collector
-from rlcli.collectors.schema import LATE, PASS, ROW
 from rlcli.data.next_obs import Rows
 from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
 from rlcli.keys import POLICY_VERSION, TRAJ_IDS, under_next, unravel
+from rlcli.specs.field import LATE, NONE, PASS, ROW
 from rlcli.transforms import Compose, InitTracker, RewardSum, StepCounter
 
 
@@ -31,7 +31,7 @@ def foretold(schema) -> dict:
         found = {key: kind for key, kind in found.items() if key not in schema.copies}
     else:
         found |= {unravel(key): (entry.shape, dtype_of(entry)) for key, entry in schema.copies.items()}
-    return found | {unravel(under_next(key)): found[unravel(key)] for key in schema.successors}
+    return found | {unravel(under_next(key)): found[unravel(key)] for key in schema.with_next}
 
 
 def held(batch) -> dict:
@@ -75,8 +75,8 @@ def test_batches_hold_what_their_schema_says(mode, transforms, policy, lanes, ke
     batch = collector.rollout()
     schema = collector.schema
     assert held(batch) == foretold(schema)
-    assert {entry.key for entry in schema.late} == ({"half"} if policy is not None else set())
-    assert schema.entries == before.entries and (policy is not None or schema is before)
+    assert set(schema.late) == ({"half"} if policy is not None else set())
+    assert schema.fields == before.fields and (policy is not None or schema is before)
     assert (TRAJ_IDS in schema.delivered) == (ids and keep is None)
     assert (POLICY_VERSION in schema.delivered) == (version and keep is None)
     collector.rollout()
@@ -94,12 +94,12 @@ def test_a_schema_is_a_value_that_can_be_sent():
         sent.mode = "full"
 
 
-def test_entries_say_when_they_are_written():
+def test_fields_say_when_they_are_written():
     env = TransformedEnv(GymEnv(Walk(), narrow=True), RewardSum())
     schema = Collector(env, frames_per_batch=4, seed=0).schema
-    entries = {entry.key: entry for entry in schema.entries}
-    assert entries["place"].written == ROW and entries["place"].next_stored
-    assert entries["episode_reward"].written == PASS and under_next("episode_reward") in schema.copies
+    fields = schema.fields
+    assert fields["place"].written == ROW and fields["place"].next != NONE
+    assert fields["episode_reward"].written == PASS and under_next("episode_reward") in schema.copies
     late = schema.with_late({"h": torch.zeros(1, 4, 2, dtype=torch.bfloat16)})
     assert late.delivered["h"].written == LATE and late.delivered["h"].shape == (2,)
-    assert late.with_late({"h": torch.zeros(1, 4, 2)}) is late and schema.late == ()
+    assert late.with_late({"h": torch.zeros(1, 4, 2)}) is late and schema.late == {}

@@ -26,7 +26,7 @@ def made(name):
 def test_leaves_without_rows_are_refused_by_their_key(kind):
     batch = TensorDict({"obs": torch.ones(4), "inner": {"odd": made(kind)}}, [4])
     rb = ReplayBuffer(storage=LazyTensorStorage(10))
-    with pytest.raises(ArgumentError, match=r"stores tensors \(inner.*odd.*got .*batch.exclude"):
+    with pytest.raises(ArgumentError, match=r"inner.odd is not a tensor .*it is .*batch.exclude"):
         rb.extend(batch)
     rb.extend(batch.exclude(("inner", "odd")))
 

@@ -8,11 +8,11 @@ from torch import nn
 
 import rlcli
 from rlcli.collectors.schema import RowSchema
-from rlcli.data.fields import Field
 from rlcli.modules import MLP
 from rlcli.objectives.value import GAE
 from rlcli.planning.forecast import rows_at_once, stage_peak
 from rlcli.report.peaks import LargestPeak
+from rlcli.specs.field import OWN, Field
 
 CARTPOLE = ["total_frames=1024", "collector.frames_per_batch=1024", "env.num=8", "optim.epochs=1"]
 PONG = ["recipe=ppo_pong", "total_frames=32", "collector.frames_per_batch=32", "env.num=2", "sampler.batch_size=16"]
@@ -102,14 +102,14 @@ class Recurrent(nn.Module):
 
 def _rows():
     one = torch.Size((1,))
-    flags = {("next", name): Field(torch.bool, one) for name in ("done", "terminated")}
-    observation = Field(torch.float32, torch.Size((WIDE,)))
+    flags = {("next", name): Field(one, torch.bool) for name in ("done", "terminated")}
+    observation = Field((WIDE,), torch.float32, next=OWN)
     fields = {
         "observation": observation,
-        "is_init": Field(torch.bool, one),
-        ("next", "reward"): Field(torch.float32, one),
+        "is_init": Field(one, torch.bool),
+        ("next", "reward"): Field(one, torch.float32),
     }
-    return RowSchema(LANES, STEPS, fields | flags, {}, {("next", "observation"): observation}, {})
+    return RowSchema(LANES, fields | flags, steps=STEPS)
 
 
 def _batch(rows):

@@ -155,7 +155,7 @@ def test_the_env_writes_raw_rows_where_a_transform_changes_the_shape():
     keys = [("a", "pixels")]
     faces = choose_faces([ChannelsFirst(keys), ToFloat(keys)], {("a", "pixels"): kind}, [])
     assert faces.env_keys == {("a", "pixels"): ("_raw", "a", "pixels")}
-    assert faces.rows == {
+    assert {key: tuple(field) for key, field in faces.rows.items()} == {
         ("_raw", "a", "pixels"): kind,
         ("_raw", "a", "pixels", "1"): ((3, 5, 6), np.dtype(np.uint8)),
         ("a", "pixels"): ((3, 5, 6), np.dtype(np.float32)),
@@ -273,6 +273,17 @@ def test_a_pass_alone_does_not_run_where_rows_are_needed():
     assert choose_faces([Pass()], schema, []).after
     with pytest.raises(ArgumentError, match=r"Pass works on whole batches, but step_count is used.*Give it a bind"):
         choose_faces([Pass()], schema, ["step_count"])
+
+
+def test_a_plan_of_a_users_may_give_and_take_pairs_of_shape_and_dtype():
+    class Wide(StepCounter):
+        def plan(self, schema):
+            shape, dtype = schema["observation"]
+            return super().plan(schema) | {"wide": ((2 * shape[0], *schema["observation"][0]), dtype)}
+
+    faces = choose_faces([Wide()], {"observation": ((4,), np.dtype(np.float32))}, ["wide"])
+    (wide,) = (field for key, field in {**faces.rows, **faces.columns}.items() if key == "wide")
+    assert (wide.shape, wide.dtype, wide.width) == ((8, 4), np.float32, 128)
 
 
 def test_faces_are_chosen_by_place():

@@ -25,9 +25,9 @@ from rlcli.envs.late_columns import LateColumns
 from rlcli.errors import ArgumentError
 from rlcli.keys import ACTION, Key, show
 from rlcli.modules.masks import pick, refuse_no_option
+from rlcli.specs.field import Field, Fields
 from rlcli.vec_envs.actions import ActionFormat
 from rlcli.vec_envs.noise import Noise
-from rlcli.vec_envs.vec_env import Schema
 
 
 class BoundActor:
@@ -65,7 +65,7 @@ class PolicyContext:
     ----------
     actions : ActionFormat
         What it has to write.
-    inputs : Schema
+    inputs : Fields
         Every key that it may be shown.
     batch_size : torch.Size
         The env's: `()` (the policy sees `[*obs]`) or `(N,)`.
@@ -76,7 +76,7 @@ class PolicyContext:
     """
 
     actions: ActionFormat
-    inputs: Schema
+    inputs: Fields
     batch_size: torch.Size
     placement: Placement
     exploration: InteractionType | None
@@ -89,9 +89,9 @@ class ActorRunner:
     ----------
     reads : set of keys
         Keys it reads from the rows; transforms that write them must run inside the loop.
-    live : Schema
+    live : Fields
         Keys it writes row by row.
-    once : Schema
+    once : Fields
         Keys it writes once per batch, as whole columns.
     log_prob_key : key, optional
         Where it writes log-probabilities, each of `log_prob_shape`.
@@ -106,8 +106,8 @@ class ActorRunner:
     """
 
     reads: set[Key]
-    live: Schema
-    once: Schema
+    live: Fields
+    once: Fields
 
     log_prob_key: Key | None = None
     log_prob_shape: tuple[int, ...] = ()
@@ -197,10 +197,10 @@ class RandomActor(ActorRunner):
         self.actions, self.log_prob_key, self.log_prob_shape = actions, log_prob_key, log_prob_shape
         self.mask_key = mask_key
         self.reads = set() if mask_key is None else {mask_key}
-        self.live: Schema = {}
-        self.once: Schema = {ACTION: actions.stored}
+        self.live: Fields = {}
+        self.once: Fields = {ACTION: actions.stored}
         if log_prob_key is not None:
-            self.once[log_prob_key] = (log_prob_shape, np.dtype(np.float32))
+            self.once[log_prob_key] = Field(log_prob_shape, np.dtype(np.float32))
 
     def bind(self, columns: Columns, lanes: int) -> BoundActor:
         return _BoundRandom(self, columns, lanes)

@@ -33,8 +33,8 @@ from rlcli.modules.distributions.discrete import MultiCategoricalFamily, MultiOn
 from rlcli.modules.exploration import EGreedyFamily
 from rlcli.modules.stages import NetworkStages, Stage, ValueParts, take_apart, take_apart_values
 from rlcli.specs.dtypes import dtype_name, numpy_dtype
+from rlcli.specs.field import Field, Fields
 from rlcli.vec_envs.actions import ActionFormat
-from rlcli.vec_envs.vec_env import Schema
 
 _CHOICES = (InteractionType.RANDOM, InteractionType.MODE, InteractionType.DETERMINISTIC)  # that a family knows
 
@@ -203,14 +203,14 @@ def _differs(value: torch.Tensor | None, given: np.ndarray) -> bool:
     return value is not None and not np.array_equal(value.detach().numpy(), given)
 
 
-def _written(stages: Sequence[Stage], example: TensorDictBase, batch_dims: int) -> Schema | None:
+def _written(stages: Sequence[Stage], example: TensorDictBase, batch_dims: int) -> Fields | None:
     """Return what the stages write, without the lane dim; None unless all of it is float32."""
     values = {key: example.get(key, None) for stage in stages for key in stage.out_keys}
     if any(value is None or value.dtype != torch.float32 for value in values.values()):
         return None
     states = {under_next(key) for stage in stages for key in stage.state_keys}  # these have rows already
     return {
-        key: (tuple(value.shape[batch_dims:]), np.dtype(np.float32))
+        key: Field(tuple(value.shape[batch_dims:]), np.dtype(np.float32))
         for key, value in values.items()
         if key not in states
     }

@@ -29,7 +29,7 @@ from rlcli.modules.distributions.family import Family
 from rlcli.modules.recurrent import recurrent_mode
 from rlcli.modules.stages import Stage, Structure
 from rlcli.specs.dtypes import dtype_name
-from rlcli.vec_envs.vec_env import Schema
+from rlcli.specs.field import Field, Fields
 
 Rows = dict[Key, list[Tensor]]
 
@@ -59,7 +59,7 @@ class FastActor(ActorRunner):
     """
 
     def __init__(
-        self, stages: Sequence[Stage], draw: ActionDraw, setting: PolicyContext, written: Schema, taken: np.dtype
+        self, stages: Sequence[Stage], draw: ActionDraw, setting: PolicyContext, written: Fields, taken: np.dtype
     ) -> None:
         self.stages, self.draw, self.setting, self.written, self.taken = stages, draw, setting, written, taken
         self.actions = actions = setting.actions
@@ -81,13 +81,13 @@ class FastActor(ActorRunner):
         # features are a part of the state, which is looked at: where nobody wants them they need no column
         others = {key for stage in stages if not stage.recurrent for key in stage.out_keys}
         self.passing = {stage.out_keys[0] for stage in stages if stage.recurrent} - others - {*draw.param_keys}
-        self.live: Schema = {}
-        self.once: Schema = {**written, ACTION: (actions.stored[0], taken)}
+        self.live: Fields = {}
+        self.once: Fields = {**written, ACTION: Field(actions.stored.shape, taken)}
         self.log_prob_key, self.log_prob_shape = draw.log_prob_key, draw.log_prob_shape
         if draw.log_prob_key is not None:
-            self.once[draw.log_prob_key] = (draw.log_prob_shape, np.dtype(np.float32))
+            self.once[draw.log_prob_key] = Field(draw.log_prob_shape, np.dtype(np.float32))
         if draw.chosen_key is not None:
-            self.once[draw.chosen_key] = ((1,), np.dtype(np.float32))
+            self.once[draw.chosen_key] = Field((1,), np.dtype(np.float32))
 
         self.version = 0  # of the stages
         self._structure: Structure | None = None

@@ -32,7 +32,7 @@ from rlcli.envs.late_columns import LateColumns
 from rlcli.errors import ArgumentError
 from rlcli.keys import ACTION, ACTION_LOG_PROB, END_FLAGS, NEXT, SAMPLE_LOG_PROB, Key, as_tuple, show, unravel
 from rlcli.specs.dtypes import dtype_name, numpy_dtype, torch_dtype
-from rlcli.vec_envs.vec_env import Schema
+from rlcli.specs.field import Field, Fields
 
 _Outputs = dict[Key, torch.Tensor]
 
@@ -84,10 +84,10 @@ class TensorDictActor(ActorRunner):
         self.tried = example is not None
         self.flags: Callable[[], Mapping[str, torch.Tensor]] | None = None  # of the root, where any may be set
         self.late = LateColumns(self.batch_size.numel() if self.batch_size else 1, late_output)
-        self.live: Schema = {ACTION: self.actions.stored}
+        self.live: Fields = {ACTION: self.actions.stored}
         self.action_dtype = torch_dtype(self.actions.stored[1])
         self.kinds: dict[Key, torch.dtype] = {}  # of those of `live` that it wrote so in the example
-        self.once: Schema = {}
+        self.once: Fields = {}
         self.states: list[Key] = []
         self.carried: States  # the engine's: what may be written under `next`
         if example is not None:
@@ -102,11 +102,11 @@ class TensorDictActor(ActorRunner):
         found = {key: numpy_dtype(value.dtype) for key, value in kept.items() if key != ACTION}
         numbers = {key: dtype for key, dtype in found.items() if dtype is not None}
         self.kinds = {key: kept[key].dtype for key in numbers}
-        self.live |= {key: (tuple(kept[key].shape[1:]), dtype) for key, dtype in numbers.items()}
+        self.live |= {key: Field(tuple(kept[key].shape[1:]), dtype) for key, dtype in numbers.items()}
         late = {key: value for key, value in kept.items() if key not in self.kinds}
         if late[ACTION].dtype is self.action_dtype:
             del late[ACTION]
-        self.late.kinds = {key: (tuple(value.shape[1:]), value.dtype) for key, value in late.items()}
+        self.late.fields = {key: Field.of(value) for key, value in late.items()}
         self.log_prob_key = next((key for key in (SAMPLE_LOG_PROB, ACTION_LOG_PROB) if key in self.live), None)
         if self.log_prob_key is not None:
             self.log_prob_shape = self.live[self.log_prob_key][0]
@@ -250,7 +250,7 @@ class _BoundTensorDict(BoundActor):
                 elif key != ACTION or value.dtype is not actor.action_dtype:
                     refuse_nan(key, value, t)
                     late[key] = value
-        kinds = actor.late.kinds
+        kinds = actor.late.fields
         if late or kinds != {}:  # the first step decides which there are
             if kinds is not None and (ACTION in late) != (ACTION in kinds):
                 kind = kinds[ACTION][1] if ACTION in kinds else actor.action_dtype

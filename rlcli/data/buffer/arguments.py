@@ -72,11 +72,7 @@ def made(name: str, part: Any, kind: type) -> Any:
 
 
 def rows_at(ring: Ring, place: Any) -> np.ndarray:
-    """Row numbers int64, in the shape of what is asked for: `[]` where it is one row.
-
-    Slices, masks and negative numbers count live rows in ascending row number. Where envs are stored side by side,
-    slices and tuples are of ``[*envs, steps]``, with tensors and masks among them as in numpy.
-    """
+    """Return row numbers int64 in the shape of what is asked for; slices and masks count live rows."""
     rows = _rows_at(ring, place)
     if not rows.size and not isinstance(ring, ObjectRing) and not ring.fields:
         raise ArgumentError("the buffer is empty", fix="Extend it before reading.")

@@ -273,7 +273,7 @@ class ReplayBufferEnsemble:
         return batch, {INDEX: join(index), BUFFER_IDS: join(ids)}
 
     def _take_back(self, random: np.ndarray, drawn: Sequence[tuple[int, Sampled]]) -> None:
-        """Nobody gets what was drawn last, when the choice of members stood at `random`."""
+        """Take back what was drawn last, when the choice of members stood at `random`."""
         for member, part in reversed(drawn):
             self.buffers[member].stream.take_back(part)
         with self._lock:

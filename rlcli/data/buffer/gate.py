@@ -41,12 +41,7 @@ class Gate:
 
 
 class SharedGate(Gate):
-    """The lock of a shared buffer: who passes it sees all that was published, and a forked child has one of its own.
-
-    It is a lock between the threads of one process. No process ever waits for another.
-
-    `catch_up`: called by whoever passes, first; not again while it is inside. Its object is not kept alive.
-    """
+    """Locks a shared buffer between threads; `catch_up` is called first by whoever passes, and is not kept alive."""
 
     def __init__(self, catch_up: Callable[[], None]) -> None:
         super().__init__()

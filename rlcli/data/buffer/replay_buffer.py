@@ -175,13 +175,13 @@ class ReplayBuffer:
         return torch.from_numpy(rows)
 
     def _priorities_of(self, given: Any, written: Any) -> list[tuple[slice, Tensor]]:
-        """`_priorities_in` a batch; where its transforms left rows out, in what they made of it."""
+        """Return `_priorities_in` a batch; where its transforms left rows out, in what they made of it."""
         if not self.sampler.has_priorities:
             return []
         return self._priorities_in(given if _rows_of(given) == _rows_of(written) else written)
 
     def _priorities_in(self, batch: Any) -> list[tuple[slice, Tensor]]:
-        """Rows of a batch and the priorities that it holds for them; refused here, where nothing is stored yet."""
+        """Return rows of a batch and the priorities that it holds for them; refuse them while nothing is stored."""
         return []
 
     def _prioritise(self, rows: np.ndarray, priorities: list[tuple[slice, Tensor]]) -> None:

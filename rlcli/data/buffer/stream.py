@@ -38,7 +38,7 @@ class Sampled(NamedTuple):
     drawn: tuple[Any, ...] = ()  # what a buffer's own `sample` made it of, in order: that is taken back in its place
 
     def state(self) -> dict[str, Any]:
-        """As columns and plain values, for a checkpoint."""
+        """Return columns and plain values, for a checkpoint."""
         if not isinstance(self.batch, TensorDictBase):
             raise ArgumentError(
                 "samples that were made ahead have no place in a file",
@@ -82,17 +82,14 @@ class Prefetcher(Generic[Item]):
         self.in_child()
 
     def in_child(self) -> None:
-        """Nothing is ready, and nobody holds the lock; in a forked child, what was ready is the parent's."""
+        """Forget what is ready, and who holds the lock: in a forked child these are the parent's."""
         self._size = 0
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="rlcli-prefetch")
         self._waiting: deque[Future[Item]] = deque()
         self.lock = threading.RLock()
 
     def next(self, size: int, *, ahead: bool = True) -> Item:
-        """The oldest item of this batch size; what its thread raised is raised here, and the next call starts anew.
-
-        Without `ahead` no further ones are made ahead.
-        """
+        """Return the oldest item of this batch size, or raise what its thread raised; `ahead`: go on making items."""
         with self.lock:
             if size != self._size:
                 self.drop()
@@ -115,10 +112,7 @@ class Prefetcher(Generic[Item]):
             self._waiting.append(self._threads.submit(self._make, self._size))
 
     def take(self) -> list[Item]:
-        """Return all that is made or being made, oldest first; nothing is made after that until it is asked for.
-
-        What the thread raised is raised here, and what was made is thrown away as by `drop`.
-        """
+        """Return all that is made or being made, oldest first, and stop making; what the thread raised is raised."""
         with self.lock:
             try:
                 made = [future.result() for future in self._waiting]
@@ -198,7 +192,7 @@ class SampleStream:
         self.moved()
 
     def moved(self) -> None:
-        """The sampler was replaced, or set elsewhere than its draws led: those before are not drawn again."""
+        """Note that the sampler is elsewhere than its draws led: those before are not drawn again."""
         self._since += 1
 
     @contextmanager
@@ -223,11 +217,7 @@ class SampleStream:
         return self._draw(size) if self._ahead is None else self._ahead.next(size, ahead=ahead)
 
     def take_back(self, sampled: Sampled) -> None:
-        """Nobody gets this sample, the last one that was handed out: it comes next, or is drawn again.
-
-        Where it is drawn again, all that is ready is thrown away before. One that was drawn before the sampler was
-        `moved`, or came with a state and others of it were thrown away since, is forgotten.
-        """
+        """Hand out the last sample once more, or draw it again, after all that is ready was thrown away."""
         with self._queue:
             for one in reversed(sampled.drawn or (sampled,)):
                 if one.position is None:

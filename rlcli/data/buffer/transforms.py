@@ -94,7 +94,7 @@ class Transforms:
         return other is not None and other is not self
 
     def let_go(self) -> None:
-        """The buffer is closed: other buffers may have its transforms."""
+        """Give transforms up for other buffers: this one is closed."""
         for part, _ in self._parts:
             if isinstance(part, Transform):
                 _owners.pop(part, None)

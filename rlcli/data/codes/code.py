@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import Field, width_of
+from rlcli.data.fields import width_of
 from rlcli.kernels.codes import AT, BITS, KIND, NARROW, ONE_HOT, WIDE
 from rlcli.keys import Key
+from rlcli.specs.field import Field
 
 RECORD: Key = "packed record"
 INDEX = -1  # a kind of its own: the value is not stored, the trajectory index knows it
@@ -55,8 +56,8 @@ class Record(NamedTuple):
 
     @classmethod
     def of(cls, codes: Sequence[Code], fields: Sequence[Field]) -> Record:
-        """Of codes that are stored, with the fields of their keys."""
-        counts = [field.shape.numel() for field in fields]
+        """Return the record of codes that are stored, with the fields of their keys."""
+        counts = [field.size for field in fields]
         table = np.zeros((len(codes), 6), np.int64)
         for row, code, field, count in zip(table, codes, fields, counts, strict=True):
             row[:] = code.kind, 0, count, field.dtype.itemsize, code.wide, one_of(field.dtype)
@@ -75,7 +76,7 @@ class Record(NamedTuple):
     @property
     def field(self) -> Field:
         """Of the stored column."""
-        return Field(torch.uint8, torch.Size((self.width,)))
+        return Field((self.width,), torch.uint8)
 
 
 def one_of(dtype: torch.dtype) -> int:
@@ -88,11 +89,7 @@ def one_of(dtype: torch.dtype) -> int:
 def choose(
     fields: Mapping[Key, Field], columns: Mapping[Key, Tensor], *, traj_key: Key | None
 ) -> tuple[Code, ...]:  # fmt: skip
-    """Return the codes for the columns of a first batch; none where they would save less than a tenth of a row.
-
-    `columns` (`[N, *F]`): those of the first batch that can be looked at.
-    `traj_key`: by which the index tells trajectories apart.
-    """
+    """Return codes for a first batch's columns `[N, *F]`; none where they would save less than a tenth of a row."""
     codes = [code for key, field in fields.items() if (code := _of(key, field, columns, traj_key)) is not None]
     stored = [code for code in codes if code.kind != INDEX]
     now = width_of(fields)
@@ -122,12 +119,12 @@ def wider(codes: Collection[Code], misfit: Code, field: Field, column: Tensor) -
 def _from_index(key: Key, field: Field, traj_key: Key | None) -> Code | None:
     """Trajectory ids: the index knows them by row. Of the key by which it tells them apart; one whole number a row."""
     whole = not field.dtype.is_floating_point and not field.dtype.is_complex
-    return Code(key, INDEX) if key == traj_key and whole and field.shape.numel() == 1 else None
+    return Code(key, INDEX) if key == traj_key and whole and field.size == 1 else None
 
 
 def _bits(key: Key, field: Field, column: Tensor) -> Code | None:
     """Flags, one bit each, and short columns of whole numbers from 0 to 15, of one, two or four bits each."""
-    count = field.shape.numel()
+    count = field.size
     if field.dtype is torch.bool:
         return Code(key, BITS) if 1 <= count <= 1024 else None
     if field.dtype not in _SIGNED or not 1 <= count <= 64 or not column.numel():
@@ -139,7 +136,7 @@ def _bits(key: Key, field: Field, column: Tensor) -> Code | None:
 
 def _narrow(key: Key, field: Field, column: Tensor) -> Code | None:
     """Signed whole numbers of a short column, in fewer bytes than their dtype has, and in more when they grow."""
-    if field.dtype not in _SIGNED or not 1 <= field.shape.numel() <= 64 or not column.numel():
+    if field.dtype not in _SIGNED or not 1 <= field.size <= 64 or not column.numel():
         return None
     least, most = (int(value) for value in column.aminmax())
     for wide in (1, 2, 4):
@@ -149,10 +146,7 @@ def _narrow(key: Key, field: Field, column: Tensor) -> Code | None:
 
 
 def _one_hot(key: Key, field: Field, column: Tensor) -> Code | None:
-    """Rows of zeros with a single one, of any dtype: the place of the one. A row without one has a code as well.
-
-    Of a column `[N, n]` that is mostly one-hot; what it really holds is compared when it is packed.
-    """
+    """Return the code of one-hot rows, of any dtype, where a column `[N, n]` is mostly one-hot."""
     if field.dtype not in _WHOLE + _FLOATING or len(field.shape) != 1 or not 2 <= field.shape[0] < 65535:
         return None
     if field.dtype is torch.bool and field.shape[0] <= 8:

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from rlcli.data.codes.code import INDEX, RECORD, Code, Record, choose, wider
-from rlcli.data.fields import Field
 from rlcli.data.storages.storage import State, Storage, contiguous
 from rlcli.errors import ResourceError
 from rlcli.kernels.codes import BITS, COUNT, KIND, NARROW, WIDE
 from rlcli.keys import Key, unravel
+from rlcli.specs.field import Field
 
 if TYPE_CHECKING:
     from rlcli.data.index import TrajectoryIndex
@@ -142,20 +142,17 @@ class CodedRows:
         return out
 
     def width(self, key: Key) -> float | None:
-        """Return the bytes of a row that a packed key takes; None for one that is not packed.
-
-        Bits that no key uses are shared among those that are stored in bits.
-        """
+        """Return the bytes of a row that a packed key takes, shared out among bits; None for one that is not packed."""
         for code in self.codes:
             if code.key == key:
-                count = self.fields[key].shape.numel()
+                count = self.fields[key].size
                 if code.kind == BITS:
                     return -(-self._bits // 8) * count * max(code.wide, 1) / self._bits
                 return float({INDEX: 0, NARROW: count * code.wide}.get(code.kind, code.wide))
         return None
 
     def state(self) -> list[list[Any]]:
-        """As plain lists: key, kind, bytes of the code."""
+        """Return plain lists: key, kind, bytes of the code."""
         return [[list(code.key) if isinstance(code.key, tuple) else [code.key], code.kind, code.wide]
                 for code in self.codes]  # fmt: skip
 
@@ -174,11 +171,7 @@ def relay(
     storage: Storage, before: CodedRows, after: CodedRows, first: int, live: int,
     index: TrajectoryIndex | None = None, state: State | None = None,
 ) -> None:  # fmt: skip
-    """Lay the `live` rows of a storage, the oldest of which is number `first`, out under other codes.
-
-    With an index the ids that it knows are stored from now on, where `after` has no code for them. A storage on disk
-    commits the change with `state`.
-    """
+    """Lay the `live` rows of a storage, from number `first` on, out under other codes; commit with `state`."""
 
     def again(numbers: np.ndarray, columns: dict[Key, Tensor]) -> dict[Key, Tensor]:
         known = {} if index is None else before.derived(numbers % storage.capacity, index)
@@ -317,7 +310,7 @@ class Packing:
 
 
 def gathered(storage: Storage, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
-    """`Storage.gather`, contiguous as compiled passes take it: a storage of somebody's own may read from a table."""
+    """Gather rows of a storage, contiguous as compiled passes take them."""
     out = storage.gather(rows, keys)
     if type(storage).__module__.startswith("rlcli."):
         return out

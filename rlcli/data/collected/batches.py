@@ -11,43 +11,40 @@ One-hot rows and frame stacks lie in fewer bytes: `folded.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 from urllib.parse import quote, unquote
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from rlcli.data.collected.folded import compressed, declared, expanded, folded, plain, unfolded
-from rlcli.data.fields import DTYPES, has_rows, kind_of
+from rlcli.data.fields import DTYPES, columns_of
 from rlcli.data.files.journal import Record
 from rlcli.data.next_obs.packing import Packed, pack, unpack
 from rlcli.data.next_obs.sparse import Sparse, nothing_of
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, NEXT, TRUNCATED, Key, as_tuple, show, unravel
 from rlcli.specs.dtypes import dtype_name
+from rlcli.specs.field import Field
 from rlcli.typed import Misfit
 
 _ENDS, _EXTRA, _AT, _FEW = "@ends", "@extra/", "@at/", "@few/"  # "@" is encoded in keys: no key is called this
 
 
-def layout_of(batch: TensorDictBase) -> dict[str, Any]:
-    """Return key name -> dtype and shape (without batch dims) of every tensor."""
-    layout = {}
-    for key, value in batch.items(include_nested=True, leaves_only=True, is_leaf=is_leaf_nontensor):
-        if not isinstance(value, Tensor) or not has_rows(value):
-            whose = " whose rows have bytes" if isinstance(value, Tensor) else ""
-            raise ArgumentError(
-                f"{show(key)} is not a tensor{whose}",
-                why=f"it is {kind_of(value)}",
-                fix="Leave it out of keep_keys.",
-            )
-        layout[name_of(key)] = {
-            "dtype": dtype_name(value.dtype),
-            "shape": list(value.shape[batch.ndim :]),
-        }
-    return dict(sorted(layout.items()))
+def layout_of(batch: TensorDictBase) -> dict[str, Field]:
+    """Return name -> field of every tensor of a batch, by name."""
+    return dict(sorted((name_of(key), Field.of(x, batch.ndim)) for key, x in columns_of(batch).items()))
+
+
+def as_json(layout: Mapping[str, Field]) -> dict[str, dict]:
+    """Return a layout as the journal holds it."""
+    return {name: {"dtype": dtype_name(field.dtype), "shape": list(field.shape)} for name, field in layout.items()}
+
+
+def of_json(layout: Mapping[str, Mapping]) -> dict[str, Field]:
+    """Return the layout that a journal holds."""
+    return {name: Field(tuple(of["shape"]), DTYPES[of["dtype"]]) for name, of in layout.items()}
 
 
 def tensors_of(batch: TensorDictBase, *, compress: bool = False) -> dict[str, Tensor]:
@@ -72,7 +69,7 @@ def close_last(batch: TensorDictBase, lanes: Sequence[int]) -> None:
             flag[tuple(last)] = True
 
 
-def batch_of(tensors: dict[str, Tensor], record: Record, layout: Mapping[str, Any]) -> TensorDictBase:
+def batch_of(tensors: dict[str, Tensor], record: Record, layout: Mapping[str, Field]) -> TensorDictBase:
     """Return the batch that `tensors_of` took apart, laid out by `layout_of`; Misfit: they are not its tensors."""
     check_tensors({name: (x.dtype, list(x.shape)) for name, x in tensors.items()}, record["batch_size"], layout)
     tensors = unfolded(expanded(tensors, layout, record["batch_size"]), layout)
@@ -93,11 +90,10 @@ def batch_of(tensors: dict[str, Tensor], record: Record, layout: Mapping[str, An
 
 
 def check_tensors(
-    found: Mapping[str, tuple[torch.dtype, list[int]]], batch_size: list[int], layout: Mapping[str, Any]
+    found: Mapping[str, tuple[torch.dtype, list[int]]], batch_size: list[int], layout: Mapping[str, Field]
 ) -> None:
     """Refuse named tensors, dtype and shape of each, that are not those of a batch: missing, other, or out of place."""
     found = declared(plain(found, layout, batch_size), layout)
-    wanted = {name: (DTYPES[of["dtype"]], of["shape"]) for name, of in layout.items()}
     ends = found[_ENDS][1] if _ENDS in found else []
     for name, (dtype, shape) in found.items():
         key, lead = name, batch_size
@@ -116,14 +112,15 @@ def check_tensors(
         elif name.startswith(_FEW):
             key = name.removeprefix(_FEW)
             lead = found[_AT + key][1] if _AT + key in found else [-1]
-        if key not in wanted:
+        if key not in layout:
             raise Misfit("the batches of this folder have no such key", name)
-        if (dtype, shape) != (wanted[key][0], [*lead, *wanted[key][1]]):
-            raise Misfit(f"{wanted[key][0]} {[*lead, *wanted[key][1]]} was expected, found {dtype} {shape}", name)
+        wanted = (layout[key].dtype, [*lead, *layout[key].shape])
+        if (dtype, shape) != wanted:
+            raise Misfit(f"{wanted[0]} {wanted[1]} was expected, found {dtype} {shape}", name)
     there = {name.removeprefix(_FEW) for name in found} | {
         under_next_name(name.removeprefix(_EXTRA)) for name in found if name.startswith(_EXTRA)
     }
-    if missing := [name for name in wanted if name not in there]:
+    if missing := [name for name in layout if name not in there]:
         raise Misfit(f"{', '.join(missing)} is missing")
 
 

@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlcli.config.installed import install
-from rlcli.data.fields import DTYPES
 from rlcli.data.next_obs.pairs import indices_of
 from rlcli.errors import ResourceError
+from rlcli.specs.field import Field
 from rlcli.typed import Misfit
 
 HOT, FRAME, WHERE, OLDER, LZ4 = "@hot/", "@frame/", "@where/", "@older/", "@lz4/"
@@ -65,7 +64,7 @@ def compressed(name: str, x: Tensor) -> tuple[str, Tensor]:
     return LZ4 + name, torch.frombuffer(bytearray(packed), dtype=torch.uint8)
 
 
-def plain(found: Header, layout: Mapping[str, Any], batch: list[int]) -> dict[str, tuple[torch.dtype, list[int]]]:
+def plain(found: Header, layout: Mapping[str, Field], batch: list[int]) -> dict[str, tuple[torch.dtype, list[int]]]:
     """Named tensors of a file, dtype and shape of each, as they are once none is compressed."""
     out = {name: x for name, x in found.items() if not name.startswith(LZ4)}
     for name, (dtype, shape) in found.items():
@@ -74,7 +73,7 @@ def plain(found: Header, layout: Mapping[str, Any], batch: list[int]) -> dict[st
         if dtype is not torch.uint8 or len(shape) != 1:
             raise Misfit(f"uint8 [bytes] was expected, found {dtype} {shape}", name)
         name = name.removeprefix(LZ4)
-        wanted, values = _of(name.removeprefix(FRAME).removeprefix(OLDER), layout)
+        values, wanted = _of(name.removeprefix(FRAME).removeprefix(OLDER), layout)
         whole = [*batch, *values]
         if name.startswith(FRAME):
             whole = [*batch, *values[1:]]
@@ -87,7 +86,7 @@ def plain(found: Header, layout: Mapping[str, Any], batch: list[int]) -> dict[st
     return out
 
 
-def expanded(tensors: Mapping[str, Tensor], layout: Mapping[str, Any], batch: list[int]) -> dict[str, Tensor]:
+def expanded(tensors: Mapping[str, Tensor], layout: Mapping[str, Field], batch: list[int]) -> dict[str, Tensor]:
     """Return the tensors of a file, none compressed; Misfit: bytes that are not what was compressed."""
     if not any(name.startswith(LZ4) for name in tensors):
         return dict(tensors)
@@ -114,7 +113,7 @@ def expanded(tensors: Mapping[str, Tensor], layout: Mapping[str, Any], batch: li
     return out
 
 
-def declared(found: Header, layout: Mapping[str, Any]) -> dict[str, tuple[torch.dtype, list[int]]]:
+def declared(found: Header, layout: Mapping[str, Field]) -> dict[str, tuple[torch.dtype, list[int]]]:
     """Return named tensors of a file, dtype and shape of each, as the columns that they stand for."""
     out = {}
     for name, (dtype, shape) in found.items():
@@ -124,13 +123,13 @@ def declared(found: Header, layout: Mapping[str, Any]) -> dict[str, tuple[torch.
             continue
         if name.startswith(HOT):
             name = name.removeprefix(HOT)
-            wanted, values = _of(name, layout)
+            values, wanted = _of(name, layout)
             if len(values) != 1 or dtype is not _INDEX.get(wanted):
-                raise Misfit(f"{dtype} stands for no rows of {wanted}{values}", HOT + name)
+                raise Misfit(f"{dtype} stands for no rows of {wanted}{list(values)}", HOT + name)
             dtype, shape = wanted, [*shape, *values]
         elif name.startswith(FRAME):
             name = name.removeprefix(FRAME)
-            wanted, values = _of(name, layout)
+            values, wanted = _of(name, layout)
             at, older = found.get(WHERE + name), found.get(OLDER + name)
             depth = len(shape) - len(values) + 1
             fit = at is not None and at[0] is torch.int32 and len(at[1]) == 1 and len(values) > 1 and depth > 0
@@ -143,20 +142,20 @@ def declared(found: Header, layout: Mapping[str, Any]) -> dict[str, tuple[torch.
     return out
 
 
-def _of(name: str, layout: Mapping[str, Any]) -> tuple[torch.dtype, list[int]]:
-    about = layout.get(name.removeprefix("@extra/").removeprefix("@few/"))
-    if about is None:
+def _of(name: str, layout: Mapping[str, Field]) -> Field:
+    field = layout.get(name.removeprefix("@extra/").removeprefix("@few/"))
+    if field is None:
         raise Misfit("the batches of this folder have no such key", name)
-    return DTYPES[about["dtype"]], about["shape"]
+    return field
 
 
-def unfolded(tensors: Mapping[str, Tensor], layout: Mapping[str, Any]) -> dict[str, Tensor]:
+def unfolded(tensors: Mapping[str, Tensor], layout: Mapping[str, Field]) -> dict[str, Tensor]:
     """Return the columns that tensors stand for which `declared` has looked at; Misfit: an index or row is none."""
     out = {}
     for name, x in tensors.items():
         if name.startswith(HOT):
             name = name.removeprefix(HOT)
-            wanted, (count,) = _of(name, layout)
+            (count,), wanted = _of(name, layout)
             places = x.reshape(-1, 1).long()
             if places.numel() and not (int(places.min()) >= -1 and int(places.max()) < count):
                 raise Misfit(f"an index is none of {count}", HOT + name)

@@ -44,11 +44,7 @@ _FIX = "Restore the journal from a copy; nothing here was changed."
 
 # ---- what a record may say after those before it -------------------------------------------------------------------
 def need_next(record: Mapping[str, Any], count: int, frames: int, lanes: Sequence[int] | None) -> None:
-    """Refuse a record that cannot come next in a journal: the writer asks before it writes, and the reader again.
-
-    `count`, `frames`: of the segments before it. `lanes`: batch dims before time of these segments; None before the
-    first.
-    """
+    """Refuse a record that cannot follow `count` segments of `frames` frames and these lanes (None: no segment)."""
     if record["kind"] == "segment":
         shape = record["batch_size"]
         if (record["file"], record["sequence"]) != (file_name(count), count):  # a name must not lead elsewhere
@@ -95,10 +91,7 @@ def left_out(metadata: Mapping[str, Any]) -> tuple[list[Key], float | None] | No
 
 # ---- what no record names ------------------------------------------------------------------------------------------
 class Leftovers(NamedTuple):
-    """See the module; `segments` and `states` are in the order of their numbers.
-
-    `named`: how many segments are before each state that the journal names, ascending.
-    """
+    """Holds files that no record names, by number; `named`: segments before each state of the journal, ascending."""
 
     folder: Path
     segments: list[Path]

@@ -10,7 +10,7 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
-from rlcli.data.collected.batches import batch_of, check_tensors, close_last, key_of, tensors_of
+from rlcli.data.collected.batches import batch_of, check_tensors, close_last, key_of, of_json, tensors_of
 from rlcli.data.collected.folded import FRAME, LZ4
 from rlcli.data.collected.folder import (
     FORMAT,
@@ -32,6 +32,7 @@ from rlcli.data.next_obs.packing import concat
 from rlcli.data.storages.mapped import MappedRows
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import NEXT, Key, as_tuple
+from rlcli.specs.field import Field
 from rlcli.transforms import NextObservationDelta
 from rlcli.typed import Misfit
 
@@ -75,7 +76,7 @@ class SegmentReader:
             raise ResourceError("there are no segments here", where=str(folder), why=f"it holds no {JOURNAL}")
         found = scan(self._path)
         self.metadata: dict[str, Any] = {}
-        self.layout: dict[str, Any] = {}
+        self.layout: dict[str, Field] = {}
         self.frames, self.nbytes, self.closed = 0, 0, False
         self.notices = [f"{self._path}: a torn record of {found.torn} bytes is left out"] if found.torn else []
         self._offsets, self._states = array("q"), array("q")  # of records; segments before each state
@@ -163,7 +164,7 @@ class SegmentReader:
         return None
 
     def _state_stamp(self, count: int) -> Stamp:
-        """Of the state after so many segments."""
+        """Return the stamp of the state after so many segments."""
         return Stamp.said(self.record(count - 1)["state"])
 
     def cut_lanes(self, i: int) -> list[int]:
@@ -294,7 +295,7 @@ class SegmentReader:
         self.closed = kind == "closed" or (self.closed and kind != "segment")
         if kind != "segment":
             return
-        self.layout = self.layout or record["layout"]
+        self.layout = self.layout or of_json(record["layout"])
         self.lanes = record["batch_size"][:-1]
         self.frames += record["frames"]
         self.nbytes += record["size"]

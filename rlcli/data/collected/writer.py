@@ -13,7 +13,7 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
-from rlcli.data.collected.batches import layout_of, tensors_of
+from rlcli.data.collected.batches import as_json, layout_of, tensors_of
 from rlcli.data.collected.folder import (
     FORMAT,
     METADATA,
@@ -28,6 +28,7 @@ from rlcli.data.files.disk import Disk
 from rlcli.data.files.journal import JOURNAL, Journal, Record, state_name, states
 from rlcli.data.files.tensors import encode
 from rlcli.errors import ArgumentError, ResourceError
+from rlcli.specs.field import Field
 from rlcli.typed import Misfit, from_0
 
 
@@ -79,7 +80,7 @@ class SegmentWriter:
         self.commit_seconds = from_0("commit_seconds", commit_seconds, endless=True)
         self._committed = time.monotonic()
         self.pending: list[Record] = []
-        self._layout: dict[str, Any] | None = None
+        self._layout: dict[str, Field] | None = None
         self._lanes: list[int] | None = None
         path = self.folder / JOURNAL
         if not resume and path.exists() and path.stat().st_size:
@@ -125,7 +126,7 @@ class SegmentWriter:
             "batch_size": list(map(int, batch.shape)),
             "names": batch.names,
             "frames": batch.shape.numel(),  # a TensorDict's own numel is never 0
-            **({"layout": layout} if first else {}),
+            **({"layout": as_json(layout)} if first else {}),
         }
         self._need_next(record, sequence)
         now = time.monotonic() - self._committed >= self.commit_seconds

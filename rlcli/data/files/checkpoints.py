@@ -63,10 +63,7 @@ def read_state(path: Path, manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def gone(path: Path) -> str | None:
-    """That the run of its newest checkpoint, which is `path`, has saved more than that holds; None where it has not.
-
-    That is no damage: taking away the newest checkpoints is how a run is brought back to an older one.
-    """
+    """Say that a run has saved more than its newest checkpoint, `path`, holds (no damage); None: it has not."""
     run, frames = path.absolute().parents[1], read_manifest(path)["number"]
     ours = path.absolute().parent.name == CHECKPOINTS and read_run_file(run, SUMMARY).get("verb") == "train"
     saved = saved_frames(run) if ours else 0

@@ -30,7 +30,7 @@ class Stamp(NamedTuple):
 
     @classmethod
     def said(cls, by: Mapping[str, Any]) -> Stamp:
-        """As a record of a journal or a manifest names it."""
+        """Return the stamp that a record of a journal or a manifest names."""
         return cls(by["size"], by["digest"])
 
     def unlike(self, found: Stamp) -> str | None:
@@ -44,7 +44,7 @@ class Stamp(NamedTuple):
         return self.unlike(stamp_of(path)) if path.is_file() else MISSING
 
     def resized(self, path: Path) -> str | None:
-        """`altered`, by its size alone."""
+        """Say what is `altered`, by its size alone."""
         return self.unlike(Stamp(path.stat().st_size, self.digest)) if path.is_file() else MISSING
 
     def content(self, path: Path) -> bytes:
@@ -75,10 +75,7 @@ class Disk:
             path.mkdir(parents=True, exist_ok=True)
 
     def write_file(self, path: Path, chunks: Sequence[bytes | memoryview], *, sync: bool = True) -> Stamp:
-        """Write a new file: reserved, written, synced (or by `sync_file` later) and closed.
-
-        Its name is durable after `sync_folder`. A write that fails, or is interrupted, takes the file away again.
-        """
+        """Write a new file: reserved, written, synced (or by `sync_file` later), closed; none is left if that fails."""
         size, digest = sum(len(chunk) for chunk in chunks), hashlib.blake2b(digest_size=16)
         with self._new_file(path, size) as fd:
             for chunk in chunks:
@@ -90,16 +87,13 @@ class Disk:
         return Stamp(size, digest.hexdigest())
 
     def reserve_file(self, path: Path, size: int) -> None:
-        """A new file of zeros whose every byte has its place on the disk, or no file at all.
-
-        Its bytes and name are durable after `sync_file` and `sync_folder`.
-        """
+        """Make a file of zeros whose every byte has its place on the disk, or no file at all."""
         with self._new_file(path, size):
             pass
 
     @contextlib.contextmanager
     def _new_file(self, path: Path, size: int) -> Iterator[int]:
-        """A descriptor of a new file whose every byte is reserved; whatever is raised in here, the file is gone."""
+        """Open a new file whose every byte is reserved; whatever is raised in here, the file is gone."""
         fd = -1
         with explained(path, size):
             self.at("create", path)
@@ -120,7 +114,7 @@ class Disk:
                     os.close(fd)
 
     def stretch_file(self, path: Path, size: int) -> None:
-        """A file of so many bytes, none of which need have its place on the disk yet: see `reserve`."""
+        """Make a file of so many bytes, none of which need have its place on the disk yet: see `reserve`."""
         with explained(path):
             self.at("create", path)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -142,7 +136,7 @@ class Disk:
                 os.close(fd)
 
     def link(self, old: Path, new: Path) -> bool:
-        """A second name for a finished file; False where the file system gives none (another disk, no links)."""
+        """Give a finished file a second name; False where the file system has none (another disk, no links)."""
         with explained(new):
             self.at("link", new)
             try:
@@ -276,11 +270,7 @@ def _pieces(path: Path) -> Iterable[bytes]:
 
 
 def shortage(path: Path, needed: int = 0) -> tuple[str, str]:
-    """Say why a file system took no more, and what to do about it: it has run out of bytes, or of files.
-
-    `path`: what was to be written; it need not exist.
-    `needed`: bytes that were to be written, where they are known.
-    """
+    """Say why a file system took no more (bytes or files), and what to do; `path` need not exist."""
     free = _free(path)
     if free is not None and free.files == 0:
         why = f"it holds as many files as it can: 0 of {free.all_files:,} inodes are free, and {free.bytes:,} bytes"
@@ -315,11 +305,7 @@ class _Free(NamedTuple):
 
 @contextlib.contextmanager
 def explained(path: Path, needed: int = 0) -> Iterator[None]:
-    """Say in a sentence what the system refuses in here.
-
-    `path`: what is made or written.
-    `needed`: bytes that it takes, where they are known.
-    """
+    """Say in a sentence what the system refuses in here, for `path` and the bytes `needed`."""
     try:
         yield
     except OSError as error:

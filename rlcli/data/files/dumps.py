@@ -64,10 +64,7 @@ def dump(
     keep: int = 1,
     disk: Disk | None = None,
 ) -> Path:
-    """Write a buffer beside the dumps that `folder` holds, take away those beyond the newest `keep`, return its folder.
-
-    `extra`: what else must survive (sampler, transforms): see `rlcli.data.files.state`.
-    """
+    """Write a buffer and `extra` beside the dumps in `folder`, keep the newest `keep`, return the new one's folder."""
     storage, disk = ring.storage, disk or Disk()
     state = encode_state({"ring": ring.state_dict(), "extra": dict(extra or {})})
     storage.commit(ring.content)
@@ -151,10 +148,7 @@ the number of the first and one past that of the last."""
 
 
 def read_rows(ring: DumpedRing, state: Mapping[str, Any], saved: Saved) -> tuple[Contents, tuple[Code, ...]]:
-    """Return what `ring.read_state` makes of a state, for these rows; nothing changes.
-
-    Misfit, ArgumentError: the state, or the rows, are none of a ring, or not of the same one.
-    """
+    """Return what `ring.read_state` makes of a state for these rows; Misfit, ArgumentError: they are none of a ring."""
     contents, codes = ring.read_state(state)
     first, stop = contents.first, contents.first + len(contents)
     stored = CodedRows(contents.stored, codes).stored
@@ -173,11 +167,7 @@ def read_rows(ring: DumpedRing, state: Mapping[str, Any], saved: Saved) -> tuple
 
 
 def take_rows(ring: DumpedRing, state: Mapping[str, Any], saved: Saved, *, cut: bool = False) -> None:
-    """Give a ring another one's state and rows.
-
-    What `read_rows` refuses changes nothing; where the rows cannot be written, the ring holds none. A storage that
-    keeps its rows acknowledges them at once, with the state that tells of them.
-    """
+    """Give a ring another one's state and rows; where rows cannot be written, it holds none."""
     contents, codes = read_rows(ring, state, saved)
     try:
         ring.take_over(contents, codes, cut=cut)

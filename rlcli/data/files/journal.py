@@ -28,11 +28,7 @@ Record = dict[str, Any]
 
 
 class Scan(NamedTuple):
-    """The content of an existing journal.
-
-    `offsets`: where each record starts: 8 bytes a record is all that is kept in memory.
-    `end`, `torn`: bytes up to the last whole record, and of a torn one after it; `digest`: of the last whole one.
-    """
+    """Holds record `offsets`, bytes to the last whole record (`end`) and of a `torn` one, and the last `digest`."""
 
     offsets: array
     end: int
@@ -75,11 +71,7 @@ def read_record(path: Path, offset: int) -> Record:
 
 
 def records(path: Path, format: str, version: int, check: Check) -> Iterator[Record]:
-    """All whole records in order, each of them as it must be; `scan` has compared their checksums.
-
-    `format` and `version`: what the first record, the only header, must say.
-    `check`: what a record must be, the header too: see `rlcli.typed`.
-    """
+    """Yield all whole records in order, the only header first; `check`: what each must be (`rlcli.typed`)."""
     with open(path, "rb") as file:
         for number, line in enumerate(file):
             if not line.endswith(b"\n"):

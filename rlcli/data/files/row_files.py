@@ -21,12 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import Field, check_fields, column_offsets, listed_fields, read_fields, width_of
+from rlcli.data.fields import check_fields, column_offsets, listed_fields, read_fields, width_of
 from rlcli.data.files.disk import Disk, Stamp
 from rlcli.data.files.sealed_folder import SealedFolders
 from rlcli.data.files.tensors import memory_of
 from rlcli.errors import DamagedDataError
 from rlcli.keys import Key
+from rlcli.specs.field import Field
 from rlcli.typed import Check, Misfit, listed, optional, record, text, whole
 
 if TYPE_CHECKING:  # a checkpoint without a buffer loads no storages
@@ -167,10 +168,7 @@ class RowFiles:
 
 
 def check_rows(about: Mapping[str, Any], files: Mapping[str, Any]) -> None:
-    """Refuse what a manifest says of rows (`RowFiles.about`), if its files, sizes by name, cannot hold them.
-
-    Misfit: files are of another size, do not follow each other, or hold more than there is room for.
-    """
+    """Refuse (Misfit) what a manifest says of rows (`RowFiles.about`) if its files, sizes by name, cannot hold them."""
     fields, found = read_fields(about["fields"]), [RowFile(**entry) for entry in about["rows"]]
     if about["capacity"] > about["max_size"] or (found and not fields):
         raise Misfit(f"{len(found)} files of {len(fields)} keys, capacity {about['capacity']} of {about['max_size']}")
@@ -238,7 +236,7 @@ class SavedRows:
         return sum(file.stop - file.start for file in self._files)
 
     def __iter__(self) -> Iterator[tuple[int, dict[Key, Tensor]]]:
-        """The number of a first step, and the columns of rows from it on, in the order of their numbers."""
+        """Yield numbers of first steps and the columns of rows from there on, in order."""
         for file in self._files:
             yield file.live[0], file.columns(self.path, self.fields, self._lanes)
 
@@ -269,7 +267,7 @@ class SavedRows:
 
 
 def _plan(ring: LiveRows) -> Iterator[tuple[int, int, int]]:
-    """(file number, first step, one past the last) of every file."""
+    """Yield (file number, first step, one past the last) of every file."""
     storage = ring.storage
     if not storage.fields:
         return

@@ -102,7 +102,7 @@ class SealedFolders:
         return sorted(found, key=self.sequence)
 
     def sequence(self, path: Path) -> int:
-        """Its number, -1 if it is none of them."""
+        """Return a folder's number, -1 if it is none of them."""
         match = self._name.fullmatch(path.name)
         return int(match[1]) if match else -1
 
@@ -167,7 +167,7 @@ class SealedFolders:
 
     @contextlib.contextmanager
     def held(self, path: Path) -> Iterator[bool]:
-        """While one is read: nobody takes it away. Whether it is still there."""
+        """Keep a folder from being taken away in here; yield whether it is still there."""
         try:
             lock = _locked(path, fcntl.LOCK_SH)
         except FileNotFoundError:
@@ -208,10 +208,7 @@ class SealedFolders:
     def prune(
         self, folder: Path, keep: int, disk: Disk, known: Collection[tuple[int, int]] = ()
     ) -> list[Path]:  # fmt: skip
-        """Take away those beyond the newest `keep` that verify, and are not being read; which they were.
-
-        Only good ones count as kept: a damaged one must not push a good one out. `known`: see `verify`.
-        """
+        """Take away those beyond the newest `keep` that verify and are not being read; return which."""
         good, gone = 0, []
         for path in reversed(self.paths(folder)):
             if good >= keep:

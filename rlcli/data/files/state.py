@@ -35,7 +35,7 @@ ROWS = "the state of a buffer does not fit its rows", "Restore it from a copy."
 
 
 def flatten(tree: Any) -> tuple[Any, dict[str, Tensor]]:
-    """(what JSON can hold, named tensors); `restore` is the inverse."""
+    """Return what JSON can hold, and named tensors; `restore` is the inverse."""
     tensors: dict[str, Tensor] = {}
     return _flatten(tree, "", tensors), tensors
 
@@ -142,7 +142,7 @@ def encode_state(state: Mapping[str, Any]) -> list[bytes | memoryview]:
 
 
 def decode_state(content: bytes, where: str) -> dict[str, Any]:
-    """The inverse of `encode_state`; tensors on the CPU."""
+    """Decode what `encode_state` gave; tensors on the CPU."""
     tensors = decode(content, where)
     try:
         state = restore(parsed(tensors.pop(_TREE).numpy().tobytes()), tensors)

@@ -119,11 +119,7 @@ _HEADER = mapping(record(dtype=choice(*_DTYPES), shape=listed(whole(), most=64),
 
 # ---- a file as one tensor ------------------------------------------------------------------------------------------
 def map_file(path: Path, size: int, *, shared: bool = True) -> Tensor:
-    """Map the bytes of a file, uint8 `[size]`: written through to it, and still there when its name is gone.
-
-    `torch.from_file` would make a file of zeros where there is none; here that is a FileNotFoundError.
-    `shared`: False opens it for reading only: nothing is written through.
-    """
+    """Map a file as uint8 `[size]`, still there when its name is gone; not `shared`: for reading only."""
     try:
         fd = os.open(path, (os.O_RDWR if shared else os.O_RDONLY) | os.O_CLOEXEC)
     except FileNotFoundError:

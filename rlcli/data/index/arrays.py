@@ -30,6 +30,16 @@ _STATE = record(
 )
 
 
+def bytes_for(rows: int, runs: int, trajectories: int, *, ids: bool, apart: int | None = None) -> int:
+    """Return about the bytes of the arrays and side pool of an index of so many rows, as they have grown.
+
+    `apart`: bytes of a trajectory's last next observations, where these are kept beside the rows.
+    """
+    table = 5 * 8 * (_power(runs) + trajectories * 9 // 8) + rows // 8  # room for up to a quarter more
+    table += 8 * _power(2 * trajectories) if ids else 0
+    return table if apart is None else table + trajectories * (8 + apart) * 9 // 8
+
+
 class IndexArrays:
     """See the module; `steps`, `lanes`, `has_ids`, `pool` and `exact` are those of `TrajectoryIndex`.
 
@@ -254,11 +264,7 @@ class IndexArrays:
         return np.flatnonzero(~free)
 
     def load_state_dict(self, state: dict[str, Any], *, slots: int | None = None) -> None:
-        """Take over `state_dict`'s answer; the pool is filled by its owner, slots 0, 1, 2 ...
-
-        `slots`: how many slots of the pool its owner has. ArgumentError: it is of a ring of another shape. Misfit: its
-        numbers lead nowhere: nobody who kept an index wrote them.
-        """
+        """Take over `state_dict`'s answer, for a pool of so many slots; Misfit: its numbers lead nowhere."""
         check_state(state, self.space.lanes, slots)
         scalars = state["scalars"].numpy().copy()
         for name, at in (
@@ -335,7 +341,7 @@ def _check_lane(runs: np.ndarray, head: int, base: int, cursor: int) -> None:
 
 
 def _check_trajectories(trajs: np.ndarray, ends: np.ndarray, scalars: np.ndarray) -> None:
-    """Each begins and ends in a run of its lane; the freed ones are one chain."""
+    """Check that each begins and ends in a run of its lane, and that the freed ones are one chain."""
     state, lane = trajs[layout.STATE], trajs[layout.LANE]
     live = state != layout.FREE
     if ((state < layout.FREE) | (state > layout.PARKED)).any() or live.sum() != scalars[layout.TRAJ_LIVE]:

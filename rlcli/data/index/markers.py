@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import Field
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import DONE, TERMINATED, TRAJ_IDS, TRUNCATED, Key, as_tuple, show, unravel
+from rlcli.specs.field import Field
 
 Asked = tuple[Key | None, tuple[Key, ...], bool]
 """By which keys trajectories are to be told apart: what `Markers.among` takes."""
@@ -52,11 +52,7 @@ class Markers:
         end_keys: Sequence[Key] = (),
         some: bool = False,
     ) -> Markers:
-        """Return what was asked for; else `("collector", "traj_ids")` or `"episode"`, and `("next", "done")` beside it.
-
-        `fields`: of the batch.
-        `some`: of `end_keys` those that are there will do; none is needed where there are ids.
-        """
+        """Return the keys that were asked for, or the usual ones among `fields`; `some`: of `end_keys` any will do."""
         present = [key for key in end_keys if unravel(key) in fields]
         ids = [key for key in ((TRAJ_IDS, "episode") if traj_key is None else (traj_key,)) if unravel(key) in fields]
         if some and (present or ids):
@@ -103,7 +99,7 @@ class Markers:
         return ids, ends
 
     def state(self) -> dict[str, list]:
-        """As plain lists."""
+        """Return plain lists."""
         return {
             "traj_key": [] if self.traj_key is None else list(as_tuple(self.traj_key)),
             "end_keys": [list(as_tuple(key)) for key in self.end_keys],
@@ -116,7 +112,7 @@ class Markers:
 
 
 def _need_one_a_row(key: Key, field: Field, *, ids: bool) -> None:
-    if field.shape.numel() != 1:
+    if field.size != 1:
         raise ArgumentError(
             "a key that tells trajectories apart holds one value a row",
             where=show(key),

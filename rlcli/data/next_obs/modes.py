@@ -23,7 +23,52 @@ from rlcli.data.next_obs.pool import Successors
 from rlcli.data.next_obs.rows import Rows
 from rlcli.keys import TRAJ_IDS, Key, under_next
 from rlcli.specs.base import fill_for
+from rlcli.specs.field import CODED, NONE, OWN, PASS, SHARED, SPARSE, Field, Fields
+from rlcli.transforms.delta_codec import delta_key, encode, kept_key, saves, scale_key
 from rlcli.transforms.stored_rows import spread
+
+NEXT = {"full": OWN, "compact": NONE, "exact": SHARED, "delta": CODED}  # mode -> how next observations are kept
+MODES = tuple(NEXT)
+
+
+def next_in(field: Field, mode: str) -> str:
+    """Say how a mode keeps a field's next value; one that a transform's pass writes has a column, or none."""
+    if field.next == NONE or NEXT[mode] == NONE:
+        return NONE
+    return OWN if field.written == PASS else NEXT[mode]
+
+
+def stored(fields: Mapping[Key, Field], mode: str, code: torch.dtype = torch.float16) -> Fields:
+    """Return what every row holds in a mode, on torch; of next observations, those that have columns.
+
+    `fields`: with next values as `full` keeps them. `code`: the dtype of differences.
+    """
+    found = {key: field for key, field in fields.items() if field.stored and field.written != SPARSE}
+    ways = {key: next_in(field, mode) for key, field in fields.items()}
+    for key in sorted((key for key in fields if ways[key] in (OWN, CODED)), key=lambda k: fields[k].written != PASS):
+        field = Field(*fields[key])
+        coded = ways[key] == CODED and saves(field.size, field.dtype, code)
+        found |= _coded(key, field, code) if coded else {under_next(key): field}
+    return found
+
+
+def _coded(key: Key, field: Field, code: torch.dtype) -> Fields:
+    """Return the columns of a next observation's difference."""
+    nothing = field.empty(1).zero_()
+    coded = encode(nothing, nothing, code, 1)
+    found: Fields = {delta_key(key): Field.of(coded.delta)}
+    return found if coded.scale is None else found | {scale_key(key): Field.of(coded.scale)}
+
+
+def shared(fields: Mapping[Key, Field], mode: str) -> Fields:
+    """Return next observations, by their keys, that a mode keeps in the row below and apart from it."""
+    return {under_next(key): Field(*field) for key, field in fields.items() if next_in(field, mode) == SHARED}
+
+
+def overflows(fields: Mapping[Key, Field], mode: str, code: torch.dtype) -> Fields:
+    """Return columns for next observations that no difference can stand for."""
+    coded = {key: field for key, field in fields.items() if next_in(field, mode) == CODED}
+    return {kept_key(key): Field(*field) for key, field in coded.items() if saves(field.size, field.dtype, code)}
 
 
 def build_full(

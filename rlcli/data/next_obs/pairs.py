@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import Field, column_offsets
+from rlcli.data.fields import column_offsets
 from rlcli.data.next_obs.rows import Rows
 from rlcli.keys import END_FLAGS, NEXT, Key, as_tuple, under_next
+from rlcli.specs.field import Field
 
 _NO_INDEX = np.empty(0, np.int32)
-_PLACE = Field(torch.int32, torch.Size(()))
+_PLACE = Field((), torch.int32)
 _FEW = 100  # rows of which nothing can be said
 
 
@@ -56,12 +57,7 @@ class Pairs:
     def point(
         self, columns: Mapping[Key, Tensor], given: Mapping[Key, Tensor], count: int
     ) -> tuple[int, np.ndarray] | None:
-        """Note the addresses of a batch; None where a row that is kept as an index is not one-hot.
-
-        `columns`: flat and contiguous `[count, *F]`; observations are taken from here.
-        `given`: as they came; next observations are taken from here.
-        Return form and places, as in `rlcli.kernels.index.write`; all is valid until `release`.
-        """
+        """Note addresses of `columns` `[N, *F]` and next ones in `given`; return form and places, None: not one-hot."""
         if not self.keys:
             return 0, _NO_INDEX
         roots = [_on_cpu(columns[key]) for key in self.keys]
@@ -106,7 +102,7 @@ def indices_of(rows: Tensor) -> Tensor | None:
 
 
 def _next_indices(column: Tensor, field: Field) -> Tensor | None:
-    """`indices_of` next observations; lazy ones are not expanded."""
+    """Return `indices_of` next observations; lazy ones are not expanded."""
     if not isinstance(column, Rows):
         return indices_of(column.reshape(-1, *field.shape))
     column.check()

@@ -57,7 +57,7 @@ class Pool:
             )
 
     def gather(self, index: Tensor) -> Tensor:
-        """`(obs ++ extra)[index]` as `[*index.shape, *F]`."""
+        """Return `(obs ++ extra)[index]` as `[*index.shape, *F]`."""
         flat, count = index.reshape(-1), len(self.obs)
         # few rows: fewer operations beat fewer bytes.  Traced tensors cannot say which rows are ends
         if count <= 2 * len(flat) or self.obs.nbytes < _SMALL or type(flat) is not Tensor:
@@ -119,7 +119,7 @@ class Successors:
         return self.positions.nbytes + (0 if self._index is None else self._index.nbytes)
 
     def gather(self, obs: Tensor, extra: Tensor) -> Tensor:
-        """One shifted block copy, then the ends."""
+        """Copy one shifted block, then the ends."""
         out = torch.empty_like(obs, memory_format=torch.contiguous_format)
         out[:-1] = obs[1:]
         out.index_copy_(0, self.positions.long(), extra)

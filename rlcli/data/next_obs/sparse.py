@@ -19,18 +19,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import Field, check_fit
+from rlcli.data.fields import check_fit
 from rlcli.data.next_obs.pairs import bytes_of
 from rlcli.data.next_obs.rows import Rows
 from rlcli.keys import NEXT, Key, as_tuple, unravel
+from rlcli.specs.field import Field
 from rlcli.transforms.delta_codec import KEPT
 
 
 class Sparse(NamedTuple):
-    """The rows that hold something: ascending flat positions int64 `[K]`, and their values `[K, *F]`.
-
-    All others read `nothing`.
-    """
+    """Holds the rows that are not `nothing`: ascending flat positions int64 `[K]`, and values `[K, *F]`."""
 
     at: Tensor
     rows: Tensor
@@ -81,7 +79,7 @@ def nothing_of(key: Key) -> float:
 
 
 def sparse_of(column: Tensor, batch_dims: int, nothing: float = 0.0) -> Sparse:
-    """The inverse of `sparse_rows`, of plain tensors too, whose rows hold something unless they are `nothing`."""
+    """Undo `sparse_rows`; rows of plain tensors hold something unless they are `nothing`."""
     count = math.prod(column.shape[:batch_dims])
     if isinstance(column, Rows) and column.sparse and column.index.ndim == batch_dims:
         column.check()
@@ -95,7 +93,7 @@ def sparse_of(column: Tensor, batch_dims: int, nothing: float = 0.0) -> Sparse:
 
 
 def held(column: Tensor) -> Tensor:
-    """bool `[N]`: in which rows of a column of recurrent states `[N, *F]` one is held; NaN is none."""
+    """Return bool `[N]`: which rows of a column of recurrent states `[N, *F]` hold one; NaN is none."""
     if isinstance(column, Rows) and column.sparse:
         return column.index != 0
     return ~column.flatten(1).isnan().any(1)
@@ -143,12 +141,7 @@ class SparseColumns:
         return out
 
     def put(self, taken: Mapping[Key, Sparse], numbers: np.ndarray, base: int) -> None:
-        """Remember what a batch held.
-
-        `numbers` (int64 array ``[rows]``): of the batch's rows, in its flat order; what they held before is forgotten.
-        Of one that is there twice the last counts. A column that is not `taken` holds nothing in all of them.
-        `base`: the lowest number that is live: those below are forgotten.
-        """
+        """Replace what rows int64 `[rows]` held by what a batch holds (the last of two); forget rows below `base`."""
         last: np.ndarray | None = None
         for key in {**self._held, **taken}:
             if key not in self._held:
@@ -244,7 +237,7 @@ class _Column:
             self._clear(self._rows[:0])
 
     def add(self, numbers: np.ndarray, rows: Tensor) -> None:
-        """Rows ``[N, *F]`` of numbers that hold nothing."""
+        """Add rows ``[N, *F]`` of numbers that hold nothing."""
         if not len(numbers):
             return
         own = (bytes_of(rows) != 0).any(1).numpy() if math.isnan(self.nothing) else np.ones(len(rows), bool)
@@ -298,3 +291,8 @@ class _Column:
 def _room(needed: int, now: int) -> int:
     """Return a quarter more than is needed, where there are not as many already with some to spare."""
     return now if needed * 9 // 8 < now else needed + needed // 4
+
+
+def sparse_bytes(count: int, field: Field) -> int:
+    """Return about the bytes of a ring's column of so many rows, each with its number and place."""
+    return count * (field.width + 2 * 8) * 9 // 8  # `_room` for up to a quarter more

@@ -148,7 +148,7 @@ def _split(shape: Sequence[int], feature: Feature) -> tuple[list[int], list[int]
 
 
 def _batch_dim(index: Tensor, feature: Feature, dim: int) -> int | None:
-    """`dim` counted from the front, if it is a batch dim."""
+    """Return `dim` counted from the front, if it is a batch dim."""
     dim = dim + index.ndim + len(feature) if dim < 0 else dim
     return dim if 0 <= dim < index.ndim else None
 

@@ -131,16 +131,12 @@ class Contents:
         return out | self.few(rows, chosen)
 
     def few(self, rows: np.ndarray, keys: Sequence[Key]) -> dict[Key, Tensor]:
-        """`read` of sparse columns."""
+        """Read sparse columns."""
         numbers = self.space.numbers_of(rows, self.index.cursor)
         return {key: self.sparse.read(key, numbers, self.storage.device) for key in keys}
 
     def steps_from_state(self, rows: np.ndarray) -> np.ndarray | None:
-        """Steps of its trajectory from the last row that keeps a recurrent state to each of these, int64 ``[N]``.
-
-        -1 where none is left of its trajectory: it was written over. None where every row keeps its own, or there are
-        no states.
-        """
+        """Return steps from the last row that keeps a state, int64 `[N]`; -1: it is gone; None: all keep theirs."""
         key = self.sparse.state_key
         if key is None:
             return None
@@ -186,13 +182,7 @@ class Contents:
 
     # ---- a write that is taken back ----------------------------------------------------------------------------
     def before(self, rows: np.ndarray | None = None) -> Before:
-        """Return all of it as it is now, but for rows that are written behind the newest one.
-
-        A storage on disk never writes over what it acknowledged, so taking a refused write back needs no copy of its
-        rows; index, side pool and stacks are copied where a commit is due, which writes them to the disk anyway.
-
-        `rows` (int64 array ``[N]``): rows that are about to be written over.
-        """
+        """Copy index, side pool, stacks and `rows` (int64 `[N]`, about to be written over) as they are now."""
         index, pool, stacks, unfollowed = copy.deepcopy((self.index, self.pool, self.stacks, self.unfollowed))
         beside = self.choices, self.pairs
         columns = None if rows is None else self.storage.gather(rows)
@@ -234,7 +224,7 @@ class Contents:
         }
 
     def encoded(self) -> list[bytes | memoryview]:
-        """`state_dict` as the content of a file, for a storage that can lose its process."""
+        """Return `state_dict` as the content of a file, for a storage that can lose its process."""
         return encode_state(self.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

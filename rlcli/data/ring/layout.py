@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlcli.data.codes.code import INDEX
-from rlcli.data.fields import KEY, Field, check_fields, check_fit, fields_of, read_fields
+from rlcli.data.fields import KEY, check_fields, check_fit, fields_of, read_fields
 from rlcli.data.files.tensors import tensor
 from rlcli.data.index.markers import Asked, Markers
 from rlcli.data.next_obs.pairs import observation_keys
@@ -19,6 +19,7 @@ from rlcli.data.next_obs.rows import Rows
 from rlcli.errors import ArgumentError
 from rlcli.kernels import codes
 from rlcli.keys import NEXT, Key, as_tuple, show, unravel
+from rlcli.specs.field import Field
 from rlcli.typed import Misfit, anything, choice, flag, listed, mapping, record, row, text, whole
 
 
@@ -53,10 +54,7 @@ class RingLayout:
         cls, columns: Mapping[Key, Tensor], lead: torch.Size, ndim: int, asked: Asked, next_obs: str,
         frame_stack: int | Mapping[Key, int] | None,
     ) -> RingLayout:  # fmt: skip
-        """Return what a first batch decides, of columns `[*lead, *F]` in a storage of `ndim` dims.
-
-        `asked`: see `Markers.among`. `next_obs`, `frame_stack`: see `Ring`.
-        """
+        """Return what a first batch decides, of columns `[*lead, *F]` in a storage of `ndim` dims."""
         fields, lane_shape = fields_of(columns, len(lead)), _lane_shape(lead, ndim)
         stacked = _stacked(fields, frame_stack)
         lazy = bool(stacked) or any(isinstance(column, Rows) for column in columns.values())
@@ -149,7 +147,7 @@ def saved_layout(state: Any) -> RingLayout:
             raise Misfit(f"{key} is no key of these rows")
     for key, kind, wide in state["codes"]:
         field = fields[unravel(tuple(key))]
-        if kind in (codes.ONE_HOT, codes.NARROW) and not 1 <= wide <= field.dtype.itemsize * field.shape.numel():
+        if kind in (codes.ONE_HOT, codes.NARROW) and not 1 <= wide <= field.width:
             raise Misfit(f"{key} would be packed into {wide} bytes")
     for key, at, rows in state["sparse"]:
         if not isinstance(rows, Tensor) or not rows.ndim or len(at) != len(rows) or bool((at.diff() <= 0).any()):

@@ -33,10 +33,7 @@ Alike = Callable[..., bool]
 
 
 class Form:
-    """The form of batches like this one, of plain tensors, their batch size apart.
-
-    `keys`: of the tensors, in the order in which `tensors` gives them: those of outer dicts first.
-    """
+    """Knows batches like one, but for their size; `keys`: in the order of `tensors`, outer dicts first."""
 
     def __init__(self, batch: TensorDict) -> None:
         self._tables: list[tuple[int, str, int, Callable[[dict], tuple]]] = []
@@ -90,7 +87,7 @@ def alike(tensors: Sequence[Tensor]) -> Alike:
 
 
 def plainly_alike(tensors: Sequence[Tensor]) -> Alike:
-    """`alike`, tensor after tensor."""
+    """Compare as `alike` does, tensor after tensor."""
 
     def facts(x: Any) -> tuple:
         if type(x) is not Tensor or x.layout is not torch.strided:

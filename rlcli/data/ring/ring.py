@@ -23,7 +23,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.data.codes import Code, Packing, codes_of
-from rlcli.data.fields import Field, check_fit, columns_of, nested
+from rlcli.data.fields import check_fit, columns_of, nested
 from rlcli.data.index import TrajectoryIndex
 from rlcli.data.index.markers import NO_ASK, Asked, Markers, agreed
 from rlcli.data.next_obs.pairs import SidePool
@@ -38,6 +38,7 @@ from rlcli.data.ring.write import overwrite, remark, write
 from rlcli.data.storages import Storage
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key, show, unravel
+from rlcli.specs.field import Field
 
 
 class Ring:
@@ -160,10 +161,7 @@ class Ring:
 
     # ---- trajectories ------------------------------------------------------------------------------------------
     def use_markers(self, traj_key: Key | None = None, end_keys: Sequence[Key] = (), *, some: bool = False) -> None:
-        """Say by which keys trajectories are told apart; the index of rows that are stored already is made anew.
-
-        Without ids nothing that was apart before is joined. `some`: see `Markers.among`.
-        """
+        """Say by which keys trajectories are told apart, and index stored rows anew; `some`: see `Markers.among`."""
         ask = (None if traj_key is None else unravel(traj_key), tuple(unravel(key) for key in end_keys), some)
         asks = {**self._asks, self._who: ask} if self._who else {}  # outside a buffer the last word counts
         if self._who == "transform":
@@ -175,12 +173,7 @@ class Ring:
 
     @contextlib.contextmanager
     def asking(self, who: str) -> Iterator[None]:
-        """While a part of a buffer meets this ring, and may say by which keys it tells trajectories apart.
-
-        There is one index for all parts: what one leaves open follows the other, and where both name keys they have to
-        be the same. What fails in here leaves trajectories told apart as they were.
-        `who`: a "sampler" speaks in place of the one before it, a "transform" beside those before it.
-        """
+        """Let a part of a buffer (`who`: sampler, transform) ask for keys in here; what fails leaves the old ones."""
         contents, asked, asks, outer = self.contents, self.asked, self._asks, self._who
         layout, index, pool, pairs = contents.layout, contents.index, contents.pool, contents.pairs
         self._who, self._asks = who, {name: ask for name, ask in asks.items() if name != who or who == "transform"}
@@ -267,11 +260,7 @@ class Ring:
         self.contents = contents
 
     def overwrite(self, rows: np.ndarray, batch: TensorDictBase) -> None:
-        """Write single rows int64 ``[N]`` from a batch ``[N]``; a row given twice takes the last.
-
-        What other rows read from them stays as it was. Where observations or trajectory keys change, the trajectory
-        they lay in is cut.
-        """
+        """Write rows int64 `[N]` from a batch `[N]`, the last of two; other observations or keys cut a trajectory."""
         self.storage.need_writable()
         given = columns_of(batch)
         sparse = self._few(given, batch.ndim)
@@ -292,13 +281,7 @@ class Ring:
 
     @contextlib.contextmanager
     def _whole_write(self, count: int, rows: np.ndarray | None = None) -> Iterator[None]:
-        """Write in here; a commit that is due follows. What is raised, by either, leaves the ring as it was.
-
-        In memory a Ctrl-C comes before the write, or after it.
-
-        `count`: rows that are written behind the newest one.
-        `rows` (int64 array ``[N]``): rows that are written over.
-        """
+        """Write in here, `count` rows behind the newest and over `rows`, and commit; all or nothing."""
         storage, first = self.storage, not self.fields
         due = not first and storage.due(count)
         before = self.contents.before(rows) if due and storage.kept else None
@@ -335,7 +318,7 @@ class Ring:
         return nested(self.columns(rows, keys), torch.Size((len(rows),)), self.storage.device)
 
     def columns(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
-        """`read` without the TensorDict around: key -> ``[N, *F]``."""
+        """Read rows without the TensorDict around: key -> ``[N, *F]``."""
         contents = self.contents
         plan = None if keys is not None else self.plans.reading(contents)
         if plan is None:
@@ -348,15 +331,11 @@ class Ring:
         return self.contents.state_dict()
 
     def content(self) -> list[bytes | memoryview]:
-        """`state_dict` as the content of a file, for a storage that can lose its process."""
+        """Return `state_dict` as the content of a file, for a storage that can lose its process."""
         return self.contents.encoded()
 
     def read_state(self, state: Mapping[str, Any]) -> tuple[Contents, tuple[Code, ...]]:
-        """Return what `state_dict` says as new contents, their columns apart, and how keys are packed; change nothing.
-
-        Misfit: names, types or ranges are others. ArgumentError: it is of a ring of another size. MissingKeyError: it
-        lacks a key by which this ring is asked to tell trajectories apart.
-        """
+        """Return what `state_dict` says as new contents and codes, columns apart; Misfit: it is no such state."""
         layout = saved_layout(state)
         for name, mine in (("max_size", self.storage.max_size), ("ndim", self.storage.ndim)):
             if state[name] != mine:
@@ -376,11 +355,7 @@ class Ring:
         return contents, codes
 
     def load_state_dict(self, state: Mapping[str, Any], *, cut: bool = False) -> None:
-        """Take over `state_dict`'s answer and declare the storage; its columns are written by whoever read them.
-
-        Refused as by `read_state`, the ring is as it was.
-        `cut`: what is written next belongs to another process: it goes on with no trajectory that has no id.
-        """
+        """Take over `state_dict`'s answer, columns apart, or change nothing; `cut`: begin new trajectories."""
         self.take_over(*self.read_state(state), cut=cut)
 
     def take_over(self, contents: Contents, codes: Sequence[Code], *, cut: bool = False) -> None:

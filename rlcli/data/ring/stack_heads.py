@@ -38,7 +38,7 @@ class StackHeads:
         return numbers, steps, before
 
     def append(self, lane: int, step: int, before: int) -> None:
-        """A stretch begins at a step that is later than all others."""
+        """Begin a stretch at a step that is later than all others."""
         self._room(2)
         tail = int(self.ends[1, lane])
         self.heads[:, lane, self._at(tail)] = step, before

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from rlcli.data.codes.packing import gathered
-from rlcli.data.fields import Field
 from rlcli.data.files.tensors import tensor
 from rlcli.data.index import TrajectoryIndex
 from rlcli.data.next_obs.pairs import bytes_of
@@ -35,6 +34,7 @@ from rlcli.data.storages import Storage
 from rlcli.data.storages.sample_memory import sample_memory
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key, show
+from rlcli.specs.field import Field
 from rlcli.typed import Misfit, anything, record
 
 _STATE = record(
@@ -68,7 +68,7 @@ class FrameStacks:
             )
         each = field.shape[0] // frames
         self.key, self.field, self.frames, self.space = key, field, frames, space
-        self.frame = Field(field.dtype, field.shape[1:] if each == 1 else torch.Size((each, *field.shape[1:])))
+        self.frame = Field(field.shape[1:] if each == 1 else (each, *field.shape[1:]), field.dtype)
         self.heads = StackHeads(space.lanes, (frames - 1) * self.frame.width)
         self.tails = np.zeros((space.lanes, field.width), np.uint8)
         self._tips: dict[int, int] = {}  # trajectory -> the newest step of it, where a stretch may be linked to
@@ -78,7 +78,7 @@ class FrameStacks:
 
     # ---- writing -----------------------------------------------------------------------------------------------
     def newest(self, stacks: Tensor) -> Tensor:
-        """Of whole stacks `[N, *F]` what is stored; a view."""
+        """Return what is stored of whole stacks `[N, *F]`; a view."""
         return stacks.view(len(stacks), self.frames, *self.frame.shape)[:, -1]
 
     def promote(self, storage: Storage, base: int, cursor: int, new_base: int) -> Promoted:
@@ -124,11 +124,7 @@ class FrameStacks:
         self, storage: Storage, stacks: Tensor, index: TrajectoryIndex, cursor: int, length: int, per_env: int,
         start: int, stop: int, promoted: Promoted,
     ) -> None:  # fmt: skip
-        """Note the steps `[start, stop)` of a batch, prepared last and just written from step `cursor` on.
-
-        `stacks` (`[lanes * length, *F]`): the whole batch, contiguous. `per_env`: rows of one env in a flat batch.
-        `index`: knows the new rows already.
-        """
+        """Note steps `[start, stop)` of a batch `[lanes * length, *F]`, just written from step `cursor` on."""
         from rlcli.kernels.stacks import NEW, REPEAT, SAME_FRAMES
 
         survives = index.base < cursor  # some row above the new ones is still there
@@ -188,7 +184,7 @@ class FrameStacks:
             self._tips = {number: step for number, step in self._tips.items() if step >= index.base}
 
     def forget_tips(self) -> None:
-        """The trajectories have other numbers now."""
+        """Forget tips: trajectories have other numbers now."""
         self._tips = {}
 
     def _warn(self, rows: int) -> None:
@@ -258,7 +254,7 @@ class FrameStacks:
         self.heads.reserve(count + 2, count)
 
     def overwrite(self, storage: Storage, index: TrajectoryIndex, rows: np.ndarray, stacks: Tensor) -> None:
-        """Rows int64 `[N]`, each once, are about to get other stacks: keep what their neighbours read from them."""
+        """Keep what neighbours read from rows int64 `[N]`, each once, which are about to get other stacks."""
         steps, lanes = self.space.steps_of(rows, index.cursor).tolist(), (rows % self.space.lanes).tolist()
         heads: dict[tuple[int, int], np.ndarray] = {}
         whole = bytes_of(stacks.reshape(len(rows), -1)).numpy()

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import Field
 from rlcli.data.index.cut_out import cut_out
 from rlcli.data.index.markers import Markers
 from rlcli.data.next_obs.pairs import bytes_of
@@ -29,6 +28,7 @@ from rlcli.data.storages.sample_memory import sample_memory
 from rlcli.data.storages.storage import by_row
 from rlcli.errors import ResourceError
 from rlcli.keys import Key, under_next
+from rlcli.specs.field import Field
 
 
 def write(
@@ -75,7 +75,7 @@ def write(
 def _pointed(
     contents: Contents, columns: Mapping[Key, Tensor], given: Mapping[Key, Tensor], count: int
 ) -> tuple[int, np.ndarray]:
-    """`Pairs.point`, next observations kept whole from now on where one is not one-hot."""
+    """Point `Pairs` at a batch; keep next observations whole from now on where one is not one-hot."""
     found = contents.pairs.point(columns, given, count)
     if found is None:
         with room_for(count):
@@ -128,11 +128,7 @@ def _step_major(columns: Mapping[Key, Tensor], lanes: int, length: int, start: i
 
 # ---- single rows -----------------------------------------------------------------------------------------------
 def overwrite(contents: Contents, rows: np.ndarray, given: Mapping[Key, Tensor], sparse: Mapping[Key, Sparse]) -> None:
-    """Write columns ``[N, *F]`` of this layout over live rows int64 ``[N]``; a row given twice takes the last.
-
-    What other rows read from them stays as it was. Where observations or trajectory keys change, the trajectory they
-    lay in is cut.
-    """
+    """Write columns `[N, *F]` over live rows int64 `[N]`, the last of two alike; changed keys cut a trajectory."""
     contents.fit(given)
     index, pairs, markers, stacks = contents.index, contents.pairs, contents.layout.markers, contents.stacks
     numbers = contents.space.numbers_of(rows, index.cursor)
@@ -244,10 +240,7 @@ def remark(contents: Contents, markers: Markers) -> None:
 
 
 def _apart(contents: Contents, *, unexplained: bool) -> np.ndarray:
-    """Bool ``[lanes, live steps]``: rows that do not go on from the one above, as the index has it.
-
-    With `unexplained` only those that the keys of that index do not explain.
-    """
+    """Return bool `[lanes, live steps]`: rows that do not follow the one above; `unexplained`: by no key."""
     index, markers, lanes = contents.index, contents.layout.markers, contents.space.lanes
     rows = contents.space.rows(index.base, index.cursor - index.base).reshape(lanes, -1)
     apart = np.zeros(rows.shape, bool)

@@ -170,7 +170,7 @@ class PrioritizedSampler(Sampler):
         self._tree.set(rows, np.full(len(rows), self.default_priority))
 
     def _fill(self, ring: Ring, first: int, last: int, value: float) -> None:
-        """One priority for the writes `[first, last)`."""
+        """Give the writes `[first, last)` one priority."""
         size = ring.space.size
         if last > first:
             start = first % size

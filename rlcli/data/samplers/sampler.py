@@ -198,7 +198,7 @@ class Sampler:
 
 
 def live_rows(ring: Ring) -> np.ndarray:
-    """Row numbers of everything stored, oldest step first, int64 ``[len(ring)]``."""
+    """Return row numbers of all that is stored, oldest step first, int64 ``[len(ring)]``."""
     return ring.space.live_rows(ring.cursor)
 
 
@@ -276,7 +276,7 @@ def _need_live(ring: Ring, draw: Draw) -> None:
 
 
 def learned_from(sample: TensorDictBase) -> Tensor | None:
-    """bool `[*B]`: the rows of a sample but those that pad slices, which repeat others, and burn-in; None for all."""
+    """Return bool `[*B]`: the rows of a sample that are neither padding nor burn-in; None for all."""
     real, burn_in = sample.get(COLLECTOR_MASK, None), sample.get(BURN_IN, None)
     if burn_in is None:
         return real
@@ -284,7 +284,7 @@ def learned_from(sample: TensorDictBase) -> Tensor | None:
 
 
 def need_size(name: str, value: Any) -> int:
-    """A whole number of at least 1."""
+    """Return a whole number of at least 1."""
     if type(value) is int and value >= 1:  # of every sample
         return value
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:

@@ -154,10 +154,7 @@ class SliceSampler(Sampler):
         return Draw(rows, lengths, padded=length if self.pad_output else 0)
 
     def _known(self, ring: Ring, count: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """`_choose` of slices whose recurrent states are known, where few rows keep one.
-
-        The last row that keeps one may be written over before those that go on from it: such slices are drawn anew.
-        """
+        """Choose slices whose recurrent states are known, where few rows keep one; others are drawn anew."""
         rows, lengths = self._choose(ring, count, length)
         for _ in range(TRIES):
             back = ring.steps_from_state(rows[np.cumsum(lengths) - lengths])
@@ -172,7 +169,7 @@ class SliceSampler(Sampler):
         )  # fmt: skip
 
     def _burn_in(self, ring: Ring, rows: np.ndarray, lengths: np.ndarray) -> np.ndarray | None:
-        """Rows to read before each slice: those that were asked for, and on to one that keeps a recurrent state."""
+        """Return rows to read before each slice: those asked for, and on to one that keeps a recurrent state."""
         first = rows[np.cumsum(lengths) - lengths]
         if (back := ring.steps_from_state(first)) is None:
             return np.full(len(first), self.burn_in) if self.burn_in else None
@@ -189,7 +186,7 @@ class SliceSampler(Sampler):
         return np.where(before < 0, back, added + before)  # the rows before it may be gone: a shorter burn-in
 
     def _choose(self, ring: Ring, count: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows `[M]` of `count` slices, each perhaps padded already where that is asked for, and their lengths."""
+        """Choose rows `[M]` of `count` slices, each perhaps padded already, and their lengths."""
         slices = ring.index.draw(self.random, count, length, self.strict_length, self.span, self.weighting)
         return slices.rows, slices.lengths
 
@@ -304,7 +301,7 @@ class SliceMarks:
                 columns[key][repeats.to(device)] = 0
 
     def _flag(self, columns: dict[Key, Tensor], key: Key, rows: int) -> Tensor:
-        """The flag of this key; a new one is boolean, of the shape of the end flags that are stored or `[rows, 1]`."""
+        """Return the flag of a key; a new one is boolean, shaped as stored end flags or `[rows, 1]`."""
         flag = columns.get(key)
         if flag is None:
             stored = (columns[end] for end in (self.terminated, self.truncated, self.done) if end in columns)
@@ -360,7 +357,7 @@ def _starts(draw: Draw) -> np.ndarray:
 
 
 def _terminated(done: Tensor | None, truncated: Tensor | None) -> Tensor | None:
-    """The kind of end where it was not stored: an end that is not known to be a truncation is taken for a true one."""
+    """Return ends that are not known to be truncations."""
     if done is None or truncated is None:
         return done
     ended = (done != 0).reshape(len(done), -1)
@@ -368,6 +365,6 @@ def _terminated(done: Tensor | None, truncated: Tensor | None) -> Tensor | None:
 
 
 def _for_each(flag: Tensor, width: int) -> Tensor:
-    """A flag `[N, ...]` for each of so many values a row, `[N, width or 1]`: set where all are if it has others."""
+    """Spread a flag `[N, ...]` over `[N, width or 1]`: set where all are if it has others."""
     flag = flag.reshape(len(flag), -1)
     return flag if flag.shape[1] in (1, width) else flag.all(1, keepdim=True)

@@ -223,7 +223,7 @@ class SliceSamplerWithoutReplacement(SliceSampler):
 
 
 def in_order(ring: Ring, *, oldest_first: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """All live rows, trajectory after trajectory, int64 ``[len(ring)]``, and the rows of each ``[trajectories]``."""
+    """Return live rows int64 ``[len(ring)]``, trajectory after trajectory, and rows of each ``[trajectories]``."""
     rows = live_rows(ring)
     number = ring.index.numbers(rows)
     if oldest_first:  # a number is given again when its trajectory is gone
@@ -237,7 +237,7 @@ def in_order(ring: Ring, *, oldest_first: bool = False) -> tuple[np.ndarray, np.
 
 
 def of_known_state(ring: Ring, rows: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Those that a slice may begin in: of a trajectory's first rows, the one that kept their state may be gone."""
+    """Return rows that a slice may begin in: the row that kept the state of a trajectory's first ones may be gone."""
     if (back := ring.steps_from_state(rows)) is None:
         return rows, lengths
     lost = back < 0
@@ -246,12 +246,7 @@ def of_known_state(ring: Ring, rows: np.ndarray, lengths: np.ndarray) -> tuple[n
 
 
 def cut(lengths: np.ndarray, offset: np.ndarray, length: int, strict: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return starts and sizes of the slices of trajectories that lie end to end.
-
-    `lengths`, `offset` (int64 `[trajectories]`): where the first whole slice begins; not `strict`: how many rows of a
-    slice's length the first piece lacks.
-    `strict`: whole slices only; else pieces before and after them too, so that they cover every row once.
-    """
+    """Return starts and sizes of slices of trajectories end to end, from `offset` on; not `strict`: all rows once."""
     begin = np.cumsum(lengths) - lengths
     first = offset if strict else -offset
     counts = (lengths - offset) // length if strict else -(-(lengths + offset) // length)

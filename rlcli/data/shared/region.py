@@ -42,10 +42,7 @@ OWNER = "owner"
 
 
 class ScratchFolder:
-    """A new folder, which this process owns.
-
-    `in_memory`: on the file system of shared memory, where there is one; else among temporary files.
-    """
+    """Makes a folder that this process owns, `in_memory` where there is a file system of shared memory."""
 
     def __init__(self, in_memory: bool = True) -> None:
         above = place(in_memory)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import Field, width_of
+from rlcli.data.fields import width_of
 from rlcli.data.files.disk import Disk
 from rlcli.data.files.tensors import map_file
 from rlcli.data.storages import Storage
@@ -28,6 +28,7 @@ from rlcli.data.storages.segment import Segment, SegmentTable, name_of, numbers_
 from rlcli.data.storages.storage import rows_for
 from rlcli.errors import ArgumentError, ResourceError
 from rlcli.keys import Key
+from rlcli.specs.field import Field
 
 MARKS: Key = ("", "marks")  # one byte a row, beside the ring's own columns
 APART, FIRST, BORDER, CUT = 1, 2, 4, 8
@@ -55,7 +56,7 @@ class SharedRows(Storage):
         self._sides: dict[int, SideFile] = {}
 
     def declare(self, fields: Mapping[Key, Field], capacity: int) -> None:
-        stored = {**fields, MARKS: Field(torch.uint8, torch.Size(()))}
+        stored = {**fields, MARKS: Field((), torch.uint8)}
         rows = rows_for(width_of(stored), capacity)
         self.fields, self.capacity = dict(fields), capacity
         self._table, self._sides = SegmentTable(stored, rows, 2 * capacity), {}
@@ -98,7 +99,7 @@ class SharedRows(Storage):
         disk.remove(side_path(self.folder, number))
 
     def _parts(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """(segment, first row, one past the last) of the rows `[start, stop)`."""
+        """Yield (segment, first row, one past the last) of the rows `[start, stop)`."""
         rows = self._table.rows
         for number in range(start // rows, -(-stop // rows)):
             yield number, max(start, number * rows), min(stop, (number + 1) * rows)
@@ -131,10 +132,7 @@ class SharedRows(Storage):
         return self.at(np.arange(start, stop), [MARKS])[MARKS].numpy()
 
     def sides(self, first: int, marks: np.ndarray, width: int) -> np.ndarray:
-        """The sides of the rows from `first` on, which have these marks and come in turn: uint8 ``[apart, width]``.
-
-        FileNotFoundError if some of them were dropped.
-        """
+        """Return sides uint8 `[apart, width]` of rows from `first` on with these marks; FileNotFoundError: dropped."""
         out = np.empty((np.count_nonzero(marks & APART), width), np.uint8)
         for file, part in self._side_files(first, marks, width):
             out[part] = file.read(part.stop - part.start)
@@ -148,7 +146,7 @@ class SharedRows(Storage):
         return found
 
     def _side_files(self, first: int, marks: np.ndarray, width: int) -> Iterator[tuple[SideFile, slice]]:
-        """The files that hold the sides of these rows, and which of them."""
+        """Return the files that hold the sides of these rows, and which of them."""
         taken = 0
         for number, start, stop in self._parts(first, first + len(marks)):
             count = int(np.count_nonzero(marks[start - first : stop - first] & APART))
@@ -212,7 +210,7 @@ class SideFile:
         self._memory = map_file(path, max(size, 1)).numpy()[:size].reshape(slots, width)
 
     def write(self, rows: np.ndarray) -> None:
-        """The next slots, uint8 ``[N, width]``."""
+        """Write the next slots, uint8 ``[N, width]``."""
         stop = self.used + len(rows)
         if stop > self._room:
             assert self._disk is not None

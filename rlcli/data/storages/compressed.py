@@ -23,12 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import Field
 from rlcli.data.storages.frame_column import FrameColumn, pack_frames
 from rlcli.data.storages.storage import Again, State, Storage
 from rlcli.data.storages.tensor import LazyTensorStorage, exchange
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
+from rlcli.specs.field import Field
 
 
 class CompressedStorage(Storage):

@@ -18,9 +18,9 @@ import numpy as np
 from torch import Tensor
 
 from rlcli.config.installed import install
-from rlcli.data.fields import Field
 from rlcli.data.storages.code_memory import CodeMemory
 from rlcli.errors import DamagedDataError, ResourceError
+from rlcli.specs.field import Field
 
 _PIECE, _PLACE, _LENGTH, _DEPTH = range(4)
 _NOTHING = -1  # the length of a frame that was never written; that of one without changes is 0
@@ -206,7 +206,7 @@ class Backgrounds:
         return sum(frame.nbytes for frame in self._frames if frame is not None)
 
     def address(self, lane: int) -> int:
-        """Of the lane's background; 0 while it has none."""
+        """Return the address of a lane's background; 0 while it has none."""
         number = int(self._of_lane[lane])
         return int(self.addresses[number]) if number >= 0 else 0
 
@@ -250,12 +250,7 @@ class Backgrounds:
 
 
 def pack_frames(frames: Tensor, lanes: int) -> bytes:
-    """Frames `[N, *F]` as one string of bytes, for files: each as what changed since the frame before it in its lane.
-
-    ```
-    lengths int32 [N] | depths uint8 [N] | codes, one after another
-    ```
-    """
+    """Return frames `[N, *F]` as bytes: lengths int32 `[N]`, depths uint8 `[N]`, then each one's change in its lane."""
     column = FrameColumn(Field.of(frames), len(frames), lanes, 15, backgrounds=False)
     column.write(np.arange(len(frames)), frames.cpu().contiguous())
     _, _, length, depth = column.book

@@ -16,11 +16,11 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 
-from rlcli.data.fields import Field
 from rlcli.data.ring.space import RingSpace, warn_of_left_out
 from rlcli.data.storages.storage import Storage
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
+from rlcli.specs.field import Field
 
 
 class ListStorage(Storage):
@@ -79,12 +79,7 @@ class ListStorage(Storage):
 
 
 def collate(items: list[Any]) -> Any:
-    """Return a batch of objects.
-
-    Tensors and TensorDicts are stacked where they are alike. TensorDicts that are not (ragged tensors, other keys, rows
-    of their own in other numbers) are stacked lazily, each as it is: `batch[i]`, or `batch.get(key, as_list=True)`.
-    Anything else stays a list.
-    """
+    """Return objects as a batch: stacked tensors and TensorDicts, lazily where they differ, else a list."""
     if items and all(isinstance(item, TensorDictBase) for item in items) and len({item.ndim for item in items}) == 1:
         if alike(items):
             return torch.stack(items)

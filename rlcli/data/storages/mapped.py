@@ -21,13 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import Field, column_offsets, width_of
+from rlcli.data.fields import column_offsets, width_of
 from rlcli.data.files.disk import MISSING
 from rlcli.data.files.tensors import map_file
 from rlcli.data.storages.segment import damaged_rows, numbers_of
 from rlcli.data.storages.storage import Saved, Storage
 from rlcli.errors import ArgumentError, DamagedDataError
 from rlcli.keys import Key, show
+from rlcli.specs.field import Field
 
 
 class MappedRows(NamedTuple):

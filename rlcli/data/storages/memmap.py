@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import Field, width_of
+from rlcli.data.fields import width_of
 from rlcli.data.files.disk import SCRATCH, Disk
 from rlcli.data.files.journal import JOURNAL, number_of, state_name, states
 from rlcli.data.files.state import decode_state
@@ -54,6 +54,7 @@ from rlcli.data.storages.segment import (
 from rlcli.data.storages.storage import Again, Saved, State, Storage, rows_for
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import Key
+from rlcli.specs.field import Field
 from rlcli.typed import from_0
 
 
@@ -247,7 +248,7 @@ class LazyMemmapStorage(Storage):
                 self._rewrite(number)
 
     def _numbers(self, rows: np.ndarray) -> np.ndarray:
-        """Of rows; -1 where nothing is."""
+        """Return numbers of rows; -1 where nothing is."""
         return numbers_of(rows, self.first, self.total, self.capacity)
 
     def _rewrite(self, number: int) -> None:
@@ -471,7 +472,7 @@ class LazyMemmapStorage(Storage):
         self._take_files_away()
 
     def _take_files_away(self) -> None:
-        """Of rows that were given up. Refused by the disk, the folder stays ours, and the next write tries it again."""
+        """Take files of given-up rows away; refused by the disk, the next write tries it again."""
         if self._journal is None:
             return
         with contextlib.suppress(ResourceError):  # of a full disk, which has room once the files are gone
@@ -506,9 +507,7 @@ class LazyMemmapStorage(Storage):
 
 
 def disk_need(row_bytes: int, capacity: int, *, kept: bool = True, batch: int = 0) -> int:
-    """Bytes that the files of `capacity` rows come to: reserved whole, and beside those of the ring's own rows lie
-    those that no commit has given up yet, of `batch` rows or more.
-    """
+    """Return bytes that files of `capacity` rows come to, and of `batch` rows that no commit has given up yet."""
     rows = rows_for(row_bytes, capacity)
     beside = max(batch, _spare(rows, capacity, kept=kept))
     return max(1, row_bytes * rows) * (-(-(capacity + beside) // rows) + 1)

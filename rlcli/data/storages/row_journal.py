@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlcli.data.fields import Field, check_fields, listed_fields, read_fields
+from rlcli.data.fields import check_fields, listed_fields, read_fields
 from rlcli.data.files.disk import MISSING, STAMP, Disk, Stamp
 from rlcli.data.files.journal import (
     JOURNAL,
@@ -36,6 +36,7 @@ from rlcli.data.storages.segment import Segment, SegmentLayout, SegmentPiece, fi
 from rlcli.data.storages.storage import MOST_ROWS
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import Key
+from rlcli.specs.field import Field
 from rlcli.typed import Misfit, anything, kinds, listed, optional, parsed, record, row, text, whole
 
 FORMAT, VERSION = "rlcli-rows", 3
@@ -104,7 +105,7 @@ class Committed:
         self.start, self.count = header["number"], 1
 
     def _check_pieces(self) -> None:
-        """Every live step lies in one piece of its segment."""
+        """Check that every live step lies in one piece of its segment."""
         rows = self.header.get("segment_rows", 1)
         if self.to - self.first > self.header.get("capacity", 0) or self.first > self.to:
             raise Misfit(f"steps {self.first} to {self.to} are more than there is room for")
@@ -217,11 +218,7 @@ class RowJournal:
         new_names: bool,
         fields: Mapping[Key, Field] | None = None,
     ) -> None:
-        """Acknowledge pieces (segment, version, piece) whose bytes are on the disk, and the state after them.
-
-        With `fields` they are all there is from now on, and these are their columns. Whatever is raised, the caller
-        goes back to the `mark` before it.
-        """
+        """Acknowledge pieces whose bytes are on the disk, and the state after them; `fields`: they are all rows."""
         path, stamp = self.folder / state_name(self.committed.next), None
         if state is not None:
             if path.exists():  # of a commit that was refused
@@ -259,7 +256,7 @@ class RowJournal:
         self.committed = mark.committed
 
     def versions(self) -> dict[int, int]:
-        """Of all segments that are named now."""
+        """Return the versions of all segments that are named now."""
         return {segment: version for segment, (version, _) in self.committed.pieces.items()}
 
     def names(self, segment: int, version: int) -> bool:
@@ -267,10 +264,7 @@ class RowJournal:
         return self.committed.pieces.get(segment, (-1, ()))[0] == version
 
     def tidy(self) -> None:
-        """Begin a journal anew that has grown to a multiple of what it says; take states away that it does not name.
-
-        Refused by the disk, or interrupted, it is done the next time.
-        """
+        """Begin a journal anew that has grown too long, and take unnamed states away; if refused, the next time."""
         if self._journal.size >= self._long:
             with contextlib.suppress(ResourceError):  # a long journal is as good: tried again when it has doubled
                 self._journal.replace(*self.committed.summary())
@@ -344,7 +338,7 @@ def need_class(header: Mapping[str, Any], path: Path, name: str | None = None) -
 
 
 def check_rows(folder: Path | str) -> Iterator[tuple[Path, str | None]]:
-    """(file, what is wrong with it or None) of every file that the last commit names; the journal comes first."""
+    """Yield (file, what is wrong with it or None) of all that the last commit names; the journal comes first."""
     folder = Path(folder)
     try:
         committed = Committed(folder / JOURNAL)
@@ -361,7 +355,7 @@ def check_rows(folder: Path | str) -> Iterator[tuple[Path, str | None]]:
 def named_files(
     folder: Path, said: Committed, layout: SegmentLayout
 ) -> Iterator[tuple[Path, Segment | None, str | None]]:
-    """(file, the segment in it, what is wrong with it or None) of every file of rows and state that was committed."""
+    """Yield (file, its segment, what is wrong with it or None) of every committed file of rows and state."""
     for number, (version, pieces) in sorted(said.pieces.items()):
         path = folder / name_of(number, version)
         try:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import Field
+from rlcli.specs.field import Field
 
 _LEAST, _MOST = 1 << 20, 1 << 26  # bytes of a sample that is given from here
 _HELD = 1 << 28  # bytes that are kept, in use or not
@@ -41,7 +41,7 @@ _blocks: deque[_Block] = deque()
 
 
 def sample_memory(field: Field, count: int) -> Tensor:
-    """`field.empty(count)`, on the CPU; its storage cannot be resized."""
+    """Return `field.empty(count)` on the CPU, in pooled memory; its storage cannot be resized."""
     if is_plain(field, count):
         return field.empty(count)
     flat = _memory(count * field.width)
@@ -54,7 +54,7 @@ def is_plain(field: Field, count: int) -> bool:
 
 
 def _memory(size: int) -> Tensor | None:
-    """Of a block that is free, or a new one; None where blocks hold as much as they may."""
+    """Return memory of a free block, or a new one; None where blocks hold as much as they may."""
     held = 0
     for _ in range(len(_blocks)):
         try:

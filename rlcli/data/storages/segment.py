@@ -24,22 +24,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from rlcli.data.fields import Field, column_offsets
+from rlcli.data.fields import column_offsets
 from rlcli.data.files.disk import Disk, digest_of
 from rlcli.data.files.tensors import map_file
 from rlcli.data.storages.storage import Again, contiguous
 from rlcli.errors import DamagedDataError, ResourceError
 from rlcli.keys import Key
+from rlcli.specs.field import Field
 
 SUFFIX = ".bin"
 _NAME = re.compile(r"rows-\d{8,}\.\d+\.bin")
 
 
 class SegmentLayout(NamedTuple):
-    """The layout of rows in a segment of `size` bytes, which holds `2**shift` rows.
-
-    `widths`, `offsets` (int64 `[K]`): bytes of a row, and where the column begins.
-    """
+    """Lays rows out in a segment of `size` bytes, `2**shift` rows; `widths`, `offsets`: int64 `[K]`."""
 
     shift: int
     widths: np.ndarray
@@ -48,7 +46,7 @@ class SegmentLayout(NamedTuple):
 
     @classmethod
     def of(cls, fields: Mapping[Key, Field], rows: int) -> SegmentLayout:
-        """Of segments with this many rows, a power of two."""
+        """Return the layout of segments of so many rows, a power of two."""
         widths = np.array([field.width for field in fields.values()], np.int64)
         offsets, size = column_offsets(fields, rows)
         return cls(rows.bit_length() - 1, widths, np.array([*offsets.values()], np.int64), max(1, size))
@@ -98,10 +96,7 @@ class Segment:
     def made(
         cls, folder: Path, number: int, version: int, layout: SegmentLayout, disk: Disk, *, named: bool = True
     ) -> Segment:  # fmt: skip
-        """A new file, every byte of it reserved.
-
-        Without a name it stays mapped, and its space is free however this process ends.
-        """
+        """Make a new file, every byte of it reserved; without a name it stays mapped and goes with this process."""
         path = folder / name_of(number, version)
         if path.exists():
             disk.remove(path)  # nobody knows it: an interrupt came when it had just been made
@@ -127,7 +122,7 @@ class Segment:
         return self.layout.size
 
     def checksum(self) -> str:
-        """Of the whole file, which is full."""
+        """Return the checksum of the whole file, which is full."""
         if self._whole is None:
             self._whole = digest_of(memoryview(self.bytes))  # type: ignore[arg-type]
         return self._whole
@@ -143,10 +138,7 @@ def damaged_rows(path: Path, why: str) -> DamagedDataError:
 
 
 class SegmentTable:
-    """The segments that are mapped now (by number), and rows in them.
-
-    `rows`: of a segment, a power of two. `most`: rows that are mapped at a time, about.
-    """
+    """Maps segments by number, and finds rows in them; `rows` of a segment: a power of two; `most` rows mapped."""
 
     def __init__(self, fields: Mapping[Key, Field], rows: int, most: int) -> None:
         self.fields, self.layout = dict(fields), SegmentLayout.of(fields, rows)
@@ -178,7 +170,7 @@ class SegmentTable:
         return [segment for n, segment in self.segments.items() if (n + 1) * self.rows <= number]
 
     def pop_below(self, number: int) -> list[Segment]:
-        """The same; they are no longer in the table."""
+        """Take segments of which every step is below a number out of the table, and return them."""
         gone = self.below(number)
         for segment in gone:
             self._addresses[segment.number % len(self._addresses)] = 0
@@ -211,10 +203,7 @@ class SegmentTable:
     def copy_to(
         self, other: SegmentTable, first: int, stop: int, again: Again, folder: Path, disk: Disk, *, named: bool
     ) -> None:  # fmt: skip
-        """Write the steps `[first, stop)` into new files of another table, of as many rows a segment.
-
-        `again`: gives the other's columns.
-        """
+        """Write steps `[first, stop)` into new files of another table; `again` gives the other's columns."""
         rows, numbers = self.rows, range(first // self.rows, -(-stop // self.rows))
         disk.require(folder, other.layout.size * len(numbers))
         for number in numbers:

@@ -23,9 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import Field, width_of
+from rlcli.data.fields import width_of
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
+from rlcli.specs.field import Field
 
 State = Callable[[], list[bytes | memoryview]]
 """The content of a file from which the owner of some rows can go on with them, made when it is asked for."""
@@ -156,7 +157,7 @@ class Storage(ABC):
         self._bound = None if ring is None else weakref.ref(ring)
 
     def _owners_state(self) -> State | None:
-        """That of the ring whose rows these are, if one holds them."""
+        """Return the state of the ring whose rows these are, if one holds them."""
         ring = None if self._bound is None else self._bound()
         return ring.content if ring is not None and ring.storage is self else None
 

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import Field
 from rlcli.data.storages.sample_memory import sample_memory
 from rlcli.data.storages.storage import Again, PlainColumns, State, Storage, by_row, contiguous
 from rlcli.errors import ArgumentError, ResourceError
 from rlcli.keys import Key
+from rlcli.specs.field import Field
 
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # Linux's MAP_NORESERVE, which Python names from 3.13 on
 

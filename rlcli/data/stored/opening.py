@@ -26,7 +26,6 @@ from rlcli.data.buffer.tensordict_buffer import TensorDictReplayBuffer
 from rlcli.data.collected import SegmentReader
 from rlcli.data.collected.batches import key_of
 from rlcli.data.collected.folder import left_out
-from rlcli.data.fields import Field
 from rlcli.data.files.checkpoints import BUFFER, read_manifest, read_state
 from rlcli.data.files.checkpoints import FOLDERS as CHECKPOINTS
 from rlcli.data.files.dumps import FOLDERS, read_dump, take_rows
@@ -42,6 +41,7 @@ from rlcli.data.storages.segment import SegmentLayout, damaged_rows, name_of
 from rlcli.data.stored.place import CHECKPOINT, DUMP, FRAMES, KEPT, Place, find, nothing_yet
 from rlcli.errors import ArgumentError, DamagedDataError
 from rlcli.keys import DONE, NEXT, TRUNCATED, Key, as_tuple
+from rlcli.specs.field import Field
 from rlcli.transforms import NextObservationDelta, NextStateReconstructor, Transform
 from rlcli.transforms.delta_codec import DELTA
 from rlcli.typed import Misfit
@@ -85,7 +85,7 @@ def copy_rows(source: Any, target: ReplayBuffer, read: Callable[[np.ndarray], Te
 
 
 def _pieces(ring: Ring, steps: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Row numbers int64 ``[lanes, T]`` of the newest steps, oldest first; which lanes, bool, were cut after them."""
+    """Yield row numbers int64 ``[lanes, T]``, oldest first, and which lanes (bool) were cut after them."""
     start, most = max(ring.base, ring.cursor - steps), max(1, PIECE // ring.lanes)
     while start < ring.cursor:
         length = min(most, ring.cursor - start)
@@ -125,8 +125,8 @@ def open_frames(path: Path, make: Callable[..., ReplayBuffer]) -> ReplayBuffer:
 
 
 def _in_memory(segments: SegmentReader, ndim: int, make: Callable[..., ReplayBuffer]) -> ReplayBuffer:
-    """A buffer that holds the rows of segments whose columns lie there in other forms, in as few bytes as there."""
-    stacks = {key_of(name): segments.layout[name]["shape"][0] for name in segments.stacked()}
+    """Return a buffer in memory of segments whose columns lie there in other forms, in as few bytes as there."""
+    stacks = {key_of(name): segments.layout[name].shape[0] for name in segments.stacked()}
     kind = CompressedStorage if (stacks or segments.compressed) and has("lz4") else LazyTensorStorage
     buffer = make(storage=kind(segments.frames, ndim=ndim), next_obs="exact", frame_stack=stacks or None, codes=True)
     for batch in segments:
@@ -147,7 +147,7 @@ def open_rows(path: Path) -> MappedStorage:
 
 
 def _committed_rows(path: Path, said: Committed) -> MappedStorage:
-    """All files are mapped before any is read: from then on nobody can take them away."""
+    """Map all files before any is read: from then on nobody can take them away."""
     if not said.pieces:
         raise nothing_yet(path)
     if said.state is None:
@@ -299,7 +299,7 @@ def _of_files(
     path: Path, about: Mapping[str, Any], files: Mapping[str, Any], ring: Mapping[str, Any],
     make: Callable[..., TensorDictReplayBuffer],
 ) -> TensorDictReplayBuffer:  # fmt: skip
-    """Rows of a dump or a checkpoint, whose checksums were compared: read where they lie, unless they are packed."""
+    """Open rows of a dump or a checkpoint, checksums compared: where they lie, unless they are packed."""
     rows = SavedRows(path, about)
     if not rows.packed:
         return make(storage=_storage(path, about, rows.fields, rows.parts(files), ring))

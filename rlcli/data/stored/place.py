@@ -165,7 +165,7 @@ def _named(about: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checkpoint(path: Path, asked: bool) -> Iterator[Place]:
-    """The buffer in a checkpoint: the one that was asked for, or the newest of a run."""
+    """Return the buffer in a checkpoint: the one that was asked for, or the newest of a run."""
     manifest = read_manifest(path)
     if BUFFER in manifest:
         last = not asked and path == CHECKPOINTS.paths(path.parent)[-1]  # else the last is damaged, as was said
@@ -191,10 +191,7 @@ class FileCheck(NamedTuple):
 
 
 def check_files(folder: Path, names: Collection[str]) -> Iterator[FileCheck]:
-    """The files of a folder that its journal or its manifest names; nothing where it has neither and never had.
-
-    `names`: of the files in it.
-    """
+    """Return the files of a folder that its journal or manifest names; nothing where it never had one."""
     dumped = DUMPS.sequence(folder) >= 0
     if MANIFEST in names or dumped or CHECKPOINTS.sequence(folder) >= 0:
         yield from _sealed(folder, DUMPS if dumped else CHECKPOINTS)

@@ -9,6 +9,7 @@ from rlcli.data import open_buffer
 from rlcli.data.collected import SegmentWriter, open_segments, verify_segments
 from rlcli.data.collected.folded import declared, folded, unfolded
 from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
+from rlcli.specs.field import Field
 from rlcli.transforms import FrameStack
 from rlcli.typed import Misfit
 
@@ -96,7 +97,7 @@ def test_what_is_neither_stays_as_it_is():
 
 @pytest.mark.parametrize("broken", ["@where/x", "@older/x", "index", "order"])
 def test_what_does_not_go_together_is_refused(broken):
-    layout = {"x": {"dtype": "uint8", "shape": [4, 8, 8]}, "y": {"dtype": "int64", "shape": [20]}}
+    layout = {"x": Field((4, 8, 8), torch.uint8), "y": Field((20,), torch.int64)}
     frames = torch.randint(0, 255, (40, 8, 8), dtype=torch.uint8).unfold(0, 4, 1).permute(0, 3, 1, 2)
     found = folded("x", frames, torch.Size([37])) | folded("y", torch.eye(20).long()[:3], torch.Size([3]))
     assert torch.equal(unfolded(found, layout)["x"], frames)

@@ -8,10 +8,16 @@ import pytest
 import torch
 
 import rlcli.data.storages.sample_memory as sample_memory_module
-from rlcli.data.fields import Field
 from rlcli.data.storages.sample_memory import sample_memory
+from rlcli.specs.field import Field
 
-FIELD = Field(torch.float32, torch.Size([256, 1024]))  # 1 MiB a row
+FIELD = Field(
+    (
+        256,
+        1024,
+    ),
+    torch.float32,
+)  # 1 MiB a row
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +63,7 @@ def test_whatever_still_sees_it_keeps_it(keep):
 
 def test_small_and_huge_samples_are_plain_tensors():
     for count, shape in ((3, [4]), (200, [256, 1024])):
-        tensor = sample_memory(Field(torch.float32, torch.Size(shape)), count)
+        tensor = sample_memory(Field(shape, torch.float32), count)
         assert tensor.shape == (count, *shape) and not sample_memory_module._blocks
 
 
@@ -81,7 +87,7 @@ def test_blocks_of_another_size_go():
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.float16, torch.bfloat16, torch.int64, torch.float64])
 def test_every_dtype(dtype):
-    field = Field(dtype, torch.Size([1 << 20]))
+    field = Field((1 << 20,), dtype)
     tensor = sample_memory(field, 2).zero_()
     assert tensor.dtype is dtype and tensor.shape == (2, 1 << 20) and tensor.is_contiguous() and not tensor.any()
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from rows_of import columns, fields, same
 
-from rlcli.data.fields import Field
 from rlcli.data.storages import CompressedStorage, LazyMemmapStorage, LazyTensorStorage, ListStorage
 from rlcli.errors import ArgumentError
+from rlcli.specs.field import Field
 
 CAPACITY = 90
 
@@ -145,7 +145,7 @@ def test_memory_of_compressed_frames_is_used_again():
 
 
 def fields_of_pixels(pixels):
-    from rlcli.data.fields import Field
+    from rlcli.specs.field import Field
 
     return Field.of(pixels["pixels"])
 
@@ -153,7 +153,7 @@ def fields_of_pixels(pixels):
 def test_rows_on_a_device_keep_no_graph():
     """`meta` stands for a device: rows there are written as on a GPU."""
     storage = LazyTensorStorage(10, device="meta")
-    storage.declare({"x": Field(torch.float32, torch.Size((1,)))}, 10)
+    storage.declare({"x": Field((1,), torch.float32)}, 10)
     for write in (
         lambda x: storage.write(0, {"x": x}),
         lambda x: storage.scatter(np.array([1, 2, 1]), {"x": x}),
