@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "rlcli"
 
 LAYERS = [
-    {"errors", "keys", "exports", "imports"},
+    {"errors", "keys", "exports", "imports", "recognise"},
     {"typed"},
     {"specs", "kernels", "config", "processes"},
     {"vec_envs", "transforms"},

@@ -45,6 +45,7 @@ from rlcli.data.next_obs import move
 from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.errors import ArgumentError, in_words
 from rlcli.keys import DONE, POLICY_VERSION, REWARD, TRUNCATED, Key
+from rlcli.recognise import own
 from rlcli.specs.base import Device
 from rlcli.vec_envs.bounds import Bounds
 from rlcli.vec_envs.parallel_vec_env import ParallelVecEnv
@@ -168,6 +169,7 @@ class Collector(BaseCollector):
         While collecting: a broken step contract, a policy output that is not finite.
     """
 
+    fast = True
     env: EnvBase
     _weights: FollowedWeights
 
@@ -303,11 +305,11 @@ class Collector(BaseCollector):
         return self._stepped(usual if steps is None else whole("steps", steps), False).batch
 
     def _collect(self, steps: int, timed: bool) -> Collected:
-        if getattr(self.rollout, "__func__", None) is _ROLLOUT:
+        if own(self, "rollout"):
             return self._stepped(steps, timed)
         batch = self.rollout(steps)  # of a subclass, which may have made another batch of ours
-        own = {REWARD: self._raw_reward, DONE: self._raw_done}
-        reward, done = (_array(batch.get(key, None)) if x is None else x for key, x in own.items())
+        raw = {REWARD: self._raw_reward, DONE: self._raw_done}
+        reward, done = (_array(batch.get(key, None)) if x is None else x for key, x in raw.items())
         return Collected(batch, reward, done, None)
 
     def _stepped(self, steps: int, timed: bool) -> Collected:
@@ -632,5 +634,4 @@ def _array(column: torch.Tensor | None) -> np.ndarray | None:
     return None if column is None else column.detach().cpu().numpy().reshape(-1, *column.shape[-2:])
 
 
-_ROLLOUT = Collector.rollout  # a subclass may have another
 DataCollector = SyncDataCollector = Collector  # older spellings

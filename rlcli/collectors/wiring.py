@@ -18,7 +18,7 @@ from rlcli.collectors.options import Stepping
 from rlcli.collectors.schema import BatchSchema, Kept, always, keeper, schema_of
 from rlcli.collectors.states import refuse_lost_states, transforms_of
 from rlcli.envs import EnvBase, GymEnv, TransformedEnv
-from rlcli.envs.base import own_methods, steps_as_ours
+from rlcli.envs.base import steps_as_ours
 from rlcli.envs.mdp import on_tensordicts
 from rlcli.envs.policy_transforms import with_policy_transforms
 from rlcli.envs.spaces import ACTIONS, action_format, drawn_alike, from_gym_space
@@ -27,6 +27,7 @@ from rlcli.envs.transformed import transforms_on
 from rlcli.errors import ArgumentError
 from rlcli.keys import IS_INIT, REWARD, Key, as_tuple, show, under_next, unravel
 from rlcli.modules.masks import mask_key_of
+from rlcli.recognise import overridden
 from rlcli.specs import Composite
 from rlcli.transforms import (
     Compose,
@@ -197,7 +198,7 @@ def wire(
     `random_frames`: how many frames take random actions before the policy acts.
     """
     vec_env, transforms = face
-    if own_methods(env, ["maybe_reset"]):
+    if overridden(env, ["maybe_reset"]):
         raise ArgumentError(
             f"{type(env).__name__} has its own maybe_reset, which a collector never calls",
             why="the row that begins step t+1 is the one that step t showed, but where an episode ended",
@@ -257,7 +258,7 @@ def _actor(
     if random_frames:
         refuse_own_random(env, vec_env)
     if policy is None and random is None:
-        if not own_methods(env, ["rand_action"]) and isinstance(env.action_spec, Composite | None):
+        if not overridden(env, ["rand_action"]) and isinstance(env.action_spec, Composite | None):
             action_format(env.action_spec, len(env.batch_size))  # refuses it
         actor = TensorDictActor(env.rand_action, setting, why=f"the env has {_own_random(env)}")
     elif policy is not None:
@@ -281,7 +282,7 @@ def random_actions(env: EnvBase, vec_env: VecEnv) -> ActionFormat | None:
     They are those of its `action_spec`, which a user may have narrowed, or given another dtype or a class of its own.
     """
     spec, actions = env.action_spec, vec_env.actions
-    if own_methods(env, ["rand_action"]) or not isinstance(spec, ACTIONS) or own_methods(spec, spec.drawn_by):
+    if overridden(env, ["rand_action"]) or not isinstance(spec, ACTIONS) or overridden(spec, spec.drawn_by):
         return None
     made = from_gym_space(actions.space, categorical=actions.categorical)
     if spec.to("cpu") == made.expand(*env.batch_size, *made.shape):
@@ -290,7 +291,7 @@ def random_actions(env: EnvBase, vec_env: VecEnv) -> ActionFormat | None:
 
 
 def _own_random(env: EnvBase) -> str:
-    own = own_methods(env, ["rand_action"])
+    own = overridden(env, ["rand_action"])
     return "its own rand_action" if own else f"an action_spec of its own, {type(env.action_spec).__name__}"
 
 

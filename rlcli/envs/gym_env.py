@@ -38,6 +38,8 @@ class VecEnvAdapter(EnvBase):
     `device`: where the TensorDict face puts its tensors.
     """
 
+    fast = True
+
     def __init__(self, vec_env: VecEnv, observation_space, action_space, *, batched: bool, device=None) -> None:
         super().__init__(batch_size=(vec_env.n,) if batched else (), device=device)
         self.vec_env = vec_env
@@ -194,6 +196,8 @@ class GymEnv(VecEnvAdapter):
     Pickled, it is the way to make its like, unless it has been changed: the env on the other side begins anew.
     """
 
+    fast = True
+
     def __init__(
         self,
         env: Source | None = None,
@@ -292,6 +296,8 @@ class NativeEnv(VecEnvAdapter):
     categorical_action_encoding, narrow, out_of_bounds, device
         As in `GymEnv`.
     """
+
+    fast = True
 
     def __init__(
         self,

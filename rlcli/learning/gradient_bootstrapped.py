@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from rlcli.errors import ArgumentError, in_words
-from rlcli.kernels.mlp import Recent, Replay, hooked, layers_of
+from rlcli.kernels.mlp import Recent, Replay
 from rlcli.keys import STEPS_TO_NEXT_OBS, TD_ERROR, Key, under_next
 from rlcli.learning.flat import FlatParameters
 from rlcli.modules.distributions.continuous import TanhNormalFamily
 from rlcli.modules.head import LogScaleExtractor
 from rlcli.modules.nets import StateActionMLP
+from rlcli.modules.stages import layers_of
+from rlcli.modules.watch import plain
 from rlcli.objectives.dqn import DQNLoss
 from rlcli.objectives.networks import Columns, Lowered
 from rlcli.objectives.reduction import MASK_KEYS
@@ -156,7 +158,7 @@ def steps_of(loss: Any, columns: Columns) -> tuple[np.ndarray, ...]:
 def closed_sac(loss: SACLoss, flat: FlatParameters, columns: Columns) -> ClosedSAC | None:
     """Return the closed form for samples of these columns `[N, ...]`, or None where it does not fit."""
     (family, stages, _), action = loss.density.known(), loss.tensor_keys.action
-    if len(stages) != 2 or type(stages[1].module) is not LogScaleExtractor or hooked(stages[1].module):
+    if len(stages) != 2 or not plain(stages[1].module, LogScaleExtractor):
         return None
     layers, keys = stages[0].layers, stages[0].in_keys
     if layers is None or len(keys) != 1 or type(family) is not TanhNormalFamily:
@@ -284,7 +286,7 @@ def _critic(critic: Lowered, keys: list[Key], trained: bool) -> Replay | None:
     if stages is None or len(stages) != 1 or list(stages[0].in_keys) != keys:
         return None
     module = stages[0].module
-    if type(module) is not StateActionMLP or hooked(module):
+    if not plain(module, StateActionMLP):
         return None
     layers = layers_of(module.mlp)
     if layers is None or (trained and any(x.linear.weight.grad is None for x in layers)):

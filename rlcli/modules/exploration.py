@@ -94,6 +94,8 @@ class EGreedyModule(TensorDictModuleBase):
         The present epsilon: a buffer, so a checkpoint of the policy holds it.
     """
 
+    fast = True
+    settings = ("action_key", "action_mask_key", "n")
     eps: Tensor
     frames: Tensor
 

@@ -9,11 +9,10 @@ for it. Recurrent ones run over sequences. `Lowered` is any network, `Density` t
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from tensordict import TensorDict
@@ -25,7 +24,8 @@ from rlcli.keys import ACTION_LOG_PROB, SAMPLE_LOG_PROB, STATE_VALUE, Key, show,
 from rlcli.modules.distributions import Family, family_of, param_keys
 from rlcli.modules.distributions.family import Params
 from rlcli.modules.recurrent import set_recurrent_mode
-from rlcli.modules.stages import Stage, Structure, take_apart
+from rlcli.modules.stages import Stage, take_apart
+from rlcli.modules.watch import ModuleWatch
 from rlcli.transforms.primer import recurrent_parts
 
 Columns = Mapping[Key, Tensor]
@@ -56,36 +56,6 @@ def over_sequences(network: nn.Module) -> AbstractContextManager[None]:
     return set_recurrent_mode(True) if recurrent_parts(network) else nullcontext()
 
 
-class WatchedModule(Generic[T]):
-    """Holds what `find` found out about a module, found again where its layers or hooks have changed since."""
-
-    def __init__(self, module: nn.Module, find: Callable[[Any], T]) -> None:
-        self.module, self._find = module, find
-        self._look()
-
-    def __call__(self) -> T:
-        if not torch.compiler.is_compiling() and not self._structure.holds():  # a compiled graph has guards of its own
-            self._look()
-        return self._found
-
-    def _look(self) -> None:
-        self._found, self._structure = self._find(self.module), Structure(self.module)
-
-
-class Tensors:
-    """Holds what modules hold: parameters, buffers and modules (`parts`: each without those inside it)."""
-
-    def __init__(self, parts: Iterable[nn.Module] = ()) -> None:
-        tables: list[dict] = [x for part in parts for x in (part._modules, part._parameters, part._buffers)]
-        self._tables = [x for x in tables if x]
-        self._inside = list(itertools.chain.from_iterable(map(dict.values, self._tables)))
-
-    def holds(self) -> bool:
-        """Say whether none of them was replaced or taken away; their numbers may have changed."""
-        now = itertools.chain.from_iterable(map(dict.values, self._tables))
-        return all(map(operator.is_, now, self._inside)) and sum(map(len, self._tables)) == len(self._inside)
-
-
 def value_key(network: TensorDictModuleBase) -> Key:
     """Return where a value network writes: `state_value`, or else the last of its out_keys."""
     written = [unravel(key) for key in network.out_keys]
@@ -111,7 +81,7 @@ class Lowered:
                 fix='Wrap it: TensorDictModule(net, in_keys=["observation"], out_keys=["state_value"])',
             )
         self.module, self.name = module, name
-        self._found = WatchedModule(module, partial(_with_keys, find or plain_stages))
+        self._found = ModuleWatch(module, partial(_with_keys, find or plain_stages))
 
     @property
     def in_keys(self) -> list[Key]:
@@ -308,7 +278,7 @@ class Density:
                 fix="Use ProbabilisticActor, or a ProbabilisticTensorDictSequential",
             )
         self.actor, self.mc_samples = actor, mc_samples
-        self.known = WatchedModule(actor, _known)
+        self.known = ModuleWatch(actor, _known)
 
     @property
     def in_keys(self) -> list[Key]:

@@ -105,6 +105,7 @@ class ClipPPOLoss(PPOLoss):
         `True` limits the value's move by the `clip_epsilon` that is given here, also where another is set later.
     """
 
+    fast = True
     objective_figures: ClassVar[tuple[str, ...]] = ("clip_fraction", *PPOLoss.objective_figures)
     upstream_keys: ClassVar[tuple[str, ...]] = (
         "loss_objective", "clip_fraction", "entropy", "loss_entropy", "loss_critic", "ESS", "kl_approx",

@@ -62,6 +62,7 @@ class SACLoss(BootstrappedLoss):
         See `BootstrappedLoss`.
     """
 
+    fast = True
     upstream_options: ClassVar[dict[str, Elsewhere]] = {
         **BootstrappedLoss.upstream_options,
         "value_network": Elsewhere((None,), "Leave it out: targets are those of the qvalue networks."),

@@ -27,7 +27,8 @@ from rlcli.kernels.mlp import on_rows
 from rlcli.keys import ACTION, Key, show, under_next
 from rlcli.modules.distributions.family import Family
 from rlcli.modules.recurrent import recurrent_mode
-from rlcli.modules.stages import Stage, Structure
+from rlcli.modules.stages import Stage
+from rlcli.modules.watch import ModuleWatch
 from rlcli.specs.dtypes import dtype_name
 from rlcli.vec_envs.vec_env import Schema
 
@@ -90,7 +91,7 @@ class FastActor(ActorRunner):
             self.once[draw.chosen_key] = ((1,), np.dtype(np.float32))
 
         self.version = 0  # of the stages
-        self._structure: Structure | None = None
+        self._watch: ModuleWatch | None = None
 
     @property
     def calls(self) -> bool:  # type: ignore[override]
@@ -102,10 +103,10 @@ class FastActor(ActorRunner):
 
     def watch(self, policy: Any, take_apart: Callable[[Any], ActorRunner]) -> None:
         """`take_apart(policy)` made this: it is called again once the policy's modules or hooks have changed."""
-        self._policy, self._structure, self._take_apart = policy, Structure(policy), take_apart
+        self._policy, self._watch, self._take_apart = policy, ModuleWatch(policy), take_apart
 
     def refresh(self) -> None:
-        if self._structure is not None and not self._structure.holds():
+        if self._watch is not None and self._watch.version:
             self.act_with(self._policy)
 
     def act_with(self, policy: Any) -> None:
@@ -120,7 +121,7 @@ class FastActor(ActorRunner):
             )
         self.stages, self.layers, self.cells, self.draw = new.stages, new.layers, new.cells, new.draw
         self.called, self.called_keys = new.called, new.called_keys
-        self._policy, self._structure = policy, new._structure
+        self._policy, self._watch = policy, new._watch
         self.version += 1
 
 

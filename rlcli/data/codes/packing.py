@@ -24,6 +24,7 @@ from rlcli.data.storages.storage import State, Storage, contiguous
 from rlcli.errors import ResourceError
 from rlcli.kernels.codes import BITS, COUNT, KIND, NARROW, WIDE
 from rlcli.keys import Key, unravel
+from rlcli.recognise import own
 
 if TYPE_CHECKING:
     from rlcli.data.index import TrajectoryIndex
@@ -319,7 +320,7 @@ class Packing:
 def gathered(storage: Storage, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
     """`Storage.gather`, contiguous as compiled passes take it: a storage of somebody's own may read from a table."""
     out = storage.gather(rows, keys)
-    if type(storage).__module__.startswith("rlcli."):
+    if own(storage, "gather"):
         return out
     return {key: column.contiguous() for key, column in out.items()}
 

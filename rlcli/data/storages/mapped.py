@@ -74,6 +74,8 @@ class MappedStorage(Storage):
         For sentences.
     """
 
+    fast = True
+
     def __init__(
         self,
         max_size: int,
