@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlcli.collectors.actors import ActorRunner, PolicyContext, RandomActor, TensorDictActor, lower
+from rlcli.collectors.actors import ActorRunner, PolicyContext, RandomActor, TensorDictActor, choose_actor
 from rlcli.collectors.devices import Placement, on_device, same_device
 from rlcli.collectors.options import Stepping
 from rlcli.collectors.schema import BatchSchema, Kept, always, keeper, schema_of
@@ -270,7 +270,7 @@ def _actor(
         states = set(state_keys(policy))  # which its modules take for 0 where an episode begins
         odd = any(isinstance(t, TensorDictPrimer) and t.default_value != 0 and states & {*t.out_keys}
                   for t in transforms_of(env))  # fmt: skip
-        actor = lower(used, setting, legal, whole=vec_env.on_tensordicts or odd, early=random_frames > 0)
+        actor = choose_actor(used, setting, legal, whole=vec_env.on_tensordicts or odd, early=random_frames > 0)
     if isinstance(vec_env, TensorDictVecEnv) and isinstance(actor, TensorDictActor):
         actor.flags = vec_env.flags
     return used, own, actor

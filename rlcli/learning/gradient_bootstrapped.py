@@ -157,7 +157,7 @@ def steps_of(loss: Any, columns: Columns) -> tuple[np.ndarray, ...]:
 
 def closed_sac(loss: SACLoss, flat: FlatParameters, columns: Columns) -> ClosedSAC | None:
     """Return the closed form for samples of these columns `[N, ...]`, or None where it does not fit."""
-    (family, stages, _), action = loss.density.known(), loss.tensor_keys.action
+    family, stages, action = loss.density.family, loss.density.stages, loss.tensor_keys.action
     if len(stages) != 2 or not plain(stages[1].module, LogScaleExtractor):
         return None
     layers, keys = stages[0].layers, stages[0].in_keys
@@ -204,7 +204,7 @@ class ClosedSAC:
 
         self.loss, self.actor, self.critics, self.delayed, self.key = loss, actor, critics, delayed, key
         self._kernel, self._kind = sac, dqn.KINDS[loss.loss_function]
-        family, (_, split), _ = loss.density.known()
+        family, (_, split) = loss.density.family, loss.density.stages
         assert isinstance(family, TanhNormalFamily)
         dims = actor.layers[-1].linear.out_features // 2
         self._centre, self._half = (np.broadcast_to(x, dims).copy() for x in (family.centre, family.half))

@@ -8,7 +8,7 @@ inputs) is not taken apart: its users call it as it is, on a tensordict.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tensordict import TensorDictBase
@@ -122,6 +122,16 @@ class Stage(NamedTuple):
     def scale(self) -> StateIndependentScale | None:
         """The module where it is a learned deviation: its output is the same in every row."""
         return self.module if plain(self.module, StateIndependentScale) else None
+
+
+def read_by(stages: Sequence[Stage], more: Sequence[Key] = ()) -> list[Key]:
+    """Keys that stages read and none before them writes, and those of `more` that none of them writes."""
+    written: set[Key] = set()
+    read: dict[Key, None] = {}
+    for stage in stages:
+        read.update((k, None) for k in stage.in_keys if k not in written)
+        written.update(stage.out_keys)
+    return [*read, *(k for k in more if k not in written and k not in read)]
 
 
 class NetworkStages(NamedTuple):

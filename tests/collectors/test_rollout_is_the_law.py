@@ -20,7 +20,7 @@ from user_parts import ACTORS, Adds, Policy, Recipe, Rewards, Shows, World, reci
 
 import rlcli
 from rlcli.collectors import Collector
-from rlcli.collectors.actors.lowered import FastActor
+from rlcli.collectors.actors.rows import FastActor
 from rlcli.errors import RlcliError
 
 STEPS, UNEVEN = 10, (3, 5, 2)

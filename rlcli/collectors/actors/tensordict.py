@@ -14,7 +14,7 @@ from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 from tensordict.nn import set_interaction_type
 
 from rlcli.collectors.actors.actor import ActorRunner, BoundActor, PolicyContext
-from rlcli.collectors.actors.called import (
+from rlcli.collectors.actors.outputs import (
     bits_of,
     call,
     changed_output,
