@@ -37,7 +37,7 @@ PRIVATE_WORDS = 5837  # lines of docstrings of names that no package exports
 PAID: dict[str, str] = {  # bound that was raised -> the feature that pays for it
     "data, envs, specs": "classes say fast = True in their own bodies",
     "WALKS, files": "recognise.py, modules/watch.py and modules/actor.py, for code of four rooms",
-    "modules": "Actor came from objectives and collectors, layers_of from kernels, ModuleWatch from objectives, learning and weight_update",
+    "modules": "Actor, layers_of and ModuleWatch came from objectives, collectors, kernels, learning and weight_update",
 }
 
 

@@ -25,10 +25,10 @@ from rlcli.collectors.answers import answering
 from rlcli.collectors.base import BaseCollector, called
 from rlcli.collectors.delivered import Collected
 from rlcli.collectors.devices import NOT_COPIED, one_device, own_copy, own_device, place
-from rlcli.collectors.engine import Rollout
 from rlcli.collectors.finish import Filled, TrajectoryPool, assemble
 from rlcli.collectors.frames import next_steps, steps_of
 from rlcli.collectors.options import Stepping, divided, whole
+from rlcli.collectors.rollout import Rollout
 from rlcli.collectors.schema import BatchSchema, RowSchema
 from rlcli.collectors.weights import FollowedWeights, Receiver
 from rlcli.collectors.wiring import (
@@ -260,7 +260,8 @@ class Collector(BaseCollector):
             self._face = array_face(self.env)
             self.vec_env = self._face[0]
             s.check_lanes(self.vec_env.n)
-            self.stream = TorchStream(s.process_seed(self.seed), self.placement.policy)
+            shared = lambda: self.background.mine  # noqa: E731
+            self.stream = TorchStream(s.process_seed(self.seed), self.placement.policy, shared)
             self._check: Callable[[], object] | None = None
             self._looked = False  # at what the env shows
             self._limit: int | None = None  # of episodes, beside `max_frames_per_traj`
@@ -334,7 +335,6 @@ class Collector(BaseCollector):
             self._begin_episodes()
         if steps < 1:
             raise ArgumentError("a batch has at least one step", why=f"got {steps}")
-        self.stream.shared = self.background.mine
         if self._check is not None:
             self.engine.legs = self._checked
         left = max(0, self.init_random_frames - self.frames) if random_steps is None else random_steps * self.vec_env.n

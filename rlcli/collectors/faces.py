@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlcli.collectors.actors import RandomActor, TensorDictActor
 from rlcli.collectors.actors.rows import FastActor
-from rlcli.collectors.engine import Rollout
+from rlcli.collectors.rollout import Rollout
 from rlcli.collectors.states import transforms_of
 from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.envs.base import own_stepping

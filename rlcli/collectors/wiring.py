@@ -153,9 +153,8 @@ def array_face(env: EnvBase) -> tuple[VecEnv, list[Transform]]:
                 fix=f"Append {name} last.",
             )
     outside = [*transforms[inside:], *late]
-    vec_env = TensorDictVecEnv(TransformedEnv(base, Compose(*transforms[:inside])))
-    vec_env.keeps_rewards = not any("reward" in transform.out_keys for transform in outside)
-    return vec_env, outside
+    keeps_rewards = not any("reward" in transform.out_keys for transform in outside)
+    return TensorDictVecEnv(TransformedEnv(base, Compose(*transforms[:inside])), keeps_rewards=keeps_rewards), outside
 
 
 def _apart(transforms: Sequence[Transform]) -> tuple[list[Transform], list[Transform]]:
@@ -213,7 +212,8 @@ def wire(
     shown = dict(vec_env.schema)
     for transform in transforms:
         shown |= transform.plan({**shown, **reward})
-    setting = PolicyContext(vec_env.actions, shown, env.batch_size, placement, stepping.exploration_type)
+    flags = vec_env.flags if isinstance(vec_env, TensorDictVecEnv) else None
+    setting = PolicyContext(vec_env.actions, shown, env.batch_size, placement, stepping.exploration_type, flags)
     mask_key = _mask_key(policy, shown, vec_env.actions, stepping)
     used, own, actor = _actor(env, vec_env, policy, setting, random_frames, mask_key)
     actions = random_actions(env, vec_env) or vec_env.actions
@@ -271,8 +271,6 @@ def _actor(
         odd = any(isinstance(t, TensorDictPrimer) and t.default_value != 0 and states & {*t.out_keys}
                   for t in transforms_of(env))  # fmt: skip
         actor = choose_actor(used, setting, legal, whole=vec_env.on_tensordicts or odd, early=random_frames > 0)
-    if isinstance(vec_env, TensorDictVecEnv) and isinstance(actor, TensorDictActor):
-        actor.flags = vec_env.flags
     return used, own, actor
 
 

@@ -22,13 +22,13 @@ from rlcli.keys import ACTION, RESET
 from rlcli.specs import Composite
 from rlcli.specs.dtypes import torch_dtype
 from rlcli.vec_envs.contract import not_finite
-from rlcli.vec_envs.engine import VectorBackend
-from rlcli.vec_envs.engines import make_engine
 from rlcli.vec_envs.envpool import EnvpoolEngine
 from rlcli.vec_envs.gym_vec_env import GymVecEnv
 from rlcli.vec_envs.make import GymRecipe
 from rlcli.vec_envs.native_vec_env import NativeVecEnv
 from rlcli.vec_envs.vec_env import VecEnv, reward_column
+from rlcli.vec_envs.vector_backend import VectorBackend
+from rlcli.vec_envs.vector_backends import make_engine
 
 
 class VecEnvAdapter(EnvBase):

@@ -20,6 +20,7 @@ from torch import Tensor
 from rlcli.collectors.actors.actor import ActorRunner, BoundActor, PolicyContext
 from rlcli.collectors.actors.outputs import PASSED_ON, not_finite, raised, refuse_unsound, take
 from rlcli.collectors.batch import Columns
+from rlcli.collectors.states import States
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.kernels.cells import on_rows as step_on_rows
 from rlcli.kernels.mlp import on_rows
@@ -77,7 +78,7 @@ class FastActor(ActorRunner):
         self.version = 0  # of the function
         self._watch: ModuleWatch | None = None
 
-    def bind(self, columns: Columns, lanes: int) -> BoundActor:
+    def bind(self, columns: Columns, lanes: int, states: States) -> BoundActor:
         return _BoundFastActor(self, columns, lanes)
 
     def watch(self, policy: Any, take_apart: Callable[[Any], ActorRunner]) -> None:
