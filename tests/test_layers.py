@@ -11,7 +11,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "rlcli"
 
 LAYERS = [
-    {"compat", "errors", "keys", "exports", "imports"},
+    {"compat", "errors", "keys", "exports", "imports", "recognise"},
     {"typed"},
     {"specs", "kernels", "config", "processes"},
     {"vec_envs", "transforms"},

@@ -25,10 +25,10 @@ from rlcli.collectors.answers import answering
 from rlcli.collectors.base import BaseCollector, called
 from rlcli.collectors.delivered import Collected
 from rlcli.collectors.devices import NOT_COPIED, one_device, own_copy, own_device, place
-from rlcli.collectors.engine import Rollout
 from rlcli.collectors.finish import Filled, TrajectoryPool, assemble
 from rlcli.collectors.frames import next_steps, steps_of
 from rlcli.collectors.options import Stepping, divided, whole
+from rlcli.collectors.rollout import Rollout
 from rlcli.collectors.schema import RowSchema
 from rlcli.collectors.weights import FollowedWeights, Receiver
 from rlcli.collectors.wiring import (
@@ -45,6 +45,7 @@ from rlcli.data.next_obs import move
 from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.errors import ArgumentError, in_words
 from rlcli.keys import DONE, POLICY_VERSION, REWARD, TRUNCATED, Key
+from rlcli.recognise import own
 from rlcli.specs.base import Device
 from rlcli.vec_envs.bounds import Bounds
 from rlcli.vec_envs.parallel_vec_env import ParallelVecEnv
@@ -168,6 +169,7 @@ class Collector(BaseCollector):
         While collecting: a broken step contract, a policy output that is not finite.
     """
 
+    fast = True
     env: EnvBase
     _weights: FollowedWeights
 
@@ -258,7 +260,8 @@ class Collector(BaseCollector):
             self._face = array_face(self.env)
             self.vec_env = self._face[0]
             s.check_lanes(self.vec_env.n)
-            self.stream = TorchStream(s.process_seed(self.seed), self.placement.policy)
+            shared = lambda: self.background.mine  # noqa: E731
+            self.stream = TorchStream(s.process_seed(self.seed), self.placement.policy, shared)
             self._check: Callable[[], object] | None = None
             self._looked = False  # at what the env shows
             self._limit: int | None = None  # of episodes, beside `max_frames_per_traj`
@@ -303,11 +306,11 @@ class Collector(BaseCollector):
         return self._stepped(usual if steps is None else whole("steps", steps), False).batch
 
     def _collect(self, steps: int, timed: bool) -> Collected:
-        if getattr(self.rollout, "__func__", None) is _ROLLOUT:
+        if own(self, "rollout"):
             return self._stepped(steps, timed)
         batch = self.rollout(steps)  # of a subclass, which may have made another batch of ours
-        own = {REWARD: self._raw_reward, DONE: self._raw_done}
-        reward, done = (_array(batch.get(key, None)) if x is None else x for key, x in own.items())
+        raw = {REWARD: self._raw_reward, DONE: self._raw_done}
+        reward, done = (_array(batch.get(key, None)) if x is None else x for key, x in raw.items())
         return Collected(batch, reward, done, None)
 
     def _stepped(self, steps: int, timed: bool) -> Collected:
@@ -332,7 +335,6 @@ class Collector(BaseCollector):
             self._begin_episodes()
         if steps < 1:
             raise ArgumentError("a batch has at least one step", why=f"got {steps}")
-        self.stream.shared = self.background.mine
         if self._check is not None:
             self.engine.legs = self._checked
         left = max(0, self.init_random_frames - self.frames) if random_steps is None else random_steps * self.vec_env.n
@@ -632,5 +634,4 @@ def _array(column: torch.Tensor | None) -> np.ndarray | None:
     return None if column is None else column.detach().cpu().numpy().reshape(-1, *column.shape[-2:])
 
 
-_ROLLOUT = Collector.rollout  # a subclass may have another
 DataCollector = SyncDataCollector = Collector  # older spellings

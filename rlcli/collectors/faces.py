@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rlcli.collectors.actors import RandomActor, TensorDictActor
-from rlcli.collectors.actors.lowered import FastActor
-from rlcli.collectors.engine import Rollout
+from rlcli.collectors.actors.rows import FastActor
+from rlcli.collectors.rollout import Rollout
 from rlcli.collectors.states import transforms_of
 from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.envs.base import own_stepping
@@ -97,22 +97,23 @@ def _policy(engine: Rollout) -> Iterator[Face]:
     if isinstance(actor, TensorDictActor):
         yield Face("policy", _class(actor.policy), "TensorDicts, called every step", actor.why)
     elif isinstance(actor, FastActor):
-        for stage, layers, cells in zip(actor.stages, actor.layers, actor.cells, strict=True):
+        for stage, layers, cells in zip(actor.function.stages, actor.layers, actor.cells, strict=True):
             if cells is not None:
                 yield Face("policy", _stage(stage), "columns, in numpy", "recurrent layers, one step in numpy")
             elif layers is not None:
                 yield Face("policy", _stage(stage), "columns, in numpy", "plain layers, as numpy products")
-            elif stage.mask is not None:
+            elif stage.mask is not None and not actor.calls:
                 yield Face("policy", _stage(stage), "columns, in numpy", "an action mask")
-            elif stage.scale is not None:
+            elif stage.scale is not None and not actor.calls:
                 yield Face("policy", _stage(stage), "columns, once per batch", "it is the same at every step")
             else:
-                why = "a module that is called reads the same input" if stage.layers else ""
-                why = why or f"{_class(stage.module)} is not a plain stack of layers, so it is not run in numpy"
+                known = stage.layers or stage.cells or stage.only_reads
+                why = f"{_class(stage.module)} is not a plain stack of layers, so it is not run in numpy"
+                why = "a module of the policy is called, and so are all" if known and actor.calls else why
                 yield Face("policy", _stage(stage), "columns, called every step", why)
-        family = type(actor.draw.family).__name__.removesuffix("Family")
-        keys = ", ".join(map(show, actor.draw.param_keys))
-        drawn = "deterministic actions" if actor.draw.mode else "drawn in numpy"
+        family = type(actor.function.family).__name__.removesuffix("Family")
+        keys = ", ".join(map(show, actor.function.param_keys))
+        drawn = "deterministic actions" if actor.mode else "drawn in numpy"
         yield Face("policy", f"{family} of {keys}", f"columns, {drawn}", "a known distribution")
     else:
         yield Face("policy", "random actions", "columns, for a batch at once", "there is no policy")
@@ -126,7 +127,7 @@ def _noise(engine: Rollout) -> Iterator[Face]:
         unknown.insert(0, "the policy")
     elif actor.calls:
         unknown.insert(0, "the policy's called stages")
-    drawn = isinstance(actor, RandomActor) or (isinstance(actor, FastActor) and not actor.draw.mode)
+    drawn = isinstance(actor, RandomActor) or (isinstance(actor, FastActor) and not actor.mode)
     if drawn:
         what = "random actions" if isinstance(actor, RandomActor) else "the policy's draws"
         yield Face("noise", what, LANES, "the number of draws is known")

@@ -44,9 +44,15 @@ class BoundBatch:
     states: KeptStates | None = None
     ended: bool = False  # whether the last run stopped at an episode's end
 
-    def run(self, act: Callable, steps: Iterable[int], keep_finals: bool, reset_when_done: bool) -> int:
-        """Take these steps, one after the other and at least one; the step after the last one taken."""
-        step, reset, row_ops, keep = self.step, self.reset, self.row_ops, self.finals.keep
+    def run(
+        self, act: Callable, step: Callable, reset: Callable, steps: Iterable[int], keep_finals: bool,
+        reset_when_done: bool,
+    ) -> int:  # fmt: skip
+        """Take these steps, one after the other and at least one; the step after the last one taken.
+
+        `step` and `reset` are the batch's own, timed or not.
+        """
+        row_ops, keep = self.row_ops, self.finals.keep
         t = 0
         try:
             for t in steps:

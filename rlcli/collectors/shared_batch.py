@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlcli.collectors.batch import Columns
-from rlcli.collectors.engine import Rollout
 from rlcli.collectors.loop import BoundBatch
+from rlcli.collectors.rollout import Rollout
 from rlcli.keys import Key
 from rlcli.processes.region import Arrays, Region
 

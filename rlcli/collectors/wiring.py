@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlcli.collectors.actors import ActorRunner, PolicyContext, RandomActor, TensorDictActor, lower
+from rlcli.collectors.actors import ActorRunner, PolicyContext, RandomActor, TensorDictActor, choose_actor
 from rlcli.collectors.devices import Placement, on_device, same_device
 from rlcli.collectors.options import Stepping
 from rlcli.collectors.schema import Kept, RowSchema, always, keeper, schema_of
 from rlcli.collectors.states import refuse_lost_states, transforms_of
 from rlcli.data.next_obs.modes import NEXT
 from rlcli.envs import EnvBase, GymEnv, TransformedEnv
-from rlcli.envs.base import own_methods, steps_as_ours
+from rlcli.envs.base import steps_as_ours
 from rlcli.envs.mdp import on_tensordicts
 from rlcli.envs.policy_transforms import with_policy_transforms
 from rlcli.envs.spaces import ACTIONS, action_format, drawn_alike, from_gym_space
@@ -27,6 +27,7 @@ from rlcli.envs.transformed import transforms_on
 from rlcli.errors import ArgumentError
 from rlcli.keys import IS_INIT, REWARD, Key, as_tuple, show, under_next, unravel
 from rlcli.modules.masks import mask_key_of
+from rlcli.recognise import overridden
 from rlcli.specs import Composite
 from rlcli.specs.field import CODED, Field, Fields
 from rlcli.transforms import (
@@ -154,9 +155,8 @@ def array_face(env: EnvBase) -> tuple[VecEnv, list[Transform]]:
                 fix=f"Append {name} last.",
             )
     outside = [*transforms[inside:], *late]
-    vec_env = TensorDictVecEnv(TransformedEnv(base, Compose(*transforms[:inside])))
-    vec_env.keeps_rewards = not any("reward" in transform.out_keys for transform in outside)
-    return vec_env, outside
+    keeps_rewards = not any("reward" in transform.out_keys for transform in outside)
+    return TensorDictVecEnv(TransformedEnv(base, Compose(*transforms[:inside])), keeps_rewards=keeps_rewards), outside
 
 
 def _apart(transforms: Sequence[Transform]) -> tuple[list[Transform], list[Transform]]:
@@ -199,7 +199,7 @@ def wire(
     `random_frames`: how many frames take random actions before the policy acts.
     """
     vec_env, transforms = face
-    if own_methods(env, ["maybe_reset"]):
+    if overridden(env, ["maybe_reset"]):
         raise ArgumentError(
             f"{type(env).__name__} has its own maybe_reset, which a collector never calls",
             why="the row that begins step t+1 is the one that step t showed, but where an episode ended",
@@ -214,7 +214,8 @@ def wire(
     shown = dict(vec_env.schema)
     for transform in transforms:
         shown |= planned(transform, {**shown, **reward})
-    setting = PolicyContext(vec_env.actions, shown, env.batch_size, placement, stepping.exploration_type)
+    flags = vec_env.flags if isinstance(vec_env, TensorDictVecEnv) else None
+    setting = PolicyContext(vec_env.actions, shown, env.batch_size, placement, stepping.exploration_type, flags)
     mask_key = _mask_key(policy, shown, vec_env.actions, stepping)
     used, own, actor = _actor(env, vec_env, policy, setting, random_frames, mask_key)
     actions = random_actions(env, vec_env) or vec_env.actions
@@ -259,7 +260,7 @@ def _actor(
     if random_frames:
         refuse_own_random(env, vec_env)
     if policy is None and random is None:
-        if not own_methods(env, ["rand_action"]) and isinstance(env.action_spec, Composite | None):
+        if not overridden(env, ["rand_action"]) and isinstance(env.action_spec, Composite | None):
             action_format(env.action_spec, len(env.batch_size))  # refuses it
         actor = TensorDictActor(env.rand_action, setting, why=f"the env has {_own_random(env)}")
     elif policy is not None:
@@ -271,9 +272,7 @@ def _actor(
         states = set(state_keys(policy))  # which its modules take for 0 where an episode begins
         odd = any(isinstance(t, TensorDictPrimer) and t.default_value != 0 and states & {*t.out_keys}
                   for t in transforms_of(env))  # fmt: skip
-        actor = lower(used, setting, legal, whole=vec_env.on_tensordicts or odd, early=random_frames > 0)
-    if isinstance(vec_env, TensorDictVecEnv) and isinstance(actor, TensorDictActor):
-        actor.flags = vec_env.flags
+        actor = choose_actor(used, setting, legal, whole=vec_env.on_tensordicts or odd, early=random_frames > 0)
     return used, own, actor
 
 
@@ -283,7 +282,7 @@ def random_actions(env: EnvBase, vec_env: VecEnv) -> ActionFormat | None:
     They are those of its `action_spec`, which a user may have narrowed, or given another dtype or a class of its own.
     """
     spec, actions = env.action_spec, vec_env.actions
-    if own_methods(env, ["rand_action"]) or not isinstance(spec, ACTIONS) or own_methods(spec, spec.drawn_by):
+    if overridden(env, ["rand_action"]) or not isinstance(spec, ACTIONS) or overridden(spec, spec.drawn_by):
         return None
     made = from_gym_space(actions.space, categorical=actions.categorical)
     if spec.to("cpu") == made.expand(*env.batch_size, *made.shape):
@@ -292,7 +291,7 @@ def random_actions(env: EnvBase, vec_env: VecEnv) -> ActionFormat | None:
 
 
 def _own_random(env: EnvBase) -> str:
-    own = own_methods(env, ["rand_action"])
+    own = overridden(env, ["rand_action"])
     return "its own rand_action" if own else f"an action_spec of its own, {type(env.action_spec).__name__}"
 
 

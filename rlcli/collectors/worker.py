@@ -22,9 +22,9 @@ from torch import Tensor
 
 from rlcli.collectors.base import called
 from rlcli.collectors.collector import Collector
-from rlcli.collectors.engine import Rollout
 from rlcli.collectors.finish import Ended, Filled, Seconds, TrajectoryPool, assemble
 from rlcli.collectors.options import Stepping
+from rlcli.collectors.rollout import Rollout
 from rlcli.collectors.schema import RowSchema
 from rlcli.collectors.shared_batch import SharedSlots
 from rlcli.collectors.stored_states import Kept

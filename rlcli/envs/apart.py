@@ -40,6 +40,8 @@ class Apart(Stacked):
     `envs` holds the example alone: the others are in the workers.
     """
 
+    fast = True
+
     def __init__(
         self,
         makers: Sequence[bytes],

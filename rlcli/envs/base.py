@@ -7,7 +7,7 @@ of the fast loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from inspect import Signature, signature
 from numbers import Integral
 from typing import Any
@@ -18,6 +18,7 @@ from tensordict import TensorDict, TensorDictBase
 from rlcli.envs.mdp import acted, complete_flags, merged, on_tensordicts, promoted, step_mdp
 from rlcli.errors import ArgumentError, EnvError, in_words
 from rlcli.keys import ACTION, DONE, END_FLAGS, NEXT, RESET, Key, show, unravel
+from rlcli.recognise import overridden
 from rlcli.specs import Binary, Composite, TensorSpec, Unbounded
 from rlcli.specs.composite import returned_by
 
@@ -74,6 +75,7 @@ class EnvBase(metaclass=_WithPolicy):
     - `_set_seed(seed)`.
     """
 
+    fast = True
     action_spec: TensorSpec
     # `step` and `reset` of this class; not counted: those that override them without `super()`, `_step` and `_reset`
     _times_called = 0
@@ -399,16 +401,7 @@ def next_of(env: EnvBase, out: Any) -> TensorDictBase:
 
 def own_stepping(env: EnvBase) -> list[str]:
     """Return the methods by which the env is stepped that a class of the user's, or this very object, overrides."""
-    return own_methods(env, _STEPPING)
-
-
-def own_methods(env: EnvBase | TensorSpec, names: Sequence[str]) -> list[str]:
-    """Return those of these methods that a class of the user's, or this very object, overrides."""
-    package, kind = __name__.partition(".")[0], type(env)
-    theirs = {name for name in names if getattr(kind, name).__module__.partition(".")[0] != package}
-    # not by a look at `__dict__`, which would make every attribute of the env slower to read from then on
-    here = [name for name in names if getattr(getattr(env, name), "__func__", None) is not getattr(kind, name)]
-    return [name for name in names if name in theirs or name in here]
+    return overridden(env, _STEPPING)
 
 
 def steps_as_ours(env: EnvBase) -> bool:

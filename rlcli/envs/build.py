@@ -27,9 +27,9 @@ from rlcli.processes.memory import free_memory, process_memory, size
 from rlcli.specs import Bounded, TensorSpec
 from rlcli.transforms import FrameStack, RewardNorm, RewardScaling, RunningNorm, SignTransform, Transform, by_name
 from rlcli.vec_envs.building import beside
-from rlcli.vec_envs.engines import auto_prefers_native
 from rlcli.vec_envs.make import configured, numbered, set_limit, set_stickiness
 from rlcli.vec_envs.shares import shared_out
+from rlcli.vec_envs.vector_backends import auto_prefers_native
 
 EVALUATION_ENVS = 32  # of one evaluation at most, unless more are asked for
 SURE_AFTER = 2.0  # seconds, from which the envs made so far say something of the others

@@ -22,13 +22,13 @@ from rlcli.keys import ACTION, RESET
 from rlcli.specs import Composite
 from rlcli.specs.dtypes import torch_dtype
 from rlcli.vec_envs.contract import not_finite
-from rlcli.vec_envs.engine import VectorBackend
-from rlcli.vec_envs.engines import make_engine
 from rlcli.vec_envs.envpool import EnvpoolEngine
 from rlcli.vec_envs.gym_vec_env import GymVecEnv
 from rlcli.vec_envs.make import GymRecipe
 from rlcli.vec_envs.native_vec_env import NativeVecEnv
 from rlcli.vec_envs.vec_env import VecEnv, reward_column
+from rlcli.vec_envs.vector_backend import VectorBackend
+from rlcli.vec_envs.vector_backends import make_engine
 
 
 class VecEnvAdapter(EnvBase):
@@ -37,6 +37,8 @@ class VecEnvAdapter(EnvBase):
     `batched`: whether the batch size is `(N,)` or, for one lane, `()`.
     `device`: where the TensorDict face puts its tensors.
     """
+
+    fast = True
 
     def __init__(self, vec_env: VecEnv, observation_space, action_space, *, batched: bool, device=None) -> None:
         super().__init__(batch_size=(vec_env.n,) if batched else (), device=device)
@@ -194,6 +196,8 @@ class GymEnv(VecEnvAdapter):
     Pickled, it is the way to make its like, unless it has been changed: the env on the other side begins anew.
     """
 
+    fast = True
+
     def __init__(
         self,
         env: Source | None = None,
@@ -292,6 +296,8 @@ class NativeEnv(VecEnvAdapter):
     categorical_action_encoding, narrow, out_of_bounds, device
         As in `GymEnv`.
     """
+
+    fast = True
 
     def __init__(
         self,

@@ -75,6 +75,8 @@ class ParallelEnv(BatchedEnv):
     `start_method="fork"` they begin with all that this process has imported.
     """
 
+    fast = True
+
     def __init__(
         self,
         num_workers: int,

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from rlcli.envs.base import SPECS, EnvBase, next_of, own_methods, root_of, steps_as_ours
+from rlcli.envs.base import SPECS, EnvBase, next_of, root_of, steps_as_ours
 from rlcli.envs.gym_env import GymEnv, VecEnvAdapter, made_again
 from rlcli.envs.transformed import TransformedEnv, transforms_on
 from rlcli.errors import ArgumentError
 from rlcli.keys import RESET
+from rlcli.recognise import overridden
 from rlcli.specs import TensorSpec
 from rlcli.transforms import by_name
 from rlcli.vec_envs.bounds import Bounds, strictest
@@ -42,6 +43,7 @@ def one_each(kind: str, num_workers: int, makers: Any) -> list[Any]:
 class BatchedEnv(EnvBase):
     """N single envs, batch size `(N,)`: what `inner` gives, which steps them."""
 
+    fast = True
     inner: EnvBase
 
     def _take_specs(self) -> None:
@@ -109,6 +111,8 @@ class SerialEnv(BatchedEnv):
 
     Pickled, it is the way to make its like: the envs on the other side begin anew.
     """
+
+    fast = True
 
     def __init__(self, num_workers: int, create_env_fn: Maker | Sequence[Maker], *, device=None) -> None:
         self._makers = makers = one_each("SerialEnv", num_workers, create_env_fn)
@@ -269,6 +273,8 @@ def _shared_bounds(envs: list[EnvBase]) -> Bounds | None:
 class Stacked(EnvBase):
     """Envs, all alike, stepped one by one, their outputs stacked; `count` is given where `envs` holds only one."""
 
+    fast = True
+
     def __init__(self, envs: list[EnvBase], device, *, count: int | None = None) -> None:
         n, first = count or len(envs), envs[0]
         super().__init__(batch_size=(n, *first.batch_size), device=device)
@@ -340,9 +346,9 @@ class Stacked(EnvBase):
 def _seed_one(env: EnvBase, seed: int, place: int, total: int) -> None:
     """Seed one of `total` envs: a transform is no other env, so one of ours shows the episodes of a plain `GymEnv`."""
     base = env
-    while isinstance(base, TransformedEnv) and not own_methods(base, _SEEDING):
+    while isinstance(base, TransformedEnv) and not overridden(base, _SEEDING):
         base = base.base_env
-    if isinstance(base, VecEnvAdapter) and not own_methods(base, _SEEDING):
+    if isinstance(base, VecEnvAdapter) and not overridden(base, _SEEDING):
         base.vec_env.seed(seed, first_lane=place, total=total)
     else:  # mixed, not counted on: the seeds 3 and 4 have no env in common
         env.set_seed(episode_seed(seed, place, 0, total))

@@ -46,11 +46,10 @@ class TensorDictVecEnv(VecEnv):
     """
 
     on_tensordicts = True
-    keeps_rewards = True
     acting: Acting | None = None
 
-    def __init__(self, env: EnvBase) -> None:
-        dims = len(env.batch_size)
+    def __init__(self, env: EnvBase, *, keeps_rewards: bool = True) -> None:
+        self.keeps_rewards, dims = keeps_rewards, len(env.batch_size)
         transformed = isinstance(env, TransformedEnv) and steps_as_ours(env)
         base = env.base_env if transformed else env  # type: ignore[attr-defined]
         below = getattr(base, "vec_env", None) if transformed and steps_as_ours(base) else None

@@ -19,7 +19,7 @@ from rlcli.envs import GymEnv
 from rlcli.envs.build import make_single, wants_native
 from rlcli.processes.cores import cores
 from rlcli.runs import random_streams
-from rlcli.vec_envs.engines import auto_prefers_native
+from rlcli.vec_envs.vector_backends import auto_prefers_native
 
 STEPS, MOMENT = 32, 1.0  # that an env is tried for, and seconds after which it is enough
 CROSSING = 50e-6  # seconds, about, that an order to a process and its answer take

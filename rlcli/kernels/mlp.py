@@ -1,9 +1,8 @@
-"""A plain stack of Linear layers and activations: recognised, run forward to act, forward and backward to learn.
+"""A plain stack of Linear layers and activations (`modules.stages.layers_of`): run forward to act, and back to learn.
 
-`layers_of` is the one place that decides whether a net's arithmetic may be done without calling it. The oracle is the
-module. To act, its own bits are kept (`on_rows`). To learn (`Replay`), tanh is numpy's, which is six times as fast as
-torch's on a CPU and differs from it in the last bit, so outputs agree to 1e-6 and not bitwise: at 256 rows of a 2 x 64
-net, autograd spends more time on bookkeeping than on arithmetic, 330 us against 150 here.
+The oracle is the module. To act, its own bits are kept (`on_rows`). To learn (`Replay`), tanh is numpy's, which is six
+times as fast as torch's on a CPU and differs from it in the last bit, so outputs agree to 1e-6 and not bitwise: at 256
+rows of a 2 x 64 net, autograd spends more time on bookkeeping than on arithmetic, 330 us against 150 here.
 
 Wide layers go through oneDNN, which torch carries beside its BLAS: twice as fast on some CPUs (256 rows of 256 x 256 in
 170 us, 350 by `addmm` on a Zen 5 core), as fast on others. It makes its outputs anew instead of writing into kept ones.
@@ -13,14 +12,13 @@ Shape letters: `N` rows, `I` inputs and `O` outputs of a layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
 
 IN_PLACE: dict[type, Callable[[Tensor], Tensor]] = {
     nn.Tanh: torch.tanh_,
@@ -34,62 +32,6 @@ class Layer(NamedTuple):
 
     linear: nn.Linear
     activation: type[nn.Module] | None  # a key of IN_PLACE
-
-
-def layers_of(net: Any) -> list[Layer] | None:
-    """The layers of a plain stack, or None for any other net (hooked, overridden, with shared weights, ...)."""
-    layers: list[Layer] = []
-    for leaf in _leaves(net):
-        if type(leaf) is nn.Linear and isinstance(leaf._parameters.get("weight"), nn.Parameter):
-            layers.append(Layer(leaf, None))
-        elif leaf is not None and type(leaf) in IN_PLACE and layers and layers[-1].activation is None:
-            layers[-1] = layers[-1]._replace(activation=type(leaf))
-        else:
-            return None
-    parameters = [id(p) for layer in layers for p in layer.linear.parameters()]
-    return layers if layers and len(set(parameters)) == len(parameters) else None
-
-
-def _leaves(net: Any) -> Iterator[nn.Module | None]:
-    """The modules of nested sequences in order; None for one that cannot be replayed."""
-    if usual(net, nn.Sequential):
-        for child in net:
-            yield from _leaves(child)
-    else:  # by exact class: a subclass may compute its weight
-        yield None if hooked(net) else net
-
-
-def usual(module: Any, base: type[nn.Module], *methods: str) -> bool:
-    """Say whether calling `module` does what `base` says and nothing else: methods are base's, nothing is hooked."""
-    names = ("forward", "__call__", *methods)
-    same = isinstance(module, base) and all(getattr(type(module), name) is getattr(base, name) for name in names)
-    return same and not hooked(module)
-
-
-def hooked(module: Any) -> bool:
-    """Say whether calling `module` does more than its class says; so may anything that is no module."""
-    if not isinstance(module, nn.Module) or hooked_everywhere():
-        return True
-    return any(hooks_of(module)) or any(name in vars(module) for name in OWN_CALLS)
-
-
-def hooked_everywhere() -> bool:
-    """Say whether something runs beside the forward of every module, as `register_module_forward_hook` has it."""
-    return any(_EVERYWHERE)
-
-
-_EVERYWHERE = (
-    torch_module._global_forward_hooks,
-    torch_module._global_forward_pre_hooks,
-    torch_module._global_backward_hooks,
-    torch_module._global_backward_pre_hooks,
-)
-OWN_CALLS = ("forward", "_call_impl")  # what one module has of its own instead of its class's
-
-
-def hooks_of(module: nn.Module) -> tuple[dict, ...]:
-    """The tables of what runs beside a module's forward: of the module itself, so they show later hooks too."""
-    return module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
 
 
 # ---- forward, one row of a batch after another: no tensor made ------------------------------------------------------

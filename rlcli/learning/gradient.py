@@ -16,9 +16,10 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError, one_of
 from rlcli.learning.flat import FlatParameters
-from rlcli.modules.stages import Structure
+from rlcli.modules.watch import ModuleWatch
 from rlcli.objectives.loss import Loss
-from rlcli.objectives.networks import Columns, Tensors
+from rlcli.objectives.networks import Columns
+from rlcli.recognise import declaring, own
 
 Figures = dict[str, Any]  # floats or tensors
 
@@ -66,11 +67,10 @@ def total_of(loss: Loss, columns: Columns) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 GRADIENTS = ("auto", "autograd")
-# of these very classes, since what a subclass changes no closed form knows; loaded where they are used
-CLOSED = {
-    "rlcli.objectives.ppo.ClipPPOLoss": ("rlcli.learning.gradient_ppo", "closed_ppo"),
-    "rlcli.objectives.dqn.DQNLoss": ("rlcli.learning.gradient_bootstrapped", "closed_dqn"),
-    "rlcli.objectives.sac.SACLoss": ("rlcli.learning.gradient_bootstrapped", "closed_sac"),
+CLOSED = {  # of losses that say `fast = True`; loaded where they are used
+    "ClipPPOLoss": ("rlcli.learning.gradient_ppo", "closed_ppo"),
+    "DQNLoss": ("rlcli.learning.gradient_bootstrapped", "closed_dqn"),
+    "SACLoss": ("rlcli.learning.gradient_bootstrapped", "closed_sac"),
 }
 
 
@@ -87,36 +87,38 @@ class GradientChoice:
         self._closed = _closed_form(type(loss)) if gradient == "auto" and not compile else None
         self._chosen: tuple[object, Gradient] | None = None
         self._look()
-        self._own: list[object] = []  # what the loss was told, and what that comes to
+        self._told: list[object] = []  # what the loss was told, and what that comes to
         self._options: list[object] = []
 
     def _look(self) -> None:
-        self._structure, self._tensors, self._chosen = Structure(self.loss), Tensors(self.loss.modules()), None
+        self._watch: ModuleWatch[Loss] = ModuleWatch(self.loss)
+        self._chosen = None
         self._fixed = [p for p in self.loss.parameters() if not p.requires_grad]  # of target networks
 
     def of(self, columns: Columns) -> Gradient:
         """Return the fastest way that fits minibatches like `columns`, of any length."""
         parameters = self.flat.parameters
-        if not (self._structure.holds() and self._tensors.holds()) or not all(p.requires_grad for p in parameters):
+        if self._watch.version or not all(p.requires_grad for p in parameters):
             self.flat.bind()  # the parameters of another layer, or the sentence that there are others
             self._look()
             parameters = self.flat.parameters
         hooked = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters)
-        own = [*vars(self.loss).values(), *vars(self.loss.tensor_keys).values()]
-        if len(own) != len(self._own) or not all(map(operator.is_, own, self._own)):
-            self._own, self._options = own, _options(self.loss)
+        told = [*vars(self.loss).values(), *vars(self.loss.tensor_keys).values()]
+        if len(told) != len(self._told) or not all(map(operator.is_, told, self._told)):
+            self._told, self._options = told, _options(self.loss)
         kinds = [(k, x.shape[1:], x.dtype, x.device) for k, x in columns.items()]
         autocast = torch.is_autocast_enabled(self.flat.tensor.device.type)
         kind = (self.flat.version, [p.data_ptr() for p in self._fixed], hooked, autocast, self._options, kinds)
         if self._chosen is None or self._chosen[0] != kind:
-            usual = None if hooked or autocast or _overridden(self.loss) else self._closed
+            usual = self._closed if own(self.loss) and not (hooked or autocast) else None
             closed = None if usual is None else usual(self.loss, self.flat, columns)
             self._chosen = kind, closed or Autograd(self.loss, self.flat, self.compile)
         return self._chosen[1]
 
 
 def _closed_form(kind: type[Loss]) -> Callable[..., Gradient | None] | None:
-    place = CLOSED.get(f"{kind.__module__}.{kind.__qualname__}")
+    base = declaring(kind)
+    place = None if base is None else CLOSED.get(base.__qualname__)
     return None if place is None else getattr(importlib.import_module(place[0]), place[1])
 
 
@@ -127,8 +129,3 @@ def _options(loss: Loss) -> list[object]:
         word, number = x is None or isinstance(x, bool | str), isinstance(x, int | float | Tensor)
         found.append((name, x if word else type(x) if number else id(x)))
     return found
-
-
-def _overridden(loss: Loss) -> bool:
-    """Say whether this very loss has a method of its own."""
-    return any(callable(getattr(type(loss), name, None)) for name in vars(loss))

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from rlcli.errors import ArgumentError, in_words
-from rlcli.kernels.mlp import Recent, Replay, hooked, layers_of
+from rlcli.kernels.mlp import Recent, Replay
 from rlcli.keys import STEPS_TO_NEXT_OBS, TD_ERROR, Key, under_next
 from rlcli.learning.flat import FlatParameters
 from rlcli.modules.distributions.continuous import TanhNormalFamily
 from rlcli.modules.head import LogScaleExtractor
 from rlcli.modules.nets import StateActionMLP
+from rlcli.modules.stages import layers_of
+from rlcli.modules.watch import plain
 from rlcli.objectives.dqn import DQNLoss
 from rlcli.objectives.networks import Columns, Lowered
 from rlcli.objectives.reduction import MASK_KEYS
@@ -155,8 +157,8 @@ def steps_of(loss: Any, columns: Columns) -> tuple[np.ndarray, ...]:
 
 def closed_sac(loss: SACLoss, flat: FlatParameters, columns: Columns) -> ClosedSAC | None:
     """Return the closed form for samples of these columns `[N, ...]`, or None where it does not fit."""
-    (family, stages, _), action = loss.density.known(), loss.tensor_keys.action
-    if len(stages) != 2 or type(stages[1].module) is not LogScaleExtractor or hooked(stages[1].module):
+    family, stages, action = loss.density.family, loss.density.stages, loss.tensor_keys.action
+    if len(stages) != 2 or not plain(stages[1].module, LogScaleExtractor):
         return None
     layers, keys = stages[0].layers, stages[0].in_keys
     if layers is None or len(keys) != 1 or type(family) is not TanhNormalFamily:
@@ -202,7 +204,7 @@ class ClosedSAC:
 
         self.loss, self.actor, self.critics, self.delayed, self.key = loss, actor, critics, delayed, key
         self._kernel, self._kind = sac, dqn.KINDS[loss.loss_function]
-        family, (_, split), _ = loss.density.known()
+        family, (_, split) = loss.density.family, loss.density.stages
         assert isinstance(family, TanhNormalFamily)
         dims = actor.layers[-1].linear.out_features // 2
         self._centre, self._half = (np.broadcast_to(x, dims).copy() for x in (family.centre, family.half))
@@ -284,7 +286,7 @@ def _critic(critic: Lowered, keys: list[Key], trained: bool) -> Replay | None:
     if stages is None or len(stages) != 1 or list(stages[0].in_keys) != keys:
         return None
     module = stages[0].module
-    if type(module) is not StateActionMLP or hooked(module):
+    if not plain(module, StateActionMLP):
         return None
     layers = layers_of(module.mlp)
     if layers is None or (trained and any(x.linear.weight.grad is None for x in layers)):

@@ -45,7 +45,7 @@ class ClosedPPO:
         from rlcli.kernels import ppo  # loads the compiler
 
         self.loss, self.nets = loss, nets_of(loss, flat, columns)
-        self._discrete, self._fitting = _discrete(loss), loss.density.known().family.fitting  # type: ignore[union-attr]
+        self._discrete, self._fitting = _discrete(loss), loss.density.family.fitting  # type: ignore[union-attr]
         self._kernel, self._ppo = ppo, ppo.categorical if self._discrete else ppo.normal
         self._grads: dict[int, tuple[Tensor, ...]] = Recent()
 
@@ -118,7 +118,7 @@ def _flat(x: Tensor):
 
 
 def _usual(loss: ClipPPOLoss, flat: FlatParameters) -> bool:
-    (family, stages, _), device = loss.density.known(), flat.tensor.device.type
+    family, stages, device = loss.density.family, loss.density.stages, flat.tensor.device.type
     known = type(family) is CategoricalFamily or (type(family) is NormalFamily and family.event_dims == 1)
     lowered = bool(stages) and loss.critic is not None and loss.critic.stages is not None
     plain = loss.critic_coeff is not None and loss.reduction == "mean" and not loss.separate_losses
@@ -233,7 +233,7 @@ class Replayed:
 
 def _replayed(loss: PolicyGradientLoss, flat: FlatParameters) -> Replayed | None:
     assert loss.critic is not None
-    (_, actor, param_keys), critic = loss.density.known(), loss.critic.stages or ()
+    actor, param_keys, critic = loss.density.stages, loss.density.param_keys, loss.critic.stages or ()
     scale, mask = actor[-1].scale, actor[-1] if actor[-1].mask is not None else None
     nets = [*(actor if scale is None and mask is None else actor[:-1]), *critic]
     written = list(dict.fromkeys(k for stage in actor for k in stage.out_keys))

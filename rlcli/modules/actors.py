@@ -65,6 +65,8 @@ class ProbabilisticActor(ProbabilisticTensorDictSequential):
         If `module` is no tensordict module, does not write `in_keys`, or `spec` and distribution disagree.
     """
 
+    fast = True
+
     def __init__(
         self,
         module: TensorDictModuleBase,

@@ -27,6 +27,8 @@ _PICTURE = 8  # pixels a side from which something may be a picture; a board is 
 class Flat(nn.Module):
     """Numbers `[*B, *shape]` of any dtype as float32 `[*B, F]`, times `scale`: float64 stops here, at the border."""
 
+    fast = True
+
     def __init__(self, shape: Sequence[int], scale: float = 1.0) -> None:
         super().__init__()
         self.shape, self.rank, self.out_features, self.scale = tuple(shape), len(shape), math.prod(shape), scale
@@ -56,6 +58,8 @@ class OneHotIndex(nn.Module):
         How many values each index has, in the order of the flattened `shape`.
     """
 
+    fast = True
+
     def __init__(self, shape: Sequence[int], sizes: Sequence[int]) -> None:
         super().__init__()
         self.rank, self.sizes, self.out_features = len(shape), tuple(sizes), sum(sizes)
@@ -84,6 +88,8 @@ class DictEncoder(nn.Module):
     -----
     `forward(*observations)` gives float32 `[*B, out_features]`: wrap it with as many `in_keys`.
     """
+
+    fast = True
 
     def __init__(self, encoders: Sequence[Encoder]) -> None:
         super().__init__()
@@ -162,6 +168,8 @@ NETS = ("auto", "mlp", "cnn", "dict")
 
 class DictNet(nn.Module):
     """An encoder of several observations, then layers; `forward(*observations)` is `[*B, out_features]`."""
+
+    fast = True
 
     def __init__(self, encoder: DictEncoder, mlp: MLP) -> None:
         super().__init__()

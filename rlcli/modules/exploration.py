@@ -7,7 +7,7 @@ policy, not at every step.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -94,6 +94,8 @@ class EGreedyModule(TensorDictModuleBase):
         The present epsilon: a buffer, so a checkpoint of the policy holds it.
     """
 
+    fast = True
+    settings = ("action_key", "action_mask_key", "n")
     eps: Tensor
     frames: Tensor
 
@@ -159,8 +161,9 @@ class EGreedyFamily(Family):
     param_names = ("action_value",)
     event_dims = 0
 
-    def __init__(self, eps: Callable[[], float] = lambda: 0.0, n: int | None = None, *, masked: bool = False) -> None:
-        self.eps, self.n, self.masked = eps, n, masked
+    def __init__(self, eps: Callable[[], float] | None = None, n: int | None = None, *, masked: bool = False) -> None:
+        self.explores = eps is not None
+        self.eps, self.n, self.masked = eps or (lambda: 0.0), n, masked
 
     def log_prob(self, params: Params, action: Tensor) -> NoReturn:
         raise ArgumentError("an epsilon-greedy action has no log-probability here", fix="Use a ProbabilisticActor.")
@@ -204,7 +207,14 @@ class EGreedyFamily(Family):
         """Values of all actions but one may be -inf."""
         return bool(np.isfinite(params[0].max(-1)).all())  # NaN is its own max
 
-    def act(self, params: ArrayParams, noise: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    def draw(self, params: Any, noise: Any) -> Any:
+        if isinstance(noise, np.ndarray):
+            return self.draw_rows(params, noise)
+        if self.masked:
+            return torch.from_numpy(self.draw_rows((params[0].numpy(),), noise.numpy()))
+        return torch.where(noise >= 0, noise, params[0].argmax(-1))
+
+    def draw_rows(self, params: ArrayParams, noise: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         out = params[0].argmax(1, out)
         if not self.masked:
             np.copyto(out, noise, where=noise >= 0)
@@ -213,5 +223,5 @@ class EGreedyFamily(Family):
             out[rows] = pick(values > LOWEST, values.shape[1:], noise[rows, None])[0][:, 0]
         return out
 
-    def act_mode(self, params: ArrayParams, out: np.ndarray | None = None) -> np.ndarray:
+    def mode_rows(self, params: ArrayParams, out: np.ndarray | None = None) -> np.ndarray:
         return params[0].argmax(1, out)

@@ -73,6 +73,8 @@ class StateIndependentScale(nn.Module):
     loop may read `value()`, `[d]`, once per batch instead.
     """
 
+    fast = True
+
     def __init__(self, features: int, init_std: float = 1.0) -> None:
         super().__init__()
         self.log_std = nn.Parameter(torch.full((features,), math.log(init_std)))
@@ -95,6 +97,8 @@ class LogScaleExtractor(nn.Module):
     low, high : float
         Of the logarithm.
     """
+
+    fast = True
 
     def __init__(self, low: float = -20.0, high: float = 2.0) -> None:
         super().__init__()

@@ -51,6 +51,8 @@ class ActionMask(nn.Module):
     `forward(logits [*B, k], mask)`, the mask of any dtype and of as many numbers a row as there are options.
     """
 
+    fast = True
+
     def __init__(self, sizes: Sequence[int], *, bits: bool = False, fill: float = -math.inf) -> None:
         super().__init__()
         self.sizes, self.bits, self.fill = tuple(sizes), bits, fill

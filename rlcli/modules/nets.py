@@ -120,6 +120,8 @@ class MLP(nn.Sequential):
     there are two hidden layers of 64 units; upstream has none then.
     """
 
+    fast = True
+
     def __init__(
         self,
         in_features: int | None = None,
@@ -239,6 +241,8 @@ class NatureCNN(nn.Module):
         When a side is shorter than 36 pixels.
     """
 
+    fast = True
+
     def __init__(self, shape: Sequence[int], scale: float = 1 / 255) -> None:
         super().__init__()
         if not looks_like_image(shape):
@@ -305,6 +309,8 @@ class StateActionMLP(nn.Module):
     hidden, activation, orthogonal
         See `MLP`.
     """
+
+    fast = True
 
     def __init__(
         self,

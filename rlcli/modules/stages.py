@@ -3,49 +3,35 @@
 One answer for those who act with it (`collectors.actors`) and those who train it (`objectives`, `learning`).
 A network of which any part is more than it seems (an overridden forward, hooks on the tensordict level, keyword
 inputs) is not taken apart: its users call it as it is, on a tensordict.
-`Structure` tells when what was taken apart has changed.
+`watch.ModuleWatch` tells when what was taken apart has changed.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable, Iterator
-from itertools import chain
-from operator import contains, is_, itemgetter
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tensordict import TensorDictBase
 from tensordict.nn import (
     NormalParamExtractor,
     ProbabilisticTensorDictModule,
-    ProbabilisticTensorDictSequential,
     TensorDictModule,
     TensorDictModuleBase,
     TensorDictSequential,
 )
-from tensordict.nn.utils import biased_softplus
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from rlcli.errors import ArgumentError, MissingKeyError, RlcliError
-from rlcli.kernels.mlp import OWN_CALLS, Layer, hooked, hooked_everywhere, hooks_of, layers_of, usual
+from rlcli.kernels.mlp import IN_PLACE, Layer
 from rlcli.keys import Key, show, unravel
-from rlcli.modules.encoders import DictEncoder, DictNet, Flat, OneHotIndex
+from rlcli.modules.encoders import DictNet
 from rlcli.modules.exploration import EGreedyModule
-from rlcli.modules.head import LogScaleExtractor, StateIndependentScale
+from rlcli.modules.head import StateIndependentScale
 from rlcli.modules.masks import ActionMask
-from rlcli.modules.nets import MLP, NatureCNN
-from rlcli.modules.recurrent import GRUModule, LSTMModule, RecurrentModule
+from rlcli.modules.recurrent import RecurrentModule
 from rlcli.modules.values import QValueModule
-
-# modules that neither keep what they are given nor write to it, and look at nothing else
-_READERS = (
-    DictNet, DictEncoder, Flat, OneHotIndex, NatureCNN, MLP, LogScaleExtractor, NormalParamExtractor, biased_softplus,
-    ActionMask,
-    *(nn.Sequential, nn.ModuleList, nn.Identity, nn.Flatten, nn.Linear, nn.Conv1d, nn.Conv2d, nn.LayerNorm),
-    *(nn.Tanh, nn.ReLU, nn.ELU, nn.GELU, nn.SiLU, nn.LeakyReLU, nn.Sigmoid, nn.Softplus),
-)  # fmt: skip
-_DIST_METHODS = ("get_dist", "get_dist_params", "build_dist_from_params")
+from rlcli.modules.watch import hooked, plain
 
 
 class Stage(NamedTuple):
@@ -111,7 +97,7 @@ class Stage(NamedTuple):
         if type(self.module) is NormalParamExtractor and not isinstance(self.module.scale_mapping, nn.Module):
             return False  # a function of a user's
         parts = self.module.modules()
-        return all(type(x) in _READERS and not hooked(x) and not getattr(x, "inplace", False) for x in parts)
+        return all(plain(x) and not getattr(x, "inplace", False) for x in parts)
 
     @property
     def layers(self) -> list[Layer] | None:
@@ -130,12 +116,22 @@ class Stage(NamedTuple):
     @property
     def mask(self) -> ActionMask | None:
         """The module where it is an action mask."""
-        return self.module if type(self.module) is ActionMask and not hooked(self.module) else None
+        return self.module if plain(self.module, ActionMask) else None
 
     @property
     def scale(self) -> StateIndependentScale | None:
         """The module where it is a learned deviation: its output is the same in every row."""
-        return self.module if type(self.module) is StateIndependentScale and not hooked(self.module) else None
+        return self.module if plain(self.module, StateIndependentScale) else None
+
+
+def read_by(stages: Sequence[Stage], more: Sequence[Key] = ()) -> list[Key]:
+    """Keys that stages read and none before them writes, and those of `more` that none of them writes."""
+    written: set[Key] = set()
+    read: dict[Key, None] = {}
+    for stage in stages:
+        read.update((k, None) for k in stage.in_keys if k not in written)
+        written.update(stage.out_keys)
+    return [*read, *(k for k in more if k not in written and k not in read)]
 
 
 class NetworkStages(NamedTuple):
@@ -170,8 +166,8 @@ def take_apart(net: Any) -> NetworkStages | None:
 def take_apart_values(net: Any) -> ValueParts | None:
     """Return the parts of a `QValueActor`, an `EGreedyModule` behind it or not; None where calling it would not do."""
     leaves = list(_leaves(net, QValueModule, EGreedyModule))
-    exploration = leaves.pop() if leaves and type(leaves[-1]) is EGreedyModule else None
-    choice = leaves.pop() if leaves and type(leaves[-1]) is QValueModule else None
+    exploration = leaves.pop() if leaves and isinstance(leaves[-1], EGreedyModule) else None
+    choice = leaves.pop() if leaves and isinstance(leaves[-1], QValueModule) else None
     if choice is None or not leaves or not all(isinstance(x, TensorDictModule | RecurrentModule) for x in leaves):
         return None
     stages = [*map(_stage, leaves)]
@@ -192,17 +188,41 @@ def _leaves(net: Any, *heads: type) -> Iterator[Any]:
     `heads` are the classes of leaves that are no plain `TensorDictModule`.
     """
     heads = heads or (ProbabilisticTensorDictModule,)
-    if usual(net, TensorDictSequential) or usual(net, ProbabilisticTensorDictSequential, *_DIST_METHODS):
+    if not plain(net):
+        yield None
+    elif isinstance(net, TensorDictSequential):
         for part in (None,) if net.partial_tolerant else net.module:
             yield from _leaves(part, *heads)
-    elif usual(net, TensorDictModule):
+    elif isinstance(net, TensorDictModule):
         told = net._kwargs is not None or net.method is not None or net.method_kwargs or net._get_kwargs
         yield None if told or net.strict or net.inplace is not True or "_" in net.in_keys else net
-    elif type(net) in (GRUModule, LSTMModule):
-        own = hooked(net) or hooked(net.layers) or type(net.layers) is not net.kind
-        yield None if own else net
+    elif isinstance(net, RecurrentModule):
+        yield None if hooked(net.layers) or type(net.layers) is not net.kind else net
     else:
-        yield net if type(net) in heads and not hooked(net) else None
+        yield net if isinstance(net, heads) else None
+
+
+def layers_of(net: Any) -> list[Layer] | None:
+    """The layers of a plain stack, or None for any other net (hooked, overridden, with shared weights, ...)."""
+    layers: list[Layer] = []
+    for leaf in _layers(net):
+        if isinstance(leaf, nn.Linear) and isinstance(leaf._parameters.get("weight"), nn.Parameter):
+            layers.append(Layer(leaf, None))
+        elif type(leaf) in IN_PLACE and layers and layers[-1].activation is None:
+            layers[-1] = layers[-1]._replace(activation=type(leaf))  # type: ignore[arg-type]
+        else:
+            return None
+    parameters = [id(p) for layer in layers for p in layer.linear.parameters()]
+    return layers if layers and len(set(parameters)) == len(parameters) else None
+
+
+def _layers(net: Any) -> Iterator[nn.Module | None]:
+    """The modules of nested sequences in order; None for one that cannot be replayed."""
+    if plain(net, nn.Sequential):
+        for child in net:
+            yield from _layers(child)
+    else:
+        yield net if plain(net) else None
 
 
 def last_layer(net: nn.Module, key: Key) -> nn.Linear | None:
@@ -213,16 +233,16 @@ def last_layer(net: nn.Module, key: Key) -> nn.Linear | None:
     module: Any = net
     if isinstance(net, TensorDictModuleBase):
         written = [leaf for leaf in _leaves(net) if leaf is None or key in map(unravel, leaf.out_keys)]
-        plain = written and written[-1] is not None and len(written[-1].out_keys) == 1
-        module = written[-1].module if plain else None
+        single = written and written[-1] is not None and len(written[-1].out_keys) == 1
+        module = written[-1].module if single else None
     while True:
-        if usual(module, DictNet):
+        if plain(module, DictNet):
             module = module.mlp
-        elif usual(module, nn.Sequential) and len(module):
+        elif plain(module, nn.Sequential) and len(module):
             module = module[-1]
         else:
             break
-    if type(module) is not nn.Linear or hooked(module):
+    if not plain(module, nn.Linear):
         return None
     held = [_memory(p) for part in net.modules() for p in part._parameters.values() if p is not None]
     uses = sum(part is module for _, part in net.named_modules(remove_duplicate=False))
@@ -233,75 +253,3 @@ def last_layer(net: nn.Module, key: Key) -> nn.Linear | None:
 def _memory(p: Tensor) -> int:
     """Return what parameters have in common that lie in the same memory, which other objects may name."""
     return id(p) if is_lazy(p) or p.is_meta else p.data_ptr()
-
-
-# what decides how a module on tensordicts is called, beside its arguments
-_SETTINGS = (
-    (TensorDictModule, itemgetter("_in_keys", "_out_keys", "_kwargs", "method")),
-    (ProbabilisticTensorDictModule, itemgetter("_in_keys", "_out_keys", "dist_keys", "return_log_prob")),
-    (QValueModule, itemgetter("action_value_key", "action_mask_key", "action_space")),
-    (EGreedyModule, itemgetter("action_key", "action_mask_key", "n")),
-    (RecurrentModule, itemgetter("_in_keys", "_out_keys", "recurrent_backend", "default_recurrent_mode")),
-    (nn.RNNBase, itemgetter("dropout")),
-)
-
-
-def _values(tables: Iterable[dict]) -> Iterator[Any]:
-    return chain.from_iterable(map(dict.values, tables))
-
-
-class Structure:
-    """The modules inside a module, and which of them do no more than their class says."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._parts = list(module.modules())
-        self._types = [type(part) for part in self._parts]
-        self._modules = [part._modules for part in self._parts if part._modules]
-        self._sizes, self._inside = list(map(len, self._modules)), list(_values(self._modules))
-        tables = [table for part in self._parts for table in hooks_of(part)]
-        tables += [part._modules for part in self._parts if not part._modules]
-        self._empty, self._filled = [x for x in tables if not x], [x for x in tables if x]
-        calls = [(vars(part), name) for part in self._parts for name in OWN_CALLS]
-        self._plain = [own for own, name in calls if name not in own]
-        self._names = [name for own, name in calls if name not in own]
-        self._own = [call for call in calls if call[1] in call[0]]
-        self._everywhere = hooked_everywhere()
-        self._settings = [(s, vars(part)) for part in self._parts for kind, s in _SETTINGS if isinstance(part, kind)]
-        self._set = [copy.deepcopy(settings(own)) for settings, own in self._settings]
-        of_functions = (vars(part) for part in self._parts if isinstance(part, TensorDictModule))
-        self._functions = [own for own in of_functions if "module" in own]  # a module is one of the parts
-        self._heads = [part for part in self._parts if isinstance(part, ProbabilisticTensorDictModule)]
-        self._given = self._called()
-
-    def holds(self) -> bool:
-        """Say whether no module was replaced, added or taken away, and none got or lost a hook or an own `forward`.
-
-        Nor may a module on tensordicts read or write other keys, call another function, or draw from another
-        distribution.  Some microseconds for a policy of a dozen modules: for once a call, not once a layer.
-        """
-        return (
-            not any(self._empty)
-            and all(self._filled)
-            and list(map(type, self._parts)) == self._types
-            and list(map(len, self._modules)) == self._sizes
-            and all(map(is_, _values(self._modules), self._inside))  # what a `TensorDictParams` is equal to is no bool
-            and not any(map(contains, self._plain, self._names))
-            and (not self._own or all(name in own for own, name in self._own))
-            and hooked_everywhere() == self._everywhere
-            and [settings(own) for settings, own in self._settings] == self._set
-            and len(called := self._called()) == len(self._given)
-            and all(map(is_, called, self._given))
-        )
-
-    def _called(self) -> list[Any]:
-        """Functions that modules on tensordicts call, what makes distributions, and its constants by name and value.
-
-        What arrays among the constants hold is not looked at.
-        """
-        found = [own.get("module") for own in self._functions]
-        for head in self._heads:
-            found += (head.distribution_class, *chain.from_iterable(head.distribution_kwargs.items()))
-        return found
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_empty": [True]}  # a copy does not hold: its modules have tables of their own

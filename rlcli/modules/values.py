@@ -37,6 +37,8 @@ class ValueOperator(TensorDictModule):
         Default `["state_value"]`, or `["state_action_value"]` when it reads the action.
     """
 
+    fast = True
+
     def __init__(
         self, module: nn.Module, in_keys: Sequence[Key] | None = None, out_keys: Sequence[Key] | None = None
     ) -> None:
@@ -58,6 +60,8 @@ class ActorValueOperator(TensorDictSequential):
     value_operator : TensorDictModuleBase
         The value's head.
     """
+
+    fast = True
 
     def __init__(
         self,
@@ -150,6 +154,9 @@ class QValueModule(TensorDictModuleBase):
         Of the action, in place of `action_space`; kept as `.spec`.
     """
 
+    fast = True
+    settings = ("action_value_key", "action_mask_key", "action_space")
+
     def __init__(
         self,
         action_space: str | None = None,
@@ -200,6 +207,8 @@ class QValueActor(TensorDictSequential):
     spec, action_space, action_value_key, action_mask_key
         See `QValueModule`.
     """
+
+    fast = True
 
     def __init__(
         self,

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError, MissingKeyError, one_of
 from rlcli.keys import ACTION, PRIORITY_WEIGHT, STEPS_TO_NEXT_OBS, TD_ERROR, Key, show, under_next
+from rlcli.modules.watch import ModuleWatch
 from rlcli.objectives.keyed import Elsewhere, elsewhere
 from rlcli.objectives.loss import Loss
-from rlcli.objectives.networks import Columns, Tensors
+from rlcli.objectives.networks import Columns
 from rlcli.objectives.reduction import DISTANCES, MASK_KEYS, mask_of, per_row, reduce, zeroed
 from rlcli.objectives.value.estimators import ValueEstimators
 from rlcli.objectives.value.functional import td0_return_estimate
@@ -195,14 +196,14 @@ class TargetUpdate(ABC):
                 fix="Build the loss with delay_value=True (DQNLoss) or delay_qvalue=True (SACLoss).",
             )
         self.loss_module, self.counter = loss_module, 0
-        self._watch = Tensors()
+        self._watch: ModuleWatch | None = None
         self._sources: list[Tensor] = []
         self._targets: list[Tensor] = []
 
     def tensors(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return trained and target tensors, parameters and float buffers, in the same order; refuse unlike ones."""
         # walking modules takes longer than moving their weights: once, until one of them is another tensor
-        if not self._sources or not self._watch.holds():
+        if self._watch is None or self._watch.version:
             pairs = self.loss_module.target_pairs()
             sources, targets = ([x for pair in pairs for x in _floats(pair[i])] for i in (0, 1))
             if not sources or [x.shape for x in sources] != [x.shape for x in targets]:
@@ -213,8 +214,7 @@ class TargetUpdate(ABC):
                     fix="Change a layer in both networks, or build the loss and its updater anew.",
                 )
             own = [self.loss_module] if isinstance(self.loss_module, nn.Module) else []
-            inside = (part for net in itertools.chain.from_iterable(pairs) for part in net.modules())
-            self._watch = Tensors([*own, *inside])
+            self._watch = ModuleWatch(nn.ModuleList([*own, *itertools.chain.from_iterable(pairs)]))
             self._sources, self._targets = sources, targets
         return self._sources, self._targets
 

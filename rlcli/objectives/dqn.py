@@ -58,6 +58,7 @@ class DQNLoss(BootstrappedLoss):
     The priority of a row is its squared error, as upstream's; a sampler's exponent of half the size makes it |error|.
     """
 
+    fast = True
     upstream_keys: ClassVar[tuple[str, ...]] = ("loss",)
     default_keys: ClassVar[dict[str, Key]] = {**BootstrappedLoss.default_keys, "action_value": ACTION_VALUE}
 

@@ -9,11 +9,10 @@ for it. Recurrent ones run over sequences. `Lowered` is any network, `Density` t
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from tensordict import TensorDict
@@ -22,10 +21,12 @@ from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError, RlcliError, in_words
 from rlcli.keys import ACTION_LOG_PROB, SAMPLE_LOG_PROB, STATE_VALUE, Key, show, unravel
-from rlcli.modules.distributions import Family, family_of, param_keys
+from rlcli.modules.actor import Actor
+from rlcli.modules.distributions import Family
 from rlcli.modules.distributions.family import Params
 from rlcli.modules.recurrent import set_recurrent_mode
-from rlcli.modules.stages import Stage, Structure, take_apart
+from rlcli.modules.stages import Stage, read_by, take_apart
+from rlcli.modules.watch import ModuleWatch
 from rlcli.transforms.primer import recurrent_parts
 
 Columns = Mapping[Key, Tensor]
@@ -56,36 +57,6 @@ def over_sequences(network: nn.Module) -> AbstractContextManager[None]:
     return set_recurrent_mode(True) if recurrent_parts(network) else nullcontext()
 
 
-class WatchedModule(Generic[T]):
-    """Holds what `find` found out about a module, found again where its layers or hooks have changed since."""
-
-    def __init__(self, module: nn.Module, find: Callable[[Any], T]) -> None:
-        self.module, self._find = module, find
-        self._look()
-
-    def __call__(self) -> T:
-        if not torch.compiler.is_compiling() and not self._structure.holds():  # a compiled graph has guards of its own
-            self._look()
-        return self._found
-
-    def _look(self) -> None:
-        self._found, self._structure = self._find(self.module), Structure(self.module)
-
-
-class Tensors:
-    """Holds what modules hold: parameters, buffers and modules (`parts`: each without those inside it)."""
-
-    def __init__(self, parts: Iterable[nn.Module] = ()) -> None:
-        tables: list[dict] = [x for part in parts for x in (part._modules, part._parameters, part._buffers)]
-        self._tables = [x for x in tables if x]
-        self._inside = list(itertools.chain.from_iterable(map(dict.values, self._tables)))
-
-    def holds(self) -> bool:
-        """Say whether none of them was replaced or taken away; their numbers may have changed."""
-        now = itertools.chain.from_iterable(map(dict.values, self._tables))
-        return all(map(operator.is_, now, self._inside)) and sum(map(len, self._tables)) == len(self._inside)
-
-
 def value_key(network: TensorDictModuleBase) -> Key:
     """Return where a value network writes: `state_value`, or else the last of its out_keys."""
     written = [unravel(key) for key in network.out_keys]
@@ -111,7 +82,7 @@ class Lowered:
                 fix='Wrap it: TensorDictModule(net, in_keys=["observation"], out_keys=["state_value"])',
             )
         self.module, self.name = module, name
-        self._found = WatchedModule(module, partial(_with_keys, find or plain_stages))
+        self._found = ModuleWatch(module, partial(_with_keys, find or plain_stages))
 
     @property
     def in_keys(self) -> list[Key]:
@@ -165,22 +136,7 @@ def _with_keys(
 ) -> tuple[tuple[Stage, ...] | None, list[Key]]:
     """Return the stages of a network, and what it reads."""
     stages = find(module)
-    return stages, keys_read(module, stages or ())
-
-
-def keys_read(module: TensorDictModuleBase, stages: Sequence[Stage], more: Sequence[Key] = ()) -> list[Key]:
-    """Return what stages read that none before them writes, and of `more` what none of them does.
-
-    A sequence goes on saying what its modules read when it was made: it is asked only where there are no stages.
-    """
-    if not stages:
-        return [unravel(k) for k in module.in_keys]
-    written: set[Key] = set()
-    read: dict[Key, None] = {}
-    for stage in stages:
-        read.update((k, None) for k in stage.in_keys if k not in written)
-        written.update(stage.out_keys)
-    return [*read, *(k for k in more if k not in written and k not in read)]
+    return stages, read_by(stages) if stages else [unravel(k) for k in module.in_keys]
 
 
 def shared_stages(first: Sequence[Stage], second: Sequence[Stage]) -> int:
@@ -270,35 +226,8 @@ def parted(network: nn.Module, other: nn.Module) -> tuple[list[nn.Parameter], li
 
 
 # ---- the distribution of an actor's actions ------------------------------------------------------------------------
-class Known(NamedTuple):
-    """An actor that is a plain sequence, and whose distribution belongs to a family.
-
-    `family`: None, and nothing else: the actor is called the general way.
-    `stages`: the parameter net; `param_keys`: of the distribution's parameters, as that net writes them.
-    """
-
-    family: Family | None = None
-    stages: tuple[Stage, ...] = ()
-    param_keys: Sequence[Key] = ()
-
-    def parameters(self, columns: Columns) -> tuple[Params, dict[Key, Tensor]]:
-        """See `Density.parameters`."""
-        return fitted("the actor", lambda: self._evaluate(columns), lambda: columns)
-
-    def _evaluate(self, columns: Columns) -> tuple[Params, dict[Key, Tensor]]:
-        values = dict(columns)
-        for stage in self.stages:
-            stage.run(values)
-        return tuple(values[k] for k in self.param_keys), values
-
-
 class Density:
-    """The action distribution of an actor, as a function of columns.
-
-    Where the actor is a plain sequence whose distribution belongs to a family
-    (`rlcli.modules.distributions`), the parameter net is called on tensors and the family's formulas are
-    used; otherwise `actor.get_dist(td)`.
-    """
+    """The action distribution of an actor, as a function of columns: that of its `Actor`, else `actor.get_dist(td)`."""
 
     def __init__(self, actor: ProbabilisticTensorDictSequential, mc_samples: int = 1) -> None:
         if not hasattr(actor, "get_dist"):
@@ -308,22 +237,37 @@ class Density:
                 fix="Use ProbabilisticActor, or a ProbabilisticTensorDictSequential",
             )
         self.actor, self.mc_samples = actor, mc_samples
-        self.known = WatchedModule(actor, _known)
+        self.known = ModuleWatch(actor, Actor.of)
 
     @property
     def in_keys(self) -> list[Key]:
         """Return what the actor reads, as it is now."""
         known = self.known()
-        return keys_read(self.actor, known.stages, known.param_keys)
+        return [unravel(k) for k in self.actor.in_keys] if known is None else known.reads
 
     @property
     def family(self) -> Family | None:
-        """See `Known`, as it is now."""
-        return self.known().family
+        """The family of its distribution, as it is now; None where only the actor itself can be asked."""
+        known = self.known()
+        return None if known is None else known.family
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """What writes the parameters of a family; nothing where the actor has to be called."""
+        known = self.known()
+        return () if known is None else known.stages
+
+    @property
+    def param_keys(self) -> list[Key]:
+        """Where these parameters are."""
+        known = self.known()
+        return [] if known is None else known.param_keys
 
     def parameters(self, columns: Columns) -> tuple[Params, dict[Key, Tensor]]:
-        """Return the distribution's parameters, and columns with everything the net writes (family only)."""
-        return self.known().parameters(columns)
+        """Return the family's parameters, and the columns with everything that the net writes."""
+        known = self.known()
+        assert known is not None
+        return fitted("the actor", lambda: known.parameters(columns), lambda: columns)
 
     def __call__(
         self, columns: Columns, action: Tensor, batch_dims: int = 1, entropy: bool = True
@@ -339,9 +283,8 @@ class Density:
         self, columns: Columns, action: Tensor, batch_dims: int, entropy: bool
     ) -> tuple[Tensor, Tensor | None, dict[Key, Tensor]]:
         size, known = action.shape[:batch_dims], self.known()
-        family = known.family
-        if family is not None:
-            params, values = known.parameters(columns)
+        if known is not None:
+            family, (params, values) = known.family, known.parameters(columns)
             action = family.fitting(params, action)
             if entropy:
                 found = family.log_prob_and_entropy(params, action)
@@ -366,13 +309,6 @@ class Density:
             shape = torch.Size([self.mc_samples])
             sample = dist.rsample(shape) if dist.has_rsample else dist.sample(shape)
             return -dist.log_prob(sample).mean(0)
-
-
-def _known(actor: ProbabilisticTensorDictSequential) -> Known:
-    parts = take_apart(actor)
-    if parts is None or parts.head is None or (family := family_of(parts.head)) is None:
-        return Known()
-    return Known(family, parts.stages, param_keys(parts.head))
 
 
 def one_a_row(x: Tensor, size: torch.Size, of: Any) -> Tensor:

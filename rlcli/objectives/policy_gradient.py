@@ -24,7 +24,6 @@ from rlcli.objectives.networks import (
     Density,
     Lowered,
     alone,
-    keys_read,
     log_prob_key,
     parted,
     shared_stages,
@@ -304,12 +303,12 @@ class PolicyGradientLoss(Loss):
             The same with what the actor's network wrote over it.
         """
         assert self.critic is not None
-        _, stages, param_keys = self.density.known()
+        stages = self.density.stages
         shared = shared_stages(stages, self.critic.stages or ())
         over = {unravel(key) for key in self.density.actor.out_keys}.difference(
             key for stage in stages[:shared] for key in stage.out_keys
         )
-        own = {key: columns[key] for key in keys_read(self.density.actor, stages, param_keys) if key in over}
+        own = {key: columns[key] for key in self.density.in_keys if key in over}
         return self.critic({**written, **own} if own else written, batch_dims, skip=shared)
 
     def _value(self, columns: Columns, written: Columns, like: Tensor) -> Tensor:

@@ -105,6 +105,7 @@ class ClipPPOLoss(PPOLoss):
         `True` limits the value's move by the `clip_epsilon` that is given here, also where another is set later.
     """
 
+    fast = True
     objective_figures: ClassVar[tuple[str, ...]] = ("clip_fraction", *PPOLoss.objective_figures)
     upstream_keys: ClassVar[tuple[str, ...]] = (
         "loss_objective", "clip_fraction", "entropy", "loss_entropy", "loss_critic", "ESS", "kl_approx",
@@ -202,13 +203,12 @@ class KLPENPPOLoss(PPOLoss):
 
     @property
     def extra_keys(self) -> list[Key]:
-        return [*super().extra_keys, *self.density.known().param_keys]
+        return [*super().extra_keys, *self.density.param_keys]
 
     def objective(
         self, log_prob: Tensor, advantage: Tensor, columns: Columns, written: Columns, mask: Tensor | None
     ) -> Terms:
-        family, _, keys = self.density.known()
-        family = _need_family(family)
+        family, keys = _need_family(self.density.family), self.density.param_keys
         terms = super().objective(log_prob, advantage, columns, written, mask)
         old, new = (tuple(self.need(x, key) for key in keys) for x in (columns, written))
         kl = per_row(family.divergence(old, new, self.samples_mc_kl), log_prob.shape, "the divergence")

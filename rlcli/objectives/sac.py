@@ -62,6 +62,7 @@ class SACLoss(BootstrappedLoss):
         See `BootstrappedLoss`.
     """
 
+    fast = True
     upstream_options: ClassVar[dict[str, Elsewhere]] = {
         **BootstrappedLoss.upstream_options,
         "value_network": Elsewhere((None,), "Leave it out: targets are those of the qvalue networks."),
@@ -233,11 +234,11 @@ class SACLoss(BootstrappedLoss):
 
     def _draw(self, columns: Columns, batch_dims: int) -> tuple[Tensor, Tensor]:
         """Return a differentiable action and its log-probability `[*B]`."""
-        known, size = self.density.known(), next(iter(columns.values())).shape[:batch_dims]
-        if known.family is not None and known.family.has_rsample:
-            params, _ = known.parameters(columns)
-            action, log_prob = _sampled(known.family, params, self.generator)
-            return action, one_a_row(log_prob, size, known.family)
+        family, size = self.density.family, next(iter(columns.values())).shape[:batch_dims]
+        if family is not None and family.has_rsample:
+            params, _ = self.density.parameters(columns)
+            action, log_prob = _sampled(family, params, self.generator)
+            return action, one_a_row(log_prob, size, family)
         dist, _ = self.density.dist(columns, size)
         if not dist.has_rsample:
             raise ArgumentError(

@@ -33,6 +33,7 @@ class TensorSpec:
         `None` means the CPU.
     """
 
+    fast = True
     event_dims = 0  # trailing dims that belong to the value itself (one-hot's n) and cannot be indexed away
     drawn_by: tuple[str, ...] = ("rand",)  # its methods that random values go through
     counter = False  # whether a transform counts this, steps or rewards of an episode: networks do not read it
@@ -177,6 +178,8 @@ def _brief(value: Any) -> str:
 class Unbounded(TensorSpec):
     """Any value of a dtype."""
 
+    fast = True
+
     def __init__(self, shape=(), dtype: torch.dtype = torch.float32, device: Device = None) -> None:
         super().__init__(shape, dtype, device)
 
@@ -200,6 +203,7 @@ class Bounded(TensorSpec):
         By default the broadcast shape of the bounds.
     """
 
+    fast = True
     drawn_by = ("rand", "project", "_whole")
 
     def __init__(self, low, high, shape=None, dtype: torch.dtype = torch.float32, device: Device = None) -> None:

@@ -23,6 +23,8 @@ class Categorical(TensorSpec):
     shape : sequence of int, default ()
     """
 
+    fast = True
+
     def __init__(self, n: int, shape=(), dtype: torch.dtype = torch.int64, device: Device = None) -> None:
         super().__init__(shape, dtype, device)
         self.n = _count(n, self)
@@ -66,6 +68,7 @@ class OneHot(TensorSpec):
         Ends in `n`.
     """
 
+    fast = True
     event_dims = 1
 
     def __init__(self, n: int, shape=None, dtype: torch.dtype = torch.int64, device: Device = None) -> None:
@@ -105,6 +108,7 @@ class MultiCategorical(TensorSpec):
         Ends in `len(nvec)`.
     """
 
+    fast = True
     event_dims = 1
 
     def __init__(self, nvec, shape=None, dtype: torch.dtype = torch.int64, device: Device = None) -> None:
@@ -149,6 +153,7 @@ class MultiOneHot(TensorSpec):
         Ends in `sum(nvec)`.
     """
 
+    fast = True
     event_dims = 1
     drawn_by = ("rand", "to_categorical_spec")
 
@@ -189,6 +194,8 @@ class Binary(TensorSpec):
         By default the last size of `shape`.
     shape : sequence of int, default (n,)
     """
+
+    fast = True
 
     def __init__(
         self, n: int | None = None, shape=None, dtype: torch.dtype = torch.bool, device: Device = None

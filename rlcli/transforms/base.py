@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import NEXT, RAW, RESET, TAKEN, Key, as_tuple, show, under_next, unravel
+from rlcli.recognise import declaring, overridden
 from rlcli.specs import Composite, TensorSpec, Unbounded
 from rlcli.specs.dtypes import numpy_dtype, torch_dtype
 from rlcli.specs.field import Field, Fields
@@ -27,14 +28,11 @@ from rlcli.transforms.stored_rows import BufferRows
 Rows = Mapping[Any, Sequence[np.ndarray]]
 Columns = MutableMapping[Any, np.ndarray]
 
-# what says of rows, and of whole columns, what the TensorDict face says of tensordicts
-ROW_METHODS, PASS_METHODS = {"bind", "on_rows"}, {"batch_pass", "on_rows"}
-ACTION_METHODS = {"inv", "transform_action_spec"}  # which rows know nothing of
 # what may be overridden without a word on steps: of other moments, or asked by both faces
 OTHER_METHODS = {
-    "__init__", "__repr__", "extra_repr", "get_extra_state", "set_extra_state", "state_dict", "load_state_dict",
-    "adopt", "check_later", "transform_fake_tensordict", "bind_buffer", "reads_anew", "sampled", "has_columns",
-    "own_methods", "has_rows", "has_pass", "reads", "writes", "recalls", "plan", "batch_pass",
+    "get_extra_state", "set_extra_state", "state_dict", "load_state_dict", "adopt", "check_later",
+    "transform_fake_tensordict", "bind_buffer", "reads_anew", "sampled", "has_columns", "own_methods", "reads",
+    "writes", "recalls", "plan",
 }  # fmt: skip
 
 
@@ -78,6 +76,7 @@ class Transform(nn.Module):
         rewards: reported returns are then those of the env, before any transform.
     """
 
+    fast = True
     has_batch_pass = False  # whether `batch_pass` exists
     batch_only = False  # whether `batch_pass` is its only column face
     ends_episodes = False  # whether `_step` may set done flags
@@ -194,49 +193,17 @@ class Transform(nn.Module):
     def has_columns(self) -> bool:
         """Whether the column face does all that the TensorDict face does.
 
-        It does in classes of rlcli's. A class or an object of the user's that overrides any method that steps may go
-        through has to give the column face itself; one that changes actions or their spec has none.
+        It does in a class that says so, `fast = True` in its own body: `bind` and, with `has_batch_pass`, `batch_pass`
+        do to rows what it does to tensordicts. A subclass or an object that overrides any method that steps may go
+        through, and does not say so itself, is stepped on tensordicts.
         """
         return not self.own_methods
 
     @property
     def own_methods(self) -> list[str]:
         """The methods of the user's that the column face does not speak for."""
-        changed = self._changed
-        if not self._is_current(PASS_METHODS if self.batch_only else ROW_METHODS):
-            return changed
-        return changed if set(changed) & ACTION_METHODS else []
-
-    @property
-    def has_rows(self) -> bool:
-        """Whether `bind` says what the TensorDict face does, and what `batch_pass` does."""
-        return not self.batch_only and self._is_current(ROW_METHODS, beside=PASS_METHODS if self.has_batch_pass else ())
-
-    @property
-    def has_pass(self) -> bool:
-        """Whether there is a `batch_pass`, and it says what the TensorDict face does, and what `bind` does."""
-        return self.has_batch_pass and self._is_current(PASS_METHODS, beside=() if self.batch_only else ROW_METHODS)
-
-    @property
-    def _changed(self) -> list[str]:
-        """Name what the user's classes, or this object, override of what rlcli's class has for the TensorDict face."""
-        kinds = type(self).__mro__
-        ours = next(place for place, kind in enumerate(kinds) if is_ours(kind))
-        methods = {
-            name for kind in kinds[ours:] if is_ours(kind) for name, value in vars(kind).items() if callable(value)
-        }
-        own = {name for part in (self, *kinds[:ours]) for name in vars(part)}
-        return sorted((own & methods) - OTHER_METHODS - ROW_METHODS)
-
-    def _is_current(self, face: Collection[str], beside: Collection[str] = ()) -> bool:
-        """Say whether a face is overridden as late as what it speaks for, and as what is `beside` it, or later."""
-        return self._newest(face) <= min(self._newest(self._changed), self._newest(beside))
-
-    def _newest(self, names: Collection[str]) -> int:
-        """The place of the first of the user's classes that defines one of `names`; this object comes before all."""
-        parts = (self, *type(self).__mro__)
-        ours = next(place for place, part in enumerate(parts) if isinstance(part, type) and is_ours(part))
-        return next((place for place, part in enumerate(parts[:ours]) if not vars(part).keys().isdisjoint(names)), ours)
+        base = declaring(type(self))
+        return sorted(set(overridden(self, dir(base))) - OTHER_METHODS)
 
     def reads(self, schema: Mapping[Key, Field]) -> list[Key]:
         """The keys that it reads, reward and flags under `"next"`.
@@ -373,11 +340,6 @@ def _overlap(a: Key, b: Key) -> bool:
     """Say whether one of the keys is the other, or lies below it."""
     n = min(len(as_tuple(a)), len(as_tuple(b)))
     return as_tuple(a)[:n] == as_tuple(b)[:n]
-
-
-def is_ours(kind: type) -> bool:
-    """Say whether a class is rlcli's own."""
-    return kind.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 def reset_mask(tensordict: TensorDictBase | None, reset_tensordict: TensorDictBase) -> Tensor | None:

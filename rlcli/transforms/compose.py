@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
 from torch import nn
 
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, NEXT, RAW, TERMINATED, TRUNCATED, Key, as_tuple, show
+from rlcli.recognise import overridden
 from rlcli.specs.composite import returned_by
 from rlcli.specs.field import Field, Fields
-from rlcli.transforms.base import RowOp, Rows, Transform, is_ours, planned
+from rlcli.transforms.base import RowOp, Rows, Transform, planned
 
 FLAGS = {DONE, TERMINATED, TRUNCATED}  # always final when a batch pass reads them
 
@@ -53,6 +53,8 @@ class Compose(Transform):
     *transforms : Transform
         A Compose among them is taken as its parts (see `parts_of`).
     """
+
+    fast = True
 
     def __init__(self, *transforms: Transform) -> None:
         super().__init__()
@@ -130,19 +132,13 @@ class Compose(Transform):
     transform_done_spec = _one_by_one("transform_done_spec")
 
 
-_FREE = {"__init__", "__repr__", "extra_repr"}
-
-
 def parts_of(transform: Transform) -> list[Transform]:
     """Return what a `Compose` is made of; itself, of any other transform or where user code overrides its methods."""
     if not isinstance(transform, Transform):
         raise ArgumentError("this is no transform of an env", why=f"got {transform!r}")
     if not isinstance(transform, Compose):
         return [transform]
-    kinds = takewhile(lambda kind: not is_ours(kind), type(transform).__mro__)
-    own = {name for part in (transform, *kinds) for name in vars(part)} - _FREE
-    ours = [getattr(Compose, name, None) for name in own]
-    return [transform] if any(callable(x) or isinstance(x, property) for x in ours) else list(transform)
+    return [transform] if overridden(transform, dir(Compose)) else list(transform)
 
 
 # ---- in the loop, or after it ----------------------------------------------------------------------------------------
@@ -225,8 +221,13 @@ def choose_faces(
         # A pass after the loop also sees what later transforms in the loop made of a key, so it must not be
         # one that reads or writes such a key itself.
         needed = writes & read or (reads | writes) & written
-        if transform.ends_episodes or needed or not transform.has_pass:
-            _check_face(transform, needed)
+        if transform.ends_episodes or needed or not transform.has_batch_pass:
+            if transform.batch_only:
+                keys = ", ".join(sorted(map(show, needed)))
+                raise ArgumentError(
+                    f"{type(transform).__name__} works on whole batches, but {keys} is used while collecting",
+                    fix="Put the transform that reads it before this one, or let the policy not read it.",
+                )
             inside.append(transform)
             read |= reads
             needs |= reads
@@ -236,19 +237,6 @@ def choose_faces(
     inside.reverse()
     after.reverse()
     return _with_names(inside, after, schema, needs)
-
-
-def _check_face(transform: Transform, needed: Any) -> None:
-    if not transform.has_rows:
-        keys, own = (
-            ", ".join(sorted(show(key) for key in needed)),
-            "" if transform.batch_only else "Give it a bind; or p",
-        )
-        raise ArgumentError(
-            f"{type(transform).__name__} works on whole batches, but {keys} is used while collecting",
-            why="its own batch_pass is newer than the bind that it inherits" if own else None,
-            fix=f"{own or 'P'}ut the transform that reads it before this one, or let the policy not read it.",
-        )
 
 
 def _with_names(inside: list[Transform], after: list[Transform], schema: Mapping[Key, Field], needs: set[Any]) -> Faces:

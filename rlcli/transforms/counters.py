@@ -47,6 +47,7 @@ class Carry:
 class _Carrying(Transform):
     """Carries one number per lane from batch to batch, and through checkpoints."""
 
+    fast = True
     carry: Carry
 
     def _added(self, spec, key, leaf, argument):
@@ -68,6 +69,7 @@ class InitTracker(_Carrying):
     init_key : key, default "is_init"
     """
 
+    fast = True
     has_batch_pass = True
 
     def __init__(self, init_key: Key = IS_INIT) -> None:
@@ -128,6 +130,8 @@ class StepCounter(_Carrying):
         Episodes are truncated (`truncated` and `done` are set) when they have this many steps.
     step_count_key : key, default "step_count"
     """
+
+    fast = True
 
     def __init__(self, max_steps: int | None = None, step_count_key: Key = STEP_COUNT) -> None:
         if max_steps is not None and (not isinstance(max_steps, Integral) or max_steps < 1):
@@ -241,6 +245,7 @@ class RewardSum(_Carrying):
     out_keys : sequence of one key, default ("episode_reward",)
     """
 
+    fast = True
     has_batch_pass = True
 
     def __init__(self, in_keys: Sequence[Key] | None = None, out_keys: Sequence[Key] | None = None) -> None:

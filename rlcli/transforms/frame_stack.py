@@ -38,6 +38,7 @@ class CatFrames(Transform):
     padding_value : float, default 0
     """
 
+    fast = True
     new_dims = 0  # that a frame has more than an observation
 
     def __init__(
@@ -143,6 +144,7 @@ class FrameStack(CatFrames):
         `("observation",)` by default.
     """
 
+    fast = True
     new_dims = 1
 
     def __init__(

@@ -22,6 +22,7 @@ from rlcli.transforms.base import RowOp, Transform
 class MapTransform(Transform):
     """Write a function of each of `in_keys` to `out_keys`, observations; a subclass gives the function."""
 
+    fast = True
     remembers = False
 
     def __init__(self, in_keys: Sequence[Key] = (OBSERVATION,), out_keys: Sequence[Key] | None = None) -> None:
@@ -81,6 +82,8 @@ class _MapRows(RowOp):
 class ToFloat(MapTransform):
     """Any number as float32, its value kept: uint8 200 becomes 200.0 (`ToTensorImage` scales)."""
 
+    fast = True
+
     def on_tensor(self, value):
         return value.to(torch.float32)
 
@@ -93,6 +96,8 @@ class ToFloat(MapTransform):
 
 class DoubleToFloat(ToFloat):
     """float64 as float32; other dtypes pass."""
+
+    fast = True
 
     def on_tensor(self, value):
         return value.to(torch.float32) if value.dtype is torch.float64 else value
@@ -110,6 +115,8 @@ def as_float(spec: TensorSpec) -> TensorSpec:
 
 class ChannelsFirst(MapTransform):
     """`[*B, H, W, C]` as `[*B, C, H, W]`, dtype kept."""
+
+    fast = True
 
     def on_tensor(self, value):
         return value.movedim(-1, -3)
@@ -134,6 +141,8 @@ class ChannelsFirst(MapTransform):
 
 class ToTensorImage(ChannelsFirst):
     """`[*B, H, W, C]` as float32 `[*B, C, H, W]`; integer pixels are divided by 255."""
+
+    fast = True
 
     def on_tensor(self, value):
         image = value.movedim(-1, -3)
@@ -160,6 +169,7 @@ class RewardMap(Transform):
     theirs is changed, a reset's too.
     """
 
+    fast = True
     has_batch_pass = True
 
     def __init__(self, in_keys: Sequence[Key] = ("reward",)) -> None:
@@ -224,6 +234,8 @@ class RewardScaling(RewardMap):
         The second formula: rewards of mean `loc` and deviation `scale` become standard ones.
     """
 
+    fast = True
+
     def __init__(
         self, loc: float, scale: float, in_keys: Sequence[Key] = ("reward",), *, standard_normal: bool = False
     ) -> None:
@@ -260,6 +272,8 @@ class RewardClipping(RewardMap):
     clamp_min, clamp_max : float
     """
 
+    fast = True
+
     def __init__(self, clamp_min: float = -1.0, clamp_max: float = 1.0, in_keys: Sequence[Key] = ("reward",)) -> None:
         super().__init__(in_keys)
         self.clamp_min, self.clamp_max = map(_bound, (clamp_min, clamp_max))
@@ -292,6 +306,8 @@ def _bound(value: float) -> float:
 
 class SignTransform(RewardMap):
     """The sign of the reward: -1, 0 or 1."""
+
+    fast = True
 
     def on_tensor(self, reward):
         return reward.sign()

@@ -78,6 +78,8 @@ class MultiStepTransform(Transform):
     such rows out of the buffer until the others have come.
     """
 
+    fast = True
+
     def __init__(self, n_steps: int, gamma: float) -> None:
         super().__init__()
         if isinstance(n_steps, bool) or n_steps != int(n_steps) or n_steps < 1:

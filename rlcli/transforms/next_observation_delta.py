@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError, MissingKeyError, NumericsError
 from rlcli.keys import NEXT, Key, as_tuple, show, under_next, unravel
+from rlcli.recognise import overridden
 from rlcli.specs.dtypes import dtype_name
 from rlcli.transforms.base import Transform
 from rlcli.transforms.delta_codec import (
@@ -80,6 +81,7 @@ class NextObservationDelta(Transform):
     It belongs on the outside of batched envs, and what changes its observations belongs inside it.
     """
 
+    fast = True
     has_batch_pass = True  # the collector computes differences of whole columns when it puts a batch together
     outside_batches = True
 
@@ -153,9 +155,9 @@ class NextObservationDelta(Transform):
                 )
 
     @property
-    def _changed(self):
+    def own_methods(self):
         """Of the user's: a collector codes whole columns by its other methods."""
-        return [name for name in super()._changed if name in ("_step", "_reset", "promoted", "inv", "compress")]
+        return overridden(self, ("_step", "_reset", "promoted", "inv", "compress"))
 
     def reads(self, schema):
         return []

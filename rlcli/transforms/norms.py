@@ -72,6 +72,7 @@ class RunningMoments:
 class _Learning(Transform):
     """A transform that learns from what passes through it, until it is frozen; its parts are saved by name."""
 
+    fast = True
     frozen = False
 
     def freeze(self, frozen: bool = True) -> Self:
@@ -112,6 +113,7 @@ class RunningNorm(_Learning):
         Whether, outside a collector, the scale is refreshed at every step; otherwise only by `refresh()`.
     """
 
+    fast = True
     remembers = False
 
     def __init__(
@@ -289,6 +291,7 @@ class RewardNorm(_Learning):
     epsilon : float, default 1e-8
     """
 
+    fast = True
     has_batch_pass = True
     batch_only = True
 

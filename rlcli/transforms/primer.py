@@ -32,6 +32,8 @@ class TensorDictPrimer(Transform):
         More primers, by name.
     """
 
+    fast = True
+
     def __init__(
         self,
         primers: Mapping[Key, TensorSpec] | Composite | None = None,

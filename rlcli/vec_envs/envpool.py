@@ -17,7 +17,7 @@ import numpy as np
 from rlcli.config.installed import install
 from rlcli.errors import ConfigError, EnvError
 from rlcli.vec_envs.building import suggest
-from rlcli.vec_envs.engine import VectorBackend, take
+from rlcli.vec_envs.vector_backend import VectorBackend, take
 
 
 class EnvpoolEngine(VectorBackend):

@@ -17,6 +17,7 @@ import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from rlcli.errors import ArgumentError, EnvError, RlcliError
+from rlcli.recognise import set_on
 from rlcli.vec_envs.actions import ActionFormat
 from rlcli.vec_envs.building import need_env
 from rlcli.vec_envs.contract import broken, env_raised, named
@@ -356,17 +357,7 @@ def strip(env: gym.Env) -> tuple[gym.Env, int]:
 def _stripped(env: gym.Env) -> list[Any]:
     """Return the bookkeeping wrappers that are stepped around, from the outside in."""
     found = []
-    while type(env) in (TimeLimit, OrderEnforcing, PassiveEnvChecker) and not _patched(env):
+    while type(env) in (TimeLimit, OrderEnforcing, PassiveEnvChecker) and not set_on(env, ("step", "reset")):
         found.append(env)
         env = env.env  # type: ignore[attr-defined]
     return found
-
-
-def _patched(env: gym.Env) -> bool:
-    """Say whether somebody has put a function of their own on this very object.
-
-    Not by a look at its `__dict__`, which would make every attribute of an env slower to read from then on.
-    """
-    return any(
-        getattr(getattr(env, name), "__func__", None) is not getattr(type(env), name) for name in ("step", "reset")
-    )

@@ -1,7 +1,7 @@
 """A vector backend as a `VecEnv`: `GymVecEnv`'s rows, ends, seeds and errors, from one call a step.
 
 A finished lane is reset in the same step, its true final observation is in its row before, and no reset is a row or a
-frame; `engines.py` says how each engine is brought to that.
+frame; `vector_backends.py` says how each engine is brought to that.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy as np
 
 from rlcli.errors import ArgumentError, RlcliError
 from rlcli.vec_envs.contract import env_raised
-from rlcli.vec_envs.engine import VectorBackend, check_outcome
 from rlcli.vec_envs.observations import lane_writer
 from rlcli.vec_envs.replay import ReplayableVecEnv, fingerprint
 from rlcli.vec_envs.vec_env import NONE, numbers_of
+from rlcli.vec_envs.vector_backend import VectorBackend, check_outcome
 
 LOOKED_AT = 1024  # lanes, while it is tried whether episodes repeat
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError
-from rlcli.weight_update.followed_module import FollowedModule
+from rlcli.modules.watch import ModuleWatch
 from rlcli.weight_update.newest import Newest, Overtaken
 from rlcli.weight_update.sender import Handle
 from rlcli.weight_update.strategy import WeightStrategy
@@ -50,14 +50,14 @@ class WeightReceiver:
                 fix="Pass the sender's fd to each worker beside the handle, before the sender is closed.",
             )
         self.model_id, self.layout, self.version = handle.model_id, handle.layout, 0
-        self._followed = FollowedModule(model, WeightStrategy(handle.extract_as))
+        self._followed = ModuleWatch(model, WeightStrategy(handle.extract_as).tensors)
         self._transport = handle.transport(self.layout, fd)
         self._memory = self._transport.memory(self.layout.nbytes)
         self._move_in()
 
     def _move_in(self) -> None:
         """Have the model's tensors lie in our memory, or keep note of those that cannot."""
-        self._here = self._followed.tensors()
+        self._here = self._followed()
         self.layout.check(self._here, f"the worker's '{self.model_id}'")
         self._outside: list[tuple[Tensor, Tensor]] = []  # tensors of the model, and where their bytes arrive
         inside = []
@@ -105,7 +105,7 @@ class WeightReceiver:
         """
         if self._transport.waiting:
             moved = [tensor.data_ptr() for tensor in self._inside] != self._addresses
-            if moved or self._followed.tensors() is not self._here:  # by `.double()`, `.data =`, `assign=True`
+            if moved or self._followed() is not self._here:  # by `.double()`, `.data =`, `assign=True`
                 self._move_in()
             version = self._transport.receive_weights(self._memory)
             if self._outside:

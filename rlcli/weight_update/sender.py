@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError
-from rlcli.weight_update.followed_module import FollowedModule
+from rlcli.modules.watch import ModuleWatch
 from rlcli.weight_update.layout import WeightLayout
 from rlcli.weight_update.newest import Newest
 from rlcli.weight_update.strategy import WeightStrategy
@@ -59,8 +59,8 @@ class WeightSender:
             raise ArgumentError(f"the model '{model_id}' has no weights to send", why=f"it is a {type(model).__name__}")
         self.model_id, self.model, self.strategy = model_id, model, strategy
         self.version = 0
-        self._followed = FollowedModule(model, strategy)
-        self._checked = self._followed.tensors()
+        self._followed = ModuleWatch(model, strategy.tensors)
+        self._checked = self._followed()
         self.layout = WeightLayout.of(self._checked)
         self._shapes = [place.shape for place in self.layout.places.values()]
         self._transport = transport(self.layout)
@@ -108,7 +108,7 @@ class WeightSender:
         ArgumentError
             As `send` does.
         """
-        tensors = self._followed.tensors()
+        tensors = self._followed()
         if source is not None and source is not self.model:
             tensors = tensors | {k: v for k, v in matched(source, self.model).items() if k in tensors}
         values = list(tensors.values())

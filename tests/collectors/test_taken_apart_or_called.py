@@ -12,7 +12,7 @@ from torch import nn
 
 from rlcli.collectors import Collector
 from rlcli.collectors.actors import TensorDictActor
-from rlcli.collectors.actors.lowered import FastActor
+from rlcli.collectors.actors.rows import FastActor
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.modules import (

@@ -18,7 +18,7 @@ from worlds import Counter
 
 from rlcli.collectors import Collector
 from rlcli.collectors.actors import TensorDictActor
-from rlcli.collectors.actors.lowered import FastActor
+from rlcli.collectors.actors.rows import FastActor
 from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv, check_env_specs
 from rlcli.errors import ArgumentError, EnvError, NumericsError
 from rlcli.modules import Categorical, Delta, OneHotCategorical, ProbabilisticActor, TanhNormal
@@ -629,7 +629,7 @@ def test_action_specs_that_no_column_holds_are_refused(spec):
 
 
 def counting():
-    """A function that counts its calls in what it closes over, and one that does so in its module."""
+    """A function that counts its calls in what it closes over."""
     calls = []
 
     def policy(td):
@@ -638,14 +638,6 @@ def counting():
         return td.set("action", torch.tensor([1, 0, 0]).expand(*td.shape, 3))
 
     return policy, calls
-
-
-CALLS: list = []
-
-
-def counts_in_its_module(td):
-    CALLS.append(1)
-    return td.set("action", torch.tensor([1, 0, 0]).expand(*td.shape, 3))
 
 
 class Called:
@@ -657,26 +649,21 @@ class Called:
         return td.set("action", torch.tensor([1, 0, 0]).expand(*td.shape, 3))
 
 
-def test_a_policy_is_not_called_before_it_acts_whatever_takes_the_first_actions():
+def test_what_is_called_before_it_acts_is_a_copy_and_a_function_itself_once():
     called, (function, calls) = Called(), counting()
-    CALLS.clear()
-    for policy, own in ((function, calls), (counts_in_its_module, CALLS), (called, called.calls)):
+    for policy, own, tried in ((function, calls, 1), (called, called.calls, 0)):
         collector = Collector(envs(2), policy, frames_per_batch=8, init_random_frames=8, seed=0)
         first = collector.next()
-        assert not own and not first.get("count", torch.zeros(1)).any()
+        assert len(own) == tried and not first.get("count", torch.zeros(1)).any()
         second = collector.next()
-        assert len(own) == 4 and set(first.keys(True, True)) == set(second.keys(True, True))
+        assert len(own) == tried + 4 and set(first.keys(True, True)) == set(second.keys(True, True))
 
 
 def test_a_policy_that_cannot_be_tried_is_refused_where_random_actions_come_first():
     import threading
 
-    lock = threading.Lock()
-
-    def policy(td):
-        with lock:
-            return td.set("action", torch.tensor([1, 0, 0]).expand(*td.shape, 3))
-
+    policy = Called()
+    policy.lock = threading.Lock()
     assert Collector(envs(0), policy, frames_per_batch=4, seed=0).next() is not None
     with pytest.raises(ArgumentError, match=r"cannot be copied.*init_random_frames=0"):
         Collector(envs(0), policy, frames_per_batch=4, init_random_frames=4, seed=0)

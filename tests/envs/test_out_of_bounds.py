@@ -18,7 +18,7 @@ from rlcli.errors import ArgumentError, EnvError
 from rlcli.specs import Bounded, Composite, MultiCategorical, OneHot
 from rlcli.transforms import FrameStack, RewardSum, RunningNorm, ToFloat
 from rlcli.vec_envs.bounds import Bounds, Interval
-from rlcli.vec_envs.engines import engine_of
+from rlcli.vec_envs.vector_backends import engine_of
 
 LENGTH, LANES = 4, 3
 VECTOR = spaces.Box(np.array([-1.0, -np.inf, 0.0], np.float32), np.array([1.0, np.inf, 2.0], np.float32))

@@ -15,8 +15,8 @@ from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, NativeEnv, SerialEnv, make_native
 from rlcli.errors import ArgumentError, ConfigError, EnvError
 from rlcli.keys import RESET
-from rlcli.vec_envs.engine import SeededEngine
-from rlcli.vec_envs.engines import engine_of
+from rlcli.vec_envs.vector_backend import SeededEngine
+from rlcli.vec_envs.vector_backends import engine_of
 
 MODES = list(AutoresetMode)
 LIMITED = {"max_episode_steps": 12}

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from rlcli.kernels.mlp import SIZES, Recent, Replay, layers_of, on_rows
+from rlcli.kernels.mlp import SIZES, Recent, Replay, on_rows
+from rlcli.modules.stages import layers_of
 
 
 def stack(activation, bias=True, dtype=torch.float32):

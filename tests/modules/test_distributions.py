@@ -74,18 +74,30 @@ def test_noise_in_pieces_is_the_noise_at_once(family: Family, k: int) -> None:
 def test_numpy_actions_have_the_layout_of_torch_samples(family: Family, k: int) -> None:
     params = params_for(family, 6, k)
     noise = family.noise(np.random.default_rng(0), 1, 6, k)[0]
-    sample, action = family.sample(params), family.act(as_numpy(params), noise)
+    sample, action = family.sample(params), family.draw_rows(as_numpy(params), noise)
     assert torch.from_numpy(action).dtype == sample.dtype
     assert action.shape == tuple(sample.shape)
     out = np.empty_like(action)
-    assert family.act(as_numpy(params), noise, out) is out
+    assert family.draw_rows(as_numpy(params), noise, out) is out
     assert np.array_equal(out, action)
+
+
+@each_family
+def test_noise_draws_the_same_actions_in_numpy_and_in_torch(family: Family, k: int) -> None:
+    params = params_for(family, 64, k)
+    noise = family.settled(family.noise(np.random.default_rng(0), 1, 64, k), k)[0]
+    ours, theirs = family.draw(as_numpy(params), noise), family.draw(params, torch.from_numpy(noise)).numpy()
+    assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
+    if isinstance(family, TanhNormalFamily):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
+    else:
+        assert np.array_equal(ours, theirs)
 
 
 @each_family
 def test_numpy_mode_is_torch_mode(family: Family, k: int) -> None:
     params = params_for(family, 6, k)
-    np.testing.assert_allclose(family.act_mode(as_numpy(params)), family.mode(params).numpy(), atol=1e-6)
+    np.testing.assert_allclose(family.mode_rows(as_numpy(params)), family.mode(params).numpy(), atol=1e-6)
 
 
 @each_family
@@ -108,7 +120,7 @@ def test_gumbel_argmax_follows_the_softmax_law(seed: int) -> None:
     logits = np.array([[0.0, 1.5, -3.0, 0.3, -1.0]], np.float32)
     n = 200_000
     noise = CATEGORICAL.noise(np.random.default_rng(seed), n, 1, 5)[:, 0]
-    counts = np.bincount(CATEGORICAL.act((np.repeat(logits, n, 0),), noise), minlength=5)
+    counts = np.bincount(CATEGORICAL.draw_rows((np.repeat(logits, n, 0),), noise), minlength=5)
     p = torch.tensor(logits[0]).softmax(0).double().numpy()
     assert chi_square(counts, p) < 23.5  # 4 degrees of freedom, p = 1e-4
     assert chi_square(counts, np.roll(p, 1)) > 1000  # and the test can fail
@@ -119,7 +131,7 @@ def test_bernoulli_bits_follow_the_sigmoid() -> None:
     family = BernoulliFamily()
     noise = family.noise(np.random.default_rng(0), 1, n, 3)[0]
     assert np.isfinite(noise).all()
-    rate = family.act((np.broadcast_to(logits, (n, 3)),), noise).mean(0)
+    rate = family.draw_rows((np.broadcast_to(logits, (n, 3)),), noise).mean(0)
     np.testing.assert_allclose(rate, 1 / (1 + np.exp(-logits)), atol=5 * 0.5 / np.sqrt(n))
 
 
@@ -127,7 +139,7 @@ def test_gumbel_noise_is_finite_and_masked_actions_are_never_taken() -> None:
     noise = CATEGORICAL.noise(np.random.default_rng(0), 100_000, 1, 3)[:, 0]
     assert np.isfinite(noise).all()
     logits = np.broadcast_to(np.array([0.0, -np.inf, 1.0], np.float32), noise.shape)
-    assert 1 not in CATEGORICAL.act((logits,), noise)
+    assert 1 not in CATEGORICAL.draw_rows((logits,), noise)
     masked = (torch.tensor([[0.0, -torch.inf, 1.0]]),)
     assert torch.isfinite(CATEGORICAL.entropy(masked)).all()
 
@@ -136,7 +148,7 @@ def test_gumbel_noise_is_finite_and_masked_actions_are_never_taken() -> None:
 def test_continuous_actions_have_the_law_of_the_torch_side(family: Family) -> None:
     n = 100_000
     params = tuple(p.expand(n, 2) for p in params_for(family, 1, 2))
-    action = family.act(as_numpy(params), family.noise(np.random.default_rng(0), 1, n, 2)[0])
+    action = family.draw_rows(as_numpy(params), family.noise(np.random.default_rng(0), 1, n, 2)[0])
     sample = family.sample(params, torch.Generator().manual_seed(0)).numpy()
     grid = np.linspace(0.05, 0.95, 10)
     for j in range(2):  # Kolmogorov distance of two samples of 1e5: 0.0105 at p = 3e-5
@@ -150,8 +162,8 @@ def test_continuous_actions_have_the_law_of_the_torch_side(family: Family) -> No
 def test_one_hot_actions_are_the_encoded_index_actions(index_family) -> None:
     params = as_numpy(params_for(index_family, 7, 5))
     noise = index_family.noise(np.random.default_rng(1), 1, 7, 5)[0]
-    index = index_family.index.act(params, noise)
-    assert np.array_equal(index_family.encode(index, 5), index_family.act(params, noise))
+    index = index_family.index.draw_rows(params, noise)
+    assert np.array_equal(index_family.encode(index, 5), index_family.draw_rows(params, noise))
 
 
 def test_tanh_normal_never_leaves_its_box_by_rounding() -> None:
@@ -160,7 +172,7 @@ def test_tanh_normal_never_leaves_its_box_by_rounding() -> None:
     high = (low + rng.uniform(1e-3, 3, 500)).astype(np.float32)
     family = TanhNormalFamily(low, high)
     for x in (-50.0, 50.0):
-        row = family.act_mode((np.full((1, 500), x, np.float32),))
+        row = family.mode_rows((np.full((1, 500), x, np.float32),))
         assert ((row >= low) & (row <= high)).all()
         torch_row = family.squash(torch.full((1, 500), x)).numpy()
         assert ((torch_row >= low) & (torch_row <= high)).all()
@@ -315,7 +327,7 @@ def test_bounds_that_float32_does_not_have_are_rounded_into_the_box() -> None:
         assert (edges >= low).all() and (edges <= high).all()
         assert np.allclose(edges, [low, high], rtol=1e-5)
     head = action_head(Bounded(torch.tensor(low), torch.tensor(high), (3,), dtype=torch.float64), 0, "tanh_normal")
-    edges = TanhNormalFamily(**head.distribution_kwargs).act_mode((loc.numpy(),)).astype(np.float64)
+    edges = TanhNormalFamily(**head.distribution_kwargs).mode_rows((loc.numpy(),)).astype(np.float64)
     assert (edges >= low).all() and (edges <= high).all()
 
 

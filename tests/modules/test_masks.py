@@ -8,8 +8,8 @@ from tensordict import TensorDict
 
 from rlcli import specs
 from rlcli.collectors import Collector
-from rlcli.collectors.actors.lowered import FastActor
-from rlcli.collectors.actors.tensordict_policy import TensorDictActor
+from rlcli.collectors.actors.rows import FastActor
+from rlcli.collectors.actors.tensordict import TensorDictActor
 from rlcli.collectors.build import EXPLORATION
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError, ConfigError

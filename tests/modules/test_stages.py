@@ -21,7 +21,8 @@ from rlcli.modules import (
     StateIndependentScale,
     ValueOperator,
 )
-from rlcli.modules.stages import Structure, take_apart
+from rlcli.modules.stages import take_apart
+from rlcli.modules.watch import ModuleWatch
 from rlcli.objectives.networks import Lowered
 
 
@@ -161,7 +162,7 @@ def test_a_hook_inside_is_run_because_the_module_is_called():
     assert scale.scale is None
 
 
-def test_a_structure_holds_until_a_module_gets_or_loses_something():
+def test_a_watch_sees_whatever_a_module_gets_or_loses():
     def own_forward(net):
         net[0].forward = lambda x: x
 
@@ -175,19 +176,21 @@ def test_a_structure_holds_until_a_module_gets_or_loses_something():
         lambda net: net[1].__setitem__(0, nn.ReLU()),
         lambda net: setattr(net[0], "inner", nn.Tanh()),
         lambda net: net[0].__delattr__("inner"),
+        lambda net: net.load_state_dict(net.state_dict(), assign=True),
+        lambda net: net[0].register_buffer("more", torch.zeros(1)),
     ]
     for change in changes:
-        structure = Structure(net)
-        assert structure.holds()
+        watch = ModuleWatch(net)
+        assert watch.version == 0
         change(net)
-        assert not structure.holds()
+        assert watch.version == 1 and watch.version == 1
     handle = register_module_forward_hook(lambda *_: None)
     try:
-        structure = Structure(net)
-        assert structure.holds()
+        watch = ModuleWatch(net)
+        assert watch.version == 0
     finally:
         handle.remove()
-    assert not structure.holds()
+    assert watch.version == 1 and watch.version == 1
 
 
 class Floored(torch.distributions.Independent):
@@ -205,12 +208,12 @@ def parameters_by_name(learned):
 
 
 @pytest.mark.parametrize("learned", [False, True])
-def test_a_structure_looks_at_constants_that_are_parameters(learned):
+def test_a_watch_looks_at_constants_that_are_parameters(learned):
     head = normal(Floored, distribution_kwargs=parameters_by_name(learned))[-1]
-    structure = Structure(head)
-    assert structure.holds()
+    watch = ModuleWatch(head)
+    assert watch.version == 0
     head.distribution_kwargs = parameters_by_name(learned)
-    assert not structure.holds()
+    assert watch.version == 1 and watch.version == 1
 
 
 class Maker:
@@ -223,13 +226,13 @@ class Maker:
         return IndependentNormal(loc, scale)
 
 
-def test_a_structure_looks_at_functions_themselves():
+def test_a_watch_looks_at_functions_themselves():
     values, head = TensorDictModule(lambda x: x, ["observation"], ["state_value"]), normal(Maker().make)[-1]
     for part, name, other in ((values, "module", lambda x: 2 * x), (head, "distribution_class", Maker().make)):
-        structure = Structure(part)
-        assert structure.holds()
+        watch = ModuleWatch(part)
+        assert watch.version == 0
         setattr(part, name, other)
-        assert not structure.holds()
+        assert watch.version == 1 and watch.version == 1
 
 
 def test_a_copied_network_is_looked_at_for_itself():

@@ -220,7 +220,9 @@ def test_a_group_of_observations_is_not_one_of_them(kind):
 
 
 class TakenOff(RewardScaling):
-    """Both of its own are of rows; the pass over whole columns is inherited."""
+    """Its rows are of its own, and it says so; the pass over whole columns would be inherited."""
+
+    fast, has_batch_pass = True, False
 
     def _step(self, tensordict, next_tensordict):
         return next_tensordict.set("reward", -next_tensordict["reward"])
@@ -234,6 +236,12 @@ class TakenOff(RewardScaling):
 
 
 class ByTwo(StepCounter):
+    fast = True
+
+    def __init__(self):
+        super().__init__()
+        self.has_batch_pass = False
+
     def _step(self, tensordict, next_tensordict):
         return next_tensordict.set("step_count", tensordict["step_count"] + 2)
 
@@ -249,7 +257,7 @@ class ByTwo(StepCounter):
 
 
 class Again(TakenOff):
-    """The rows of the class above it are older than its step."""
+    """The rows of the class above it do not speak for its step."""
 
     def _step(self, tensordict, next_tensordict):
         return next_tensordict.set("reward", 2 * next_tensordict["reward"])
@@ -257,22 +265,11 @@ class Again(TakenOff):
 
 @pytest.mark.parametrize("live", [(), ("step_count", REWARD)])
 @pytest.mark.parametrize("make", [lambda: TakenOff(0.0, 1.0), ByTwo])
-def test_a_face_that_a_class_of_the_users_left_out_is_not_the_inherited_one(make, live):
+def test_rows_of_a_users_class_are_run_where_it_says_so(make, live):
     script, transform = write_script(batch=T), make()
-    assert transform.has_columns and transform.has_rows and not transform.has_pass
+    assert transform.has_columns
     assert_same(run_columns(script, make(), T, live=live), run_tensordicts(script, make(), T))
     assert not Again(0.0, 1.0).has_columns
-
-
-def test_a_pass_alone_does_not_run_where_rows_are_needed():
-    class Pass(StepCounter):
-        def batch_pass(self, cols, fresh):
-            super().batch_pass(cols, fresh)
-
-    schema = {"observation": ((4,), np.dtype(np.float32))}
-    assert choose_faces([Pass()], schema, []).after
-    with pytest.raises(ArgumentError, match=r"Pass works on whole batches, but step_count is used.*Give it a bind"):
-        choose_faces([Pass()], schema, ["step_count"])
 
 
 def test_a_plan_of_a_users_may_give_and_take_pairs_of_shape_and_dtype():

@@ -3,13 +3,22 @@
 | file | what it runs |
 |---|---|
 | `actor` | no policy: uniform actions of the action space |
-| `lowered` | a policy taken apart into stages: `replay` (addmm over the weights), `call` (any module), `sample` |
-| `tensordict_policy` | any callable on a tensordict, as it is |
-| `lower` | decides between the last two |
+| `rows` | a policy that is a function of rows (`modules.actor`): `addmm`, cells, modules; then a draw |
+| `tensordict` | any callable on a tensordict, as it is |
+| `choose` | decides between the last two |
 """
 
 from rlcli.collectors.actors.actor import ActorRunner, BoundActor, Masked, PolicyContext, RandomActor, holding
-from rlcli.collectors.actors.lower import lower
-from rlcli.collectors.actors.tensordict_policy import TensorDictActor
+from rlcli.collectors.actors.choose import choose_actor
+from rlcli.collectors.actors.tensordict import TensorDictActor
 
-__all__ = ["ActorRunner", "BoundActor", "Masked", "PolicyContext", "RandomActor", "TensorDictActor", "holding", "lower"]
+__all__ = [
+    "ActorRunner",
+    "BoundActor",
+    "Masked",
+    "PolicyContext",
+    "RandomActor",
+    "TensorDictActor",
+    "choose_actor",
+    "holding",
+]

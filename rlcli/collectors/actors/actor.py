@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from tensordict.nn import InteractionType
 
 from rlcli.collectors.batch import Columns
 from rlcli.collectors.devices import Placement
+from rlcli.collectors.states import States
 from rlcli.envs.late_columns import LateColumns
 from rlcli.errors import ArgumentError
 from rlcli.keys import ACTION, Key, show
@@ -73,6 +74,8 @@ class PolicyContext:
         Devices; the input is copied to the policy's device where it differs.
     exploration : InteractionType, optional
         Whether actions are drawn or the mode is taken; None leaves distributions their own way.
+    flags : callable, optional
+        Gives the end flags of the root, where any may be set; False without it.
     """
 
     actions: ActionFormat
@@ -80,6 +83,7 @@ class PolicyContext:
     batch_size: torch.Size
     placement: Placement
     exploration: InteractionType | None
+    flags: Callable[[], Mapping[str, torch.Tensor]] | None = None
 
 
 class ActorRunner:
@@ -116,8 +120,8 @@ class ActorRunner:
     calls: bool = False
     late: LateColumns | None = None
 
-    def bind(self, columns: Columns, lanes: int) -> BoundActor:
-        """Make it ready to act on these rows."""
+    def bind(self, columns: Columns, lanes: int, states: States) -> BoundActor:
+        """Make it ready to act on these rows; `states` says what may be written under `next`."""
         raise NotImplementedError
 
     def act_with(self, policy: Any) -> None:
@@ -202,7 +206,7 @@ class RandomActor(ActorRunner):
         if log_prob_key is not None:
             self.once[log_prob_key] = Field(log_prob_shape, np.dtype(np.float32))
 
-    def bind(self, columns: Columns, lanes: int) -> BoundActor:
+    def bind(self, columns: Columns, lanes: int, states: States) -> BoundActor:
         return _BoundRandom(self, columns, lanes)
 
 
@@ -267,20 +271,21 @@ class TorchStream:
 
     `seed`: what `torch.manual_seed` would be given.
     `device`: the policy's; on CUDA its stream is kept too.
+    `shared`: whether another thread may draw from the global stream meanwhile.
     """
 
-    def __init__(self, seed: int, device: torch.device | None) -> None:
+    def __init__(self, seed: int, device: torch.device | None, shared: Callable[[], bool] = lambda: False) -> None:
         self.seed = seed
         self._device = device
         self._cuda = [device] if device is not None and device.type == "cuda" else []
-        self.shared = False  # whether another thread may draw from the global stream meanwhile
+        self._shared = shared
         self._state: list[torch.Tensor] | None = None
         self._entered = False
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         """It is the global stream; not where that is shared, whose other users it would take back in time."""
-        if self.shared or self._entered:
+        if self._shared() or self._entered:
             yield
             return
         with torch.random.fork_rng(self._cuda):

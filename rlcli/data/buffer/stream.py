@@ -17,10 +17,11 @@ from rlcli.data.buffer.gate import Gate, after_fork
 from rlcli.data.buffer.transforms import Transforms
 from rlcli.data.fields import columns_of, nested
 from rlcli.data.samplers import Draw, Sampler
-from rlcli.data.samplers.sampler import is_ours, need_draw, need_rows, need_size
+from rlcli.data.samplers.sampler import need_draw, need_rows, need_size
 from rlcli.data.storages.list_storage import ObjectRing, annotate
 from rlcli.errors import ArgumentError
 from rlcli.keys import show
+from rlcli.recognise import own
 from rlcli.typed import Misfit
 
 Item = TypeVar("Item")
@@ -187,7 +188,7 @@ class SampleStream:
 
     def use(self, sampler: Sampler) -> None:
         """Draw by this one from now on, and begin no iteration that the last one had."""
-        self.sampler, self._trusted = sampler, is_ours(sampler)
+        self.sampler, self._trusted = sampler, own(sampler)
         self.iteration: Iterator[Any] | None = None
         self.moved()
 

@@ -28,6 +28,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         As for `ReplayBuffer`.
     """
 
+    fast = True
     _annotate = True
 
     def __init__(self, *, priority_key: Key = "td_error", **options: Any) -> None:
@@ -95,6 +96,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         As for `ReplayBuffer`.
     """
 
+    fast = True
+
     def __init__(
         self, *, alpha: float, beta: float, eps: float = 1e-8, storage: Storage | None = None, **options: Any
     ) -> None:
@@ -111,6 +114,8 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
     storage, priority_key, **options
         As for `TensorDictReplayBuffer`.
     """
+
+    fast = True
 
     def __init__(
         self,

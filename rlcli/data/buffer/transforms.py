@@ -22,6 +22,7 @@ from rlcli.data.samplers import Sampler
 from rlcli.data.storages.list_storage import ObjectRing
 from rlcli.errors import ArgumentError
 from rlcli.keys import END_FLAGS, Key, as_tuple, show, under_next
+from rlcli.recognise import own
 from rlcli.transforms import NextObservationDelta, Transform
 from rlcli.transforms.compose import parts_of
 from rlcli.transforms.stored_rows import ReadsStored
@@ -122,7 +123,7 @@ class Transforms:
         first = self._parts[0] if self._bound else None
         if first is None or first[1] or not isinstance(first[0], Transform) or self._ring is None:
             return None
-        if not type(first[0]).sampled.__module__.startswith("rlcli."):  # of a subclass nobody knows what it looks at
+        if not own(first[0], "sampled"):  # of a subclass nobody knows what it looks at
             return None
         anew = first[0].reads_anew()
         return [key for key in (*self._ring.fields, *self._ring.sparse_keys) if key not in anew] if anew else None
@@ -172,7 +173,7 @@ def _reads_buffer(part: Part) -> bool:
 
 def _belongs(part: Transform) -> bool:
     """Say whether it can serve one buffer only: it reads its rows, or is a user's that may hold on to them."""
-    return _reads_buffer(part) or not type(part).bind_buffer.__module__.startswith("rlcli.")
+    return _reads_buffer(part) or not own(part, "bind_buffer")
 
 
 def _need_order(parts: Sequence[tuple[Part, bool]]) -> None:

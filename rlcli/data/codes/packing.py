@@ -23,6 +23,7 @@ from rlcli.data.storages.storage import State, Storage, contiguous
 from rlcli.errors import ResourceError
 from rlcli.kernels.codes import BITS, COUNT, KIND, NARROW, WIDE
 from rlcli.keys import Key, unravel
+from rlcli.recognise import own
 from rlcli.specs.field import Field
 
 if TYPE_CHECKING:
@@ -312,7 +313,7 @@ class Packing:
 def gathered(storage: Storage, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
     """Gather rows of a storage, contiguous as compiled passes take them."""
     out = storage.gather(rows, keys)
-    if type(storage).__module__.startswith("rlcli."):
+    if own(storage, "gather"):
         return out
     return {key: column.contiguous() for key, column in out.items()}
 

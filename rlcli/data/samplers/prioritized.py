@@ -68,6 +68,7 @@ class PrioritizedSampler(Sampler):
         A setting is out of its range.
     """
 
+    fast = True
     has_priorities = mixes = True
 
     def __init__(
@@ -282,6 +283,7 @@ class PrioritizedSliceSampler(SliceSampler):
         As for `SliceSampler`; `span` and `weighting` do not apply.
     """
 
+    fast = True
     has_priorities = True
 
     def __init__(

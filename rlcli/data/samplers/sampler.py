@@ -8,7 +8,6 @@ from __future__ import annotations
 import weakref
 from dataclasses import dataclass, field
 from functools import cached_property
-from inspect import isfunction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -88,6 +87,7 @@ class Sampler:
         Attributes that a draw binds anew.
     """
 
+    fast = True
     ran_out = False
     ragged = False
     mixes = False
@@ -202,22 +202,6 @@ def live_rows(ring: Ring) -> np.ndarray:
     return ring.space.live_rows(ring.cursor)
 
 
-def is_ours(sampler: Sampler) -> bool:
-    """Say whether a sampler's draws need no check: no method is a user's, of a class or of this very object."""
-    kind = type(sampler)
-    for name in dir(kind):
-        method = getattr(kind, name)
-        if not isfunction(method) or name.startswith("__"):
-            continue
-        # not by a look at `__dict__`, which would make every attribute slower to read from then on
-        if (
-            not method.__module__.startswith("rlcli.")
-            or getattr(getattr(sampler, name), "__func__", None) is not method
-        ):
-            return False
-    return kind.__module__.startswith("rlcli.")
-
-
 def need_draw(ring: Ring, draw: Draw) -> None:
     """Refuse a draw that compiled passes cannot follow: they take rows and lengths as a sampler gives them."""
     if not isinstance(draw, Draw):
@@ -311,6 +295,7 @@ class RandomSampler(Sampler):
         See `Sampler`.
     """
 
+    fast = True
     mixes = True
 
     def sample(self, ring: Ring, batch_size: int) -> Draw:

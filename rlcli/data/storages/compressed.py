@@ -28,6 +28,7 @@ from rlcli.data.storages.storage import Again, State, Storage
 from rlcli.data.storages.tensor import LazyTensorStorage, exchange
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
+from rlcli.recognise import own
 from rlcli.specs.field import Field
 
 
@@ -45,6 +46,8 @@ class CompressedStorage(Storage):
     widest : int
         Bytes of a row from which on a uint8 key is compressed.
     """
+
+    fast = True
 
     def __init__(
         self,
@@ -79,7 +82,7 @@ class CompressedStorage(Storage):
         state: State | None = None,
     ) -> None:  # fmt: skip
         """See `Storage.exchange`; frames that stay are not read."""
-        if self.changes(CompressedStorage):
+        if not own(self, "write", "scatter", "gather"):
             return super().exchange(fields, kept, again, parts, state)
         made = CompressedStorage(self.max_size, longest=self.longest, widest=self.widest)
         exchange(self, made, fields, kept, again, parts)
@@ -129,7 +132,7 @@ class CompressedStorage(Storage):
         return {key: column.to(self.device, non_blocking=True) for key, column in out.items()}
 
     def gather_to(self, key: Key, rows: np.ndarray, targets: np.ndarray) -> bool:
-        if self.changes(CompressedStorage) or key not in self.frames or self.device.type != "cpu":
+        if not own(self, "write", "scatter", "gather") or key not in self.frames or self.device.type != "cpu":
             return False
         self._check(rows)
         self.frames[key].read_to(rows, targets)

@@ -39,6 +39,7 @@ class ListStorage(Storage):
     items : list
     """
 
+    fast = True
     _most = sys.maxsize
 
     def __init__(self, max_size: int) -> None:

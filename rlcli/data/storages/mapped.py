@@ -75,6 +75,8 @@ class MappedStorage(Storage):
         For sentences.
     """
 
+    fast = True
+
     def __init__(
         self,
         max_size: int,

@@ -54,6 +54,7 @@ from rlcli.data.storages.segment import (
 from rlcli.data.storages.storage import Again, Saved, State, Storage, rows_for
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import Key
+from rlcli.recognise import own
 from rlcli.specs.field import Field
 from rlcli.typed import from_0
 
@@ -90,6 +91,8 @@ class LazyMemmapStorage(Storage):
     DamagedDataError
         On resume: a file is missing, cut, grown or altered.
     """
+
+    fast = True
 
     def __init__(
         self,
@@ -151,7 +154,7 @@ class LazyMemmapStorage(Storage):
     def _class(self) -> str | None:
         """By which class alone the files can be read; None where it is this one."""
         mine = type(self)
-        return f"{mine.__module__}.{mine.__qualname__}" if self.changes(LazyMemmapStorage) else None
+        return f"{mine.__module__}.{mine.__qualname__}" if not own(self, "write", "scatter", "gather") else None
 
     def _need_declared(self) -> None:
         if not self.fields:
@@ -268,7 +271,7 @@ class LazyMemmapStorage(Storage):
         killed on the way, they are lost.
         """
         self.need_writable()
-        if self.changes(LazyMemmapStorage):
+        if not own(self, "write", "scatter", "gather"):
             super().exchange(fields, kept, again, parts, state)
             return self.commit(state)
         first, now = max(self.first, self.total - self.capacity), time.monotonic()
@@ -395,7 +398,7 @@ class LazyMemmapStorage(Storage):
         return Saved(decode_state(content, self.where), (self.first, self.total))
 
     def private(self) -> str | None:
-        if type(self) is not LazyMemmapStorage or self.device.type != "cpu":
+        if not own(self) or self.device.type != "cpu":
             return super().private()
         return "rows in a scratch_dir are journalled by the process that writes them" if self.kept else None
 
@@ -404,8 +407,8 @@ class LazyMemmapStorage(Storage):
         return self._table.rows
 
     def full_segments(self) -> dict[int, Segment]:
-        own = self._journal is None or self.changes(LazyMemmapStorage)
-        said = {} if own or self._journal is None else self._journal.committed.pieces
+        ours = self._journal is not None and own(self, "write", "scatter", "gather")
+        said = self._journal.committed.pieces if ours else {}  # type: ignore[union-attr]
         here, rows = self._table.segments, self.segment_rows
         return {n: here[n] for n, (version, p) in said.items() if here[n].version == version and p[-1].stop == rows}
 

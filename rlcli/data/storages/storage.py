@@ -127,11 +127,6 @@ class Storage(ABC):
         self.capacity = max_size
         self.fields: dict[Key, Field] = {}
 
-    @classmethod
-    def changes(cls, base: type[Storage]) -> bool:
-        """Whether a subclass writes or reads rows otherwise than `base`, whose fast ways would then pass it by."""
-        return any(getattr(cls, name) is not getattr(base, name) for name in ("write", "scatter", "gather"))
-
     # ---- whose rows it holds ---------------------------------------------------------------------------------------
     def bind(self, ring: Any) -> None:
         """Meet the ring that is to write here.

@@ -20,6 +20,7 @@ from rlcli.data.storages.sample_memory import sample_memory
 from rlcli.data.storages.storage import Again, PlainColumns, State, Storage, by_row, contiguous
 from rlcli.errors import ArgumentError, ResourceError
 from rlcli.keys import Key
+from rlcli.recognise import own
 from rlcli.specs.field import Field
 
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # Linux's MAP_NORESERVE, which Python names from 3.13 on
@@ -40,6 +41,8 @@ class LazyTensorStorage(Storage):
         See `PlainColumns`.
     """
 
+    fast = True
+
     def __init__(self, max_size: int, *, ndim: int = 1, device: torch.device | str = "cpu") -> None:
         super().__init__(max_size, ndim=ndim, device=device)
         self._columns: dict[Key, Tensor] = {}
@@ -58,7 +61,7 @@ class LazyTensorStorage(Storage):
         self._widths = np.array([field.width for field in self.fields.values()], np.int64)
         self._places = {key: i for i, key in enumerate(self.fields)}
         self._memory = None
-        if type(self) is LazyTensorStorage and self.device.type == "cpu":  # of a subclass nobody knows what it changes
+        if own(self) and self.device.type == "cpu":  # of a subclass nobody knows what it changes
             self._memory = PlainColumns(dict(zip(self.fields, self._addresses.tolist(), strict=True)), self.written)
 
     def exchange(
@@ -66,7 +69,7 @@ class LazyTensorStorage(Storage):
         state: State | None = None,
     ) -> None:  # fmt: skip
         """See `Storage.exchange`: columns that come are made, part by part, beside those that go."""
-        if self.changes(LazyTensorStorage):
+        if not own(self, "write", "scatter", "gather"):
             return super().exchange(fields, kept, again, parts, state)
         made = LazyTensorStorage(self.max_size)
         exchange(self, made, fields, kept, again, parts)
@@ -162,7 +165,7 @@ class LazyTensorStorage(Storage):
         return self._memory
 
     def private(self) -> str | None:
-        return None if type(self) is LazyTensorStorage and self.device.type == "cpu" else super().private()
+        return None if own(self) and self.device.type == "cpu" else super().private()
 
     def clear(self) -> None:
         self.fields, self._columns, self._memory, self.capacity = {}, {}, None, self.max_size

@@ -87,11 +87,16 @@ class NormalFamily(Family):
     def noise(self, rng: np.random.Generator, t: int, n: int, k: int) -> np.ndarray:
         return rng.standard_normal((t, n, k), dtype=np.float32)
 
-    def act(self, params: ArrayParams, noise: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    def draw(self, params: Any, noise: Any) -> Any:
+        if isinstance(noise, np.ndarray):
+            return self.draw_rows(params, noise)
+        return self.mode((params[1] * noise + params[0],))
+
+    def draw_rows(self, params: ArrayParams, noise: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         out = np.multiply(params[1], noise, out)
         return np.add(out, params[0], out)
 
-    def act_mode(self, params: ArrayParams, out: np.ndarray | None = None) -> np.ndarray:
+    def mode_rows(self, params: ArrayParams, out: np.ndarray | None = None) -> np.ndarray:
         return np.positive(params[0], out)
 
 
@@ -241,13 +246,13 @@ class TanhNormalFamily(NormalFamily):
         log_prob = -0.5 * eps * eps - params[1].log() - LOG_SQRT_2PI - log_half - _log_slope(x)
         return self.squash(x), log_prob.sum(-1)
 
-    def act(self, params: ArrayParams, noise: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        out = super().act(params, noise, out)
+    def draw_rows(self, params: ArrayParams, noise: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        out = super().draw_rows(params, noise, out)
         np.tanh(out, out)
         np.multiply(out, self.half, out)
         return np.add(out, self.centre, out)
 
-    def act_mode(self, params: ArrayParams, out: np.ndarray | None = None) -> np.ndarray:
+    def mode_rows(self, params: ArrayParams, out: np.ndarray | None = None) -> np.ndarray:
         out = np.empty_like(params[0]) if out is None else out
         torch.tanh(torch.from_numpy(params[0]), out=torch.from_numpy(out))  # numpy's differs from it in the last bit
         np.multiply(out, self.half, out)
@@ -335,10 +340,13 @@ class DeltaFamily(Family):
     def noise(self, rng: np.random.Generator, t: int, n: int, k: int) -> np.ndarray:
         return np.empty((t, n, 0), np.float32)
 
-    def act(self, params: ArrayParams, noise: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        return np.positive(params[0], out)
+    def draw(self, params: Any, noise: Any) -> Any:
+        return params[0]
 
-    def act_mode(self, params: ArrayParams, out: np.ndarray | None = None) -> np.ndarray:
+    def draw_rows(self, params: ArrayParams, noise: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        return self.mode_rows(params, out)
+
+    def mode_rows(self, params: ArrayParams, out: np.ndarray | None = None) -> np.ndarray:
         return np.positive(params[0], out)
 
 

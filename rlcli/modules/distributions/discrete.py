@@ -107,11 +107,8 @@ class CategoricalFamily(Family):
         """-inf masks an action, and one at least is not masked."""
         return bool(np.isfinite(params[0].max(-1)).all())  # NaN is its own max
 
-    def act(self, params: ArrayParams, noise: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        return (params[0] + noise).argmax(1, out)  # the method: np.argmax costs 1 us more per call
-
-    def act_mode(self, params: ArrayParams, out: np.ndarray | None = None) -> np.ndarray:
-        return params[0].argmax(1, out)
+    def mode_rows(self, params: ArrayParams, out: np.ndarray | None = None) -> np.ndarray:
+        return params[0].argmax(1, out)  # the method: np.argmax costs 1 us more per call
 
 
 CATEGORICAL = CategoricalFamily()
@@ -178,10 +175,7 @@ class OneHotCategoricalFamily(CategoricalFamily):
     def sample(self, params: Params, generator: torch.Generator | None = None) -> Tensor:
         return one_hot(super().sample(params, generator), params[0].shape[-1])
 
-    def act(self, params: ArrayParams, noise: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        return self.encode((params[0] + noise).argmax(1), params[0].shape[1], out)
-
-    def act_mode(self, params: ArrayParams, out: np.ndarray | None = None) -> np.ndarray:
+    def mode_rows(self, params: ArrayParams, out: np.ndarray | None = None) -> np.ndarray:
         return self.encode(params[0].argmax(1), params[0].shape[1], out)
 
 
@@ -273,10 +267,7 @@ class MultiCategoricalFamily(Family):
         """-inf masks an option, and of every choice one at least is not masked."""
         return all(np.isfinite(params[0][:, part].max(-1)).all() for part in self._parts)  # NaN is its own max
 
-    def act(self, params: ArrayParams, noise: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        return self._argmax(params[0] + noise, out)
-
-    def act_mode(self, params: ArrayParams, out: np.ndarray | None = None) -> np.ndarray:
+    def mode_rows(self, params: ArrayParams, out: np.ndarray | None = None) -> np.ndarray:
         return self._argmax(params[0], out)
 
     def _argmax(self, score: np.ndarray, out: np.ndarray | None) -> np.ndarray:
@@ -328,10 +319,7 @@ class MultiOneHotFamily(MultiCategoricalFamily):
     def _one_hots(self, index: Tensor) -> Tensor:
         return torch.cat([one_hot(i, n) for i, n in zip(index.unbind(-1), self.nvec, strict=True)], -1)
 
-    def act(self, params: ArrayParams, noise: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        return self.encode(self._argmax(params[0] + noise, None), out=out)
-
-    def act_mode(self, params: ArrayParams, out: np.ndarray | None = None) -> np.ndarray:
+    def mode_rows(self, params: ArrayParams, out: np.ndarray | None = None) -> np.ndarray:
         return self.encode(self._argmax(params[0], None), out=out)
 
 
@@ -421,16 +409,10 @@ class BernoulliFamily(Family):
     def is_legal(self, params: ArrayParams) -> bool:
         return not np.isnan(params[0]).any()
 
-    def act(self, params: ArrayParams, noise: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        return self._positive(params[0] + noise, out)
-
-    def act_mode(self, params: ArrayParams, out: np.ndarray | None = None) -> np.ndarray:
-        return self._positive(params[0], out)
-
-    def _positive(self, score: np.ndarray, out: np.ndarray | None) -> np.ndarray:
+    def mode_rows(self, params: ArrayParams, out: np.ndarray | None = None) -> np.ndarray:
         if out is None:
-            out = np.empty(score.shape, self._array_dtype)
-        return np.greater(score, 0, out, casting="unsafe")
+            out = np.empty(params[0].shape, self._array_dtype)
+        return np.greater(params[0], 0, out, casting="unsafe")
 
 
 class IndependentBernoulli(FamilyDistribution):

@@ -1,6 +1,6 @@
 """Distribution families: pure functions over parameter tensors, with a torch side and a numpy side.
 
-The losses call the torch side (`log_prob`, `entropy`), the collector's loop the numpy side (`noise`, `act`),
+The losses call the torch side (`log_prob`, `entropy`), the collector's loop the numpy side (`noise`, `draw_rows`),
 and the `torch.distributions` classes that users name in their actors are shells over the same functions. So
 there is one formula per family, and no object is built per step.
 
@@ -105,7 +105,7 @@ class Family(ABC):
         """
 
     def settled(self, noise: np.ndarray, k: int) -> np.ndarray:
-        """Noise that was drawn ahead, in the form that `act` takes rows of, before the steps it is for."""
+        """Noise that was drawn ahead, in the form that `draw` takes rows of, before the steps it is for."""
         return noise
 
     def options(self, k: int) -> tuple[int, ...] | None:
@@ -116,13 +116,19 @@ class Family(ABC):
         """Whether an action can be drawn in every row of parameters `[n, k]`: by default, if all are finite."""
         return all(np.isfinite(param).all() for param in params)
 
-    @abstractmethod
-    def act(self, params: ArrayParams, noise: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Actions of one step from parameters `[n, k]` and a row of `noise`, in the layout that is stored."""
+    def draw(self, params: Any, noise: Any) -> Any:
+        """Actions from parameters `[n, k]` and a row of noise, of numpy or torch; only a tanh's last bit may differ."""
+        if isinstance(noise, np.ndarray):
+            return self.draw_rows(params, noise)
+        return self.mode((params[0] + noise,))
+
+    def draw_rows(self, params: ArrayParams, noise: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """`draw` of numpy, into memory that is there."""
+        return self.mode_rows((params[0] + noise,), out)
 
     @abstractmethod
-    def act_mode(self, params: ArrayParams, out: np.ndarray | None = None) -> np.ndarray:
-        """`mode` on the numpy side."""
+    def mode_rows(self, params: ArrayParams, out: np.ndarray | None = None) -> np.ndarray:
+        """`mode` of numpy, `[n, k]`, in the layout that is stored."""
 
 
 class FamilyDistribution(torch.distributions.Distribution):

@@ -18,11 +18,11 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError, MissingKeyError, one_of
-from rlcli.kernels.mlp import OWN_CALLS, hooks_of
 from rlcli.kernels.recurrent import BACKENDS, Weights, gru, lstm, unread
 from rlcli.keys import IS_INIT, NEXT, Key, as_tuple, show, unravel
 from rlcli.modules.recurrent.mode import recurrent_mode
 from rlcli.modules.recurrent.sequences import Sequences, begun_with_trajectories, sequences
+from rlcli.modules.watch import OWN_CALLS, hooks_of
 from rlcli.specs import Unbounded
 from rlcli.specs.dtypes import dtype_name
 from rlcli.transforms import TensorDictPrimer
@@ -69,6 +69,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         that a backward pass may follow: whoever counts what they save for it.
     """
 
+    settings = ("_in_keys", "_out_keys", "recurrent_backend", "default_recurrent_mode")
     kind: ClassVar[type[nn.GRU] | type[nn.LSTM]]
     states: ClassVar[tuple[str, ...]]  # default names
     saving: Callable[[int, Sequence[Tensor]], AbstractContextManager[Any]] | None = None
@@ -432,6 +433,7 @@ class GRUModule(RecurrentModule):
         Layers that are there already, in place of the sizes.
     """
 
+    fast = True
     kind = nn.GRU
     states = (STATE,)
 
@@ -457,6 +459,7 @@ class LSTMModule(RecurrentModule):
         Layers that are there already, in place of the sizes.
     """
 
+    fast = True
     kind = nn.LSTM
     states = (f"{STATE}_h", f"{STATE}_c")
 

@@ -21,10 +21,10 @@ from torch.utils._pytree import tree_leaves
 
 from rlcli.errors import ArgumentError
 from rlcli.imports import COMPILER
-from rlcli.kernels.mlp import usual
 from rlcli.keys import STATE_VALUE
 from rlcli.modules.stages import last_layer
-from rlcli.objectives.networks import WatchedModule, value_key
+from rlcli.modules.watch import ModuleWatch, plain
+from rlcli.objectives.networks import value_key
 from rlcli.objectives.reduction import reduce
 
 FLOOR = 1e-4  # of the deviation
@@ -125,7 +125,7 @@ class PopArt(ValueNorm):
         object.__setattr__(self, "network", network)  # not a child: its parameters are not this module's
         object.__setattr__(self, "_given", layer)
         self._key = value_key(network) if isinstance(network, TensorDictModuleBase) else STATE_VALUE
-        self._layers = WatchedModule(network, self._by_structure)
+        self._layers = ModuleWatch(network, self._by_structure)
 
     @property
     def layer(self) -> nn.Linear | None:
@@ -151,15 +151,15 @@ class PopArt(ValueNorm):
             yield
             return
         network: nn.Module = self.network  # type: ignore[assignment]
-        plain = [part for part in network.modules() if usual(part, nn.Linear) and not part._modules]
-        calls, lazy = _Calls(plain), any(map(is_lazy, network.parameters()))
+        linear = [part for part in network.modules() if plain(part, nn.Linear) and not part._modules]
+        calls, lazy = _Calls(linear), any(map(is_lazy, network.parameters()))
         writers: list[nn.Module | None] = []  # one a call
 
         def after_network(_: nn.Module, __: Any, out: Any) -> None:
             writers.append(calls.end(out.get(self._key) if isinstance(out, TensorDictBase) else out))
 
         hooks = [network.register_forward_pre_hook(calls.begin), network.register_forward_hook(after_network)]
-        for part in plain:
+        for part in linear:
             hooks += [part.register_forward_pre_hook(calls.before_layer), part.register_forward_hook(calls.after_layer)]
         try:
             with _as_written(), calls:
@@ -184,7 +184,8 @@ class PopArt(ValueNorm):
             raise _unwritten(
                 f"what {type(network).__name__} returns is not, as it is, the output of one that is used once"
             )
-        layers.append(_with_bias(layer))
+        layer = _with_bias(layer)  # first: it may make another module of it
+        self._layers().append(layer)
 
     def updated(self, value: Tensor, restored: Tensor) -> Tensor:
         return self.normalise(restored).to(value.dtype)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlcli.collectors.actors import BoundActor, Masked, TensorDictActor, holding
+from rlcli.collectors.actors import BoundActor, Masked, holding
 from rlcli.collectors.actors.actor import TorchStream
 from rlcli.collectors.answers import answering
 from rlcli.collectors.batch import BatchPool, Columns, FinalObservations, columns_on
@@ -82,8 +82,6 @@ class Rollout:
         self.clock = StateClock(n, schema.stride)
         self.states = States([*faces.inside, *faces.after], vec_env, self.live)
         self.states.learn(actor.states, actor.rewrites)
-        if isinstance(actor, TensorDictActor):
-            actor.carried = self.states
         changed = {key for t in faces.inside for key in t.writes(self.live)}
         unseen = [  # observations of the env that no stored column shows as they were
             key for key in vec_env.schema if faces.env_keys[key] != key or key in changed or not schema.delivers(key)
@@ -272,11 +270,7 @@ class Rollout:
         self.begun = False  # until the batch is whole, the carrier is not to be trusted
         seconds = Seconds() if timed else None
         started = time.perf_counter()
-        step, reset = batch.step, batch.reset
         self.vec_env.resets_follow = self.reset_when_done
-        if seconds is not None:
-            batch.step = _timed(step, seconds, "env")  # type: ignore[method-assign]
-            batch.reset = _timed(reset, seconds, "env")  # type: ignore[method-assign]
         try:
             with self._guard():
                 for op in batch.row_ops:
@@ -293,7 +287,6 @@ class Rollout:
                 data, raw_reward, ends = self._finish(batch, taken)
                 late = self._take_late(data, taken, min(random_steps, taken))
         finally:
-            batch.step, batch.reset = step, reset  # type: ignore[method-assign]
             self.vec_env.resets_follow = False
             self.pool.give_back(batch)
         self.begun, self._left = True, self._place()
@@ -322,9 +315,11 @@ class Rollout:
             noise = self.noise[POLICY if actor is batch.actor else RANDOM]
             actor.begin(noise, first, last)
             act = actor.act if self.adopting is None else self.adopting(actor)
+            step, reset = batch.step, batch.reset
             if seconds is not None:
                 act = _timed(act, seconds, "policy")
-            taken = batch.run(act, self.legs(first, last), self.keep_finals, self.reset_when_done)
+                step, reset = _timed(step, seconds, "env"), _timed(reset, seconds, "env")
+            taken = batch.run(act, step, reset, self.legs(first, last), self.keep_finals, self.reset_when_done)
             actor.end(first, taken)
             noise.advance(taken - first)
             return taken
@@ -361,7 +356,8 @@ class Rollout:
         finals = FinalObservations({key: rows[key] for key in self.live if self._is_observed(key)})
         floats = [key for key, (_, dtype) in vec_env.schema.items() if dtype.kind == "f"]
         actor, random = (
-            holding(p.bind(columns, vec_env.n), columns, self.states.held(p.states)) for p in (self.actor, self.random)
+            holding(runner.bind(columns, vec_env.n, self.states), columns, self.states.held(runner.states))
+            for runner in (self.actor, self.random)
         )
         if self.mask_key is not None:
             sizes, masks = vec_env.actions.sizes, rows[self.mask_key]

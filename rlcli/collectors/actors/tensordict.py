@@ -6,7 +6,7 @@ writes `("next", h)`: that output of step t goes into row t+1, where step t+1 re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Set
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 from tensordict.nn import set_interaction_type
 
 from rlcli.collectors.actors.actor import ActorRunner, BoundActor, PolicyContext
-from rlcli.collectors.actors.called import (
+from rlcli.collectors.actors.outputs import (
     bits_of,
     call,
     changed_output,
@@ -82,14 +82,12 @@ class TensorDictActor(ActorRunner):
         self.inputs = [key for key in asked if key in setting.inputs]
         self.reads = set(self.inputs)
         self.tried = example is not None
-        self.flags: Callable[[], Mapping[str, torch.Tensor]] | None = None  # of the root, where any may be set
         self.late = LateColumns(self.batch_size.numel() if self.batch_size else 1, late_output)
         self.live: Fields = {ACTION: self.actions.stored}
         self.action_dtype = torch_dtype(self.actions.stored[1])
         self.kinds: dict[Key, torch.dtype] = {}  # of those of `live` that it wrote so in the example
         self.once: Fields = {}
         self.states: list[Key] = []
-        self.carried: States  # the engine's: what may be written under `next`
         if example is not None:
             self._learn(self.outputs(example, set()))
 
@@ -177,16 +175,16 @@ class TensorDictActor(ActorRunner):
                 "the policy's action does not fit the env", why=f"expected {dtype}, got {dtype_name(action.dtype)}"
             )
 
-    def bind(self, columns: Columns, lanes: int) -> BoundActor:
-        return _BoundTensorDict(self, columns)
+    def bind(self, columns: Columns, lanes: int, states: States) -> BoundActor:
+        return _BoundTensorDict(self, columns, states)
 
     def act_with(self, policy: Any) -> None:
         self.policy, self.bits = policy, bits_of(policy)
 
 
 class _BoundTensorDict(BoundActor):
-    def __init__(self, actor: TensorDictActor, columns: Columns) -> None:
-        self.actor, self.columns = actor, columns
+    def __init__(self, actor: TensorDictActor, columns: Columns, states: States) -> None:
+        self.actor, self.columns, self.carried = actor, columns, states
         self.rows = {key: [torch.from_numpy(row) for row in columns.rows[key]] for key in (ACTION, *actor.kinds)}
         self.action_rows = columns.rows[ACTION]
         self.names: tuple[str, ...] | None = None  # at the top of what the policy wrote last, once they were looked at
@@ -210,11 +208,11 @@ class _BoundTensorDict(BoundActor):
         inputs: dict[Any, torch.Tensor] = {}
         for key, rows in self.inputs:
             inputs[key] = torch.from_numpy(rows[t].copy())
-        if actor.flags is None:
+        if actor.setting.flags is None:
             for name, flags in self.no_flags:
                 inputs[name] = flags[t - self.first]
         else:
-            inputs |= {key: value for key, value in actor.flags().items() if key in self.asked}
+            inputs |= {key: value for key, value in actor.setting.flags().items() if key in self.asked}
         self.shown = inputs.keys()
         td: TensorDictBase = (
             TensorDict(inputs, size) if self.nested
@@ -269,7 +267,7 @@ class _BoundTensorDict(BoundActor):
 
     def _check_states(self, out: TensorDictBase, found: _Outputs, t: int) -> None:
         """A policy that nobody has tried shows in its first step what it carries."""
-        carried = self.actor.carried
+        carried = self.carried
         states = [unravel(as_tuple(key)[1:]) for key in found if as_tuple(key)[0] == NEXT]
         rows = self.columns.rows
         read = [(key, torch.from_numpy(rows[key][t])) for key in carried.primed if key in self.actor.inputs]

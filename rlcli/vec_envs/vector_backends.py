@@ -28,7 +28,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rlcli.errors import ConfigError, EnvError, in_words
 from rlcli.vec_envs.building import building, register_known
-from rlcli.vec_envs.engine import (
+from rlcli.vec_envs.vector_backend import (
     PROBE_STEPS,
     AtariEngine,
     CartPoleEngine,

@@ -1,4 +1,4 @@
-"""A policy taken apart: network stages on raw row tensors, then a draw from a known family in numpy.
+"""A policy as a function of rows: network stages on raw row tensors, then a draw from a known family in numpy.
 
 Per step: a few `addmm(out=)` on views of the weights (bitwise what the module computes), one add of noise drawn ahead,
 one argmax or multiply-add.  No TensorDict, distribution or tensor is made.  Recurrent layers take their state from its
@@ -8,8 +8,7 @@ row, and write it to the next one.  Log-probabilities are computed once per batc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,93 +18,75 @@ from tensordict.nn import set_interaction_type
 from torch import Tensor
 
 from rlcli.collectors.actors.actor import ActorRunner, BoundActor, PolicyContext
-from rlcli.collectors.actors.called import PASSED_ON, not_finite, raised, refuse_unsound, take
+from rlcli.collectors.actors.outputs import PASSED_ON, not_finite, raised, refuse_unsound, take
 from rlcli.collectors.batch import Columns
+from rlcli.collectors.states import States
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.kernels.cells import on_rows as step_on_rows
 from rlcli.kernels.mlp import on_rows
 from rlcli.keys import ACTION, Key, show, under_next
+from rlcli.modules.actor import Actor
 from rlcli.modules.distributions.family import Family
 from rlcli.modules.recurrent import recurrent_mode
-from rlcli.modules.stages import Stage, Structure
+from rlcli.modules.stages import Stage
+from rlcli.modules.watch import ModuleWatch
 from rlcli.specs.dtypes import dtype_name
 from rlcli.specs.field import Field, Fields
 
 Rows = dict[Key, list[Tensor]]
 
 
-@dataclass
-class ActionDraw:
-    """The last step of an actor: how an action comes from parameters.
-
-    `log_prob_shape` is without the lane dim: `()`, or the action's where the family keeps one log-probability a dim.
-    `chosen_key` is where the greedy action's value goes, for actors that choose by value.
-    """
-
-    family: Family
-    param_keys: list[Key]
-    log_prob_key: Key | None
-    mode: bool
-    chosen_key: Key | None = None
-    log_prob_shape: tuple[int, ...] = ()
-
-
 class FastActor(ActorRunner):
-    """Stages, then a draw.
+    """A function of rows, then a draw with noise that was drawn ahead.
 
-    `stages`: those that are plain stacks or recurrent layers now are replayed, the others called.
-    `written`: of the keys the stages write, without the lane dim; all float32.
+    `function`: the policy's; its family as the loop takes actions.
+    `mode`: it draws nothing. `log_prob_shape` is without the env dim.
+    `written`: of the keys the stages write, without the env dim; all float32.
     `taken`: dtype of actions as the policy draws them, and as they are stored.
     """
 
     def __init__(
-        self, stages: Sequence[Stage], draw: ActionDraw, setting: PolicyContext, written: Fields, taken: np.dtype
-    ) -> None:
-        self.stages, self.draw, self.setting, self.written, self.taken = stages, draw, setting, written, taken
-        self.actions = actions = setting.actions
+        self, function: Actor, setting: PolicyContext, written: Fields, taken: np.dtype, *, mode: bool,
+        log_prob_shape: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
+        self.function, self.setting, self.written, self.taken, self.mode = function, setting, written, taken, mode
+        self.actions, stages = setting.actions, function.stages
         flat = {key for key, (shape, _) in written.items() if len(shape) == 1}
         self.layers = [stage.layers if flat.issuperset(stage.out_keys) else None for stage in stages]
         self.cells = [stage.cells for stage in stages]
-        self.called: list[bool] = []  # of each stage, whether it is given tensors of its own
-        self.called_keys: set[Key] = set()  # what called stages read, and may write to
-        read: set[Key] = set()
-        for i, stage in enumerate(stages):
-            known = self.layers[i] is not None or self.cells[i] is not None or stage.only_reads
-            self.called.append(stage.scale is None and not (known and self.called_keys.isdisjoint(stage.in_keys)))
-            if self.called[i]:
-                self.layers[i] = self.cells[i] = None
-                self.called_keys.update(stage.in_keys)
-            read.update(stage.in_keys[:-1] if self.cells[i] is not None else stage.in_keys)  # is_init: rows are reset
-        self.reads = read - set(written)
-        self.states = [key for stage in stages for key in stage.state_keys]
+        known = [stage.scale is not None or stage.only_reads for stage in stages]
+        self.calls = any(
+            layers is None and cells is None and not plain
+            for layers, cells, plain in zip(self.layers, self.cells, known, strict=True)
+        )
+        if self.calls:  # a module of somebody's: all are called, on tensors of each step's own
+            self.layers, self.cells = [None] * len(stages), [None] * len(stages)
+        pairs = zip(stages, self.cells, strict=True)  # not is_init of cells: their rows are reset
+        read = (stage.in_keys if cells is None else stage.in_keys[:-1] for stage, cells in pairs)
+        self.reads = {key for keys in read for key in keys} - set(written)
+        self.states = function.carries
         # features are a part of the state, which is looked at: where nobody wants them they need no column
         others = {key for stage in stages if not stage.recurrent for key in stage.out_keys}
-        self.passing = {stage.out_keys[0] for stage in stages if stage.recurrent} - others - {*draw.param_keys}
+        self.passing = {stage.out_keys[0] for stage in stages if stage.recurrent} - others - {*function.param_keys}
         self.live: Fields = {}
-        self.once: Fields = {**written, ACTION: Field(actions.stored.shape, taken)}
-        self.log_prob_key, self.log_prob_shape = draw.log_prob_key, draw.log_prob_shape
-        if draw.log_prob_key is not None:
-            self.once[draw.log_prob_key] = Field(draw.log_prob_shape, np.dtype(np.float32))
-        if draw.chosen_key is not None:
-            self.once[draw.chosen_key] = Field((1,), np.dtype(np.float32))
+        self.once: Fields = {**written, ACTION: Field(self.actions.stored.shape, taken)}
+        self.log_prob_key, self.log_prob_shape = function.log_prob_key, log_prob_shape
+        if self.log_prob_key is not None:
+            self.once[self.log_prob_key] = Field(log_prob_shape, np.dtype(np.float32))
+        if function.chosen_key is not None:
+            self.once[function.chosen_key] = Field((1,), np.dtype(np.float32))
+        self.version = 0  # of the function
+        self._watch: ModuleWatch | None = None
 
-        self.version = 0  # of the stages
-        self._structure: Structure | None = None
-
-    @property
-    def calls(self) -> bool:  # type: ignore[override]
-        """Modules that are replayed, and ours that split parameters, draw nothing and keep nothing."""
-        return any(self.called)
-
-    def bind(self, columns: Columns, lanes: int) -> BoundActor:
+    def bind(self, columns: Columns, lanes: int, states: States) -> BoundActor:
         return _BoundFastActor(self, columns, lanes)
 
     def watch(self, policy: Any, take_apart: Callable[[Any], ActorRunner]) -> None:
         """`take_apart(policy)` made this: it is called again once the policy's modules or hooks have changed."""
-        self._policy, self._structure, self._take_apart = policy, Structure(policy), take_apart
+        self._policy, self._watch, self._take_apart = policy, ModuleWatch(policy), take_apart
 
     def refresh(self) -> None:
-        if self._structure is not None and not self._structure.holds():
+        if self._watch is not None and self._watch.version:
             self.act_with(self._policy)
 
     def act_with(self, policy: Any) -> None:
@@ -118,9 +99,8 @@ class FastActor(ActorRunner):
                 why="what it reads and writes, or where it is hooked, decided how its batches are laid out",
                 fix="Make a new collector after such changes.",
             )
-        self.stages, self.layers, self.cells, self.draw = new.stages, new.layers, new.cells, new.draw
-        self.called, self.called_keys = new.called, new.called_keys
-        self._policy, self._structure = policy, new._structure
+        self.function, self.layers, self.cells, self.calls = new.function, new.layers, new.cells, new.calls
+        self._policy, self._watch = policy, new._watch
         self.version += 1
 
 
@@ -143,7 +123,7 @@ class _BoundFastActor(BoundActor):
             self.rows[under_next(key)] = [torch.from_numpy(row) for row in rows[1:]]
         self.rows |= {key: list(kept.unbind(0)) for key, kept in self.kept.items()}
         self.rows |= {key: [torch.empty(lanes, *actor.written[key][0], dtype=torch.float32)] * steps for key in passing}
-        self.params = [self.kept[key] for key in actor.draw.param_keys]
+        self.params = [self.kept[key] for key in actor.function.param_keys]
         self.param_rows = [
             tuple(param[t].numpy() for param in self.params) for t in range(steps)
         ]  # [T] tuples of [N, k]
@@ -154,8 +134,9 @@ class _BoundFastActor(BoundActor):
 
     def _bind_weights(self) -> None:
         self.version = self.actor.version
-        self.scales = {stage.out_keys[0]: stage.scale for stage in self.actor.stages if stage.scale is not None}
-        moving = [key not in self.scales for key in self.actor.draw.param_keys]
+        stages = () if self.actor.calls else self.actor.function.stages
+        self.scales = {stage.out_keys[0]: stage.scale for stage in stages if stage.scale is not None}
+        moving = [key not in self.scales for key in self.actor.function.param_keys]
         self.more_rows = [
             [p.reshape(-1) for p, moves in zip(row[1:], moving[1:], strict=True) if moves] for row in self.param_rows
         ]
@@ -170,18 +151,13 @@ class _BoundFastActor(BoundActor):
         self.forward = self._in_turn()
 
     def _in_turn(self) -> Callable[[int], None]:
-        """`forward(t)`: the outputs of step t into their rows, stage by stage.
-
-        A stage that is called is given what a tensordict of the step would hold: tensors of its own, which it may keep
-        or write to, and which the stages that are called after it see as it left them.
-        """
-        values: dict[Key, Tensor] = {}  # of the step, what called stages read and write
+        """`forward(t)`: the outputs of step t into their rows, stage by stage."""
         runs: list[Callable[[int], None]] = []
         actor = self.actor
-        for stage, layers, cells, called in zip(actor.stages, actor.layers, actor.cells, actor.called, strict=True):
-            if called:
-                runs.append(self._call(stage, values))
-            elif cells is not None:
+        if actor.calls:
+            return self._called()
+        for stage, layers, cells in zip(actor.function.stages, actor.layers, actor.cells, strict=True):
+            if cells is not None:
                 x, *before = (self.rows[key] for key in stage.in_keys[:-1])
                 features, *after = (self.rows[key] for key in stage.out_keys)
                 runs.append(step_on_rows(cells.weights(), x, before, after, features))
@@ -192,53 +168,31 @@ class _BoundFastActor(BoundActor):
                 runs.append(stage.mask.on_rows(logits, mask, self.rows[stage.out_keys[0]]))
             elif stage.scale is None:
                 runs.append(_on_the_rows(stage, self.rows))
-        if not any(actor.called):
-            return runs[0] if len(runs) == 1 else _all(runs)
-        choosing = set_interaction_type(actor.setting.exploration)
-        passed = [(key, self._as_shown(key)) for key in actor.called_keys & self.kept.keys()]  # from stage to stage
+        return runs[0] if len(runs) == 1 else _all(runs)
+
+    def _called(self) -> Callable[[int], None]:
+        """`forward(t)`: modules called with what a tensordict of the step would hold, theirs to keep and write to."""
+        setting, stages = self.actor.setting, self.actor.function.stages
+        choosing, single = set_interaction_type(setting.exploration), not setting.batch_size
+        shown = [(key, [row[0] for row in rows] if single else rows) for key, rows in self.shown.items()]
+        taken = [(key, [row[0] for row in rows] if single else rows)
+                 for key, rows in self.rows.items() if key not in self.shown]  # fmt: skip
 
         def forward(t: int) -> None:
-            values.clear()
+            values = {key: torch.from_numpy(rows[t].copy()) for key, rows in shown}
             try:
                 with choosing:
-                    for run in runs:
-                        run(t)
+                    for stage in stages:
+                        written = stage(*[values[key] for key in stage.in_keys])
+                        values.update(zip(stage.out_keys, written, strict=True))
             except PASSED_ON:
                 raise
             except BaseException as error:
                 raise raised(error, values.items(), f"step {t} of the batch") from error
-            for key, rows in passed:
+            for key, rows in taken:
                 take(key, values[key], rows[t], torch.float32, t)
 
         return forward
-
-    def _call(self, stage: Stage, values: dict[Key, Tensor]) -> Callable[[int], None]:
-        """`run(t)`: the outputs of one stage, from `values` into `values` and their rows."""
-        given = [(key, self._copier(key)) for key in stage.in_keys]
-        taken = [(key, self._as_shown(key)) for key in stage.out_keys]
-
-        def run(t: int) -> None:
-            for key, copy in given:
-                if key not in values:
-                    values[key] = copy(t)
-            written = stage(*[values[key] for key in stage.in_keys])
-            for (key, rows), value in zip(taken, written, strict=True):
-                take(key, value, rows[t], torch.float32, t)
-                values[key] = value
-
-        return run
-
-    def _copier(self, key: Key) -> Callable[[int], Tensor]:
-        """Return what a called stage gets to read: row t as the env shows it, in memory of its own."""
-        if key in self.actor.written:
-            rows = self._as_shown(key)
-            return lambda t: rows[t].clone()
-        shown = self.shown[key] if self.actor.setting.batch_size else [row[0] for row in self.shown[key]]
-        return lambda t: torch.from_numpy(shown[t].copy())
-
-    def _as_shown(self, key: Key) -> list[Tensor]:
-        """Return the rows, without the lane dim where there is but one env."""
-        return self.rows[key] if self.actor.setting.batch_size else [row[0] for row in self.rows[key]]
 
     def _places(self) -> list[tuple[int, torch.dtype, tuple[int, ...]]]:
         """Return where the replayed weights lie now; load_state_dict(assign=True), .data = and .double() move them."""
@@ -290,10 +244,10 @@ class _BoundFastActor(BoundActor):
             )
         self._follow_weights(first)
         self.first = first  # of the steps that noise was drawn for
-        draw = self.actor.draw
         width = self.params[0].shape[-1]
         self.noise: list[np.ndarray] = []
-        self.drawn = None if draw.mode else noise.peek(partial(_of_lane, draw.family, width), last - first, width)
+        draws = partial(_of_lane, self.actor.function.family, width)
+        self.drawn = None if self.actor.mode else noise.peek(draws, last - first, width)
         self._settle(first)
         self.act = self._actor(first)  # type: ignore[method-assign, assignment]
 
@@ -301,13 +255,13 @@ class _BoundFastActor(BoundActor):
         """The noise of the steps from t on, in the form that the family takes as it is now."""
         if self.drawn is not None:
             width = self.params[0].shape[-1]
-            self.noise[t - self.first :] = self.actor.draw.family.settled(self.drawn[t - self.first :], width)
+            self.noise[t - self.first :] = self.actor.function.family.settled(self.drawn[t - self.first :], width)
 
     def _actor(self, first: int) -> Callable[[int], np.ndarray]:
         forward, taken, params = self.forward, self.taken_rows, self.param_rows
         noise = self.noise
-        family = self.actor.draw.family
-        draw, mode = family.act, family.act_mode
+        family = self.actor.function.family
+        draw, mode = family.draw_rows, family.mode_rows
 
         # x . 1 is finite unless x holds a NaN or an infinity: one call before every env step
         flat, ones, isfinite = self.flat_rows, np.ones(self.flat_rows[0].size, np.float32), math.isfinite
@@ -333,14 +287,14 @@ class _BoundFastActor(BoundActor):
             self._check_odd(t)
             return mode(params[t], taken[t]) if self.drawn is None else draw(params[t], noise[t - first], taken[t])
 
-        masked = any(stage.mask is not None for stage in self.actor.stages)
+        masked = any(stage.mask is not None for stage in self.actor.function.stages)
         act = act_masked if masked else act_mode if self.drawn is None else act_drawn
         loop = self.actor.actions.dtype
         return act if taken[0].dtype == loop else lambda t: act(t).astype(loop)
 
     def _check_odd(self, t: int) -> None:
         """Parameters that are not all finite: masks, or an error."""
-        draw = self.actor.draw
+        draw = self.actor.function
         if draw.family.is_legal(self.param_rows[t]):
             return
         keys = draw.param_keys
@@ -367,20 +321,20 @@ class _BoundFastActor(BoundActor):
                 actions.encode(across, column[:, first:last])
             else:
                 column[:, first:last] = across
-        log_prob_key = self.actor.draw.log_prob_key
+        log_prob_key = self.actor.function.log_prob_key
         if log_prob_key in data:
             params = tuple(param[first:last] for param in self.params)
-            log_prob = self.actor.draw.family.log_prob(params, torch.from_numpy(taken))
+            log_prob = self.actor.function.family.log_prob(params, torch.from_numpy(taken))
             data[log_prob_key][:, first:last] = log_prob.numpy().swapaxes(0, 1)
             refuse_unsound(log_prob_key, data[log_prob_key][:, first:last])
-        if self.actor.draw.chosen_key in data:
+        if self.actor.function.chosen_key in data:
             best = self.params[0][first:last].amax(-1, keepdim=True)  # before exploration, as the module writes it
-            data[self.actor.draw.chosen_key][:, first:last] = best.numpy().swapaxes(0, 1)
+            data[self.actor.function.chosen_key][:, first:last] = best.numpy().swapaxes(0, 1)
         self._check_states(first, last)
         for key, kept in self.kept.items():
             if key in data:
                 data[key][:, first:last] = kept[first:last].numpy().swapaxes(0, 1)
-            if key in self.actor.draw.param_keys:  # at every step the family was asked what of it is legal
+            if key in self.actor.function.param_keys:  # at every step the family was asked what of it is legal
                 continue
             if key in data:
                 refuse_unsound(key, data[key][:, first:last])

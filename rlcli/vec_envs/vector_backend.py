@@ -1,7 +1,7 @@
 """Vector engines behind one face: step all lanes, reset chosen lanes at once, give lanes seeds.
 
 Here are the face and those over gymnasium's vector envs; envpool has a file of its own.  Which engine gets which face,
-and which none, is in `engines.py`.
+and which none, is in `vector_backends.py`.
 """
 
 from __future__ import annotations

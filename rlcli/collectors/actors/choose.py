@@ -1,0 +1,230 @@
+"""Decides how a policy is run: as a function of rows where it is made of parts that are known, else as it is."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import InteractionType, set_interaction_type
+from torch import nn
+
+from rlcli.collectors.actors.actor import ActorRunner, PolicyContext
+from rlcli.collectors.actors.outputs import call
+from rlcli.collectors.actors.rows import FastActor
+from rlcli.collectors.actors.tensordict import TensorDictActor
+from rlcli.collectors.devices import NOT_COPIED
+from rlcli.errors import ArgumentError, NumericsError
+from rlcli.keys import ACTION, END_FLAGS, IS_INIT, Key, show, under_next
+from rlcli.modules.actor import Actor
+from rlcli.modules.distributions import CATEGORICAL, ONE_HOT, Family
+from rlcli.modules.distributions.discrete import MultiCategoricalFamily, MultiOneHotFamily
+from rlcli.modules.exploration import EGreedyFamily
+from rlcli.modules.stages import Stage
+from rlcli.specs.dtypes import dtype_name, numpy_dtype
+from rlcli.specs.field import Field, Fields
+from rlcli.vec_envs.actions import ActionFormat
+
+_CHOICES = (InteractionType.RANDOM, InteractionType.MODE, InteractionType.DETERMINISTIC)  # that a family knows
+
+
+def choose_actor(
+    policy: Callable[[TensorDictBase], TensorDictBase],
+    setting: PolicyContext,
+    legal: Callable[[Key, np.ndarray], np.ndarray] = lambda key, values: values,
+    *,
+    whole: bool = False,
+    early: bool = False,
+) -> ActorRunner:
+    """What runs a policy, TensorDict -> TensorDict with `action`; on another device it is called as it is.
+
+    `legal`: values `[*batch, *shape]` that the env may show under a key, given some that are made up.
+    `whole`: run it as it is: what it writes is to be handed on, at every step.
+    `early`: what it writes has to be known before it acts for the first time; ArgumentError where that cannot be.
+    A copy of it is called once on made-up observations, to learn what it writes. A function, which has none, shows that
+    in its first step; with `early` it is called itself.
+    """
+    shown = _made_up(setting, legal)
+    as_it_is = partial(TensorDictActor, policy, setting)
+    module = isinstance(policy, nn.Module)
+    tried = _copied(policy) if module or early else None
+    if tried is None and not early:
+        return as_it_is(why="it is no module that can be copied: what it writes is seen in its first step")
+    if tried is None:
+        raise ArgumentError(
+            "the first frames take random actions, and what else the policy writes is not known yet",
+            why="the policy cannot be copied for a trial call",
+            fix="Use init_random_frames=0, or give the policy as an nn.Module.",
+        )
+    try:
+        example = _tried(tried, shown, setting)
+    except (ArgumentError, NumericsError):
+        if early or not whole:
+            raise
+        return as_it_is(why="specs do not say what the env shows: what it writes is seen in its first step")
+    rewrites = {key for key, value in shown.items() if _differs(example.get(key, None), value)}
+    actor = as_it_is(example=example, rewrites=rewrites)
+    fast, actor.why = _on_rows(actor, example, whole)
+    if fast is None:
+        return actor
+    fast.watch(policy, lambda policy: choose_actor(policy, setting, legal))
+    return fast
+
+
+def _on_rows(actor: TensorDictActor, example: TensorDictBase, whole: bool) -> tuple[FastActor | None, str]:
+    """Return the policy as a function of rows; or None, and why it is none."""
+    setting = actor.setting
+    if why := _whole(actor, whole):
+        return None, why
+    function = Actor.of(actor.policy)
+    if function is None or not all(isinstance(stage.module, nn.Module) for stage in function.stages):
+        return None, "a module of it is more than a plain TensorDictModule: a class of its own, a hook, a keyword"
+    if why := _no_step(function.stages, actor.states):
+        return None, why
+    written = _written(function.stages, example, len(setting.batch_size))
+    if (family := _loop_family(function, setting.actions)) is None:
+        return None, "its distribution is none that rlcli draws from"
+    taken = numpy_dtype(example.get(ACTION).dtype)
+    if taken is None or (setting.actions.encoded and taken != setting.actions.stored[1]):
+        return None, f"its actions are {dtype_name(example.get(ACTION).dtype)}"
+    if (
+        written is None
+        or not written.keys().isdisjoint(setting.inputs)  # rows keep what the env showed
+        or any(key not in written or len(written[key][0]) != 1 for key in function.param_keys)  # rows [N, k]
+    ):
+        return None, "what it writes is not float32, one row a step, beside what the env shows"
+    if not _on_offer(family, written[function.param_keys[0]][0][0], setting.actions):
+        return None, "it may choose what the env does not offer: each action is looked at"
+    function = function._replace(family=family)
+    drawn = type(family) is not EGreedyFamily or family.explores
+    mode, shape = setting.exploration is not InteractionType.RANDOM or not drawn, ()
+    if function.log_prob_key is not None:
+        shape = tuple(example.get(function.log_prob_key).shape[len(setting.batch_size) :])
+    fast = FastActor(function, setting, written, taken, mode=mode, log_prob_shape=shape)
+    return (fast, "") if fast.reads <= set(setting.inputs) else (None, "it reads what the env does not show")
+
+
+def _whole(actor: TensorDictActor, whole: bool) -> str:
+    """Say why a policy is to be called as it is, whatever it is made of; nothing where it need not be."""
+    if not isinstance(actor.policy, nn.Module):
+        return "it is no module that can be copied"
+    if whole:
+        return "the env is stepped on tensordicts, and is given all that it writes, or its states begin at other than 0"
+    if actor.rewrites:
+        return f"it writes to its input, {', '.join(map(show, actor.rewrites))}"
+    if actor.placement.policy_is_elsewhere:
+        return f"it acts on {actor.placement.policy}"
+    exploration = actor.setting.exploration
+    return "" if exploration in _CHOICES else f"exploration_type is {exploration}"
+
+
+def _no_step(stages: Sequence[Stage], states: Sequence[Key]) -> str:
+    """Say why the states that it writes do not all go from rows to the next ones; nothing where they do, or none is.
+
+    `states` are those that a call of it wrote.
+    """
+    recurrent = [stage for stage in stages if stage.recurrent]
+    if any(stage.module.runs_over_sequences for stage in recurrent):
+        return "it runs over sequences where nothing says otherwise: default_recurrent_mode=True"
+    if any(stage.out_keys[1:] != tuple(map(under_next, stage.state_keys)) for stage in recurrent):
+        return "it writes its state under another name than it reads it"
+    if sorted(show(key) for stage in recurrent for key in stage.state_keys) != sorted(map(show, states)):
+        return "it writes its state under next, and is no GRUModule or LSTMModule"
+    return ""
+
+
+def _tried(policy, shown: dict[Key, np.ndarray], setting: PolicyContext) -> TensorDictBase:
+    """Return what one call on made-up observations gives, as it will explore."""
+    device = setting.placement.policy
+    drawn = [device] if device is not None and device.type == "cuda" else []
+    with torch.inference_mode(False), _undrawn(drawn), torch.no_grad():
+        given: dict = {key: torch.from_numpy(value.copy()) for key, value in shown.items()}
+        flags = {name: torch.zeros(*setting.batch_size, 1, dtype=torch.bool) for name in END_FLAGS}
+        td = TensorDict({**flags, **given}, setting.batch_size)
+        if setting.placement.policy_is_elsewhere:
+            td = td.to(setting.placement.policy)
+        called = partial(call, policy, where="its first call, on made-up observations", first=True)
+        try:
+            with set_interaction_type(setting.exploration):
+                return called(td.clone(False)).cpu()
+        except NumericsError:  # of NaN nothing is drawn: the first step says so, where a run can keep what was shown
+            with set_interaction_type(InteractionType.DETERMINISTIC):
+                return called(td).cpu()
+
+
+@contextlib.contextmanager
+def _undrawn(devices: Sequence[torch.device] = ()) -> Iterator[None]:
+    """Have what is drawn in here from the global streams of torch, numpy and Python drawn from them again later."""
+    ours, pythons = np.random.get_state(), random.getstate()
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        np.random.set_state(ours)
+        random.setstate(pythons)
+
+
+def _made_up(setting: PolicyContext, legal: Callable) -> dict[Key, np.ndarray]:
+    """The same numbers every time, of those that the env may show; not zeros, which would hide a wrong weight."""
+    rng = np.random.default_rng(0)
+    drawn = {
+        key: np.asarray(rng.random((*setting.batch_size, *shape)) * (1 if dtype.kind == "f" else 2)).astype(dtype)
+        for key, (shape, dtype) in setting.inputs.items()
+    }
+    if IS_INIT in drawn:  # no episode begins: the rows of states are set where one does
+        drawn[IS_INIT][...] = False
+    return {key: legal(key, value) for key, value in drawn.items()}
+
+
+def _differs(value: torch.Tensor | None, given: np.ndarray) -> bool:
+    return value is not None and not np.array_equal(value.detach().numpy(), given)
+
+
+def _written(stages: Sequence[Stage], example: TensorDictBase, batch_dims: int) -> Fields | None:
+    """Return what the stages write, without the lane dim; None unless all of it is float32."""
+    values = {key: example.get(key, None) for stage in stages for key in stage.out_keys}
+    if any(value is None or value.dtype != torch.float32 for value in values.values()):
+        return None
+    states = {under_next(key) for stage in stages for key in stage.state_keys}  # these have rows already
+    return {
+        key: Field(tuple(value.shape[batch_dims:]), np.dtype(np.float32))
+        for key, value in values.items()
+        if key not in states
+    }
+
+
+def _on_offer(family: Family, width: int, actions: ActionFormat) -> bool:
+    """Say whether the env takes all that the family chooses from parameters `[N, width]`; real actions are clipped."""
+    options = family.options(width)
+    return actions.kind == "box" or (options is not None and bool((np.asarray(options) - 1 <= actions.last).all()))
+
+
+def _loop_family(function: Actor, actions: ActionFormat) -> Family | None:
+    """The family that draws what the env's loop takes: where it works with indices, one-hots are written in the end."""
+    family = function.family
+    if function.action_key != ACTION or (actions.kind == "box" and actions.dtype.kind != "f"):
+        return None
+    if isinstance(family, EGreedyFamily):
+        return family if actions.kind == "discrete" and function.one_hot == actions.encoded else None
+    one_hot = family is ONE_HOT or type(family) is MultiOneHotFamily
+    if one_hot is not actions.encoded:
+        return None
+    if not one_hot:
+        return family
+    if family is ONE_HOT:
+        return CATEGORICAL if actions.kind == "discrete" else None
+    return MultiCategoricalFamily(nvec=actions.nvec) if family.nvec == actions.nvec else None  # type: ignore[attr-defined]
+
+
+def _copied(policy: Any) -> Any:
+    """A copy to try things on, since a call may write to its parameters and keep things; None where it has none."""
+    try:
+        return copy.deepcopy(policy)
+    except NOT_COPIED:
+        return None

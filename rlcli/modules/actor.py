@@ -1,0 +1,94 @@
+"""A policy as a function of tensors and given noise: stages write parameters, a family draws an action from them.
+
+The same for those who act with it (`collectors.actors`) and those who train it (`objectives`, `learning`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from rlcli.keys import ACTION, Key, under_next, unravel
+from rlcli.modules.distributions import Family, family_of, param_keys
+from rlcli.modules.distributions.family import Params
+from rlcli.modules.exploration import EGreedyFamily
+from rlcli.modules.stages import NetworkStages, Stage, read_by, take_apart, take_apart_values
+
+
+class Actor(NamedTuple):
+    """Columns `{key: Tensor [*B, ...]}` and noise in, everything that the policy writes out.
+
+    `param_keys`: of the family's parameters, as the stages write them.
+    `log_prob_key`: where the log-probability of the action goes; `chosen_key`: the value of the greedy one.
+    """
+
+    family: Family
+    stages: tuple[Stage, ...]
+    param_keys: list[Key]
+    action_key: Key = ACTION
+    log_prob_key: Key | None = None
+    chosen_key: Key | None = None
+    one_hot: bool = False  # whether the greedy action is given so
+
+    @classmethod
+    def of(cls, net: Any) -> Actor | None:
+        """The function of a module on tensordicts; None where any part is more than it seems, or its family unknown."""
+        if (parts := take_apart(net)) is not None:
+            return cls._of_parameters(parts)
+        if (values := take_apart_values(net)) is None:
+            return None
+        choice, tries = values.choice, values.exploration
+        masked, outs = choice.action_mask_key is not None, [unravel(key) for key in choice.out_keys]
+        family = EGreedyFamily()
+        if tries is not None:
+            if tries.action_mask_key != choice.action_mask_key or unravel(tries.action_key) != outs[0]:
+                return None
+            family = EGreedyFamily(lambda: float(tries.eps), tries.n, masked=masked)
+        return cls(family, values.stages, [choice.action_value_key], outs[0], chosen_key=outs[2],
+                   one_hot=choice.action_space == "one_hot")  # fmt: skip
+
+    @classmethod
+    def _of_parameters(cls, parts: NetworkStages) -> Actor | None:
+        head = parts.head
+        if head is None or (family := family_of(head)) is None:
+            return None
+        log_prob = unravel(head.log_prob_key) if head.return_log_prob else None
+        keys = [unravel(key) for key in param_keys(head)]
+        return cls(family, parts.stages, keys, unravel(head.out_keys[0]), log_prob)
+
+    @property
+    def reads(self) -> list[Key]:
+        """What it needs of the columns."""
+        return read_by(self.stages, self.param_keys)
+
+    @property
+    def carries(self) -> list[Key]:
+        """The states whose next value it writes, under `next`."""
+        return [key for stage in self.stages for key in stage.state_keys]
+
+    @property
+    def writes(self) -> list[Key]:
+        """What it writes beside states."""
+        states = {under_next(key) for key in self.carries}
+        ends = [key for key in (self.action_key, self.log_prob_key, self.chosen_key) if key is not None]
+        return [*dict.fromkeys(key for x in self.stages for key in x.out_keys if key not in states), *ends]
+
+    def parameters(self, columns: Mapping[Key, Tensor]) -> tuple[Params, dict[Key, Tensor]]:
+        """The family's parameters, and the columns with everything that the stages write."""
+        values = dict(columns)
+        for stage in self.stages:
+            stage.run(values)
+        return tuple(values[key] for key in self.param_keys), values
+
+    def __call__(self, columns: Mapping[Key, Tensor], noise: Tensor | None = None) -> dict[Key, Tensor]:
+        """The columns and all that it writes; noise as `family.noise` and `settled` give it, none for the mode."""
+        params, values = self.parameters(columns)
+        action = self.family.mode(params) if noise is None else self.family.draw(params, noise)
+        values[self.action_key] = action
+        if self.log_prob_key is not None:
+            values[self.log_prob_key] = self.family.log_prob(params, action)
+        if self.chosen_key is not None:
+            values[self.chosen_key] = params[0].amax(-1, keepdim=True)
+        return values

@@ -1,0 +1,151 @@
+"""What a module does when it is called, and whether it is still the module that somebody looked at."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from operator import contains, is_, itemgetter
+from typing import Any, Generic, TypeVar
+
+import torch
+from tensordict.nn import (
+    NormalParamExtractor,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictSequential,
+)
+from tensordict.nn.utils import biased_softplus
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+from rlcli.recognise import declare, own
+
+T = TypeVar("T")
+# of other libraries: sequences, and what neither keeps what it is given nor writes to it
+declare(
+    TensorDictModule,
+    TensorDictSequential,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    *(nn.Sequential, nn.ModuleList, nn.Identity, nn.Flatten, nn.Linear, nn.Conv1d, nn.Conv2d, nn.LayerNorm),
+    *(nn.Tanh, nn.ReLU, nn.ELU, nn.GELU, nn.SiLU, nn.LeakyReLU, nn.Sigmoid, nn.Softplus),
+    *(NormalParamExtractor, biased_softplus),
+)
+_EVERYWHERE = (
+    torch_module._global_forward_hooks,
+    torch_module._global_forward_pre_hooks,
+    torch_module._global_backward_hooks,
+    torch_module._global_backward_pre_hooks,
+)
+OWN_CALLS = ("forward", "_call_impl")  # what one module has of its own instead of its class's
+
+
+def plain(module: Any, base: type = object) -> bool:
+    """Whether calling `module`, a `base`, does what its declared class says and nothing else."""
+    return isinstance(module, base) and own(module) and not hooked(module)
+
+
+def hooked(module: Any) -> bool:
+    """Whether calling `module` does more than its class says; so may anything that is no module."""
+    if not isinstance(module, nn.Module) or any(_EVERYWHERE):
+        return True
+    return any(hooks_of(module)) or any(name in vars(module) for name in OWN_CALLS)
+
+
+def hooks_of(module: nn.Module) -> tuple[dict, ...]:
+    """The tables of what runs beside a module's forward: of the module itself, so they show later hooks too."""
+    return module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+
+
+# what decides how a module on tensordicts is called, beside its arguments; classes of ours name it in `settings`
+_SETTINGS = (
+    (TensorDictModule, itemgetter("_in_keys", "_out_keys", "_kwargs", "method")),
+    (ProbabilisticTensorDictModule, itemgetter("_in_keys", "_out_keys", "dist_keys", "return_log_prob")),
+    (nn.RNNBase, itemgetter("dropout")),
+)
+
+
+def _values(tables: Iterable[dict]) -> Iterator[Any]:
+    return chain.from_iterable(map(dict.values, tables))
+
+
+class ModuleWatch(Generic[T]):
+    """Counts what becomes of a module; called, it returns what `find` makes of it as it is now.
+
+    A look takes some microseconds for a policy of a dozen modules: for once a call, not once a layer.
+    """
+
+    def __init__(self, module: nn.Module, find: Callable[[Any], T] = lambda module: module) -> None:
+        self.module, self._find = module, find
+        self._version = 0
+        self._look()
+        self._found, self._of = find(module), 0
+
+    @property
+    def version(self) -> int:
+        """Another number once a part was replaced, added or taken away, or got or lost a hook or a `forward`.
+
+        Parts are modules, parameters and buffers, keys and functions of modules on tensordicts, and what makes
+        distributions; of tensors neither numbers nor memory. What arrays among constants hold is not looked at.
+        """
+        if not torch.compiler.is_compiling() and not self._holds():  # a compiled graph has guards of its own
+            self._look()
+            self._version += 1
+        return self._version
+
+    def __call__(self) -> T:
+        if (version := self.version) != self._of:
+            self._found, self._of = self._find(self.module), version
+        return self._found
+
+    def _look(self) -> None:
+        self._parts = parts = list(self.module.modules())
+        self._types = list(map(type, parts))
+        tables = [table for part in parts for table in (part._modules, part._parameters, part._buffers)]
+        self._tables = [x for x in tables if x]
+        self._sizes, self._inside = list(map(len, self._tables)), list(_values(self._tables))
+        hooks = [table for part in parts for table in hooks_of(part)]
+        self._filled = [x for x in hooks if x]
+        self._empty = [x for x in (*hooks, *tables, *_EVERYWHERE) if not x]
+        self._everywhere = [x for x in _EVERYWHERE if x]
+        calls = [(vars(part), name) for part in parts for name in OWN_CALLS]
+        self._plain = [table for table, name in calls if name not in table]
+        self._names = [name for table, name in calls if name not in table]
+        self._own = [call for call in calls if call[1] in call[0]]
+        self._settings = [(s, vars(part)) for part in parts for kind, s in _SETTINGS if isinstance(part, kind)]
+        named = ((getattr(type(part), "settings", None), vars(part)) for part in parts)
+        self._settings += [(itemgetter(*names), table) for names, table in named if isinstance(names, tuple)]
+        self._set = [copy.deepcopy(settings(table)) for settings, table in self._settings]
+        of_functions = (vars(part) for part in parts if isinstance(part, TensorDictModule))
+        self._functions = [table for table in of_functions if "module" in table]  # a module is one of the parts
+        self._heads = [part for part in parts if isinstance(part, ProbabilisticTensorDictModule)]
+        self._given = self._called()
+
+    def _holds(self) -> bool:
+        return (
+            not any(self._empty)
+            and all(self._filled)
+            and all(self._everywhere)
+            and list(map(type, self._parts)) == self._types
+            and list(map(len, self._tables)) == self._sizes
+            and all(map(is_, _values(self._tables), self._inside))  # what a `TensorDictParams` is equal to is no bool
+            and not any(map(contains, self._plain, self._names))
+            and (not self._own or all(name in table for table, name in self._own))
+            and [settings(table) for settings, table in self._settings] == self._set
+            and len(called := self._called()) == len(self._given)
+            and all(map(is_, called, self._given))
+        )
+
+    def _called(self) -> list[Any]:
+        """Functions that modules on tensordicts call, what makes distributions, and its constants by name and value."""
+        found = [table.get("module") for table in self._functions]
+        for head in self._heads:
+            found += (head.distribution_class, *chain.from_iterable(head.distribution_kwargs.items()))
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy looks for itself: its modules have tables of their own."""
+        kept = {name: vars(self)[name] for name in ("module", "_find", "_version", "_found", "_of")}
+        return kept | {"_empty": [True]}
