@@ -8,10 +8,7 @@ from rlcli.weight_update.strategy import WeightStrategy
 
 
 class FollowedModule:
-    """A module whose tensors are read again and again, those that `strategy` means.
-
-    A walk by name takes longer than the copy of a small net; a look whether any part was replaced takes 3 us.
-    """
+    """Follow the tensors of a module: a look for replaced ones takes 3 us, a walk by name longer than a copy."""
 
     def __init__(self, module: nn.Module, strategy: WeightStrategy) -> None:
         self.module, self.strategy = module, strategy
@@ -20,11 +17,11 @@ class FollowedModule:
     def _walk(self) -> None:
         self._tensors = self.strategy.tensors(self.module)
         self._parts = [part for m in self.module.modules() for part in (m._parameters, m._buffers, m._modules)]
-        self._held = [x for part in self._parts for x in part.values()]  # alive, so that no id is given to another
-        self._ids = [id(x) for x in self._held]
+        self._alive = [x for part in self._parts for x in part.values()]  # alive, so that no id is given to another
+        self._ids = [id(x) for x in self._alive]
 
     def tensors(self) -> dict[str, Tensor]:
-        """By name; the same dict as long as the module holds the same tensors."""
+        """Return the tensors by name; the same dict until one is replaced."""
         if [id(x) for part in self._parts for x in part.values()] != self._ids:
             self._walk()
         return self._tensors
