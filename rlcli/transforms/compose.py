@@ -27,17 +27,17 @@ Kind = tuple[tuple[int, ...], np.dtype]
 
 def by_name(transforms: Iterable[Transform]) -> dict[str, Transform]:
     """Transforms under the names that their states are saved by: the class, and a number from its second one on."""
-    found: dict[str, Transform] = {}
+    named: dict[str, Transform] = {}
     counts: Counter[str] = Counter()
     for transform in transforms:
         kind = type(transform).__name__
         counts[kind] += 1
-        found[kind if counts[kind] == 1 else f"{kind} {counts[kind]}"] = transform
-    return found
+        named[kind if counts[kind] == 1 else f"{kind} {counts[kind]}"] = transform
+    return named
 
 
 def _one_by_one(name: str) -> Any:
-    """Return a method that hands its argument to that of each transform, and what one gives to the next."""
+    """Return a method that hands its argument to that of each transform, and one's result to the next."""
 
     def method(self: Compose, value: Any) -> Any:
         for transform in self:
@@ -69,8 +69,8 @@ class Compose(Transform):
 
     def insert(self, index: int, transform: Transform) -> Compose:
         """Add one before position `index`; returns itself."""
-        for place, part in enumerate(parts_of(transform), slice(index, None).indices(len(self))[0]):
-            self.transforms.insert(place, part)
+        for i, part in enumerate(parts_of(transform), slice(index, None).indices(len(self))[0]):
+            self.transforms.insert(i, part)
         return self
 
     def __iter__(self) -> Iterator[Transform]:
@@ -136,14 +136,14 @@ _FREE = {"__init__", "__repr__", "extra_repr"}
 
 
 def parts_of(transform: Transform) -> list[Transform]:
-    """Return what a `Compose` is made of; itself, of any other transform or where user code overrides its methods."""
+    """Return a `Compose`'s transforms; itself, of any other transform or where user code overrides its methods."""
     if not isinstance(transform, Transform):
         raise ArgumentError("this is no transform of an env", why=f"got {transform!r}")
     if not isinstance(transform, Compose):
         return [transform]
     kinds = takewhile(lambda kind: not is_ours(kind), type(transform).__mro__)
-    own = {name for part in (transform, *kinds) for name in vars(part)} - _FREE
-    ours = [getattr(Compose, name, None) for name in own]
+    defined = {name for part in (transform, *kinds) for name in vars(part)} - _FREE
+    ours = [getattr(Compose, name, None) for name in defined]
     return [transform] if any(callable(x) or isinstance(x, property) for x in ours) else list(transform)
 
 
@@ -192,13 +192,13 @@ class Faces:
 
 
 def schemas_before(transforms: Iterable[Transform], schema: Schema) -> list[dict[Any, Kind]]:
-    """Return what each transform is shown, of envs with this schema."""
-    found: list[dict[Any, Kind]] = []
+    """Return the schema that each transform is shown, of envs with this one."""
+    schemas: list[dict[Any, Kind]] = []
     now: dict[Any, Kind] = dict(schema)
     for transform in transforms:
-        found.append(dict(now))
+        schemas.append(dict(now))
         now.update(transform.plan(now))
-    return found
+    return schemas
 
 
 def choose_faces(transforms: Transform | Iterable[Transform], schema: Schema, live: Iterable[Key]) -> Faces:
@@ -239,19 +239,16 @@ def choose_faces(transforms: Transform | Iterable[Transform], schema: Schema, li
 
 def _check_face(transform: Transform, needed: Any) -> None:
     if not transform.has_rows:
-        keys, own = (
-            ", ".join(sorted(show(key) for key in needed)),
-            "" if transform.batch_only else "Give it a bind; or p",
-        )
+        keys, instead = ", ".join(sorted(map(show, needed))), "" if transform.batch_only else "Give it a bind; or p"
         raise ArgumentError(
             f"{type(transform).__name__} works on whole batches, but {keys} is used while collecting",
-            why="its own batch_pass is newer than the bind that it inherits" if own else None,
-            fix=f"{own or 'P'}ut the transform that reads it before this one, or let the policy not read it.",
+            why="its own batch_pass is newer than the bind that it inherits" if instead else None,
+            fix=f"{instead or 'P'}ut the transform that reads it before this one, or let the policy not read it.",
         )
 
 
 def _with_names(inside: list[Transform], after: list[Transform], schema: Mapping[Any, Kind], needs: set[Any]) -> Faces:
-    """Name the rows of every version of a key: `("_raw", *key)`, `("_raw", *key, "1")`, ..., `key`, in words."""
+    """Name the rows of every version of a key: `("_raw", *key)`, `("_raw", *key, "1")`, ..., `key`."""
     roots = {key: kind for key, kind in schema.items() if as_tuple(key)[0] != NEXT}
     versions: dict[Any, list[Kind]] = {key: [kind] for key, kind in roots.items()}
     seen: list[dict[Any, int]] = []  # for each transform, the version of each key after it
