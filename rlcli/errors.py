@@ -12,19 +12,7 @@ from typing import Any
 
 
 class RlcliError(Exception):
-    """Base of all errors that rlcli raises on purpose.
-
-    Parameters
-    ----------
-    what : str
-        What is wrong, in the user's words ("the observation has the wrong shape").
-    where : str, optional
-        The place: a config key, a file, an env and step.
-    why : str, optional
-        The reason, with what was expected and what was found.
-    fix : str, optional
-        What to type or change next.
-    """
+    """Base of all errors that rlcli raises: `what` is wrong, `where`, `why`, and what to type next (`fix`)."""
 
     exit_code = 1
 
@@ -52,19 +40,15 @@ def _rebuild(kind: type[RlcliError], what: str, where: str | None, why: str | No
 
 
 def in_words(error: BaseException, limit: int = 400) -> str:
-    """Type and text of an exception that is not ours, in one line that a terminal can show.
-
-    Control characters are spelled out, long texts cut, and a `__str__` that raises itself is not called again. One
-    without a text is told by the innermost line of code that is not ours: file, line, and what stands there.
-    """
+    """Return a foreign exception's type and text (without one, its innermost foreign line) as one printable line."""
     kind = type(error).__name__
     try:
         text = str(error)
     except Exception as broken:
         return f"{kind}, whose text cannot be had ({type(broken).__name__})"
     if not text.strip():
-        place, text = _raised_at(error), ""
-        kind += f" at {place}" if place else ""
+        line, text = _raised_at(error), ""
+        kind += f" at {line}" if line else ""
     text = " ".join(text[: 4 * limit].split())
     text = "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
     if len(text) > limit:
@@ -73,7 +57,7 @@ def in_words(error: BaseException, limit: int = 400) -> str:
 
 
 def without_display(error: BaseException) -> str | None:
-    """Say what to type where an exception speaks of a display that is not there."""
+    """Say what to type where an exception speaks of a missing display."""
     words = in_words(error).lower()
     if os.environ.get("DISPLAY") or not any(word in words for word in ("opengl", "display", "glfw")):
         return None
@@ -81,17 +65,14 @@ def without_display(error: BaseException) -> str | None:
 
 
 def _raised_at(error: BaseException, *, installed: bool = True) -> str:
-    """`package/file.py:142: assert joints`, the innermost line that rlcli called and that is not rlcli's; else "".
-
-    With `installed=False` lines of installed packages do not count.
-    """
+    """Return the innermost line rlcli called that is not its own (nor, unless `installed`, a library's), or ""."""
     import re  # few need them
     import sys
     import traceback
 
     ours = __file__.rpartition(os.sep)[0] + os.sep
     stack = traceback.extract_tb(error.__traceback__)
-    first = next((place for place, each in enumerate(stack) if each.filename.startswith(ours)), 0)
+    first = next((i for i, each in enumerate(stack) if each.filename.startswith(ours)), 0)
     frames = [each for each in stack[first:] if not each.filename.startswith((ours, "<"))]
     if not installed:
         libraries = (sys.prefix + os.sep, os.path.join(sys.base_prefix, "lib"))
@@ -122,7 +103,7 @@ def one_of(name: str, given: Any, allowed: Iterable[str]) -> None:
 
 
 def check_seconds(name: str, given: Any) -> None:
-    """Refuse a limit of time that is none: more than 0 seconds, or None for no limit."""
+    """Raise ArgumentError unless `given` is None or a number of seconds above 0."""
     number = isinstance(given, int | float) and not isinstance(given, bool)
     if given is not None and not (number and 0 < given < float("inf")):
         raise ArgumentError(f"{name} must be a number of seconds above 0, or None", why=f"got {given!r}")
@@ -155,7 +136,7 @@ class ResourceError(RlcliError):
 
 @contextlib.contextmanager
 def saying_memory() -> Iterator[None]:
-    """Make what ends this context because memory ran out say so, also where it was taken for something else."""
+    """Turn any error that running out of memory caused into a ResourceError that says so."""
     try:
         yield
     except ResourceError:  # whoever raised it knew better what to lower
@@ -176,11 +157,11 @@ def saying_memory() -> Iterator[None]:
 
 
 def _of_memory(error: BaseException) -> bool:
-    """Python's and numpy's by type, torch's only in words; ours quote others, which are their cause."""
+    """Return True if memory ran out: by type for Python and numpy, by text for torch; ours have theirs as the cause."""
     if isinstance(error, MemoryError):
         return True
-    said = "" if isinstance(error, RlcliError) else in_words(error)
-    return "can't allocate memory" in said or "out of memory" in said
+    message = "" if isinstance(error, RlcliError) else in_words(error)
+    return "can't allocate memory" in message or "out of memory" in message
 
 
 class NumericsError(RlcliError):
@@ -191,7 +172,7 @@ class NumericsError(RlcliError):
 
 
 def unforeseen(error: Exception) -> RlcliError:
-    """Return the sentence for an error that is none of these."""
+    """Wrap a foreign error in a sentence."""
     what = f"unexpected error: {in_words(error)}"
     return RlcliError(what, where=_raised_at(error, installed=False) or None, fix="--debug shows the traceback.")
 

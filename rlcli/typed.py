@@ -29,25 +29,21 @@ _SHOWN = 60
 
 
 class Misfit(ValueError):
-    """A value that is not what it must be, and `why`; `place` says where in the value that was checked, outside in."""
+    """A value that fails its check: `why`, and `place`, its path inside the checked value, outermost first."""
 
     def __init__(self, why: str, place: str = "") -> None:
         super().__init__(f"{place}: {why}" if place else why)
         self.why, self.place = why, place
 
     def inside(self, name: object) -> Misfit:
-        """Return the same, seen from the value that holds this one under a name."""
+        """Return it as seen from the value that holds this one under `name`."""
         return Misfit(self.why, f"{name}.{self.place}" if self.place else str(name))
 
 
 def held(
     check: Check, value: Any, where: Path | str, *, what: str = "a file is damaged", fix: str | None = None
 ) -> Any:
-    """Return a value that passes a check.
-
-    `where`: the file that it was read from.
-    `what` and `fix`: for the sentence.
-    """
+    """Return `value` if it passes `check`, else raise DamagedDataError of the file `where`."""
     try:
         check(value)
     except Misfit as error:
@@ -56,7 +52,7 @@ def held(
 
 
 def from_0(name: str, value: Any, *, endless: bool = False) -> float:
-    """An argument that is a number from 0 on; `endless`: it may be infinity."""
+    """Return an argument as a float, from 0 on; infinity only if `endless`."""
     fits = isinstance(value, Real) and not isinstance(value, bool) and float(value) >= 0
     if not fits or (float(value) == math.inf and not endless):
         raise ArgumentError(f"{name} is a number from 0 on", where=name, why=f"got {value!r}")
@@ -64,12 +60,12 @@ def from_0(name: str, value: Any, *, endless: bool = False) -> float:
 
 
 def read_json(path: Path | str) -> Any:
-    """Return what a JSON file says; OSError: it cannot be read. Misfit: it is irregular, too long, or no JSON."""
+    """Parse a JSON file; raise OSError if unreadable, Misfit if irregular, too long or no JSON."""
     return parsed(read_bytes(path))
 
 
 def read_bytes(path: Path | str) -> bytes:
-    """Return the content of a short file of text; OSError: it cannot be read. Misfit: it is irregular, or too long."""
+    """Read a short text file; raise OSError if unreadable, Misfit if irregular or too long."""
     with open(path, "rb", opener=_without_waiting) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise Misfit("it is no regular file")
@@ -80,7 +76,7 @@ def read_bytes(path: Path | str) -> bytes:
 
 
 def parsed(content: bytes) -> Any:
-    """Parse JSON in the strict sense: no NaN, no depth that Python cannot follow; else raise Misfit."""
+    """Parse strict JSON (no NaN, no depth that Python cannot follow), else raise Misfit."""
     try:
         return json.loads(content, parse_constant=_no_constant)
     except RecursionError:
@@ -89,9 +85,9 @@ def parsed(content: bytes) -> Any:
         raise Misfit(f"it is no JSON: {error}") from error
 
 
-def check_format(found: Mapping[str, Any], format: str, version: int, where: Path | str) -> None:
-    """Refuse what another program, or another version of this one, wrote."""
-    name, number = found.get("format"), found.get("version")
+def check_format(header: Mapping[str, Any], format: str, version: int, where: Path | str) -> None:
+    """Raise DamagedDataError for another program's files or another version's."""
+    name, number = header.get("format"), header.get("version")
     if name != format:
         what, fix = "this was not written as what it is read as", None
     elif number != version or type(number) is not int:
@@ -104,12 +100,10 @@ def check_format(found: Mapping[str, Any], format: str, version: int, where: Pat
 
 # ---- checks --------------------------------------------------------------------------------------------------------
 def anything(_: Any) -> None:
-    """Take anything: somebody else looks at it."""
+    """Accept anything."""
 
 
 def whole(least: int = 0, most: int = MOST) -> Check:
-    """A whole number in a range, its ends included."""
-
     def check(x: Any) -> None:
         if type(x) is not int or not least <= x <= most:
             raise Misfit(f"a whole number from {least:,} to {most:,} was expected, found {_shown(x)}")
@@ -118,8 +112,6 @@ def whole(least: int = 0, most: int = MOST) -> Check:
 
 
 def number(least: float = -math.inf, most: float = math.inf) -> Check:
-    """A number in a range."""
-
     def check(x: Any) -> None:
         if type(x) not in (int, float) or not least <= x <= most:
             raise Misfit(f"a number from {least} to {most} was expected, found {_shown(x)}")
@@ -128,39 +120,35 @@ def number(least: float = -math.inf, most: float = math.inf) -> Check:
 
 
 def flag(x: Any) -> None:
-    """True or false."""
     if type(x) is not bool:
         raise Misfit(f"true or false was expected, found {_shown(x)}")
 
 
 def text(pattern: str | None = None) -> Check:
-    """A string that a pattern matches as a whole."""
-    found = None if pattern is None else re.compile(pattern)
+    """Check for a string that `pattern` matches as a whole."""
+    compiled = None if pattern is None else re.compile(pattern)
 
     def check(x: Any) -> None:
-        if type(x) is not str or (found is not None and not found.fullmatch(x)):
+        if type(x) is not str or (compiled is not None and not compiled.fullmatch(x)):
             raise Misfit(f"{'a text' if pattern is None else f'a text like {pattern}'} was expected, found {_shown(x)}")
 
     return check
 
 
-def choice(*known: Any) -> Check:
-    """One of a few values."""
-
+def choice(*choices: Any) -> Check:
     def check(x: Any) -> None:
-        if not any(type(x) is type(one) and x == one for one in known):
-            raise Misfit(f"{' or '.join(map(repr, known))} was expected, found {_shown(x)}")
+        if not any(type(x) is type(one) and x == one for one in choices):
+            raise Misfit(f"{' or '.join(map(repr, choices))} was expected, found {_shown(x)}")
 
     return check
 
 
 def optional(inner: Check) -> Check:
-    """None, or what another check takes."""
     return lambda x: None if x is None else inner(x)
 
 
 def listed(inner: Check, *, least: int = 0, most: int = MOST) -> Check:
-    """A list of values of one kind."""
+    """Check for a list of `least` to `most` values of one kind."""
 
     def check(x: Any) -> None:
         if type(x) is not list or not least <= len(x) <= most:
@@ -173,7 +161,7 @@ def listed(inner: Check, *, least: int = 0, most: int = MOST) -> Check:
 
 
 def row(*inner: Check) -> Check:
-    """A list of a fixed length, each place with a check of its own."""
+    """Check for a list of fixed length, each item by its own check."""
 
     def check(x: Any) -> None:
         if type(x) is not list or len(x) != len(inner):
@@ -185,7 +173,7 @@ def row(*inner: Check) -> Check:
 
 
 def mapping(inner: Check = anything) -> Check:
-    """Any names, each with a value of one kind."""
+    """Check for any names, each with a value of one kind."""
 
     def check(x: Any) -> None:
         if not isinstance(x, dict) or not all(type(name) is str for name in x):
@@ -197,8 +185,8 @@ def mapping(inner: Check = anything) -> Check:
 
 
 def record(may: Mapping[str, Check] | None = None, /, **must: Check) -> Check:
-    """These names and no others; those in `may` need not be there."""
-    known = {**must, **(may or {})}
+    """Check for these names and no others; those in `may` can be missing."""
+    checks = {**must, **(may or {})}
 
     def check(x: Any) -> None:
         mapping()(x)
@@ -206,32 +194,32 @@ def record(may: Mapping[str, Check] | None = None, /, **must: Check) -> Check:
             if name not in x:
                 raise Misfit(f"{name!r} is missing")
         for name, each in x.items():
-            if name not in known:
+            if name not in checks:
                 raise Misfit(f"{_shown(name)} is not known here")
-            _within(name, known[name], each)
+            _within(name, checks[name], each)
 
     return check
 
 
-def some(**known: Check) -> Check:
-    """Any names; those that are known must be as they are known, if they are there."""
+def some(**checks: Check) -> Check:
+    """Check for any names; the given ones, where present, by their checks."""
 
     def check(x: Any) -> None:
         mapping()(x)
-        record(known)({name: each for name, each in x.items() if name in known})
+        record(checks)({name: each for name, each in x.items() if name in checks})
 
     return check
 
 
-def kinds(**known: Check) -> Check:
-    """A record whose "kind" says which of these it is."""
+def kinds(**checks: Check) -> Check:
+    """Check for a record whose "kind" selects its check."""
 
     def check(x: Any) -> None:
         mapping()(x)
         kind = x.get("kind")
-        if type(kind) is not str or kind not in known:
-            raise Misfit(f"a record of kind {_shown(kind)} is not known here; {', '.join(known)} are")
-        known[kind](x)
+        if type(kind) is not str or kind not in checks:
+            raise Misfit(f"a record of kind {_shown(kind)} is not known here; {', '.join(checks)} are")
+        checks[kind](x)
 
     return check
 
@@ -246,9 +234,9 @@ def _within(name: object, check: Check, value: Any) -> None:
 def _shown(x: Any) -> str:
     if isinstance(x, int) and not isinstance(x, bool) and x.bit_length() > 200:
         return f"a number of {x.bit_length():,} bits"  # Python refuses to spell the longest
-    said = repr(x) if isinstance(x, str | int | float | None) else f"{type(x).__name__} of {len(x):,}"
-    said = said.encode("unicode_escape").decode()
-    return said if len(said) <= _SHOWN else f"{said[:_SHOWN]}..."
+    spelled = repr(x) if isinstance(x, str | int | float | None) else f"{type(x).__name__} of {len(x):,}"
+    spelled = spelled.encode("unicode_escape").decode()
+    return spelled if len(spelled) <= _SHOWN else f"{spelled[:_SHOWN]}..."
 
 
 def _no_constant(name: str) -> float:

@@ -14,23 +14,7 @@ if TYPE_CHECKING:
 
 
 class Benches(NamedTuple):
-    """The benches of one command.
-
-    Attributes
-    ----------
-    command : str
-        What is typed before the name of a bench.
-    package : str
-        Where the module of each bench is, whose `measure(settings)` gives a `Report`.
-    about : dict
-        Name -> what the bench measures.
-    settings : dict
-        Name -> its settings.
-    own : dict
-        Name -> the setting by which its defaults differ, and those that do, by its value.
-    elsewhere : str
-        Where other benches are.
-    """
+    """The benches of one command: modules of `package` with `measure(settings)`; `own` defaults by another setting."""
 
     command: str
     package: str
@@ -40,14 +24,16 @@ class Benches(NamedTuple):
     elsewhere: str
 
     def settings_of(self, name: str, words: Sequence[str]) -> Settings:
-        """The settings of a bench; defaults that depend on another setting are those for what the words say of it."""
-        known = self.settings[name]
+        """Return a bench's settings; defaults that depend on another setting follow the words."""
+        settings = self.settings[name]
         if name not in self.own:
-            return known
+            return settings
         by, defaults = self.own[name]
         given = (word.partition("=")[2] for word in reversed(words) if word.startswith(f"{by}="))
-        own = defaults.get(next(given, known[by].default), {})
-        return {key: setting._replace(default=own.get(key, setting.default)) for key, setting in known.items()}
+        overridden = defaults.get(next(given, settings[by].default), {})
+        return {
+            key: setting._replace(default=overridden.get(key, setting.default)) for key, setting in settings.items()
+        }
 
     def run(self, name: str, words: Sequence[str]) -> int:
         """Measure, print the tables, and write every round to `runs/bench/NAME.json`."""
@@ -61,13 +47,7 @@ class Benches(NamedTuple):
         return 0
 
     def measure(self, name: str, words: Sequence[str]) -> Report:
-        """Measure as `key=value` words say.
-
-        Raises
-        ------
-        ConfigError
-            Listing every mistake in them.
-        """
+        """Measure as `key=value` words say, or raise ConfigError with every mistake in them."""
         return self._measured(name, read(self.settings_of(name, words), words))
 
     def _measured(self, name: str, settings: dict[str, Any]) -> Report:

@@ -25,10 +25,7 @@ MAKE, STEP = 1, 2  # orders to a process
 
 
 def bare(make: Callable[[], gym.Env], lanes: int, seed: int = 0) -> Callable[[int], None]:
-    """Nothing but the envs: so many steps of each, and its resets; bookkeeping wrappers taken off, actions drawn ahead.
-
-    `lanes`: how many envs, stepped in turns.
-    """
+    """Return a function that steps bare envs in turns: bookkeeping wrappers taken off, actions drawn ahead."""
     pairs = [strip(make()) for _ in range(lanes)]
     rng = np.random.default_rng(seed)
     for lane, (env, _) in enumerate(pairs):
@@ -56,29 +53,24 @@ def bare(make: Callable[[], gym.Env], lanes: int, seed: int = 0) -> Callable[[in
 
 # ---- in processes that do not speak to each other ----------------------------------------------------------------
 class Independent:
-    """Processes that step bare envs, told only to begin; what N envs could reach if nothing had to be said.
-
-    `shares`: how many of the envs each process steps.
-    """
+    """Processes that step `shares` of bare envs, told only to begin: what N envs reach if nothing is said."""
 
     def __init__(self, recipe: GymRecipe, shares: Sequence[int]) -> None:
         import cloudpickle
 
         self._crew = Crew([Worker("rlcli.bench.bare_envs:work") for _ in shares])
         body = cloudpickle.dumps(recipe)
-        self._crew.order(MAKE, [packed((body, lanes, 100 * place)) for place, lanes in enumerate(shares)])
+        self._crew.order(MAKE, [packed((body, lanes, 100 * i)) for i, lanes in enumerate(shares)])
 
     def step(self, steps: int) -> None:
-        """So many steps of every env; until the last process is done."""
+        """Step every env so many times; return when the last process is done."""
         self._crew.order(STEP, packed(steps))
 
     def close(self) -> None:
-        """End them."""
         self._crew.close()
 
 
 def work(channel: Channel) -> None:
-    """What a process does."""
     made: list[Callable[[int], None]] = []
 
     def orders(kind: int, body: bytes) -> None:
@@ -115,7 +107,7 @@ class Busy(gym.Env):
 
 
 def busy(microseconds: float) -> GymRecipe:
-    """An env whose step takes so long on this machine, as long as nobody else is on its core."""
+    """Return an env whose step takes so long on this machine, on a core of its own."""
     loops = 100_000
     took = min(_seconds(loops) for _ in range(9))
     return GymRecipe(Busy, {"loops": round(microseconds * 1e-6 / took * loops)}, name="Busy")

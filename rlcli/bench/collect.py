@@ -40,7 +40,7 @@ FLAGS = [REWARD, DONE, TERMINATED, TRUNCATED]
 
 
 def measure(settings: dict[str, Any]) -> Report:
-    """All comparisons, one after the other; within each the sides take turns."""
+    """Run all comparisons in turn; within each the sides take turns."""
     report = Report("collect", settings, unit="frame")
     _check_env("env.id", settings["env.id"], gym.spaces.Discrete)
     continuous = settings["continuous"]
@@ -80,7 +80,7 @@ def _ours(
 
 
 def _check_env(key: str, env_id: str, action: type[gym.Space]) -> None:
-    """The hand-written loops are for vectors and one kind of action."""
+    """Raise ConfigError: the hand-written loops are for vectors and one kind of action."""
     env = GymRecipe(env_id).make()
     env.close()
     _check_spaces(key, env_id, env.observation_space, env.action_space, action)
@@ -129,7 +129,7 @@ def _hand(make, lanes: int, steps: int, pair: ActorCritic, env: EnvBase):
 
 
 def _against_hand_on_envpool(report: Report, settings: dict[str, Any]) -> None:
-    """A frame is a step that an action took: the rows that envpool's own face spends on resets are not counted."""
+    """Count as a frame a step that an action took: rows that envpool's own face spends on resets are not."""
     env_id = settings["envpool"]
     if not has("envpool"):
         report.notes.append(f"envpool={env_id} is left out: it is not installed ({install('envpool')})")
@@ -172,7 +172,7 @@ def _against_bare_and_peers(report: Report, settings: dict[str, Any]) -> None:
     if not settings["peers"]:
         return
     label = f"{env_id} x{lanes}"
-    found = {
+    others = {
         "torchrl Collector": (peers.torchrl_collector(env_id, lanes, steps), ">= 20"),
         "SB3 collect_rollouts": (peers.sb3_collector(env_id, lanes, steps), ">= 4"),
     }
@@ -180,16 +180,16 @@ def _against_bare_and_peers(report: Report, settings: dict[str, Any]) -> None:
     advantage = GAE(gamma=0.99, lmbda=0.95, value_network=pair.critic)
     with_values = _ours(_envs(make, lanes), pair, lanes * steps, "exact")
     sides = {f"{label}: rlcli": alone, f"{label}: rlcli with values and GAE": lambda: advantage(with_values())}
-    for name, (side, _) in found.items():
+    for name, (side, _) in others.items():
         if side is None:
             report.leave_out(name.split()[0])
         else:
             sides[f"{label}: {name}"] = side
     _time(report, settings, sides, lanes * steps)
-    for name, (side, bar) in found.items():
+    for name, (side, bar) in others.items():
         if side is not None:  # SB3 also computes values and advantages, so ours does
-            mine = f"{label}: rlcli with values and GAE" if name.startswith("SB3") else f"{label}: rlcli"
-            report.ratios.append(ratio(report.sides, f"{label}: {name}", mine, bar))
+            ours = f"{label}: rlcli with values and GAE" if name.startswith("SB3") else f"{label}: rlcli"
+            report.ratios.append(ratio(report.sides, f"{label}: {name}", ours, bar))
 
 
 def _recurrent(report: Report, settings: dict[str, Any]) -> None:
@@ -266,8 +266,8 @@ def _time(report: Report, settings: dict[str, Any], sides: dict, frames: int, cl
 
 # ---- what was stored is right ----------------------------------------------------------------------------------
 def _check(report: Report, label: str, pair: ActorCritic, ours: TensorDictBase, hand: dict) -> None:
-    """Both sides: rows follow each other, and stored log-probabilities are those of the stored actions."""
-    mine = {
+    """Check both sides: rows follow each other, log-probabilities are those of the stored actions."""
+    stored = {
         "obs": ours["observation"].transpose(0, 1),
         "next_obs": ours["next", "observation"].transpose(0, 1),
         "action": ours["action"].transpose(0, 1),
@@ -275,9 +275,9 @@ def _check(report: Report, label: str, pair: ActorCritic, ours: TensorDictBase, 
         "over": ours["next", "done"].squeeze(-1).T,
     }
     if "state" in hand:
-        mine["state"] = ours[STATE].squeeze(2).transpose(0, 1)
-    theirs = {**hand, "over": hand["terminated"] | hand["truncated"]}
-    for name, side in (("rlcli", mine), ("hand-written", theirs)):
+        stored["state"] = ours[STATE].squeeze(2).transpose(0, 1)
+    by_loop = {**hand, "over": hand["terminated"] | hand["truncated"]}
+    for name, side in (("rlcli", stored), ("hand-written", by_loop)):
         inside = ~side["over"][:-1]
         if not torch.equal(side["next_obs"][:-1][inside], side["obs"][1:][inside]):
             raise NumericsError(f"{name} stored rows that do not follow each other", where=label)
@@ -294,7 +294,7 @@ def _check(report: Report, label: str, pair: ActorCritic, ours: TensorDictBase, 
 
 
 def _check_states(report: Report, label: str, written: torch.Tensor, side: dict) -> None:
-    """Each step's state is what the step before wrote, `[T, N, 1, H]`, or zero where an episode began."""
+    """Check that each step's state is what the step before wrote, `[T, N, 1, H]`, or zero at starts."""
     expected = torch.where(side["over"][..., None], 0.0, written.squeeze(2))[:-1]
     gap = float((expected - side["state"][1:]).abs().max())
     report.checks[f"{label}: stored states"] = f"largest difference {gap:.1e}"

@@ -24,7 +24,7 @@ class Stored(dict):
 def discrete(
     make: Callable[[], gym.Env], lanes: int, steps: int, net: nn.Module, seed: int = 0
 ) -> Callable[[], Stored]:
-    """Discrete actions: SyncVectorEnv, one forward and one Categorical a step."""
+    """Collect discrete actions: SyncVectorEnv, one forward and one Categorical a step."""
     envs: Any = SyncVectorEnv([make] * lanes, autoreset_mode=AutoresetMode.SAME_STEP)
     state = {"obs": torch.as_tensor(envs.reset(seed=seed)[0])}
     width = envs.single_observation_space.shape
@@ -65,7 +65,7 @@ def discrete(
 
 
 def pooled(env_id: str, lanes: int, steps: int, net: nn.Module, seed: int = 0) -> Callable[[], Stored]:
-    """Discrete actions on envpool's public face, which spends a row on every reset: `counted` marks the others."""
+    """Collect on envpool's public face, which spends a row on every reset: `counted` marks the others."""
     import envpool
 
     pool = envpool.make_gymnasium(env_id, num_envs=lanes, seed=seed)
@@ -110,7 +110,7 @@ def pooled(env_id: str, lanes: int, steps: int, net: nn.Module, seed: int = 0) -
 
 
 def continuous(make: Callable[[], gym.Env], lanes: int, steps: int, net: nn.Module, std: torch.Tensor, seed: int = 0):
-    """Box actions: a Normal with a learned deviation, clipped to the bounds when executed."""
+    """Collect box actions: a Normal with a learned deviation, clipped to the bounds when executed."""
     envs: Any = SyncVectorEnv([make] * lanes, autoreset_mode=AutoresetMode.SAME_STEP)
     state = {"obs": torch.as_tensor(envs.reset(seed=seed)[0], dtype=torch.float32)}
     width, d = envs.single_observation_space.shape, envs.single_action_space.shape
@@ -155,7 +155,7 @@ def recurrent(
     make: Callable[[], gym.Env], lanes: int, steps: int, encoder: nn.Module, cell: nn.GRUCell, head: nn.Module,
     seed: int = 0,
 ) -> Callable[[], Stored]:  # fmt: skip
-    """`discrete` with a memory: each step's state is stored, and begins at zero with every episode."""
+    """Collect as `discrete` with a memory: each step's state is stored, zero at an episode's start."""
     envs: Any = SyncVectorEnv([make] * lanes, autoreset_mode=AutoresetMode.SAME_STEP)
     state = {"obs": torch.as_tensor(envs.reset(seed=seed)[0]), "h": torch.zeros(lanes, cell.hidden_size)}
     width = envs.single_observation_space.shape
@@ -225,7 +225,7 @@ class Point(gym.Env):
 
 
 def dict_and_box(make: Callable[[], gym.Env], lanes: int, steps: int, net, std: torch.Tensor, names: list[str]):
-    """Dict observations, given to the net in the order of `names`, and box actions."""
+    """Collect dict observations, given to the net in the order of `names`, and box actions."""
     envs: Any = SyncVectorEnv([make] * lanes, autoreset_mode=AutoresetMode.SAME_STEP)
     state = {name: torch.as_tensor(x) for name, x in envs.reset(seed=0)[0].items()}
     width = {name: envs.single_observation_space[name].shape for name in names}
@@ -268,7 +268,7 @@ def dict_and_box(make: Callable[[], gym.Env], lanes: int, steps: int, net, std: 
 
 
 class Normalised:
-    """Running mean and deviation of observations, updated at every vector step (Chan et al.'s parallel update)."""
+    """Normalise by running mean and deviation, updated at every vector step (Chan et al.'s parallel update)."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.mean, self.var, self.count = np.zeros(shape), np.ones(shape), 1e-4
@@ -285,7 +285,7 @@ class Normalised:
 
 
 def with_bookkeeping(make: Callable[[], gym.Env], lanes: int, steps: int, net: nn.Module):
-    """`discrete` with running observation normalisation, a step counter and the return so far, by hand."""
+    """Collect as `discrete` with observation normalisation, a step counter and the return so far."""
     envs: Any = SyncVectorEnv([make] * lanes, autoreset_mode=AutoresetMode.SAME_STEP)
     norm = Normalised(envs.single_observation_space.shape)
     state = {"obs": torch.as_tensor(norm(envs.reset(seed=0)[0]))}

@@ -26,20 +26,17 @@ from rlcli.report.figures import NOTHING, Table
 
 @dataclass
 class Side:
-    """One of the things compared: its seconds in every round."""
-
     name: str
     seconds: list[float]
     per: int = 1  # units of work in a round, so that seconds / per is one unit
 
     @property
     def median(self) -> float:
-        """Seconds of one unit, median over rounds."""
         return statistics.median(self.seconds) / self.per
 
     @property
     def spread(self) -> tuple[float, float]:
-        """Fastest and slowest round, seconds of one unit."""
+        """Return the fastest and slowest round, seconds of one unit."""
         return min(self.seconds) / self.per, max(self.seconds) / self.per
 
 
@@ -58,7 +55,7 @@ class Ratio:
 
     @property
     def met(self) -> bool | None:
-        """Whether the bar is met; None without a bar."""
+        """Return True if the bar is met; None without a bar."""
         return _met(self.median, self.bar)
 
 
@@ -73,7 +70,7 @@ class Figure:
 
     @property
     def met(self) -> bool | None:
-        """Whether the bar is met; None without a bar."""
+        """Return True if the bar is met; None without a bar."""
         return _met(self.value, self.bar)
 
 
@@ -123,11 +120,7 @@ def interleave(
     per: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Side]:
-    """Time every side once a round, A B A B ..., the order reversed in every other round.
-
-    `sides`: name -> work of one round, of `per` units. `rounds`: at least 7, after `warmup` that are not counted.
-    `clock`: in seconds; `time.process_time` counts this process's CPU time only.
-    """
+    """Time every side (work of `per` units) once a round, A B A B ..., the order reversed in every other round."""
     rounds = max(rounds, MIN_ROUNDS)
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(warmup + rounds):
@@ -142,10 +135,7 @@ def interleave(
 
 
 def fill(sides: Mapping[str, Callable[[], Any]], rounds: int, seconds: float, per: int) -> list[Side]:
-    """As `interleave`, each side called as often as fills about so many seconds of a round, at least once.
-
-    `per`: units of work in one call.
-    """
+    """Time as `interleave`, each side called to fill about so many seconds of a round; `per` units a call."""
     calls = {}
     for name, call in sides.items():
         call()
@@ -157,14 +147,14 @@ def fill(sides: Mapping[str, Callable[[], Any]], rounds: int, seconds: float, pe
         for _ in range(calls[name]):
             sides[name]()
 
-    found = interleave({name: partial(repeated, name) for name in sides}, rounds)
-    for side in found:
+    timed = interleave({name: partial(repeated, name) for name in sides}, rounds)
+    for side in timed:
         side.per = per * calls[side.name]
-    return found
+    return timed
 
 
 def ratio(sides: list[Side], over: str, under: str, bar: str = "") -> Ratio:
-    """Round by round, the time of `over` divided by that of `under`."""
+    """Return, round by round, the time of `over` divided by that of `under`."""
     by = {side.name: side for side in sides}
     pairs = zip(by[over].seconds, by[under].seconds, strict=True)
     return Ratio(over, under, [a / by[over].per / (b / by[under].per) for a, b in pairs], bar)
@@ -220,7 +210,7 @@ def publish(report: Report, path: Path | str) -> None:
 
 
 def _case(side: str) -> str:
-    """What a side was measured on: `[64, 512]` of `[64, 512]: rlcli`, "" where all sides had the same."""
+    """Return what a side was measured on: `[64, 512]` of `[64, 512]: rlcli`, "" where all had the same."""
     return side.rpartition(": ")[0]
 
 
@@ -235,11 +225,11 @@ def claim(path: Path | str) -> None:
     ResourceError
         The file cannot be written.
     """
-    there = Path(path).exists()
+    existed = Path(path).exists()
     with _written(path):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         open(path, "a", encoding="utf-8").close()
-        if not there:
+        if not existed:
             Path(path).unlink()
 
 
@@ -257,7 +247,7 @@ def _written(path: Path | str) -> Iterator[None]:
 
 
 def shown(seconds: float) -> str:
-    """`1.5 s`, `20 ms`, `3.1 us`."""
+    """Format seconds: `1.5 s`, `20 ms`, `3.1 us`."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"

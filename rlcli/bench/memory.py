@@ -40,7 +40,6 @@ _UP, _DOWN = 2, 3  # of Pong's actions
 
 
 def measure(settings: dict[str, Any]) -> Report:
-    """CartPole rows, Atari stacks, plans."""
     for recipe in _words(settings["recipes"]):
         configure("train", _words_of(recipe))  # what cannot be run is refused before anything is measured
     report = Report("memory", settings, unit="sample")
@@ -64,7 +63,7 @@ def _words(text: str) -> list[str]:
 
 # ---- rows ----------------------------------------------------------------------------------------------------------
 def _cartpole(report: Report, settings: dict[str, Any]) -> None:
-    """A row of a vector env, in memory and in files that are kept."""
+    """Measure a row of a vector env, in memory and in files that are kept."""
     batches = list(play(EnvConfig(num=8), settings["frames"]))
     with tempfile.TemporaryDirectory() as folder:
 
@@ -94,12 +93,12 @@ def _buffer(
 
 
 def _bytes(buffer: TensorDictReplayBuffer) -> float:
-    """Of a stored step: rows, index and next observations that no row holds."""
+    """Return bytes of a stored step: rows, index and next observations that no row holds."""
     return buffer.ring.nbytes / max(len(buffer), 1)
 
 
 def _upstream(report: Report, name: str, batches: list[TensorDictBase], settings: dict[str, Any]) -> None:
-    """Bytes of a step in torchrl's tensor storage; a few hundred of them show it."""
+    """Add bytes of a step in torchrl's tensor storage; a few hundred of them show it."""
     if not settings["peers"]:
         return
     size = torchrl_bytes(full_next_obs(batches[0]).reshape(-1))
@@ -110,20 +109,20 @@ def _upstream(report: Report, name: str, batches: list[TensorDictBase], settings
 
 
 def _check(name: str, buffer: TensorDictReplayBuffer, batches: list[TensorDictBase]) -> None:
-    """Every key of every row, next observations at episode ends too."""
+    """Check every key of every row, next observations at episode ends too."""
     start = 0
     for batch in batches:
         wanted = full_next_obs(batch).reshape(-1)
-        held = buffer[torch.arange(start, start + len(wanted))]
+        stored = buffer[torch.arange(start, start + len(wanted))]
         for key in wanted.keys(True, True):
-            if not torch.equal(held.get(key).reshape(wanted.get(key).shape), wanted.get(key)):
+            if not torch.equal(stored.get(key).reshape(wanted.get(key).shape), wanted.get(key)):
                 raise NumericsError(f"{name}: a row is not what was collected", where=str(key))
         start += len(wanted)
 
 
 # ---- games ---------------------------------------------------------------------------------------------------------
 def _playable(report: Report, settings: dict[str, Any]) -> list[str]:
-    """Their ids; none where the emulator is not installed."""
+    """Return the games' ids; none where the emulator is not installed."""
     ids = [f"ALE/{name}-v5" for name in _words(settings["games"])]
     if ids and (problems := env_problems(ids[0])):
         report.notes.append(f"games are left out: {problems[0]}")
@@ -152,7 +151,7 @@ def _atari(env_id: str, atari: AtariConfig | None = None) -> EnvConfig:
 
 
 def _trained(report: Report, settings: dict[str, Any]) -> None:
-    """RGB pictures, not stacked, of a policy's own play."""
+    """Measure RGB pictures, not stacked, of a policy's own play."""
     batches, mean_return = trained_cartpole(settings["frames"])
     name = "CartPole drawn in RGB, trained policy"
     report.checks[name] = f"ppo_exact, mean return {mean_return:.0f}"
@@ -163,10 +162,7 @@ def _game(
     report: Report, settings: dict[str, Any], name: str, batches: list[TensorDictBase], *, bar: str = "",
     beside: bool = False, frame_stack: int | None = STACK,
 ) -> float:  # fmt: skip
-    """Bytes of a step compressed; the plain tier and the time of both go to the report.
-
-    What stands `beside` the bars is neither timed nor compared with others.
-    """
+    """Return bytes of a step compressed; report the plain tier, and the times of both unless it stands `beside`."""
     rows = sum(batch.numel() for batch in batches)
     plain, packed = (_buffer(kind, rows, settings, frame_stack) for kind in (LazyTensorStorage, CompressedStorage))
     buffers = {"exact, each frame once": plain, "compressed": packed}
@@ -196,19 +192,19 @@ def _time(report: Report, settings: dict[str, Any], name: str, plain: Any, packe
 
 # ---- plans ---------------------------------------------------------------------------------------------------------
 def _plan(report: Report, recipe: str) -> None:
-    """`rlcli plan` in one process, the run in another."""
+    """Compare `rlcli plan` in one process with the run in another."""
     words = _words_of(recipe)
-    said = json.loads(rlcli("plan", "train", *words, "--json"))
+    plan = json.loads(rlcli("plan", "train", *words, "--json"))
     with tempfile.TemporaryDirectory() as folder:
         rlcli("train", *words, "total_frames=5000", f"run.dir={folder}/first")  # compiling once is not the run's
         rlcli("train", *words, f"run.dir={folder}/run")
         with open(f"{folder}/run/summary.json", encoding="utf-8") as file:
             process = json.load(file)["memory"]["process"]
-    own = process["peak"] - process["imported"]
+    made = process["peak"] - process["imported"]
     report.figures += [
         Figure(f"{recipe}: peak of the process", process["peak"] / 2**20, "MiB"),
-        Figure(f"{recipe}: off the plan", abs(process["peak"] / said["total"] - 1) * 100, "%", "<= 5"),
-        Figure(f"{recipe}: off the plan, imports aside", abs(own / said["own"] - 1) * 100, "%", "<= 15"),
+        Figure(f"{recipe}: off the plan", abs(process["peak"] / plan["total"] - 1) * 100, "%", "<= 5"),
+        Figure(f"{recipe}: off the plan, imports aside", abs(made / plan["own"] - 1) * 100, "%", "<= 15"),
     ]
 
 
@@ -216,7 +212,7 @@ def _plan(report: Report, recipe: str) -> None:
 
 
 def play(cfg: EnvConfig, frames: int, policy: nn.Module | None = None) -> Iterator[TensorDictBase]:
-    """Batches of play, `exact`, flat in time; random without a policy."""
+    """Yield batches of play, `exact`, flat in time; random without a policy."""
     env = build_env(cfg)
     collector = Collector(
         env, policy, frames_per_batch=PART, total_frames=frames, next_obs="exact", seed=0, keep_keys=KEYS
@@ -228,7 +224,7 @@ def play(cfg: EnvConfig, frames: int, policy: nn.Module | None = None) -> Iterat
 
 
 class Paddle(nn.Module):
-    """Pong by rule: the right paddle follows the ball, from stacks uint8 `[..., k, 84, 84]`."""
+    """Play Pong by rule: the right paddle follows the ball, from stacks uint8 `[..., k, 84, 84]`."""
 
     def forward(self, stacks: Tensor) -> Tensor:
         frame = stacks[..., -1, 14:77, :].to(torch.int16)  # the field, without score and walls
@@ -240,18 +236,17 @@ class Paddle(nn.Module):
 
     @staticmethod
     def _height(seen: Tensor, rows: Tensor) -> Tensor:
-        """The mean row of what is seen; NaN where nothing is."""
+        """Return the mean row of what is seen; NaN where nothing is."""
         count = seen.sum((-2, -1))
         return (seen.sum(-1) * rows).sum(-1) / count
 
 
 def pong_by_rule(cfg: EnvConfig, frames: int) -> Iterator[TensorDictBase]:
-    """`play` by `Paddle`."""
     return play(cfg, frames, TensorDictModule(Paddle(), ["observation"], ["action"]))
 
 
 def trained_cartpole(frames: int) -> tuple[list[TensorDictBase], float]:
-    """Pictures of CartPole as a trained policy plays it, and the policy's mean return; it is trained first."""
+    """Train a CartPole policy; return pictures of its play, and its mean return."""
     from rlcli.jobs.acting_policy import policy_to_look_at
 
     with tempfile.TemporaryDirectory() as folder:
@@ -272,7 +267,7 @@ def _pictured(batch: TensorDictBase) -> TensorDictBase:
 
 
 def drawn(states: Tensor) -> Tensor:
-    """CartPole's states `[N, 4]` as pictures uint8 `[N, 84, 84, 3]`: white, a line, a cart, a pole of its length."""
+    """Draw CartPole's states `[N, 4]` as pictures uint8 `[N, 84, 84, 3]`: white, a line, a cart, a pole."""
     scale = _SIDE / 4.8  # pixels of a unit: the track is 4.8 wide
     x, angle = states[:, 0] * scale + _SIDE / 2, states[:, 2]
     across, down = torch.arange(_SIDE) + 0.5, torch.arange(_SIDE)[:, None] + 0.5
@@ -288,7 +283,6 @@ def drawn(states: Tensor) -> Tensor:
 
 
 def rlcli(*words: str) -> str:
-    """What a command prints."""
     done = subprocess.run([sys.executable, "-m", "rlcli", *words], capture_output=True, text=True)
     if done.returncode:
         raise ResourceError(f"rlcli {' '.join(words)} exited {done.returncode}", why=done.stderr.strip()[-400:])

@@ -110,7 +110,7 @@ _ZOO: Defaults = {
 OWN = {"train": ("algo", _ZOO)}
 
 
-def read(known: Settings, words: Sequence[str]) -> dict[str, Any]:
+def read(settings: Settings, words: Sequence[str]) -> dict[str, Any]:
     """The value of every setting: those of the `key=value` words, and the defaults of the others.
 
     Raises
@@ -118,22 +118,22 @@ def read(known: Settings, words: Sequence[str]) -> dict[str, Any]:
     ConfigError
         Listing every mistake.
     """
-    values, problems = {name: setting.default for name, setting in known.items()}, []
+    values, problems = {name: setting.default for name, setting in settings.items()}, []
     for word in words:
         name, equals, text = word.partition("=")
-        if name not in known:
-            problems.append(Problem(f"this bench has no setting {name!r}", did_you_mean(name, known)))
+        if name not in settings:
+            problems.append(Problem(f"this bench has no setting {name!r}", did_you_mean(name, settings)))
         elif not equals:
             problems.append(Problem(f"cannot read {word!r}", "write key=value"))
         else:
-            values[name] = _value(word, type(known[name].default))
-            problems += _wrong(name, known[name], values[name], text)
+            values[name] = _value(word, type(settings[name].default))
+            problems += _wrong(name, settings[name], values[name], text)
     raise_all(problems)
     return values
 
 
 def _value(word: str, wanted: type) -> Any:
-    """As every other verb reads it; a text as it stands."""
+    """Read a value as every other verb does; a text as it stands."""
     from rlcli.config.words import plain, read
 
     override = None if wanted is str else read(word)
@@ -167,18 +167,18 @@ _KINDS = {
 
 
 def _bounds(setting: Setting) -> str:
-    """`at least 7`, `between 0 and 1`."""
+    """Format limits: `at least 7`, `between 0 and 1`."""
     least, most = f"{setting.least:,}", f"{setting.most:,}"
     return f"at least {least}" if math.isinf(setting.most) else f"between {least} and {most}"
 
 
 def env_problems(env_id: str) -> list[Problem]:
-    """Why an env cannot be made here: no such id, or a package that is missing."""
+    """Return why an env cannot be made here: no such id, or a package that is missing."""
     return check_env(SimpleNamespace(env=SimpleNamespace(id=env_id, kind="gym")))
 
 
 def allowed(setting: Setting) -> str:
-    """What a setting accepts, for a help page; "" where its default says it."""
+    """Return what a setting accepts, for a help page; "" where its default says it."""
     if setting.choices:
         return " | ".join(setting.choices)
     return "" if math.isinf(setting.least) else _bounds(setting)

@@ -36,7 +36,6 @@ class Split(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As the table has it."""
         if self.kind in (ALONE, NATIVE):
             return self.kind
         some = f"{self.workers} {'worker' if self.kind != COLLECTING else 'collector'}{'s' * (self.workers != 1)}"
@@ -44,24 +43,24 @@ class Split(NamedTuple):
 
 
 def processes(num: int) -> list[int]:
-    """How many processes may share `num` envs: 2, 4, 8 ... up to one a core; two on a machine of a single core."""
+    """Return how many processes may share `num` envs: 2, 4, 8 ... up to one a core, two at least."""
     most = max(2, min(cores(), num))
     return [*(2**k for k in range(1, 20) if 2**k < most), most]
 
 
 def candidates(num: int, native: bool, more: int = 0) -> list[Split]:
-    """What is measured, the simplest first; `more`: processes beyond the cores, for envs that wait."""
+    """Return the splits to measure, the simplest first; `more`: processes beyond the cores, for envs that wait."""
     plain = ("env.mode=native",) if native else ("env.mode=serial",)
-    found = [Split(ALONE, 0, ("env.mode=serial",))]
+    splits = [Split(ALONE, 0, ("env.mode=serial",))]
     if native:
-        found.append(Split(NATIVE, 0, plain))
-    found.append(Split(APART, 1, ("env.workers=1", "env.caller_steps=false")))
+        splits.append(Split(NATIVE, 0, plain))
+    splits.append(Split(APART, 1, ("env.workers=1", "env.caller_steps=false")))
     for count in [*processes(num), *([more] if more else [])]:
-        found.append(Split(CALLING, count - 1, (f"env.workers={count - 1}", "env.caller_steps=true")))
-        found.append(Split(APART, count, (f"env.workers={count}", "env.caller_steps=false")))
+        splits.append(Split(CALLING, count - 1, (f"env.workers={count - 1}", "env.caller_steps=true")))
+        splits.append(Split(APART, count, (f"env.workers={count}", "env.caller_steps=false")))
         if count != more:
-            found.append(Split(COLLECTING, count, ("collector=multi_sync", f"collector.num_workers={count}", *plain)))
-    return found
+            splits.append(Split(COLLECTING, count, ("collector=multi_sync", f"collector.num_workers={count}", *plain)))
+    return splits
 
 
 def measure(settings: dict[str, Any]) -> Report:
@@ -103,7 +102,6 @@ def _collector(cfg: CollectConfig, stack: ExitStack) -> BaseCollector:
 
 
 def _step_time(cfg: CollectConfig) -> float:
-    """Seconds of a bare env's step, resets included."""
     step = bare(configured(cfg.env).make, 1)
     steps, took = 8, 0.0
     while took < 0.1:
@@ -115,15 +113,15 @@ def _step_time(cfg: CollectConfig) -> float:
 
 
 def _crossing(sides: list[Side], num: int) -> float:
-    """Seconds that a step of all envs takes longer when a single worker steps them: nothing is shared, only handed."""
+    """Return the seconds more that a single worker's step of all envs takes: nothing is shared, only handed."""
     by = {side.name: side for side in sides}
-    here, there = by[ALONE], by[Split(APART, 1, ()).name]
-    pairs = zip(there.seconds, here.seconds, strict=True)
-    return max(0.0, statistics.median(a / there.per - b / here.per for a, b in pairs) * num)
+    alone, handed = by[ALONE], by[Split(APART, 1, ()).name]
+    pairs = zip(handed.seconds, alone.seconds, strict=True)
+    return max(0.0, statistics.median(a / handed.per - b / alone.per for a, b in pairs) * num)
 
 
 def best_of(splits: list[Split], sides: list[Side]) -> Split:
-    """The simplest of those that are about as fast as the fastest."""
+    """Return the simplest of those that are about as fast as the fastest."""
     by = {side.name: side.median for side in sides}
     fastest = min(by.values())
     return next(split for split in splits if by[split.name] <= fastest * WORTH_IT)
@@ -132,7 +130,6 @@ def best_of(splits: list[Split], sides: list[Side]) -> Split:
 def reasons(
     best: Split, splits: list[Split], sides: list[Side], env_id: str, num: int, alone: float, crossing: float
 ) -> str:
-    """Why it is the best, in two sentences."""
     by = {side.name: side.median for side in sides}
     whole, times = by[ALONE] * num, by[ALONE] / by[best.name]
     facts = (

@@ -45,7 +45,7 @@ Play = Callable[[int], float]  # the mean return of so many episodes, by mode ac
 
 
 def measure(settings: dict[str, Any]) -> Report:
-    """Whole runs in turns, a new seed each; what their final weights return is played, untimed, at the end."""
+    """Time whole runs in turns, a new seed each; play their final weights, untimed, at the end."""
     _configured(settings, Path("run"), 0)  # what cannot be run is refused before the first side runs
     _check_env(settings["algo"], settings["env.id"])
     report = Report("train", settings, unit="run")
@@ -61,14 +61,14 @@ def measure(settings: dict[str, Any]) -> Report:
     if SB3 in sides:
         report.ratios.append(ratio(report.sides, SB3, OURS, ">= 2.2" if settings["algo"] == "ppo" else ">= 2"))
     report.figures += _figures(settings, returns)
-    for name, found in returns.items():
-        each = ", ".join(f"{value:.1f}" for value in found)
+    for name, values in returns.items():
+        each = ", ".join(f"{value:.1f}" for value in values)
         report.checks[f"{name}, mean return of {EPISODES} greedy episodes, one number a run"] = each
     return report
 
 
 def _check_env(algo: str, env_id: str) -> None:
-    """Both sides have to take the env: one array observed, and the actions of the algorithm."""
+    """Raise ConfigError unless both sides take the env: one array observed, the algorithm's actions."""
     env = GymRecipe(env_id).make()
     env.close()
     seen, acted, wanted = env.observation_space, env.action_space, ACTIONS.get(algo, Space)
@@ -82,17 +82,17 @@ def _check_env(algo: str, env_id: str) -> None:
 
 
 def _figures(settings: dict[str, Any], returns: dict[str, list[float]]) -> list[Figure]:
-    """How many runs solved the env, where it is one with a bar, and how both sides' returns compare."""
-    solved, found = SOLVED.get(settings["env.id"]), []
+    """Return how many runs solved the env, if it has a bar, and how both sides' returns compare."""
+    solved, figures = SOLVED.get(settings["env.id"]), []
     if solved is not None:
         for name, values in returns.items():
             share = 100 * sum(value >= solved for value in values) / len(values)
-            found.append(Figure(f"runs that return {solved} or more, {name}", share, "%", ">= 80" * (name == OURS)))
+            figures.append(Figure(f"runs that return {solved} or more, {name}", share, "%", ">= 80" * (name == OURS)))
     if SB3 in returns:
         # between equals, eight runs a side fall below 25 % in one case of twenty
         won = statistics.fmean((x > y) + (x == y) / 2 for x in returns[OURS] for y in returns[SB3])
-        found.append(Figure("pairs of runs in which ours returns more (ties half)", 100 * won, "%", ">= 25"))
-    return found
+        figures.append(Figure("pairs of runs in which ours returns more (ties half)", 100 * won, "%", ">= 25"))
+    return figures
 
 
 def _peer(settings: dict[str, Any], seed: int) -> Play:
@@ -102,7 +102,7 @@ def _peer(settings: dict[str, Any], seed: int) -> Play:
 
 
 def _configured(settings: dict[str, Any], folder: Path, seed: int) -> tuple[Config, list[str]]:
-    """Our run of the settings, and the overrides that say the same."""
+    """Return our run of the settings, and the overrides that say the same."""
     algo = settings["algo"]
     unknown = ("rounds", "peers", "algo", *(_ONLY_OFF if algo == "ppo" else _ONLY_PPO))
     words = [f"{key}={value}".replace(" ", "") for key, value in settings.items() if key not in unknown]

@@ -36,7 +36,7 @@ HELD, STEPS = 100, 128  # the env cost that has a bar, microseconds; the most st
 
 
 def measure(settings: dict[str, Any]) -> Report:
-    """The comparisons one after the other, in each the sides take turns; or, with `env.id`, the best split."""
+    """Run the comparisons, in each of which the sides take turns; or, with `env.id`, find the best split."""
     if settings["env.id"]:
         return split.measure(settings)
     report = Report("workers", settings, unit="step of one env")
@@ -55,23 +55,20 @@ def measure(settings: dict[str, Any]) -> Report:
 
 
 def calling(workers: int) -> str:
-    """The name of a ParallelEnv whose caller steps a share of the envs beside so many workers."""
+    """Return the name of a ParallelEnv whose caller steps a share of the envs beside so many workers."""
     return f"rlcli caller + {apart(workers).removeprefix('rlcli ')}"
 
 
 def apart(workers: int) -> str:
-    """The name of one whose caller waits."""
+    """Return the name of one whose caller waits."""
     return f"rlcli {workers} worker{'s' * (workers != 1)}"
 
 
 def collecting(workers: int) -> str:
-    """The name of collectors in workers."""
     return f"rlcli {workers} collectors"
 
 
 class _Comparison:
-    """One env, and everything that steps `env.num` of it."""
-
     def __init__(self, report: Report, recipe: GymRecipe, label: str) -> None:
         self.report, self.settings, self.recipe = report, report.settings, recipe
         self.num = self.settings["env.num"]
@@ -85,23 +82,23 @@ class _Comparison:
         """Our ways against other frameworks'."""
         steps = STEPS
         with ExitStack() as stack:
-            theirs = {GYMNASIUM: peers.gymnasium_async(CARTPOLE, self.num)}
-            stack.callback(theirs[GYMNASIUM].close)  # forked before there are pipes of ours that they would hold open
+            others = {GYMNASIUM: peers.gymnasium_async(CARTPOLE, self.num)}
+            stack.callback(others[GYMNASIUM].close)  # forked before there are pipes of ours that they would hold open
             if self.settings["peers"]:
                 for name, make in {SB3: peers.sb3_subproc, TORCHRL: peers.torchrl_parallel}.items():
                     peer = make(CARTPOLE, self.num)
                     if peer is None:
                         self.report.leave_out(name.split()[0])
                     else:
-                        theirs[name] = peer
+                        others[name] = peer
                         stack.callback(peer.close)
-            sides = {name: partial(peer.step, steps) for name, peer in theirs.items()}
-            found = self._timed(sides | self._ours(stack, steps), steps)
-            for name in theirs:
-                self._ratio(found, name, calling(self.most - 1), BARS[name])
-                self._ratio(found, name, apart(self.most))
-            self._ratio(found, SERIAL, calling(self.most - 1))
-            self._keep(found)
+            sides = {name: partial(peer.step, steps) for name, peer in others.items()}
+            timed = self._timed(sides | self._ours(stack, steps), steps)
+            for name in others:
+                self._ratio(timed, name, calling(self.most - 1), BARS[name])
+                self._ratio(timed, name, apart(self.most))
+            self._ratio(timed, SERIAL, calling(self.most - 1))
+            self._keep(timed)
 
     def with_floor(self, cost: int, bar: str) -> None:
         """Our ways against processes that step the same bare envs and say nothing; a step costs about `cost` us."""
@@ -111,12 +108,12 @@ class _Comparison:
             stack.callback(floor.close)
             name = f"{self.most} bare processes"
             sides = {name: partial(floor.step, steps)} | self._ours(stack, steps, self._in_workers(None, steps))
-            found = self._timed(sides, steps)
-            self._ratio(found, name, calling(self.most - 1), bar)
-            self._ratio(found, name, apart(self.most))
-            self._ratio(found, name, collecting(self.most))
-            self._ratio(found, SERIAL, calling(self.most - 1))
-            self._keep(found)
+            timed = self._timed(sides, steps)
+            self._ratio(timed, name, calling(self.most - 1), bar)
+            self._ratio(timed, name, apart(self.most))
+            self._ratio(timed, name, collecting(self.most))
+            self._ratio(timed, SERIAL, calling(self.most - 1))
+            self._keep(timed)
 
     def of_collectors(self) -> None:
         """Collectors in two workers that act with a policy."""
@@ -137,11 +134,11 @@ class _Comparison:
                 collecting(2): self._in_workers(actor, steps, 2),
             }
             sides |= self._rollouts(stack, collectors)
-            found = self._timed(sides, steps)
+            timed = self._timed(sides, steps)
             if MULTI_SYNC in sides:
-                self._ratio(found, MULTI_SYNC, collecting(2), ">= 15")
-            self._ratio(found, COLLECTOR, collecting(2))
-            self._keep(found)
+                self._ratio(timed, MULTI_SYNC, collecting(2), ">= 15")
+            self._ratio(timed, COLLECTOR, collecting(2))
+            self._keep(timed)
 
     # ---- ours ----------------------------------------------------------------------------------------------------
     def _ours(self, stack: ExitStack, steps: int, in_workers: Ours | None = None) -> dict[str, Any]:
@@ -165,16 +162,16 @@ class _Comparison:
         return MultiSyncCollector(makers, policy, frames_per_batch=self.num * steps, cat_results=0, **AS_IN_A_RUN)
 
     def _rollouts(self, stack: ExitStack, collectors: dict[str, Ours]) -> dict[str, Any]:
-        """Their ways to collect a batch, once all of them are seen to give the frames of the first."""
+        """Return their ways to collect a batch, once all are seen to give the frames of the first."""
         for collector in collectors.values():
             stack.callback(collector.shutdown)
         (first, collector), *others = collectors.items()
         expected = collector.rollout()
         for name, collector in others:
-            found = collector.rollout()
+            batch = collector.rollout()
             for key in expected.keys(True, True):
                 rounded = key in ("logits", "sample_log_prob")  # of a product with as many rows as a process has envs
-                if not (torch.allclose if rounded else torch.equal)(expected[key], found[key]):
+                if not (torch.allclose if rounded else torch.equal)(expected[key], batch[key]):
                     raise NumericsError(f"{name} collects other frames than {first}", where=f"{self.label}, {key}")
         self.report.checks[
             f"{self.label}: what {first.removeprefix('rlcli ')} and {len(others)} other ways collect"
@@ -186,9 +183,9 @@ class _Comparison:
         return fill(sides, self.settings["rounds"], self.settings["seconds"], self.num * steps)
 
     def _ratio(self, sides: list[Side], over: str, under: str, bar: str = "") -> None:
-        found = ratio(sides, over, under, bar)
-        found.over = f"{self.label}: {over}"
-        self.report.ratios.append(found)
+        measured = ratio(sides, over, under, bar)
+        measured.over = f"{self.label}: {over}"
+        self.report.ratios.append(measured)
 
     def _keep(self, sides: list[Side]) -> None:
         for side in sides:

@@ -19,13 +19,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
 
 
 def answer(benches: Benches, words: Sequence[str]) -> int:
-    """Measure what the words name, or print the help page that they ask for; gives the exit code.
-
-    Raises
-    ------
-    ConfigError
-        No bench has that name, or its settings are wrong.
-    """
+    """Measure what the words name, or print the help page they ask for; return the exit code."""
     asked = [word for word in words if word not in ("-h", "--help")]
     if asked and asked[0] not in benches.about:
         problem = unknown("bench", asked[0], benches.about)

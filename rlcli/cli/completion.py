@@ -112,7 +112,7 @@ def _offers(word: str, before: list[str]) -> Iterable[str]:
 
 
 def _flags(verb: str) -> Iterator[str]:
-    """The flags of a verb: those of jobs, or what its usage text shows, and every verb's."""
+    """Yield the flags of a verb: those of jobs, or of its usage text, and every verb's."""
     from rlcli.cli.flags import OF_EVERY_VERB
     from rlcli.cli.job import flags_of
     from rlcli.cli.main import VERBS

@@ -51,7 +51,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
 
 
 def _target(text: str, name: str) -> Path:
-    """Return the file to write: of the recipe's name in a folder, and ending in .yaml."""
+    """Return the file to write: named after the recipe in a folder, and ending in .yaml."""
     target = Path(text)
     if target.is_dir() or text.endswith("/"):
         target = target / f"{name}.yaml"
@@ -66,25 +66,22 @@ def _target(text: str, name: str) -> Path:
 
 
 def _command(recipe: Recipe, target: Path, recipe_dirs: Sequence[str]) -> str:
-    """Return the command that runs the copy: the original's header with the copy's name, where its parts are found."""
+    """Return the command that runs the copy: the original's with the copy's name and folders."""
     commands = [line.removeprefix("command:").strip() for line in recipe.header if line.startswith("command:")]
-    own = f"recipe={recipe.name}"
-    command = commands[0] if commands and own in commands[0].split() else f"rlcli {recipe.verb} {own}"
+    named = f"recipe={recipe.name}"
+    command = commands[0] if commands and named in commands[0].split() else f"rlcli {recipe.verb} {named}"
     flagged: dict[str, list[str]] = {"--import": [], "--recipe-dir": []}  # by a copy's command
     for flag, value in re.findall(_FLAG, command):
         flagged[flag].append(value.strip("'"))
-    words = [f"recipe={target.stem}" if word == own else word for word in re.sub(_FLAG, "", command).split()]
-    found = target.parent.resolve() == Path("recipes").resolve() and not recipe_dirs  # given ones come before it
-    folders = [*([] if found else [str(target.parent)]), *recipe_dirs, *flagged["--recipe-dir"]]
+    words = [f"recipe={target.stem}" if word == named else word for word in re.sub(_FLAG, "", command).split()]
+    in_path = target.parent.resolve() == Path("recipes").resolve() and not recipe_dirs  # given ones come before it
+    folders = [*([] if in_path else [str(target.parent)]), *recipe_dirs, *flagged["--recipe-dir"]]
     packages = [*flagged["--import"], *registry.imported]
     return " ".join([*words, *map(shlex.quote, registry.flags(packages, folders))])
 
 
 def copied(recipe: Recipe, command: str) -> str:
-    """Return the text of a copy: a header of its own, and the rest as it is.
-
-    The header keeps what the original's says about the recipe, but not its command and figures.
-    """
+    """Return the text of a copy: the original's header but its command and figures, and the rest as it is."""
     lines = guard.read_text(recipe.path).splitlines()
     header = list(itertools.takewhile(lambda line: line.startswith("#"), lines))
     body = lines[len(header) :]
@@ -97,7 +94,7 @@ def copied(recipe: Recipe, command: str) -> str:
 
 
 def _blocks(header: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """The lines of a header, each with those below it that are further to the right, and the label it begins with."""
+    """Split a header into labelled blocks: each line with the further indented ones below it."""
     blocks: list[tuple[str, list[str]]] = []
     for line in header:
         if blocks and re.match(r"#\s{2,}\S", line):

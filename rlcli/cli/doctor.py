@@ -50,9 +50,9 @@ def _report() -> Iterator[str]:
     yield from _devices()
     yield "extras"
     for extra, packages in EXTRAS.items():
-        found = [f"{name} {_version(name)}" for name in packages.values() if _version(name)]
-        advice = "" if len(found) == len(packages) else install(extra)
-        yield f"  {extra:<12} {', '.join(found) or 'not installed':<44} {advice}".rstrip()
+        present = [f"{name} {_version(name)}" for name in packages.values() if _version(name)]
+        advice = "" if len(present) == len(packages) else install(extra)
+        yield f"  {extra:<12} {', '.join(present) or 'not installed':<44} {advice}".rstrip()
 
 
 def _version(name: str) -> str | None:

@@ -48,7 +48,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
 
     say: Callable[[str], None] = (lambda line: None) if quiet else partial(print, file=sys.stderr, flush=True)
     with contextlib.nullcontext() if quiet else announced():
-        found = evaluate(
+        evaluation = evaluate(
             path,
             episodes=args.episodes,
             deterministic=not args.stochastic,
@@ -56,10 +56,10 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
             max_steps=args.max_steps,
             video=args.video,
             say=say,
-            show=lambda found: print("\n".join(map(wrapped, found.lines())), flush=True),
+            show=lambda evaluation: print("\n".join(map(wrapped, evaluation.lines())), flush=True),
         )
-    if found.film_error is not None:
-        raise found.film_error
+    if evaluation.film_error is not None:
+        raise evaluation.film_error
     return 0
 
 
@@ -69,7 +69,7 @@ def _console(words: Sequence[str]) -> str:
     from rlcli.config.problem import raise_all, unknown
     from rlcli.config.schemas import Config
 
-    chosen, known = "auto", choices(Config, "console")
+    chosen, allowed = "auto", choices(Config, "console")
     for word in words:
         key, _, chosen = word.partition("=")
         if key != "console":
@@ -78,6 +78,6 @@ def _console(words: Sequence[str]) -> str:
                 why="it uses the settings of the run's own evaluations",
                 fix="See rlcli eval --help.",
             )
-        if chosen not in known:
-            raise_all([unknown("console", chosen, known)])
+        if chosen not in allowed:
+            raise_all([unknown("console", chosen, allowed)])
     return chosen

@@ -19,46 +19,41 @@ OF_EVERY_VERB = ("--import", "--recipe-dir", "--debug")
 
 
 class Flags(argparse.ArgumentParser):
-    """A parser whose complaints are our errors."""
+    """Parse words; complaints are our errors."""
 
     def __init__(self, verb: str) -> None:
         super().__init__(prog=f"rlcli {verb}", add_help=False, allow_abbrev=False)
         self.add_argument("-h", "--help", action="store_true")
 
     def parse(self, words: Sequence[str], rest: str = "") -> argparse.Namespace:
-        """Parse the flags of a verb, and a file whose name begins with a dash as that file.
-
-        `rest`: where a flag that the verb has not goes, `--seed 3` as the one word `--seed=3`: what to write instead is
-        said with everything else that is wrong with the overrides. Without it, it is refused here.
-        """
-        theirs, ours, waiting = list[str](), list[str](), list(words)
+        """Parse flags, and files whose names begin with a dash; unknown flags go to `rest`, or are refused."""
+        unknown, parsed, waiting = list[str](), list[str](), list(words)
         while waiting:
             word = waiting.pop(0)
             if self._knows(word) or not _FLAG.match(word):
-                ours.append(word)
+                parsed.append(word)
             elif os.path.exists(word):
-                ours.append(f"./{word}")
+                parsed.append(f"./{word}")
             elif "=" in word or not waiting or "=" in waiting[0] or _FLAG.match(waiting[0]):
-                theirs.append(word)
+                unknown.append(word)
             else:
-                theirs.append(f"{word}={waiting.pop(0)}")
-        if theirs and not rest:
-            name = theirs[0].partition("=")[0]
+                unknown.append(f"{word}={waiting.pop(0)}")
+        if unknown and not rest:
+            name = unknown[0].partition("=")[0]
             hint = did_you_mean(name, self.names)
             raise ConfigError(f"there is no flag {name}{hint and f' ({hint})'}", fix=f"See {self.prog} --help.")
-        args = self.parse_intermixed_args(ours)
+        args = self.parse_intermixed_args(parsed)
         if rest:
-            getattr(args, rest).extend(theirs)
+            getattr(args, rest).extend(unknown)
         args.flags = self.names
         return args
 
     @property
     def names(self) -> list[str]:
-        """The flags that the verb has, as they are typed."""
         return [*(name for action in self._actions for name in action.option_strings), *OF_EVERY_VERB]
 
     def _knows(self, word: str) -> bool:
-        """Say whether a word is one of its flags, as `--cfg`, `--cfg=job` or `-cjob`."""
+        """Return True if a word is one of its flags, as `--cfg`, `--cfg=job` or `-cjob`."""
         names = {name: action.nargs is None for action in self._actions for name in action.option_strings}
         return word.partition("=")[0] in names or (len(word) > 2 and names.get(word[:2], False))
 
@@ -67,13 +62,13 @@ class Flags(argparse.ArgumentParser):
 
 
 def run_folder(text: str | None, verb: str) -> str:
-    """Return the folder of a run; the error names the nearest runs."""
+    """Return the folder of a run, or raise ConfigError that names the nearest runs."""
     if text is None:
         raise ConfigError(f"{verb} needs a run folder", fix=f"Write rlcli {verb} RUN; rlcli ls runs lists them.")
     if Path(text).is_dir() or (verb == "eval" and Path(text.rpartition(":")[0] or text).is_dir()):
         return text
-    known = [str(path.parent) for path in Path("runs").glob("**/config.json")]
-    hint = did_you_mean(text, known) or "rlcli ls runs lists them"
+    folders = [str(path.parent) for path in Path("runs").glob("**/config.json")]
+    hint = did_you_mean(text, folders) or "rlcli ls runs lists them"
     raise ConfigError(f"no run folder {text!r}; {hint}")
 
 
@@ -116,10 +111,7 @@ def read(
 def looked_at(
     look: str, words: Sequence[str], usage: str, *names: str, **settings: Mapping[str, Any]
 ) -> argparse.Namespace | None:
-    """Return the words of a verb that looks at what another one would do: `verb`, `words` and its flags.
-
-    Without a verb `train` is meant, which most recipes are for. None as `read` gives it.
-    """
+    """Return the words of a verb that looks at another one, `verb` ("train" by default); None as in `read`."""
     if args := read(look, words, usage, *names, "words*", rest="words", **settings):
         args.verb = args.words.pop(0) if args.words and args.words[0] in VERBS else "train"
     return args

@@ -61,7 +61,6 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
 
 
 def topics() -> list[str]:
-    """Return the names of the pages."""
     return sorted(page.stem for page in PAGES.glob("*.md"))
 
 
@@ -71,7 +70,7 @@ def _title(name: str) -> str:
 
 
 def _show(text: str) -> None:
-    """Laid out on a terminal, as it is written elsewhere."""
+    """Print Markdown, laid out on a terminal."""
     if not sys.stdout.isatty():
         print(text, end="")
         return
@@ -83,7 +82,7 @@ def _show(text: str) -> None:
 
 # ---- the page of keys ------------------------------------------------------------------------------------------
 def keys_page() -> Iterator[str]:
-    """The lines of `help/keys.md`: every key of `train`, then what `collect` alone reads."""
+    """Yield the lines of `help/keys.md`: every key of `train`, then what `collect` alone reads."""
     yield "# Keys of `rlcli train` and `rlcli collect`"
     yield ""
     yield "Where a choice has a default of its own, it names both. Where a key is read with some choices only, the"
@@ -103,25 +102,25 @@ def keys_page() -> Iterator[str]:
                 if group:
                     yield doc(schema, group) + "\n"
                 yield "| key | default | meaning | read |\n|---|---|---|---|"
-            known = choices(schema, group) if leaf.key == f"{group}.kind" else ()
-            yield _key_row(leaf, when, known)
+            allowed = choices(schema, group) if leaf.key == f"{group}.kind" else ()
+            yield _key_row(leaf, when, allowed)
 
 
 @functools.cache
 def _set_by_choices() -> dict[str, dict[str, list[str]]]:
-    """Return key -> its defaults that choices bring with them, as they are typed -> those choices."""
-    found: dict[str, dict[str, list[str]]] = {}
+    """Return key -> its defaults that choices bring, as typed -> those choices."""
+    defaults: dict[str, dict[str, list[str]]] = {}
     for group, name in ((group, name) for group, names in CHOICES.items() for name in names):
         sets, chosen = choice_file(group, name)
         pairs = [*flat(VERBS["train"], sets), *((f"{other}.kind", value) for other, value in chosen.items())]
         for key, value in pairs:
             if value not in (name, leaves(VERBS["train"])[key].default):
-                found.setdefault(key, {}).setdefault(spell(value), []).append(f"{group}={name}")
-    return found
+                defaults.setdefault(key, {}).setdefault(spell(value), []).append(f"{group}={name}")
+    return defaults
 
 
 def _others(leaf: Leaf) -> list[tuple[str, str]]:
-    """Return the defaults of a key that choices bring with them, each with those choices."""
+    """Return the defaults of a key that choices bring, each with those choices."""
     return [(value, ", ".join(names)) for value, names in _set_by_choices().get(leaf.key, {}).items()]
 
 
@@ -135,12 +134,10 @@ def _key_row(leaf: Leaf, when: str, choices: Sequence[str]) -> str:
 
 # ---- the page of a verb ----------------------------------------------------------------------------------------
 def print_help(verb: str, recipe_dirs: Sequence[str] = ()) -> None:
-    """Print the page of a verb, as wide as the terminal."""
     sys.stdout.write("\n".join(_page(verb, recipe_dirs, page_width())) + "\n")
 
 
 def page_width() -> int:
-    """Return the columns of a page: the terminal's, within reason."""
     return max(72, min(120, shutil.get_terminal_size().columns))
 
 

@@ -34,13 +34,13 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
         from rlcli.inspection.folder import inspect
 
     with announced():
-        found = inspect(path, trajectory=args.trajectory)
+        inspections = inspect(path, trajectory=args.trajectory)
     if args.json:
-        print(json.dumps([each.as_dict() for each in found], indent=1))
+        print(json.dumps([each.as_dict() for each in inspections], indent=1))
         return 0
     from rlcli.inspection.view import show_inspection
 
-    for i, each in enumerate(found):
+    for i, each in enumerate(inspections):
         if i:
             print()
         show_inspection(each)

@@ -14,7 +14,6 @@ Start = Callable[[Any, list[str]], Any]
 
 
 def flags_of(verb: str) -> Flags:
-    """Return the flags and overrides of a verb that runs a job."""
     flags = Flags(verb)
     flags.add_argument("-m", "--multirun", action="store_true")
     flags.add_argument("-c", "--cfg", choices=("job", "hydra", "all"))
@@ -35,7 +34,6 @@ def collect(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
 
 
 def start_training(cfg: Any, overrides: list[str]) -> Any:
-    """Train as a configuration says."""
     with loading(quiet=cfg.console.kind == "off"):
         from rlcli.jobs import train
 
@@ -43,7 +41,6 @@ def start_training(cfg: Any, overrides: list[str]) -> Any:
 
 
 def start_collecting(cfg: Any, overrides: list[str]) -> Any:
-    """Collect as a configuration says."""
     with loading(quiet=cfg.console.kind == "off"):
         from rlcli.jobs import collect
 
@@ -51,7 +48,7 @@ def start_collecting(cfg: Any, overrides: list[str]) -> Any:
 
 
 def _run(verb: str, words: Sequence[str], recipe_dirs: Sequence[str], start: Start) -> int:
-    """Do what the words ask of a verb: print help or the configuration, or run one job or several with `start`."""
+    """Do what the words ask of a verb: print help or the configuration, or `start` one job or several."""
     args = flags_of(verb).parse(words, "overrides")
     if args.help:
         from rlcli.cli.help import print_help
@@ -94,10 +91,10 @@ def print_cfg(ready: Any, part: str = "job", package: str | None = None, resolve
             OmegaConf.resolve(node)
         if part == "hydra":
             node = OmegaConf.masked_copy(node, "hydra")
-        found = OmegaConf.select(node, package) if package else node
+        selected = OmegaConf.select(node, package) if package else node
     except OmegaConfBaseException as error:
         raise ConfigError("the configuration cannot be resolved", why=in_words(error)) from None
-    if found is None and find(VERBS[ready.verb], str(package)) is None:
+    if selected is None and find(VERBS[ready.verb], str(package)) is None:
         raise ConfigError(f"no key {package!r} in the configuration", where="--package")
-    plain = "null" if found is None else found
-    print(OmegaConf.to_yaml(found).rstrip("\n") if OmegaConf.is_config(found) else plain)
+    plain = "null" if selected is None else selected
+    print(OmegaConf.to_yaml(selected).rstrip("\n") if OmegaConf.is_config(selected) else plain)

@@ -119,7 +119,7 @@ _AGO = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 def _moment(text: str) -> datetime:
-    """Return a date, a time, or how long ago: argparse names the flag where it is none of these."""
+    """Return a date, a time, or how long ago; argparse names the flag where it is none of these."""
     if ago := re.fullmatch(r"(\d{1,6})([mhdw])", text):
         return datetime.now().astimezone() - timedelta(**{_AGO[ago[2]]: int(ago[1])})
     return datetime.fromisoformat(text).astimezone()
@@ -129,25 +129,25 @@ _moment.__name__ = "date (2031-05-06) or age (3d)"  # what argparse calls it
 
 
 def _runs(roots: Sequence[str], asked: Any) -> Iterator[str]:
-    """The runs under these folders that are asked for, newest first or sorted."""
+    """Yield the table of the runs that are asked for, newest first or sorted."""
     from rlcli.runs.folder import all_runs
 
     runs = {run.path.resolve(): run for root in roots for run in all_runs(root)}
-    found = sorted(map(facts, runs.values()), key=lambda one: str(one["created"]), reverse=True)
-    there = found
+    matching = sorted(map(facts, runs.values()), key=lambda one: str(one["created"]), reverse=True)
+    there = matching
     for name in ("env", "recipe", "status"):
         if pattern := getattr(asked, name):
-            found = [one for one in found if fnmatchcase(str(one[name] or "-"), pattern)]
+            matching = [one for one in matching if fnmatchcase(str(one[name] or "-"), pattern)]
     if asked.since:
-        found = [one for one in found if one["created"] and _moment(one["created"]) >= asked.since]
+        matching = [one for one in matching if one["created"] and _moment(one["created"]) >= asked.since]
     if asked.sort not in (None, "created"):
         figures = asked.sort in _FIGURES  # the largest first, those without one last
         by = (lambda x: (x is not None, x or 0)) if figures else str
-        found.sort(key=lambda one: by(one[asked.sort]), reverse=figures)
-    shown = found[: asked.limit]
+        matching.sort(key=lambda one: by(one[asked.sort]), reverse=figures)
+    shown = matching[: asked.limit]
     if asked.json:
         yield json.dumps([{name: x for name, x in one.items() if name != "given"} for one in shown], indent=2)
-    elif not found:
+    elif not matching:
         has = {name: sorted({str(one[name] or "-") for one in there}) for name in ("env", "recipe", "status")}
         has = {name: names for name, names in has.items() if getattr(asked, name) and len(names) < 10}
         these = "".join(f"; --{name}: {', '.join(names)}" for name, names in has.items())
@@ -155,12 +155,12 @@ def _runs(roots: Sequence[str], asked: Any) -> Iterator[str]:
     else:
         yield "runs (rlcli resume RUN, rlcli eval RUN); result: eval, of the evaluation; train, of the last episodes"
         yield from _table(shown)
-        if left := len(found) - len(shown):
+        if left := len(matching) - len(shown):
             yield f"  and {left} more (--limit)"
 
 
 def columns(runs: Iterable[Run], common: Container[str] = ()) -> Iterator[str]:
-    """A line of headings, and one of each run; overrides in `common` are not repeated in every line."""
+    """Yield a heading and a line a run; overrides in `common` are left out."""
     yield from _table(map(facts, runs), common)
 
 
@@ -188,7 +188,7 @@ def _row(one: Mapping[str, Any], common: Container[str] = ()) -> tuple[str, ...]
 
 
 def facts(run: Run) -> dict[str, Any]:
-    """Return what a run is, what came of it so far, and what was typed for it (`given`: but recipe, env and seed)."""
+    """Return what a run is, its result so far, and its overrides but recipe, env and seed (`given`)."""
     info = run.info
     try:
         status, data = run.status, run.summary
@@ -212,7 +212,7 @@ def facts(run: Run) -> dict[str, Any]:
 
 
 def means(runs: Iterable[Run], common: Container[str] = ()) -> Iterator[str]:
-    """The mean result of runs that are done and differ in their seeds alone, and its sample standard deviation."""
+    """Yield the mean result and its sample standard deviation of finished runs that differ in their seeds alone."""
     alike: dict[tuple[bool, tuple[str, ...]], list[float]] = {}
     for run in runs:
         data = run.summary
@@ -221,27 +221,25 @@ def means(runs: Iterable[Run], common: Container[str] = ()) -> Iterator[str]:
             evaluated = "mean_return" in _part(data, "evaluation")  # else one failed, and the result is of training
             alike.setdefault((evaluated, tuple(str(name) for name in names if name)), []).append(float(result))
     for of, kind in ((True, "the evaluation return"), (False, "the return of the last training episodes")):
-        found = [(words, results) for (evaluated, words), results in alike.items() if evaluated is of]
-        if any(len(results) > 1 for _, results in found):
+        groups = [(words, results) for (evaluated, words), results in alike.items() if evaluated is of]
+        if any(len(results) > 1 for _, results in groups):
             yield f"mean +- sample standard deviation over n seeds of {kind}"
-        for words, results in found:
+        for words, results in groups:
             if len(results) > 1:
                 yield f"  {' '.join(words)}: {mean(results):.4g} +- {stdev(results):.3g} over {len(results)} seeds"
 
 
 def shared(runs: Sequence[Run]) -> set[str]:
-    """Return the overrides that all of these runs were given."""
     return set.intersection(*(set(_given(run)) for run in runs)) if runs else set()
 
 
 def _given(run: Run) -> list[str]:
-    """Return what was typed for a run beside what has a column of its own."""
+    """Return a run's overrides that have no column of their own."""
     typed = [str(word).lstrip("+") for word in run.info.get("overrides") or ()]
     return [word for word in typed if not re.match(r"(recipe|env\.id|seed|run\.dir)=", word)]
 
 
 def result_of(run: Run) -> str:
-    """Say what came of a run, in one line."""
     one = facts(run)
     *_, status, frames, _, time, _ = _row(one)
     kind = {"eval": "evaluation return", "train": "training return", None: ""}[one["result_of"]]

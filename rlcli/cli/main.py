@@ -80,7 +80,7 @@ exit codes: 0 done, 2 configuration, 3 environment, 4 damaged data, 5 resources,
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command, the words after `rlcli` (by default this process's), and return the exit code."""
+    """Run one command, the words after `rlcli` (by default this process's); return the exit code."""
     _make_streams_safe()
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
@@ -139,7 +139,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _load_first(words: Sequence[str]) -> None:
-    """Load what a run uses before packages of the user's: some bring native libraries that bear no other order."""
+    """Load what a run uses before the user's packages: some bring native libraries that bear no other order."""
     with loading(quiet="console=off" in words):
         import numba  # noqa: F401
 
@@ -147,13 +147,13 @@ def _load_first(words: Sequence[str]) -> None:
 
 
 def runner(verb: str) -> Callable[[Sequence[str], Sequence[str]], int]:
-    """Return what runs a verb, from its words and the folders of `--recipe-dir`; it gives the exit code."""
+    """Return the function that runs a verb, from its words and the folders of `--recipe-dir`, to an exit code."""
     module, _, name = (_HIDDEN.get(verb) or VERBS[verb][0]).partition(".")
     return getattr(import_module(f"rlcli.cli.{module}"), name or "run")
 
 
 class _HangupSafeStream(io.FileIO):
-    """A terminal: when it is gone, what is written goes nowhere, and whoever writes goes on."""
+    """Discard what is written to a terminal that is gone."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -166,10 +166,7 @@ class _HangupSafeStream(io.FileIO):
 
 
 def _make_streams_safe() -> None:
-    """Output that was closed or whose terminal is gone goes nowhere, and what a terminal cannot spell is spelled out.
-
-    Whoever writes: a view, a warning, an env that prints.
-    """
+    """Discard output that was closed or whose terminal is gone; escape what a terminal cannot spell."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -183,7 +180,7 @@ def _make_streams_safe() -> None:
 
 
 def _silence(stream: int) -> None:
-    """Nobody takes the output any more."""
+    """Discard all further output of a stream."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream)
     os.close(nowhere)
@@ -191,34 +188,28 @@ def _silence(stream: int) -> None:
 
 @contextlib.contextmanager
 def _attended(verb: str) -> Iterator[None]:
-    """A verb that makes runs answers SIGTERM from its first moment on; a library's warning takes one line."""
+    """Answer SIGTERM from the first moment of a verb that makes runs; print a library's warning once, in one line."""
     show = warnings.showwarning
-    said: set[str] = set()
+    printed: set[str] = set()
 
-    def in_one_line(message: Warning | str, *place: Any, **more: Any) -> None:
-        plain = re.sub(r"\x1b\[[0-9;]*m", "", str(message)).removeprefix(
-            "WARN: "
-        )  # gymnasium colours its own, and says so
-        if (line := f"warning: {' '.join(plain.split())}") not in said:
-            said.add(line)
+    def in_one_line(message: Warning | str, *where: Any, **more: Any) -> None:
+        # gymnasium colours its own, and says so
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", str(message)).removeprefix("WARN: ")
+        if (line := f"warning: {' '.join(plain.split())}") not in printed:
+            printed.add(line)
             print(line, file=sys.stderr)
 
     warnings.showwarning = in_one_line
     try:
-        with _answering() if verb in ("train", "collect", "resume") else contextlib.nullcontext():
+        runs = verb in ("train", "collect", "resume")
+        with import_module("rlcli.runs.signals").BeforeTheRun() if runs else contextlib.nullcontext():
             yield
     finally:
         warnings.showwarning = show
 
 
-def _answering() -> contextlib.AbstractContextManager[Any]:
-    from rlcli.runs.signals import BeforeTheRun
-
-    return BeforeTheRun()
-
-
 def _take(words: list[str], flag: str, value_name: str) -> tuple[list[str], list[str]]:
-    """Return the values of a flag that may stand anywhere and be repeated, and the words that are left."""
+    """Return the values of a flag that may stand anywhere and be repeated, and the other words."""
     values, rest = [], []
     stream = iter(words)
     for word in stream:
@@ -237,9 +228,9 @@ def _take(words: list[str], flag: str, value_name: str) -> tuple[list[str], list
 def _unknown_verb(words: list[str]) -> ConfigError:
     from rlcli.config.problem import did_you_mean
 
-    verb, found = words[0], next((word for word in words if word in VERBS), None)
+    verb, later = words[0], next((word for word in words if word in VERBS), None)
     if verb.startswith("-"):
-        again = ["rlcli", found, *(word for word in words if word != found)] if found else ["rlcli", "VERB", *words]
+        again = ["rlcli", later, *(word for word in words if word != later)] if later else ["rlcli", "VERB", *words]
         return ConfigError(f"{verb!r} is not a verb", fix=f"Flags follow the verb: {shlex.join(again)}.")
     if "=" in verb:
         return ConfigError(f"{verb!r} is not a verb", fix=f"Write rlcli train {verb}, or see rlcli --help.")
@@ -251,12 +242,7 @@ def _unknown_verb(words: list[str]) -> ConfigError:
 # ---- what a verb waits for before it can answer: loading torch, compiling kernels once; a word before each wait ------
 @contextlib.contextmanager
 def loading(quiet: bool = False) -> Iterator[None]:
-    """Import torch and what stands on it inside this context.
-
-    Modules are kept for good, so looking for garbage among them finds none and takes a fifth of the time they need:
-    the collector rests meanwhile, and never looks at them again (`gc.freeze`).
-    Unless `quiet`, a line goes to the standard error, where it cannot mix with a result.
-    """
+    """Import torch in this context without garbage collection (a fifth of the time); say so unless `quiet`."""
     if "torch" in sys.modules:
         yield
         return
@@ -274,17 +260,14 @@ def loading(quiet: bool = False) -> Iterator[None]:
 
 
 def _unfreeze() -> None:
-    """Let the end of the process find everything, where nanobind (of triton or ale_py) would report leaks otherwise.
-
-    Elsewhere what is frozen stays so: to look at all of it for the last time took a fifth of a short run.
-    """
+    """Unfreeze at exit where nanobind would report leaks; elsewhere a last look took a fifth of a short run."""
     if any(type(kind).__module__ == "nanobind" for kind in object.__subclasses__()):
         gc.unfreeze()
 
 
 @contextlib.contextmanager
 def announced() -> Iterator[None]:
-    """Say, for a verb without a console of its own, what compiles inside this context; once, on the standard error."""
+    """Print what compiles in this context, for verbs without a console, on standard error."""
     from rlcli.report.compiling import Compiling
 
     with Compiling(lambda text: print(text, file=sys.stderr, flush=True)):

@@ -39,11 +39,11 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     with loading():
         from rlcli.jobs.plan import plan
     with announced():
-        found = plan(cfg, args.verb, limit)
+        forecast = plan(cfg, args.verb, limit)
     if args.json:
-        print(json.dumps(found.as_dict(), indent=1))
+        print(json.dumps(forecast.as_dict(), indent=1))
     else:
         from rlcli.planning.view import show_plan
 
-        show_plan(found)
-    return 0 if found.fits else 5
+        show_plan(forecast)
+    return 0 if forecast.fits else 5

@@ -32,24 +32,24 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     if missing := [str(path) for path in paths if not path.is_dir()]:
         raise ConfigError(f"there is no folder {missing[0]}", fix="Name runs, or folders of runs.")
     total = 0
-    runs = {found.path.resolve(): found for path in paths for found in all_runs(path)}
-    for found in runs.values():
-        if found.status != "done" or len(found.checkpoints) < 2 or (found.path / CHECKPOINTS).is_symlink():
+    runs = {candidate.path.resolve(): candidate for path in paths for candidate in all_runs(path)}
+    for candidate in runs.values():
+        if candidate.status != "done" or len(candidate.checkpoints) < 2 or (candidate.path / CHECKPOINTS).is_symlink():
             continue
         try:
-            with RunLock(found.path):
-                there = found.checkpoints
-                older = there[: there.index(checkpoint.newest(found).path)]
+            with RunLock(candidate.path):
+                there = candidate.checkpoints
+                older = there[: there.index(checkpoint.newest(candidate).path)]
                 freed = _freed(older)
                 if args.yes and older:
-                    checkpoint.make_room(found.path / CHECKPOINTS)
+                    checkpoint.make_room(candidate.path / CHECKPOINTS)
         except (DamagedDataError, ResourceError) as error:
-            print(f"   skipped  {found.path}: {error}")
+            print(f"   skipped  {candidate.path}: {error}")
             continue
         if not older:
             continue
         total += freed
-        print(f"{size(freed):>10}  {found.path}: {len(older)} older checkpoint{'s' * (len(older) > 1)}")
+        print(f"{size(freed):>10}  {candidate.path}: {len(older)} older checkpoint{'s' * (len(older) > 1)}")
     if not args.yes and total:
         print(f"{size(total)} would be freed; nothing was removed yet: add --yes")
     else:
@@ -58,7 +58,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
 
 
 def _freed(folders: Sequence[Path]) -> int:
-    """Return bytes of the files in these folders that are in no other: rows of a buffer may be links to one file."""
+    """Sum the bytes of files that only these folders hold: rows of a buffer may be links to one file."""
     files = [path.stat() for folder in folders for path in folder.iterdir()]
     links = Counter(file.st_ino for file in files)
     return sum({file.st_ino: file.st_size for file in files if links[file.st_ino] == file.st_nlink}.values())

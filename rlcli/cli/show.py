@@ -75,7 +75,7 @@ def _print_why(ready: Any) -> None:
 
 
 def _entropy_coeff(cfg: Any) -> str:
-    """Return what `auto` stands for, by the actions of the env, which is made to look at them."""
+    """Return the value of `auto`, by the actions of the env, which is made to look at them."""
     from rlcli.vec_envs.make import configured
 
     try:
@@ -88,7 +88,7 @@ def _entropy_coeff(cfg: Any) -> str:
 
 
 def _sources(ready: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every place that sets keys, the weakest first: choice files, recipes, the command line."""
+    """Yield every source of keys, the weakest first: choice files, recipes, the command line."""
     from rlcli.config.recipes import choice_file, lineage
 
     chosen = ready.job.choices

@@ -27,11 +27,7 @@ _NAMED = 8  # jobs that are listed one by one
 
 
 def sweep(ready: Any, start: Start, recipe_dirs: Sequence[str] = ()) -> None:
-    """Run every job of a sweep in this process, through Hydra's sweeper and launcher.
-
-    A job that fails does not stop the others; the first error is raised at the end, after a table of the runs. A stop
-    ends the sweep, and the jobs that never ran are named with the commands that run them.
-    """
+    """Run every job through Hydra's sweeper; raise the first error at the end; a stop names the jobs left."""
     import hydra
 
     from rlcli.config.compose import HYDRA_VERSION_BASE, JOBS_CHECKED_AHEAD, holds
@@ -41,8 +37,8 @@ def sweep(ready: Any, start: Start, recipe_dirs: Sequence[str] = ()) -> None:
     task = _Task(ready.verb, start, len(expand(ready.sweep)))
     arguments, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     given = {item.key for item in ready.sweep}
-    own = _FOLDER in given or any(holds(data, _FOLDER) for data in ready.contents.values())
-    folder = None if own or "run.dir" in given else sweep_folder(ready.verb)
+    chosen = _FOLDER in given or any(holds(data, _FOLDER) for data in ready.contents.values())
+    folder = None if chosen or "run.dir" in given else sweep_folder(ready.verb)
     there = [] if folder is None else [f"{_FOLDER}={folder}"]
     sys.argv = ["rlcli", "--multirun", *listed(ready.sweep), *there]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us, not to Hydra's printer
@@ -68,10 +64,7 @@ def sweep(ready: Any, start: Start, recipe_dirs: Sequence[str] = ()) -> None:
 
 @contextmanager
 def _composed_once(checked: int) -> Iterator[None]:
-    """Hydra's sweeper composes every job before the first begins, and each again; not the first few, which we checked.
-
-    Each composition copies the store, only to read from the copy.
-    """
+    """Skip Hydra's check of the first `checked` jobs, which we did, and its copies of the store."""
     from hydra.plugins.sweeper import Sweeper
 
     from rlcli.config.compose import store_uncopied
@@ -86,7 +79,7 @@ def _composed_once(checked: int) -> Iterator[None]:
 
 
 class _Task:
-    """The jobs of a sweep, one a call: `begun` counts them; `folders` and `errors` are what they left, by number."""
+    """Run one job a call: `begun` counts them; `folders` and `errors` are by number."""
 
     def __init__(self, verb: str, start: Start, jobs: int) -> None:
         self.verb, self.start, self.jobs = verb, start, jobs
@@ -118,9 +111,9 @@ class _Task:
             print(stop, file=sys.stderr)
             raise SystemExit(stop.exit_code) from None  # Hydra would go on with the next job
         except Exception as error:
-            known = error if isinstance(error, RlcliError) else unforeseen(error)
-            print(f"job {job.job.num} failed: {known}", file=sys.stderr, flush=True)
-            self.errors[job.job.num] = _in_text(known, error)
+            sentence = error if isinstance(error, RlcliError) else unforeseen(error)
+            print(f"job {job.job.num} failed: {sentence}", file=sys.stderr, flush=True)
+            self.errors[job.job.num] = _in_text(sentence, error)
 
     def _say_result(self, number: int) -> None:
         from rlcli.cli.ls import result_of
@@ -130,13 +123,13 @@ class _Task:
             print(f"job {number}: {result_of(Run(folder))}", flush=True)
 
     def conclude(self) -> None:
-        """Print the runs and the means over seeds; raise the first error, with how many there are."""
+        """Print the runs and the means over seeds; raise the first error, with their number."""
         from rlcli.cli.ls import columns, means, shared
         from rlcli.runs.folder import Run
 
-        here = Path.cwd()
-        found = [path for path in self.folders.values() if (path / RUN).exists()]
-        runs = [Run(path.relative_to(here) if path.is_relative_to(here) else path) for path in found]
+        cwd = Path.cwd()
+        started = [path for path in self.folders.values() if (path / RUN).exists()]
+        runs = [Run(path.relative_to(cwd) if path.is_relative_to(cwd) else path) for path in started]
         common = shared(runs)
         for line in (*columns(runs, common), *means(runs, common)) if runs else ():
             print(line)
@@ -145,15 +138,15 @@ class _Task:
             raise error
 
 
-def _in_text(known: RlcliError, error: Exception) -> RlcliError:
-    """Return the sentence alone, and where it comes from as text: an error that was raised holds what its job held."""
-    text = type(known)(known.what, where=known.where, why=known.why, fix=known.fix)
+def _in_text(sentence: RlcliError, error: Exception) -> RlcliError:
+    """Return the error with its traceback as text: a raised one holds all that its job held."""
+    text = type(sentence)(sentence.what, where=sentence.where, why=sentence.why, fix=sentence.fix)
     text.add_note("".join(traceback.format_exception(error)).rstrip())  # what --debug shows
     return text
 
 
 def left_over(verb: str, checked: Sequence[Checked], begun: int, recipe_dirs: Sequence[str] = ()) -> Iterator[str]:
-    """Say what to do when a sweep ends after its first `begun` jobs: those left, and what to type to run them."""
+    """Yield what to do when a sweep ends after `begun` jobs: those left, and the commands that run them."""
     from rlcli.config import registry
 
     jobs, commands = expand(checked), rest(checked, begun)
@@ -171,11 +164,7 @@ def left_over(verb: str, checked: Sequence[Checked], begun: int, recipe_dirs: Se
 
 
 def rest(checked: Sequence[Checked], begun: int) -> list[list[str]]:
-    """Return overrides of the sweeps, one per swept key at most, that run all jobs but the first `begun` (1 or more).
-
-    The last key turns fastest. So the jobs left are: what remains of the last key beside the values it was stopped
-    at, then what remains of the key before it with all values of the last, and so on.
-    """
+    """Return overrides of the sweeps, one a swept key at most, that run all jobs but the first `begun` (1 or more)."""
     last = {item.key: item for item in checked}
     values, texts = axes(checked), [item.text for item in last.values()]
     sizes = [len(axis) for axis in values]
@@ -184,6 +173,7 @@ def rest(checked: Sequence[Checked], begun: int) -> list[list[str]]:
         at.insert(0, number % size)
         number //= size
     commands = []
+    # the last key turns fastest: first what is left of it, then of the key before it with all values of the last
     for turned in reversed(range(len(values))):
         if not values[turned][at[turned] + 1 :]:
             continue
@@ -204,6 +194,5 @@ def rest(checked: Sequence[Checked], begun: int) -> list[list[str]]:
 
 
 def _joined(texts: Sequence[str]) -> str:
-    """`seed=1` and `seed=2` as `seed=1,2`."""
     key = texts[0].partition("=")[0]
     return f"{key}={','.join(text.partition('=')[2] for text in texts)}"

@@ -26,11 +26,11 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
 
     counts: dict[str, int] = {}
     damaged: list[Path] = []
-    for found in check(args.paths[0]):
-        counts[found.state] = counts.get(found.state, 0) + 1
-        damaged += [found.path] if found.state == "damaged" else []
-        why = f": {found.why}" if found.why else ""
-        print(f"{found.state:<8} {found.path}{why}")
+    for file in check(args.paths[0]):
+        counts[file.state] = counts.get(file.state, 0) + 1
+        damaged += [file.path] if file.state == "damaged" else []
+        why = f": {file.why}" if file.why else ""
+        print(f"{file.state:<8} {file.path}{why}")
     if damaged:
         names = ", ".join(str(path) for path in damaged[:5]) + (", ..." if len(damaged) > 5 else "")
         raise DamagedDataError(f"{len(damaged)} of {sum(counts.values())} files are damaged", where=names)

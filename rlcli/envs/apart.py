@@ -34,11 +34,7 @@ Plain = dict[Key, np.ndarray | Tensor]
 
 
 class Apart(Stacked):
-    """N single envs, dealt out over worker processes; see `ParallelEnv` for the options.
-
-    `makers`: of each env its pickled maker. `example`: what the first of them made, closed.
-    `envs` holds the example alone: the others are in the workers.
-    """
+    """Deal N single envs out over worker processes, by pickled `makers`; `envs` holds a closed `example` alone."""
 
     fast = True
 
@@ -71,9 +67,9 @@ class Apart(Stacked):
             self.crew = Crew(started)
         self.step_timeout: float | None = None
         try:
-            known, orders = told(), [makers[part.start : part.stop] for part in self.parts]
+            parents, orders = told(), [makers[part.start : part.stop] for part in self.parts]
             answers = self._each(
-                "build", [(known, own, part.start) for own, part in zip(orders, self.parts, strict=True)]
+                "build", [(parents, batch, part.start) for batch, part in zip(orders, self.parts, strict=True)]
             )
             self._transforms = [names for _, each in answers for names in each]
             for part, (specs, _) in zip(self.parts, answers, strict=True):
@@ -87,7 +83,7 @@ class Apart(Stacked):
         super().__init__([example], device, count=len(makers))
 
     def _each(self, name: str, arguments: Mapping[int, Any] | Sequence[Any]) -> list[Any]:
-        """Call a method of each worker, or of some; return what they return."""
+        """Call a method of each worker, or of some; return the results."""
         given = arguments if isinstance(arguments, Mapping) else dict(enumerate(arguments))
         self.crew.patience = self.step_timeout
         try:
@@ -104,8 +100,8 @@ class Apart(Stacked):
 
     def _called(self, name: str, given: Mapping[int, Any]) -> list[TensorDictBase]:
         """Call a method of these envs, with an argument each; return what they show."""
-        of = {index: [place for place in part if place in given] for index, part in enumerate(self.parts)}
-        orders = {index: ({place: given[place] for place in own},) for index, own in of.items() if own}
+        of = {worker: [index for index in part if index in given] for worker, part in enumerate(self.parts)}
+        orders = {worker: ({index: given[index] for index in indices},) for worker, indices in of.items() if indices}
         shown = [rows for answer in self._each(name, orders) for rows in answer]
         return [_tensordict(row, self.envs[0], self.device) for row in shown]
 
@@ -113,16 +109,16 @@ class Apart(Stacked):
     def seed_each(self, seed: int, first: int = 0, total: int | None = None) -> None:
         self._each("seed", [(seed, total or self.batch_size[0])] * len(self.parts))
 
-    def reset_each(self, places: Sequence[int]) -> list[TensorDictBase]:
-        return self._called("reset", dict.fromkeys(places))
+    def reset_each(self, indices: Sequence[int]) -> list[TensorDictBase]:
+        return self._called("reset", dict.fromkeys(indices))
 
     def step_each(self, rows: Sequence[TensorDictBase]) -> list[TensorDictBase]:
-        return self._called("step", {place: _plain(row) for place, row in enumerate(rows)})
+        return self._called("step", {index: _plain(row) for index, row in enumerate(rows)})
 
-    def transforms_within(self, place: str) -> Iterator[tuple[str, Any]]:
+    def transforms_within(self, prefix: str) -> Iterator[tuple[str, Any]]:
         for number, names in enumerate(self._transforms):
             for name in names:
-                yield f"{place}{number}/{name}", _There(self, number, name)
+                yield f"{prefix}{number}/{name}", _There(self, number, name)
 
     def _move_specs(self, device: torch.device) -> None:
         EnvBase._move_specs(self, device)  # those in workers stay where they are
@@ -133,7 +129,7 @@ class Apart(Stacked):
 
 
 class _There(NamedTuple):
-    """A transform of an env in a worker: what a checkpoint wants of it."""
+    """Refer to a transform of an env in a worker, for checkpoints."""
 
     env: Apart
     number: int
@@ -150,7 +146,7 @@ class _There(NamedTuple):
         self._call("load_state_of", state)
 
     def modules(self) -> tuple[()]:
-        """None whose scale this process could hold still."""
+        """Return none: no scale here could be held still."""
         return ()
 
 
@@ -169,7 +165,6 @@ def _tensordict(plain: Plain, env: EnvBase, device: Any) -> TensorDict:
 
 # ---- in a worker ----------------------------------------------------------------------------------------------------
 def work(channel: Channel) -> None:
-    """Serve one parent."""
     torch.set_num_threads(1)
     envs = _Envs()
     try:
@@ -179,7 +174,7 @@ def work(channel: Channel) -> None:
 
 
 class _Envs:
-    """Neighbouring envs of one `Apart`, by their places among all."""
+    """Neighbouring envs of one `Apart`, by their indices among all."""
 
     envs: dict[int, EnvBase]
 
@@ -190,11 +185,11 @@ class _Envs:
         name, args = unpacked(body)
         return getattr(self, name)(*args)
 
-    def build(self, known: Told, makers: Sequence[bytes], first: int) -> tuple[dict[str, Any], list[list[str]]]:
-        """Make the envs; the specs of the first of them, and the names of each one's transforms."""
-        known.learn()
+    def build(self, parents: Told, makers: Sequence[bytes], first: int) -> tuple[dict[str, Any], list[list[str]]]:
+        """Make the envs; return the specs of the first, and the names of each one's transforms."""
+        parents.learn()
         given = [unpacked(maker) for maker in makers]
-        self.envs = {first + place: env for place, env in enumerate(made(given, "ParallelEnv"))}
+        self.envs = {first + i: env for i, env in enumerate(made(given, "ParallelEnv"))}
         self.stacked = Stacked([*self.envs.values()], None)
         seed_streams()
         names = [[name for name, _ in transforms_within(env)] for env in self.envs.values()]
@@ -205,19 +200,19 @@ class _Envs:
         seed_streams(episode_seed(seed, first, 1, total))  # what transforms draw from
         self.stacked.seed_each(seed, first, total)
 
-    def reset(self, places: Mapping[int, None]) -> list[Plain]:
+    def reset(self, indices: Mapping[int, None]) -> list[Plain]:
         first = next(iter(self.envs))
-        return [_plain(row) for row in self.stacked.reset_each([place - first for place in places])]
+        return [_plain(row) for row in self.stacked.reset_each([index - first for index in indices])]
 
     def step(self, rows: Mapping[int, Plain]) -> list[Plain]:
         given = [_tensordict(row, env, env.device) for row, env in zip(rows.values(), self.envs.values(), strict=True)]
         return [_plain(row) for row in self.stacked.step_each(given)]
 
-    def state_of(self, place: int, name: str) -> dict[str, Any]:
-        return dict(transforms_within(self.envs[place]))[name].state_dict()
+    def state_of(self, index: int, name: str) -> dict[str, Any]:
+        return dict(transforms_within(self.envs[index]))[name].state_dict()
 
-    def load_state_of(self, place: int, name: str, state: dict[str, Any]) -> None:
-        dict(transforms_within(self.envs[place]))[name].load_state_dict(state)
+    def load_state_of(self, index: int, name: str, state: dict[str, Any]) -> None:
+        dict(transforms_within(self.envs[index]))[name].load_state_dict(state)
 
     def close(self) -> None:
         for env in self.envs.values():

@@ -29,12 +29,11 @@ _STEPPING = (
 
 
 def _other_name(name: str) -> Any:
-    """Return the property of an env under another name."""
     return property(lambda env: getattr(env, name), lambda env, spec: setattr(env, name, spec))
 
 
 class _WithPolicy(type):
-    """Takes `policy=` of any env's constructor."""
+    """Take `policy=` of any env's constructor."""
 
     wired: Callable[[Any, Any], Any]  # `policy_transforms` gives it: it knows the envs with transforms, and those this
 
@@ -46,9 +45,8 @@ class _WithPolicy(type):
 
     @property
     def __signature__(cls) -> Signature:
-        """That of the constructor."""
-        own = signature(cls.__init__)  # type: ignore[misc]
-        return own.replace(parameters=list(own.parameters.values())[1:])
+        bound = signature(cls.__init__)  # type: ignore[misc]
+        return bound.replace(parameters=list(bound.parameters.values())[1:])
 
 
 class EnvBase(metaclass=_WithPolicy):
@@ -132,12 +130,12 @@ class EnvBase(metaclass=_WithPolicy):
 
     @property
     def _observation_keys_step_mdp(self) -> list[Key]:
-        """Observation keys that a step carries from `next` to the root."""
+        """Return the observation keys that a step carries from `next` to the root."""
         return [unravel(key) for key in self.observation_spec.keys(True, True)]
 
     @property
     def _state_keys_step_mdp(self) -> list[Key]:
-        """State keys (recurrent states and the like) that a step carries from `next` to the root."""
+        """Return the state keys (recurrent states and the like) that a step carries from `next` to the root."""
         return [unravel(key) for key in self.state_spec.keys(True, True)]
 
     @property
@@ -210,7 +208,7 @@ class EnvBase(metaclass=_WithPolicy):
         return out
 
     def _check_going_on(self, td: TensorDictBase) -> None:
-        """Refuse to reset some envs where nobody says what the others show."""
+        """Raise ArgumentError for a reset of some envs where `td` lacks what the others show."""
         missing = [key for key in self.observation_spec.keys(True, True) if td.get(key, None) is None]
         if missing:
             raise ArgumentError(
@@ -249,7 +247,7 @@ class EnvBase(metaclass=_WithPolicy):
         return td, self.maybe_reset(following)
 
     def _promoted(self, td: TensorDictBase, following: TensorDictBase) -> None:
-        """`following` was made of `td`: what only that needed is dropped."""
+        """Drop what only `td` needed from `following`, which was made of it."""
 
     def maybe_reset(self, td: TensorDictBase) -> TensorDictBase:
         """Reset the lanes whose root `done` is set."""
@@ -338,8 +336,8 @@ class EnvBase(metaclass=_WithPolicy):
         try:
             batch: TensorDictBase = torch.stack(steps, len(self.batch_size))  # type: ignore[arg-type, assignment]
         except RuntimeError as error:
-            held = [{*map(unravel, step.keys(True, True))} for step in steps]
-            some = sorted(map(show, set.union(*held) - set.intersection(*held)))
+            keys = [{*map(unravel, step.keys(True, True))} for step in steps]
+            some = sorted(map(show, set.union(*keys) - set.intersection(*keys)))
             raise EnvError(
                 "the steps of a rollout do not hold the same keys and shapes", where=type(self).__name__,
                 why=f"only some hold {', '.join(some)}" if some else in_words(error, 200),
@@ -373,7 +371,7 @@ class EnvBase(metaclass=_WithPolicy):
 
 
 def root_of(env: EnvBase, out: Any, method: str = "reset") -> TensorDictBase:
-    """Return what a method of the env's that begins episodes returned, as a TensorDict; missing end flags are False."""
+    """Return a resetting method's result as a TensorDict; missing end flags are False."""
     out = returned_by(env, method, out)
     shape = (*env.batch_size, 1)
     for name in END_FLAGS:
@@ -386,12 +384,12 @@ def root_of(env: EnvBase, out: Any, method: str = "reset") -> TensorDictBase:
 
 
 def next_of(env: EnvBase, out: Any) -> TensorDictBase:
-    """Return what the env's `step` wrote under `next` of what it returned, with all end flags."""
+    """Return the env's `next` of what its `step` returned, with all end flags."""
     following = returned_by(env, "step", out).get(NEXT, None)
     if not isinstance(following, TensorDictBase):
-        found = "" if following is None else f", and wrote a {type(following).__name__}"
+        instead = "" if following is None else f", and wrote a {type(following).__name__}"
         raise EnvError(
-            f"{type(env).__name__}.step wrote no TensorDict under 'next'", why=f"it overrides EnvBase.step{found}",
+            f"{type(env).__name__}.step wrote no TensorDict under 'next'", why=f"it overrides EnvBase.step{instead}",
             fix="Write what follows there.",
         )  # fmt: skip
     if any(following.get(name, None) is None for name in END_FLAGS):
@@ -405,7 +403,7 @@ def own_stepping(env: EnvBase) -> list[str]:
 
 
 def steps_as_ours(env: EnvBase) -> bool:
-    """Say whether the env is stepped by rlcli's own methods alone."""
+    """Return True if the env is stepped by rlcli's own methods alone."""
     return not own_stepping(env)
 
 

@@ -46,14 +46,7 @@ def build_env(
     first: GymEnv | None = None,
     key: str = "env.num",
 ) -> EnvBase:
-    """Build the envs of a run with their transforms.
-
-    `num`: instead of `cfg.num`; they are stepped in this process then.
-    `offset`: the number of the first of them in `env.kwargs`, where those name it.
-    `on_worker_error`: what becomes of a process that steps envs and fails.
-    `first`: lane 0, where it was made already, by `make_single`, and this process steps it.
-    `key`: what says how many envs there are, for what is said of slow or large ones.
-    """
+    """Build a run's envs with transforms; `num` replaces `cfg.num`, in this process; `first`: lane 0, made already."""
     lanes = cfg.num if num is None else num
     if _apart(cfg) and num is None:
         base = _parallel(cfg, offset, on_worker_error, first)
@@ -74,7 +67,7 @@ def build_env(
 
 
 def env_of_run(cfg: CollectConfig, gamma: float = 0.99, first: GymEnv | None = None) -> EnvBase:
-    """Return the envs that a run's own process steps; where workers make theirs one to look at, which is closed."""
+    """Return the envs that a run's own process steps; where workers make theirs, a closed one to look at."""
     if cfg.collector.kind == "sync":
         return build_env(cfg.env, gamma=gamma, on_worker_error=cfg.collector.on_worker_error, first=first)
     env = build_env(cfg.env, gamma=gamma, num=1)
@@ -83,10 +76,7 @@ def env_of_run(cfg: CollectConfig, gamma: float = 0.99, first: GymEnv | None = N
 
 
 def build_evaluation_env(cfg: Config, episodes: int) -> EnvBase:
-    """Return the envs that `episodes` episodes of an evaluation are played in, with the transforms of the run.
-
-    Observations out of bounds are counted at most: nothing is learned from an evaluation, and it need not end a run.
-    """
+    """Return the envs of an evaluation, with the run's transforms; bounds are counted at most."""
     counted = "count" if cfg.env.out_of_bounds == "refuse" else cfg.env.out_of_bounds
     env = dataclasses.replace(cfg.env, out_of_bounds=counted)
     return build_env(
@@ -95,30 +85,30 @@ def build_evaluation_env(cfg: Config, episodes: int) -> EnvBase:
 
 
 def evaluation_lanes(cfg: Config, episodes: int) -> int:
-    """Return how many envs an evaluation steps together, each of them about as many episodes after one another."""
+    """Return how many envs an evaluation steps together, with about as many episodes each."""
     rounds = -(-episodes // (cfg.run.eval_envs or min(cfg.env.num, EVALUATION_ENVS)))
     return -(-episodes // rounds)
 
 
 def _serial(cfg: EnvConfig, lanes: int, offset: int, first: GymEnv | None, key: str) -> EnvBase:
     pace = Pace(cfg.id, lanes, key)
-    there = [] if first is None else [first]
+    given = [] if first is None else [first]
 
     def another(make: partial[GymEnv]) -> GymEnv:
         pace.another()
         with beside(pace.made - 1):
-            return there.pop() if there else make()
+            return given.pop() if given else make()
 
     return SerialEnv(lanes, [partial(another, make) for make in _makers(cfg, lanes, offset)])
 
 
 def _apart(cfg: EnvConfig) -> bool:
-    """Say whether processes are asked for that step the envs."""
+    """Return True if processes are asked for that step the envs."""
     return cfg.mode == "parallel" or bool(cfg.workers)
 
 
 def _dealt_out(cfg: EnvConfig, on_worker_error: str) -> dict[str, Any]:
-    """Return how a `ParallelEnv` shares its envs out."""
+    """Return the arguments by which a `ParallelEnv` shares its envs out."""
     return {
         "workers": cfg.workers, "per_worker": None if cfg.workers else cfg.per_worker,
         "caller_steps": None if cfg.caller_steps == "auto" else cfg.caller_steps == "true",
@@ -161,19 +151,17 @@ def _parallel(cfg: EnvConfig, offset: int, on_worker_error: str, first: GymEnv |
 
 
 def _makers(cfg: EnvConfig, lanes: int, offset: int) -> list[partial[GymEnv]]:
-    """Return the makers of each of a run's single envs."""
     options: dict[str, Any] = {"categorical_action_encoding": True, "narrow": True, "out_of_bounds": cfg.out_of_bounds}
     return [partial(GymEnv, configured(cfg, offset + lane), **options) for lane in range(lanes)]
 
 
 def make_single(cfg: EnvConfig) -> GymEnv:
-    """One of a run's single envs."""
     (make,) = _makers(cfg, 1, 0)
     return make()
 
 
 def wants_native(cfg: EnvConfig, lanes: int) -> bool:
-    """Say whether an engine is asked for, or found by `auto`: faster here, and its episodes can be resumed exactly."""
+    """Return True if an engine is asked for, or preferred by `auto`: faster here, with exact resumes."""
     raise_all(check_env_ids(cfg))
     if cfg.kind == "envpool" or cfg.mode == "native":
         return True
@@ -217,28 +205,28 @@ def build_transforms(cfg: EnvConfig, env: EnvBase, gamma: float) -> list[Transfo
     keys = [unravel(key) for key in env.observation_spec.keys(True, True)]
     keys = [key for key in keys if as_tuple(key)[-1] != ACTION_MASK]  # flags stay flags
     numbers: list[Key] = [key for key in keys if _scalable(env.observation_spec[key])]
-    found: list[Transform] = []
+    transforms: list[Transform] = []
     if cfg.normalize_observation:
         if not numbers:
             raise ConfigError("env.normalize_observation needs observations of numbers other than bytes", where=cfg.id)
-        found.append(RunningNorm(numbers))
+        transforms.append(RunningNorm(numbers))
     if cfg.frame_stack is not None and cfg.frame_stack > 1:
         lanes = len(env.batch_size)
         for ndim in sorted({len(env.observation_spec[key].shape) - lanes for key in keys}):
             alike = [key for key in keys if len(env.observation_spec[key].shape) - lanes == ndim]
-            found.append(FrameStack(cfg.frame_stack, ndim, alike))
-    found += [_transform(*wrapper_call(entry)) for entry in cfg.transforms]
+            transforms.append(FrameStack(cfg.frame_stack, ndim, alike))
+    transforms += [_transform(*wrapper_call(entry)) for entry in cfg.transforms]
     if cfg.kind == "atari" and cfg.atari.clip_reward:
-        found.append(SignTransform())
+        transforms.append(SignTransform())
     if cfg.reward_scale != 1.0:
-        found.append(RewardScaling(loc=0.0, scale=cfg.reward_scale))
+        transforms.append(RewardScaling(loc=0.0, scale=cfg.reward_scale))
     if cfg.normalize_reward:
-        found.append(RewardNorm(gamma))
-    return found
+        transforms.append(RewardNorm(gamma))
+    return transforms
 
 
 def _scalable(spec: TensorSpec) -> bool:
-    """Say whether an observation is of numbers that have a mean: not of choices, bits or bytes."""
+    """Return True if an observation is of numbers that have a mean: not of choices, bits or bytes."""
     return spec.dtype.is_floating_point or (isinstance(spec, Bounded) and spec.dtype is not torch.uint8)
 
 
@@ -260,18 +248,18 @@ def narrowed(env: EnvBase) -> list[Key]:
 
 
 def restored_transforms(env: EnvBase, state: dict[str, Any]) -> None:
-    """Have an env's transforms use what those of a saved run had learned."""
+    """Put what a saved run's transforms had learned into an env's."""
     _adopt(env, learned_by_transforms(state))
 
 
 def learned_by_transforms(state: dict[str, Any]) -> dict[str, Any]:
-    """Return what the transforms of a saved run had learned, by name; of several workers, what the first had."""
+    """Return what a saved run's transforms had learned, by name; of several workers, the first's."""
     saved = state["collector"]
     return saved.get("workers", [saved])[0]["engine"]["transforms"]
 
 
 def copy_transforms(source: EnvBase, target: EnvBase) -> None:
-    """The same from a live env."""
+    """Put what a live env's transforms have learned into another's."""
     _adopt(target, {name: t.state_dict() for name, t in by_name(transforms_on(source)).items()})
 
 
@@ -291,7 +279,7 @@ def _adopt(env: EnvBase, saved: Mapping[str, Any]) -> None:
 
 # ---- how long it takes -------------------------------------------------------------------------------------------
 class Pace:
-    """Watches `count` (said by `key`) envs being made in turn: how long it will take, and whether memory suffices."""
+    """Watch `count` (from `key`) envs being made in turn: how long it will take, and whether memory suffices."""
 
     def __init__(self, name: str, count: int, key: str = "env.num") -> None:
         self.name, self.count, self.key = name, count, key
@@ -299,7 +287,7 @@ class Pace:
         self.began, self.held = time.monotonic(), process_memory()[0]
 
     def another(self) -> None:
-        """Note that one more is about to be made; refuse if those that are left would not fit into memory."""
+        """Note that one more is about to be made; raise ResourceError if the rest would not fit into memory."""
         spent = time.monotonic() - self.began
         if not self.looked and self.made and spent > SURE_AFTER:
             self.looked = True
@@ -322,5 +310,5 @@ class Pace:
         if seconds > WORTH_A_WORD:
             played = "run.eval_envs=1 makes one, run.eval_episodes=0 none; "
             fewer = played if self.key == "run.eval_envs" else ""
-            said = f"making {self.count:,} envs of {self.name}: {fewer}about {seconds:.0f} s more ..."
-            print(said, file=sys.stderr)
+            notice = f"making {self.count:,} envs of {self.name}: {fewer}about {seconds:.0f} s more ..."
+            print(notice, file=sys.stderr)

@@ -32,11 +32,7 @@ from rlcli.vec_envs.vector_backends import make_engine
 
 
 class VecEnvAdapter(EnvBase):
-    """An env whose work is done by a `VecEnv`.
-
-    `batched`: whether the batch size is `(N,)` or, for one lane, `()`.
-    `device`: where the TensorDict face puts its tensors.
-    """
+    """An env around a `VecEnv`, of batch size `(N,)` if `batched`, else `()`; tensors go to `device`."""
 
     fast = True
 
@@ -119,7 +115,7 @@ class VecEnvAdapter(EnvBase):
         return given.numpy().reshape(self.vec_env.n, *shape)
 
     def _check(self, row: dict, lanes: Sequence[int]) -> None:
-        """Look at what these lanes show."""
+        """Raise EnvError if these lanes' rows are not finite; check their bounds."""
         for key, array in row.items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 for lane in lanes:
@@ -133,9 +129,9 @@ class VecEnvAdapter(EnvBase):
 
 
 def made_specs(vec_env: VecEnv, observation_space, action_space, batch_size, device):
-    """Observation and action specs with the batch size in front, in the dtypes that the lanes store."""
-    found = from_gym_space(_as_stored(observation_space), categorical=False)
-    observation = found if isinstance(found, Composite) else Composite({"observation": found})
+    """Return observation and action specs, batch size in front, in the dtypes that lanes store."""
+    from_space = from_gym_space(_as_stored(observation_space), categorical=False)
+    observation = from_space if isinstance(from_space, Composite) else Composite({"observation": from_space})
     for key, (_, dtype) in vec_env.schema.items():
         if observation[key].dtype != torch_dtype(dtype):
             observation.set(key, observation[key].to(torch_dtype(dtype)))
@@ -148,7 +144,7 @@ def made_specs(vec_env: VecEnv, observation_space, action_space, batch_size, dev
 
 
 def _as_stored(space: gym.Space) -> gym.Space:
-    """An observation space with MultiDiscrete as a Box of whole numbers: they are stored as they are, not one-hot."""
+    """Return an observation space with MultiDiscrete as a Box: stored as whole numbers, not one-hot."""
     if isinstance(space, gym.spaces.Dict):
         return gym.spaces.Dict({name: _as_stored(part) for name, part in space.spaces.items()})
     if isinstance(space, gym.spaces.MultiDiscrete):
@@ -238,7 +234,7 @@ class GymEnv(VecEnvAdapter):
 
 
 def made_again(make: Callable[[], EnvBase]) -> tuple[Callable, tuple[bytes]]:
-    """Return what `__reduce__` returns of an env whose pickle is the way to make its like; `__main__` goes by value."""
+    """Return what `__reduce__` returns of an env whose pickle makes its like; `__main__` goes by value."""
     import cloudpickle
 
     return _called, (cloudpickle.dumps(make),)
@@ -256,7 +252,7 @@ def recipe_of(
     frame_skip: int = 1,
     **kwargs: Any,
 ) -> GymRecipe:
-    """Return how the env of a `GymEnv` with these arguments is made."""
+    """Return the recipe of the env that a `GymEnv` with these arguments makes."""
     if env is not None and env_name is not None:
         raise ArgumentError("env_name is another name of env", fix="Give one of them")
     given = env_name if env is None else env

@@ -12,14 +12,7 @@ from rlcli.specs.field import Field, Fields
 
 
 class LateColumns:
-    """Columns of what a user's env or policy writes beside what it declares: they show when they are written.
-
-    The first step decides which they are; their memory is a batch's own: torch tensors of the very dtype that was
-    written.
-
-    `refuse`: `(what, why, fix) -> error`, in the writer's words: of a key that comes, goes or changes after the first
-    step.
-    """
+    """Columns of undeclared keys that a user's env or policy writes, decided by the first step."""
 
     def __init__(self, lanes: int, refuse: Callable[[str, str, str], RlcliError]) -> None:
         self.lanes, self.refuse = lanes, refuse
@@ -30,7 +23,7 @@ class LateColumns:
         self.steps = 0
 
     def begin(self, steps: int) -> None:
-        """A batch of `steps` steps: zeros, until a step says more."""
+        """Begin a batch of `steps` steps: zeros, until a step says more."""
         self.steps, self.marks = steps, {}
         self._allocate()
 
@@ -64,7 +57,7 @@ class LateColumns:
             row.copy_(value)
 
     def mark(self, t: int, key: Key, value: torch.Tensor) -> None:
-        """A flag `[N, 1]` of step t, which is False wherever nothing is said: it may come at any step."""
+        """Set a flag `[N, 1]` of step t, which is False wherever nothing is said: it may come at any step."""
         if bool(value.any()):
             self.marks.setdefault(key, self._column((1,), torch.bool))[:, t] = value
 

@@ -49,8 +49,8 @@ def step_mdp(
     left_out = (["reward"] if exclude_reward else []) + (["done"] if exclude_done else [])
     following = following.exclude(*left_out) if left_out else following
     if keep_other:
-        own = tensordict.exclude(NEXT, RESET, *left_out, *([ACTION] if exclude_action else []))
-        out = own.clone(False).update(following)
+        root = tensordict.exclude(NEXT, RESET, *left_out, *([ACTION] if exclude_action else []))
+        out = root.clone(False).update(following)
     else:
         out = following.clone(False)
         if not exclude_action and (action := tensordict.get(ACTION, None)) is not None:
@@ -59,11 +59,7 @@ def step_mdp(
 
 
 def complete_flags(out: TensorDictBase, batch_size: torch.Size, before: Tensor | None = None) -> None:
-    """Fill in whichever of done, terminated, truncated an env left out; `done` is the union of the other two.
-
-    What `done` alone says goes into the flag that is missing, into truncated where none is. With `before`, what it was
-    before transforms, only what it says otherwise counts.
-    """
+    """Fill in missing end flags: `done` alone is truncated, or terminated if that is missing, beyond `before`."""
     terminated, truncated, done = (out.get(name, None) for name in ("terminated", "truncated", "done"))
     shape = (*batch_size, 1)
 
@@ -72,15 +68,16 @@ def complete_flags(out: TensorDictBase, batch_size: torch.Size, before: Tensor |
             return torch.zeros(shape, dtype=torch.bool, device=out.device)
         return value.reshape(shape).bool()
 
-    own = terminated is None  # an env that only says "done" means the episode is over by its own rules
+    ends_itself = terminated is None  # an env that only says "done" means the episode is over by its own rules
     terminated, truncated = flag(terminated), flag(truncated)
     union = terminated | truncated
-    if done is not None and not torch.equal(said := flag(done), union if before is None else flag(before)):
+    if done is not None and not torch.equal(declared := flag(done), union if before is None else flag(before)):
         if before is not None:
             was = flag(before)
-            terminated, truncated, said = terminated & (said | ~was), truncated & (said | ~was), said & ~was
-        rest = said & ~(terminated | truncated)
-        terminated, truncated = (terminated | rest, truncated) if own else (terminated, truncated | rest)
+            terminated, truncated = terminated & (declared | ~was), truncated & (declared | ~was)
+            declared = declared & ~was
+        rest = declared & ~(terminated | truncated)
+        terminated, truncated = (terminated | rest, truncated) if ends_itself else (terminated, truncated | rest)
         union = terminated | truncated
     out.set("terminated", terminated)
     out.set("truncated", truncated)
@@ -93,7 +90,7 @@ def promoted(root: TensorDictBase, following: TensorDictBase) -> TensorDictBase:
 
 
 def merged(old: TensorDictBase, new: TensorDictBase, mask: Tensor) -> TensorDictBase:
-    """Per lane: `new` where the mask `[*batch, 1]` is set, `old` elsewhere."""
+    """Return `new` where the mask `[*batch, 1]` is set, `old` elsewhere."""
     out = old.clone(False)
     lanes = mask.squeeze(-1)
     for key in new.keys(True, True):
@@ -107,13 +104,7 @@ def merged(old: TensorDictBase, new: TensorDictBase, mask: Tensor) -> TensorDict
 
 # ---- what acts ---------------------------------------------------------------------------------------------------
 def on_tensordicts(policy: Any, observation_keys: list[Key]) -> Callable[[TensorDictBase], TensorDictBase]:
-    """Return a policy as a callable on tensordicts.
-
-    - anything with `in_keys` (a TensorDictModule), and any callable that is not an `nn.Module`, is used as it is;
-    - an `nn.Module` whose `forward` has one argument named like a tensordict, likewise;
-    - any other `nn.Module` reads observations, by the names of its arguments or, where the count fits, in order, and
-      returns the action.
-    """
+    """Return a policy as a callable on tensordicts; a plain module reads observations by argument name or order."""
     if not callable(policy):
         raise ArgumentError("the policy cannot be called", why=f"it is a {type(policy).__name__}")
     if hasattr(policy, "in_keys") or not isinstance(policy, nn.Module):
@@ -138,7 +129,7 @@ def on_tensordicts(policy: Any, observation_keys: list[Key]) -> Callable[[Tensor
 
 
 def acted(policy: Callable[[TensorDictBase], TensorDictBase | None], root: TensorDictBase) -> TensorDictBase:
-    """`root` and what the policy writes beside: it is given a copy, and what the env showed stays as it was."""
+    """Return `root` and what the policy writes beside; the policy is given a copy."""
     given = root.clone()
     out = policy(given)
     return (given if out is None else out).clone(False).update(root)

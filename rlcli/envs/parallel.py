@@ -110,12 +110,12 @@ class ParallelEnv(BatchedEnv):
         self._take_specs()
 
     def _plain(self, given: list[tuple[GymRecipe, dict[str, Any]]], device, first: gym.Env | None) -> VecEnvAdapter:
-        """Gymnasium envs without parts of their own."""
+        """Step gymnasium envs without parts of their own."""
         options = given[0][1]
-        for place, (_, other) in enumerate(given[1:], 1):
+        for index, (_, other) in enumerate(given[1:], 1):
             for name in OPTIONS[:2]:
                 if other[name] != options[name]:
-                    raise differing(place, name, str(other[name]), str(options[name]))
+                    raise differing(index, name, str(other[name]), str(options[name]))
         vec_env = ParallelVecEnv(
             sent([recipe for recipe, _ in given]), **self._processes,
             categorical=options["categorical_action_encoding"], narrow=options["narrow"],
@@ -141,7 +141,7 @@ class ParallelEnv(BatchedEnv):
 
 
 def _described(maker: Maker) -> tuple[GymRecipe, dict[str, Any]] | EnvBase:
-    """Return how an env is made, and with which options a `GymEnv` shows it; of another the env, closed."""
+    """Return an env's recipe and `GymEnv` options; the env itself, closed, if it is another."""
     if isinstance(maker, str):
         maker = partial(GymEnv, maker)
     if isinstance(maker, partial) and maker.func is GymEnv and "policy" not in maker.keywords:
@@ -158,23 +158,23 @@ def _described(maker: Maker) -> tuple[GymRecipe, dict[str, Any]] | EnvBase:
             env.close()
         return env
     vec_env: Any = env.vec_env
-    found = vec_env.actions.categorical, narrows(vec_env), env.out_of_bounds
+    seen = vec_env.actions.categorical, narrows(vec_env), env.out_of_bounds
     if env is not maker and not isinstance(env.recipe.source, gym.Env):  # else it is to be sent as it is
         env.close()
-    return env.recipe, dict(zip(OPTIONS, found, strict=True))
+    return env.recipe, dict(zip(OPTIONS, seen, strict=True))
 
 
 def sent(makers: Sequence[Any]) -> list[bytes]:
-    """Recipes and makers as workers read them; code of the user's `__main__`, which they do not run, goes by value."""
+    """Pickle recipes and makers for workers; code of the user's `__main__`, which they do not run, by value."""
     import cloudpickle
 
     bodies = []
-    for place, maker in enumerate(makers):
+    for index, maker in enumerate(makers):
         try:
             bodies.append(cloudpickle.dumps(maker))
         except Exception as error:  # whatever an object of the user's raises
             raise ArgumentError(
-                "this env cannot be sent to a worker process", where=f"env {place}", why=in_words(error),
+                "this env cannot be sent to a worker process", where=f"env {index}", why=in_words(error),
                 fix="Give its id, or register what builds it; or use SerialEnv.",
             ) from error  # fmt: skip
     return bodies

@@ -19,26 +19,21 @@ from rlcli.transforms.primer import primers_of, recurrent_parts
 
 
 def missing_transforms(env: EnvBase, policy: Any) -> list[Transform]:
-    """Return InitTracker and primers for every recurrent part of the policy, unless the specs hold their keys already.
-
-    A part is recurrent when it has `make_tensordict_primer()`.  A policy that reads `is_init`, or writes the next value
-    of a key, gets the InitTracker too; the primer of such a key is the env's to have.
-    Refuse a part that reads a state that nothing writes under `next`: it would be zero at every step.
-    """
+    """Return InitTracker and primers for the policy's recurrent parts, unless the specs hold their keys."""
     specs = (env.full_observation_spec, env.full_state_spec)
     present = {unravel(key) for spec in specs for key in spec.keys(True, True)}
     primers = primers_of(policy)
     _check_states(policy)
-    found: list[Transform] = []
+    transforms: list[Transform] = []
     marked = primers or IS_INIT in keys_of(policy, "in_keys") or set(written_states(policy)) & present
     if marked and IS_INIT not in present:
-        found.append(InitTracker())
+        transforms.append(InitTracker())
     for primer in primers:
         if not set(primer.out_keys) <= present:
             _check_written(policy, primer.out_keys)
-            found.append(primer)
+            transforms.append(primer)
             present |= set(primer.out_keys)
-    return found
+    return transforms
 
 
 def _check_written(policy: Any, states: Iterable[Key]) -> None:
@@ -53,7 +48,7 @@ def _check_written(policy: Any, states: Iterable[Key]) -> None:
 
 
 def _check_states(policy: Any) -> None:
-    """Refuse two modules that write over each other's state; one around another may speak for it."""
+    """Raise ArgumentError if two modules write one state; one around another may speak for it."""
     parts = recurrent_parts(policy)
     inner = [part for part in parts if not any(other in parts for other in list(part.modules())[1:])]
     written = Counter(key for part in inner for key in set(written_states(part)))
@@ -77,9 +72,9 @@ type(EnvBase).wired = staticmethod(with_policy_transforms)  # type: ignore[attr-
 
 
 def written_states(policy: Any) -> list[Key]:
-    """Return the root names of what the policy says it writes under `next`, from its `out_keys`."""
-    found = [as_tuple(key) for key in keys_of(policy, "out_keys")]
-    return [unravel(key[1:]) for key in found if key[0] == NEXT and len(key) > 1]
+    """Return the root names of what the policy writes under `next`, from its `out_keys`."""
+    keys = [as_tuple(key) for key in keys_of(policy, "out_keys")]
+    return [unravel(key[1:]) for key in keys if key[0] == NEXT and len(key) > 1]
 
 
 def keys_of(policy: Any, name: str) -> list[Key]:

@@ -41,7 +41,7 @@ def one_each(kind: str, num_workers: int, makers: Any) -> list[Any]:
 
 
 class BatchedEnv(EnvBase):
-    """N single envs, batch size `(N,)`: what `inner` gives, which steps them."""
+    """N single envs, batch size `(N,)`, stepped by `inner`."""
 
     fast = True
     inner: EnvBase
@@ -56,12 +56,12 @@ class BatchedEnv(EnvBase):
 
     @property
     def vec_env(self) -> VecEnv | None:
-        """The `VecEnv`, or None where the envs have none."""
+        """Return the `VecEnv`, or None where the envs have none."""
         return getattr(self.inner, "vec_env", None)
 
     @property
     def infos(self) -> dict[tuple[int, int], dict[str, float]]:
-        """Return what `info` held of the envs whose episode the last step ended, by `(0, env)`."""
+        """Return `info` of the envs whose episode the last step ended, by `(0, env)`."""
         return getattr(self.inner, "infos", {})
 
     @property
@@ -75,7 +75,7 @@ class BatchedEnv(EnvBase):
 
     @property
     def bounds(self) -> Bounds | None:
-        """Return the one thing that all envs look at their observations with, where they are stepped one by one."""
+        """Return the bounds that all envs share, where they are stepped one by one."""
         return self.inner.bounds if isinstance(self.inner, Stacked) else None
 
     def _set_seed(self, seed: int) -> None:
@@ -132,10 +132,7 @@ class SerialEnv(BatchedEnv):
 
 
 def times_called(env: EnvBase) -> int:
-    """Count how often `EnvBase`'s own `step` and `reset` were called: of an env, and of those that it is made of.
-
-    Followed are `TransformedEnv` and `SerialEnv`; an env that a class of the user's steps is not known.
-    """
+    """Count calls of `EnvBase`'s own `step` and `reset`, through `TransformedEnv` and `SerialEnv`."""
     base = env
     while isinstance(base, TransformedEnv):
         base = base.base_env
@@ -144,14 +141,14 @@ def times_called(env: EnvBase) -> int:
 
 
 def made(makers: Iterable[Any], kind: str = "SerialEnv") -> list[EnvBase]:
-    """Make the single envs of some makers; refuse one that is no env of its own, of batch size `()`."""
+    """Make the single envs of some makers; raise ArgumentError for a shared one, or a batch size."""
     envs = [_made(make, kind) for make in makers]
     seen: set[int] = set()
-    for place, env in enumerate(envs):
+    for index, env in enumerate(envs):
         inside = {id(part) for part in _insides(env)}
         if seen & inside:
             raise ArgumentError(
-                "one env cannot be several", where=f"env {place}", why="its maker gave one that is there already",
+                "one env cannot be several", where=f"env {index}", why="its maker gave one that is there already",
                 fix="Make a new env in every call.",
             )  # fmt: skip
         seen |= inside
@@ -187,7 +184,7 @@ def _made(make: Any, kind: str) -> EnvBase:
 
 
 def _insides(env: EnvBase) -> Iterator[Any]:
-    """The env, and what it is put around down to the innermost."""
+    """Yield the env, and what it is put around down to the innermost."""
     yield env
     while isinstance(env, TransformedEnv):
         env = env.base_env
@@ -202,7 +199,7 @@ def shown(given: Any) -> str:
 
 
 def _check_outside(env: EnvBase, kind: str) -> None:
-    """Refuse a transform that belongs on the outside of envs that are stepped together."""
+    """Raise ArgumentError for a transform that belongs on the outside of envs that are stepped together."""
     for transform in transforms_on(env):
         if transform.outside_batches:
             name = type(transform).__name__
@@ -218,29 +215,28 @@ def _together(envs: list[EnvBase], device) -> EnvBase:
         first = envs[0].vec_env  # type: ignore[attr-defined]
         gyms = [env.gym for env in envs]  # type: ignore[attr-defined]
         mode = strictest(env.out_of_bounds for env in envs)
-        for place, env in enumerate(envs[1:], 1):
+        for index, env in enumerate(envs[1:], 1):
             other = env.vec_env  # type: ignore[attr-defined]
             if other.actions.categorical != first.actions.categorical:
-                raise differing(place, "action_spec", *map(brief, (env.action_spec, envs[0].action_spec)))
+                raise differing(index, "action_spec", *map(brief, (env.action_spec, envs[0].action_spec)))
             if narrows(other) != narrows(first):
                 specs = env.observation_spec, envs[0].observation_spec
-                raise differing(place, "observation_spec", *map(brief, specs))
+                raise differing(index, "observation_spec", *map(brief, specs))
         vec_env = GymVecEnv(gyms, categorical=first.actions.categorical, narrow=narrows(first), out_of_bounds=mode)
         return VecEnvAdapter(vec_env, gyms[0].observation_space, gyms[0].action_space, batched=True, device=device)
     return Stacked(envs, device)
 
 
 def narrows(vec_env: GymVecEnv) -> bool:
-    """Say whether some observations are stored in a smaller dtype than the env's."""
+    """Return True if some observations are stored in a smaller dtype than the env's."""
     return any(leaf.stored != leaf.dtype for leaf in vec_env.leaves)
 
 
-def differing(place: int, name: str, found: str, first: str) -> ArgumentError:
-    """Return the sentence for an env that is not like env 0."""
+def differing(index: int, name: str, value: str, first: str) -> ArgumentError:
     return ArgumentError(
         "envs that are stepped together have to be alike",
-        where=f"env {place}",
-        why=f"its {name} is {found}, that of env 0 is {first}",
+        where=f"env {index}",
+        why=f"its {name} is {value}, that of env 0 is {first}",
         fix="Make all of them with the same options (categorical_action_encoding, narrow, transforms).",
     )
 
@@ -250,28 +246,28 @@ def brief(spec: TensorSpec) -> str:
 
 
 def _shared_bounds(envs: list[EnvBase]) -> Bounds | None:
-    """One count for the observations of all these envs; None where they do not look at the same bounds themselves."""
-    found: list[VecEnv] = []
+    """Return one count for the observations of all these envs; None where their bounds differ."""
+    vec_envs: list[VecEnv] = []
     for env in envs:
         while isinstance(env, TransformedEnv) and steps_as_ours(env):
             env = env.base_env
         vec_env = getattr(env, "vec_env", None)
         if not isinstance(vec_env, VecEnv) or not steps_as_ours(env):
             return None
-        found.append(vec_env)
-    intervals = found[0].bounds.intervals
-    if any(vec_env.bounds.intervals != intervals for vec_env in found):
+        vec_envs.append(vec_env)
+    intervals = vec_envs[0].bounds.intervals
+    if any(vec_env.bounds.intervals != intervals for vec_env in vec_envs):
         return None
-    cells = [vec_env.bounds.rounded for vec_env in found]
+    cells = [vec_env.bounds.rounded for vec_env in vec_envs]
     rounded = {key: [cell for each in cells for cell in each.get(key, ())] for key in cells[0]}
-    shared = Bounds(intervals, strictest(vec_env.bounds.mode for vec_env in found), rounded)
-    for vec_env in found:
+    shared = Bounds(intervals, strictest(vec_env.bounds.mode for vec_env in vec_envs), rounded)
+    for vec_env in vec_envs:
         vec_env.bounds = shared
     return shared
 
 
 class Stacked(EnvBase):
-    """Envs, all alike, stepped one by one, their outputs stacked; `count` is given where `envs` holds only one."""
+    """Step envs, all alike, one by one, and stack their outputs; `count` is given where `envs` holds only one."""
 
     fast = True
 
@@ -280,10 +276,10 @@ class Stacked(EnvBase):
         super().__init__(batch_size=(n, *first.batch_size), device=device)
         self.envs = envs
         self.bounds = None if count else _shared_bounds(envs)
-        for place, env in enumerate(envs[1:], 1):
+        for index, env in enumerate(envs[1:], 1):
             for name in SPECS:
                 if getattr(env, name) != getattr(first, name):
-                    raise differing(place, name, *(brief(getattr(each, name)) for each in (env, first)))
+                    raise differing(index, name, *(brief(getattr(each, name)) for each in (env, first)))
         self.observation_spec = first.observation_spec.expand(*self.batch_size)
         self.state_spec = first.state_spec.expand(*self.batch_size)
         self.action_spec = first.action_spec.expand(n, *first.action_spec.shape)
@@ -321,21 +317,18 @@ class Stacked(EnvBase):
     # ---- what is done with each ---------------------------------------------------------------------------------
     def seed_each(self, seed: int, first: int = 0, total: int | None = None) -> None:
         """Seed these envs, of `total` ones the `first` and those that follow."""
-        for place, env in enumerate(self.envs, first):
-            _seed_one(env, seed, place, total or len(self.envs))
+        for index, env in enumerate(self.envs, first):
+            _seed_one(env, seed, index, total or len(self.envs))
 
-    def reset_each(self, places: Sequence[int]) -> list[TensorDictBase]:
-        """Begin an episode in these; what they show."""
-        return [root_of(env, env.reset()) for env in (self.envs[place] for place in places)]
+    def reset_each(self, indices: Sequence[int]) -> list[TensorDictBase]:
+        return [root_of(env, env.reset()) for env in (self.envs[index] for index in indices)]
 
     def step_each(self, rows: Sequence[TensorDictBase]) -> list[TensorDictBase]:
-        """Take a step in all of them; what follows."""
         return [next_of(env, env.step(row)) for env, row in zip(self.envs, rows, strict=True)]
 
-    def transforms_within(self, place: str) -> Iterator[tuple[str, Any]]:
-        """Their transforms; see the function of this name."""
+    def transforms_within(self, prefix: str) -> Iterator[tuple[str, Any]]:
         for number, env in enumerate(self.envs):
-            yield from transforms_within(env, f"{place}{number}/")
+            yield from transforms_within(env, f"{prefix}{number}/")
 
     def close(self) -> None:
         super().close()
@@ -343,21 +336,21 @@ class Stacked(EnvBase):
             env.close()
 
 
-def _seed_one(env: EnvBase, seed: int, place: int, total: int) -> None:
-    """Seed one of `total` envs: a transform is no other env, so one of ours shows the episodes of a plain `GymEnv`."""
+def _seed_one(env: EnvBase, seed: int, index: int, total: int) -> None:
+    """Seed one of `total` envs: under transforms of ours, the episodes are those of a plain `GymEnv`."""
     base = env
     while isinstance(base, TransformedEnv) and not overridden(base, _SEEDING):
         base = base.base_env
     if isinstance(base, VecEnvAdapter) and not overridden(base, _SEEDING):
-        base.vec_env.seed(seed, first_lane=place, total=total)
+        base.vec_env.seed(seed, first_lane=index, total=total)
     else:  # mixed, not counted on: the seeds 3 and 4 have no env in common
-        env.set_seed(episode_seed(seed, place, 0, total))
+        env.set_seed(episode_seed(seed, index, 0, total))
 
 
-def transforms_within(env: EnvBase, place: str = "") -> Iterator[tuple[str, Any]]:
-    """The transforms of an env and of all envs that it is made of, each under a name of its own."""
+def transforms_within(env: EnvBase, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the transforms of an env and of all envs that it is made of, each under a name of its own."""
     if isinstance(env, TransformedEnv):
-        yield from transforms_within(env.base_env, f"{place}below/")
-        yield from ((f"{place}{name}", transform) for name, transform in by_name(env.transforms).items())
+        yield from transforms_within(env.base_env, f"{prefix}below/")
+        yield from ((f"{prefix}{name}", transform) for name, transform in by_name(env.transforms).items())
     elif isinstance(env, BatchedEnv) and isinstance(env.inner, Stacked):
-        yield from env.inner.transforms_within(place)
+        yield from env.inner.transforms_within(prefix)

@@ -33,12 +33,7 @@ ACTIONS = (OneHot, Categorical, MultiOneHot, MultiCategorical, Binary, Bounded, 
 
 
 def from_gym_space(space: spaces.Space, *, categorical: bool, where: str = "gymnasium space") -> TensorSpec:
-    """Return the spec of one env's values in `space`: Discrete, MultiDiscrete, MultiBinary, Box, or a (nested) Dict.
-
-    `categorical`: whether discrete values are int64 indices (`[]`, `[d]`) or one-hot vectors (`[n]`, `[sum(nvec)]`).
-    `where`: the place to name in an error.
-    The spec has no env dims; its indices count from zero whatever the space's `start` is.
-    """
+    """Return the spec of one env's values in `space`; `categorical`: indices, else one-hot vectors."""
     if isinstance(space, spaces.Dict):
         parts = {
             name: from_gym_space(part, categorical=categorical, where=f"{where}.{name}")
@@ -72,7 +67,7 @@ def _box(space: spaces.Box) -> TensorSpec:
 
 def spec_bounds(specs: Iterable[tuple[Key, TensorSpec]], dims: int) -> dict[Key, Interval]:
     """Return the bounds that observation specs with `dims` env dims in front declare."""
-    found: dict[Key, Interval] = {}
+    intervals: dict[Key, Interval] = {}
     for key, spec in specs:
         shape, dtype = tuple(spec.shape[dims:]), as_field(spec).dtype
         if isinstance(spec, Bounded):
@@ -85,12 +80,12 @@ def spec_bounds(specs: Iterable[tuple[Key, TensorSpec]], dims: int) -> dict[Key,
         else:
             continue
         if dtype.kind in "fiu":
-            found[key] = Interval(low, high, shape, dtype)
-    return found
+            intervals[key] = Interval(low, high, shape, dtype)
+    return intervals
 
 
 def action_format(spec, dims: int) -> ActionFormat:
-    """Return how actions of a spec with `dims` env dims in front look; refuse several, or choices not in one vector."""
+    """Return the format of a spec's actions, behind `dims` env dims; refuse several, or choices not in one vector."""
     if not isinstance(spec, ACTIONS):
         raise ArgumentError(
             "the env's action cannot be collected", why=f"its spec is a {type(spec).__name__}",

@@ -70,7 +70,7 @@ def check_env_specs(
 
 
 class _Check:
-    """Holds what is expected of one env, by its specs and by the layout of one step (`fake_tensordict`)."""
+    """Hold what is expected of one env, by its specs and by the layout of one step (`fake_tensordict`)."""
 
     def __init__(self, env: EnvBase, check_dtype: bool) -> None:
         self.env, self.check_dtype = env, check_dtype
@@ -87,14 +87,14 @@ class _Check:
             self.specs |= {under_next(key): leaf for key, leaf in spec.items(True, True)}
 
     def reset(self, when: str, td: TensorDictBase) -> TensorDictBase:
-        """Observations, states and flags at the root, and nothing else; no episode is over."""
+        """Check the root: observations, states and flags, nothing else, and no episode over."""
         self._same_keys(when, _keys(td), {*self.observed, *self.states, *self.flags})
         self._legal(when, td)
         self._not_over(when, td, torch.ones_like(td.get(self.flags[0])))
         return td
 
     def partial_reset(self, td: TensorDictBase) -> TensorDictBase:
-        """The first of several envs alone."""
+        """Check a reset of the first of several envs alone."""
         if not self.env.batch_size:
             return td
         stepped = self.env.rand_step(td)
@@ -109,7 +109,7 @@ class _Check:
         return self.env.maybe_reset(out.set("done", over & ~first))
 
     def step(self, when: str, td: TensorDictBase) -> TensorDictBase:
-        """A step with a random action: its layout, its flags, and the root of the next one."""
+        """Check a step with a random action: its layout, its flags, and the root of the next one."""
         given = {key: (x, x.clone()) for key in self.observed if (x := td.get(key, None)) is not None}
         stepped, following = self.env.step_and_maybe_reset(self.env.rand_action(td))
         for key, (x, before) in given.items():
@@ -128,7 +128,7 @@ class _Check:
         return following
 
     def rollout(self, rows: TensorDictBase) -> None:
-        """All rows in the layout of one step."""
+        """Check that all rows are in the layout of one step."""
         for key in self.layout:
             x, one, dims = rows.get(key), self.fake.get(key), rows.ndim
             if x.shape[dims:] != one.shape[dims - 1 :]:
@@ -137,10 +137,10 @@ class _Check:
                 )
 
     # ---- parts -------------------------------------------------------------------------------------------------
-    def _same_keys(self, when: str, found: Iterable[Key], expected: Iterable[Key]) -> None:
-        found, expected = list(found), list(expected)
-        lost = [show(key) for key in expected if key not in found]
-        more = [show(key) for key in found if key not in expected]
+    def _same_keys(self, when: str, keys: Iterable[Key], expected: Iterable[Key]) -> None:
+        keys, expected = list(keys), list(expected)
+        lost = [show(key) for key in expected if key not in keys]
+        more = [show(key) for key in keys if key not in expected]
         if lost:
             raise self._broken(
                 when, f"it gives no {', '.join(lost)}, which the specs name", "Write it, or take it out of the specs."
@@ -172,12 +172,12 @@ class _Check:
         )
 
 
-def _keys(held: Composite | TensorDictBase) -> list[Key]:
-    return [unravel(key) for key in held.keys(True, True)]  # type: ignore[arg-type]
+def _keys(td: Composite | TensorDictBase) -> list[Key]:
+    return [unravel(key) for key in td.keys(True, True)]  # type: ignore[arg-type]
 
 
 def _equal(a: Tensor, b: Tensor, rows: Tensor) -> bool:
-    """Say whether both `[*batch, *F]` are the same where `rows` `[*batch, 1]`; NaN equals NaN."""
+    """Return True if both `[*batch, *F]` are the same where `rows` `[*batch, 1]`; NaN equals NaN."""
     where = rows.reshape((*rows.shape[:-1], *[1] * (a.ndim - rows.ndim + 1))).expand_as(a)
     same = (a == b) | ((a != a) & (b != b))
     return bool((same | ~where).all())

@@ -27,23 +27,14 @@ from rlcli.vec_envs.vec_env import NONE, Outcome, VecEnv
 
 
 class Acting(Protocol):
-    """Chooses actions: `written` is all that it wrote in its last step, None where that was an action alone."""
+    """Choose actions; `written` is all that was written in the last step, None for an action alone."""
 
     @property
     def written(self) -> TensorDictBase | None: ...
 
 
 class TensorDictVecEnv(VecEnv):
-    """Steps an `EnvBase` through `step` and `reset`, as `EnvBase.rollout` does.
-
-    `env`: batch size `()` or `(N,)`. Of a `TransformedEnv` the rewards in `outcome` are those of the env below.
-    `acting`: what chose the action of this step: all that it wrote is handed to the env.
-    `below`: of an env of ours under transforms its own lanes, whose episodes are seeded one by one.
-    `late`: what steps write and resets do not, and rewards of another dtype than float32 (with `keeps_rewards`: where
-    no transform changes them after the batch).
-    `held`: what resets write and steps do not, a state or what no spec names: it stays as it is at the root, and is
-    never under `next`.  The first step decides: one that is written later is refused.
-    """
+    """Step an `EnvBase` of batch size `()` or `(N,)` through `step` and `reset`, as `EnvBase.rollout` does."""
 
     on_tensordicts = True
     acting: Acting | None = None
@@ -53,7 +44,7 @@ class TensorDictVecEnv(VecEnv):
         transformed = isinstance(env, TransformedEnv) and steps_as_ours(env)
         base = env.base_env if transformed else env  # type: ignore[attr-defined]
         below = getattr(base, "vec_env", None) if transformed and steps_as_ours(base) else None
-        self.below: VecEnv | None = below
+        self.below: VecEnv | None = below  # of an env of ours under transforms, its own lanes, seeded one by one
         if dims > 1:
             raise ArgumentError(
                 "a collector steps envs of batch size () or (N,)",
@@ -74,8 +65,8 @@ class TensorDictVecEnv(VecEnv):
         self.rewards: list[float] | None = [] if transformed else None
         # whose state nobody else saves, and whose scale stands still while a batch is collected
         self._within = dict(transforms_within(base))
-        found = (part for _, t in transforms_within(env) for part in t.modules())
-        self._norms = [part for part in found if isinstance(part, RunningNorm)]
+        parts = (part for _, t in transforms_within(env) for part in t.modules())
+        self._norms = [part for part in parts if isinstance(part, RunningNorm)]
         self._refreshed = 0  # steps that the scales know of
         if isinstance(base, BatchedEnv) and steps_as_ours(base) and base.bounds is not None:
             self.bounds, self.checks_bounds = base.bounds, True
@@ -87,7 +78,7 @@ class TensorDictVecEnv(VecEnv):
         self._env_seed: int | None = None  # until the env was given it
         self.states: list[Key] = []  # of the schema, what a policy writes under `next` before the env is stepped
         self.late: LateColumns = LateColumns(self.n, self._refuse)
-        self.held: set[Key] = set()
+        self.held: set[Key] = set()  # what resets write and steps do not: it stays at the root
         # until the first step, what only the first reset has shown, and states, which steps need not write
         self._states = {unravel(key) for key in env.full_state_spec.keys(True, True)}
         self._undecided = set(self._states)
@@ -98,10 +89,7 @@ class TensorDictVecEnv(VecEnv):
         return EnvError(f"the env's {what}", where=place_of(self, None), why=why, fix=fix or None)
 
     def seed(self, run_seed, *, every_episode=False, first_lane=0, total=None) -> None:
-        """One seed for all lanes, as `EnvBase.set_seed` takes it, where episodes cannot have seeds of their own.
-
-        It is the run's for its first lanes, and for lanes further on that of the first of these.
-        """
+        """Seed all lanes at once, as `EnvBase.set_seed` does, where episodes cannot have seeds of their own."""
         self._run_seed, self.first_lane, self._total = run_seed, first_lane, total or self.n
         if self.below is None:
             self._env_seed = self._first_seed()
@@ -114,7 +102,7 @@ class TensorDictVecEnv(VecEnv):
         return book | {"transforms": {name: state for name, state in within.items() if state}}
 
     def load_state_dict(self, state, *, replay):
-        """No such env can be brought back: all lanes begin new episodes, with a seed that none before them had."""
+        """Begin new episodes in all lanes, with a new seed: no such env can be brought back."""
         self.reopen(int(state["clock"]), state["started"], state["episodes"])
         for name, saved in state.get("transforms", {}).items():
             self._within[name].load_state_dict(saved)
@@ -151,32 +139,32 @@ class TensorDictVecEnv(VecEnv):
                     f"the env did not write '{show(key)}'", where=self.name, why="its spec promises it",
                     fix="Write it at every step and reset, or take it out of the specs.",
                 )  # fmt: skip
-            place = self._tensor(array)
-            if value.shape != place.shape or value.dtype is not place.dtype:
+            target = self._tensor(array)
+            if value.shape != target.shape or value.dtype is not target.dtype:
                 raise EnvError(
                     f"the env's {show(key)} differs from its spec", where=self.name,
-                    why=f"expected {tuple(place.shape)} {place.dtype}, got {tuple(value.shape)} {value.dtype}",
+                    why=f"expected {tuple(target.shape)} {target.dtype}, got {tuple(value.shape)} {value.dtype}",
                 )  # fmt: skip
             got = value.detach().cpu().numpy()
             array[list(lanes)] = got.reshape(array.shape)[list(lanes)]
 
     def flags(self) -> dict[str, torch.Tensor]:
-        """Copies of the root's end flags."""
+        """Return copies of the root's end flags."""
         return {name: flag.clone() for name, flag in self._flags.items()}
 
     def look(self) -> bool:
-        """Reset for the first time; whether that shows other keys, shapes or dtypes than specs say."""
+        """Reset for the first time; return True if that shows other keys, shapes or dtypes than specs say."""
         self._shown = td = self._first_reset()
         dims = len(self.env.batch_size)
-        said = self.schema
+        declared = self.schema
         leaves = {unravel(key): value for key, value in td.exclude(*END_FLAGS, NEXT, RESET, ACTION).items(True, True)}
         shown = {key: as_field(Unbounded(tuple(x.shape[dims:]), x.dtype)) for key, x in leaves.items()}
-        self.schema = {key: shown.get(key, kind) for key, kind in said.items()} | shown
+        self.schema = {key: shown.get(key, kind) for key, kind in declared.items()} | shown
         for key in self.schema:
-            if self.schema[key] != said.get(key):
+            if self.schema[key] != declared.get(key):
                 self.bounds.intervals.pop(key, None)
-        self._undecided = (self.schema.keys() - said.keys()) | self._states
-        return self.schema != said
+        self._undecided = (self.schema.keys() - declared.keys()) | self._states
+        return self.schema != declared
 
     # ---- resets --------------------------------------------------------------------------------------------------
     def restart(self, row, lanes) -> None:
@@ -187,14 +175,12 @@ class TensorDictVecEnv(VecEnv):
             self._begin(row, lanes, self._first_reset() if shown is None or self._env_seed is not None else shown)
 
     def _first_reset(self) -> TensorDictBase:
-        """Of all lanes, with nothing before it."""
         if self._env_seed is not None:
             self._call("set_seed", self._env_seed)
             self._env_seed = None
         return self._call("reset")
 
     def _reset_some(self, row: dict[Key, np.ndarray], lanes: Sequence[int]) -> None:
-        """After a step, or between two: the env is given the root, and a mask of those that begin anew."""
         root = self._root(row)
         mask = torch.zeros(self.n, dtype=torch.bool)
         mask[list(lanes)] = True
@@ -210,10 +196,7 @@ class TensorDictVecEnv(VecEnv):
         return td if self.env.device is None else td.to(self.env.device)
 
     def _call(self, name: str, *arguments) -> Any:
-        """Return what the env's method returned, of `step` what it wrote under `next`.
-
-        What it raises is told with env, step and seed, errors of ours that name no place too.
-        """
+        """Return what the env's method returned, `next` of `step`; name env, step and seed in what it raises."""
         lane = None if self.env.batch_size else 0
         each_step = [norm.refresh_each_step for norm in self._norms]
         for norm in self._norms:
@@ -231,8 +214,8 @@ class TensorDictVecEnv(VecEnv):
         except BaseException as error:  # SystemExit too
             raise env_raised(self, error, lane, name) from error
         finally:
-            for norm, own in zip(self._norms, each_step, strict=True):
-                norm.refresh_each_step = own
+            for norm, before in zip(self._norms, each_step, strict=True):
+                norm.refresh_each_step = before
 
     def take_outcome(self) -> Outcome:
         if self.clock[0] != self._refreshed:  # the batch is over: resets alone do not change a scale
@@ -284,7 +267,7 @@ class TensorDictVecEnv(VecEnv):
         return step, reset
 
     def _acted(self, root: dict[Key, np.ndarray], rows, t: int, actions) -> TensorDict:
-        """Return what the env's `step` is given: the root, and all that was written by what acts."""
+        """Return the argument of the env's `step`: the root, and all that was written by what acts."""
         td = self._root(root)
         written = None if self.acting is None else self.acting.written
         if written is None:
@@ -319,7 +302,7 @@ class TensorDictVecEnv(VecEnv):
         self.late.write(t, late)
 
     def _each(self, name: str, value: torch.Tensor | None) -> list:
-        """One number a lane, of what the env wrote beside observations."""
+        """Return one number a lane, of what the env wrote beside observations."""
         if value is None or value.numel() != self.n:
             got = "nothing" if value is None else f"shape {tuple(value.shape)}"
             raise broken(

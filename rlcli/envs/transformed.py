@@ -22,7 +22,7 @@ _OWNERS: WeakKeyDictionary[Transform, ref[EnvBase]] = WeakKeyDictionary()
 
 
 def _check_owner(base: EnvBase, transforms: Sequence[Transform]) -> None:
-    """Refuse a transform in two places: what it keeps from step to step would be that of both."""
+    """Raise ArgumentError for a transform in two places: what it keeps from step to step would be that of both."""
     seen: set[Transform] = set()
     for transform in _all_of(transforms):
         owner = _OWNERS[transform]() if transform in _OWNERS else None
@@ -47,7 +47,6 @@ def transforms_on(env: EnvBase) -> list[Transform]:
 
 
 def _all_of(transforms: Sequence[Transform]) -> list[Transform]:
-    """These transforms and those that they are made of."""
     return [part for transform in transforms for part in transform.modules() if isinstance(part, Transform)]
 
 
@@ -97,7 +96,7 @@ class TransformedEnv(EnvBase):
 
     @property
     def _times_called(self) -> int:  # type: ignore[override]
-        """Of the env below: several may be put around it, and each of them steps it."""
+        """Count on the env below: several may be put around it, and each of them steps it."""
         return self.base_env._times_called
 
     @_times_called.setter
@@ -123,7 +122,7 @@ class TransformedEnv(EnvBase):
         self._refresh()
 
     def _refresh(self) -> None:
-        """Specs and owner of the transforms; nothing is changed where they do not fit."""
+        """Set specs and owner of the transforms; nothing is changed where they do not fit."""
         base, t, transforms = self.base_env, self.transform, self.transforms
         _check_owner(base, transforms)
         specs = (
@@ -132,8 +131,8 @@ class TransformedEnv(EnvBase):
             t.transform_reward_spec(base.reward_spec.clone()),
             t.transform_action_spec(base.action_spec.clone()),
         )
-        for place, transform in enumerate(transforms, 1):
-            transform.check_later(transforms[place:])
+        for i, transform in enumerate(transforms, 1):
+            transform.check_later(transforms[i:])
         self.observation_spec, self.state_spec, self.reward_spec, self.action_spec = specs
         _OWNERS.update((part, ref(base)) for part in _all_of(transforms))
 
@@ -171,13 +170,13 @@ class TransformedEnv(EnvBase):
         self._last_raw = out.select(*keys, strict=False)
 
     def _raw(self, td: TensorDictBase) -> TensorDictBase:
-        mask, held = td.get(RESET), vars(self).get("_last_raw")
-        if held is None:
+        mask, last = td.get(RESET), vars(self).get("_last_raw")
+        if last is None:
             if not bool(mask.all()):
                 raise ArgumentError("some envs are to be reset, and none was before", fix="Reset all of them.")
             return td.select(RESET)
         states = td.select(*self.base_env.state_spec.keys(True, True), strict=False)  # a step need not write them
-        return states.update(held).set(RESET, mask)
+        return states.update(last).set(RESET, mask)
 
     def close(self) -> None:
         super().close()

@@ -57,35 +57,35 @@ def inspect(path: PathLike[str] | str, trajectory: int | None = None) -> list[In
     folder = Path(path)
     if not folder.exists():
         raise ConfigError("there is no such folder", where=str(folder), fix="rlcli ls runs lists the runs.")
-    found = [*_stored(folder, trajectory), *_checkpoints(folder)]
-    if not found and (folder / RUN).is_file():
+    inspections = [*_stored(folder, trajectory), *_checkpoints(folder)]
+    if not inspections and (folder / RUN).is_file():
         raise nothing_saved(Run(folder))
-    if not found:
+    if not inspections:
         raise ConfigError(
             "there is nothing to inspect here",
             where=str(folder),
             why="it is no run, holds no segments, no buffer and no checkpoint",
             fix="Give a run folder (rlcli ls runs), its data folder, or the folder that dumps() wrote.",
         )
-    return found
+    return inspections
 
 
 def _stored(folder: Path, trajectory: int | None) -> list[Inspection]:
-    """Frames and buffers; of several, those that hold the trajectory that was asked for."""
-    found: list[Inspection] = []
+    """Inspect frames and buffers; with `trajectory`, those that hold it."""
+    inspections: list[Inspection] = []
     missing: list[ArgumentError] = []
     for place in places(folder):
         try:
-            found.append(
+            inspections.append(
                 _of_frames(SegmentReader(place.path), trajectory)
                 if place.kind == FRAMES
                 else _of_buffer(place, trajectory)
             )
         except ArgumentError as error:
             missing.append(error)
-    if missing and not found:
+    if missing and not inspections:
         raise missing[0]
-    return found
+    return inspections
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------------------------
@@ -99,16 +99,16 @@ def _checkpoints(path: Path) -> Iterator[Inspection]:
         yield result
 
 
-def _of_checkpoint(found: checkpoint.Checkpoint) -> Inspection:
-    result = Inspection(str(found.path), "checkpoint", {"frames": found.manifest["number"]})
-    for name, value in _tensors("", found.state):
+def _of_checkpoint(loaded: checkpoint.Checkpoint) -> Inspection:
+    result = Inspection(str(loaded.path), "checkpoint", {"frames": loaded.manifest["number"]})
+    for name, value in _tensors("", loaded.state):
         facts = KeyFacts.of(name, value, 0)
         facts.add(value)
         facts.stored = facts.full
         result.keys.append(facts)
     result.stored = result.full = sum(facts.stored for facts in result.keys)
-    result.on_disk = sum(file.stat().st_size for file in found.path.iterdir() if file.is_file())
-    result.notices = found.skipped
+    result.on_disk = sum(file.stat().st_size for file in loaded.path.iterdir() if file.is_file())
+    result.notices = loaded.skipped
     return result
 
 
@@ -129,28 +129,30 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _of_frames(segments: SegmentReader, trajectory: int | None = None) -> Inspection:
-    """Look at every segment once, or twice where a trajectory is asked for."""
+    """Inspect every segment once, or twice for a trajectory."""
     about = {key: value for key, value in segments.metadata.items() if key not in LONG}
     about |= {"segments": len(segments), "finished": segments.closed}
     lost = [] if segments.lost is None else [f"{segments.folder / JOURNAL}: records are missing: {segments.lost}"]
-    found = Inspection(str(segments.folder), "collected frames", about, notices=[*lost, *segments.notices])
-    found.frames, found.trajectories = segments.frames, Trajectories()
-    lanes, keys = TrajectoryFollower(found.trajectories), dict[str, KeyFacts]()
+    inspection = Inspection(str(segments.folder), "collected frames", about, notices=[*lost, *segments.notices])
+    inspection.frames, inspection.trajectories = segments.frames, Trajectories()
+    follower, keys = TrajectoryFollower(inspection.trajectories), dict[str, KeyFacts]()
     boundary = 0
     for i in range(len(segments)):
         batch = segments.read(i)
-        found.on_disk += segments.record(i)["size"]
+        inspection.on_disk += segments.record(i)["size"]
         _look_at(batch, keys)
         if (done := _rows(batch, DONE)) is not None:
-            boundary += _follow(batch, done, lanes)
-    lanes.close()
-    found.keys = list(keys.values())
-    found.boundary = boundary
-    _compact(segments, found)
-    found.stored, found.full = (sum(getattr(facts, name) for facts in found.keys) for name in ("stored", "full"))
+            terminated, reward, ids = (_rows(batch, key) for key in (TERMINATED, REWARD, TRAJ_IDS))
+            boundary += follower.add(done, done if terminated is None else terminated, ids, reward)
+    follower.close()
+    inspection.keys = list(keys.values())
+    inspection.boundary = boundary
+    _compact(segments, inspection)
+    inspection.stored = sum(facts.stored for facts in inspection.keys)
+    inspection.full = sum(facts.full for facts in inspection.keys)
     if trajectory is not None:
-        _one_of_frames(segments, found, trajectory)
-    return found
+        _one_of_frames(segments, inspection, trajectory)
+    return inspection
 
 
 def _look_at(batch: TensorDictBase, keys: dict[str, KeyFacts]) -> None:
@@ -168,28 +170,23 @@ def _look_at(batch: TensorDictBase, keys: dict[str, KeyFacts]) -> None:
             facts.stored += value.numel() * value.element_size()
 
 
-def _follow(batch: TensorDictBase, done: np.ndarray, lanes: TrajectoryFollower) -> int:
-    terminated, reward, ids = (_rows(batch, key) for key in (TERMINATED, REWARD, TRAJ_IDS))
-    return lanes.add(done, done if terminated is None else terminated, ids, reward)
-
-
 def _rows(batch: TensorDictBase, key: Key) -> np.ndarray | None:
-    """`[N, T]`, for a batch `[T]` too."""
+    """Return a column as `[N, T]`, from a batch `[T]` too."""
     value = batch.get(key, None)
     return None if value is None else value.reshape(-1, batch.shape[-1]).numpy()
 
 
-def _compact(segments: SegmentReader, found: Inspection) -> None:
-    """Say what `compact` left out: bytes that `full` has, and rows that nobody can give their next observation."""
-    if segments.metadata.get("next_obs") != "compact" or found.trajectories is None:
+def _compact(segments: SegmentReader, inspection: Inspection) -> None:
+    """Add the bytes that `memory=compact` left out to `full`, and count rows without a next observation."""
+    if segments.metadata.get("next_obs") != "compact" or inspection.trajectories is None:
         return
     observed = [show(unravel(tuple(key))) for key in segments.metadata.get("observations", [])]
-    for facts in [facts for facts in found.keys if facts.key in observed]:
-        found.keys.append(KeyFacts(f"{NEXT}.{facts.key}", facts.dtype, facts.shape, 0, facts.full))
-    found.missing = found.trajectories.count
+    for facts in [facts for facts in inspection.keys if facts.key in observed]:
+        inspection.keys.append(KeyFacts(f"{NEXT}.{facts.key}", facts.dtype, facts.shape, 0, facts.full))
+    inspection.missing = inspection.trajectories.count
 
 
-def _one_of_frames(segments: SegmentReader, found: Inspection, wanted: int) -> None:
+def _one_of_frames(segments: SegmentReader, inspection: Inspection, wanted: int) -> None:
     steps = Steps()
     for i, row in _steps_of(segments, wanted):
         steps.add(row, segment=i)
@@ -199,11 +196,11 @@ def _one_of_frames(segments: SegmentReader, found: Inspection, wanted: int) -> N
             where=str(segments.folder),
             fix=f"To count them: rlcli inspect {shlex.quote(str(segments.folder))}.",
         )
-    found.detail, found.rows = {"id": wanted, **steps.facts()}, steps.rows()
+    inspection.detail, inspection.rows = {"id": wanted, **steps.facts()}, steps.rows()
 
 
 def _steps_of(segments: SegmentReader, wanted: int) -> Iterator[tuple[int, TensorDictBase]]:
-    """Runs `[n]` of consecutive rows of one trajectory, with their segment."""
+    """Yield runs `[n]` of consecutive rows of one trajectory, with their segment."""
     for i in range(len(segments)):
         batch = segments.read(i)
         ids = batch.get(TRAJ_IDS, None)
@@ -223,25 +220,25 @@ def _steps_of(segments: SegmentReader, wanted: int) -> Iterator[tuple[int, Tenso
 
 
 def _of_buffer(place: Place, trajectory: int | None = None) -> Inspection:
-    """Look at every live row of a kept storage, a dump or a checkpoint's buffer."""
+    """Inspect every live row of a kept storage, a dump or a checkpoint's buffer."""
     buffer = open_buffer(place.path)
     ring: Ring = buffer.ring
     about: dict[str, Any] = {"from": place.kind, "env": place.about.get("env"), **_shape(place, ring)}
     about |= {"next_obs": "exact" if ring.exact else "as stored", "rows ever written": ring.cursor * ring.lanes}
-    found = Inspection(str(place.path), "buffer", about, frames=len(ring))
-    found.on_disk = sum(file.stat().st_size for file in place.path.iterdir() if file.is_file())
-    found.notices = unfinished(place.path) if place.kind == KEPT else []
+    inspection = Inspection(str(place.path), "buffer", about, frames=len(ring))
+    inspection.on_disk = sum(file.stat().st_size for file in place.path.iterdir() if file.is_file())
+    inspection.notices = unfinished(place.path) if place.kind == KEPT else []
     rows = ring.space.live_rows(ring.cursor)
-    found.keys = _keys_of_buffer(ring, rows)
-    found.stored, found.full = ring.nbytes, sum(facts.full for facts in found.keys)
-    found.boundary = sum(int((ring.index.successors(part) < 0).sum()) for part in _parts(rows))
-    found.trajectories = _trajectories_of_buffer(ring, rows)
+    inspection.keys = _keys_of_buffer(ring, rows)
+    inspection.stored, inspection.full = ring.nbytes, sum(facts.full for facts in inspection.keys)
+    inspection.boundary = sum(int((ring.index.successors(part) < 0).sum()) for part in _parts(rows))
+    inspection.trajectories = _trajectories_of_buffer(ring, rows)
     try:
         if trajectory is not None:
-            _one_of_buffer(ring, found, trajectory)
+            _one_of_buffer(ring, inspection, trajectory)
     finally:
         buffer.close()
-    return found
+    return inspection
 
 
 def _shape(place: Place, ring: Ring) -> dict[str, Any]:
@@ -257,7 +254,7 @@ def _parts(rows: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _keys_of_buffer(ring: Ring, rows: np.ndarray) -> list[KeyFacts]:
-    """Every key as it is read; its bytes are those of its column, or of the side pool where it has none."""
+    """Return facts of every key; bytes are its column's, or its part of the side pool."""
     keys: dict[str, KeyFacts] = {}
     for part in _parts(rows):
         for key, value in ring.read(part).items(include_nested=True, leaves_only=True):
@@ -272,7 +269,7 @@ def _keys_of_buffer(ring: Ring, rows: np.ndarray) -> list[KeyFacts]:
 
 
 class _Marks(NamedTuple):
-    """Columns by row number."""
+    """Hold columns by row number."""
 
     reward: np.ndarray
     done: np.ndarray
@@ -280,19 +277,19 @@ class _Marks(NamedTuple):
 
 
 def _trajectories_of_buffer(ring: Ring, rows: np.ndarray) -> Trajectories:
-    found, table, marks = Trajectories(), ring.index.trajectories(), _marks(ring, rows)
+    summary, table, marks = Trajectories(), ring.index.trajectories(), _marks(ring, rows)
     for first, length in zip(table["row"].tolist(), table["length"].tolist(), strict=True):
         path = _path(ring, first, length)
         last = path[-1]
         over = bool(marks.done[last])
-        found.add(length, float(marks.reward[path].sum()), "finished" if over else "open")
-        found.terminated += over and bool(marks.terminated[last])
-        found.truncated += over and not marks.terminated[last]
-    return found
+        summary.add(length, float(marks.reward[path].sum()), "finished" if over else "open")
+        summary.terminated += over and bool(marks.terminated[last])
+        summary.truncated += over and not marks.terminated[last]
+    return summary
 
 
 def _marks(ring: Ring, rows: np.ndarray) -> _Marks:
-    """Rewards and ends of all live rows; zeros where they are not stored."""
+    """Return rewards and ends of all live rows, 0 where they are not stored."""
     count = ring.space.size
     columns: list[np.ndarray] = []
     for key in (REWARD, DONE, TERMINATED):
@@ -309,19 +306,20 @@ def _path(ring: Ring, first: int, length: int) -> np.ndarray:
     return ring.index.walk(np.array([first]), length)[0][0]
 
 
-def _one_of_buffer(ring: Ring, found: Inspection, wanted: int) -> None:
+def _one_of_buffer(ring: Ring, inspection: Inspection, wanted: int) -> None:
     table: dict[str, Any] = ring.index.trajectories()
     at = np.flatnonzero(table["id"] == wanted)
     if not len(at):
         ids = table["id"]
-        known = f"ids {ids.min()} to {ids.max()}" if len(ids) else "none"
+        span = f"ids {ids.min()} to {ids.max()}" if len(ids) else "none"
         raise ArgumentError(
-            f"no trajectory {wanted} in this buffer", where=found.path, fix=f"It holds {len(ids)}: {known}."
+            f"no trajectory {wanted} in this buffer", where=inspection.path, fix=f"It holds {len(ids)}: {span}."
         )
     newest = at[-1]
     steps, length = Steps(), int(table["length"][newest])
     for part in _parts(_path(ring, int(table["row"][newest]), length)):
         steps.add(ring.read(part))
     evicted = int(table["position"][newest])
-    found.detail = {"id": wanted, **steps.facts(), "lane": int(table["lane"][newest]), "steps overwritten": evicted}
-    found.rows = steps.rows()
+    place = {"lane": int(table["lane"][newest]), "steps overwritten": evicted}
+    inspection.detail = {"id": wanted, **steps.facts(), **place}
+    inspection.rows = steps.rows()

@@ -29,7 +29,7 @@ BINS = sorted({1, *(int(2**k * half) for k in range(1, 40) for half in (1, 1.5))
 
 @dataclass
 class KeyFacts:
-    """One key: bytes `stored`, bytes if every frame stored it (`full`), its finite range (else NaN), and counts."""
+    """Count bytes `stored`, bytes if every frame stored it (`full`), NaNs and infinities; find the range."""
 
     key: str
     dtype: str
@@ -43,11 +43,10 @@ class KeyFacts:
 
     @classmethod
     def of(cls, key: str, values: Tensor, batch_dims: int) -> KeyFacts:
-        """Of a tensor `[*B, *F]`, before any of it was counted."""
+        """Return empty facts of a tensor `[*B, *F]`."""
         return cls(key, dtype_name(values.dtype), tuple(values.shape[batch_dims:]))
 
     def add(self, values: Tensor) -> None:
-        """Look at some values."""
         if not values.numel():
             return
         self.full += values.numel() * values.element_size()
@@ -69,12 +68,7 @@ class KeyFacts:
 
 @dataclass
 class Trajectories:
-    """Lengths and returns of trajectories, as they go by.
-
-    `finished` and `open` and `cut`: ended by the env; not ended in the last row of their lane; gone on with nowhere,
-    though rows follow.
-    `terminated` and `truncated`: of the finished ones.
-    """
+    """Sum up trajectories `finished` by the env, `open` in the last row of their lane, or `cut` though rows follow."""
 
     finished: int = 0
     open: int = 0
@@ -95,12 +89,11 @@ class Trajectories:
 
     @property
     def mean(self) -> float:
-        """Mean length."""
         return self.frames / self.count if self.count else math.nan
 
     @property
     def mean_return(self) -> float:
-        """Of those that finished."""
+        """Return the mean over finished ones."""
         return self.return_sum / self.finished if self.finished else math.nan
 
     def add(self, length: int, total: float, end: str) -> None:
@@ -116,7 +109,7 @@ class Trajectories:
             self.return_high = total if math.isnan(self.return_high) else max(self.return_high, total)
 
     def histogram(self) -> list[tuple[int, int, int]]:
-        """(shortest, longest, how many) of each bin between the first and the last that hold any."""
+        """Return (shortest, longest, count) of each bin from the first to the last non-empty one."""
         full = [i for i, count in enumerate(self.bins) if count]
         if not full:
             return []
@@ -124,18 +117,18 @@ class Trajectories:
 
 
 class TrajectoryFollower:
-    """Follows the trajectories of several lanes from batch to batch."""
+    """Follow the trajectories of several lanes from batch to batch."""
 
     def __init__(self, into: Trajectories) -> None:
         self.into = into
         self._open: dict[int, tuple[int, int, float]] = {}  # lane -> id, length, return so far
 
     def add(self, done: np.ndarray, terminated: np.ndarray, ids: np.ndarray | None, reward: np.ndarray | None) -> int:
-        """Take rows `[N, T]`; returns how many are not followed by their successor in the row below."""
+        """Take rows `[N, T]`; return how many are not followed by their successor in the row below."""
         ends = 0
         for lane in range(done.shape[0]):
-            own = None if ids is None else ids[lane]
-            ends += self._lane(lane, done[lane], terminated[lane], own, None if reward is None else reward[lane])
+            lane_ids = None if ids is None else ids[lane]
+            ends += self._lane(lane, done[lane], terminated[lane], lane_ids, None if reward is None else reward[lane])
         return ends
 
     def _lane(
@@ -165,14 +158,14 @@ class TrajectoryFollower:
         return len(stops)
 
     def close(self) -> None:
-        """No rows follow."""
+        """Count the open trajectories."""
         for _, length, total in self._open.values():
             self.into.add(length, total, "open")
         self._open = {}
 
 
 class Steps:
-    """One trajectory in detail: takes its rows in time, keeps the first and last ones as a person can read them."""
+    """Take the rows of one trajectory in time; keep the first and last ones, readable."""
 
     def __init__(self) -> None:
         self.length, self.total = 0, 0.0
@@ -182,7 +175,7 @@ class Steps:
         self._where: dict[str, Any] = {}
 
     def add(self, rows: TensorDictBase, **where: Any) -> None:
-        """The next rows `[n]`; `where` is kept of the first and of the last."""
+        """Take the next rows `[n]`; `where` is kept of the first and the last."""
         n = rows.shape[0]
         reward = rows.get(REWARD, None)
         if reward is not None:
@@ -198,7 +191,7 @@ class Steps:
         self.length += n
 
     def facts(self) -> dict[str, Any]:
-        """Length, return, how it ended, and where its first and last rows are."""
+        """Return length, return, kind of end, and where the first and last rows are."""
         where = {name: x[0] if x[0] == x[-1] else [x[0], x[-1]] for name, x in self._where.items()}
         return {"length": self.length, "return": self.total, "end": self._end, **where}
 
@@ -212,7 +205,7 @@ class Steps:
 
 
 def _value(x: Tensor) -> Any:
-    """Return a number, a few numbers, or what an image is like."""
+    """Return a number, a few numbers, or the shape and mean of an image."""
     x = x.full() if hasattr(x, "full") else x
     if x.numel() == 1:
         return x.item()
@@ -225,13 +218,7 @@ def _value(x: Tensor) -> Any:
 
 @dataclass
 class Inspection:
-    """The findings in a folder of `kind` "collected frames", "buffer" or "checkpoint".
-
-    `about`: what the folder says of itself.
-    `frames`, `stored`, `full`: rows; bytes of tensors; bytes if next observations were stored in full.
-    `boundary`: rows whose successor is not the row below; `missing`: of them those whose next observation is nowhere.
-    `rows`, `detail`: of the trajectory that was asked for, its first and last steps; its id, length, return and place.
-    """
+    """Findings in a folder; `boundary` rows lack their successor below them, `missing` ones their next observation."""
 
     path: str
     kind: str
@@ -250,22 +237,20 @@ class Inspection:
 
     @property
     def saved(self) -> int:
-        """Bytes that `full` would take on top."""
         return self.full - self.stored
 
     def as_dict(self) -> dict:
-        """Everything as JSON-ready values."""
         data = asdict(self) | {"saved": self.saved, "notices": list(self.notices)}
         if self.trajectories is not None:
-            found = self.trajectories
-            more = {"count": found.count, "mean": found.mean, "mean_return": found.mean_return}
-            data["trajectories"] |= more | {"histogram": found.histogram()}
+            summary = self.trajectories
+            more = {"count": summary.count, "mean": summary.mean, "mean_return": summary.mean_return}
+            data["trajectories"] |= more | {"histogram": summary.histogram()}
             del data["trajectories"]["bins"]
         return _finite(data)
 
 
 def _finite(value: Any) -> Any:
-    """NaN, which JSON has not, as None."""
+    """Replace NaN, which JSON has not, by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -25,9 +25,9 @@ def check(path: PathLike[str] | str) -> Iterator[FileCheck]:
     folder, sums = Path(path), False
     if not folder.is_dir():
         raise ConfigError(f"no folder {str(path)!r}", fix="rlcli ls runs lists runs.")
-    for found in _below(folder):
-        sums = sums or found.state in ("ok", "damaged")
-        yield found
+    for file in _below(folder):
+        sums = sums or file.state in ("ok", "damaged")
+        yield file
     if not sums:
         raise ConfigError(
             "there is nothing with checksums here",
@@ -38,25 +38,25 @@ def check(path: PathLike[str] | str) -> Iterator[FileCheck]:
 
 def _below(folder: Path) -> Iterator[FileCheck]:
     seen: set[str] = set()
-    for place, folders, files in os.walk(folder, followlinks=True):
-        here = Path(place)
-        if (real := os.path.realpath(place)) in seen:  # a link that leads up again
+    for root, folders, files in os.walk(folder, followlinks=True):
+        parent = Path(root)
+        if (real := os.path.realpath(root)) in seen:  # a link that leads up again
             folders.clear()
             continue
         seen.add(real)
         for name in [name for name in folders if name.startswith((*_LEFT_OVER, ASIDE))]:
             folders.remove(name)
-            yield FileCheck(here / name, "note", _MOVED if name.startswith(ASIDE) else _CRASHED)
+            yield FileCheck(parent / name, "note", _MOVED if name.startswith(ASIDE) else _CRASHED)
         folders.sort()
         named: set[Path] = set()
-        for found in (*check_files(here, files), *_run(here, set(files))):
-            named.add(found.path)
-            yield found
-        yield from (_plain(here / name) for name in sorted(files) if here / name not in named)
+        for file in (*check_files(parent, files), *_run(parent, set(files))):
+            named.add(file.path)
+            yield file
+        yield from (_plain(parent / name) for name in sorted(files) if parent / name not in named)
 
 
 def _run(folder: Path, files: set[str]) -> Iterator[FileCheck]:
-    """Check what a run's own files say, as far as they can be read; that nothing is missing which they prove."""
+    """Check a run's own files as far as they can be read, and that nothing they prove is missing."""
     from rlcli.config.run_files import CONFIG, METRICS, RUN, SEGMENTS, SUMMARY
     from rlcli.runs.folder import CHECKPOINTS, Run, nothing_saved
 
@@ -84,7 +84,7 @@ def _run(folder: Path, files: set[str]) -> Iterator[FileCheck]:
 
 
 def _plain(path: Path) -> FileCheck:
-    """A file without a checksum: JSON must at least be JSON."""
+    """Check a file without a checksum: JSON must parse."""
     if path.suffix != ".json":
         return FileCheck(path, "no sum")
     try:

@@ -14,49 +14,48 @@ BAR = 40
 _SAME = ("step", "collector.traj_ids", "next.done")  # said already, or said by the other flags
 
 
-def show_inspection(found: Inspection) -> None:
-    """Print an inspection."""
+def show_inspection(inspection: Inspection) -> None:
     console = page(piped=120)
-    console.print(f"{found.path}: {found.kind}", style="bold")
-    for line in _about(found):
+    console.print(f"{inspection.path}: {inspection.kind}", style="bold")
+    for line in _about(inspection):
         console.print(line)
     console.print()
-    console.print(_keys(found).to_rich())
-    if found.trajectories is not None:
+    console.print(_keys(inspection).to_rich())
+    if inspection.trajectories is not None:
         console.print()
-        for line in _trajectories(found, found.trajectories):
+        for line in _trajectories(inspection, inspection.trajectories):
             console.print(line)
-    if found.rows:
+    if inspection.rows:
         console.print()
-        for line in _detail(found):
+        for line in _detail(inspection):
             console.print(line)
-    for notice in found.notices:
+    for notice in inspection.notices:
         console.print(f"! {notice}", style="yellow")
 
 
-def _about(found: Inspection) -> Iterator[str]:
-    said = ", ".join(f"{key} {value}" for key, value in found.about.items() if value is not None)
-    if said:
-        yield said
-    if not found.frames:
-        yield f"{figures.size(found.stored)} of tensors, {figures.size(found.on_disk)} on disk"
+def _about(inspection: Inspection) -> Iterator[str]:
+    facts = ", ".join(f"{key} {value}" for key, value in inspection.about.items() if value is not None)
+    if facts:
+        yield facts
+    if not inspection.frames:
+        yield f"{figures.size(inspection.stored)} of tensors, {figures.size(inspection.on_disk)} on disk"
         return
-    per_frame = found.stored / found.frames
-    saved = f"; {figures.number(found.full / found.frames)} with memory=full" if found.saved > 0 else ""
-    share = f", {100 * found.saved / found.full:.0f} % saved" if found.saved > 0 else ""
+    per_frame = inspection.stored / inspection.frames
+    saved = f"; {figures.number(inspection.full / inspection.frames)} with memory=full" if inspection.saved > 0 else ""
+    share = f", {100 * inspection.saved / inspection.full:.0f} % saved" if inspection.saved > 0 else ""
     yield (
-        f"{figures.count(found.frames)} frames, {figures.size(found.stored)} of tensors, "
-        f"{figures.size(found.on_disk)} on disk; {figures.number(per_frame)} bytes per frame{saved}{share}"
+        f"{figures.count(inspection.frames)} frames, {figures.size(inspection.stored)} of tensors, "
+        f"{figures.size(inspection.on_disk)} on disk; {figures.number(per_frame)} bytes per frame{saved}{share}"
     )
 
 
-def _keys(found: Inspection) -> Table:
-    per = "bytes/frame" if found.frames else "bytes"
+def _keys(inspection: Inspection) -> Table:
+    per = "bytes/frame" if inspection.frames else "bytes"
     table = Table(["key", "shape", "dtype", per, "full", "min", "max", "NaN", "inf"])
-    for facts in found.keys:
+    for facts in inspection.keys:
         sizes = [facts.stored, facts.full]
-        if found.frames:
-            cells = [figures.number(nbytes / found.frames) for nbytes in sizes]
+        if inspection.frames:
+            cells = [figures.number(nbytes / inspection.frames) for nbytes in sizes]
         else:
             cells = [figures.size(nbytes) for nbytes in sizes]
         bad = [figures.count(count) if count else "" for count in (facts.nans, facts.infinities)]
@@ -66,7 +65,7 @@ def _keys(found: Inspection) -> Table:
     return table
 
 
-def _trajectories(found: Inspection, seen: Trajectories) -> Iterator[str]:
+def _trajectories(inspection: Inspection, seen: Trajectories) -> Iterator[str]:
     if not seen.count:
         yield "no trajectories"
         return
@@ -79,20 +78,22 @@ def _trajectories(found: Inspection, seen: Trajectories) -> Iterator[str]:
     if seen.finished:
         low, high = _number(seen.return_low), _number(seen.return_high)
         yield f"return {low} to {high}, mean {_number(seen.mean_return)}"
-    if found.boundary is not None:
-        share = 100 * found.boundary / max(found.frames, 1)
-        missing = f"; the next observation of {figures.count(found.missing)} is not stored" if found.missing else ""
-        yield f"{figures.count(found.boundary)} rows ({share:.1f} %) end an episode or a batch{missing}"
+    if inspection.boundary is not None:
+        share = 100 * inspection.boundary / max(inspection.frames, 1)
+        missing = (
+            f"; the next observation of {figures.count(inspection.missing)} is not stored" if inspection.missing else ""
+        )
+        yield f"{figures.count(inspection.boundary)} rows ({share:.1f} %) end an episode or a batch{missing}"
     most = max(count for _, _, count in seen.histogram())
     for low_, high_, count in seen.histogram():
         name = str(low_) if low_ == high_ else f"{low_}-{high_}"
         yield f"  {name:>13} {figures.count(count):>9} {'#' * math.ceil(BAR * count / most)}"
 
 
-def _detail(found: Inspection) -> Iterator[str]:
-    yield "trajectory " + ", ".join(f"{key} {_value(value)}" for key, value in found.detail.items())
+def _detail(inspection: Inspection) -> Iterator[str]:
+    yield "trajectory " + ", ".join(f"{key} {_value(value)}" for key, value in inspection.detail.items())
     before = -1
-    for row in found.rows:
+    for row in inspection.rows:
         if row["step"] != before + 1:
             yield f"  ... {figures.count(row['step'] - before - 1)} steps"
         before = row["step"]

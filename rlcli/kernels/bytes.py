@@ -24,14 +24,14 @@ _COPY = types.void(types.int64, types.int64, types.int64)
 _SAME = types.boolean(types.int64, types.int64, types.int64)
 
 
-def _callable(generator: Callable) -> Any:
-    """An intrinsic is called without its first argument, which no type checker can know."""
+def typed_intrinsic(generator: Callable) -> Any:
+    """Type an intrinsic as callable without its first argument, which no type checker can know."""
     return intrinsic(generator)
 
 
-@_callable
+@typed_intrinsic
 def copy_bytes(typing: Any, target: Any, source: Any, count: Any) -> Any:
-    """C's `memcpy(target, source, count)`."""
+    """Emit C's `memcpy(target, source, count)`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = cgutils.voidptr_t
@@ -41,9 +41,9 @@ def copy_bytes(typing: Any, target: Any, source: Any, count: Any) -> Any:
     return _COPY, generate
 
 
-@_callable
+@typed_intrinsic
 def same_bytes(typing: Any, one: Any, other: Any, count: Any) -> Any:
-    """C's `memcmp(one, other, count) == 0`: bits, never values, so NaN equals itself and -0.0 differs from 0.0."""
+    """Emit C's `memcmp(one, other, count) == 0`: of bits, so NaN equals itself and -0.0 differs from 0.0."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = cgutils.voidptr_t
@@ -58,7 +58,7 @@ def same_bytes(typing: Any, one: Any, other: Any, count: Any) -> Any:
 
 
 def _mover(size: int) -> Any:
-    @_callable
+    @typed_intrinsic
     def move(typing: Any, target: Any, source: Any) -> Any:
         """One load and one store: a call of `memcpy` takes longer than the copy of a small row."""
 
@@ -77,7 +77,7 @@ move_1, move_2, move_4, move_8, move_16 = _mover(1), _mover(2), _mover(4), _move
 
 
 def _reader(size: int, number: Any = types.int64) -> Any:
-    @_callable
+    @typed_intrinsic
     def read(typing: Any, address: Any) -> Any:
         """The number at an address, which need not be aligned; a signed one is widened to `number`."""
 
@@ -95,9 +95,9 @@ load_1, load_64 = _reader(1, types.uint8), _reader(8, types.uint64)
 
 
 def _writer(size: int, number: Any = types.int64) -> Any:
-    @_callable
+    @typed_intrinsic
     def write(typing: Any, address: Any, value: Any) -> Any:
-        """The low bytes of a number, to an address that need not be aligned."""
+        """Store the low bytes of a number at an address that need not be aligned."""
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             kind = ir.IntType(8 * size)
@@ -114,9 +114,9 @@ write_1, write_2, write_4, write_8 = _writer(1), _writer(2), _writer(4), _writer
 store_1, store_64 = _writer(1, types.uint8), _writer(8, types.uint64)
 
 
-@_callable
+@typed_intrinsic
 def pointer(typing: Any, address: Any) -> Any:
-    """An address as what `numba.carray` makes an array of."""
+    """Turn an address into what `numba.carray` makes an array of."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], cgutils.voidptr_t)
@@ -126,7 +126,7 @@ def pointer(typing: Any, address: Any) -> Any:
 
 @compiled()
 def byte(address: int) -> int:
-    """A byte as a number that sums with other numbers: an unsigned one would make them floats."""
+    """Load a byte as a signed number: sums with an unsigned one would be floats."""
     return np.int64(load_1(address))  # type: ignore[return-value]
 
 
@@ -134,7 +134,7 @@ def byte(address: int) -> int:
 _WORD = ir.IntType(64)
 
 
-@_callable
+@typed_intrinsic
 def store_release(typing: Any, address: Any, value: Any) -> Any:
     """Write an aligned word after all that this thread wrote before."""
 
@@ -145,7 +145,7 @@ def store_release(typing: Any, address: Any, value: Any) -> Any:
     return types.void(types.int64, types.int64), generate
 
 
-@_callable
+@typed_intrinsic
 def load_acquire(typing: Any, address: Any) -> Any:
     """Read an aligned word before all that this thread reads after it."""
 
@@ -163,5 +163,4 @@ def publish(address: int, value: int) -> None:
 
 @compiled()
 def published(address: int) -> int:
-    """`load_acquire`, for Python."""
     return load_acquire(address)

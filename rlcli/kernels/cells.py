@@ -27,21 +27,13 @@ _ALIGNED = 16  # bytes, of whatever numpy and torch allocate
 def on_rows(
     weights: list[Weights], source: Rows, before: list[Rows], after: list[Rows], features: Rows | None = None
 ) -> Callable[[int], None]:
-    """Return `run(t)`: the states `after[:][t]` of all layers, from the inputs `source[t]` and states `before[:][t]`.
-
-    The weights' memory is taken now: call again when it moves.
-
-    `weights`: of the L layers, each of which reads what the one below writes.
-    `source` (`[N, I]` each).
-    `before`, `after`: the rows `[N, L, H]` of each state: one is a GRU's, two are an LSTM's: its output, and its cell.
-    `features` (`[N, H]` each): where the last layer's output is copied to.
-    """
+    """Return `run(t)`: states `after[:][t]` [N, L, H] from inputs `source[t]` [N, I] and states `before[:][t]`."""
     make = _gru if len(before) == 1 else _lstm
     runs: list[Callable[[int], Any]] = []
     before = [_in_one_piece(before[0], runs), *before[1:]]
-    for layer, own in enumerate(weights):
+    for layer, layer_weights in enumerate(weights):
         old, new = ([[row[:, layer] for row in rows] for rows in states] for states in (before, after))
-        runs.append(make(own, _in_one_piece(source, runs), *old, *new))
+        runs.append(make(layer_weights, _in_one_piece(source, runs), *old, *new))
         source = new[0]
     if features is not None:
         runs.append(lambda t: features[t].copy_(source[t]))
@@ -56,23 +48,23 @@ def on_rows(
 
 
 def _in_one_piece(rows: Rows, runs: list[Callable[[int], Any]]) -> Rows:
-    """The rows as a step is shown them, which the last of `runs` copies where they lie otherwise."""
+    """Return aligned, contiguous rows: where they lie otherwise, one that a copy appended to `runs` fills."""
     if all(row.is_contiguous() and row.data_ptr() % _ALIGNED == 0 for row in rows):
         return rows
-    held = rows[0].new_empty(rows[0].shape)
-    runs.append(lambda t: held.copy_(rows[t]))
-    return [held] * len(rows)
+    piece = rows[0].new_empty(rows[0].shape)
+    runs.append(lambda t: piece.copy_(rows[t]))
+    return [piece] * len(rows)
 
 
 def _product(weight: Tensor, bias: Tensor | None, rows: Rows) -> Callable[[int, Tensor], Any]:
-    """`product(t, out)`: of row t and the weight; `W.t()` must stay a view, see `mlp.on_rows`."""
+    """Return `product(t, out)` of row t and the weight; `W.t()` must stay a view, see `mlp.on_rows`."""
     transposed = weight.detach().t()
     times = torch.mm if bias is None else partial(torch.addmm, bias.detach())
     return lambda t, out: times(rows[t], transposed, out=out)
 
 
 def _gru(weights: Weights, source: Rows, before: Rows, after: Rows) -> Callable[[int], None]:
-    """One layer; states `[N, H]`."""
+    """Return a layer's step on states `[N, H]`."""
     n, units = before[0].shape
     of_input = _product(weights.ih, weights.bias_ih, source)
     of_state = _product(weights.hh, weights.bias_hh, before)
@@ -99,7 +91,7 @@ def _gru(weights: Weights, source: Rows, before: Rows, after: Rows) -> Callable[
 def _lstm(
     weights: Weights, source: Rows, before: Rows, cell_before: Rows, after: Rows, cell_after: Rows
 ) -> Callable[[int], None]:
-    """One layer; states and cells `[N, H]`."""
+    """Return a layer's step on states and cells `[N, H]`."""
     n, units = before[0].shape
     of_input = _product(weights.ih, weights.bias_ih, source)
     of_state = _product(weights.hh, weights.bias_hh, before)

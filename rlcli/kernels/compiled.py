@@ -22,14 +22,7 @@ _UNCOUNTED = {"_nrt": False} if hasattr(DefaultOptions, "_nrt") else {}
 
 
 def compiled(*signatures: Any, borrows: bool = False, **options: Any) -> Callable[[Callable], Any]:
-    """Decorate a plain Python loop so that numba compiles it at its first call.
-
-    `*signatures`: the only argument types there shall be, compiled when the module is imported: for a loop whose arrays
-    come in many layouts, of which each would be compiled on its own.
-    `borrows`: the loop and those it calls make no array of their own: references to arrays are not counted, which takes
-    most of the time of small loops that pass many of them on.
-    `**options`: passed to `numba.njit`. `nogil` is on: a kernel must not stop the console's thread.
-    """
+    """Compile a loop at its first call, or at import for `signatures`; `borrows`: arrays are passed on, not counted."""
     options |= _UNCOUNTED if borrows else {}
 
     def decorate(loop: Callable) -> Any:
@@ -47,7 +40,7 @@ def compiled(*signatures: Any, borrows: bool = False, **options: Any) -> Callabl
 
 
 def _watching_all(kernel: Any) -> Any:
-    """Numba compiles anew when a loop's own file changed; ours call each other, so any kernel's file counts."""
+    """Recompile when any kernel's file changed: numba watches a loop's own, and ours call each other."""
     file = getattr(getattr(kernel, "_cache", None), "_cache_file", None)
     if file is not None:
         file._source_stamp = (file._source_stamp, _newest_source())
@@ -56,7 +49,7 @@ def _watching_all(kernel: Any) -> Any:
 
 
 def _load(file: Any, key: Any) -> Any:
-    """Load what numba keeps of a kernel; None, and its index is removed, where a power cut left files empty or cut."""
+    """Load a cached kernel; where a power cut left its files empty or cut, remove the index and return None."""
     try:
         return type(file).load(file, key)
     except DAMAGED as error:
@@ -71,15 +64,15 @@ def _say(line: str) -> None:
 
 
 def damaged() -> list[Path]:
-    """Index files of compiled kernels beside their sources that cannot be read; the next run compiles those anew."""
-    found = []
+    """Return unreadable index files of compiled kernels; the next run compiles those anew."""
+    paths = []
     for path in Path(__file__).parent.rglob("__pycache__/*.nbi"):
         with open(path, "rb") as file:
             try:
                 pickle.load(file), pickle.load(file)
             except DAMAGED:
-                found.append(path)
-    return found
+                paths.append(path)
+    return paths
 
 
 @cache

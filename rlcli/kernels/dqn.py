@@ -16,7 +16,7 @@ KINDS = {"l2": 0, "l1": 1, "smooth_l1": 2}
 
 @compiled()
 def distance(miss, kind):
-    """A value error and its slope."""
+    """Return a value error and its slope."""
     size = abs(miss)
     if kind == 0:
         return miss * miss, miss + miss
@@ -28,7 +28,7 @@ def distance(miss, kind):
 
 @compiled()
 def total_of(weight, count):
-    """The sum of the rows' weights, 1 each where `weight` is empty."""
+    """Sum the rows' weights, 1 each where `weight` is empty."""
     total = 0.0
     for i in range(count):
         total += weight[i] if weight.shape[0] else 1.0
@@ -46,14 +46,7 @@ def _best(values):
 
 @compiled(error_model="numpy")
 def q_learning(values, action, next_values, choosing, reward, terminated, gamma, steps, weight, kind, grad, errors):
-    """Return loss and mean value of the actions taken; write `grad [N, A]` and the absolute `errors [N]`.
-
-    `values`, `next_values`, `choosing` (float `[N, A]`): of Q at s, of Q' at s', and what chooses b: `next_values`
-    again, or Q at s'.
-    `action` (int64), `reward` (float), `terminated` (bool): `[N]`.
-    `steps` (int64 `[N]`): that a reward spans; 1 where empty. `weight` (float `[N]`): of the rows; 1 where empty.
-    `kind`: of `KINDS`.
-    """
+    """Return loss and mean value of the actions; write `grad [N, A]`, |errors| `[N]`; values are `[N, A]`."""
     count, loss, mean = values.shape[0], 0.0, 0.0
     if not next_values.shape == choosing.shape == grad.shape == values.shape:  # compiled code would read beside them
         raise ValueError("the values of s' and the gradient do not have the shape of the values of s")

@@ -23,7 +23,7 @@ _GAP = 3  # equal bytes that end a run: a new run costs two bytes
 
 @compiled()
 def _same(a: int, b: int, at: int, width: int) -> int:
-    """The first byte from `at` on that differs; `width` if none does."""
+    """Return the first byte from `at` on that differs; `width` if none does."""
     while at + 8 <= width:
         if load_64(a + at) != load_64(b + at):
             break
@@ -35,7 +35,7 @@ def _same(a: int, b: int, at: int, width: int) -> int:
 
 @compiled()
 def make_patch(key: int, frame: int, width: int, out: int, room: int) -> int:
-    """Write the patch that turns `key` into `frame`, `width` bytes each; its length, or -1 if it takes over `room`."""
+    """Write the patch from `key` to `frame`, `width` bytes each; return its length, -1 if above `room`."""
     used, last = 0, 0
     at = _same(key, frame, 0, width)
     while at < width:
@@ -87,7 +87,7 @@ def apply_patch(code: int, length: int, frame: int, width: int) -> bool:
 # ---- keys in blocks of LZ4: token, literals, offset, ... as github.com/lz4/lz4, doc/lz4_Block_format.md -------------
 @compiled()
 def _length(nibble: int, code: int, read: int, length: int) -> tuple[int, int]:
-    """A length that begins in a token, and where reading goes on; -1 if the block ends within it."""
+    """Return a length that begins in a token, and the next read position; -1 if the block ends within it."""
     if nibble < 15:
         return nibble, read
     more = 255
@@ -147,16 +147,8 @@ def encode(
     source: int, tails: np.ndarray, begin: int, rows: np.ndarray, width: int, lanes: int, capacity: int, longest: int,
     room: int, book: np.ndarray, codes: int, used: int, size: int,
 ) -> tuple[int, int, int]:  # fmt: skip
-    """Write patches for frames from `begin` on, until one needs a key or the memory `codes` is full.
-
-    `source`: address of contiguous frames, those of `rows` int64 `[N]`.
-    `tails` (int64 `[lanes]`): addresses of the frames before the first `lanes` of them; 0 where none can be had.
-    `longest`, `room`: patches in a chain, bytes of a patch: beyond them a key is wanted.
-    `book` (int32 `[4, capacity]`): piece, place, length, depth: patches up to the key; of a key 0, or -1 - g if it is a
-    patch on background g. The piece is the caller's affair, who knows it by how far this came.
-    `codes`, `used`, `size`: address, and bytes of it.
-    Return the first frame that was not written, bytes in use, and `NEEDS_KEY` or `FULL`.
-    """
+    """Write patches until a key is needed or `codes` is full; return the first frame left, bytes used, and which."""
+    # book, int32 [4, capacity]: piece, place, length, patches up to the key; of a key 0, or -1 - g on background g
     for i in range(begin, len(rows)):
         before, depth = 0, 0
         if i < lanes:
@@ -179,12 +171,7 @@ def decode(
     rows: np.ndarray, width: int, lanes: int, capacity: int, book: np.ndarray, pieces: np.ndarray,
     grounds: np.ndarray, targets: np.ndarray,
 ) -> bool:  # fmt: skip
-    """Frames of rows int64 ``[N]`` to addresses int64 ``[N]``; False if a code is no whole code.
-
-    A frame that follows the one before it in `rows` takes one patch only, one that was there shortly before a copy.
-
-    `pieces` and `grounds`: addresses of pieces of memory, and of background frames.
-    """
+    """Decode frames of rows int64 ``[N]`` to addresses int64 ``[N]``; False if a code is no whole code."""
     for i in range(len(rows)):
         row, out, seen = rows[i], targets[i], i - 1
         while seen >= 0 and seen >= i - _NEAR and rows[seen] != row:

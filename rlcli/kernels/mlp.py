@@ -28,20 +28,15 @@ IN_PLACE: dict[type, Callable[[Tensor], Tensor]] = {
 
 
 class Layer(NamedTuple):
-    """A linear map and what follows it."""
-
     linear: nn.Linear
     activation: type[nn.Module] | None  # a key of IN_PLACE
 
 
 # ---- forward, one row of a batch after another: no tensor made ------------------------------------------------------
 def on_rows(layers: list[Layer], source: list[Tensor], target: list[Tensor]) -> Callable[[int], None]:
-    """`run(t)`: outputs `target[t] [N, O]` of the inputs `source[t] [N, I]`, as `addmm(out=)` on views of the weights.
-
-    `W.t()` must stay a view: a contiguous copy goes another way through the matrix product and differs in the last bit.
-    The weights' memory is taken now: call again when it moves.
-    """
+    """Return `run(t)`: outputs `target[t] [N, O]` of inputs `source[t] [N, I]`; call again when weights move."""
     linear = [layer.linear for layer in layers]
+    # views: a contiguous copy goes another way through the product and differs in the last bit
     weights = [layer.weight.detach().t() for layer in linear]
     biases = [x.weight.new_zeros(x.out_features) if x.bias is None else x.bias.detach() for x in linear]
     activations = [None if layer.activation is None else IN_PLACE[layer.activation] for layer in layers]
@@ -89,7 +84,7 @@ SIZES = 8  # a run has two or three: whole minibatches, a last one, both halves 
 
 
 class Recent(dict):
-    """Work arrays by size: the `SIZES` entries that were set last, while batches of any other length come and go."""
+    """Keep the `SIZES` entries set last: work arrays by batch size."""
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if key not in self and len(self) >= SIZES:
@@ -106,19 +101,14 @@ class LayerBuffers(NamedTuple):
 
 
 def one_dnn() -> Callable[..., Tensor] | None:
-    """`linear(x, weight, bias, activation, [], None)` of oneDNN, where this torch has it."""
+    """Return oneDNN's `linear(x, weight, bias, activation, [], None)`, or None without it."""
     if not torch.backends.mkldnn.is_available():
         return None
     return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
 
 class Replay:
-    """Forward and backward passes of a stack of layers (`layers_of`) on a CPU.
-
-    The memory of parameters and gradients is taken now; build a new `Replay` when either moves.
-    `trained`: every parameter has a `.grad` of its own shape already: `backward` overwrites it. Otherwise the weights
-    get no gradient (a target network).
-    """
+    """Run a stack forward and backward on a CPU; build anew when memory moves; `trained`: all have a `.grad`."""
 
     def __init__(self, layers: list[Layer], trained: bool = True) -> None:
         self.layers, self.trained = layers, trained
@@ -136,13 +126,13 @@ class Replay:
 
     @property
     def widths(self) -> tuple[int, int] | None:
-        """Numbers in a row that it reads, and in one that it writes; None where a layer does not fit the one before."""
+        """Return the numbers in a row that is read and in one that is written; None where layers do not fit."""
         layers = [layer.linear for layer in self.layers]
         fit = all(one.out_features == other.in_features for one, other in pairwise(layers))
         return (layers[0].in_features, layers[-1].out_features) if fit else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs `[N, O]` of the rows `x [N, I]`, in a buffer that the next call with as many may reuse."""
+        """Return outputs `[N, O]` of `x [N, I]`, in a buffer that the next call with as many rows may reuse."""
         work = self._work.get(x.shape[0]) or self._allocate(x)
         inputs = [x]
         for i, layer in enumerate(self.layers):
@@ -165,15 +155,10 @@ class Replay:
         return x
 
     def backward(self, grad: Tensor, *, weights: bool | int = True, inputs: bool | slice = False) -> Tensor | None:
-        """Write the gradients of the last forward, given that of its outputs, `grad [N, O]`, which may be destroyed.
-
-        `grad`: of every row, or of the first N of them: the others count for nothing.
-        `weights`: write the gradient of every parameter; a number: of what the first so many rows contribute.
-        `inputs`: return the gradient of the rows that went in, `[N, I]`, or of these columns of them.
-        """
+        """Write parameter gradients from `grad [N, O]`, which is destroyed; return those of the `inputs` asked for."""
         assert self._inputs, "forward comes first"
         rows = grad.shape[0]
-        learned = rows if weights is True else int(weights)
+        learned = rows if weights is True else int(weights)  # a number: the first so many rows contribute
         work = self._work.get(rows) or self._allocate(grad)
         for i in range(len(self.layers) - 1, -1, -1):
             x, out, activation = self._inputs[i], self._inputs[i + 1], self.layers[i].activation
@@ -191,7 +176,6 @@ class Replay:
         return None if inputs is False else grad
 
     def _weigh(self, i: int, grad: Tensor, x: Tensor) -> None:
-        """The gradients of layer i's parameters."""
         target = self._weight_grads[i]
         assert target is not None
         if self._wide[i]:
@@ -214,7 +198,7 @@ class Replay:
 
 
 def _activate(x: Tensor, array: np.ndarray, activation: type[nn.Module]) -> None:
-    """In place; `array` is the memory of `x`."""
+    """Activate in place; `array` is the memory of `x`."""
     if activation is nn.Tanh:
         np.tanh(array, array)
     else:

@@ -39,7 +39,7 @@ class Settings(NamedTuple):
 
 
 class PPORows(NamedTuple):
-    """What the loss reads besides the distribution's parameters; all `[N]`, of one float dtype."""
+    """Columns of the loss besides the distribution's parameters; all `[N]`, of one float dtype."""
 
     value: np.ndarray
     old_log_prob: np.ndarray
@@ -51,7 +51,7 @@ class PPORows(NamedTuple):
 def categorical(
     params: Arrays, action: np.ndarray, rows: PPORows, settings: Settings, param_grads: Arrays, value_grad: np.ndarray
 ) -> dict[str, float]:
-    """`TERMS` for logits `[N, K]` and int64 actions `[N]`; writes the gradients."""
+    """Return `TERMS` for logits `[N, K]` and int64 actions `[N]`; write the gradients."""
     terms = np.empty(len(TERMS))
     _categorical(*params, action, rows, _numbers(settings, rows), *param_grads, value_grad, terms)
     return dict(zip(TERMS, terms.tolist(), strict=True))
@@ -60,7 +60,7 @@ def categorical(
 def normal(
     params: Arrays, action: np.ndarray, rows: PPORows, settings: Settings, param_grads: Arrays, value_grad: np.ndarray
 ) -> dict[str, float]:
-    """As `categorical`, for independent Gaussians: loc and scale `[N, D]`, actions `[N, D]`."""
+    """Return `TERMS` for independent Gaussians: loc, scale and actions `[N, D]`; write the gradients."""
     terms = np.empty(len(TERMS))
     _normal(*params, action, rows, _numbers(settings, rows), *param_grads, value_grad, terms)
     return dict(zip(TERMS, terms.tolist(), strict=True))
@@ -70,7 +70,7 @@ _EPS = {np.dtype(kind).itemsize: float(np.finfo(kind).eps) for kind in (np.float
 
 
 def _numbers(s: Settings, rows: PPORows) -> np.ndarray:
-    """The settings, and the smallest step of the rows' dtype at 1, as one argument."""
+    """Return the settings, and the rows' dtype's epsilon, as one argument."""
     norm, eps = 1.0 if s.normalize else 0.0, _EPS[rows.target.dtype.itemsize]
     return np.array(
         (1 - s.low, 1 + s.high, s.critic_coeff, s.entropy_coeff, s.clip_value, s.critic_kind, norm, eps),
@@ -80,7 +80,7 @@ def _numbers(s: Settings, rows: PPORows) -> np.ndarray:
 
 @compiled()
 def _moments(x):
-    """Mean, and one over the (unbiased) standard deviation."""
+    """Return the mean, and one over the (unbiased) standard deviation."""
     total = square = 0.0
     for i in range(x.shape[0]):
         total += x[i]
@@ -92,7 +92,7 @@ def _moments(x):
 
 @compiled()
 def _error(miss, kind, one):
-    """A value error and its slope: squared, absolute, or Huber's with delta 1 (`one`, of the right dtype)."""
+    """Return a value error and its slope: squared, absolute, or Huber's with delta `one` (1 of the dtype)."""
     if kind == 0:
         return miss * miss, miss + miss
     size = abs(miss)
@@ -106,7 +106,7 @@ def _error(miss, kind, one):
 
 @compiled()
 def _scaled(log_prob, old_log_prob):
-    """The sum of the ratios, over the largest of them, and the sum of their squares."""
+    """Return the sum of the ratios over the largest of them, and the sum of their squares."""
     top = -math.inf
     for i in range(log_prob.shape[0]):
         log_ratio = np.float64(log_prob[i]) - old_log_prob[i]
@@ -122,7 +122,7 @@ def _scaled(log_prob, old_log_prob):
 
 @compiled(error_model="numpy")
 def _clip(log_prob, entropy, rows, numbers, value_grad, terms):
-    """Do what all families share: write the value's gradient and the terms, return `push [N]`."""
+    """Write the value's gradient and the terms, which all families share; return `push [N]`."""
     n, number = log_prob.shape[0], log_prob.dtype.type  # numbers of the rows' dtype: float32 stays float32
     low, high, critic_coeff = number(numbers[0]), number(numbers[1]), number(numbers[2])
     entropy_coeff, clip_value, kind = number(numbers[3]), number(numbers[4]), int(numbers[5])

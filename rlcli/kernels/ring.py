@@ -33,15 +33,7 @@ def write(
     columns: np.ndarray, pairs: np.ndarray, observed: np.ndarray, ends: np.ndarray, done: np.ndarray,
     ids: np.ndarray, written: np.ndarray, rows: np.ndarray,
 ) -> bool:  # fmt: skip
-    """Write a batch and say in `rows` [lanes * length] where it lies; False: nothing was written, the index is full.
-
-    `form`, `sources`: numbers of the batch's form, and the addresses of its tensors.
-    `columns`, `pairs`: as above, and as `rlcli.kernels.index.write` has it; `observed` [2, K] are the sources of the
-    pairs.
-    `ends`, `done`: the sources of end flags, and memory for what they say together.
-    `ids`: memory for ids, empty where there are none.
-    `written`: rows that the storage holds, as far as it knows.
-    """
+    """Write a batch, and where it lies to `rows` [lanes * length]; False if the index is full: nothing written."""
     length = form[LENGTH]
     count = length * scalars[LANES]
     for k in range(pairs.shape[1]):
@@ -65,7 +57,7 @@ def write(
 
 @compiled(borrows=True)
 def either(ends: np.ndarray, sources: np.ndarray, done: np.ndarray) -> None:
-    """Say where any of the end flags is set."""
+    """Write 1 where any of the end flags is set."""
     done[:] = 0
     for k in range(len(ends)):
         source = sources[ends[k]]
@@ -75,7 +67,7 @@ def either(ends: np.ndarray, sources: np.ndarray, done: np.ndarray) -> None:
 
 @compiled(borrows=True)
 def put(columns: np.ndarray, sources: np.ndarray, lanes: int, length: int, start: int, stop: int, step: int) -> None:
-    """The steps `[start, stop)` of a batch to the steps from `step` on."""
+    """Copy the steps `[start, stop)` of a batch to the ring's steps from `step` on."""
     for k in range(columns.shape[1] if start < stop else 0):
         width, source = columns[WIDTH, k], sources[columns[SOURCE, k]]
         for lane in range(lanes):
@@ -87,11 +79,11 @@ def put(columns: np.ndarray, sources: np.ndarray, lanes: int, length: int, start
 def places(rows: np.ndarray, lanes: int, length: int, first: int, cut: int) -> None:
     """The rows of a batch from step `first` of the ring on; after `cut` steps the ring begins again."""
     for lane in range(lanes):
-        own = rows[lane * length : (lane + 1) * length]
+        lane_rows = rows[lane * length : (lane + 1) * length]
         for step in range(cut):
-            own[step] = (first + step) * lanes + lane
+            lane_rows[step] = (first + step) * lanes + lane
         for step in range(cut, length):
-            own[step] = (step - cut) * lanes + lane
+            lane_rows[step] = (step - cut) * lanes + lane
 
 
 @compiled(borrows=True)
@@ -100,16 +92,16 @@ def read(
     targets: np.ndarray, rows: np.ndarray, places: np.ndarray,
 ) -> None:  # fmt: skip
     """Columns of int64 rows [N] to contiguous memory at `targets` [K]; `places` [2, N] is memory for next ones."""
-    found, below = places[0], places[1]
+    following, below = places[0], places[1]
     patched = 0
     if below.size:
-        patched = next_places(scalars, runs, lanes, bits, rows, found)
+        patched = next_places(scalars, runs, lanes, bits, rows, following)
         for i in range(len(rows)):
-            below[i] = max(found[i], 0)
+            below[i] = max(following[i], 0)
     for k in range(columns.shape[1]):
         is_next = columns[OFFSET, k] >= 0
         gather_column(columns[RING, k], columns[WIDTH, k], below if is_next else rows, targets[k])
         for i in range(len(rows) if is_next and patched else 0):
-            if found[i] < 0:
-                slot = scalars[POOL] + (-1 - found[i]) * scalars[SLOT_WIDTH]
+            if following[i] < 0:
+                slot = scalars[POOL] + (-1 - following[i]) * scalars[SLOT_WIDTH]
                 copy_bytes(targets[k] + i * columns[WIDTH, k], slot + columns[OFFSET, k], columns[WIDTH, k])

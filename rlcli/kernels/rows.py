@@ -14,7 +14,7 @@ from rlcli.kernels.compiled import compiled
 
 @compiled(borrows=True)
 def copy_apart(target: int, onward: int, source: int, apart: int, width: int, count: int) -> None:
-    """Rows that lie `apart` bytes, to rows that lie `onward` bytes."""
+    """Copy rows that lie `apart` bytes to rows that lie `onward` bytes."""
     if width == onward and width == apart:
         copy_bytes(target, source, count * width)
     elif width == 1:
@@ -38,21 +38,21 @@ def copy_apart(target: int, onward: int, source: int, apart: int, width: int, co
 def put(
     columns: np.ndarray, widths: np.ndarray, start: int, count: int, sources: np.ndarray, apart: np.ndarray
 ) -> None:
-    """Rows `[start, start + count)` of every column from rows that lie `apart` [K] bytes at `sources` [K]."""
+    """Copy rows that lie `apart` [K] bytes at `sources` [K] to rows `[start, start + count)` of every column."""
     for k in range(len(columns)):
         copy_apart(columns[k] + start * widths[k], widths[k], sources[k], apart[k], widths[k], count)
 
 
 @compiled(borrows=True)
 def gather(columns: np.ndarray, widths: np.ndarray, rows: np.ndarray, targets: np.ndarray) -> None:
-    """`target[i] = column[rows[i]]` for every column; `targets` [K] addresses of contiguous memory."""
+    """Copy `target[i] = column[rows[i]]` for every column; `targets` [K] are contiguous."""
     for k in range(len(columns)):
         gather_column(columns[k], widths[k], rows, targets[k])
 
 
 @compiled(borrows=True)
 def gather_column(base: int, width: int, rows: np.ndarray, out: int) -> None:
-    """Rows of one column to contiguous memory."""
+    """Copy rows of one column to contiguous memory."""
     if width == 1:
         for i in range(len(rows)):
             move_1(out + i, base + rows[i])
@@ -75,7 +75,7 @@ def gather_column(base: int, width: int, rows: np.ndarray, out: int) -> None:
 
 @compiled(borrows=True)
 def scatter(columns: np.ndarray, widths: np.ndarray, rows: np.ndarray, sources: np.ndarray) -> None:
-    """`column[rows[i]] = source[i]` for every column, in order (a row given twice keeps the last)."""
+    """Copy `column[rows[i]] = source[i]` for every column, in order (a row given twice keeps the last)."""
     for k in range(len(columns)):
         base, width, source = columns[k], widths[k], sources[k]
         for i in range(len(rows)):

@@ -22,13 +22,13 @@ LOG_2 = math.log(2.0)
 
 @compiled()
 def _less(one, other):
-    """NaN counts as less than any number: the least of some values is NaN where one of them is."""
+    """Compare with NaN below any number: the least of some values is NaN where one of them is."""
     return one < other or (one != one and other == other)
 
 
 @compiled()
 def draw(both, noise, centre, half, low, high, action, log_prob):
-    """Actions `[N, d]` and log-probabilities `[N]` of a squashed Gaussian; `both [N, 2 d]` is loc and log scale."""
+    """Draw actions `[N, d]` and log-probabilities `[N]` of a squashed Gaussian; `both [N, 2 d]`: loc, log scale."""
     rows, dims = noise.shape
     if (
         both.shape != (rows, 2 * dims) or action.shape != (rows, dims) or log_prob.shape[0] != rows
@@ -49,7 +49,7 @@ def draw(both, noise, centre, half, low, high, action, log_prob):
 
 @compiled()
 def targets(next_values, log_prob, alpha, reward, terminated, gamma, steps, target):
-    """`target [N]`: r + g (min_i Q'_i(s', a') - alpha log pi); `next_values [C, N]` of the critics."""
+    """Write `target [N]`: r + g (min_i Q'_i(s', a') - alpha log pi); `next_values [C, N]` of the critics."""
     count = reward.shape[0]
     if not next_values.shape[1] == log_prob.shape[0] == terminated.shape[0] == target.shape[0] == count or (
         steps.shape[0] != 0 and steps.shape[0] != count
@@ -67,7 +67,7 @@ def targets(next_values, log_prob, alpha, reward, terminated, gamma, steps, targ
 
 @compiled(error_model="numpy")
 def critic_grads(values, target, weight, kind, grads, errors):
-    """Loss of the critics and the mean of the first's values; writes `grads [C, N]` and the largest `errors [N]`."""
+    """Return the critics' loss and the first's mean value; write `grads [C, N]` and the largest `errors [N]`."""
     critics, count = values.shape
     if target.shape[0] != count or (weight.shape[0] != 0 and weight.shape[0] != count):
         raise ValueError("the columns do not have one number a row")
@@ -88,7 +88,7 @@ def critic_grads(values, target, weight, kind, grads, errors):
 
 @compiled(error_model="numpy")
 def least_grads(values, log_prob, alpha, weight, grads):
-    """Loss of the actor, mean entropy and its weighted mean; writes the gradient at the critics, `grads [C, N]`."""
+    """Return the actor's loss, mean entropy and its weighted mean; write the critics' `grads [C, N]`."""
     critics, count = values.shape
     total, loss, entropy, weighed = total_of(weight, count), 0.0, 0.0, 0.0
     for i in range(count):
@@ -107,7 +107,7 @@ def least_grads(values, log_prob, alpha, weight, grads):
 
 @compiled(error_model="numpy")
 def actor_grad(both, noise, half, low, high, action_grads, alpha, weight, grad):
-    """The gradient at the actor's outputs, `grad [N, 2 d]`; `action_grads [C, N, d]` are those of the critics."""
+    """Write the gradient at the actor's outputs, `grad [N, 2 d]`, from the critics' `action_grads [C, N, d]`."""
     critics, count, dims = action_grads.shape
     if (
         not both.shape == grad.shape == (count, 2 * dims) or noise.shape != (count, dims)

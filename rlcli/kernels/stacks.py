@@ -25,32 +25,29 @@ def shifted(
     stacks: int, tails: int, known: bool, lanes: int, length: int, start: int, stop: int, frames: int, width: int,
     notes: np.ndarray,
 ) -> int:  # fmt: skip
-    """Note rows of `[start, stop)` that do not follow the row above by a shift; how many they are.
-
-    `stacks` and `tails` are addresses: the batch, lane after lane, and the last stack of each lane before it.
-    """
-    found, stack, older = 0, frames * width, (frames - 1) * width
+    """Note and count rows of `[start, stop)` that do not follow the row above by a shift; addresses of stacks."""
+    count, stack, older = 0, frames * width, (frames - 1) * width
     for lane in range(lanes):
         for step in range(start, stop):
             row = lane * length + step
-            here = stacks + row * stack
+            current = stacks + row * stack
             if step > 0:
-                follows = same_bytes(here, here - stack + width, older)
+                follows = same_bytes(current, current - stack + width, older)
             else:
-                follows = known and same_bytes(here, tails + lane * stack + width, older)
+                follows = known and same_bytes(current, tails + lane * stack + width, older)
             notes[row] = 0
             if not follows:
-                found += 1
+                count += 1
                 # all frames alike, which is what an env shows after a reset
-                notes[row] = NEW + SAME_FRAMES * same_bytes(here, here + width, older)
-    return found
+                notes[row] = NEW + SAME_FRAMES * same_bytes(current, current + width, older)
+    return count
 
 
 @compiled()
 def place_of(
     heads: np.ndarray, ends: np.ndarray, ring: int, lanes: int, lane: int, newest: int, back: int, frames: int
 ) -> int:
-    """Return where the frame lies that is `back` frames older than the newest one of a step's stack: see `places`."""
+    """Return where the frame lies that is `back` frames older than the newest of a step's stack: see `places`."""
     mask, step, left = heads.shape[2] - 1, newest, back
     while True:
         low, high = ends[0, lane], ends[1, lane] - 1
@@ -85,9 +82,9 @@ def places(
         lane = rows[i] % lanes
         newest = base + (rows[i] // lanes - base) % ring
         for back in range(frames):
-            place = place_of(heads, ends, ring, lanes, lane, newest, back, frames)
-            out[i, frames - 1 - back] = place
-            patched += place < 0
+            frame = place_of(heads, ends, ring, lanes, lane, newest, back, frames)
+            out[i, frames - 1 - back] = frame
+            patched += frame < 0
     return patched
 
 
@@ -96,10 +93,7 @@ def gather_stacks(
     heads: np.ndarray, ends: np.ndarray, base: int, ring: int, lanes: int, rows: np.ndarray, frames: int, width: int,
     column: int, slots: int, targets: np.ndarray,
 ) -> None:  # fmt: skip
-    """Stacks of rows [J, N] put together at `targets` [J]; `column` and `slots` are addresses.
-
-    Row i is done for all J at once: stacks that lie side by side share most of their frames.
-    """
+    """Copy stacks of rows [J, N] to `targets` [J], row i for all J at once: they share most frames."""
     for i in range(rows.shape[1]):
         for j in range(rows.shape[0]):
             row = rows[j, i]
@@ -108,8 +102,8 @@ def gather_stacks(
             target = targets[j] + i * frames * width
             begin, end = 0, 0  # what lies side by side is copied at once
             for back in range(frames - 1, -1, -1):
-                place = place_of(heads, ends, ring, lanes, lane, newest, back, frames)
-                source = column + place * width if place >= 0 else slots + (-1 - place) * width
+                frame = place_of(heads, ends, ring, lanes, lane, newest, back, frames)
+                source = column + frame * width if frame >= 0 else slots + (-1 - frame) * width
                 if source != end:
                     copy_bytes(target, begin, end - begin)
                     target += end - begin

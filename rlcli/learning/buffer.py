@@ -38,12 +38,7 @@ def build_buffer(
     rebuilt: Sequence[Key] = (),
     n_steps: int = 1,
 ) -> ReplayBuffer:
-    """Build storage, sampler and what a sample passes, seeded from the run's seed.
-
-    `device`: where samples go. `collector`: asked for the schema of its rows.
-    `rebuilt`: observations whose next value samples get from the row that follows in the storage (`compact`).
-    `n_steps`: rewards that samples sum before their next observation.
-    """
+    """Build storage, sampler and a sample's transforms; `rebuilt` observations come from the row that follows."""
     from rlcli.data.buffer.replay_buffer import ReplayBuffer
     from rlcli.data.buffer.tensordict_buffer import TensorDictReplayBuffer
     from rlcli.transforms import MultiStepTransform, NextObservationDelta, NextStateReconstructor
@@ -66,19 +61,15 @@ def build_buffer(
 
 
 def frame_stacks(cfg: Any, rows: RowSchema) -> dict[Key, int]:
-    """Return the observations of which a row stores its newest frame, and how many frames a stack has.
-
-    A transform behind the stacking may give them another form: those are stored as they are.
-    """
+    """Return observations stored as their newest frame, and the frames in a stack; transformed ones are not."""
     frames, memory = cfg.env.frame_stack, cfg.memory
     if frames is None or frames < 2 or memory.frame_stack != "auto" or memory.next_obs != "exact":
         return {}
-    found = {key: field for key, field in rows.fields.items() if under_next(key) in rows.successors}
-    return {key: frames for key, field in found.items() if len(field.shape) > 1 and field.shape[0] == frames}
+    stackable = {key: field for key, field in rows.fields.items() if under_next(key) in rows.successors}
+    return {key: frames for key, field in stackable.items() if len(field.shape) > 1 and field.shape[0] == frames}
 
 
 def build_sampler(cfg: Config) -> Sampler:
-    """Return what chooses the rows of a sample."""
     from rlcli.data.samplers import Sampler
 
     s = cfg.sampler
@@ -91,40 +82,36 @@ def build_sampler(cfg: Config) -> Sampler:
 
 
 def slices_of(cfg: Config) -> tuple[int, int]:
-    """Number and length of the slices of a sample; what is not given follows from the batch size."""
+    """Return number and length of a sample's slices; what is not given follows from the batch size."""
     s = cfg.sampler
     length = s.slice_len or s.batch_size // (s.num_slices or s.batch_size)
     return s.num_slices or s.batch_size // length, length
 
 
 def clear_rows(folder: Path) -> None:
-    """Take away what an earlier session of a resumed run left: its checkpoint holds the rows that count.
-
-    Whole or not at all: half of it would look like damage.
-    """
+    """Remove, whole or not at all, the rows of a resumed run's earlier session: its checkpoint holds what counts."""
     from rlcli.data.files.disk import Disk
 
-    disk, place = Disk(), folder.resolve()  # the folder may be a link to another disk
-    old = place.with_name(f".old_{place.name}")
+    disk, rows_folder = Disk(), folder.resolve()  # the folder may be a link to another disk
+    old = rows_folder.with_name(f".old_{rows_folder.name}")
     if old.exists() or old.is_symlink():  # of a crash while it was taken away
         disk.remove(old)
-    if not place.is_dir():
+    if not rows_folder.is_dir():
         return
-    ours = [path for pattern in (*ROWS, OF_RUN) for path in place.glob(pattern)]
-    if others := sorted(set(place.iterdir()).difference(ours)):
+    ours = [path for pattern in (*ROWS, OF_RUN) for path in rows_folder.glob(pattern)]
+    if others := sorted(set(rows_folder.iterdir()).difference(ours)):
         raise ResourceError(
             "the folder of the buffer holds other files",
             where=str(folder),
             why=", ".join(path.name for path in others[:5]),
             fix="Move them away: a resumed run writes its rows anew.",
         )
-    disk.rename(place, old)
-    disk.make_folder(place)
+    disk.rename(rows_folder, old)
+    disk.make_folder(rows_folder)
     disk.remove(old)
 
 
 def build_storage(cfg: Config, run: Run) -> Storage:
-    """Return the place where rows lie."""
     from rlcli.data.storages import Storage
 
     s = cfg.storage
@@ -149,13 +136,13 @@ def build_storage(cfg: Config, run: Run) -> Storage:
 
 
 def _need_own(folder: Path, run: Run) -> None:
-    """Refuse a place that is another run's, of the same name perhaps, or that a run writes now: a copy of this one."""
+    """Raise ResourceError where a folder is another run's, or is written now: by a copy of this run."""
     from rlcli.data.files.journal import JOURNAL, need_free
 
     if not folder.is_dir() or not any(folder.iterdir()):
         return
-    said = folder / OF_RUN
-    if not said.is_file() or said.read_text(errors="replace") != _identity(run):
+    owner = folder / OF_RUN
+    if not owner.is_file() or owner.read_text(errors="replace") != _identity(run):
         raise ResourceError(
             "the folder of the buffer holds rows of another run",
             where=str(folder),
@@ -166,12 +153,11 @@ def _need_own(folder: Path, run: Run) -> None:
 
 
 def _identity(run: Run) -> str:
-    """Return what tells a run from others, wherever it lies."""
     return str(run.info.get("id"))
 
 
 def load_buffer_compiler(cfg: Config) -> None:
-    """The buffer's kernels, on four rows: half a second that would fall into the first batch."""
+    """Compile the buffer's kernels on four rows: half a second that would fall into the first batch."""
     from rlcli.data.buffer.tensordict_buffer import TensorDictReplayBuffer
     from rlcli.data.samplers import PrioritizedSampler, PrioritizedSliceSampler, RandomSampler, SliceSampler
     from rlcli.data.storages import LazyTensorStorage

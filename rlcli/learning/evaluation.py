@@ -36,12 +36,7 @@ PROGRESS_EVERY = 10.0  # seconds between lines of how far an evaluation is
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Returns and lengths of the episodes, one entry each; `cut` of them did not end by themselves.
-
-    `infos` holds what their last steps' `info` said of each, where it was kept.
-    `outside` holds what the env showed outside its declared bounds, where it was made to count that. `film_error` is
-    why there is no film, where one was asked for.
-    """
+    """Returns and lengths of episodes; `cut` of them did not end by themselves; `film_error`: why there is no film."""
 
     returns: np.ndarray
     lengths: np.ndarray
@@ -54,7 +49,7 @@ class Evaluation:
         return "; ".join(self.lines())
 
     def lines(self) -> list[str]:
-        """Sentences: the result, and what there is to say of how it came about."""
+        """Return sentences of the result, and of how it came about."""
         r = self.returns
         text = (
             f"return {r.mean():.1f} +- {r.std():.1f} over {len(r)} episode{'s' * (len(r) > 1)} "
@@ -68,12 +63,11 @@ class Evaluation:
 
     @property
     def means(self) -> dict[str, float]:
-        """Over the episodes whose `info` held it."""
+        """Return means over the episodes whose `info` held each key."""
         keys = dict.fromkeys(key for info in self.infos.values() for key in info)
         return {key: float(np.mean([info[key] for info in self.infos.values() if key in info])) for key in keys}
 
     def as_dict(self) -> dict:
-        """Plain values for a report."""
         return {
             "mean_return": float(self.returns.mean()),
             "std_return": float(self.returns.std()),
@@ -85,11 +79,10 @@ class Evaluation:
         }
 
     def figures(self) -> dict[str, float]:
-        """Among the figures of an iteration."""
-        found = {"return": float(self.returns.mean()), "length": float(self.lengths.mean())}
+        figures = {"return": float(self.returns.mean()), "length": float(self.lengths.mean())}
         for key, x in self.means.items():
-            found["success_rate" if key == SUCCESS else f"info_{key}" if key in found else key] = x
-        return {f"eval_{name}": x for name, x in found.items()}
+            figures["success_rate" if key == SUCCESS else f"info_{key}" if key in figures else key] = x
+        return {f"eval_{name}": x for name, x in figures.items()}
 
 
 @dataclass(frozen=True)
@@ -102,11 +95,9 @@ class FailedEvaluation:
         return f"failed: {self.error}"
 
     def as_dict(self) -> dict:
-        """Plain values for a report."""
         return {"error": self.error}
 
     def figures(self) -> dict[str, float]:
-        """None."""
         return {}
 
 
@@ -114,60 +105,48 @@ Played = Evaluation | FailedEvaluation
 
 
 class PeriodicEvaluation:
-    """An evaluation every so many frames, the best mean return so far in `best`.
-
-    `play`: plays the episodes with the present weights; returns None where it was asked to stop.
-    `improved`: whether the best is of the last `after_batch`.
-    """
+    """Evaluate every so many frames by `play`, None where asked to stop; `improved`: the last was the `best`."""
 
     def __init__(self, every: int, play: Callable[[], Played | None]) -> None:
         self.every, self.play = every, play
         self._last = 0
-        self._found: Played | None = None  # of the last call of `after_batch`
+        self._last_played: Played | None = None  # of the last call of `after_batch`
         self.best, self.improved = -math.inf, False
 
     def due(self, frames: int) -> bool:
-        """Say whether `after_batch` would play."""
+        """Return True if `after_batch` would play."""
         return reached(self.every, self._last, frames)
 
     def after_batch(self, frames: int) -> dict[str, float]:
-        """Figures for the report; empty when none is due. One that was asked to stop stays due."""
+        """Return figures for the report; empty when none is due. One that was asked to stop stays due."""
         due = self.due(frames)
-        self._found = self.play() if due else None
-        if self._found is not None or not due:
+        self._last_played = self.play() if due else None
+        if self._last_played is not None or not due:
             self._last = frames
-        found = {} if self._found is None else self._found.figures()
-        self.improved = found.get("eval_return", -math.inf) > self.best
-        self.best = found["eval_return"] if self.improved else self.best
-        return found
+        figures = {} if self._last_played is None else self._last_played.figures()
+        self.improved = figures.get("eval_return", -math.inf) > self.best
+        self.best = figures["eval_return"] if self.improved else self.best
+        return figures
 
     def played_at(self, frames: int) -> Played | None:
-        """Return what was found after this many frames, if episodes were played then."""
-        return self._found if frames == self._last else None
+        """Return the evaluation at this many frames, if there was one."""
+        return self._last_played if frames == self._last else None
 
     def state_dict(self) -> dict[str, float]:
-        """Up to which frames it was looked at, and the best that was found."""
         return {"last": self._last, "best": self.best}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Go on from `state_dict()`."""
         self._last, self.best = int(state["last"]), float(state.get("best", -math.inf))
 
 
 def longest_episode(asked: int | None, total_frames: int) -> int:
-    """Return steps after which evaluations of a run cut an episode off: what was asked for, or a quarter of its frames.
-
-    A policy that stands still plays on for as long as its env lets it (27,000 steps in Breakout), and judging it must
-    not take many times as long as training it did.
-    """
+    """Return the step limit of an evaluation's episodes, `asked` or a quarter of the run's frames."""
+    # a policy that stands still plays on as long as its env lets it (27,000 steps in Breakout)
     return min(max(total_frames // 4, SHORTEST_LIMIT), LONGEST) if asked is None else asked
 
 
 def progress_lines(episodes: int, say: Callable[[str], None]) -> Callable[[np.ndarray, int], None]:
-    """For `evaluate`: every ten seconds a line of how far it is goes to `say`.
-
-    A policy that stands still plays on to an episode's limit.
-    """
+    """Return `progress` for `evaluate`, which tells `say` how far it is every ten seconds."""
     last = time.monotonic()
 
     def progress(returns: np.ndarray, frames: int) -> None:
@@ -182,7 +161,7 @@ def progress_lines(episodes: int, say: Callable[[str], None]) -> Callable[[np.nd
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Single-threaded torch inside: small products are faster so, and their bits do not depend on the machine."""
+    """Run torch on one thread: small products are faster so, and their bits do not depend on the machine."""
     before = torch.get_num_threads()
     if before == 1:
         yield
@@ -196,11 +175,7 @@ def one_thread() -> Iterator[None]:
 
 @contextlib.contextmanager
 def evaluation_mode(policy: Any) -> Iterator[None]:
-    """Inside, a policy is in eval mode; afterwards its flags, buffers and extra state are what they were before.
-
-    Dropout and batch normalisation act as trained, and whatever a module counts of what it is shown, playing leaves no
-    trace in the run that goes on. Anything that is no module is left alone.
-    """
+    """Put a policy in eval mode; restore its flags, buffers and extra state afterwards."""
     modules = list(policy.modules()) if isinstance(policy, nn.Module) else []
     flags = [(module, module.training) for module in modules]
     buffers = [(m._buffers, name, x, x.clone()) for m in modules for name, x in m._buffers.items() if x is not None]

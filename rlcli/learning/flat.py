@@ -21,7 +21,7 @@ _ALIGN = 16  # elements
 
 
 def spans_of(parameters: Sequence[Tensor]) -> tuple[list[tuple[int, int]], int]:
-    """First and last element of each parameter in the flat tensor, and how long that is."""
+    """Return first and last element of each parameter in the flat tensor, and its length."""
     spans, end = [], 0
     for p in parameters:
         spans.append((end, end + p.numel()))
@@ -30,11 +30,7 @@ def spans_of(parameters: Sequence[Tensor]) -> tuple[list[tuple[int, int]], int]:
 
 
 class FlatParameters:
-    """The trainable parameters of a module, of one dtype and device, as views of one tensor.
-
-    `tensor`: all values; `.grad` holds all gradients. The object an optimizer works on: it never changes.
-    `version`: counts how often memory moved, for those who keep views.
-    """
+    """Hold a module's trainable parameters as views of one `tensor`; `version` counts how often memory moved."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -49,18 +45,14 @@ class FlatParameters:
         self._take_in()
 
     def bound(self, whole: bool = True) -> bool:
-        """Say whether the module's parameters and gradients are still the views, or not `whole`: the outer ones are.
-
-        Some microseconds for a dozen parameters, or less than one. `bind` looks for new trainable parameters too.
-        """
+        """Return True if parameters and gradients are still views; not `whole`: look at the outer ones, in < 1 us."""
         return all(
-            p.grad is grad and p.data_ptr() == place and table.get(name) is p
-            for p, grad, place, table, name in (self._views if whole else self._outer)
+            p.grad is grad and p.data_ptr() == address and table.get(name) is p
+            for p, grad, address, table, name in (self._views if whole else self._outer)
         )
 
     @property
     def grad(self) -> Tensor:
-        """All gradients, `[elements]`."""
         assert self.tensor.grad is not None
         return self.tensor.grad
 
@@ -98,10 +90,10 @@ class FlatParameters:
                 view.copy_(p)
                 p.data = view
                 p.grad = self.grad[start:stop].view(p.shape)
-        place = {id(p): (p, p.grad, p.data_ptr()) for p in self.parameters}
+        addresses = {id(p): (p, p.grad, p.data_ptr()) for p in self.parameters}
         tables: list[dict] = [module._parameters for module in self.module.modules()]
-        held = [(table, name, id(p)) for table in tables for name, p in table.items()]
-        self._views = [(*place[key], table, name) for table, name, key in held if key in place]
+        entries = [(table, name, id(p)) for table in tables for name, p in table.items()]
+        self._views = [(*addresses[key], table, name) for table, name, key in entries if key in addresses]
         self._outer = self._views[:: max(1, len(self._views) - 1)]
 
     def _is_view(self, p: nn.Parameter, span: tuple[int, int]) -> bool:

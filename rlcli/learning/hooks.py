@@ -23,21 +23,18 @@ TIMED_EVERY = 16  # one batch in so many is timed step by step, to divide the co
 
 
 class Followed(Protocol):
-    """The face of a loop that hooks ask; `report_every`: frames between reports, each of which is a line of metrics."""
+    """A loop, as hooks see it; `report_every`: frames between reports, each of which is a line of metrics."""
 
     collector: BaseCollector
     total_frames: int
     report_every: int
 
     def figures(self) -> dict[str, float]:
-        """Of the learning since the last report."""
+        """Return the figures of the learning since the last report."""
 
 
 class Unreported(NamedTuple):
-    """A batch's message to the report, or one worker's share of it: `reward` and `done` `[N, T, 1]`.
-
-    `lanes`: see `Delivered`. `ends`: the frames of the run at each end in it, and that.
-    """
+    """A batch's, or one worker's, rewards and ends `[N, T, 1]` for the report; `ends` with the run's frames."""
 
     reward: np.ndarray
     done: np.ndarray
@@ -46,14 +43,7 @@ class Unreported(NamedTuple):
 
 
 class Hooks:
-    """Follows a loop. Without a reporter, a saver or an evaluation nobody reports, saves or evaluates.
-
-    `saver`: checkpoints when one is due, and stops the run safely when asked to.
-    `evaluation`: plays episodes along the way.
-    `stage`: `with hooks.stage(name)` times a stage.
-    `valued`: what the value stage counted since the last report.
-    `unreported`: of each batch since the last report; `lags`: how many publications each was behind, where they can be.
-    """
+    """Follow a loop: report, save and evaluate, each only where it is given; `stage(name)` times a stage."""
 
     def __init__(
         self,
@@ -89,18 +79,18 @@ class Hooks:
 
     @contextlib.contextmanager
     def valuing(self, rows: int) -> Iterator[None]:
-        """The value stage of so many rows."""
+        """Time and measure the value stage of so many rows."""
         with self.stage("values"), self.reporter.memory.values.of(rows) if self.reporter else contextlib.nullcontext():
             yield
 
     # ---- between batches --------------------------------------------------------------------------------------
     def begin(self, frames: int) -> None:
-        """Before the first batch; raises StoppedSafely where the run was asked to stop."""
+        """Begin before the first batch; raise StoppedSafely where the run was asked to stop."""
         if self.saver is not None:
             self.saver.begin(frames)
 
     def after_batch(self, loop: Followed, delivered: Delivered, batch: TensorDictBase) -> None:
-        """Evaluate and report when it is due: what was collected and learned since the last report."""
+        """Evaluate and report, when due, what was collected and learned since the last report."""
         frames, new = loop.collector.frames, delivered.frames
         last = frames >= loop.total_frames
         evaluates = self.evaluation is not None and self.evaluation.due(frames)
@@ -124,11 +114,7 @@ class Hooks:
         self.unreported, self.lags, self.valued = [], [], ValueRows()
 
     def save(self, frames: int, *, sound: bool = True) -> None:
-        """Checkpoint where one is due; raises StoppedSafely where the run was asked to stop.
-
-        `sound`: whether the last step of the update was finite. Where it was not, the next one may end the run, which
-        is then to go on from before them.
-        """
+        """Checkpoint where due, or stop safely if asked; if not `sound` (not finite), save nothing."""
         if self.saver is None:
             return
         if sound:
@@ -143,9 +129,9 @@ class Hooks:
         self.unreported, self.valued = [], ValueRows()
 
     def end(self, collector: BaseCollector) -> None:
-        """After the last batch: say what was collected and not learned from."""
-        held = collector.trajectories
-        lost = 0 if held is None else held.leftover_frames + held.dropped_frames
+        """Warn of frames that were collected and not learned from, after the last batch."""
+        trajectories = collector.trajectories
+        lost = 0 if trajectories is None else trajectories.leftover_frames + trajectories.dropped_frames
         if lost and self.reporter is not None:
             self.reporter.warn("leftovers", f"{lost:,} frames of unfinished trajectories were not learned from")
 
@@ -159,13 +145,13 @@ class Hooks:
             ended = delivered.ends_by(frames) if delivered.ends else []
             for lanes, steps in delivered.shares or ((delivered.lanes, reward.shape[1]),):
                 of = slice(None) if delivered.shares is None else slice(lanes.start, lanes.stop)  # type: ignore[union-attr]
-                mine = [x[of, :steps].copy() if copy else x[of, :steps] for x in (reward, done)]
+                columns = [x[of, :steps].copy() if copy else x[of, :steps] for x in (reward, done)]
                 first, last, _ = of.indices(len(reward))
                 ends = [(at, end._replace(lane=end.lane - first)) for at, end in ended if first <= end.lane < last]
-                self.unreported.append(Unreported(mine[0], mine[1], lanes, ends))
+                self.unreported.append(Unreported(columns[0], columns[1], lanes, ends))
 
     def _since_the_last_report(self, collector: BaseCollector) -> dict[str, Any]:
-        """Its frames, rewards and ends, and what the value stage counted, as a reporter takes them."""
+        """Return frames, rewards and ends, and value rows since the last report, as a reporter takes them."""
         assert self.reporter is not None
         parts = self._unreported()
         self._count(parts[:-1])
@@ -178,7 +164,7 @@ class Hooks:
             self.reporter.tally.count(0, **part)
 
     def _unreported(self) -> list[dict[str, Any]]:
-        """Rewards and ends since the last report, of all lanes or of some."""
+        """Return rewards and ends since the last report, of all lanes or of some."""
         of: dict[range | None, list[Unreported]] = {}
         for each in self.unreported:
             of.setdefault(each.lanes, []).append(each)
@@ -196,7 +182,7 @@ class Hooks:
 
 # ---- ledger lines -----------------------------------------------------------------------------------------------
 def _others(collector: BaseCollector) -> list[LedgerEntry]:
-    """Return what a collector holds beside its batch: trajectories that have not ended, the rows of its buffer."""
-    held = collector.trajectories
-    entries = [] if held is None else [LedgerEntry("trajectories", "unfinished", held.nbytes)]
+    """Return ledger lines of a collector's unfinished trajectories and its buffer's rows."""
+    trajectories = collector.trajectories
+    entries = [] if trajectories is None else [LedgerEntry("trajectories", "unfinished", trajectories.nbytes)]
     return entries if collector.replay_buffer is None else [*entries, *stored_entries(collector.replay_buffer)]

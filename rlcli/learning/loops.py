@@ -31,13 +31,7 @@ if TYPE_CHECKING:
 
 
 class Loop(ABC):
-    """Trains until `total_frames`; `iteration` counts the batches so far.
-
-    `hooks`: clock, evaluation, reports, checkpoints.
-    `rows_unrolled`: rows of samples that only brought states up to where slices begin.
-    `init_rows`: rows that its buffer began with.
-    `explore`: called with the frames of every batch (an epsilon that falls).
-    """
+    """Train until `total_frames`; `iteration` counts batches, `init_rows` the buffer's first, `explore` sees frames."""
 
     report_every = 1
 
@@ -75,16 +69,16 @@ class Loop(ABC):
         """Improve the parameters after a batch, at this share of the run (`progress`); return its rows to report."""
 
     def begin_with(self, rows: int) -> None:
-        """The buffer holds so many rows before the first frame."""
+        """Note that the buffer holds so many rows before the first frame."""
         self.init_rows = rows
 
     def figures(self) -> dict[str, float]:
-        """Of the update, since they were last asked for, and `rows_unrolled` where there are any."""
+        """Return the update's figures since the last call, and `rows_unrolled` if any."""
         return self.update.figures() | ({"rows_unrolled": float(self.rows_unrolled)} if self.rows_unrolled else {})
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """Everything the loop needs to go on as if it had never stopped, beside modules, update and buffer."""
+        """Return what the loop needs to go on, beside modules, update and buffer."""
         return {"iteration": self.iteration, "rows_unrolled": self.rows_unrolled}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -92,11 +86,7 @@ class Loop(ABC):
 
 
 class OnPolicy(Loop):
-    """Trains on each batch as it arrives, and forgets it; see `Loop`.
-
-    `estimator`: batch -> batch with `advantage` and `value_target`; counts the rows it had to approximate.
-    `device`: where batches are learned from; None leaves them where they are stored.
-    """
+    """Train on each batch as it arrives, and forget it; `device`: where batches are learned from."""
 
     def __init__(
         self,
@@ -113,7 +103,7 @@ class OnPolicy(Loop):
         self._beside = StateBeside(estimator, *self._saved)
 
     def learn(self, delivered: Delivered, progress: float) -> TensorDictBase:
-        """Value what the batch delivers, itself or the trajectories that it made whole, and update on it."""
+        """Value the batch, or the trajectories that it made whole, and update on it."""
         batch = delivered.raw
         for batch in delivered.pieces:
             batch = self.value(batch)
@@ -123,7 +113,7 @@ class OnPolicy(Loop):
         return delivered.raw if cut else batch
 
     def value(self, batch: TensorDictBase) -> TensorDictBase:
-        """The value stage, its rows counted."""
+        """Run the value stage, and count its rows."""
         estimator = self.estimator
         with self.hooks.valuing(batch.numel()):
             batch = estimator(batch if self.device is None else move(batch, self.device))
@@ -132,7 +122,7 @@ class OnPolicy(Loop):
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """And what the estimator holds itself: statistics of values, buffers and modules of a user's."""
+        """Add the estimator's own state: statistics of values, buffers and modules of a user's."""
         return {**super().state_dict(), "estimator": self._beside.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -141,18 +131,12 @@ class OnPolicy(Loop):
 
     @property
     def _saved(self) -> Sequence[nn.Module]:
-        """Return what is saved with the policy and the update."""
+        """Return the modules that are saved with the policy and the update."""
         return self.update.loss, *self.update.loss.networks
 
 
 class BufferedOnPolicy(OnPolicy):
-    """Trains on slices of the last batches, each valued by the networks as they are when it is drawn.
-
-    They were collected by the last few policies: their stored log-probabilities say how those acted. An epoch of the
-    update is as many samples as it takes to draw the rows of a batch once, on average.
-    The collector's replay buffer draws slices; see `OnPolicy`.
-    `slice_len`: where every slice has this length: samples are `[slices, slice_len]`. None: flat, end to end.
-    """
+    """Train on slices of the last batches, each valued when drawn; samples are `[slices, slice_len]`, or flat."""
 
     def __init__(
         self,
@@ -169,7 +153,7 @@ class BufferedOnPolicy(OnPolicy):
         self.slice_len = slice_len
 
     def learn(self, delivered: Delivered, progress: float) -> TensorDictBase:
-        """Update on samples of what is stored."""
+        """Update on samples: an epoch draws the rows of a batch once, on average."""
         update, stage, length = self.update, self.hooks.stage, self.slice_len
         assert self.buffer.batch_size is not None
         update.begin(progress)
@@ -183,10 +167,7 @@ class BufferedOnPolicy(OnPolicy):
         return delivered.raw
 
     def unrolled(self, sample: TensorDictBase) -> TensorDictBase:
-        """A sample whose slices begin with known states: those of rows that keep none come from the rows before them.
-
-        The networks as they are now run over these, from the last row that keeps a state, and leave them out.
-        """
+        """Return a sample without its burn-in, over which the networks run to the states that slices begin with."""
         burn_in = sample.get(BURN_IN, None)
         if burn_in is None:
             return sample
@@ -194,17 +175,11 @@ class BufferedOnPolicy(OnPolicy):
         return warmed_up(sample, burn_in, self.update.loss.networks[0])
 
     def figures(self) -> dict[str, float]:
-        """Return the figures of the update, and `rows_drawn`."""
         return super().figures() | {"rows_drawn": float(self.hooks.valued.rows)}
 
 
 class OffPolicy(Loop):
-    """Trains on rows of a buffer, the collector's, that grows with every batch; see `Loop`.
-
-    `updates_per_frame`: fractions add up over batches.
-    `learning_starts`: frames without an update; they earn none.
-    `beta`: exponent of a prioritized sampler's weights, by the share of the run that is done.
-    """
+    """Train on samples of the buffer, which grows: `updates_per_frame`, from `learning_starts`; `beta` by progress."""
 
     report_every = 1000  # batches may hold a single frame
 
@@ -228,7 +203,7 @@ class OffPolicy(Loop):
         self.owed = 0.0  # updates that collected frames have earned and nobody has made
 
     def begin_with(self, rows: int) -> None:
-        """As many random frames fewer are needed."""
+        """Subtract the rows from the random frames that are needed."""
         super().begin_with(rows)
         self.learning_starts = max(0, self.learning_starts - rows)
         self.collector.init_random_frames = max(0, self.collector.init_random_frames - rows)
@@ -264,11 +239,11 @@ class OffPolicy(Loop):
         return batch
 
     def figures(self) -> dict[str, float]:
-        """Return the update's figures, and `replay_ratio`: updates of the run for each frame that earned any."""
-        found = super().figures()
-        if "updates" in found:
-            found["replay_ratio"] = found["updates"] / max(self.collector.frames - self.learning_starts, 1)
-        return found
+        """Return the update's figures, and `replay_ratio`: updates for each frame that earned any."""
+        figures = super().figures()
+        if "updates" in figures:
+            figures["replay_ratio"] = figures["updates"] / max(self.collector.frames - self.learning_starts, 1)
+        return figures
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

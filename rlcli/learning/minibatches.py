@@ -19,16 +19,7 @@ Minibatch = dict[Key, Tensor]
 
 
 class Minibatches:
-    """Draws epochs from batches of columns `{key: Tensor [N, ...]}`, each gathered once an epoch.
-
-    ```
-    columns   [N]  r0 r1 r2 r3 r4 r5 r6        epoch: permutation 4 0 6 2 5 1 3
-    shuffled  [N]  r4 r0 r6|r2 r5 r1|r3        minibatches of 3, views of the copy; the last one may be shorter
-    ```
-
-    `batch_size`: rows of a minibatch.
-    `generator`: of the permutations; on the CPU.
-    """
+    """Draw epochs of `batch_size` rows from columns `{key: Tensor [N, ...]}`, each gathered once an epoch."""
 
     def __init__(self, batch_size: int, generator: torch.Generator) -> None:
         if batch_size < 1:
@@ -38,7 +29,7 @@ class Minibatches:
         self._views: list[Minibatch] = []
 
     def epoch(self, columns: Mapping[Key, Tensor]) -> Iterator[Minibatch]:
-        """Minibatches of one epoch. They live in buffers that the next epoch overwrites."""
+        """Return minibatches of one epoch, in buffers that the next epoch overwrites."""
         order, ends = self.draw(columns)
         few = {key: x for key, x in columns.items() if isinstance(x, Rows) and x.sparse}  # most rows hold nothing
         renewed = self._fit({key: x for key, x in columns.items() if key not in few}) or bool(few)
@@ -58,7 +49,7 @@ class Minibatches:
         return torch.randperm(n, generator=self.generator), [*range(self.batch_size, n, self.batch_size), n]
 
     def _fit(self, columns: Mapping[Key, Tensor]) -> bool:
-        """Buffers for columns of these shapes, kept while the shapes stay; whether they are new."""
+        """Allocate buffers for columns of these shapes; return False if those there fit."""
         kinds = {k: (x.shape, x.dtype, x.device) for k, x in columns.items()}
         if kinds == {k: (x.shape, x.dtype, x.device) for k, x in self._shuffled.items()}:
             return False
@@ -69,18 +60,12 @@ class Minibatches:
 
 
 def whole_sequences(batch_size: int, sequences: int, steps: int) -> int:
-    """Count the sequences, of so many of one length, that the first minibatch holds, which is the largest."""
+    """Count the sequences of `steps` rows that the first minibatch holds, which is the largest."""
     return min(sequences, -(-batch_size // steps))
 
 
 class SequenceMinibatches(Minibatches):
-    """The same of whole sequences, which begin where `is_init` is set and keep their order inside.
-
-    ```
-    columns   [N]  a0 a1 a2|b0|c0 c1|d0        epoch: permutation c a d b
-    shuffled  [N]  c0 c1 a0 a1 a2|d0 b0        minibatches of about 4 rows: one ends with the sequence that fills it
-    ```
-    """
+    """Draw whole sequences, which begin where `is_init` is set; one that fills a minibatch ends it."""
 
     def draw(self, columns: Mapping[Key, Tensor]) -> tuple[Tensor, list[int]]:
         begins = columns[IS_INIT].reshape(-1).cpu()
@@ -96,10 +81,7 @@ class SequenceMinibatches(Minibatches):
 
 
 def with_starts(columns: Mapping[Key, Tensor], batch: TensorDictBase, states: Sequence[Key]) -> Minibatch:
-    """Return columns `[*B, ...]` whose `is_init` is set where rows begin, too, and behind masked ones.
-
-    The last of the batch dims is time. `states` are what sequences begin with that go on from rows which are not there.
-    """
+    """Return columns `[*B, T, ...]` with `is_init` set where rows begin, too, and behind masked ones."""
     is_init = columns.get(IS_INIT)
     if is_init is None:
         raise MissingKeyError(
@@ -120,15 +102,7 @@ def with_starts(columns: Mapping[Key, Tensor], batch: TensorDictBase, states: Se
 
 
 def with_slices(columns: Mapping[Key, Tensor], states: Sequence[Key], length: int) -> Minibatch:
-    """Return columns `[N, ...]` whose `is_init` is set where their sequences are cut into slices, too.
-
-    ```
-    is_init  1 . . . . . . .|1 . .      length 3     every state kept   a0 a1 a2|a3 a4 a5|a6 a7|b0 b1 b2
-    kept     s . s . . s . .|s . .                   those that are     a0 a1|a2 a3 a4|a5 a6 a7|b0 b1 b2
-    ```
-    A slice begins where a state is kept, and is as long as `length` lets it be; longer only where none is kept in time.
-    `states`: the keys that sequences begin with.
-    """
+    """Return columns `[N, ...]` with `is_init` at slices, too: where states are kept, `length` rows at most."""
     missing = [show(key) for key in states if key not in columns]
     if missing or not states:
         raise MissingKeyError(
@@ -146,14 +120,15 @@ def with_slices(columns: Mapping[Key, Tensor], states: Sequence[Key], length: in
 def _slice_starts(begins: np.ndarray, possible: np.ndarray, length: int) -> np.ndarray:
     """Return the rows int64 `[S]` at which slices begin, of those where one can, `possible`; bool `[N]` both."""
     n = len(begins)
-    places = np.append(np.flatnonzero(possible), n)
-    furthest = np.searchsorted(places, places + length, side="right") - 1
-    own = np.append(np.flatnonzero(begins[places[:-1]]), len(places) - 1)  # those where a sequence begins, and the end
-    number = np.arange(len(places) - 1)
-    following = own[np.searchsorted(own, number, side="right")]
+    candidates = np.append(np.flatnonzero(possible), n)
+    furthest = np.searchsorted(candidates, candidates + length, side="right") - 1
+    # those where a sequence begins, and the end
+    sequences = np.append(np.flatnonzero(begins[candidates[:-1]]), len(candidates) - 1)
+    number = np.arange(len(candidates) - 1)
+    following = sequences[np.searchsorted(sequences, number, side="right")]
     after = np.minimum(np.maximum(furthest[:-1], number + 1), following).tolist()
-    found, at = [], 0
+    chosen, at = [], 0
     while at < len(after):
-        found.append(at)
+        chosen.append(at)
         at = after[at]
-    return places[np.array(found, np.int64)]
+    return candidates[np.array(chosen, np.int64)]

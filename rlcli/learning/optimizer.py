@@ -26,7 +26,7 @@ from rlcli.learning.flat import FlatParameters
 
 
 def _uncompiled(kind: type[Optimizer]) -> Any:
-    """The optimizer without what its methods are wrapped in for `torch.compile`: that would import the compiler."""
+    """Return the optimizer without the wrappers that import `torch.compile`."""
     step, add = inspect.unwrap(kind.step), inspect.unwrap(kind.add_param_group)
     return type(kind.__name__, (kind,), {"step": torch.no_grad()(step), "add_param_group": add})
 
@@ -42,17 +42,13 @@ _OPERATIONS = {_Adam: "_fused_adam_", _AdamW: "_fused_adamw_"}
 
 
 def optimizer_options(o: OptimConfig) -> dict[str, Any]:
-    """Return what the chosen optimizer is made with, beside its learning rate."""
-    own = (key.removeprefix("optim.") for key in CHOICES["optim"][o.kind].uses)
-    options = {"weight_decay": o.weight_decay, **{name: getattr(o, name) for name in own}}
+    names = (key.removeprefix("optim.") for key in CHOICES["optim"][o.kind].uses)
+    options = {"weight_decay": o.weight_decay, **{name: getattr(o, name) for name in names}}
     return options | ({"betas": tuple(o.betas)} if "betas" in options else {})
 
 
 class FlatOptimizer:
-    """One of torch's optimizers ("adam", "adamw", "rmsprop" or "sgd"), stepping one tensor, its `.grad` allocated.
-
-    `lr` may be changed at any time; `options` are the optimizer's own: betas, eps, weight_decay, momentum, ...
-    """
+    """Step one tensor, its `.grad` allocated, by one of torch's optimizers; `lr` may be changed at any time."""
 
     def __init__(self, name: str, tensor: nn.Parameter, lr: float, **options: Any) -> None:
         one_of("optimizer", name, OPTIMIZERS)
@@ -66,7 +62,6 @@ class FlatOptimizer:
 
     @property
     def lr(self) -> float:
-        """The learning rate of the next step."""
         return self._group["lr"]
 
     @lr.setter
@@ -75,19 +70,16 @@ class FlatOptimizer:
 
     @property
     def can_skip(self) -> bool:
-        """Say whether `step` takes a flag that skips it."""
+        """Return True if `step` takes a flag that skips it."""
         return bool(self._group.get("fused"))
 
     @property
     def begun(self) -> bool:
-        """Say whether it holds a state: the first step makes it."""
+        """Return True if it holds a state, which the first step makes."""
         return bool(self.optimizer.state)
 
     def step(self, skip: Tensor | None = None) -> None:
-        """Move the tensor along its gradient; not if `skip`, a float tensor `[]` on its device, is 1.
-
-        The first step may not be skipped so: torch's SGD takes what lies in its new momentum for one then.
-        """
+        """Move the tensor along its gradient; not if `skip`, a float tensor `[]`, is 1 (never at the first step)."""
         if self._direct is not None:
             self._direct(skip)
             return
@@ -97,7 +89,6 @@ class FlatOptimizer:
         self._direct = _direct_step(self.optimizer, self.tensor)
 
     def _count(self, steps: Tensor) -> Tensor:
-        """Return a saved step count where the optimizer wants it."""
         return steps.to(self.tensor.device if self.can_skip else "cpu", copy=True)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -114,11 +105,11 @@ class FlatOptimizer:
                     where=name,
                     why=f"it has {x.numel()} elements, the model {self.tensor.numel()}",
                 )
-        own = {k: x.to(self.tensor, copy=True) if x.ndim else self._count(x) for k, x in state.items()}
+        restored = {k: x.to(self.tensor, copy=True) if x.ndim else self._count(x) for k, x in state.items()}
         self.optimizer.state.clear()
-        if own:
-            self.optimizer.state[self.tensor] = own
-        self._direct = _direct_step(self.optimizer, self.tensor) if own else None
+        if restored:
+            self.optimizer.state[self.tensor] = restored
+        self._direct = _direct_step(self.optimizer, self.tensor) if restored else None
 
 
 def _direct_step(optimizer: Optimizer, tensor: nn.Parameter) -> Callable[[Tensor | None], None] | None:
@@ -146,7 +137,7 @@ _OPTIMIZER = "optimizer."
 
 
 class Guard:
-    """Counts steps that moved nothing: `skipped` of the whole run, and `in_a_row`, of which `limit` are an error."""
+    """Count steps that moved nothing: `skipped` of the whole run, and `in_a_row`, of which `limit` are an error."""
 
     def __init__(self, limit: int) -> None:
         if limit < 1:
@@ -154,7 +145,7 @@ class Guard:
         self.limit, self.skipped, self.in_a_row = limit, 0, 0
 
     def record(self, bad: bool, what: str) -> None:
-        """One step; `what` says what was seen. Raises NumericsError at the limit."""
+        """Record a step, described by `what`; raise NumericsError at the limit."""
         if not bad:
             self.in_a_row = 0
             return
@@ -169,12 +160,7 @@ class Guard:
 
 
 class Step:
-    """Moves the parameters along `flat.grad`, given the figures that came with it; `made` counts the steps that did.
-
-    `optimizer`: of `flat.tensor`.
-    `max_grad_norm`: the gradient of all parameters together is scaled down to this norm. None: never.
-    `guard`: a step whose loss or gradient is not finite is skipped and counted.
-    """
+    """Move the parameters along `flat.grad`, clipped to `max_grad_norm`, unless not finite; `made` counts steps."""
 
     def __init__(
         self, flat: FlatParameters, optimizer: FlatOptimizer, max_grad_norm: float | None, guard: Guard
@@ -183,7 +169,7 @@ class Step:
         self.made = 0
 
     def __call__(self, figures: dict[str, Any]) -> dict[str, Any]:
-        """Step; the figures with `loss` read and the gradient's norm before it was scaled, empty if skipped."""
+        """Step; return figures with `loss` as a float and the gradient's norm before clipping, empty if skipped."""
         grad, loss = self.flat.grad, float(figures["loss"])
         norm = float(torch.linalg.vector_norm(grad))
         bad = not (math.isfinite(norm) and math.isfinite(loss))
@@ -197,10 +183,7 @@ class Step:
         return {**figures, "loss": loss, "grad_norm": norm}
 
     def unseen(self, figures: dict[str, Any]) -> dict[str, Any]:
-        """The same without a number leaving the device: `skipped` among the figures is for `count`.
-
-        The first step is looked at.
-        """
+        """Step without a host sync, after the first; `skipped` among the figures is for `count`."""
         if not self.optimizer.begun:
             return self(figures)
         grad, loss = self.flat.grad, torch.as_tensor(figures["loss"])
@@ -218,14 +201,13 @@ class Step:
             self.made += not bad
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the optimizer's state and the counters."""
         state = {f"{_OPTIMIZER}{name}": x for name, x in self.optimizer.state_dict().items()}
         return state | {"counters": torch.tensor([self.made, self.guard.skipped, self.guard.in_a_row])}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict()`, which may stand among other things."""
-        own = {k.removeprefix(_OPTIMIZER): x for k, x in state.items() if k.startswith(_OPTIMIZER)}
-        self.optimizer.load_state_dict(own)
+        """Continue from `state_dict()`, which may stand among other things."""
+        saved = {k.removeprefix(_OPTIMIZER): x for k, x in state.items() if k.startswith(_OPTIMIZER)}
+        self.optimizer.load_state_dict(saved)
         self.made, self.guard.skipped, self.guard.in_a_row = (int(x) for x in state["counters"])
 
 
@@ -239,7 +221,7 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True)
 class Linear:
-    """From `start` at the first frame in a straight line to `end` at the last; flat outside."""
+    """Go from `start` at the first frame in a straight line to `end` at the last; flat outside."""
 
     start: float
     end: float = 0.0

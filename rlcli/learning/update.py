@@ -34,30 +34,7 @@ if TYPE_CHECKING:
 
 
 class Update:
-    """Minimises a loss.
-
-    On a batch, in epochs of shuffled minibatches: `update(batch, fraction) -> figures`. On minibatches that somebody
-    else draws: `begin(fraction)`, then `on(minibatch)` for each, between `passes()` where they come in epochs; then
-    `figures()`.
-    `loss`: its trainable parameters become views of `update.flat.tensor`.
-    `targets`: moves the loss's target networks after every step. None where nothing is delayed.
-    `optimizer_options`: betas, eps, weight_decay, ...
-    `epochs`: passes over a batch, each in a new order.
-    `batch_size`: rows of a minibatch; the last one of an epoch may be shorter.
-    `slice_len`: of a recurrent loss: sequences are cut into slices of so many rows at most, each beginning from the
-    state that is stored with its first row, and minibatches are made of slices. None: of whole sequences.
-    `max_grad_norm`: the gradient of all parameters together is scaled down to this norm. None: never.
-    `target_kl`: no further epoch once the mean `kl_approx` of one exceeds this.
-    `clip_epsilon`: sets `loss.clip_epsilon` before each batch. None leaves it alone.
-    `generator`: of the minibatch order, on the CPU, or of what the loss draws; its state is part of `state_dict`.
-    Seeded with 0 by default.
-    `max_nonfinite`: a step whose loss or gradient is not finite is skipped and counted; so many in a row are an error.
-    `gradient`: `auto` takes the closed form where it fits.
-    `compile`: compile the loss with torch.compile (then always autograd).
-    `saved`: what each recurrent layer of the networks saves for the backward pass; nothing is counted in compiled
-    graphs.
-    `look`: called before every step; what it raises ends the update.
-    """
+    """Minimise a loss: in epochs over a batch, or by `begin`, `on(minibatch)` between `passes`, then `figures`."""
 
     def __init__(
         self,
@@ -104,7 +81,7 @@ class Update:
         self._names: list[Key] = []  # the loss's keys as they were when it was asked which of them it reads
         self._look_at_keys()
         self._beside = StateBeside(loss, *loss.networks)
-        self.look: Callable[[], object] = _nothing
+        self.look: Callable[[], object] = lambda: None
         self._gradient: Gradient | None = None  # of the minibatches since `begin`
         self._means, self._skipped, self._passes = Means(), 0, 0
 
@@ -114,7 +91,7 @@ class Update:
         return self.figures()
 
     def improve(self, batch: TensorDictBase, fraction: float = 0.0) -> None:
-        """The same, its figures not asked for yet."""
+        """Improve the parameters on a batch, its figures not asked for yet."""
         columns = self.columns(batch)
         self.begin(fraction)
         for _ in self.passes():
@@ -122,7 +99,7 @@ class Update:
                 self.on(minibatch)
 
     def begin(self, fraction: float = 0.0) -> None:
-        """Before the steps that follow one batch of frames; `fraction` of the run's frames are done."""
+        """Begin the steps that follow one batch of frames; `fraction` of the run's frames are done."""
         self._gradient = None
         self._look_at_keys()
         self.optimizer.lr = self.lr.at(fraction)
@@ -138,7 +115,7 @@ class Update:
             self._states = [key for key in self._keys if key in states]
 
     def passes(self) -> Iterator[None]:
-        """Epochs over one batch: at most `epochs`, none after one that moved the policy by `target_kl`."""
+        """Yield epochs over one batch: at most `epochs`, none after one that moved the policy by `target_kl`."""
         self.flat.bind()
         self._means, self._passes = Means(), 0
         enough, kl = False, math.nan
@@ -153,11 +130,7 @@ class Update:
         self.loss.after_batch(kl)
 
     def on(self, minibatch: Minibatch) -> Tensor | None:
-        """Make one step on columns `[N, ...]`, the same ones as of the others since `begin`.
-
-        Return each row's absolute error `[N]`, for priorities, where the loss gives it. It is 0 where it is not finite:
-        from such a row nothing can be learned, and it need not be drawn again.
-        """
+        """Step on columns `[N, ...]`; return |error| of each row `[N]`, 0 where not finite, if the loss gives it."""
         self.look()
         gradient = self._gradient
         if not self.flat.bound(whole=False):  # they were given other memory: `loss.zero_grad()`, `loss.to(...)`
@@ -174,11 +147,7 @@ class Update:
         return errors if errors is None or (made and self._look) else errors.nan_to_num(0.0, 0.0, 0.0)
 
     def figures(self) -> dict[str, float]:
-        """Means over the steps since the last call, or since `passes`; empty where there was none.
-
-        Of the loss terms, the loss's diagnostics and `grad_norm`; and `lr`, `skipped` (steps since the last call), and
-        the `epochs` that were made, or where there were none the `updates` of the whole run.
-        """
+        """Return means since the last call or `passes`, with `lr`, `skipped`, and `epochs` or `updates`; or nothing."""
         means, passes = self._means.result(), self._passes
         self._means, self._passes = Means(), 0
         if not means and not passes:
@@ -189,15 +158,12 @@ class Update:
 
     def read(self, batch: TensorDictBase) -> Minibatch:
         """Return what the loss reads of a batch; its keys are those that it had at `begin`."""
-        found = {key: x for key in self._keys if (x := batch.get(key, None)) is not None}
+        columns = {key: x for key in self._keys if (x := batch.get(key, None)) is not None}
         # a loss takes rows of them again and again, and each time is dear where they are gathered
-        return {key: x.full() if isinstance(x, Rows) and x.sparse else x for key, x in found.items()}
+        return {key: x.full() if isinstance(x, Rows) and x.sparse else x for key, x in columns.items()}
 
     def columns(self, batch: TensorDictBase) -> Minibatch:
-        """Return the same `[N, ...]` over all batch dims, of the rows that masks let through.
-
-        Of a recurrent loss `is_init` says where the rows of `batch` and the slices of sequences begin as well.
-        """
+        """Return what the loss reads as `[N, ...]`, unmasked; `is_init` at the starts of rows and slices, too."""
         read = self.loss.columns(batch)
         if not batch.shape.numel():
             raise ArgumentError("the batch has no rows", why=f"its shape is {tuple(batch.shape)}")
@@ -214,10 +180,7 @@ class Update:
 
     # ---- checkpoints ---------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """Optimizer, draws, counters, and what the loss holds itself: target networks, a temperature, its own modules.
-
-        And the figures since they were last asked for. The networks that it trains are saved with the policy.
-        """
+        """Return optimizer, draws, counters, open figures, and the loss's own state: not the networks it trains."""
         state: dict[str, Any] = dict(self.step.state_dict())
         state |= {f"{_LOSS}{name}": x for name, x in self._beside.state_dict().items()}
         state |= {f"{_MEANS}{name}": x for name, x in self._means.state_dict().items()}
@@ -228,7 +191,6 @@ class Update:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue as the update whose `state_dict()` this is would have."""
         self.step.load_state_dict(state)
         load_state_beside(self.loss, _under(_LOSS, state), *self.loss.networks)
         self.flat.bind()
@@ -238,10 +200,6 @@ class Update:
         self.generator.set_state(state["generator"].cpu())
         if self.targets is not None:
             self.targets.load_state_dict(state["targets"])
-
-
-def _nothing() -> None:
-    pass
 
 
 def watch_saved(loss: Loss) -> list[LargestSaved]:
@@ -263,15 +221,14 @@ def _under(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
 
 # ---- the state of modules that share parts -------------------------------------------------------------------------
 class StateBeside:
-    """`state_beside` of modules that stay; where it holds parameters alone, they are looked for once."""
+    """Cache `state_beside` of modules that stay; where it holds parameters alone, they are looked for once."""
 
     def __init__(self, module: nn.Module, *others: nn.Module) -> None:
         self._modules = module, *others
-        self._found: dict[str, nn.Parameter] | None = None
+        self._live: dict[str, nn.Parameter] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the first module: live tensors."""
-        if self._found is None:
+        if self._live is None:
             module, *others = self._modules
             plain = all(
                 type(part).get_extra_state is nn.Module.get_extra_state
@@ -282,12 +239,12 @@ class StateBeside:
             state = state_beside(module, *others)
             if not plain:
                 return state
-            self._found = {name: x for name, x in module.state_dict(keep_vars=True).items() if name in state}
-        return dict(self._found)
+            self._live = {name: x for name, x in module.state_dict(keep_vars=True).items() if name in state}
+        return dict(self._live)
 
 
 def state_beside(module: nn.Module, *others: nn.Module) -> dict[str, Any]:
-    """A module's state without what those of others hold: the same tensors, and extra state of the same modules."""
+    """Return a module's state without what others hold: the same tensors, extra state of the same modules."""
     tensors = {id(x) for other in others for x in other.state_dict(keep_vars=True).values()}
     parts = {id(part) for other in others for part in other.modules()}
     extra = {
@@ -304,20 +261,16 @@ EXTRA = "_extra_state"  # what torch calls that of `get_extra_state`
 
 
 def load_state_beside(module: nn.Module, state: Mapping[str, Any], *others: nn.Module) -> None:
-    """Load what `state_beside` gave; KeyError: it is of a module that holds other things."""
-    held = state_beside(module, *others)
-    if state.keys() != held.keys():
-        raise KeyError(f"the saved {type(module).__name__} holds {sorted(state)}, this one {sorted(held)}")
+    """Load `state_beside`'s answer; raise KeyError if the module holds other things."""
+    present = state_beside(module, *others)
+    if state.keys() != present.keys():
+        raise KeyError(f"the saved {type(module).__name__} holds {sorted(state)}, this one {sorted(present)}")
     module.load_state_dict(dict(state), strict=False)
 
 
 # ---- diagnostics -------------------------------------------------------------------------------------------------
 class Means:
-    """Sums figures of minibatches, floats or 0-dim tensors, and gives their means.
-
-    A figure that is missing or not finite in a minibatch does not count in its mean; nor does any of one that `skipped`
-    says moved nothing.
-    """
+    """Average figures of minibatches, floats or 0-dim tensors: the finite ones, of steps that moved something."""
 
     def __init__(self) -> None:
         self._totals: dict[str, tuple[float, int]] = {}  # sum and number of the finite ones
@@ -325,39 +278,35 @@ class Means:
         self._unread: list[Mapping[str, float | Tensor]] = []
 
     def add(self, figures: Mapping[str, float | Tensor]) -> None:
-        """Figures of one minibatch."""
         self._unread.append(figures)
 
     def epoch(self, name: str) -> list[float]:
-        """A figure in every minibatch of the epoch that is running."""
+        """Return a figure in every minibatch of the running epoch."""
         self._read()
         return self._epoch.get(name, [])
 
     def next_epoch(self) -> None:
-        """Close an epoch."""
         self._read()
         for name, values in self._epoch.items():
             self._totals[name] = _added(self._totals.get(name, (0.0, 0)), values)
         self._epoch = {}
 
     def result(self) -> dict[str, float]:
-        """Means over everything that was added."""
         self.next_epoch()
         return {name: total / count if count else math.nan for name, (total, count) in self._totals.items()}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return what was added, as sum and number of every figure; the epoch that is running counts as closed."""
+        """Return sum and number of every figure; the running epoch counts as closed."""
         self.next_epoch()
         return {name: torch.tensor(total, dtype=torch.float64) for name, total in self._totals.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from `state_dict()`."""
         self._unread, self._epoch = [], {}
         self._totals = {name: (float(x[0]), int(x[1])) for name, x in state.items()}
 
     def _read(self) -> None:
-        found = [x for figures in self._unread for x in figures.values() if isinstance(x, Tensor)]
-        numbers = iter(torch.stack([x.detach().reshape(()).float() for x in found]).tolist() if found else ())
+        tensors = [x for figures in self._unread for x in figures.values() if isinstance(x, Tensor)]
+        numbers = iter(torch.stack([x.detach().reshape(()).float() for x in tensors]).tolist() if tensors else ())
         for figures in self._unread:
             row = {name: next(numbers) if isinstance(x, Tensor) else x for name, x in figures.items()}
             for name, x in row.items():
@@ -367,13 +316,13 @@ class Means:
 
 
 def mean(values: list[float]) -> float:
-    """Of the finite ones; NaN where there are none."""
+    """Return the mean of the finite ones; NaN where there are none."""
     total, count = _added((0.0, 0), values)
     return total / count if count else math.nan
 
 
 def _added(so_far: tuple[float, int], values: list[float]) -> tuple[float, int]:
-    """Sum and number of the finite ones, one after the other: the bits do not depend on when they are added up."""
+    """Add up the finite ones in order: the bits do not depend on when they are added."""
     total, count = so_far
     for x in values:
         if x - x == 0:

@@ -26,7 +26,7 @@ SUFFIXES = (".mp4", ".mov", ".mkv", ".avi", ".gif")
 
 
 def check(path: Path) -> None:
-    """Refuse a film that could not be written, before anything is played: by its name, folder or missing packages."""
+    """Raise ConfigError for a film that could not be written, before anything is played: name, folder, packages."""
     fix = f"Name a file that ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}."
     if os.path.isdir(path):
         raise ConfigError(f"{path} is a folder, and a video is a file", fix=fix)
@@ -53,7 +53,7 @@ def check(path: Path) -> None:
 
 @contextlib.contextmanager
 def without_windows() -> Iterator[None]:
-    """Envs that draw with pygame draw into memory: looking for a display, its library complains of the desktop."""
+    """Have pygame draw into memory: looking for a display, its library complains of the desktop."""
     before = os.environ.get("SDL_VIDEODRIVER")
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     try:
@@ -64,11 +64,7 @@ def without_windows() -> Iterator[None]:
 
 
 def record(env: EnvBase, policy, path: Path, *, seed: int, deterministic: bool, longest: int | None = None) -> None:
-    """Play one episode of `env` (batch size `(1,)`, made with `render_mode="rgb_array"`) and write its frames.
-
-    An episode is cut off after `longest` steps, and filmed up to `LONGEST`; a warning says so where it goes on then.
-    `check` the path before.
-    """
+    """Play one episode of `env`, rendered as "rgb_array", for `longest` steps; film `LONGEST` of them."""
     import imageio.v3 as imageio
 
     vec_env = env.vec_env  # type: ignore[attr-defined]
@@ -99,7 +95,6 @@ def record(env: EnvBase, policy, path: Path, *, seed: int, deterministic: bool, 
 
 
 def _picture(env, name: str):
-    """Return what an env draws of its present state."""
     try:
         picture = env.render()
     except Exception as error:  # a renderer raises types of its own, and the env's code is not ours

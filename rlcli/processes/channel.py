@@ -31,11 +31,7 @@ class Closed(Exception):
 
 
 class Channel:
-    """One end, on a connected stream socket; `Closed` is raised once the other end is gone.
-
-    Whatever is raised at whatever time in its methods, Ctrl-C among them, no byte is lost: what was sent or has come in
-    is written down in the call that sends or receives. The next call goes on with a frame that was broken off.
-    """
+    """One end on a stream socket; no byte is lost if a call is broken off: the next goes on with its frame."""
 
     def __init__(self, end: socket.socket) -> None:
         self.end = end
@@ -46,17 +42,17 @@ class Channel:
 
     @property
     def begun(self) -> tuple[int, int]:
-        """Kind and turn of the frame that was sent last, or is half sent."""
+        """Return kind and turn of the frame that was sent last, or is half sent."""
         return self._out[:2]
 
     @property
     def come(self) -> int:
-        """The highest turn of a frame that came in, whether or not somebody still got it from `receive`."""
+        """Return the highest turn of a frame that came in, whether or not `receive` returned it."""
         return self._in[0]
 
     @property
     def whole(self) -> bool:
-        """Say whether all of a frame has come in that nobody got: no more of it comes, and `receive` gives it."""
+        """Return True if a whole frame has come in that `receive` has yet to return."""
         _, head, parts = self._in
         if sum(map(len, head)) < _HEAD.size:
             return False
@@ -71,11 +67,7 @@ class Channel:
         fd: int | None = None,
         meanwhile: Callable[[], object] | None = None,
     ) -> None:
-        """Send one frame, in as long as it takes the other end to make room for it.
-
-        `fd`: a descriptor that goes with it, which the other end has to `receive_fd` next.
-        `meanwhile`: called whenever that took longer than `give_up_after`; what it raises leaves half a frame sent.
-        """
+        """Send a frame, then `fd`; each `give_up_after` calls `meanwhile`, which may raise and leave half."""
         if self._out[2]:
             self.finish(meanwhile)
         head = _HEAD.pack(kind, turn, len(body))
@@ -111,10 +103,7 @@ class Channel:
                 raise Closed from error
 
     def receive(self) -> tuple[int, int, bytes]:
-        """Return the next frame.
-
-        If none came in the time of `give_up_after`, BlockingIOError is raised; what came is kept for the next call.
-        """
+        """Return the next frame; BlockingIOError if `give_up_after` passes, and what came is kept."""
         before, head, parts = self._in
         kind, turn, length = _HEAD.unpack(self._exactly(head, _HEAD.size))
         body = self._exactly(parts, length)
@@ -138,39 +127,38 @@ class Channel:
         return NOTHING.join(parts)  # of one part that part itself
 
     def give_up_after(self, seconds: float) -> None:
-        """Have `receive` wait so long at most, and `send` as long before it calls `meanwhile`."""
+        """Limit waits of `receive`, and of `send` before it calls `meanwhile`."""
         limit = struct.pack("ll", *divmod(int(seconds * 1e6), 10**6))
         for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             self.end.setsockopt(socket.SOL_SOCKET, direction, limit)
 
     # ---- descriptors ---------------------------------------------------------------------------------------------
     def send_fd(self, fd: int) -> None:
-        """Let the other process have a file descriptor of this one's; it has to `receive_fd` next."""
+        """Send a file descriptor, for the other end to `receive_fd` next."""
         self._patiently(lambda: socket.send_fds(self.end, [b"f"], [fd]))
 
     def receive_fd(self) -> int:
-        """Return the descriptor that was sent."""
         room_for(1)
-        found: list[tuple[bytes, list[int], int, Any]] = []
-        self._patiently(lambda: found.append(socket.recv_fds(self.end, 1, 1)))
-        (body, fds, _, _) = found[0]
+        messages: list[tuple[bytes, list[int], int, Any]] = []
+        self._patiently(lambda: messages.append(socket.recv_fds(self.end, 1, 1)))
+        (body, fds, _, _) = messages[0]
         if not body:
             raise Closed
         return fds[0]
 
     def end_both(self) -> None:
-        """Let both ends know that nothing more comes, though a forked process may have a copy of one of them."""
+        """Tell both ends that nothing more comes, though a forked process may have a copy of one."""
         with contextlib.suppress(OSError):
             self.end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """`end_both`, and forget this end: no thread waits for it any more."""
+        """Call `end_both` and close this end: no thread waits for it any more."""
         self.end_both()
         self.end.close()
 
 
 def packed(value: Any) -> bytes:
-    """Return the body that `unpacked` reads; what no module holds, a class of the user's `__main__`, goes by value."""
+    """Pickle a body; what no module holds, a class of the user's `__main__`, goes by value."""
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception:  # whatever an object of the user's raises

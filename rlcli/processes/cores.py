@@ -6,13 +6,13 @@ import os
 
 
 def cores() -> int:
-    """Cores that this process may use: those that it may run on, or fewer where a control group's share is less."""
+    """Return the cores that this process may use, by its affinity and its control groups' share."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(allowed, int(_share())))
 
 
 def _share() -> float:
-    """The least quota of this process's control groups and of all that hold them, in cores; without one, any number."""
+    """Return the least quota of this process's control groups and their parents, in cores."""
     from rlcli.processes.memory import control_groups  # workers import this module, and would have pathlib for nothing
 
     least = float(2**31)
@@ -22,8 +22,8 @@ def _share() -> float:
                 quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
             else:
                 quota, period = (group / "cpu.max").read_text().split()
-            found = int(quota) / int(period)
+            quotient = int(quota) / int(period)
         except (OSError, ValueError, ZeroDivisionError):  # "max", or no such file: there is none
             continue
-        least = min(least, found) if found > 0 else least
+        least = min(least, quotient) if quotient > 0 else least
     return least

@@ -25,11 +25,7 @@ GRACE = 2.0  # seconds for the workers to end in
 
 
 class Lost(Exception):
-    """A worker ended that was to answer, or did not answer in time.
-
-    `how`: how it ended, in words.
-    `late`: seconds that were waited for it, where it was ended for that.
-    """
+    """Report how a worker that was to answer ended; `late`: seconds after which it was killed for that."""
 
     def __init__(self, index: int, how: str, late: float | None = None) -> None:
         super().__init__(how)
@@ -37,25 +33,14 @@ class Lost(Exception):
 
 
 class Crew:
-    """The workers of one parent, ended by `close`, when nobody refers to the crew any more, and when this process ends.
+    """Order several workers, ended by `close`; with `goes_on` a lost one is only in `failed` until it is replaced."""
 
-    `goes_on`: what becomes of the other workers where one is lost, or what it was to do raises: they carry out their
-    orders, the failure (`Lost`, or what was raised) stands in `failed` and the worker's answer is None, until it is
-    replaced; else it is raised, as it always is of an order that `begin` gave.
-    `awaited`: the worker whose answer is waited for, or was last.
-    `lines`: one to each worker.
-    `patience`: seconds that workers may take to answer, if any limit; who takes longer is killed, and lost.
-    `progress`: one number a worker, in shared memory: where it changes, its patience begins anew.
-    `watch`: asked about workers that are waited for, twice a second each: why one is to be killed, and is lost; or "".
-    `check`: called about twice a second while answers are waited for; what it raises ends the wait.
-    """
-
-    awaited = -1
+    awaited = -1  # the worker whose answer is waited for, or was last
     is_copy = False  # in a fork of the process whose workers they are
-    patience: float | None = None
-    progress: np.ndarray | None = None
-    watch: Callable[[int], str] | None = None
-    check: Callable[[], object] | None = None
+    patience: float | None = None  # seconds to answer in: who takes longer is killed, and lost
+    progress: np.ndarray | None = None  # shared, one number a worker: where it changes, its patience begins anew
+    watch: Callable[[int], str] | None = None  # asked twice a second of each that is waited for: why to kill it, or ""
+    check: Callable[[], object] | None = None  # called twice a second: what it raises ends the wait
 
     def __init__(self, workers: Sequence[Worker], *, goes_on: bool = False) -> None:
         self.workers, self.goes_on = list(workers), goes_on
@@ -77,7 +62,7 @@ class Crew:
         _share_cores()
 
     def open_lines(self, cells: np.ndarray, only: Sequence[int]) -> None:
-        """Let orders go by these cells of shared memory, one row a worker: see `Line.open`."""
+        """Send orders by these cells of shared memory, one row a worker: see `Line.open`."""
         for index in only:
             self.lines[index].open(cells[index], parent=True)
         self.has_lines = True
@@ -91,17 +76,7 @@ class Crew:
         only: Sequence[int] | None = None,
         fd: int | None = None,
     ) -> list[Any]:
-        """Have the workers do something; what each of them, or each of `only`, answers.
-
-        Each gets the same body, or one of its own; and the descriptor `fd`, which it has to receive.
-
-        Raises
-        ------
-        Lost
-            One has ended; no order can be given until it is replaced.
-        BaseException
-            What the first of those that failed raised; all have answered then.
-        """
+        """Send orders, one body for all or one each, and return the answers; raises Lost, or the first failure."""
         self.send(kind, bodies, only=only, fd=fd)
         return self.answers()
 
@@ -113,7 +88,7 @@ class Crew:
         only: Sequence[int] | None = None,
         fd: int | None = None,
     ) -> None:
-        """The first half of `order`: what this process does before it asks for the `answers`, all do at once."""
+        """Send orders: what this process does before it asks for the `answers`, all do at once."""
         self.settle()
         if any(self._begun):
             self.begun()
@@ -122,11 +97,11 @@ class Crew:
             _share_cores()
         turn, self._settled = self._next_turn(), False
         chosen = range(len(self.workers)) if only is None else only
-        for place, index in enumerate(chosen):
+        for i, index in enumerate(chosen):
             if index in self.failed:
                 continue
             self.awaited = index
-            body = bodies if isinstance(bodies, bytes) else bodies[place]
+            body = bodies if isinstance(bodies, bytes) else bodies[i]
             try:
                 self.lines[index].send(kind, turn, body, fd=fd, meanwhile=partial(self._look_at, index))
             except (Closed, RlcliError) as error:
@@ -134,8 +109,7 @@ class Crew:
         self._asked = chosen
 
     def answers(self) -> list[Any]:
-        """The second half of `order`."""
-        found, failed = [], None
+        bodies, failed = [], None
         for index in self._asked:
             how, body = self.wait(index, self._turn)
             if how == FAILED:
@@ -143,17 +117,14 @@ class Crew:
                     self.failed[index], body = raised(body), NOTHING
                 else:
                     failed = failed or body
-            found.append(body)
+            bodies.append(body)
         self._settled = True
         if failed is not None:
             raise raised(failed)
-        return [unpacked(body) for body in found]
+        return [unpacked(body) for body in bodies]
 
     def settle(self) -> None:
-        """Wait for the workers that still carry out an order whose answer nobody asked for, since something was raised.
-
-        Memory that orders are about must not be written before.
-        """
+        """Wait for orders whose answers nobody asked for: their memory must not be written before."""
         self._check()
         if self._settled:
             return
@@ -171,11 +142,7 @@ class Crew:
         self._settled = True
 
     def begin(self, index: int, kind: int, body: bytes = NOTHING, *, about: Any = None, fd: int | None = None) -> None:
-        """Give one worker an order, behind those that it has; `first` gives its answer, among others'.
-
-        For workers whose lines are not open: such orders wait in the channel. Where this is broken off, by Ctrl-C, the
-        order was given or not: see `begun`.
-        """
+        """Queue an order in a worker's channel (no line), for `first`; broken off, `begun` tells if it was sent."""
         self._check()
         self.begun()
         turn, self.awaited = self._next_turn(), index
@@ -187,10 +154,7 @@ class Crew:
                 self._lose(index)
 
     def begun(self) -> list[list[Any]]:
-        """Return what the orders of `begin` are about, of each worker, that `first` gives the answers of.
-
-        Not among them are those that were broken off: that were never sent, or whose answers came and nobody got.
-        """
+        """Return what each worker's unanswered orders of `begin` are about, but those that were broken off."""
         for index, (worker, turns) in enumerate(zip(self.workers, self._begun, strict=True)):
             if index in self.failed:  # none will be answered
                 continue
@@ -198,19 +162,15 @@ class Crew:
                 turns.pop()
             while turns and turns[0][0] <= worker.channel.come:
                 turns.popleft()
-        found: list[list[Any]] = [[] for _ in self.workers]
+        subjects: list[list[Any]] = [[] for _ in self.workers]
         for index, about, _, _ in self._early:
-            found[index].append(about)
-        for each, turns in zip(found, self._begun, strict=True):
+            subjects[index].append(about)
+        for each, turns in zip(subjects, self._begun, strict=True):
             each.extend(about for _, about in turns)
-        return found
+        return subjects
 
     def first(self) -> tuple[int, Any]:
-        """Return the worker that answers first of those with orders of `begin`, and what it answers.
-
-        Where several have answered, they take turns.
-        Where the worker raised, so does this; `awaited` says which it was.
-        """
+        """Return the first worker to answer an order of `begin`, in turn, and its answer; raise what it raised."""
         self._check()
         self.begun()
         index, _, how, body = self._early.popleft() if self._early else self._first()
@@ -235,8 +195,8 @@ class Crew:
         while True:
             if self.check is not None:
                 self.check()
-            here = [fd for fd, index in asked.items() if self.workers[index].channel.whole]  # taking it was broken off
-            ready = here or [fd for fd, _ in poll.poll(1000 * _LOOK)]
+            whole = [fd for fd, index in asked.items() if self.workers[index].channel.whole]  # taking it was broken off
+            ready = whole or [fd for fd, _ in poll.poll(1000 * _LOOK)]
             self._look_again(index for fd, index in asked.items() if fd not in ready)
             for index in asked.values():
                 if index in self.failed:
@@ -257,10 +217,7 @@ class Crew:
                     return index, about, how, body
 
     def replace(self, index: int, worker: Worker) -> None:
-        """Put another worker in the place of one, which is killed if it runs; what it was to answer is passed over.
-
-        Orders can be given again, where that one was lost.
-        """
+        """Put another worker in the place of one, which is killed; what it was to answer is dropped."""
         self._check_open()
         old = self.workers[index]
         old.channel.close()
@@ -293,7 +250,7 @@ class Crew:
         return self._turn
 
     def wait(self, index: int, turn: int) -> tuple[int, bytes]:
-        """Return the answer of one worker to the order of this turn; nothing where it is lost and the crew goes on."""
+        """Return a worker's answer to the order of this turn; nothing where it is lost and the crew goes on."""
         line, waited, then, come = self.lines[index], 0.0, time.monotonic(), self._progress_of(index)
         while index not in self.failed:
             self.awaited = index
@@ -324,7 +281,7 @@ class Crew:
         return 0 if self.progress is None else int(self.progress[index])
 
     def _look_again(self, waited_for: Iterable[int]) -> None:
-        """Look at these workers once in a while."""
+        """Look at these workers every `_LOOK` seconds."""
         if time.monotonic() - self._looked >= _LOOK:
             self._looked = time.monotonic()
             if self.check is not None:
@@ -333,7 +290,7 @@ class Crew:
                 self._look_at(index)
 
     def _look_at(self, index: int) -> None:
-        """Look whether a worker is alive, whoever else holds its end of the channel open, and is to stay so."""
+        """Lose a worker that has ended, whoever holds its channel open, or that `watch` wants killed."""
         if index in self.failed:
             return
         if self.workers[index].exit_code() is not None:
@@ -371,11 +328,7 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _share_cores() -> None:
-    """Let a crew's workers and their parent spin while they wait, as long as all that may run then have a core each.
-
-    One thread has orders carried out by one of its crews at a time, and the workers of the others sleep. Not so those
-    of other threads' crews, and those whose orders do not go by lines: they collect by themselves.
-    """
+    """Let workers and parents spin while they wait, as long as all that may run then have a core each."""
     crews = [crew for crew in list(_crews) if crew.close.alive]
     for crew in crews:
         others = [each for each in crews if each is not crew and (not each.has_lines or each.user != crew.user)]

@@ -11,7 +11,7 @@ _SPARE = 16  # for whatever else is opened meanwhile
 
 
 def room_for(more: int) -> None:
-    """Be able to open so many files more: the limit that a process may raise by itself is raised if it is too low."""
+    """Raise the soft limit, if need be, so that so many more files can be opened."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     need = len(os.listdir("/dev/fd")) + more + _SPARE
     if soft == resource.RLIM_INFINITY or need <= soft:

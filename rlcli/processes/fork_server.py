@@ -39,26 +39,20 @@ in_worker = False  # whether this process is a worker
 
 # ---- a worker -------------------------------------------------------------------------------------------------------
 def ignore_terminal(how: Any = lambda *_: None) -> None:
-    """Leave Ctrl-C and SIGTERM to the parent.
-
-    By a function that does nothing: programs that are started from here would ignore them too after `SIG_IGN`.
-    """
+    """Leave Ctrl-C and SIGTERM to the parent, by a function: programs started here would inherit `SIG_IGN`."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, how)
         signal.siginterrupt(number, False)  # what waits in the system, in code that is not Python's, waits on
 
 
 def heed_terminal() -> None:
-    """Do what a Python program does at Ctrl-C and SIGTERM: a fork of a worker is none of its parent's workers."""
+    """Handle Ctrl-C and SIGTERM as Python does: a fork of a worker is none of its parent's workers."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def die_with(parent: int, *, by_kernel: bool = True) -> None:
-    """Be killed when the process `parent`, which made this one, ends.
-
-    `by_kernel`: its thread that made this one lasts as long as it does; the kernel's signal goes by that thread.
-    """
+    """Have this process killed when `parent` ends; `by_kernel`: the thread that made it lasts as long as it."""
     if by_kernel and sys.platform == "linux":
         import ctypes
 
@@ -76,7 +70,7 @@ def _watch(parent: int) -> None:
 
 
 def take_over(surroundings: dict[str, Any]) -> None:
-    """Have the folder, environment and import path that the parent had when it asked for the worker."""
+    """Take the folder, environment and import path that the parent had when it asked for the worker."""
     with contextlib.suppress(OSError):  # a folder that is gone
         os.chdir(surroundings["folder"])
     os.environ.clear()
@@ -85,7 +79,6 @@ def take_over(surroundings: dict[str, Any]) -> None:
 
 
 def surroundings() -> dict[str, Any]:
-    """Return what `take_over` takes."""
     try:
         folder = os.getcwd()
     except OSError:
@@ -120,11 +113,7 @@ def live(target: str, end: socket.socket) -> None:
 
 # ---- the fork server ------------------------------------------------------------------------------------------------
 class ForkServer:
-    """Runs in the new Python, for the process `parent`.
-
-    From `control` come requests: a pickled dict, with the worker's end of its channel and of its status pipe, and with
-    the streams that it is to write to.
-    """
+    """Fork workers for `parent`, by requests from `control`: a pickled dict and the worker's descriptors."""
 
     def __init__(self, control: socket.socket, parent: int) -> None:
         self.control, self.parent = control, parent
@@ -173,7 +162,6 @@ class ForkServer:
         return True
 
     def _child(self, request: dict[str, Any], end: int, status: int, *streams: int) -> None:
-        """Become a worker."""
         server = os.getppid()
         try:
             die_with(server)
@@ -207,18 +195,13 @@ class ForkServer:
                 os.close(fd)
 
     def end(self) -> None:
-        """Kill the workers that are left."""
         for pid in self.status:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
 def main(control: int, parent: int, lasts: bool) -> None:
-    """Its program; what was preloaded is not taken down at its end, where some of it would have things to say.
-
-    `lasts`: the thread of the parent that made this process lasts as long as the parent: then the kernel ends it with
-    the parent at once, also while it imports what workers need.
-    """
+    """Run the fork server; `lasts`: its parent's thread lasts as long as the parent, so the kernel may end it."""
     ignore_terminal()
     if lasts and sys.platform == "linux":
         die_with(parent)
@@ -243,7 +226,6 @@ def _preload(name: str) -> None:
 
 
 def _meet(target: str) -> str:
-    """The program of a spawned worker."""
     return (
         f"import sys; sys.path[:] = {sys.path!r}\n"
         "import socket\nfrom rlcli.processes.fork_server import ignore_terminal, live\nignore_terminal()\n"

@@ -41,12 +41,12 @@ _let_others_run = getattr(os, "sched_yield", partial(time.sleep, 0))
 
 
 def may_spin(processes: int) -> bool:
-    """Say whether so many processes may spin at once: each has a core, and this is not one of several itself."""
+    """Return True if so many processes have a core each, and this is no worker itself."""
     return processes <= cores() and not fork_server.in_worker
 
 
 class Line:
-    """One end; what goes over it comes in the order in which it was sent, if each order waits for its answer."""
+    """One end of a channel with flags; frames arrive in order, if each order waits for its answer."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -56,10 +56,7 @@ class Line:
         self._last = 0  # turn of what came last: what comes later has a higher one
 
     def open(self, cells: np.ndarray, *, parent: bool) -> None:
-        """Use `CELLS` zeros of memory that both ends share, from the next frame on.
-
-        The worker opens its end while it carries out an order, the parent before it waits for the answer to that one.
-        """
+        """Use `CELLS` zeros of shared memory from the next frame on; the worker while it carries out that order."""
         if not _IN_ORDER:
             return
         half = CELLS // 2
@@ -69,13 +66,12 @@ class Line:
         self.channel.give_up_after(_SLEEP)
 
     def let_spin(self, spins: bool) -> None:
-        """Have waits of both ends begin by spinning, or not; the parent's to say, at any time once the line is open."""
+        """Have waits of both ends begin by spinning, or not; for the parent, once the line is open."""
         if self._cells is not None:
             self._parents[_SPINS] = spins
 
     @property
     def spins(self) -> bool:
-        """Return what `let_spin` said."""
         return self._cells is not None and bool(self._parents[_SPINS])
 
     def send(
@@ -98,25 +94,22 @@ class Line:
 
     def _tell(self, kind: int, turn: int) -> None:
         assert self._cells is not None
-        mine, theirs = self._cells
-        mine[_WORD] = turn << _KINDS + 1 | kind
-        if theirs[_SLEEPS]:
+        written, read = self._cells
+        written[_WORD] = turn << _KINDS + 1 | kind
+        if read[_SLEEPS]:
             self.channel.send(_WAKE)
 
     def owed(self, meanwhile: Callable[[], object] | None = None) -> int:
-        """Return the turn of the order that the other end has not answered; 0 if there is none.
-
-        An order that was broken off while it was sent is sent first: the other end may have seen half of it.
-        """
+        """Return the turn of an unanswered order, 0 if none; one that was broken off is sent first."""
         if self._cells is None:
             return 0
-        mine, theirs = self._cells
+        written, read = self._cells
         kind, turn = self.channel.begun
-        if turn > mine[_WORD] >> _KINDS + 1:
+        if turn > written[_WORD] >> _KINDS + 1:
             self.channel.finish(meanwhile)
             self._tell(kind | _FRAME, turn)
-        turn = mine[_WORD] >> _KINDS + 1
-        return turn if max(theirs[_WORD] >> _KINDS + 1, self.channel.come) < turn else 0  # a frame precedes its word
+        turn = written[_WORD] >> _KINDS + 1
+        return turn if max(read[_WORD] >> _KINDS + 1, self.channel.come) < turn else 0  # a frame precedes its word
 
     def receive(self) -> tuple[int, int, bytes]:
         """Return the next frame; raise BlockingIOError when nothing came for a while."""
@@ -124,9 +117,9 @@ class Line:
             frame = self.channel.receive()
             self._last = frame[1]
             return frame
-        theirs = self._cells[1]
+        read = self._cells[1]
         while True:
-            word = theirs[_WORD]
+            word = read[_WORD]
             if word == self._seen:
                 frame = self._wait()
             else:
@@ -141,25 +134,25 @@ class Line:
                 return frame
 
     def _wait(self) -> tuple[int, int, bytes]:
-        """Until there is a word, or a frame, which is returned."""
+        """Wait for a word, or for a frame; return it."""
         assert self._cells is not None
-        mine, theirs = self._cells
+        written, read = self._cells
         seen, now = self._seen, time.perf_counter
         self._waits += 1
         if self._parents[_SPINS] and (self._in_vain < _VAIN or self._waits % _AGAIN == 0):
             end = now() + _SPIN
             while now() < end:
-                if theirs[_WORD] != seen:
+                if read[_WORD] != seen:
                     self._in_vain = 0
                     return _WORD_CAME
             self._in_vain += 1
         end = now() + _YIELD
         while now() < end:
             _let_others_run()
-            if theirs[_WORD] != seen:
+            if read[_WORD] != seen:
                 return _WORD_CAME
-        mine[_SLEEPS] = 1
+        written[_SLEEPS] = 1
         try:
-            return self.channel.receive() if theirs[_WORD] == seen else _WORD_CAME
+            return self.channel.receive() if read[_WORD] == seen else _WORD_CAME
         finally:
-            mine[_SLEEPS] = 0
+            written[_SLEEPS] = 0

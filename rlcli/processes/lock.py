@@ -14,10 +14,7 @@ from pathlib import Path
 
 
 class ProcessLock:
-    """An open file that this process alone holds, or BlockingIOError is raised; nobody ever waits for it.
-
-    `fd`: of the file; closed when the lock is let go, or if somebody holds it.
-    """
+    """Lock an open file for this process alone, or close it and raise BlockingIOError."""
 
     def __init__(self, fd: int) -> None:
         self.fd, self._close = fd, weakref.finalize(self, os.close, fd)
@@ -26,21 +23,20 @@ class ProcessLock:
         except BaseException:
             self._close()
             raise
-        _held.add(self)
+        _locks.add(self)
 
     @property
     def held(self) -> bool:
-        """Say whether this process holds it; in a forked child its parent does."""
+        """Return True if this process holds it; in a forked child its parent does."""
         return self._close.alive
 
     def drop(self) -> None:
-        """Let go of it; once."""
-        _held.discard(self)
+        _locks.discard(self)
         self._close()
 
 
 def hold(path: Path, text: str, mode: int = 0o600) -> ProcessLock:
-    """Hold a file, made if need be, and write `text` to it: who holds it. BlockingIOError: somebody does already."""
+    """Lock a file, made if need be, and write `text` to it; raise BlockingIOError if another process has it."""
     lock = ProcessLock(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode))
     try:
         os.ftruncate(lock.fd, 0)
@@ -52,18 +48,18 @@ def hold(path: Path, text: str, mode: int = 0o600) -> ProcessLock:
 
 
 def let_go(lock: ProcessLock) -> None:
-    """Empty the file that is held, and let another process have it; does nothing when that was done."""
+    """Empty the locked file and unlock it; does nothing when that was done."""
     if lock.held:
         with contextlib.suppress(OSError):  # a full disk; the lock goes all the same
             os.ftruncate(lock.fd, 0)
         lock.drop()
 
 
-_held: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
+_locks: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
 
 
 def _drop_in_child() -> None:
-    for lock in list(_held):
+    for lock in list(_locks):
         lock.drop()
 
 

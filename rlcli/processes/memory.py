@@ -10,11 +10,7 @@ from pathlib import Path
 
 
 def process_memory() -> tuple[int, int]:
-    """Resident bytes of this process: now, and at its peak.
-
-    `ru_maxrss` survives `exec`, so a process started by a large one would inherit its peak; Linux's own
-    high-water mark of this address space is read first.
-    """
+    """Return resident bytes now and at the peak; `ru_maxrss` would survive `exec`, so Linux's mark comes first."""
     import psutil
 
     now = psutil.Process().memory_info().rss
@@ -28,7 +24,7 @@ def process_memory() -> tuple[int, int]:
 
 
 def give_back() -> None:
-    """Give the system the memory that was freed, where the C library can: used again, it would count as nothing new."""
+    """Return freed memory to the system, where the C library can: used again, it would count as nothing new."""
     import ctypes
 
     if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
@@ -36,7 +32,7 @@ def give_back() -> None:
 
 
 def resident() -> tuple[int, int]:
-    """Resident bytes of this process now: all, and those of no file; see `grown`."""
+    """Return resident bytes of this process now: all, and those of no file; see `grown`."""
     import psutil
 
     info = psutil.Process().memory_info()
@@ -44,11 +40,7 @@ def resident() -> tuple[int, int]:
 
 
 def grown(before: tuple[int, int]) -> int:
-    """Return the bytes that came since `resident()` said `before`, at least 0.
-
-    The system may take pages of files back at any time, those of libraries above all: what lies in no file is looked at
-    by itself.
-    """
+    """Return bytes added since `resident()` was `before`, at least 0; files' pages may go at any time."""
     return max(0, *(now - then for now, then in zip(resident(), before, strict=True)))
 
 
@@ -56,41 +48,34 @@ ROOT = Path("/")  # below it are proc/ and sys/
 
 
 def free_memory() -> tuple[int, int]:
-    """Bytes that this process may take, those it has included, and all there are: the least that `limits` gives."""
+    """Return bytes that this process may take, those it has included, and all there are: the least of `limits`."""
     free, total, _ = zip(*limits(), strict=True)
     return max(min(free), 0), min(total)
 
 
 def limits() -> list[tuple[int, int, str]]:
-    """Everything that bounds this process, as (bytes that it may take, its own included; bytes in all; by whom).
-
-    The machine's RAM comes first, then each smaller bound: of this process's control group or one that holds it (a
-    container, a batch job, a systemd unit), of `ulimit -v` and `ulimit -d`.
-    """
+    """Return (bytes to take, own included; bytes in all; by whom) of RAM and each smaller bound: cgroups, ulimit."""
     import psutil
 
-    memory, mine = psutil.virtual_memory(), psutil.Process().memory_info()
-    found = [(memory.available + mine.rss, memory.total, "")]
+    memory, process = psutil.virtual_memory(), psutil.Process().memory_info()
+    bounds = [(memory.available + process.rss, memory.total, "")]
     v2 = "memory.max", "memory.current", "inactive_file"
     v1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
     for group, version in control_groups("memory"):
         names = v1 if version == 1 else v2
         if (limit := _number(group / names[0])) is not None and limit < memory.total:
-            held = (_number(group / names[1]) or 0) - _statistic(group / "memory.stat", names[2])  # less files' pages
-            found.append((limit - max(held, 0) + mine.rss, limit, f"control group {group}"))
+            used = (_number(group / names[1]) or 0) - _statistic(group / "memory.stat", names[2])  # less files' pages
+            bounds.append((limit - max(used, 0) + process.rss, limit, f"control group {group}"))
     status = ROOT / "proc/self/status"
     for name, option, taken in (("RLIMIT_AS", "v", "VmSize:"), ("RLIMIT_DATA", "d", "VmData:")):
         limit = resource.getrlimit(getattr(resource, name))[0]
         if limit != resource.RLIM_INFINITY and limit < memory.total:
-            found.append((limit - _statistic(status, taken) * 1024 + mine.rss, limit, f"ulimit -{option}"))
-    return found
+            bounds.append((limit - _statistic(status, taken) * 1024 + process.rss, limit, f"ulimit -{option}"))
+    return bounds
 
 
 def control_groups(controller: str) -> Iterator[tuple[Path, int]]:
-    """This process's control groups under a controller and all that hold them, each with cgroup's version, 1 or 2.
-
-    A mount shows a part of the hierarchy, which begins at the mount's own root: that of the machine, or of a container.
-    """
+    """Yield this process's control groups under a controller and their parents, with the version, 1 or 2."""
     mounts = [line.split() for line in _lines(ROOT / "proc/self/mountinfo")]
     for line in _lines(ROOT / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
@@ -116,16 +101,16 @@ def _statistic(path: Path, name: str) -> int:
 
 def bytes_in(text: str) -> int:
     """Return the bytes that `2GiB`, `2 GiB`, `1.5G`, `800MB` or a bare number spells; ValueError if it is no size."""
-    found = re.fullmatch(r"(\d+\.?\d*) *([KMGT]?)(I?)B?", text.strip().upper())
-    if found is None:
+    match = re.fullmatch(r"(\d+\.?\d*) *([KMGT]?)(I?)B?", text.strip().upper())
+    if match is None:
         raise ValueError(f"{text!r} is no size, such as 2GiB")
-    number, unit, binary = found.groups()
+    number, unit, binary = match.groups()
     decimal = unit and not binary and text.strip().upper().endswith("B")
     return int(float(number) * (1000 if decimal else 1024) ** " KMGT".index(unit or " "))
 
 
 def size(count: float | None) -> str:
-    """Return the bytes in binary units: `256 KiB`, `1.4 GiB`; exact below 1 KiB."""
+    """Format bytes in binary units: `256 KiB`, `1.4 GiB`; exact below 1 KiB."""
     if count is None:
         return "-"
     sign, count = ("-" if count < 0 else ""), abs(count)

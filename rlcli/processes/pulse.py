@@ -19,11 +19,7 @@ _LOOK = 0.5  # seconds between two looks that count: in a longer time, the paren
 
 
 class Pulse:
-    """Watches such processes, which have begun, as their parent, about twice a second.
-
-    `beats`: the numbers, one a process.
-    `limits`: seconds that each may stand still; where there is no limit, it is said after a while.
-    """
+    """Watch processes by their `beats`, a number each; `limits`: seconds to stand still, None to only say so."""
 
     def __init__(
         self, beats: np.ndarray, names: Sequence[str], limits: Sequence[float | None], say: Callable[[str], object]
@@ -34,11 +30,11 @@ class Pulse:
         self._quiet: list[float | None] = [0.0] * len(beats)  # seconds; None: it has not begun
 
     def another(self, index: int) -> None:
-        """A new process has this number, and may take its time to begin."""
+        """Reset a number: its new process may take its time to begin."""
         self._quiet[index] = None
 
     def too_long(self, index: int) -> str:
-        """Return what is to be said of a process that has stood still for longer than it may; else nothing."""
+        """Return why a process that stood still for too long is to be killed, or ""."""
         now, beat, limit, before = time.monotonic(), int(self._beats[index]), self._limits[index], self._quiet[index]
         passed = min(now - self._then[index], _LOOK)
         self._then[index] = now

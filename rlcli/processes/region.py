@@ -22,23 +22,19 @@ _LINE = 64  # bytes; every array begins a cache line
 
 
 class Region:
-    """Arrays at fixed places of one piece of shared memory; `arrays` holds them by name.
-
-    `fields`: name -> (shape, dtype), in the same order in every process.
-    `fd`: of a region that exists; without it a new one is made, all zeros. It is closed by `forget_fd`.
-    """
+    """Place `fields` (name -> shape, dtype) in one piece of shared memory, new zeros or that of `fd`; see `arrays`."""
 
     def __init__(self, fields: Arrays, fd: int | None = None) -> None:
-        places, size = {}, 0
+        offsets, size = {}, 0
         for name, (shape, dtype) in fields.items():
-            places[name] = size
+            offsets[name] = size
             size += -(-math.prod(shape) * dtype.itemsize // _LINE) * _LINE
         size = max(size, _LINE)
         room_for(2)  # the mapping has a descriptor of its own
         self.fd = _new(size) if fd is None else fd
         memory = mmap.mmap(self.fd, size)
         self.arrays = {
-            name: np.frombuffer(memory, dtype, math.prod(shape), places[name]).reshape(shape)
+            name: np.frombuffer(memory, dtype, math.prod(shape), offsets[name]).reshape(shape)
             for name, (shape, dtype) in fields.items()
         }
 
@@ -64,7 +60,7 @@ def _new(size: int) -> int:
 
 
 def allocate(fd: int, first: int, count: int) -> None:
-    """Have a file in memory go on to `count` bytes from `first`, zeros, that are really there."""
+    """Extend a file in memory to `count` bytes from `first`, zeros that are really there."""
     try:
         os.ftruncate(fd, max(first + count, os.fstat(fd).st_size))
         if hasattr(os, "posix_fallocate"):

@@ -19,35 +19,26 @@ def time_to_build(step_timeout: float | None) -> float | None:
 
 
 class Restarts:
-    """Counts when the workers of one parent were replaced.
-
-    Each is counted apart: what ends all of them, a killed fork server say, is one event for each, however long it takes
-    to replace the others.
-    """
+    """Count replacements of each worker: what ends all of them (a killed fork server) is one event for each."""
 
     def __init__(self) -> None:
         self._times: dict[int, list[tuple[float, int]]] = {}
         self._first_causes: dict[int, str] = {}
 
     def another(self, name: str, worker: int, who: str, cause: BaseException, *, collected: int, fix: str) -> str:
-        """Count that a worker is to be replaced; return what became of it: `worker 1, ... was killed by SIGKILL`.
-
-        `collected`: how much had come of this worker, and those before it: where that is as it was when it was replaced
-        last, that counts however long ago it is.
-        Raise EnvError, with the first cause, where it is one time too many for this worker.
-        """
+        """Count a replacement; return what became of the worker, or raise EnvError for one time too many."""
         lost = isinstance(cause, Lost)
-        said = f"{who} {cause.how if isinstance(cause, Lost) else f'raised {in_words(cause)}'}"
+        sentence = f"{who} {cause.how if isinstance(cause, Lost) else f'raised {in_words(cause)}'}"
         now = time.monotonic()
         before = self._times.get(worker, [])
         times = [*((then, had) for then, had in before if now - then < WINDOW or had == collected), (now, collected)]
         self._times[worker] = times
         if len(times) == 1:
-            self._first_causes[worker] = said
+            self._first_causes[worker] = sentence
         if len(times) > RESTARTS:
             raise EnvError(
                 f"a worker was restarted more than {RESTARTS} times "
                 + (f"in {WINDOW:.0f} s" if now - times[0][0] < WINDOW else "without a result"), where=name,
                 why=f"the first time: {self._first_causes[worker]}", fix=fix,
             ) from (None if lost else cause)  # fmt: skip
-        return said
+        return sentence

@@ -20,12 +20,7 @@ HUGE = 2**21  # bytes that one entry of the processor's upper page table stands 
 
 
 class Slots:
-    """The slots of one file, each of `nbytes` bytes.
-
-    `fd`: of the file; it stays the caller's. The attribute is this object's own, since locks belong to what was opened.
-    `first`: bytes of the file that come before the first slot; the slots begin behind them.
-    `locks`: whether there are locks; without them `lock` always succeeds.
-    """
+    """Slots of `nbytes` bytes in a file in memory, `first` bytes in; without `locks` every `lock` succeeds."""
 
     def __init__(self, fd: int, first: int, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -37,31 +32,29 @@ class Slots:
         except OSError:
             self.fd, self.locks = os.dup(fd), False
         weakref.finalize(self, os.close, self.fd)
-        self._held: list[np.ndarray] = []  # those that are mapped here
+        self._mapped: list[np.ndarray] = []  # those that are mapped here
 
     def offset(self, at: int) -> int:
-        """Return where a slot begins in the file."""
         return self._first + at * self.stride
 
     def add(self) -> None:
-        """Make one more, all zeros; for the one process that writes. If memory is short, the slots stay as before."""
-        at = len(self._held)
+        """Make one more, all zeros; for the one process that writes. If memory is short, the slots stay."""
+        at = len(self._mapped)
         allocate(self.fd, self.offset(at), self.nbytes)
         self.memory(at)
 
     def __len__(self) -> int:
-        """Count those that this process has mapped."""
-        return len(self._held)
+        """Count the slots that this process has mapped."""
+        return len(self._mapped)
 
     def memory(self, at: int) -> np.ndarray:
-        """Return the bytes of a slot, uint8 `[nbytes]`."""
-        while at >= len(self._held):
-            memory = mmap.mmap(self.fd, self.nbytes, offset=self.offset(len(self._held)))
-            self._held.append(np.frombuffer(memory, np.uint8))
-        return self._held[at]
+        while at >= len(self._mapped):
+            memory = mmap.mmap(self.fd, self.nbytes, offset=self.offset(len(self._mapped)))
+            self._mapped.append(np.frombuffer(memory, np.uint8))
+        return self._mapped[at]
 
     def lock(self, at: int, *, write: bool = False) -> bool:
-        """Lock the slot if it is free, alone to write it or with others to read it; say whether it is locked now."""
+        """Lock a free slot, alone to write or with others to read; return True if it is locked."""
         if not self.locks:
             return True
         try:
@@ -71,7 +64,6 @@ class Slots:
         return True
 
     def unlock(self, at: int) -> None:
-        """Let others write it."""
         if self.locks:
             fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _record(fcntl.F_UNLCK, at))
 

@@ -6,7 +6,7 @@ import sys
 
 
 def seed_streams(seed: int | None = None) -> None:
-    """Seed `random`, `numpy.random` and `torch`, as far as they are imported; each by chance where no seed is given."""
+    """Seed `random`, `numpy.random` and `torch`, those that are imported; by chance where no seed is given."""
     if (python_random := sys.modules.get("random")) is not None:
         python_random.seed(seed)
     if (numpy_random := sys.modules.get("numpy.random")) is not None:

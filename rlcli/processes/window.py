@@ -23,11 +23,7 @@ _OWN, _BOTH = mmap.MAP_PRIVATE | _NO_RESERVE, mmap.PROT_READ | mmap.PROT_WRITE
 
 
 class Window:
-    """A window on slots, which it keeps; whoever shows one has it locked as long as it is shown.
-
-    `memory` (uint8 `[nbytes]`): this process's own, zeros, until a slot is shown; it lasts as long as anything sees it.
-    `shown`: the slot. Where the system cannot move pages, OSError is raised.
-    """
+    """Show one locked slot at a time in `memory`, uint8 `[nbytes]`; raise OSError where pages cannot be moved."""
 
     def __init__(self, slots: Slots) -> None:
         self.slots = slots
@@ -37,8 +33,8 @@ class Window:
         self._seen: dict[int, np.ndarray] = {}
         areas: list[tuple[int, int]] = []
         self._areas = areas
-        self._place = self._area()
-        self.memory = _array(self._place, slots.nbytes)
+        self._address = self._area()
+        self.memory = _array(self._address, slots.nbytes)
         c = self._c
 
         def release(kept: Slots) -> None:  # with its file, and so its locks
@@ -46,9 +42,9 @@ class Window:
                 c.munmap(address, size)
 
         weakref.finalize(self.memory, release, slots).atexit = False
-        self._move(self._home(0), self._place)  # what cannot be done is better known now
+        self._move(self._home(0), self._address)  # what cannot be done is better known now
         self._map(self._home(0), slots.offset(0))
-        self._map(self._place, None)
+        self._map(self._address, None)
 
     # ---- showing ---------------------------------------------------------------------------------------------------
     def at_home(self, at: int) -> np.ndarray:
@@ -58,11 +54,11 @@ class Window:
         return self._seen[at]
 
     def show(self, at: int) -> None:
-        """Have the window show a slot, from one instant to the next."""
+        """Show a slot, from one instant to the next."""
         home = self._home(at)
         if self.shown is not None:
-            self._move(self._place, self._home(self.shown))  # the window still shows that slot, by pages mapped anew
-        self._move(home, self._place)
+            self._move(self._address, self._home(self.shown))  # the window still shows that slot, by pages mapped anew
+        self._move(home, self._address)
         self.shown = at
 
     def forget(self, at: int) -> None:
@@ -77,24 +73,24 @@ class Window:
         return self._homes[at]
 
     def _area(self) -> int:
-        """Addresses for a slot, beginning where an upper page table's entry does."""
+        """Reserve addresses for a slot, beginning where an upper page table's entry does."""
         size = self.slots.stride + HUGE
-        found = _checked(self._c.mmap(None, size, _BOTH, _OWN | mmap.MAP_ANONYMOUS, -1, 0))
-        self._areas.append((found, size))
-        return -(-found // HUGE) * HUGE
+        address = _checked(self._c.mmap(None, size, _BOTH, _OWN | mmap.MAP_ANONYMOUS, -1, 0))
+        self._areas.append((address, size))
+        return -(-address // HUGE) * HUGE
 
-    def _map(self, place: int, offset: int | None) -> None:
-        """Have addresses stand for a part of the file, or for zeros."""
+    def _map(self, address: int, offset: int | None) -> None:
+        """Map a part of the file, or zeros, at an address."""
         flags, fd = (_OWN | _FIXED, self.slots.fd) if offset is not None else (_OWN | _FIXED | mmap.MAP_ANONYMOUS, -1)
-        _checked(self._c.mmap(place, self.slots.stride, _BOTH, flags, fd, offset or 0))
+        _checked(self._c.mmap(address, self.slots.stride, _BOTH, flags, fd, offset or 0))
 
     def _move(self, source: int, target: int) -> None:
         size = self.slots.stride
         _checked(self._c.mremap(source, size, size, _MOVE, target))
 
 
-def _array(place: int, nbytes: int) -> np.ndarray:
-    return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(place))
+def _array(address: int, nbytes: int) -> np.ndarray:
+    return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
 
 
 def _library() -> ctypes.CDLL:

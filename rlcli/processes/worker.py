@@ -39,24 +39,24 @@ class Worker:
         if start_method not in METHODS:
             raise ArgumentError(f"unknown start_method '{start_method}'", fix=f"Use one of {', '.join(METHODS)}.")
         room_for(_FILES)
-        mine, theirs = socket.socketpair()
-        self.channel = Channel(mine)
+        parent_end, worker_end = socket.socketpair()
+        self.channel = Channel(parent_end)
         self._exit: int | None = None
         self._status: int | None = None
         try:
             if start_method == "fork":
-                self.pid = _forked(target, mine, theirs)
+                self.pid = _forked(target, parent_end, worker_end)
             else:
                 spawn = start_method == "spawn"
-                self.pid, self._status = _served(target, theirs, spawn, () if spawn else preload)
+                self.pid, self._status = _served(target, worker_end, spawn, () if spawn else preload)
         except BaseException:
-            mine.close()
+            parent_end.close()
             raise
         finally:
-            theirs.close()
+            worker_end.close()
 
     def exit_code(self, timeout: float = 0.0) -> int | None:
-        """With what it ended, `-signal` where one killed it; None while it lives, after `timeout` seconds at most."""
+        """Return its exit code, `-signal` where one killed it; None while it lives, after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while self._exit is None:
             left = max(0.0, deadline - time.monotonic())
@@ -84,7 +84,6 @@ class Worker:
             os.close(self._status)  # type: ignore[arg-type]
 
     def how_it_ended(self) -> str:
-        """In words, once it has."""
         code = self.exit_code(1.0)
         if code is None:
             return "closed its connection but is still running"
@@ -99,7 +98,6 @@ class Worker:
         return f"was killed by {name}"
 
     def kill(self) -> None:
-        """End it now, whatever it does."""
         if self.exit_code() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -119,7 +117,7 @@ def end(workers: Sequence[Worker], grace: float) -> None:
 
 
 # ---- by a fork of this process ---------------------------------------------------------------------------------------
-def _forked(target: str, mine: socket.socket, theirs: socket.socket) -> int:
+def _forked(target: str, parent_end: socket.socket, worker_end: socket.socket) -> int:
     parent, lasts = os.getpid(), threading.current_thread() is threading.main_thread()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -129,8 +127,8 @@ def _forked(target: str, mine: socket.socket, theirs: socket.socket) -> int:
         try:
             ignore_terminal()
             die_with(parent, by_kernel=lasts)
-            mine.close()
-            live(target, theirs)
+            parent_end.close()
+            live(target, worker_end)
         finally:
             os._exit(1)
     return pid
@@ -146,7 +144,6 @@ class _ForkServer:
         self.owner = self.asked = 0
 
     def ask(self, request: bytes, fds: list[int]) -> int:
-        """Return the pid of a new worker."""
         with self.lock:
             for _ in range(2):  # somebody may have killed the fork server
                 control = self._there()
@@ -164,7 +161,7 @@ class _ForkServer:
         raise ResourceError("no worker process can be started", why="the process that forks them exited at once")
 
     def end(self) -> None:
-        """Let the fork server go, and with it its workers; the next request starts another."""
+        """End the fork server, and with it its workers; the next request starts another."""
         if self.control is not None and self.owner == os.getpid():
             self.control.close()
             self.process.kill()
@@ -173,19 +170,19 @@ class _ForkServer:
 
     def _there(self) -> socket.socket:
         if self.control is None or self.owner != os.getpid():
-            self.control, theirs = socket.socketpair()
+            self.control, server_end = socket.socketpair()
             self.owner = os.getpid()
             lasts = threading.current_thread() is threading.main_thread()
             program = (
                 f"import signal, sys; sys.path[:] = {sys.path!r}\n"
                 "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"  # until the server has its own way
-                f"from rlcli.processes.fork_server import main; main({theirs.fileno()}, {self.owner}, {lasts})"
+                f"from rlcli.processes.fork_server import main; main({server_end.fileno()}, {self.owner}, {lasts})"
             )
             command = [*_python(), program]
             self.process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=False
+                command, pass_fds=[server_end.fileno()], stdin=subprocess.DEVNULL, start_new_session=False
             )
-            theirs.close()
+            server_end.close()
         return self.control
 
 
@@ -202,7 +199,7 @@ os.register_at_fork(after_in_child=_servers.clear)
 
 
 def _streams() -> list[int]:
-    """Return where this process writes now: standard output and error, or neither where one of them is closed."""
+    """Return standard output and error, or neither where one of them is closed."""
     try:
         os.fstat(1), os.fstat(2)
     except OSError:
@@ -211,20 +208,20 @@ def _streams() -> list[int]:
 
 
 def _python() -> list[str]:
-    """This Python, with its flags, to run a program."""
+    """Return this Python, with its flags, to run a program."""
     return [sys.executable, *subprocess._args_from_interpreter_flags(), "-c"]  # type: ignore[attr-defined]
 
 
-def _served(target: str, theirs: socket.socket, spawn: bool, preload: Sequence[str]) -> tuple[int, int]:
-    mine, status = os.pipe()
+def _served(target: str, worker_end: socket.socket, spawn: bool, preload: Sequence[str]) -> tuple[int, int]:
+    status_end, status = os.pipe()
     request = {
         "target": target, "spawn": spawn, "preload": list(preload), "python": _python(), "surroundings": surroundings(),
     }  # fmt: skip
     try:
         server = _servers.setdefault(frozenset(preload), _ForkServer())
-        return server.ask(packed(request), [theirs.fileno(), status, *_streams()]), mine
+        return server.ask(packed(request), [worker_end.fileno(), status, *_streams()]), status_end
     except BaseException:
-        os.close(mine)
+        os.close(status_end)
         raise
     finally:
         os.close(status)

@@ -17,7 +17,7 @@ BUFFER, PRIORITIES = "buffer", "priorities"
 
 
 def stored_entries(buffer: ReplayBuffer) -> list[LedgerEntry]:
-    """One entry a key, in bytes of the rows that are stored; index, own next observations and priorities follow."""
+    """Return an entry a key, in bytes of the stored rows, then the index with next observations, and priorities."""
     ring = buffer.ring
     if not ring.fields:
         return []
@@ -27,22 +27,36 @@ def stored_entries(buffer: ReplayBuffer) -> list[LedgerEntry]:
     entries, device = [], str(storage.device)
     for key, field in ring.fields.items():
         width = ring.packing.width(key)
-        held = 0 if width is None else round(share * width)
+        column_bytes = 0 if width is None else round(share * width)
         kind = dtype_name(field.dtype)
-        saved = 0 if width == field.width else rows * field.width - held
+        saved = 0 if width == field.width else rows * field.width - column_bytes
         note = "exact" if width is None else "" if width == field.width else "packed"
         note = "one frame per row" if key in ring.stacks else note
         shape = (rows, *field.shape)
         entries.append(
-            LedgerEntry(BUFFER, show(key), held, shape, kind, device, per_frame=held / rows, saved=saved, note=note)
+            LedgerEntry(
+                BUFFER,
+                show(key),
+                column_bytes,
+                shape,
+                kind,
+                device,
+                per_frame=column_bytes / rows,
+                saved=saved,
+                note=note,
+            )
         )
     few = ring.sparse_fields()
-    for key, (field, held) in few.items():
-        saved, note = kept_few(key, rows * field.width, held)
+    for key, (field, column_bytes) in few.items():
+        saved, note = kept_few(key, rows * field.width, column_bytes)
         about = ((rows, *field.shape), dtype_name(field.dtype), "cpu")
-        entries.append(LedgerEntry(BUFFER, show(key), held, *about, per_frame=held / rows, saved=saved, note=note))
-    own = ring.nbytes - storage.nbytes - sum(held for _, held in few.values())
-    entries.append(LedgerEntry(BUFFER, "index", own, per_frame=own / rows, saved=-own if ring.exact else 0))
+        entries.append(
+            LedgerEntry(BUFFER, show(key), column_bytes, *about, per_frame=column_bytes / rows, saved=saved, note=note)
+        )
+    index_bytes = ring.nbytes - storage.nbytes - sum(column_bytes for _, column_bytes in few.values())
+    entries.append(
+        LedgerEntry(BUFFER, "index", index_bytes, per_frame=index_bytes / rows, saved=-index_bytes if ring.exact else 0)
+    )
     if (capacity := getattr(buffer.sampler, "max_capacity", None)) is not None:
         nbytes = tree_bytes(capacity)
         entries.append(LedgerEntry(BUFFER, PRIORITIES, nbytes, per_frame=nbytes / rows))

@@ -37,13 +37,13 @@ class TimedStage:
         self._clock._switch(self.parent)
 
     def child(self, name: str) -> TimedStage:
-        found = self.children.get(name)
-        if found is None:
-            found = self.children[name] = TimedStage(self._clock, name, self)
-        return found
+        stage = self.children.get(name)
+        if stage is None:
+            stage = self.children[name] = TimedStage(self._clock, name, self)
+        return stage
 
     def measured(self, of: float, parts: Mapping[str, float]) -> None:
-        """Add one sampled measurement of this stage's parts; several are averaged by their length."""
+        """Add a sampled measurement of this stage's parts; several are averaged by their length."""
         self._of += of
         for name, amount in parts.items():
             self._measured[name] = self._measured.get(name, 0.0) + max(amount, 0.0)
@@ -51,13 +51,13 @@ class TimedStage:
         self.fractions = {name: amount / whole for name, amount in self._measured.items()} if whole > 0 else {}
 
     def drain(self, path: tuple[str, ...], into: dict[tuple[str, ...], int]) -> None:
-        """Move this interval's nanoseconds into `into`, dividing own time by the sampled fractions."""
+        """Move this interval's nanoseconds into `into`, own time divided by the sampled fractions."""
         parts = {name: int(self.own_ns * fraction) for name, fraction in self.fractions.items()}
         for name, ns in parts.items():
             into[(*path, name)] = into.get((*path, name), 0) + ns
-        own = self.own_ns - sum(parts.values())
-        if own or not (self.children or parts):
-            into[path or (OTHER,)] = into.get(path or (OTHER,), 0) + own
+        rest = self.own_ns - sum(parts.values())
+        if rest or not (self.children or parts):
+            into[path or (OTHER,)] = into.get(path or (OTHER,), 0) + rest
         self.own_ns, self._of = 0, 0.0
         self._measured.clear()  # the fractions stay: an interval without a sample uses the last one
         for name, stage in self.children.items():
@@ -66,40 +66,35 @@ class TimedStage:
 
 @dataclass(frozen=True)
 class Spent:
-    """Seconds by stage over some span of frames.
-
-    `own` (dict[tuple[str, ...], int]): nanoseconds by path, each counted once: `("collect", "env")`, `("collect",)` for
-    what its parts leave, `("other",)` for what no stage claimed.
-    """
+    """Seconds by stage over `frames`; `own`: nanoseconds by path, each once: `("collect", "env")`, `("other",)`."""
 
     frames: int
     own: dict[tuple[str, ...], int] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
-        """Wall time of the span: the sum of its stages, and nothing else."""
         return sum(self.own.values()) / 1e9
 
     @property
     def rate(self) -> float:
-        """Frames per second; 0 before any time has passed."""
+        """Return frames per second; 0 before any time has passed."""
         return self.frames / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def pace(self) -> float:
-        """Frames per second of what is still to come: without what is compiled once."""
+        """Return frames per second without what is compiled once."""
         seconds = self.seconds - sum(ns for path, ns in self.own.items() if path[0] == COMPILE) / 1e9
         return self.frames / seconds if seconds > 0 else 0.0
 
     def stages(self) -> dict[str, float]:
-        """Return the seconds of each top-level stage in order of appearance, "other" last; they add up to `seconds`."""
+        """Return the seconds of each top-level stage in order of appearance, "other" last."""
         return self.parts(())
 
     def parts(self, path: tuple[str, ...] | str) -> dict[str, float]:
         """Return the seconds of the parts of one stage, the rest as "other"; empty when it has no parts."""
         path = (path,) if isinstance(path, str) else path
         depth = len(path)
-        found: dict[str, int] = {}
+        parts: dict[str, int] = {}
         rest = 0
         for where, ns in self.own.items():
             if where[:depth] != path:
@@ -107,31 +102,19 @@ class Spent:
             if len(where) == depth or (depth == 0 and where[0] == OTHER):
                 rest += ns
             else:
-                found[where[depth]] = found.get(where[depth], 0) + ns
-        if not found and path:
+                parts[where[depth]] = parts.get(where[depth], 0) + ns
+        if not parts and path:
             return {}
-        return {name: ns / 1e9 for name, ns in found.items()} | {OTHER: rest / 1e9}
+        return {name: ns / 1e9 for name, ns in parts.items()} | {OTHER: rest / 1e9}
 
     def as_dict(self) -> dict:
-        """For the summary: seconds by stage and part; `stages` adds up to `seconds`."""
+        """Return the summary's seconds by stage and part; `stages` adds up to `seconds`."""
         stages = {name: {"seconds": seconds, "parts": self.parts(name)} for name, seconds in self.stages().items()}
         return {"frames": self.frames, "seconds": self.seconds, "frames_per_second": self.rate, "stages": stages}
 
 
 class Clock:
-    """Charges wall time to stages: `with clock("update"): ...`, about a microsecond each.
-
-    `now`: nanoseconds, never going back. A step backwards is read as no time (a jumping clock gives no negative rate).
-
-    >>> clock = Clock()
-    >>> with clock("collect"):
-    ...     clock.split("collect", env=0.4, policy=0.5)  # fractions, from one instrumented batch
-    >>> with clock("other"), clock("checkpoint"):
-    ...     pass
-    >>> spent = clock.lap(frames=2048)
-    >>> list(spent.stages()), list(spent.parts("collect"))
-    (['collect', 'other'], ['env', 'policy', 'other'])
-    """
+    """Charge wall time to stages (`with clock("update"): ...`), a microsecond each; `now` in ns, steps back are 0."""
 
     def __init__(self, now: Callable[[], int] = time.perf_counter_ns) -> None:
         self.watch: Callable[[str], None] | None = None  # told the top-level stage that just ran, at every switch
@@ -143,30 +126,26 @@ class Clock:
         self._mark = now()
 
     def start(self) -> None:
-        """Forget the time since construction that no stage claimed (set-up is not the run's), and begin."""
+        """Drop the unclaimed time since construction, and begin."""
         self._mark = self._now()
         self._root.own_ns = 0
 
     def __call__(self, name: str) -> TimedStage:
-        """Return the stage `name` inside the stage that is open now, as a context manager."""
+        """Return the stage `name` inside the open one, as a context manager."""
         return self._current.child(name)
 
     def interrupt(self, name: str) -> Callable[[], None]:
-        """Open a top-level stage inside whatever is open now; what is returned closes it and goes on there."""
+        """Open a top-level stage inside the open one; call the result to close it and go on."""
         interrupted = self._current
         self._switch(self._root.child(name))
         return lambda: self._switch(interrupted)
 
     def split(self, stage: str, *, of: float = 1.0, **parts: float) -> None:
-        """Say how a top-level stage's own time divides, from a sampled measurement; used until the next one.
-
-        `parts`: amounts by name, in the unit of `of`, the length of what was sampled: 1 for fractions, or its seconds.
-        What they leave is the stage's "other".
-        """
+        """Divide a top-level stage's own time by sampled `parts` of a length `of`; the rest is its "other"."""
         self._root.child(stage).measured(of, parts)
 
     def lap(self, frames: int = 0) -> Spent:
-        """Close the interval since the last lap, credit it with `frames`, and return what it held."""
+        """Close the interval since the last lap, credit it with `frames`, and return it."""
         self._switch(self._current)
         interval: dict[tuple[str, ...], int] = {}
         self._root.drain((), interval)
@@ -176,7 +155,7 @@ class Clock:
         return Spent(frames, interval)
 
     def total(self) -> Spent:
-        """Everything up to the last lap, earlier sessions of a resumed run included."""
+        """Return all up to the last lap, earlier sessions of a resumed run included."""
         return Spent(self._frames, dict(self._total))
 
     def elapsed(self) -> float:
@@ -185,11 +164,9 @@ class Clock:
         return (sum(self._total.values()) + open_ns) / 1e9
 
     def state_dict(self) -> dict:
-        """Plain values for a checkpoint: totals up to the last lap."""
         return {"frames": self._frames, "ns": [[list(path), ns] for path, ns in self._total.items()]}
 
     def load_state_dict(self, state: Mapping) -> None:
-        """Continue the totals of an earlier session."""
         self._frames = int(state["frames"])
         self._total = {tuple(path): int(ns) for path, ns in state["ns"]}
 

@@ -56,7 +56,7 @@ _TERMS = {
 
 
 def write(folder: Path | str, summary: Mapping) -> None:
-    """Write summary.json and report.md, each whole or not at all: on failure older reports in the folder stay."""
+    """Write summary.json and report.md, each whole or not at all: on failure older reports stay."""
     folder = Path(folder)
     contents = {SUMMARY: json.dumps(summary, indent=2, allow_nan=False) + "\n", REPORT: to_markdown(summary)}
     for path, text in ((folder / name, text) for name, text in contents.items()):
@@ -72,12 +72,11 @@ def write(folder: Path | str, summary: Mapping) -> None:
 
 
 def to_markdown(summary: Mapping) -> str:
-    """Return the report as Markdown."""
     parts = [f"# {_title(summary)}\n"]
     for title, table in _tables(summary):
         parts += [f"## {title}\n", *table.to_markdown(), ""]
-    held = "\n".join(parts)
-    parts += ["## Terms\n", *(f"- {term}: {meaning}" for term, meaning in _TERMS.items() if term in held), ""]
+    body = "\n".join(parts)
+    parts += ["## Terms\n", *(f"- {term}: {meaning}" for term, meaning in _TERMS.items() if term in body), ""]
     sections = (("Resumed", _resumed(summary)), ("Warnings", _warnings(summary)), ("Next", summary["commands"].items()))
     for heading, lines in sections:
         if lines:
@@ -88,7 +87,7 @@ def to_markdown(summary: Mapping) -> str:
 
 
 def to_terminal(summary: Mapping) -> RenderableType:
-    """Return how the run ended as a rich renderable: what went wrong, the result, what it took, what to type next."""
+    """Return warnings, the result, its cost and what to type next as a rich renderable."""
     from rich.text import Text
 
     lines = [Text(_title(summary), style="bold")]
@@ -100,7 +99,7 @@ def to_terminal(summary: Mapping) -> RenderableType:
 
 
 def to_text(summary: Mapping) -> str:
-    """Return the same as plain text; commands and paths, which are copied, stay on one line."""
+    """Return the terminal's report as plain text; commands and paths, which are copied, stay on one line."""
     lines = [wrapped(_title(summary))]
     lines += [wrapped(f"resumed {text}") for _, text in _resumed(summary)]
     lines += [wrapped(f"! {text}") for _, text in _warnings(summary)]
@@ -109,7 +108,7 @@ def to_text(summary: Mapping) -> str:
 
 
 def _results(summary: Mapping) -> Iterator[tuple[str, str]]:
-    """Show what came out, and the time and memory that it took."""
+    """Yield the result, and the time and memory that it took."""
     if played := summary.get("evaluation"):
         yield "evaluation", _played(played)
     learning = summary["learning"]
@@ -130,7 +129,7 @@ def _results(summary: Mapping) -> Iterator[tuple[str, str]]:
 
 
 def _next(summary: Mapping) -> Iterator[tuple[str, str]]:
-    """The report, and what to type next."""
+    """Yield the report's path and what to type next."""
     if summary.get("run"):
         yield "report", f"{summary['run']}/{REPORT}"
     yield from summary["commands"].items()
@@ -148,11 +147,11 @@ def _played(played: Mapping) -> str:
     return text + (f"; {played['cut']} cut off at the step limit" if played.get("cut") else "")
 
 
-def _told(found: Mapping) -> str:
-    """Show what envs said of their episodes, after what else there is to say of these."""
-    rate = [] if found.get("success_rate") is None else [f"success rate {100 * found['success_rate']:.0f} %"]
-    said = [*rate, *(f"{key} {figures.number(x)}" for key, x in found.get("info", {}).items())]
-    return f"; {', '.join(said)}" if said else ""
+def _told(results: Mapping) -> str:
+    """Return success rate and `info` figures as an ending of a line."""
+    rate = [] if results.get("success_rate") is None else [f"success rate {100 * results['success_rate']:.0f} %"]
+    texts = [*rate, *(f"{key} {figures.number(x)}" for key, x in results.get("info", {}).items())]
+    return f"; {', '.join(texts)}" if texts else ""
 
 
 def _time(spent: Mapping) -> str:
@@ -221,7 +220,7 @@ def _learning_table(learning: Mapping) -> Table:
 
 
 def _rows_table(summary: Mapping) -> Table:
-    """Return rows at ends, and what the value stage could not know of the rows it saw; only what there can be."""
+    """Return rows at ends, and those without a next observation in the value stage, where there can be any."""
     named = {
         "ends of episodes and batches": ("boundary_rows", "frames"),
         "V(s) in place of V(s')": ("approximated", "valued_rows"),
@@ -268,7 +267,6 @@ def _throughput_table(spent: Mapping) -> Table:
 
 
 def _workers_table(those: Sequence[Mapping]) -> Table:
-    """Return the processes that collected."""
     table = Table(["worker", "envs", "frames collected", "largest lag", "restarts", "lost frames"])
     for number, worker in enumerate(those):
         first, last = worker["first_lane"], worker["first_lane"] + worker["lanes"] - 1
@@ -280,7 +278,6 @@ def _workers_table(those: Sequence[Mapping]) -> Table:
 
 
 def _late_table(summary: Mapping) -> Table:
-    """Show what came too late."""
     table = Table(["batches", "count", "frames skipped"])
     row = (summary[name] for name in ("late_batches", "dropped_frames"))
     table.add("further behind than `weights.max_lag`", *map(figures.count, row))
@@ -313,7 +310,7 @@ def _memory_table(ledger: Mapping) -> Table:
 
 
 def _delta_table(coded: Mapping) -> Table:
-    """Show what `next_obs=delta` cost in precision: measured on every row, and the most that it can be."""
+    """Return the precision that `next_obs=delta` cost: measured on every row, and its bound."""
     table = Table(["key", "as", "bytes/frame", "largest", "max error", "bound", "stored in full"])
     for key, seen in coded.items():
         stored, full = seen["bytes_a_row"], seen["full_bytes_a_row"]
@@ -324,7 +321,7 @@ def _delta_table(coded: Mapping) -> Table:
 
 
 def _held(entry: Mapping) -> list[str]:
-    """Cells of bytes: of a frame, held, at the peak, saved."""
+    """Return cells of bytes: of a frame, held, at the peak, saved."""
     per_frame = figures.number(entry["per_frame"]) if entry["per_frame"] else ""
     saved = figures.size(entry["saved"]) if entry["saved"] else ""
     return [per_frame, figures.size(entry["bytes"]), figures.size(entry["peak"]), saved]
@@ -338,7 +335,7 @@ def _warnings(summary: Mapping) -> list[tuple[str, str]]:
 
 
 def _resumed(summary: Mapping) -> list[tuple[str, str]]:
-    """Say what resumes have changed, one line each."""
+    """Return what resumes have changed, one line each."""
     return [
         (r["when"], f"at {figures.count(r['frames'])} frames{' with --force' if r['forced'] else ''}: {r['said']}")
         for r in summary.get("resumed", [])

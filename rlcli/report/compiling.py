@@ -21,14 +21,7 @@ _WORDS = {
 
 
 class Compiling:
-    """Says once what this thread compiles while its context is open, and makes a stage of the time.
-
-    What is compiled for something that is being compiled is part of it, and not told apart. Other threads are not
-    followed: their time is not this thread's.
-
-    `say`: takes the sentence; it is called when the compiling begins.
-    `clock`: whose stage is interrupted meanwhile.
-    """
+    """Say once what this thread compiles in this context, and charge the time to a stage of `clock`."""
 
     def __init__(self, say: Callable[[str], object], clock: Clock | None = None) -> None:
         self._say, self._clock = say, clock
@@ -60,7 +53,7 @@ class Compiling:
         self._torch.register_end_callback(self._torch_ends)
 
     def notify(self, event) -> None:
-        """Take what numba calls at both ends of a compilation."""
+        """Take numba's event at either end of a compilation."""
         if event.is_start:
             self._enter("numba")
         elif event.is_end:

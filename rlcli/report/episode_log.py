@@ -20,10 +20,7 @@ COLUMNS = ("frames", "seconds", "env", "seed", "return", "length", "ended")
 
 
 class EpisodeLog:
-    """Appends to a file that is made with the first episode; `rows` are in it, which a checkpoint keeps.
-
-    `info_keys`: what is followed of the `info`, beside `is_success`: a column each, empty where an episode had none.
-    """
+    """Append episodes to a file made with the first one; `rows` are in it, and each info key is a column."""
 
     def __init__(self, path: Path, info_keys: Sequence[str] = ()) -> None:
         self.path = path
@@ -32,7 +29,7 @@ class EpisodeLog:
         self.rows = 0
 
     def begin(self) -> None:
-        """Cut what an earlier session left to `rows`, and put it under these columns."""
+        """Cut an earlier session's file to `rows`, and put it under these columns."""
         kept, self.rows = self.rows, 0
         if not self.path.exists():
             return
@@ -51,7 +48,7 @@ class EpisodeLog:
             raise cannot_write(self.path, error) from error
 
     def write(self, episodes: Iterable[Episode], seconds: float) -> None:
-        """Append episodes, which ended at most so many seconds after the run began."""
+        """Append episodes that ended at most `seconds` after the run began."""
         lines: list[Sequence[object]] = [
             (
                 each.frames, f"{seconds:.3f}", each.env, "" if each.seed is None else each.seed, each.returned,
@@ -65,7 +62,7 @@ class EpisodeLog:
             self._put(lines if self.path.exists() else [self._header, *lines], "ab")
 
     def flush(self) -> None:
-        """Bring it to the disk; call before a checkpoint that counts on it."""
+        """Sync to the disk; call before a checkpoint that counts on it."""
         if self.path.exists():
             with open(self.path, "rb") as file:
                 os.fsync(file.fileno())

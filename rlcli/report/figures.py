@@ -23,7 +23,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def rate(per_second: float) -> str:
-    """Events a second: `14.9k`, `312`, `1.2M`."""
+    """Format events a second: `14.9k`, `312`, `1.2M`."""
     for limit, divisor, unit in ((999.5, 1, ""), (999_950, 1e3, "k"), (math.inf, 1e6, "M")):
         if per_second < limit:
             return f"{per_second / divisor:.{0 if not unit else 1}f}{unit}"
@@ -31,7 +31,7 @@ def rate(per_second: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """`0:00:09`, `27:15:00`; a dash when unknown."""
+    """Format seconds: `0:00:09`, `27:15:00`; a dash when unknown."""
     if seconds is None or not math.isfinite(seconds):
         return NOTHING
     whole = max(int(seconds + 0.5), 0)
@@ -39,17 +39,17 @@ def duration(seconds: float | None) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """Return a part in percent of a whole, without the sign: `48`."""
+    """Format a part in percent of a whole, without the sign: `48`."""
     return f"{100 * part / whole:.0f}" if whole > 0 else "0"
 
 
 def count(value: float) -> str:
-    """`100,000`."""
+    """Format a count: `100,000`."""
     return f"{value:,.0f}"
 
 
 def number(value: float | None) -> str:
-    """Return a learning figure with about three digits: `312`, `21.5`, `0.006`, `3e-05`."""
+    """Format a learning figure with about three digits: `312`, `21.5`, `0.006`, `3e-05`."""
     if value is None or not math.isfinite(value):
         return NOTHING
     size_of = abs(value)
@@ -66,7 +66,7 @@ WORKERS = "worker processes"  # beside the process: those that step the envs
 
 
 def plan_said(planned: int, measured: int | None) -> str:
-    """Return the label of what a plan predicted for the line above, and how far off it was."""
+    """Return the label of a plan's figure for the line above, and how far off it was."""
     off = f" {100 * (measured - planned) / planned:+.1f} %" if measured and planned else ""
     return f"  planned{off}"
 
@@ -75,7 +75,7 @@ VALUES, BACKWARD = "value estimates", "recurrent activations"  # lines of memory
 
 
 def stage_rows(label: str, planned: int | None, measured: int | None) -> list[tuple[str, int | None]]:
-    """Lines of memory that is held for a moment: what was seen, and what the plan said."""
+    """Return lines of memory that is held for a moment: measured, and planned."""
     rows: list[tuple[str, int | None]] = []
     if measured is not None or planned is not None:
         rows.append((label, measured))
@@ -85,7 +85,7 @@ def stage_rows(label: str, planned: int | None, measured: int | None) -> list[tu
 
 
 def sparkline(values: Sequence[float], width: int = 12) -> str:
-    """Return a curve in `width` characters, scaled to its own range; the whole history, not its end."""
+    """Draw the whole history in `width` characters, scaled to its own range."""
     values = [value for value in values if math.isfinite(value)]
     if not values:
         return ""
@@ -110,11 +110,7 @@ def wrapped(text: str, indent: int = 2) -> str:
 
 
 def page(stream: TextIO | None = None, width: int | None = None, *, piped: int) -> rich.console.Console:
-    """Return where a verb prints its result: as wide as the terminal, or `piped` columns where there is none.
-
-    `stream`: `sys.stdout` by default.
-    `width`: columns, whatever the stream is.
-    """
+    """Return a verb's console on `stream` (`sys.stdout`): of `width`, or as the terminal, or of `piped` columns."""
     from rich.console import Console
 
     console = Console(file=stream, highlight=False, markup=False, width=width)
@@ -124,33 +120,28 @@ def page(stream: TextIO | None = None, width: int | None = None, *, piped: int) 
 
 
 def shape_cell(shape: Sequence[int]) -> str:
-    """`4x84x84`; a dash where there is none."""
+    """Format a shape: `4x84x84`; a dash where there is none."""
     return "x".join(map(str, shape)) or "-"
 
 
 def key_cell(key: str, note: str) -> str:
-    """Return a key, with what is said of it in brackets."""
     return f"{key} ({note})" if note else key
 
 
 @dataclass
 class Table:
-    """Rows of cells under the headings `columns`.
-
-    `left`: so many columns, the first ones, hold words and are aligned left; the others hold figures.
-    `rows`: (cells, strong) each; a strong one is a sum, or stands out otherwise.
-    """
+    """Rows of (cells, strong) under headings; the first `left` columns hold words, aligned left, the others figures."""
 
     columns: Sequence[str]
     left: int = 1
     rows: list[tuple[Sequence[str], bool]] = field(default_factory=list)
 
     def add(self, *cells: str, strong: bool = False) -> None:
-        """One row; what it leaves open at its end is blank."""
+        """Add a row; missing cells at its end are blank."""
         self.rows.append(([*cells, *[""] * (len(self.columns) - len(cells))], strong))
 
     def to_rich(self, title: str | None = None) -> rich.table.Table:
-        """For a terminal: framed under a title; without one a line under the headings, and long cells folded."""
+        """Return the table for a terminal: framed under a title; without one a ruled heading, long cells folded."""
         from rich import box
         from rich.table import Table as Drawn
 
@@ -166,7 +157,7 @@ class Table:
         return drawn
 
     def to_markdown(self) -> list[str]:
-        """Its lines as Markdown, which has no strong rows."""
+        """Return its lines as Markdown, which has no strong rows."""
         rule = [" --- " if i < self.left else " ---: " for i in range(len(self.columns))]
         lines = ["| " + " | ".join(self.columns) + " |", "|" + "|".join(rule) + "|"]
         return lines + ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells, _ in self.rows]

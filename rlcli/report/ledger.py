@@ -25,15 +25,7 @@ LEARNER = "params+optim"
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """One line of the ledger.
-
-    `component`: whose memory it is: "rollout", "params+optim", "buffer".
-    `bytes`: held now, counted nowhere else in the ledger; `peak`: the most that this line has held in the run.
-    `shape`, `dtype`, `device`: as they read in print; empty where the key is not stored.
-    `per_frame`: bytes a frame; 0 where the notion does not apply.
-    `saved`: what `full` would have stored for this key, less what is held.
-    `note`: "exact", "not stored", "same memory as done".
-    """
+    """One line: `bytes` held now and counted nowhere else, their `peak` in the run, bytes `saved` against `full`."""
 
     component: str
     key: str
@@ -44,19 +36,14 @@ class LedgerEntry:
     peak: int = 0
     per_frame: float = 0.0
     saved: int = 0
-    note: str = ""
+    note: str = ""  # "exact", "not stored", "same memory as done"
 
     def as_dict(self) -> dict:
         return asdict(self) | {"shape": list(self.shape)}
 
 
 class Ledger:
-    """Entries of all components, with the most each has held.
-
-    >>> ledger = Ledger()
-    >>> ledger.read(counted(batch, ["observation"], modules={"actor": actor}, optimizer=optimizer))
-    >>> ledger.component("rollout").saved
-    """
+    """Hold the entries of all components, and the most that each has held."""
 
     def __init__(self) -> None:
         self.entries: list[LedgerEntry] = []
@@ -71,11 +58,10 @@ class Ledger:
         self.entries = [replace(entry, peak=self._peaks[entry.component, entry.key]) for entry in entries]
 
     def components(self) -> list[str]:
-        """Return the names in order of first appearance."""
         return list(dict.fromkeys(entry.component for entry in self.entries))
 
     def component(self, name: str) -> LedgerEntry:
-        """Return the sum over one component, as an entry with an empty key; peaks are summed too."""
+        """Return the sum over one component, peaks too, as an entry with an empty key."""
         lines = [entry for entry in self.entries if entry.component == name]
         return LedgerEntry(
             name,
@@ -88,7 +74,7 @@ class Ledger:
 
     @property
     def saved(self) -> int:
-        """Bytes that `full` would hold on top of what is held."""
+        """Return the bytes that `full` would hold on top."""
         return sum(entry.saved for entry in self.entries)
 
 
@@ -107,10 +93,7 @@ def counted(
 
 
 class Claims:
-    """Addresses already counted, so that no byte is counted twice.
-
-    `foretold`: count tensors without memory, of the meta device, as if they had it: a plan's ledger.
-    """
+    """Record the addresses already counted; `foretold`: count the meta device's tensors as if they had memory."""
 
     def __init__(self, foretold: bool = False) -> None:
         self._foretold = foretold
@@ -123,12 +106,12 @@ class Claims:
             return 0
         reach = sum((size - 1) * abs(step) for size, step in zip(tensor.shape, tensor.stride(), strict=True))
         if without_memory:  # every storage is a place of its own
-            place = f"meta {tensor.untyped_storage()._cdata}"
+            memory = f"meta {tensor.untyped_storage()._cdata}"
             start = int(tensor.storage_offset()) * tensor.element_size()
         else:
-            place, start = str(tensor.device), tensor.data_ptr()
+            memory, start = str(tensor.device), tensor.data_ptr()
         stop = start + (reach + 1) * tensor.element_size()
-        taken = self._taken.setdefault(place, [])
+        taken = self._taken.setdefault(memory, [])
         free = _outside(start, stop, taken)
         taken.extend(free)
         return sum(high - low for low, high in free)
@@ -149,30 +132,28 @@ def batch_entries(
     *,
     claims: Claims | None = None,
 ) -> list[LedgerEntry]:
-    """Return the ledger of one batch `[N, T]`.
-
-    `obs_keys`: observation keys: `full` would store each again under "next". Where that is absent, its bytes are saved.
-    `claims`: shared with other components whose tensors may alias this batch's.
-    """
+    """Return the lines of one batch `[N, T]`; observations absent under "next" are saved; aliases share `claims`."""
     claims = Claims() if claims is None else claims
     frames = max(batch.numel(), 1)
     whole: list[tuple[Key, Tensor]] = []
     lazy: list[tuple[Key, Rows]] = []
-    for key, value in _leaves(batch):
+    for key, value in batch.items(include_nested=True, leaves_only=True):
         if isinstance(value, Rows):
-            lazy.append((key, value))
-        else:
-            whole.append((key, value))
+            lazy.append((unravel(key), value))
+        elif isinstance(value, Tensor):  # non-tensor values have no bytes to count
+            whole.append((unravel(key), value))
     entries = [_plain(key, value, frames, claims) for key, value in whole]
     entries += [_gathered(key, value, frames, claims) for key, value in lazy]
 
-    held = {entry.key for entry in entries}
+    keys = {entry.key for entry in entries}
     by_key = dict(whole)
     for obs_key in obs_keys:
         source = by_key.get(unravel(obs_key))
-        if source is not None and show(under_next(obs_key)) not in held:
+        if source is not None and show(under_next(obs_key)) not in keys:
             instead = sum(by_key[key].nbytes for key in (delta_key(obs_key), scale_key(obs_key)) if key in by_key)
-            entries.append(_absent(under_next(obs_key), source.nbytes - instead))
+            entries.append(
+                LedgerEntry(ROLLOUT, show(under_next(obs_key)), 0, saved=source.nbytes - instead, note="not stored")
+            )
     return entries
 
 
@@ -182,10 +163,7 @@ def learner_entries(
     *,
     claims: Claims | None = None,
 ) -> list[LedgerEntry]:
-    """Parameters, buffers, gradients and optimizer state: one line each, summed over all modules.
-
-    `optimizer` may be a torch optimizer or any nested mapping of tensors.
-    """
+    """Return a line each for parameters, buffers, gradients and optimizer state, summed over all modules."""
     claims = Claims() if claims is None else claims
     kinds: dict[str, list[Tensor]] = {"parameters": [], "gradients": [], "buffers": [], "optimizer": []}
     together = torch.nn.ModuleList(modules.values())  # what two of them share is listed once
@@ -201,36 +179,32 @@ def learner_entries(
 
 
 def _plain(key: Key, value: Tensor, frames: int, claims: Claims) -> LedgerEntry:
-    held = claims.claim(value)
-    note = "" if held or not value.numel() else "shared with a key above"
-    return LedgerEntry(ROLLOUT, show(key), held, *_describe(value), per_frame=held / frames, note=note)
+    nbytes = claims.claim(value)
+    note = "" if nbytes or not value.numel() else "shared with a key above"
+    return LedgerEntry(ROLLOUT, show(key), nbytes, *_describe(value), per_frame=nbytes / frames, note=note)
 
 
 def _gathered(key: Key, value: Rows, frames: int, claims: Claims) -> LedgerEntry:
-    """Return a lazy next observation: its extra rows and index are its own, the observations belong to their key."""
-    held = claims.claim(value.extra) + sum(claims.claim(tensor) for tensor in _pointers(value))
-    held += claims.claim(value.obs)  # nothing, unless the batch dropped the observations themselves
+    """Return a lazy next observation's line: its extra rows and index; the observations belong to their key."""
+    nbytes = claims.claim(value.extra) + sum(claims.claim(tensor) for tensor in _pointers(value))
+    nbytes += claims.claim(value.obs)  # nothing, unless the batch dropped the observations themselves
     full = value.numel() * value.element_size()
-    saved, note = kept_few(key, full, held) if value.sparse else (full - held, "exact")
-    return LedgerEntry(ROLLOUT, show(key), held, *_describe(value), per_frame=held / frames, saved=saved, note=note)
+    saved, note = kept_few(key, full, nbytes) if value.sparse else (full - nbytes, "exact")
+    return LedgerEntry(ROLLOUT, show(key), nbytes, *_describe(value), per_frame=nbytes / frames, saved=saved, note=note)
 
 
-def kept_few(key: Key, full: int, held: int) -> tuple[int, str]:
-    """Return what is saved by a column of which few rows are kept, and what to say of it."""
+def kept_few(key: Key, full: int, nbytes: int) -> tuple[int, str]:
+    """Return the bytes saved by a column of which few rows are kept, and its note."""
     overflows = KEPT in as_tuple(key)  # beside differences: `full` has no such key
-    return (-held, "overflows") if overflows else (full - held, FEW_ROWS)
+    return (-nbytes, "overflows") if overflows else (full - nbytes, FEW_ROWS)
 
 
 def _pointers(rows: Rows) -> list[Tensor]:
-    """Return what says where each row lies: the ends, and the index only if something has built it."""
+    """Return the tensors that locate rows: the ends, and the index only if something has built it."""
     if rows.ends is None:
         return [rows.index]
     built = rows.nbytes_held > rows.extra.nbytes + rows.ends.nbytes
     return [rows.ends, rows.index] if built else [rows.ends]
-
-
-def _absent(key: Key, full: int) -> LedgerEntry:
-    return LedgerEntry(ROLLOUT, show(key), 0, per_frame=0.0, saved=full, note="not stored")
 
 
 def _summed(kind: str, tensors: Sequence[Tensor], claims: Claims) -> LedgerEntry:
@@ -242,12 +216,6 @@ def _summed(kind: str, tensors: Sequence[Tensor], claims: Claims) -> LedgerEntry
 
 def _describe(value: Tensor) -> tuple[tuple[int, ...], str, str]:
     return tuple(value.shape), dtype_name(value.dtype), str(value.device)
-
-
-def _leaves(batch: TensorDictBase) -> Iterator[tuple[Key, Tensor]]:
-    for key, value in batch.items(include_nested=True, leaves_only=True):
-        if isinstance(value, Tensor):  # non-tensor values have no bytes to count
-            yield unravel(key), value
 
 
 def _tensors(state: object) -> Iterator[Tensor]:

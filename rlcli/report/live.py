@@ -51,7 +51,7 @@ class _Screen:
 
 
 def _fitted(snapshot: Snapshot, width: int, height: int) -> Block:
-    """All of it, or what is left without the figures that are looked at least, where that is higher than the screen."""
+    """Return all lines, or without the least figures where they are more than the screen has."""
     lines = _lines(snapshot, width)
     if len(lines) > height:
         learning = {name: x for name, x in snapshot.learning.items() if name not in LEAST}
@@ -162,7 +162,7 @@ def _footer(snapshot: Snapshot) -> Block:
 
 
 def _beside(*blocks: Block) -> Block:
-    """Blocks as columns, `GAP` apart."""
+    """Join blocks as columns, `GAP` apart."""
     rooms = [max(line.cell_len for line in block) + GAP for block in blocks]
     rows = []
     for cells in zip_longest(*blocks):
@@ -179,15 +179,11 @@ def _beside(*blocks: Block) -> Block:
 
 class _TerminalConsole(Console):
     def on_broken_pipe(self) -> None:
-        """Rich would end the program here."""
         raise BrokenPipeError
 
 
 class LiveView(View):
-    """Draws snapshots on a terminal, at most `per_second`; between them `due` is one clock reading.
-
-    What the program prints meanwhile scrolls by above the view, whose footer holds the warnings.
-    """
+    """Draw snapshots on a terminal, at most `per_second`; between them `due` is one clock reading."""
 
     redraws = True
 
@@ -216,7 +212,7 @@ class LiveView(View):
         self._next = ended + max(self._every, 100 * (ended - began))  # a slow terminal may not cost over 1 %
 
     def _erase_wrapped(self, snapshot: Snapshot) -> None:
-        """Of a screen that was drawn in a wider terminal, erase what its lines have been wrapped into since then."""
+        """Erase the lines that a screen drawn in a wider terminal has been wrapped into."""
         width, height = self.console.size
         wrapped = sum(max(-(-cells // width) - 1, 0) for cells in self._drawn)
         if wrapped:  # the drawing goes up over as many lines as it drew; they are more by now
@@ -243,7 +239,7 @@ class LiveView(View):
 
     @contextlib.contextmanager
     def _hang_up_is_quiet(self) -> Iterator[None]:
-        """A terminal that is gone ends the view, not the run: metrics.jsonl has it all."""
+        """End the view, not the run, when the terminal is gone: metrics.jsonl has it all."""
         try:
             yield
         except OSError:

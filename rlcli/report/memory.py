@@ -32,7 +32,7 @@ class MemoryRow:
 
 @dataclass(frozen=True)
 class WatchedMemory:
-    """The learner's memory: shown in the ledger."""
+    """The learner's memory, for the ledger."""
 
     modules: Mapping[str, torch.nn.Module]
     optimizer: torch.optim.Optimizer | Mapping | None = None
@@ -42,29 +42,18 @@ class WatchedMemory:
 
 @dataclass(frozen=True)
 class Expected:
-    """The plan's figures for the process, in bytes; None where there is no such thing, or it could not be counted.
+    """The plan's bytes: process at its peak and after imports, value stage, workers, recurrent `saved` and `spared`."""
 
-    `total`: at its peak; `imported`: of them after the imports, before anything was made.
-    `values`: what the value stage holds for a moment.
-    `workers`: the processes that step its envs, beside it, when the run began.
-    `saved`: what recurrent layers save for the backward pass of an update; `spared`: how much less that is for
-    `memory.recurrent_recompute`, 0 where gates are kept.
-    """
-
-    total: int | None = None
+    total: int | None = None  # None: it could not be counted
     imported: int = 0
     values: int | None = None
     workers: int = 0
     saved: int | None = None
-    spared: int = 0
+    spared: int = 0  # by memory.recurrent_recompute
 
 
 class MemoryReport:
-    """The memory of one session of a run, whose batches hold the observations `obs_keys`.
-
-    `next_obs`: how the next ones are kept: "full", "compact", "exact" or "delta".
-    `expected`: shown beside what the process takes, once it is set.
-    """
+    """Measure one session's memory; `next_obs`: "full", "compact", "exact" or "delta"; `expected`: by the plan."""
 
     def __init__(self, obs_keys: Sequence[Key], next_obs: str) -> None:
         self.obs_keys, self.next_obs = obs_keys, next_obs
@@ -76,7 +65,7 @@ class MemoryReport:
         self._new = False  # whether the ledger was read since the last record
 
     def watch(self, watched: WatchedMemory) -> DevicePeaks | None:
-        """Count a learner too; on CUDA, what follows its device's peaks stage by stage."""
+        """Count a learner too; on CUDA return the watch of its device's peaks by stage."""
         self._watched, self.values = watched, LargestPeak(watched.device)
         if torch.device(watched.device).type == "cuda":
             self._peaks = DevicePeaks(watched.device)
@@ -107,7 +96,7 @@ class MemoryReport:
         )
 
     def record(self) -> dict[str, int]:
-        """For a line of metrics.jsonl: the ledger only where it was read since the line before."""
+        """Return a metrics record: the ledger only where it was read since the last one."""
         if not self._new:
             self.process.read()
         ledger, self._new = self.ledger if self._new else Ledger(), False
@@ -121,7 +110,7 @@ class MemoryReport:
         }
 
     def summary(self) -> dict:
-        """For the summary: every entry, sums by component, the process, and what the plan said of it."""
+        """Return every entry, sums by component, the process, and the plan's figures."""
         expected, ledger, process = self.expected, self.ledger, self.process
         planned = {"planned": expected.total, "imported": expected.imported, "workers": expected.workers}
         stage = {"planned": expected.values, "measured": self.values.bytes}
@@ -149,7 +138,7 @@ class MemoryReport:
 
     @property
     def _saved(self) -> int | None:
-        """Return what recurrent layers saved for the backward pass of the largest minibatch; None if there are none."""
+        """Return the bytes that recurrent layers saved for the largest minibatch's backward pass; None without any."""
         return None if self._watched is None else LargestSaved.total(self._watched.saved)
 
     def _devices(self) -> dict[str, int]:
@@ -170,19 +159,7 @@ def memory_rows(
     backward: tuple[int | None, int | None] = (None, None),
     spared: int = 0,
 ) -> list[MemoryRow]:
-    """Return the ledger folded to what fits beside the throughput; all figures are bytes.
-
-    `obs_keys`: observations; they and their "next" counterparts get a line each, the batch's other keys share one.
-    `next_obs`: the mode's name, shown beside "next.obs".
-    `process`: resident bytes now and at the peak.
-    `sampled`: whether that peak is only the largest of some readings.
-    `devices`: the most each has held.
-    `planned`: what the plan said the process would hold at its peak.
-    `workers`: bytes of the processes that step the envs.
-    `stage`: what the plan said that the value stage would hold for a moment, and what it was seen to hold.
-    `backward`: the same of what recurrent layers save for the backward pass.
-    `spared`: what `memory.recurrent_recompute` spares of that.
-    """
+    """Return the ledger in bytes, folded: a line for each observation and its next one, one for the batch's rest."""
     obs_keys = list(obs_keys)
     obs = {show(key) for key in obs_keys}
     following = {show(name(key)) for key in obs_keys for name in (under_next, delta_key, scale_key, kept_key)}

@@ -33,7 +33,7 @@ _GROUPS = {  # TensorBoard's sections of what is not nested; all else is "learni
 
 @runtime_checkable
 class Figures(Protocol):
-    """Takes a run's figures beside `metrics.jsonl`."""
+    """Take a run's figures beside `metrics.jsonl`."""
 
     def write(self, frames: int, scalars: Iterable[tuple[str, float]]) -> None: ...
 
@@ -48,14 +48,13 @@ Logger = Callable[[Path, int | None], Figures]
 
 
 class Guarded:
-    """Takes the figures beside `metrics.jsonl` until that raises: then `warn` is told, and it is called no more."""
+    """Call a logger until it raises: then `warn`, and call it no more."""
 
     def __init__(self, figures: Figures, warn: Callable[[str], object]) -> None:
         self._figures: Figures | None = figures
         self._warn = warn
 
     def __call__(self, method: str, *arguments: object) -> None:
-        """Call one of its methods."""
         try:
             if self._figures is not None:
                 getattr(self._figures, method)(*arguments)
@@ -68,7 +67,6 @@ class Guarded:
 
 
 def load_tensorboard() -> tuple[Any, Any, Any]:
-    """Return the modules of TensorBoard that write events."""
     from tensorboard.compat.proto import event_pb2, summary_pb2
     from tensorboard.summary.writer import event_file_writer
 
@@ -76,10 +74,7 @@ def load_tensorboard() -> tuple[Any, Any, Any]:
 
 
 class EventsWriter:
-    """Appends scalars to a new events file in `folder`. Needs the package `tensorboard`.
-
-    `resume_at`: figures of earlier files past this many frames are hidden: the resumed run writes them anew.
-    """
+    """Append scalars to a new events file (package `tensorboard`); figures past `resume_at` frames are hidden."""
 
     def __init__(self, folder: Path | str, resume_at: int | None = None) -> None:
         event_pb2, summary_pb2, event_file_writer = load_tensorboard()
@@ -97,12 +92,11 @@ class EventsWriter:
             self._add(resume_at + 1, session_log=start)
 
     def write(self, frames: int, scalars: Iterable[tuple[str, float]]) -> None:
-        """One record at `frames` with every (name, value)."""
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in scalars]
         self._add(frames, summary=self._summary(value=values))
 
     def settings(self, settings: Mapping[str, object]) -> None:
-        """The settings of the run, by key; a value that is no number, bool or text is spelled."""
+        """Write the run's settings by key; values that are no number, bool or text are spelled."""
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
         plain = {key: x if isinstance(x, bool | int | float | str) else str(x) for key, x in settings.items()}
@@ -119,14 +113,7 @@ class EventsWriter:
 
 
 class MetricsWriter:
-    """Appends records to `metrics.jsonl`, made when missing, and, if chosen, to TensorBoard events in the same folder.
-
-    `resume_at`: keep the records up to this many frames and drop the rest, a torn last line included: when it begins,
-    by `begin` or by what is written first.
-    `logger`: "auto" adds TensorBoard when it is installed, "tensorboard" insists on it, "none" leaves it out. A
-    callable makes what takes the figures in its stead: `logger(folder, resume_at)`, see `rlcli.register_logger`.
-    `warn`: told, once, that what takes the figures failed; the file is written all the same.
-    """
+    """Append records to `metrics.jsonl`, cut to `resume_at` frames when it begins, and to the `logger` beside it."""
 
     def __init__(
         self,
@@ -169,10 +156,7 @@ class MetricsWriter:
             raise cannot_write(self.path, error) from error
 
     def write(self, record: Mapping[str, object]) -> None:
-        """Append one record; `record["frames"]` is its place in the run.
-
-        Values are numbers, strings, bools, None, one-element tensors or nested mappings of these.
-        """
+        """Append a record of numbers, strings, bools, None, one-element tensors or nested mappings, at its "frames"."""
         self.begin()
         values = plain(record)
         data = json.dumps(values, allow_nan=False, separators=(",", ":")).encode() + b"\n"
@@ -190,19 +174,19 @@ class MetricsWriter:
             self._events("write", int(values.get(FRAMES) or 0), scalars)
 
     def settings(self, settings: Mapping[str, object]) -> None:
-        """Write what the run was asked for, key by key, for TensorBoard's page that compares runs."""
+        """Write the run's settings, key by key, for TensorBoard's page that compares runs."""
         self.begin()
         if self._events is not None:
             self._events("settings", settings)
 
     def evaluation(self, frames: int, played: Mapping[str, object]) -> None:
-        """The closing evaluation, which belongs to no iteration, for TensorBoard."""
+        """Write the closing evaluation, which belongs to no iteration, to the logger."""
         if self._events is not None:
             scalars = _scalars({"evaluation": {name.removeprefix("mean_"): x for name, x in played.items()}})
             self._events("write", frames, scalars)
 
     def flush(self) -> None:
-        """Push the TensorBoard events out and the file to the disk (before a checkpoint refers to it)."""
+        """Flush the logger and sync the file (before a checkpoint refers to it)."""
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
@@ -211,7 +195,6 @@ class MetricsWriter:
             self._events("flush")
 
     def close(self) -> None:
-        """Close the files; once is enough."""
         self._file.close()
         if self._events is not None:
             self._events("close")
@@ -224,7 +207,7 @@ class MetricsWriter:
         self.close()
 
     def _write_rest(self, data: bytes, written: int, start: int) -> None:
-        """The disk took a part of the line: take the rest too, or leave the file as it was."""
+        """Write the rest of a line that the disk took in part, or leave the file as it was."""
         try:
             while written < len(data):
                 written += self._file.write(data[written:]) or 0
@@ -257,10 +240,10 @@ def plain(values: Mapping) -> dict:
 
 
 def wants_tensorboard(logger: str) -> bool:
-    """Say whether `logger` means TensorBoard events here; asks the import system without importing anything."""
-    known = (*choices("logger"), *registry.users_names("logger"))
-    if logger not in known:
-        raise ConfigError(f"unknown logger {logger!r}", where="logger", fix=f"Choose one of {', '.join(known)}.")
+    """Return True if `logger` means TensorBoard events here; nothing is imported."""
+    loggers = (*choices("logger"), *registry.users_names("logger"))
+    if logger not in loggers:
+        raise ConfigError(f"unknown logger {logger!r}", where="logger", fix=f"Choose one of {', '.join(loggers)}.")
     installed = has("tensorboard")
     if logger == "tensorboard" and not installed:
         raise ConfigError(
@@ -272,7 +255,7 @@ def wants_tensorboard(logger: str) -> bool:
 
 
 def _records(path: Path) -> Iterator[tuple[int, dict | None]]:
-    """Each whole line's end offset and record, None where it does not parse."""
+    """Yield each whole line's end offset and record, None where it does not parse."""
     if not path.is_file():
         raise DamagedDataError("the metrics cannot be read", where=str(path), why="it is missing, or no regular file")
     offset = 0
@@ -290,7 +273,7 @@ def _records(path: Path) -> Iterator[tuple[int, dict | None]]:
 
 
 def _end_last_line(file) -> None:
-    """After a crash the last line may be torn: end it, so that the next record starts on its own line."""
+    """End a last line that a crash tore, so that the next record starts on its own line."""
     size = os.fstat(file.fileno()).st_size
     if size:
         with open(file.name, "rb") as reader:
@@ -321,7 +304,7 @@ def _scalars(record: Mapping[str, object], prefix: str = "") -> Iterator[tuple[s
 
 
 def _tag(name: str) -> str:
-    """Return a figure's place among TensorBoard's charts: `kl` -> `learning/kl`; stages and memory have theirs."""
+    """Return a figure's path among TensorBoard's charts: `kl` -> `learning/kl`; stages and memory have theirs."""
     if "/" in name:
         return name
     if name.startswith("eval_"):
@@ -330,7 +313,7 @@ def _tag(name: str) -> str:
 
 
 def cannot_write(path: Path, error: OSError, needed: int = 0) -> ResourceError:
-    """Return the sentence where the system refuses a file of figures."""
+    """Return the error for a file of figures that the system refuses."""
     why = error.strerror or str(error)
     if error.errno == errno.ENOSPC:
         from rlcli.data.files.disk import (

@@ -24,32 +24,23 @@ GIVEN_BACK = 32 << 20  # glibc's largest threshold for blocks that are mapped on
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts what is allocated inside its context, `now` and at the `peak`, and not what was there before.
-
-    `reorders`: the backward pass of a convolution also holds its operands and results once more, in the layout that
-    oneDNN computes in.
-    `kept`: the most in blocks that the C library does not give back.
-
-    >>> with LiveBytes() as live:
-    ...     net(torch.empty(256, 4, device="meta")).sum().backward()
-    >>> live.peak
-    """
+    """Count bytes allocated in this context: `now`, at the `peak`, and the most in blocks never given back (`kept`)."""
 
     def __init__(self, *, reorders: bool = False) -> None:
         super().__init__()
         self.now = self.peak = self.kept = self._small = 0
-        self._reorders = reorders
+        self._reorders = reorders  # oneDNN's layout: a convolution's backward pass holds all its tensors once more
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         out = func(*args, **(kwargs or {}))
         given = [x for x in tree_iter((args, kwargs)) if isinstance(x, Tensor)]
-        mine = {x.untyped_storage()._cdata for x in given}
+        inputs = {x.untyped_storage()._cdata for x in given}
         made = [x for x in tree_iter(out) if isinstance(x, Tensor)]
         for x in made:
             storage = x.untyped_storage()
             name = storage._cdata
-            if name not in mine and name not in self._known:
+            if name not in inputs and name not in self._known:
                 self._known.add(name)
                 self._count(storage.nbytes())
                 weakref.finalize(storage, self._gone, name, storage.nbytes())
@@ -69,19 +60,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 class LargestPeak:
-    """A context around a stage; measures its first batch, and then each that is larger than any before.
-
-    `device`: where the stage computes. On the CPU operations are counted, on CUDA its allocator is asked.
-    `cuda`: `torch.cuda`, or a stand-in with its three counters.
-    `bytes`: held at the worst moment, less what was there before and what the stage leaves behind. None until the stage
-    was left without an error.
-
-    >>> values = LargestPeak("cpu")
-    >>> for batch in batches:
-    ...     with values.of(batch.numel()):
-    ...         estimator(batch)
-    >>> values.bytes
-    """
+    """Measure a stage at each batch larger than any before: `bytes` held at its worst moment beyond what stays."""
 
     def __init__(self, device: torch.device | str = "cpu", cuda=torch.cuda) -> None:
         self.device, self._cuda = torch.device(device), cuda
@@ -90,7 +69,6 @@ class LargestPeak:
         self._live: LiveBytes | None = None
 
     def of(self, rows: int) -> LargestPeak:
-        """Return the context for a batch of so many rows."""
         self._rows = rows
         return self
 
@@ -119,10 +97,7 @@ class LargestPeak:
 
 
 class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
-    """Counts the bytes that a forward pass inside its context saves for the backward pass, on the meta device too.
-
-    Whole storages, each once, but for what is there anyway (`beside`), such as inputs and weights.
-    """
+    """Count bytes that a forward pass saves for the backward pass, meta device too, but the storages `beside`."""
 
     def __init__(self, beside: Iterable[Tensor] = ()) -> None:
         super().__init__(self._save, lambda x: x)
@@ -137,7 +112,7 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
 
 
 class LargestSaved:
-    """Measures `SavedBytes` of the first minibatch, then of each with more rows; `bytes` is the most, None at first."""
+    """Measure `SavedBytes` of the first minibatch, then of each with more rows; `bytes` is the most, None at first."""
 
     def __init__(self) -> None:
         self.bytes: int | None = None
@@ -145,7 +120,6 @@ class LargestSaved:
 
     @contextmanager
     def of(self, rows: int, beside: Iterable[Tensor]) -> Iterator[None]:
-        """The context of the forward pass of so many rows."""
         if rows <= self._rows:
             yield
             return
@@ -156,20 +130,13 @@ class LargestSaved:
 
     @staticmethod
     def total(parts: Iterable[LargestSaved]) -> int | None:
-        """Of several layers; None where none was seen yet."""
-        known = [part.bytes for part in parts if part.bytes is not None]
-        return sum(known) if known else None
+        """Sum over layers; None where none was seen yet."""
+        seen = [part.bytes for part in parts if part.bytes is not None]
+        return sum(seen) if seen else None
 
 
 class DevicePeaks:
-    """A `Clock.watch`: peak allocated bytes by top-level stage.
-
-    It resets torch's peak counter at every change of stage: `torch.cuda.max_memory_allocated` then speaks of
-    the present stage only, and the run's peak is `peak` here.
-
-    `device`: a CUDA device.
-    `cuda` (module): `torch.cuda`, or a stand-in with its `max_memory_allocated` and `reset_peak_memory_stats`.
-    """
+    """Record peak allocated bytes by top-level stage, as a `Clock.watch` that resets torch's peak counter."""
 
     def __init__(self, device: torch.device | str, cuda=torch.cuda) -> None:
         self.device, self._cuda = torch.device(device), cuda
@@ -183,20 +150,11 @@ class DevicePeaks:
 
     @property
     def peak(self) -> int:
-        """The most over all stages, in bytes."""
         return max(self.by_stage.values(), default=0)
 
 
 class ProcessPeak:
-    """Resident bytes of this process from here on, however much it held before: it may have had other runs.
-
-    What it had freed by now goes back to the system first. The system keeps one high-water mark for all that the
-    process has done, other runs and the program that calls rlcli included. It is read and never lowered: until it is
-    passed, the peak is the largest of the readings.
-
-    `now` and `peak` (int): as of the last reading.
-    `sampled` (bool): whether the peak is only that of the readings.
-    """
+    """Track resident bytes from here on; `sampled` until the system's mark, which is never lowered, is passed."""
 
     def __init__(self) -> None:
         give_back()

@@ -42,13 +42,7 @@ LEDGER_EVERY = 1.0  # seconds between two readings of the ledger; the first and 
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of a run that are known before it starts: its `title` is the recipe's name, or the verb.
-
-    `obs_keys`: the observations of the batch, for the ledger.
-    `next_obs`: "full", "compact", "exact" or "delta".
-    `settings`: what the run was asked for, by key (`"env.id"`).
-    `info_keys`: what is followed of the envs' `info`.
-    """
+    """Facts known before a run starts; `next_obs` is "full", "compact", "exact" or "delta", `title` recipe or verb."""
 
     title: str
     env: str
@@ -61,14 +55,7 @@ class Facts:
 
 
 class Reporter:
-    """Follows a run: episodes, stages, memory, metrics, the view, the closing report.
-
-    `folder`: the run folder; without one nothing is written. `console`: "auto", "live", "plain" or "off".
-    `logger`: "auto", "tensorboard", "none", or what makes another; metrics.jsonl is always written.
-    `resume_at`: frames of the checkpoint a resumed run continues from: later metrics are cut.
-    `stream`: where to print; `sys.stdout` by default.
-    Leaving its context gives the terminal back (a live view hides the cursor), also after an error.
-    """
+    """Follow a run: episodes, stages, memory, metrics, view, closing report; leaving it gives the terminal back."""
 
     def __init__(
         self,
@@ -98,12 +85,10 @@ class Reporter:
 
     @property
     def episodes(self) -> EpisodeStats:
-        """Those that ended, and those that are open."""
         return self.tally.episodes
 
     @property
     def redraws(self) -> bool:
-        """Say whether a live view is drawn on the terminal."""
         return self._view.redraws
 
     def watch(self, watched: WatchedMemory) -> None:
@@ -112,7 +97,7 @@ class Reporter:
             self.clock.watch = peaks
 
     def start(self, *lines: str) -> None:
-        """Print `lines` (what was derived, where the run is), start the clock, show the empty view."""
+        """Print `lines`, start the clock, show the empty view."""
         for text in lines:
             self._view.say(text)
         if self._episode_log is not None:
@@ -139,17 +124,7 @@ class Reporter:
         restarts: Sequence[tuple[int, int]] = (),
         **counted: Any,
     ) -> None:
-        """Report one batch `[N, T]` after its update.
-
-        `learning`: figures of the update: numbers or one-element tensors. All are written; `snapshot.LEARNING` says
-        which are shown, and as what.
-        `reward`, `done` (`[N, T, 1]`): read instead of `("next", "reward")` and `("next", "done")`: before any scaling.
-        `others`: ledger lines of other components.
-        `frames`: since the last report, where `batch` is the last of several; those of `batch` by default.
-        `workers`: the processes that collect.
-        `restarts`: of each process that steps envs, how often it was replaced, and how many frames that has lost.
-        `counted`: valued, lanes and ends, as `Tally.count` takes them.
-        """
+        """Report a batch `[N, T]` after its update; `reward` and `done` `[N, T, 1]` are those before scaling."""
         frames = batch.shape.numel() if frames is None else frames
         with self.clock(OTHER), self.clock("log"):
             reward = batch.get(REWARD, None) if reward is None else reward
@@ -174,10 +149,7 @@ class Reporter:
                 self._view.show(self.snapshot())
 
     def rest(self, frames: int, **counted: Any) -> None:
-        """Count frames after the last report that none will follow: see `Tally.count`.
-
-        They are in the summary and in no line of metrics: a resumed run reports them with those that come after.
-        """
+        """Count frames after the last report, for the summary alone: a resumed run reports them with those after."""
         self.tally.count(frames, **counted)
         self._log_episodes()
         self.clock.lap(frames)
@@ -188,7 +160,6 @@ class Reporter:
             self._episode_log.write(ended, self.clock.elapsed())
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
         self._view.say(text)
 
     def warn(self, kind: str, text: str, count: int = 1) -> None:
@@ -197,19 +168,18 @@ class Reporter:
             self._view.warn(text)
 
     def out_of_bounds(self, news: Iterable[tuple[str, str, int]], where: str = "") -> None:
-        """Warn of observations outside their bounds: key, sentence and how many, as `Bounds.news` gives them."""
+        """Warn of observations outside their bounds: key, sentence and count, as `Bounds.news` gives them."""
         for key, text, count in news:
             self.warn(f"out of bounds {where}{key}", f"{where}{text}", count)
 
     def flush(self) -> None:
-        """Bring the metrics to the disk; call before a checkpoint that counts on them."""
+        """Sync the metrics to the disk; call before a checkpoint that counts on them."""
         if self._metrics is not None:
             self._metrics.flush()
         if self._episode_log is not None:
             self._episode_log.flush()
 
     def snapshot(self) -> Snapshot:
-        """Return what a view shows now."""
         facts, tally, episodes = self.facts, self.tally, self.episodes
         infos = episodes.infos
         return Snapshot(
@@ -238,12 +208,7 @@ class Reporter:
         )
 
     def close(self, status: str = "done", commands: Mapping[str, str] | None = None, **facts: object) -> dict:
-        """End the view, write summary.json and report.md, print the closing report, and return the summary.
-
-        `status`: "done", "stopped", "interrupted" or "failed".
-        `commands`: label -> command line to type next: evaluate, resume.
-        `facts`: more for summary.json: verb, evaluation results, the run's path.
-        """
+        """End the view, write summary.json and report.md with `facts`, print the report, return the summary."""
         self.clock.lap()
         for key in self.facts.info_keys if self.episodes.episodes else ():
             if key != SUCCESS and key not in self.episodes.infos.get("info", {}):
@@ -273,19 +238,16 @@ class Reporter:
             self._metrics.close()
 
     def state_dict(self) -> dict:
-        """Plain values for a checkpoint: a resumed run continues totals, episodes, curve and warnings."""
         logged = 0 if self._episode_log is None else self._episode_log.rows
         return {**self.tally.state_dict(), "clock": self.clock.state_dict(), "logged": logged}
 
     def load_state_dict(self, state: Mapping) -> None:
-        """Continue where `state_dict` was taken."""
         self.tally.load_state_dict(state)
         self.clock.load_state_dict(state["clock"])
         if self._episode_log is not None:
             self._episode_log.rows = int(state.get("logged", 0))
 
     def _record(self, spent: Spent, ended: tuple[float | None, float | None]) -> dict:
-        """One line of metrics.jsonl."""
         tally, episodes = self.tally, self.episodes
         return {
             "frames": tally.frames,

@@ -35,18 +35,7 @@ EVALUATION = "evaluation return"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state of a run between two batches.
-
-    `elapsed`: seconds of the run, earlier sessions included; `spent`: those by stage up to `frames`.
-    `learning`: figures of the last update, under their short names.
-    `returns`, `evaluations`: the histories behind the sparklines; of evaluations along the way.
-    `mean_return`, `mean_length`, `best`: of the last finished episodes; None before the first.
-    `success_rate`, `infos`: of them, where their envs tell; means of what else is followed of `info`.
-    `approximated`: rows whose successor value was approximated so far.
-    `dropped`: rows that the budget of `shifted` had no room for so far; None where that is off.
-    `workers`: the processes that collect; none where this one does.
-    `restarts`: how often processes that step envs were replaced.
-    """
+    """State of a run between two batches: means over the last finished episodes, None before the first."""
 
     title: str = "run"
     env: str = ""
@@ -73,52 +62,47 @@ class Snapshot:
 
     @property
     def fraction(self) -> float:
-        """Return how much of the run is done, in [0, 1]."""
         return min(self.frames / self.total_frames, 1.0) if self.total_frames > 0 else 0.0
 
     @property
     def eta(self) -> float | None:
-        """Seconds still to go at the run's mean pace; None before the first batch."""
+        """Return the seconds still to go at the run's mean pace; None before the first batch."""
         if self.spent.pace <= 0:
             return None
         return max(self.total_frames - self.frames, 0) / self.spent.pace
 
     @property
     def name(self) -> str:
-        """`ppo_exact · CartPole-v1 · seed 1`."""
+        """Return `ppo_exact · CartPole-v1 · seed 1`."""
         parts = [self.title, self.env, "" if self.seed is None else f"seed {self.seed}"]
         return " · ".join(part for part in parts if part)
 
     @property
     def infos_said(self) -> list[str]:
-        """Say what envs said of the last episodes."""
+        """Return texts of success rate and `info` of the last episodes."""
         rate = [] if self.success_rate is None else [f"success {100 * self.success_rate:.0f} %"]
         return [*rate, *(f"{key} {number(x)}" for key, x in self.infos.items())]
 
     @property
     def rows_said(self) -> list[str]:
-        """Say what the value stage could not know or had no room for; only what there can be."""
-        said = [f"V(s) in place of V(s') {self.approximated:,}"] if self.approximated else []
-        return said if self.dropped is None else [*said, f"dropped rows {self.dropped:,}"]
+        """Return texts of the value stage's approximated and dropped rows, where there can be any."""
+        texts = [f"V(s) in place of V(s') {self.approximated:,}"] if self.approximated else []
+        return texts if self.dropped is None else [*texts, f"dropped rows {self.dropped:,}"]
 
 
 def shown(learned: Mapping[str, SupportsFloat]) -> dict[str, float]:
     """Return the figures of an update that views show, under their short names."""
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for name, short in LEARNING.items():
         if name in learned:
-            found.setdefault(short, float(learned[name]))
-    if found.keys() & {"policy loss", "value loss"}:
-        found.pop("loss", None)  # their sum
-    return found
+            figures.setdefault(short, float(learned[name]))
+    if figures.keys() & {"policy loss", "value loss"}:
+        figures.pop("loss", None)  # their sum
+    return figures
 
 
 class View:
-    """The face of a view that the reporter asks, `due` first, so that nothing is gathered in vain.
-
-    This one shows nothing (`console: off`). `redraws` says whether a state is drawn over the last one, and so may be
-    shown at any time.
-    """
+    """Show nothing, as the base of views; `redraws`: a state is drawn over the last one, so at any time."""
 
     redraws = False
 
@@ -128,10 +112,10 @@ class View:
     def show(self, snapshot: Snapshot) -> None: ...
 
     def say(self, text: str) -> None:
-        """One line that stays: a checkpoint, a derived value."""
+        """Print a line that stays: a checkpoint, a derived value."""
 
     def warn(self, text: str) -> None:
-        """A warning seen for the first time; a view whose snapshots show warnings need not repeat it."""
+        """Print a new warning; a view whose snapshots show warnings need not."""
 
     def close(self, snapshot: Snapshot | None = None) -> None:
         """Show the last state and give the terminal back."""

@@ -23,7 +23,7 @@ _UNKNOWN = -(1 << 62)  # the length of an episode whose first steps were not see
 
 
 class Episode(NamedTuple):
-    """One that ended after `frames` of the run in sub-environment `env`, `terminated` or truncated; its last `info`."""
+    """One episode, which ended after `frames` of the run in sub-environment `env`; its last `info`."""
 
     frames: int
     env: int
@@ -35,19 +35,14 @@ class Episode(NamedTuple):
 
 
 def info_figures(means: Mapping[str, float]) -> dict[str, Any]:
-    """Means of what was kept of `info`, as records hold them: `success_rate`, and the rest under `info`."""
+    """Return means of `info` as records hold them: `success_rate`, and the rest under `info`."""
     rate = {"success_rate": means[SUCCESS]} if SUCCESS in means else {}
     others = {key: x for key, x in means.items() if key != SUCCESS}
     return rate | ({"info": others} if others else {})
 
 
 class EpisodeStats:
-    """Accumulates finished episodes over batches `[N, T, 1]` (N lanes); `[T, 1]` is one lane.
-
-    `window`: how many of the last finished episodes `mean_return` and `mean_length` look back on.
-    `best`: the highest return of one episode; None before the first.
-    `fresh`: those that nobody has taken yet, where it was told of their ends.
-    """
+    """Sum up finished episodes of batches `[N, T, 1]` or `[T, 1]`; means are over the last `window`."""
 
     def __init__(self, window: int = WINDOW) -> None:
         self.episodes = 0
@@ -63,12 +58,7 @@ class EpisodeStats:
     def update(
         self, reward, done, lanes: range | None = None, told: Sequence[tuple[int, Ended]] = ()
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Read one batch; return the returns and lengths of its ended episodes, in order of time, then lane.
-
-        `reward`, `done` (`[N, T, 1]` or `[T, 1]`): the columns `("next", "reward")` and `("next", "done")`.
-        `lanes`: which lanes they are of, where other batches are of others; all that there are by default.
-        `told`: the frames of the run at each end, and what is known of it.
-        """
+        """Read rewards, ends `[N, T, 1]` of `lanes`; return ended episodes' returns and lengths by time, lane."""
         reward, done = _lanes(reward).astype(np.float64), _lanes(done).astype(bool)
         if reward.shape != done.shape:
             raise ValueError(f"reward {reward.shape} and done {done.shape} differ in shape")
@@ -79,7 +69,7 @@ class EpisodeStats:
             self._open_return, self._open_length = (
                 np.pad(x, (0, more)) for x in (self._open_return, self._open_length)
             )
-        here = slice(0, count) if lanes is None else slice(lanes.start, lanes.stop)
+        span = slice(0, count) if lanes is None else slice(lanes.start, lanes.stop)
         if not reward.size:
             return np.zeros(0), np.zeros(0, np.int64)
 
@@ -93,23 +83,23 @@ class EpisodeStats:
         lengths = last - first + 1
 
         heads = np.flatnonzero(first % steps == 0)  # a lane's first piece continues the episode left open
-        sums[heads] += self._open_return[here]
-        lengths[heads] += self._open_length[here]
+        sums[heads] += self._open_return[span]
+        lengths[heads] += self._open_length[span]
 
         ends = done.ravel()[last]
         ended = ends & (lengths > 0)  # of one whose beginning is unknown nothing is counted
         tails = np.flatnonzero((last + 1) % steps == 0)
-        self._open_return[here] = np.where(ends[tails], 0.0, sums[tails])
-        self._open_length[here] = np.where(ends[tails], 0, lengths[tails])
+        self._open_return[span] = np.where(ends[tails], 0.0, sums[tails])
+        self._open_length[span] = np.where(ends[tails], 0, lengths[tails])
 
         order = np.argsort(last[ended] % steps, kind="stable")
         sums, lengths = sums[ended][order], lengths[ended][order]
         self._take(sums, lengths)
         if told:
-            known = {(end.t, end.lane): (frames, end) for frames, end in told}
-            places = last[ended][order]
-            for t, lane, total, length in zip(places % steps, places // steps, sums, lengths, strict=True):
-                frames, end = known[int(t), int(lane)]
+            ends_at = {(end.t, end.lane): (frames, end) for frames, end in told}
+            positions = last[ended][order]
+            for t, lane, total, length in zip(positions % steps, positions // steps, sums, lengths, strict=True):
+                frames, end = ends_at[int(t), int(lane)]
                 env = int(lane) + (0 if lanes is None else lanes.start)
                 self.fresh.append(Episode(frames, env, end.seed, float(total), int(length), end.terminated, end.info))
                 for key, value in end.info.items():
@@ -117,14 +107,13 @@ class EpisodeStats:
         return sums, lengths
 
     def take(self) -> list[Episode]:
-        """Return those that ended since this was last called."""
+        """Return the episodes that ended since the last call."""
         taken, self.fresh = self.fresh, []
         return taken
 
     @property
     def infos(self) -> dict[str, Any]:
-        """`info_figures` of the last episodes."""
-        return info_figures({key: float(np.mean(found)) for key, found in self._infos.items()})
+        return info_figures({key: float(np.mean(values)) for key, values in self._infos.items()})
 
     def forget_open(self, lanes: Sequence[int] | None = None) -> None:
         """Drop the open episodes (of some lanes): they were reset without being finished."""
@@ -133,7 +122,7 @@ class EpisodeStats:
         self._open_length[where] = 0
 
     def interrupt(self, gaps: Mapping[int, bool]) -> None:
-        """Rows were lost before those that come next of these lanes, which begin an episode or are in one already."""
+        """Mark rows lost before the next ones of these lanes, which begin an episode (True) or are in one."""
         for lane, begins in gaps.items():
             if lane < len(self._open_return):
                 self._open_return[lane] = 0.0
@@ -141,16 +130,15 @@ class EpisodeStats:
 
     @property
     def mean_return(self) -> float | None:
-        """Mean return of the last finished episodes; None before the first."""
+        """Return the mean return of the last finished episodes; None before the first."""
         return float(np.mean(self._returns)) if self._returns else None
 
     @property
     def mean_length(self) -> float | None:
-        """Mean length of the last finished episodes; None before the first."""
+        """Return the mean length of the last finished episodes; None before the first."""
         return float(np.mean(self._lengths)) if self._lengths else None
 
     def state_dict(self) -> dict:
-        """Plain lists and numbers; JSON keeps float64 exactly."""
         return {
             "episodes": self.episodes,
             "best": self.best,
@@ -158,18 +146,17 @@ class EpisodeStats:
             "lengths": list(self._lengths),
             "open_return": self._open_return.tolist(),
             "open_length": self._open_length.tolist(),
-            "infos": {key: list(found) for key, found in self._infos.items()},
+            "infos": {key: list(values) for key, values in self._infos.items()},
         }
 
     def load_state_dict(self, state: Mapping) -> None:
-        """Continue where `state_dict` was taken."""
         self.episodes = int(state["episodes"])
         self.best = None if state["best"] is None else float(state["best"])
         self._returns.clear()
         self._returns.extend(state["returns"])
         self._lengths.clear()
         self._lengths.extend(state["lengths"])
-        self._infos = {key: deque(found, maxlen=self._window) for key, found in state.get("infos", {}).items()}
+        self._infos = {key: deque(values, maxlen=self._window) for key, values in state.get("infos", {}).items()}
         self._open_return = np.array(state["open_return"], np.float64)
         self._open_length = np.array(state["open_length"], np.int64)
 
@@ -199,7 +186,7 @@ def _lanes(column) -> np.ndarray:
 
 
 class Curve:
-    """Points over a whole run, at most `capacity` (an even number) of them."""
+    """Keep points over a whole run, at most `capacity` (an even number) of them."""
 
     def __init__(self, capacity: int = 128) -> None:
         self._capacity = capacity
@@ -208,7 +195,6 @@ class Curve:
         self._pending: list[float] = []
 
     def add(self, value: float) -> None:
-        """Append one value."""
         self._pending.append(value)
         if len(self._pending) < self._stride:
             return
@@ -221,7 +207,7 @@ class Curve:
 
     @property
     def points(self) -> list[float]:
-        """Oldest first, what is not yet a whole point included."""
+        """Return the points oldest first, an unfinished one included."""
         rest = [sum(self._pending) / len(self._pending)] if self._pending else []
         return self._points + rest
 
@@ -235,18 +221,13 @@ class Curve:
 
 @dataclass
 class ValueRows:
-    """Rows valued so far, each as often as it was.
-
-    `approximated`: of those, with a successor whose value stands for another.
-    `dropped`: of those, without room in the budget of `shifted`; None where that is off.
-    """
+    """Count rows valued, `approximated` by another's value, and `dropped` (None without `shifted`)."""
 
     rows: int = 0
     approximated: int = 0
     dropped: int | None = None
 
     def add(self, more: ValueRows) -> None:
-        """Count more."""
         self.rows += more.rows
         self.approximated += more.approximated
         if more.dropped is not None:
@@ -260,13 +241,7 @@ DROPPED = "a row was not learned from: raise value.shifted_budget to make room f
 
 
 class Tally:
-    """Counts over all sessions of a run: `frames` and batches (`iteration`) reported.
-
-    `curve`, `evaluations`: of the mean return, and of what evaluations along the way found (the last: `evaluated`).
-    `boundary`: rows not followed by their successor; None until a batch shows its ends.
-    `learning`: figures of the last update: numbers or one-element tensors.
-    `warnings`: kind -> (text, count).
-    """
+    """Count over all sessions of a run; `boundary` rows lack their successor below (None before ends are shown)."""
 
     def __init__(self) -> None:
         self.frames = self.iteration = 0
@@ -280,7 +255,7 @@ class Tally:
     def batch(
         self, frames: int, learning: Mapping[str, Figure] | None, **counted: Any
     ) -> tuple[float | None, float | None]:
-        """`count` a batch that is reported, with the figures of its update."""
+        """Count a batch that is reported, with the figures of its update."""
         self.iteration += 1
         self.learning = dict(learning or {})
         if "eval_return" in self.learning:
@@ -301,10 +276,7 @@ class Tally:
         lanes: range | None = None,
         ends: Sequence[tuple[int, Ended]] = (),
     ) -> tuple[float | None, float | None]:
-        """Count frames; return the mean return and length of the episodes that ended in them.
-
-        `reward`, `done` (`[N, T, 1]`), `lanes`, `ends`: see `EpisodeStats.update`.
-        """
+        """Count frames; return the mean return and length of the episodes that ended in them."""
         self.frames += frames
         if valued is not None:
             self.valued.add(valued)
@@ -317,18 +289,17 @@ class Tally:
         return None, None
 
     def warn(self, kind: str, text: str, count: int = 1) -> bool:
-        """Count a warning; whether it is the first of its kind."""
+        """Count a warning; return True if it is the first of its kind."""
         first = kind not in self.warnings
         self.warnings[kind] = text, self.warnings.get(kind, ("", 0))[1] + count
         return first
 
     def all_warnings(self) -> dict[str, tuple[str, int]]:
-        """With those about the rows of the value stage."""
-        own = {"approximated": (APPROXIMATED, self.valued.approximated), "dropped": (DROPPED, self.valued.dropped)}
-        return self.warnings | {kind: (text, count) for kind, (text, count) in own.items() if count}
+        """Return the warnings with those about the rows of the value stage."""
+        of_rows = {"approximated": (APPROXIMATED, self.valued.approximated), "dropped": (DROPPED, self.valued.dropped)}
+        return self.warnings | {kind: (text, count) for kind, (text, count) in of_rows.items() if count}
 
     def state_dict(self) -> dict:
-        """Plain values."""
         return {
             "frames": self.frames,
             "iteration": self.iteration,
@@ -342,7 +313,7 @@ class Tally:
         }
 
     def load_state_dict(self, state: Mapping) -> None:
-        """Continue where `state_dict` was taken; what was warned of since then counts on."""
+        """Continue where `state_dict` was taken; later warnings count on."""
         self.frames, self.iteration = int(state["frames"]), int(state["iteration"])
         self.boundary, self.valued = state["boundary"], ValueRows(**state["valued"])
         since = self.warnings

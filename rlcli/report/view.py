@@ -27,7 +27,7 @@ _FIRST = (EVALUATION, "kl", "explained variance", "q value", "lag")  # learning 
 
 
 def line(snapshot: Snapshot) -> str:
-    """Say how far the run is and how it goes; groups two spaces apart."""
+    """Return progress and results as one line; groups two spaces apart."""
     groups = [
         f"{100 * snapshot.fraction:3.0f}%",
         f"{figures.count(snapshot.frames)}/{figures.count(snapshot.total_frames)}",
@@ -44,7 +44,7 @@ def line(snapshot: Snapshot) -> str:
 
 
 def details(snapshot: Snapshot) -> list[str]:
-    """Say where the seconds and the bytes went, and the learning figures that `line` leaves out."""
+    """Return time, memory, workers and the learning figures that `line` leaves out."""
     spent = snapshot.spent
     learning = [
         f"best {figures.number(snapshot.best)}",
@@ -93,11 +93,7 @@ def _memory(row: MemoryRow) -> str:
 
 
 class PlainView(View):
-    """Writes a line when one is due: every 2 s at first, then every 60th of the time gone.
-
-    They are never more than a minute apart. A log stays short enough to read: about 260 lines in the first
-    hour, 60 in each later one, and with every tenth of them the details.
-    """
+    """Write a line every 2 s at first, then every 60th of the time gone, at least once a minute."""
 
     def __init__(self, stream: TextIO, now: Callable[[], float] = time.monotonic) -> None:
         self._stream: TextIO | None = stream

@@ -15,11 +15,7 @@ LINES = 4  # at most, of all workers together: of more than have room on them, o
 
 
 class WorkerReadings(Protocol):
-    """The readings of one worker, which collected `frames` so far, those of batches that are passed over among them.
-
-    `lag`: publications that its last batch was behind; None where there is no such thing.
-    `restarts`, `lost_frames`, `cause`: how often it was replaced, how many frames that has lost, and why the last time.
-    """
+    """Readings of one worker: `frames` so far, skipped ones included; `lag` in publications, None without weights."""
 
     frames: int
     lag: int | None
@@ -38,11 +34,7 @@ class WorkerRow:
 
 
 class Workers:
-    """Of one session of a run.
-
-    `rows` (list of WorkerRow): as they were read last.
-    `restarts` (int): how often processes were replaced by then.
-    """
+    """Follow the workers of one session: `rows` as read last, and all `restarts` by then."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -52,7 +44,7 @@ class Workers:
         self.restarts = 0
 
     def begin(self, workers: Sequence[WorkerReadings]) -> None:
-        """Before the first batch: what they have done by now, in an earlier session perhaps, is no news."""
+        """Read what the workers did before the first batch, which is no news."""
         self._told = [(worker.restarts, worker.lost_frames) for worker in workers]
         self.read(workers)
 
@@ -69,7 +61,7 @@ class Workers:
         self.restarts = sum(times for times, _ in restarts)
 
     def replaced(self, workers: Sequence[WorkerReadings]) -> Iterator[tuple[str, int]]:
-        """Of each that was replaced since this was asked last: a sentence, and how often."""
+        """Yield a sentence and a count for each worker replaced since the last call."""
         for index, worker in enumerate(workers):
             restarts, lost = self._told[index] if index < len(self._told) else (0, 0)
             if more := worker.restarts - restarts:
@@ -78,50 +70,42 @@ class Workers:
 
 
 def cells(rows: Sequence[WorkerRow], restarts: int, room: int) -> list[str]:
-    """Return what a view says of workers: a piece of text for each, as long as the others; or a few for all of them.
-
-    `restarts`: of all; where they only step envs, there is no more to say.
-    `room`: columns of a line; cells stand two apart.
-    """
+    """Return a text a worker, padded alike, or a range over all where `LINES` of `room` columns do not hold them."""
     replaced = [f"restarts {restarts}"] if restarts else []
     if not rows:
         return replaced
     rates = [figures.rate(row.rate) if row.rate is not None else figures.NOTHING for row in rows]
     widest = max(map(len, rates), default=0)
-    found = []
+    texts = []
     for index, (row, rate) in enumerate(zip(rows, rates, strict=True)):
         text = f"{index:>{len(str(len(rows) - 1))}} {rate:>{widest}}/s"
         text += "" if row.lag is None else f" lag {row.lag}"
-        found.append(text + (f" restarts {row.restarts}" if row.restarts else ""))
-    wide = max(map(len, found), default=0)
+        texts.append(text + (f" restarts {row.restarts}" if row.restarts else ""))
+    wide = max(map(len, texts), default=0)
     if len(rows) <= LINES * max((room + 2) // (wide + 2), 1):
-        return [text.ljust(wide) for text in found]
-    known = [row.rate for row in rows if row.rate is not None]
+        return [text.ljust(wide) for text in texts]
+    measured = [row.rate for row in rows if row.rate is not None]
     lags = [row.lag for row in rows if row.lag is not None]
-    found = [figures.count(len(rows))]
-    found += [f"each {figures.rate(min(known))} to {figures.rate(max(known))}/s"] if known else []
-    found += [f"lag {min(lags)} to {max(lags)}"] if lags else []
-    return found + replaced
+    texts = [figures.count(len(rows))]
+    texts += [f"each {figures.rate(min(measured))} to {figures.rate(max(measured))}/s"] if measured else []
+    texts += [f"lag {min(lags)} to {max(lags)}"] if lags else []
+    return texts + replaced
 
 
 def in_words(workers: Sequence[Mapping], late: int = 0, dropped: int = 0) -> str:
-    """Return the workers of a summary, in one line.
-
-    `late` and `dropped`: batches that were further behind than `weights.max_lag`, and the frames of those that were
-    passed over.
-    """
+    """Return a summary's workers as one line; `late` batches exceeded `weights.max_lag`, `dropped` are their frames."""
     frames = [worker["frames"] for worker in workers]
     each = figures.count(min(frames)) + (f" to {figures.count(max(frames))}" if len(set(frames)) > 1 else "")
-    said = [f"{len(workers)}, of {each} frames each" if len(workers) > 1 else f"1, of {each} frames"]
+    texts = [f"{len(workers)}, of {each} frames each" if len(workers) > 1 else f"1, of {each} frames"]
     lags = [worker["largest_lag"] for worker in workers if worker["largest_lag"] is not None]
-    said += [f"batches at most {_counted(max(lags), 'weight version')} behind"] if lags else []
+    texts += [f"batches at most {_counted(max(lags), 'weight version')} behind"] if lags else []
     if late:
         over = f" and skipped ({_counted(dropped, 'frame')}, not counted in the run)" if dropped else ""
-        said.append(f"{_counted(late, 'batch', 'batches')} further behind than weights.max_lag{over}")
+        texts.append(f"{_counted(late, 'batch', 'batches')} further behind than weights.max_lag{over}")
     if restarts := sum(worker["restarts"] for worker in workers):
         lost = sum(worker["lost_frames"] for worker in workers)
-        said.append(f"restarted {_counted(restarts, 'time')}, {_counted(lost, 'frame')} lost")
-    return "; ".join(said)
+        texts.append(f"restarted {_counted(restarts, 'time')}, {_counted(lost, 'frame')} lost")
+    return "; ".join(texts)
 
 
 def _counted(number: int, what: str, more: str | None = None) -> str:

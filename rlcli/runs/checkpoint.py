@@ -30,12 +30,7 @@ BEST = "best"  # the folder of the best one
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint that verified.
-
-    `state`: as it was saved; tensors on the CPU.
-    `manifest`: sequence, number, created, config, versions, files.
-    `skipped`: one sentence for each newer checkpoint that is damaged.
-    """
+    """A verified checkpoint, its tensors on the CPU; `skipped`: a sentence for each newer, damaged one."""
 
     path: Path
     state: dict[str, Any]
@@ -55,16 +50,7 @@ def save(
     ring: LiveRows | None = None,
     disk: Disk | None = None,
 ) -> Path:
-    """Write the next checkpoint into `folder`, then take away those beyond the newest `keep` that verify.
-
-    `number`: the frames it stands at. A run that fell back may pass them again: folders have their own count.
-    `config`, `versions`: what the run was made with.
-    `keep`: at least 2.
-    `may_be_infinite`: names at the top of `state` in which NaN and inf are allowed (statistics, bounds).
-    `ring`: of the buffer whose state without rows stands under "buffer": its rows become files of their own, of which
-    those that would be the same as in the last checkpoint but one are links.
-    Return the new checkpoint's folder. Whatever is raised, the checkpoints before it stay.
-    """
+    """Write the next checkpoint, at `number` frames, a `ring`'s rows as files; keep the newest `keep` that verify."""
     if keep < 2:
         raise ArgumentError("at least 2 checkpoints are kept", why=f"got keep={keep}")
     folder, disk = Path(folder), disk or Disk()
@@ -100,7 +86,7 @@ def save(
 
 
 def make_room(folder: Path | str) -> list[Path]:
-    """Take away all but the newest checkpoint that verifies; which they were."""
+    """Remove all but the newest checkpoint that verifies; return them."""
     return FOLDERS.prune(Path(folder), 1, Disk())
 
 
@@ -110,8 +96,8 @@ def named(text: PathLike[str] | str) -> Path | None:
     if not run or Path(text).is_dir() or not Path(run).is_dir():
         return None
     if word == "best":
-        if found := list_checkpoints(Path(run) / BEST):
-            return found[-1]
+        if folders := list_checkpoints(Path(run) / BEST):
+            return folders[-1]
         raise ConfigError(
             "this run has kept no best checkpoint", where=run,
             why="run.keep_best=true keeps it, where run.eval_every says how often to evaluate",
@@ -120,32 +106,22 @@ def named(text: PathLike[str] | str) -> Path | None:
     frames = {str(read_manifest(path)["number"]): path for path in list_checkpoints(Path(run) / CHECKPOINTS)}
     path = frames.get(word.replace("_", ""), Path(run) / CHECKPOINTS / word)
     if not (path / MANIFEST).exists():
-        there = ", ".join(f"{path.name} ({at} frames)" for at, path in frames.items())
-        raise ConfigError(f"the run has no checkpoint {word!r}", where=run, fix=f"It has {there or 'none'}.")
+        existing = ", ".join(f"{path.name} ({at} frames)" for at, path in frames.items())
+        raise ConfigError(f"the run has no checkpoint {word!r}", where=run, fix=f"It has {existing or 'none'}.")
     return path
 
 
 def load_latest(folder: Path | str) -> Checkpoint:
-    """Return the newest checkpoint that verifies.
-
-    Damaged ones are passed over with a warning each, which names the file and what is wrong with it.
-
-    Raises
-    ------
-    ResourceError
-        There has never been one.
-    DamagedDataError
-        There are checkpoints, and none verifies.
-    """
+    """Return the newest checkpoint that verifies, with a warning for each damaged one passed over."""
     skipped: list[str] = []
     for path in reversed(list_checkpoints(Path(folder))):
         try:
-            found = load(path)
+            loaded = load(path)
         except DamagedDataError as error:
             skipped.append(str(error))
             warnings.warn(f"checkpoint skipped: {error}", stacklevel=2)
             continue
-        return found._replace(skipped=skipped)
+        return loaded._replace(skipped=skipped)
     raise _none_of(folder, skipped)
 
 
@@ -161,24 +137,24 @@ def latest_number(folder: Path | str) -> int:
 
 
 def newest(run: Run) -> Checkpoint:
-    """Return the newest checkpoint that verifies; warn if the run has saved a later one that is not there."""
+    """Return the newest checkpoint that verifies; warn if the run has saved a later one that is gone."""
     if (verb := run.info.get("verb")) != "train":
         raise ConfigError("only training runs hold a policy", where=str(run.path), why=f"this is one of rlcli {verb}")
     try:
-        found = load_latest(run.path / CHECKPOINTS)
+        loaded = load_latest(run.path / CHECKPOINTS)
     except DamagedDataError as error:
         error.fix = f"Restore one of them from a copy, or start again: {start_command(run)}"
         raise
     except ResourceError:
         raise nothing_saved(run) from None
-    if (why := gone_before(found)) is not None:
+    if (why := gone_before(loaded)) is not None:
         warnings.warn(f"{run.path}: {why}", stacklevel=2)
-    return found
+    return loaded
 
 
-def gone_before(found: Checkpoint) -> str | None:
-    """See `rlcli.data.files.checkpoints.gone`; None where a newer one is damaged, which is told in its own words."""
-    return None if found.skipped else gone(found.path)
+def gone_before(loaded: Checkpoint) -> str | None:
+    """Return `data.files.checkpoints.gone`'s sentence; None where a newer one is damaged, which is told already."""
+    return None if loaded.skipped else gone(loaded.path)
 
 
 def load(path: Path | str) -> Checkpoint:
@@ -200,12 +176,11 @@ def verify(path: Path | str) -> str | None:
 
 
 def is_one(path: Path) -> bool:
-    """Say whether a folder is called as a checkpoint is."""
     return FOLDERS.sequence(path) >= 0
 
 
 def list_checkpoints(folder: Path | str) -> list[Path]:
-    """Checkpoint folders, oldest first, whole or not."""
+    """Return checkpoint folders, oldest first, whole or not."""
     return FOLDERS.paths(Path(folder))
 
 

@@ -46,63 +46,43 @@ _RESULTS = (METRICS, SUMMARY, EVIDENCE, f"{CHECKPOINTS}/checkpoint_*/*", FRAMES,
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder, read. What `rlcli.train(...)` returns.
-
-    Parameters
-    ----------
-    path : Path
-
-    Attributes
-    ----------
-    made : list of str
-        What this process makes in it before the first batch: names and patterns of files, and folders, in its order.
-
-    Raises
-    ------
-    ResourceError
-        When something is read and the folder is gone or holds no run.
-    DamagedDataError
-        When one of its files is not what it should be.
-    """
+    """A run folder, read, which `rlcli.train(...)` returns; `made`: what this process makes before the first batch."""
 
     path: Path
     made: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @cached_property
     def info(self) -> dict:
-        """run.json: id, verb, recipe, seed, env, overrides, command, packages, recipe_dirs, created, versions, ..."""
+        """Return run.json: id, verb, recipe, seed, env, overrides, command, packages, created, versions, ..."""
         return read_run_file(self.path, RUN)
 
     @cached_property
     def config(self) -> dict:
-        """The resolved config."""
         return read_run_file(self.path, CONFIG)
 
     @property
     def summary(self) -> dict:
-        """summary.json; empty until the run has closed once."""
+        """Return summary.json; empty until the run has closed once."""
         return read_run_file(self.path, SUMMARY)
 
     @property
     def saved_frames(self) -> int:
-        """See `rlcli.config.run_files.saved_frames`."""
         return saved_frames(self.path)
 
     def metrics(self) -> list[dict]:
-        """Return all records of metrics.jsonl in order."""
         path = self.path / METRICS
         return read_metrics(path) if path.exists() else []
 
     @property
     def checkpoints(self) -> list[Path]:
-        """Finished checkpoint folders, oldest first. Whether they verify is for the loader to say."""
+        """Return finished checkpoint folders, oldest first, unverified."""
         from rlcli.data.files.checkpoints import FOLDERS  # imports torch
 
         return FOLDERS.paths(self.path / CHECKPOINTS)
 
     @property
     def status(self) -> str:
-        """ "running", what the summary says ("done", "stopped", "failed"), or "interrupted"."""
+        """Return "running", the summary's status ("done", "stopped", "failed"), or "interrupted"."""
         holder = read_holder(self.path)
         if holder is not None and holder.alive:
             return "running"
@@ -112,7 +92,6 @@ class Run:
 
 
 def open_run(path: Path | str) -> Run:
-    """Return an existing run, by its folder."""
     run = Run(Path(path))
     if not run.path.is_dir():
         raise ConfigError("there is no such run folder", where=str(path), fix="`rlcli ls` lists the runs.")
@@ -121,10 +100,7 @@ def open_run(path: Path | str) -> Run:
 
 
 def note_resume(run: Run, config: Mapping[str, Any], record: Mapping[str, Any]) -> Run:
-    """Write down that a resumed run goes on with another configuration; return the run, read anew.
-
-    The configuration first: after a crash in between a change that needs `--force` has to be forced again.
-    """
+    """Write a resumed run's changed config, then the `record` of it; return the run, read anew."""
     when = datetime.now().astimezone().isoformat(timespec="seconds")
     info = {**run.info, "resumed": [*run.info.get("resumed", []), {"when": when, **record}]}
     for name, content in ((CONFIG, config), (RUN, info)):
@@ -136,7 +112,7 @@ def note_resume(run: Run, config: Mapping[str, Any], record: Mapping[str, Any]) 
 
 
 def _refused(path: Path, error: OSError) -> ResourceError:
-    """Return the error to raise where the system refuses a run folder."""
+    """Return the error for a run folder that the system refuses."""
     return ResourceError(
         "cannot write the run folder",
         where=str(path),
@@ -148,30 +124,30 @@ def _refused(path: Path, error: OSError) -> ResourceError:
 # ---- all of them --------------------------------------------------------------------------------------------------
 def all_runs(root: Path | str) -> list[Run]:
     """Return every run below `root`, newest first; folders whose run.json cannot be read are left out."""
-    found = []
+    runs = []
     for folder in _folders(Path(root)):
         run = Run(folder)
         try:
             _ = run.info
         except DamagedDataError:
             continue
-        found.append(run)
-    return sorted(found, key=lambda run: (str(run.info.get("created")), run.path.name), reverse=True)
+        runs.append(run)
+    return sorted(runs, key=lambda run: (str(run.info.get("created")), run.path.name), reverse=True)
 
 
 def _folders(root: Path) -> Iterator[Path]:
-    """Folders below `root` that hold a run.json; what is inside them is not searched."""
-    for here, below, files in os.walk(root):
+    """Yield folders below `root` that hold a run.json; their insides are not searched."""
+    for folder, below, files in os.walk(root):
         if RUN in files:
             below.clear()
-            yield Path(here)
+            yield Path(folder)
 
 
 # ---- a new one ----------------------------------------------------------------------------------------------------
 
 
 def derived(verb: str, name: str, seed: int | None, *, root: Path | str = ROOT) -> Path:
-    """`runs/<verb>/<name>/<date>_<time>_s<seed>` for now, in local time; the name is the recipe's, or the env's."""
+    """Return `runs/<verb>/<name>/<date>_<time>_s<seed>` for now, in local time; the name is the recipe's or env's."""
     return Path(root) / _as_name(verb) / _as_name(name) / f"{_stamp()}_s{seed}"
 
 
@@ -194,11 +170,8 @@ def create(
     overrides: Sequence[str] = (),
     root: Path | str = ROOT,
 ) -> Run:
-    """Make a new run folder and write what is known before the first step.
-
-    `directory`: `run.dir`: this very folder; it must not exist, or be empty. Derived when absent, suffixed if taken.
-    """
-    there = directory is not None and os.path.exists(directory)
+    """Make a run folder, `directory` if it is new or empty, else a derived one, and write its first files."""
+    existed = directory is not None and os.path.exists(directory)
     env = config.get("env")
     env_id = env.get("id") if isinstance(env, Mapping) else None
     if directory is not None:
@@ -230,7 +203,7 @@ def create(
         (path / CHECKPOINTS).mkdir()
         run.made.append(CHECKPOINTS)
     except OSError as error:
-        _take_away(run, given=there)
+        _take_away(run, given=existed)
         if isinstance(error, FileExistsError):
             raise _exists(path) from None
         raise _refused(path, error) from error
@@ -242,12 +215,12 @@ def _lines(content: Mapping) -> bytes:
 
 
 def note_new(run: Run, *names: str) -> None:
-    """Note that this process is about to make files and folders in a run folder, those that are not there yet."""
+    """Note files and folders that this process is about to make in a run folder, those not there yet."""
     run.made.extend(name for name in names if not any(run.path.glob(name)))
 
 
 def _take_away(run: Run, *, given: bool) -> None:
-    """Remove what this process has made in a run folder; a folder only if it is empty, a `given` run folder never."""
+    """Remove what this process made in a run folder; a folder only if it is empty, a `given` run folder never."""
     made = [path for name in run.made for path in run.path.glob(name)]
     for path in [*made, *([] if given else [run.path])]:
         with contextlib.suppress(OSError):  # the first error is the one to report
@@ -256,21 +229,15 @@ def _take_away(run: Run, *, given: bool) -> None:
 
 @contextlib.contextmanager
 def taken_back(run: Run, *, given: bool) -> Iterator[None]:
-    """Take away what a run has made in its folder, if it ends in an error before there is a metric, a frame or a
-    checkpoint. What else is in the folder stays, since an env or a user wrote it; and so does the folder then, or if it
-    was there before the run (`given`).
-    """
+    """Take away a run's files if it fails before its first metric, frame or checkpoint; others' files stay."""
     try:
         yield
     except Exception:
         with contextlib.suppress(OSError):  # the error that ended the run is the one to report
-            if not any(_holds_something(path) for name in _RESULTS for path in run.path.glob(name)):
+            results = (path for name in _RESULTS for path in run.path.glob(name))
+            if not any(path.is_file() and path.stat().st_size for path in results):
                 _take_away(run, given=given)
         raise
-
-
-def _holds_something(path: Path) -> bool:
-    return path.is_file() and path.stat().st_size > 0
 
 
 def claim_new(path: Path) -> Path:
@@ -323,26 +290,22 @@ def _as_name(text: str) -> str:
 
 # ---- what to type next ------------------------------------------------------------------------------------------
 def resume_command(run: Run, *words: str, moved: str | None = None) -> str:
-    """Return the command that continues a run, typed in this directory: `rlcli resume runs/train/...` and words."""
+    """Return the command that continues a run, typed in this directory."""
     return run_command("resume", run, *words, moved=moved)
 
 
 def run_command(verb: str, run: Run, *more: str, moved: str | None = None) -> str:
     """Return a verb on a run, typed here, with `--import` of the run's packages; `moved`: its folder by then."""
     path = Path(moved or run.path).absolute()
-    here = Path.cwd()
-    shown = str(path.relative_to(here) if path.is_relative_to(here) else path)
+    cwd = Path.cwd()
+    shown = str(path.relative_to(cwd) if path.is_relative_to(cwd) else path)
     words = ["rlcli", verb, f"./{shown}" if shown.startswith("-") else shown]
     # without them the run's own env or policy has no name; they need not have been named in a command
     return shlex.join([*words, *registry.flags([*packages_of(run), *registry.imported]), *more])
 
 
 def start_command(run: Run, *more: str, same_folder: bool = False) -> str:
-    """Return the command that begins such a run anew, in another folder: `rlcli train recipe=ppo_exact seed=1`.
-
-    `*more`: overrides, in the place of what was typed for the same keys.
-    `same_folder`: in the one that was typed, if any was, for a run of which nothing is left.
-    """
+    """Return the command that begins such a run anew, with overrides `more`, in another folder or the same."""
     instead = {word.partition("=")[0] for word in more}
     typed = [word for word in run.info.get("overrides", []) if word.partition("=")[0] not in instead]
     words = [word for word in typed if same_folder or not _names_the_folder(word)]
@@ -351,7 +314,7 @@ def start_command(run: Run, *more: str, same_folder: bool = False) -> str:
 
 
 def init_command(run: Run, *more: str) -> str:
-    """Return the command of a new run that starts from this one's weights: `rlcli train ... policy.init_from=RUN`."""
+    """Return the command of a new run that starts from this one's weights."""
     return start_command(run, f"policy.init_from={spell(str(run.path))}", *more)
 
 
@@ -360,7 +323,7 @@ def _names_the_folder(word: str) -> bool:
 
 
 def nothing_saved(run: Run) -> DamagedDataError | ResourceError:
-    """The error for a run that holds no checkpoint, or no frames: they are lost, or it ended before it saved any."""
+    """Return the error for a run without checkpoints or frames: they are lost, or it never saved any."""
     trained = run.info.get("verb") == "train"
     where = str(run.path / (CHECKPOINTS if trained else SEGMENTS))
     if run.saved_frames:
@@ -386,11 +349,9 @@ def nothing_saved(run: Run) -> DamagedDataError | ResourceError:
 
 
 def with_command(fix: str | None, text: str, run: Run) -> str:
-    """Return a fix, and the resume command after it."""
     before = f"{fix.rstrip('.')}. " if fix else ""
     return f"{before}{text}: {resume_command(run)}"
 
 
 def packages_of(run: Run) -> list[str]:
-    """Return the user's own packages that a run was made with."""
     return list(run.info.get("packages", []))

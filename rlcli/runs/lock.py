@@ -34,7 +34,7 @@ class Holder:
 
     @property
     def alive(self) -> bool:
-        """Say whether that process still runs; False for other hosts, which cannot be asked."""
+        """Return True if that process still runs; False for other hosts, which cannot be asked."""
         if self.host != socket.gethostname():
             return False
         try:
@@ -47,11 +47,7 @@ class Holder:
 
 
 class RunLock:
-    """Holds a run folder for this process; `acquire` raises ResourceError, naming the holder's pid, if another has it.
-
-    >>> with RunLock(folder):
-    ...     write_into(folder)
-    """
+    """Hold a run folder for this process; `acquire` raises ResourceError with the holder's pid if another has it."""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
@@ -60,7 +56,9 @@ class RunLock:
     def acquire(self) -> RunLock:
         path = self.folder / LOCK
         try:
-            self._lock = hold(path, json.dumps(asdict(_myself())), 0o644)
+            since = datetime.now().astimezone().isoformat(timespec="seconds")
+            myself = Holder(os.getpid(), socket.gethostname(), psutil.Process().create_time(), since)
+            self._lock = hold(path, json.dumps(asdict(myself)), 0o644)
         except BlockingIOError as error:
             holder = read_holder(self.folder)
             raise ResourceError(
@@ -93,15 +91,10 @@ class RunLock:
 
 
 def read_holder(folder: Path | str) -> Holder | None:
-    """Return who the lock's text names, dead or alive; None where it names nobody."""
+    """Return the holder that the lock's text names, dead or alive; None without one."""
     try:
-        found = read_json(Path(folder) / LOCK)
-        _HOLDER(found)
+        record = read_json(Path(folder) / LOCK)
+        _HOLDER(record)
     except (OSError, Misfit):  # nobody computes with it: the kernel knows who holds the folder
         return None
-    return Holder(**found)
-
-
-def _myself() -> Holder:
-    since = datetime.now().astimezone().isoformat(timespec="seconds")
-    return Holder(os.getpid(), socket.gethostname(), psutil.Process().create_time(), since)
+    return Holder(**record)

@@ -43,25 +43,19 @@ _SETTINGS = r"^core\.(filemode|symlinks|ignorecase|precomposeunicode|autocrlf|eo
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, the platform and the packages named above; those that are not installed are left out."""
-    found = {"python": platform.python_version(), "platform": platform.platform(), "machine": platform.machine()}
-    return found | _installed([*ALWAYS, *itertools.chain(*IF_LOADED.values()), *LISTED])
+    """Return versions of Python, the platform and the installed ones of the packages above."""
+    facts = {"python": platform.python_version(), "platform": platform.platform(), "machine": platform.machine()}
+    return facts | _installed([*ALWAYS, *itertools.chain(*IF_LOADED.values()), *LISTED])
 
 
 def surroundings(
     threads: int, devices: Iterable[object] = (), packages: Sequence[str] = (), like: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return what a run computes with, in words that can be compared.
-
-    `threads`: of one torch operation.
-    `devices`: where the run's stages are; None is the CPU.
-    `packages`: the user's own, given by `--import`.
-    `like`: an earlier answer: the packages that mattered then are looked up, whatever is loaded by now.
-    """
+    """Return what a run computes with, comparable; `like`: look up an earlier answer's packages, loaded or not."""
     import torch
 
     kinds = sorted({"cpu" if device is None else torch.device(str(device)).type for device in devices} or {"cpu"})
-    found = {
+    facts = {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "machine": platform.machine(),
@@ -71,7 +65,7 @@ def surroundings(
         "cores": str(cores()),
     }
     if "cuda" in kinds and torch.cuda.is_available():
-        found |= {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
+        facts |= {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
     names = [
         name
         for module, names in IF_LOADED.items()
@@ -79,14 +73,11 @@ def surroundings(
         if (module in sys.modules if like is None else name in like)
     ]
     roots = [package.partition(".")[0] for package in packages]
-    return found | _installed(dict.fromkeys([*ALWAYS, *names, *roots, *LISTED]))
+    return facts | _installed(dict.fromkeys([*ALWAYS, *names, *roots, *LISTED]))
 
 
 def decides_bits(name: str, was: str | None, now: str | None) -> bool:
-    """Say whether a run may come out otherwise because this part of its surroundings changed.
-
-    A bug-fix release of Python computes what the one before did; other cores matter only through `threads`.
-    """
+    """Return True if a run may come out otherwise by this change; other cores matter only through `threads`."""
     if name == "python" and was and now:
         return was.split(".")[:2] != now.split(".")[:2]
     return name not in _HARMLESS and was != now
@@ -105,14 +96,8 @@ def _version(package: str) -> str | None:
 
 
 def git_state(directory: Path | str = ".", limit: int = DIFF_LIMIT) -> tuple[dict | None, bytes]:
-    """Return the commit that `directory` is on, and the diff of its tracked files against it, at most `limit` bytes.
-
-    Git is a program that runs others where a repository's configuration says so: filters, diff drivers, hooks, file
-    system monitors, transports that fetch what a partial clone lacks, and whatever submodules name. So the diff is
-    made from a folder of our own that borrows the repository's objects and a copy of its index, and no configuration.
-    The state holds `commit`, `dirty` (None: no diff could be had in time) and `cut` (the diff is longer than `limit`);
-    it is None outside a repository, without git, or before the first commit.
-    """
+    """Return commit, `dirty` (None: too late), `cut`, and the diff of tracked files, at most `limit` bytes."""
+    # a repository's configuration may have git run programs: the diff is made from a folder of ours that has none
     until = time.monotonic() + _GIT_SECONDS
     answer, _ = _git(
         ["-C", str(directory), "rev-parse", "HEAD", "--show-object-format", "--show-toplevel", "--absolute-git-dir",
@@ -121,12 +106,12 @@ def git_state(directory: Path | str = ".", limit: int = DIFF_LIMIT) -> tuple[dic
     lines = os.fsdecode(answer or b"").splitlines()
     if len(lines) != 6:
         return None, b""
-    commit, form, top, *places = lines
-    folder, objects, index = (Path(directory, place).absolute() for place in places)
+    commit, form, top, *paths = lines
+    folder, objects, index = (Path(directory, path).absolute() for path in paths)
     try:
-        with tempfile.TemporaryDirectory(prefix="rlcli-git-") as ours:
-            _borrow(Path(ours), folder, index, commit, form)
-            around = {"GIT_DIR": ours, "GIT_WORK_TREE": top, "GIT_OBJECT_DIRECTORY": str(objects)}
+        with tempfile.TemporaryDirectory(prefix="rlcli-git-") as borrowed:
+            _borrow(Path(borrowed), folder, index, commit, form)
+            around = {"GIT_DIR": borrowed, "GIT_WORK_TREE": top, "GIT_OBJECT_DIRECTORY": str(objects)}
             diff, cut = _git(
                 ["-C", top, *_settings(directory, until), "diff", "--no-ext-diff", "--no-textconv", "--no-color",
                  "--ignore-submodules=all", "HEAD"], until, limit, around,
@@ -136,18 +121,18 @@ def git_state(directory: Path | str = ".", limit: int = DIFF_LIMIT) -> tuple[dic
     return {"commit": commit, "dirty": None if diff is None else bool(diff), "cut": cut}, diff or b""
 
 
-def _borrow(ours: Path, theirs: Path, index: Path, commit: str, form: str) -> None:
-    """A git folder at a commit, with another's index and no configuration but its object format."""
-    (ours / "refs").mkdir()
-    (ours / "HEAD").write_text(f"{commit}\n")
-    (ours / "config").write_text(f"[core]\n\trepositoryformatversion = 1\n[extensions]\n\tobjectformat = {form}\n")
-    shutil.copy2(index, ours / "index")  # with its time, by which git tells which entries it has to look at again
-    for shared in theirs.glob("sharedindex.*"):
-        (ours / shared.name).symlink_to(shared)
+def _borrow(target: Path, source: Path, index: Path, commit: str, form: str) -> None:
+    """Make a git folder at a commit, with another's index and no configuration but its object format."""
+    (target / "refs").mkdir()
+    (target / "HEAD").write_text(f"{commit}\n")
+    (target / "config").write_text(f"[core]\n\trepositoryformatversion = 1\n[extensions]\n\tobjectformat = {form}\n")
+    shutil.copy2(index, target / "index")  # with its time, by which git tells which entries it has to look at again
+    for shared in source.glob("sharedindex.*"):
+        (target / shared.name).symlink_to(shared)
 
 
 def _settings(directory: Path | str, until: float) -> list[str]:
-    """Read a repository's settings of line ends and file modes: without them files seem to differ that do not."""
+    """Read a repository's settings of line ends and file modes: without them unchanged files seem to differ."""
     answer, _ = _git(["-C", str(directory), "config", "--get-regexp", _SETTINGS], until, 1 << 16)
     pairs = [line.split(" ", 1) for line in os.fsdecode(answer or b"").splitlines()]
     return [word for key, *value in pairs if value for word in ("-c", f"{key}={value[0]}")]
@@ -156,10 +141,7 @@ def _settings(directory: Path | str, until: float) -> list[str]:
 def _git(
     arguments: Sequence[str], until: float, limit: int, around: Mapping[str, str] | None = None
 ) -> tuple[bytes | None, bool]:
-    """Up to `limit` bytes of git's answer and whether there was more; None when git refuses or is late.
-
-    Git is a session of its own, ended as a whole, and nothing is waited for longer than until the deadline.
-    """
+    """Return up to `limit` bytes of git's answer, None if it fails or is late, and if there was more."""
     environment = os.environ | _QUIET
     if around is not None:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")} | _QUIET

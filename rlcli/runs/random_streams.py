@@ -20,14 +20,13 @@ ACCELERATORS = ("cuda", "mps", "xpu")  # kinds that have random streams of their
 
 
 def seed(number: int) -> None:
-    """Start all of them from one number."""
     import rich.style  # noqa: F401  (it draws from Python's stream when it is imported: no console may move it later)
 
     seed_streams(number)
 
 
 def state() -> dict[str, Any]:
-    """Return their state: plain values and arrays, without pickle; of accelerators, the streams of those in use."""
+    """Return their state as plain values and arrays; of accelerators, the streams of those in use."""
     version, words, gauss = random.getstate()
     return {
         "python": {"version": version, "words": np.fromiter(words, np.uint32, len(words)), "gauss": gauss},
@@ -64,7 +63,7 @@ def _is_here(kind: str) -> bool:
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """Put them back afterwards to where they stood, whatever is drawn within."""
+    """Restore the streams afterwards, whatever is drawn within."""
     before = state()
     try:
         yield

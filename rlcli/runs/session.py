@@ -68,7 +68,7 @@ REPLAY_LOST = "{} unfinished episodes could not be restored and count as truncat
 
 @contextlib.contextmanager
 def new_run(cfg: CollectConfig, verb: str, overrides: Sequence[str]) -> Iterator[tuple[Run, StopSignals]]:
-    """A new run's folder, locked, and the signals that stop it; what is made is taken back if nothing comes of it."""
+    """Yield a new run, locked, and the signals that stop it; its files go if nothing comes of it."""
     given = cfg.run.dir is not None and os.path.exists(cfg.run.dir)
     with own_descriptors(), StopSignals() as stop:
         run = create(
@@ -81,17 +81,14 @@ def new_run(cfg: CollectConfig, verb: str, overrides: Sequence[str]) -> Iterator
 
 @contextlib.contextmanager
 def resumed_run(run: Run) -> Iterator[StopSignals]:
-    """The signals that stop a run that goes on; its folder is locked meanwhile."""
+    """Lock a run that goes on; yield the signals that stop it."""
     with own_descriptors(), StopSignals() as stop, RunLock(run.path), kept_in(run.path):
         _need_own(run)
         yield stop
 
 
 def _need_own(run: Run) -> None:
-    """Refuse to write where a run shares a folder with another, and give it files of its own where it shares those.
-
-    Resuming removes old checkpoints and rows, and writes to some files in place; a copy by `cp -al` shares all files.
-    """
+    """Raise ResourceError where a run's folder is a link; unshare its files (a copy by `cp -al` shares all)."""
     for folder in (CHECKPOINTS, checkpoint.BEST, BUFFER, SEGMENTS):
         if (run.path / folder).is_symlink():
             raise ResourceError(
@@ -100,8 +97,8 @@ def _need_own(run: Run) -> None:
                 fix="Move that folder back into the run folder. The run folder itself may be a link, and "
                 "storage.scratch_dir keeps the rows of a new run elsewhere.",
             )  # fmt: skip
-    for place in (run.path, run.path / BUFFER, run.path / SEGMENTS):
-        for path in sorted(place.iterdir()) if place.is_dir() else ():
+    for parent in (run.path, run.path / BUFFER, run.path / SEGMENTS):
+        for path in sorted(parent.iterdir()) if parent.is_dir() else ():
             if path.name != LOCK and path.is_file() and path.stat().st_nlink > 1:
                 Disk().unshare(path)
 
@@ -110,12 +107,7 @@ def _need_own(run: Run) -> None:
 def reporter_of(
     cfg: CollectConfig, run: Run, stop: StopSignals, *, verb: str, observed: Sequence[Key], resume_at: int | None
 ) -> Reporter:
-    """Return the reporter; a signal is answered in its view.
-
-    `verb`: names a run without a recipe.
-    `observed`: the observations that its batches hold.
-    `resume_at`: frames of the state that is about to be loaded.
-    """
+    """Return the reporter, in whose view a signal is answered; `resume_at`: frames of the state to be loaded."""
     facts = Facts(
         title=cfg.recipe or verb, env=cfg.env.id, seed=cfg.seed, total_frames=cfg.total_frames,
         obs_keys=observed, next_obs=cfg.memory.next_obs, settings=settings(cfg), info_keys=cfg.env.info_keys,
@@ -124,15 +116,15 @@ def reporter_of(
     if logger in registry.users_names("logger"):
         logger = partial(registry.build, "logger", logger, Figures, **cfg.logger.kwargs)
     note_new(run, METRICS, EPISODES)
-    there = set(run.path.glob(EVENTS))
+    before = set(run.path.glob(EVENTS))
     reporter = Reporter(facts, folder=run.path, console=cfg.console.kind, logger=logger, resume_at=resume_at)
-    run.made.extend(path.name for path in set(run.path.glob(EVENTS)) - there)
+    run.made.extend(path.name for path in set(run.path.glob(EVENTS)) - before)
     stop.in_place = reporter.redraws
     return reporter
 
 
 def notes(cfg: CollectConfig, collector: BaseCollector, replayable: bool, narrowed: Sequence[Key] = ()) -> list[str]:
-    """Lines for the start of the run: where it does otherwise than what was typed may seem to say."""
+    """Return lines for the start of a run where it differs from what was typed."""
     asked, total, lanes = cfg.collector.frames_per_batch, cfg.total_frames, sorted({*collector.lanes_in_batch})
     lines = [
         f"frames_per_batch {asked} rounded up to {steps_of(asked, envs) * envs}, a multiple of {envs} envs"
@@ -157,13 +149,7 @@ def notes(cfg: CollectConfig, collector: BaseCollector, replayable: bool, narrow
 def closing(
     run: Run, reporter: Reporter, collector: BaseCollector, verb: str, commands: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
-    """Close a run's report whatever ends it, and then its collector.
-
-    Gives a dict for further facts of the report.
-
-    `commands`: what can be typed next, by label, once something was saved; how to resume a run that is not done is
-    added.
-    """
+    """Close a run's report whatever ends it, then its collector; yield a dict for further facts."""
     facts: dict[str, Any] = {}
 
     def close(status: str) -> None:
@@ -186,7 +172,7 @@ def closing(
 
 @contextlib.contextmanager
 def released(close: Callable[[], Any], warn: Callable[[str], Any] = warnings.warn) -> Iterator[None]:
-    """Close envs at the end: where only that fails (a wrapper writes its last film), what was done is not lost."""
+    """Close envs at the end; only warn where just that fails (a wrapper writes its last film)."""
     try:
         yield
     except BaseException:
@@ -206,7 +192,7 @@ def _status(error: BaseException) -> str:
 
 
 def report_lost(reporter: Reporter, lanes: Sequence[int]) -> None:
-    """Report the episodes in these lanes that could not be brought back, and count them no further."""
+    """Warn of episodes in these lanes that could not be brought back, and count them no further."""
     if lanes:
         reporter.episodes.forget_open(lanes)
         reporter.warn("replay", REPLAY_LOST.format(len(lanes)), len(lanes))
@@ -214,7 +200,7 @@ def report_lost(reporter: Reporter, lanes: Sequence[int]) -> None:
 
 # ---- its checkpoints ----------------------------------------------------------------------------------------------
 def due(every: int, since: int, frames: int) -> bool:
-    """Say whether a multiple of `every` was reached after `since` frames and by `frames`, whatever a batch's length."""
+    """Return True if a multiple of `every` lies in (since, frames]."""
     return frames // every > since // every
 
 
@@ -225,7 +211,7 @@ class Stateful(Protocol):
 
 
 class CheckpointContent(NamedTuple):
-    """The content of a checkpoint at a moment; of a buffer the rows that are saved now, or can be had back later."""
+    """Content of a checkpoint; of a buffer the `ring` that is saved now, or held `rows` for later."""
 
     frames: int
     state: dict[str, Any]
@@ -238,20 +224,7 @@ SPARE_ROWS = 64  # of a buffer, that may be written before the next copy
 
 
 class Saver:
-    """Writes checkpoints of a run: when one is due, when the run is asked to stop, and when it fails.
-
-    After every batch the state is copied in memory (weights, optimizer, random streams, counters, the index of a
-    buffer, and those of its rows that the next batches write over), so that whatever fails in the middle of a batch
-    loses that batch alone. This takes 1 % of the CPU time, and 0.2 s, at most: where batches are so short that it
-    would take more, the copy is of a batch some moments ago.
-
-    `parts`: name -> what is saved under it, by `state_dict()`; the global random streams are added.
-    `config`, `versions`: the configuration that is in force and what the run computes with: sealed with every
-    checkpoint.
-    `minutes`: minutes after which the next batch is followed by one as well.
-    `buffer`: saved as "buffer", its rows in files of their own.
-    `every`: frames between checkpoints, `keep` of which are kept; `keep_best`: whether `save_best` is to be called.
-    """
+    """Write checkpoints when due, when asked to stop, and on failure, from a copy in memory after each batch."""
 
     def __init__(
         self,
@@ -269,28 +242,28 @@ class Saver:
         buffer: ReplayBuffer | None = None,
     ) -> None:
         self.buffer = buffer
-        self.run, self.parts, self.every, self.keep = run, dict(parts), every, keep
+        self.run, self.parts, self.every, self.keep = run, dict(parts), every, keep  # every: frames
         self.config, self.versions = config, versions
         self.keep_best, self.stop, self.reporter = keep_best, stop, reporter
         self.seconds = math.inf if minutes is None else 60 * minutes
-        self._saved_at, self._held = 0, None  # type: int, CheckpointContent | None
+        self._saved_at, self._copy = 0, None  # type: int, CheckpointContent | None
         self._began, self._saved_when = time.process_time(), time.monotonic()
-        self._spent = 0.0  # seconds, on copies
+        self._spent = 0.0  # seconds, on copies: where batches are short, the copy is of some moments ago
         self._cursor = self._longest = 0  # of the buffer: where it stood after the last batch; steps of the longest
 
     def begin(self, frames: int) -> None:
-        """Before the first batch: stop if asked to, else keep the state as after a batch."""
+        """Stop before the first batch if asked to, else copy the state as after a batch."""
         self.stop_if_asked(frames)
         self._began, self._saved_when = time.process_time(), time.monotonic()
-        self._hold(frames)
+        self._copy_state(frames)
 
     def after_batch(self, frames: int) -> None:
-        """Save if due; if the run was asked to stop, save and stop (see `stop_if_asked`)."""
+        """Save if due; if asked to stop, save and stop (see `stop_if_asked`)."""
         self.stop_if_asked(frames)
         if due(self.every, self._saved_at, frames) or time.monotonic() - self._saved_when >= self.seconds:
             self.save(frames)
         else:
-            self._hold(frames)
+            self._copy_state(frames)
 
     def stop_if_asked(self, frames: int, *, saved: bool = False) -> None:
         """Save, if not `saved` already, and raise StoppedSafely if asked to stop; called between two batches."""
@@ -300,9 +273,9 @@ class Saver:
             raise self._stopped(frames)
 
     def stop_if_overdue(self) -> None:
-        """Raise StoppedSafely within a batch if asked to stop seconds ago: `rescuing` saves the state before it."""
+        """Raise StoppedSafely within a batch if asked to stop seconds ago: `rescuing` saves the state before."""
         if self.stop.requested and self.stop.overdue:  # asked once a step
-            raise self._stopped(self._saved_at if self._held is None else self._held.frames)
+            raise self._stopped(self._saved_at if self._copy is None else self._copy.frames)
 
     def _stopped(self, frames: int) -> StoppedSafely:
         return StoppedSafely(
@@ -311,28 +284,27 @@ class Saver:
         )
 
     def finish(self, frames: int) -> None:
-        """The last checkpoint, unless it stands already."""
+        """Write the last checkpoint, unless it stands already."""
         if frames != self._saved_at:
             self.save(frames)
 
     def save(self, frames: int) -> None:
-        """Write a checkpoint now."""
         state, ring = {name: dict(part.state_dict()) for name, part in self.parts.items()}, None
         if self.buffer is not None:
             state["buffer"], ring = self.buffer.state_and_ring()
         state["random"] = random_streams.state()
-        live, before, self._held = CheckpointContent(frames, state, ring), self._held, None
+        live, before, self._copy = CheckpointContent(frames, state, ring), self._copy, None
         try:
             self._write(live)
         except NumericsError:
-            self._held = before
+            self._copy = before
             raise
         except Exception:  # of the disk: nothing changes until it is tried again
-            self._held = live
+            self._copy = live
             raise
 
     def save_best(self, frames: int) -> None:
-        """Keep the present policy, without a buffer, as the best one (`RUN:best`)."""
+        """Save the present policy, without a buffer, as the best one (`RUN:best`)."""
         state = {name: dict(part.state_dict()) for name, part in self.parts.items()}
         with self.reporter.clock("other"), self.reporter.clock("checkpoint"):
             checkpoint.save(
@@ -340,23 +312,22 @@ class Saver:
             )
             checkpoint.make_room(self.run.path / checkpoint.BEST)
 
-    def _write(self, held: CheckpointContent) -> None:
+    def _write(self, content: CheckpointContent) -> None:
         with self.reporter.clock("other"), self.reporter.clock("checkpoint"):
             self.reporter.flush()
             checkpoint.save(
-                self.run.path / CHECKPOINTS, held.state, number=held.frames, keep=self.keep,
-                config=self.config, versions=self.versions, may_be_infinite=MAY_BE_INFINITE, ring=held.ring,
+                self.run.path / CHECKPOINTS, content.state, number=content.frames, keep=self.keep,
+                config=self.config, versions=self.versions, may_be_infinite=MAY_BE_INFINITE, ring=content.ring,
             )  # fmt: skip
-        self._saved_at, self._saved_when = held.frames, time.monotonic()
+        self._saved_at, self._saved_when = content.frames, time.monotonic()
 
     def resumed_at(self, frames: int) -> None:
-        """The run goes on from a checkpoint at this many frames."""
         self._saved_at = frames
 
     # ---- the state after the last whole batch ----------------------------------------------------------------------
-    def _hold(self, frames: int) -> None:
+    def _copy_state(self, frames: int) -> None:
         """Copy the state, unless that has taken too much time already."""
-        ring, rows = None if self.buffer is None else self.buffer.ring, None if self._held is None else self._held.rows
+        ring, rows = None if self.buffer is None else self.buffer.ring, None if self._copy is None else self._copy.rows
         if ring is not None:
             self._longest, self._cursor = max(self._longest, ring.cursor - self._cursor), ring.cursor
         began = time.thread_time()
@@ -364,44 +335,44 @@ class Saver:
         if self._spent > FREE_SECONDS + SHARE * (time.process_time() - self._began) and lasts:
             return
         state = {name: dict(part.state_dict()) for name, part in self.parts.items()}  # a worker may be gone by now
-        self._held = rows = None  # its memory is used again
+        self._copy = rows = None  # its memory is used again
         state = {name: copied(part) for name, part in state.items()} | {"random": random_streams.state()}
         if ring is not None and self.buffer is not None:
             rows = self.buffer.hold(max(2 * self._longest, -(-SPARE_ROWS // ring.lanes)))
-        self._held = CheckpointContent(frames, state, rows=rows)
+        self._copy = CheckpointContent(frames, state, rows=rows)
         self._spent += time.thread_time() - began
 
     @contextlib.contextmanager
     def rescuing(self) -> Iterator[None]:
-        """Have the state after the last whole batch saved if anything fails in here; the error stays what it is."""
+        """Save the state after the last whole batch if anything fails in here; the error stays what it is."""
         try:
             yield
         except BaseException as error:
-            held, self._held = self._held, None
-            if held is not None and (held.frames or isinstance(error, StoppedSafely)):
-                self._rescue(held)
+            content, self._copy = self._copy, None
+            if content is not None and (content.frames or isinstance(error, StoppedSafely)):
+                self._rescue(content)
             raise
 
-    def _rescue(self, held: CheckpointContent) -> None:
+    def _rescue(self, content: CheckpointContent) -> None:
         try:
-            if self.buffer is not None and "buffer" not in held.state:  # None: another process writes the rows
-                held.state["buffer"], ring = self.buffer.state_and_ring(held.rows)
-                held = held._replace(ring=ring)
+            if self.buffer is not None and "buffer" not in content.state:  # None: another process writes the rows
+                content.state["buffer"], ring = self.buffer.state_and_ring(content.rows)
+                content = content._replace(ring=ring)
             try:
-                self._write(held)
+                self._write(content)
             except ResourceError:
                 if not checkpoint.make_room(self.run.path / CHECKPOINTS):
                     raise
-                self._write(held)
+                self._write(content)
         except Exception as failure:
-            said = str(failure) if isinstance(failure, RlcliError) else in_words(failure)
-            self.reporter.warn("checkpoint", f"the state at {held.frames:,} frames could not be saved: {said}")
+            reason = str(failure) if isinstance(failure, RlcliError) else in_words(failure)
+            self.reporter.warn("checkpoint", f"the state at {content.frames:,} frames could not be saved: {reason}")
 
 
 # ---- what ends it -------------------------------------------------------------------------------------------------
 @contextlib.contextmanager
 def resumable(run: Run) -> Iterator[None]:
-    """An error that ends a training run says from where it can go on, and what to type for it."""
+    """Add to an error that ends a run from where it can go on, and what to type for it."""
     try:
         with saying_memory():
             yield
@@ -416,10 +387,7 @@ def resumable(run: Run) -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_descriptors() -> Iterator[None]:
-    """While a run is going on: "bad file descriptor" is said as what it is.
-
-    rlcli closes nothing that it still writes, so an env, a wrapper or a policy did (`os.closerange`, a daemon's start).
-    """
+    """Explain "bad file descriptor": an env, a wrapper or a policy closed what rlcli still writes."""
     try:
         yield
     except OSError as error:
@@ -435,7 +403,7 @@ def own_descriptors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept_in(folder: Path | str) -> Iterator[None]:
-    """Write the evidence of a NumericsError beside the run's other files, and have the error say where it is."""
+    """Write a NumericsError's evidence into `folder`, and add its path to the error."""
     try:
         yield
     except NumericsError as error:

@@ -26,23 +26,7 @@ NOTICE = "stopping after this batch; Ctrl-C again stops now and loses the batch"
 
 
 class StopSignals:
-    """A flag that SIGTERM, SIGHUP and Ctrl-C raise, while the context is open.
-
-    Outside the main thread, where Python takes no signal handlers, the flag simply stays down.
-
-    `notice`: written to standard error when the flag goes up; "" for nothing.
-    `in_place`: set where a live view is drawn on the terminal: the notice then takes the view's last line until the
-    next redraw, since a line of its own would leave the view's cursor one line off.
-    `requested`: whether to stop at the next safe place.
-    `overdue`: whether that was `PATIENCE` seconds ago: a batch is given up.
-
-    Examples
-    --------
-    >>> with StopSignals() as stop:
-    ...     for batch in collector:
-    ...         if stop.requested:
-    ...             break
-    """
+    """Raise a flag at SIGTERM, SIGHUP and Ctrl-C, in the main thread; `in_place`: over a live view's last line."""
 
     def __init__(self, notice: str = NOTICE) -> None:
         self.requested = False
@@ -66,16 +50,12 @@ class StopSignals:
 
     @property
     def overdue(self) -> bool:
-        """See the class."""
+        """Return True if a stop was requested `PATIENCE` seconds ago: the batch is given up."""
         return self.requested and time.monotonic() - self._asked > PATIENCE
 
     @contextlib.contextmanager
     def at_once(self, fix: str) -> Iterator[None]:
-        """Turn a signal into StoppedSafely at once while a run's parts are made: there is nothing to save yet.
-
-        One that comes while a module is imported, or that code of the user's swallows, is looked at after it; what else
-        such code makes of it is that signal still. `fix`: what to type then.
-        """
+        """Turn a signal into StoppedSafely at once, or after an import, while a run's parts are made."""
         self._at_once = fix
         try:
             yield
@@ -119,12 +99,7 @@ class StopSignals:
 
 
 class BeforeTheRun:
-    """While there is nothing to save yet, or no longer: a signal ends the process with 75, Ctrl-C with an interrupt.
-
-    `StopSignals` takes over for as long as a run is going on, and also takes what a library has swallowed by then.
-    While a module is imported the process ends at once instead: what is raised there can pass through native code
-    that calls Python while it loads, and ends the process by an abort.
-    """
+    """End the process with 75 at a signal, by an interrupt at Ctrl-C, while there is nothing to save."""
 
     current: ClassVar[BeforeTheRun | None] = None
 
@@ -163,7 +138,7 @@ class BeforeTheRun:
 
 
 def _install(handler: Callable[[int, FrameType | None], None]) -> dict[int, object]:
-    """Give SIGTERM, SIGHUP and Ctrl-C to a handler; what they had before. Outside the main thread, nothing."""
+    """Give SIGTERM, SIGHUP and Ctrl-C to a handler, in the main thread; return their handlers before."""
     before: dict[int, object] = {}
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
@@ -187,7 +162,7 @@ def _put_back(before: dict[int, object]) -> None:
 
 
 def _leave_closed_terminal() -> None:
-    """Streams of a terminal that is gone go nowhere from now on: a run that saves itself goes on writing lines."""
+    """Point streams of a closed terminal at nowhere: a run that saves itself goes on writing lines."""
     for stream in (0, 1, 2):
         try:
             termios.tcgetattr(stream)

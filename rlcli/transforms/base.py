@@ -102,15 +102,11 @@ class Transform(nn.Module):
         )
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        """Transform what the step from `tensordict` `[*B]` gave, `next_tensordict`, in place; returns it."""
+        """Transform what the step from `tensordict` `[*B]` gave, `next_tensordict`, in place; return it."""
         return next_tensordict
 
     def _reset(self, tensordict: TensorDictBase | None, reset_tensordict: TensorDictBase) -> TensorDictBase:
-        """Transform reset states `[*B]`; returns `reset_tensordict`, changed in place.
-
-        With a mask `"_reset"` `[*B, 1]` in either tensordict, only those lanes restart: the caller keeps its
-        own values on the others, whatever is returned there.
-        """
+        """Transform reset states `[*B]` in place, of lanes in a mask `"_reset"` `[*B, 1]` if any; return them."""
         return reset_tensordict
 
     def inv(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -135,14 +131,14 @@ class Transform(nn.Module):
         state : mapping
             The other transform's `state_dict()`.
         """
-        own = {name: value for name, value in state.items() if not name.endswith("_extra_state")}
+        rest = {name: value for name, value in state.items() if not name.endswith("_extra_state")}
         for prefix, inner in _transforms_in(self):
             part = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
             if part:
                 inner.adopt(part)
-            own = {name: value for name, value in own.items() if not name.startswith(prefix)}
-        if own:
-            self.load_state_dict(own, strict=False)
+            rest = {name: value for name, value in rest.items() if not name.startswith(prefix)}
+        if rest:
+            self.load_state_dict(rest, strict=False)
 
     def transform_fake_tensordict(self, tensordict: TensorDictBase) -> TensorDictBase:
         """The layout `[*B]` of a step, `next` included, after this transform; changed in place."""
@@ -214,8 +210,8 @@ class Transform(nn.Module):
 
     def writes(self, schema: Mapping[Key, Field]) -> list[Key]:
         """The keys that it adds or changes, reward and flags under `"next"`."""
-        found = _found(self.out_keys, schema)  # all of them where the rows are those after this transform
-        return found if len(found) == len(self.out_keys) else _found(self.out_keys, {**schema, **self.plan(schema)})
+        written = _found(self.out_keys, schema)  # all of them where the rows are those after this transform
+        return written if len(written) == len(self.out_keys) else _found(self.out_keys, {**schema, **self.plan(schema)})
 
     def recalls(self) -> list[Key]:
         """The written keys whose last row `bind`'s op reads: later transforms must leave those rows alone."""
@@ -272,24 +268,24 @@ class Transform(nn.Module):
         return list(zip(self.in_keys, self.out_keys, strict=True))
 
     def _row_pairs(self, rows: Rows) -> list[tuple[Sequence[np.ndarray], Sequence[np.ndarray]]]:
-        """Return what `bind` is given, as the rows to read and the rows to write of each pair."""
+        """Return the rows to read and the rows to write of each pair, for `bind`."""
         return [(rows.get((RAW, source), rows[source]), rows[target]) for source, target in self.pairs()]
 
     def _added(self, spec: Composite, key: Key, leaf: TensorSpec, argument: str) -> Composite:
-        """`spec` with a key that this transform adds, named by `argument`; the env's own must not be overwritten."""
-        held = next((other for other in spec.keys(True, True) if _overlap(other, key)), None)
-        if held is not None or as_tuple(key)[0] in TAKEN:
+        """Add a key to `spec`, named by `argument`; raise ArgumentError if it is there."""
+        existing = next((other for other in spec.keys(True, True) if _overlap(other, key)), None)
+        if existing is not None or as_tuple(key)[0] in TAKEN:
             raise ArgumentError(
                 f"{type(self).__name__} would overwrite {show(key)}, which is there already",
-                why=f"every env and batch has a {as_tuple(key)[0]} of its own" if held is None
-                else f"the env, or a transform below, shows {show(held)} as {spec[held]!r}",
+                why=f"every env and batch has a {as_tuple(key)[0]} of its own" if existing is None
+                else f"the env, or a transform below, shows {show(existing)} as {spec[existing]!r}",
                 fix=f"Give it another name: {type(self).__name__}({argument}=...).",
             )  # fmt: skip
         spec[key] = leaf
         return spec
 
     def _leaf(self, spec: Composite, key: Key) -> TensorSpec:
-        """Return the spec of one of `in_keys`; a group of observations is refused, whose values have no one shape."""
+        """Return the spec of one of `in_keys`; raise ArgumentError for a group of observations, of no one shape."""
         leaf = spec[key]
         if isinstance(leaf, Composite):
             parts = [show((*as_tuple(key), *as_tuple(part))) for part in leaf.keys(True, True)]
@@ -300,9 +296,9 @@ class Transform(nn.Module):
         return leaf
 
     def _mapped(self, spec: Composite, kind: Callable[[TensorSpec], TensorSpec]) -> Composite:
-        """`spec` where each of `out_keys` has the `kind` of the spec of its in_key; none but its own are replaced."""
-        for place, (source, target) in enumerate(zip(self.in_keys, self.out_keys, strict=True)):
-            if target in self.in_keys[place + 1 :] or target in self.out_keys[:place]:
+        """Set each of `out_keys` in `spec` to the `kind` of its in_key's spec; replace only its own."""
+        for i, (source, target) in enumerate(zip(self.in_keys, self.out_keys, strict=True)):
+            if target in self.in_keys[i + 1 :] or target in self.out_keys[:i]:
                 raise ArgumentError(
                     f"{type(self).__name__} would overwrite {show(target)}",
                     why=f"it writes {show(target)} from {show(source)}, and has another use for {show(target)}",
@@ -318,17 +314,17 @@ class Transform(nn.Module):
     def _need(self, tensordict: TensorDictBase | None, key: Key) -> Tensor:
         value = None if tensordict is None else tensordict.get(key, None)
         if value is None:
-            held = () if tensordict is None else tensordict.keys(True, True)
+            keys = () if tensordict is None else tensordict.keys(True, True)
             raise MissingKeyError(
                 f"{type(self).__name__} needs {show(key)}",
-                why=f"the tensordict holds {', '.join(sorted(map(show, held))) or 'nothing'}",
+                why=f"the tensordict holds {', '.join(sorted(map(show, keys))) or 'nothing'}",
                 fix="Reset the env first, or name the right key in in_keys.",
             )
         return value
 
 
 def _transforms_in(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Transform]]:
-    """The outermost transforms that a module holds, and what the names of their states begin with."""
+    """Yield the outermost transforms that a module holds, and the prefix of their states' names."""
     for name, child in module.named_children():
         if isinstance(child, Transform):
             yield f"{prefix}{name}.", child
@@ -337,7 +333,7 @@ def _transforms_in(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, T
 
 
 def _overlap(a: Key, b: Key) -> bool:
-    """Say whether one of the keys is the other, or lies below it."""
+    """Return True if one of the keys is the other, or lies below it."""
     n = min(len(as_tuple(a)), len(as_tuple(b)))
     return as_tuple(a)[:n] == as_tuple(b)[:n]
 

@@ -25,17 +25,17 @@ FLAGS = {DONE, TERMINATED, TRUNCATED}  # always final when a batch pass reads th
 
 def by_name(transforms: Iterable[Transform]) -> dict[str, Transform]:
     """Transforms under the names that their states are saved by: the class, and a number from its second one on."""
-    found: dict[str, Transform] = {}
+    named: dict[str, Transform] = {}
     counts: Counter[str] = Counter()
     for transform in transforms:
         kind = type(transform).__name__
         counts[kind] += 1
-        found[kind if counts[kind] == 1 else f"{kind} {counts[kind]}"] = transform
-    return found
+        named[kind if counts[kind] == 1 else f"{kind} {counts[kind]}"] = transform
+    return named
 
 
 def _one_by_one(name: str) -> Any:
-    """Return a method that hands its argument to that of each transform, and what one gives to the next."""
+    """Return a method that hands its argument to that of each transform, and one's result to the next."""
 
     def method(self: Compose, value: Any) -> Any:
         for transform in self:
@@ -69,8 +69,8 @@ class Compose(Transform):
 
     def insert(self, index: int, transform: Transform) -> Compose:
         """Add one before position `index`; returns itself."""
-        for place, part in enumerate(parts_of(transform), slice(index, None).indices(len(self))[0]):
-            self.transforms.insert(place, part)
+        for i, part in enumerate(parts_of(transform), slice(index, None).indices(len(self))[0]):
+            self.transforms.insert(i, part)
         return self
 
     def __iter__(self) -> Iterator[Transform]:
@@ -133,7 +133,7 @@ class Compose(Transform):
 
 
 def parts_of(transform: Transform) -> list[Transform]:
-    """Return what a `Compose` is made of; itself, of any other transform or where user code overrides its methods."""
+    """Return a `Compose`'s transforms; itself, of any other transform or where user code overrides its methods."""
     if not isinstance(transform, Transform):
         raise ArgumentError("this is no transform of an env", why=f"got {transform!r}")
     if not isinstance(transform, Compose):

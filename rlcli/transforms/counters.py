@@ -20,7 +20,7 @@ from rlcli.transforms.base import RowOp, Transform, put
 
 
 class Carry:
-    """The value of each lane's next row 0, `[N]`, kept from the end of one batch to the start of the next."""
+    """Keep the value of each lane's next row 0, `[N]`, from the end of one batch to the start of the next."""
 
     def __init__(self, dtype: Any) -> None:
         self.dtype = np.dtype(dtype)
@@ -28,15 +28,13 @@ class Carry:
 
     def take(self, fresh: np.ndarray, start: Any) -> np.ndarray:
         """Return the values `[N]` at row 0, `start` on the lanes `fresh` `[N]` that were reset outside the loop."""
-        held = np.zeros(fresh.shape, self.dtype) if self.value is None else self.value
-        return np.where(fresh, self.dtype.type(start), held)
+        value = np.zeros(fresh.shape, self.dtype) if self.value is None else self.value
+        return np.where(fresh, self.dtype.type(start), value)
 
     def keep(self, value: np.ndarray) -> None:
-        """Hold `value` `[N]` until the next batch."""
         self.value = value.astype(self.dtype)  # a copy: the column it came from belongs to the consumer
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return what a checkpoint saves."""
         return {} if self.value is None else {"value": torch.from_numpy(self.value.copy())}
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
@@ -45,7 +43,7 @@ class Carry:
 
 
 class _Carrying(Transform):
-    """Carries one number per lane from batch to batch, and through checkpoints."""
+    """Carry one number per lane from batch to batch, and through checkpoints."""
 
     fast = True
     carry: Carry
@@ -159,8 +157,8 @@ class StepCounter(_Carrying):
         if self.max_steps is not None:
             over = count >= self.max_steps
             for flag in ("truncated", "done"):
-                held = next_tensordict.get(flag, None)
-                next_tensordict.set(flag, over if held is None else held | over)
+                before = next_tensordict.get(flag, None)
+                next_tensordict.set(flag, over if before is None else before | over)
         return next_tensordict
 
     def _reset(self, tensordict, reset_tensordict):
@@ -207,7 +205,7 @@ class _CountRows(RowOp):
 
 
 class _LimitedCountRows(_CountRows):
-    """Compares one Python int a step: the earliest step at which any lane is due."""
+    """Compare one Python int a step: the earliest step at which any lane is due."""
 
     def __init__(self, counts, limit):
         super().__init__(counts)

@@ -40,24 +40,22 @@ class Coded(NamedTuple):
 
 
 def delta_key(key: Key) -> tuple[str, ...]:
-    """Return where the difference of an observation key is kept."""
     return (NEXT, DELTA, *as_tuple(key))
 
 
 def scale_key(key: Key) -> tuple[str, ...]:
-    """Return where its scales are kept."""
     return (NEXT, SCALE, *as_tuple(key))
 
 
 def kept_key(key: Key) -> tuple[str, ...]:
-    """Return where next observations are kept that no difference can stand for; zeros in all other rows."""
+    """Return the key of next observations that no difference can stand for; zeros in all other rows."""
     return (NEXT, KEPT, *as_tuple(key))
 
 
-def is_part(key: Key, held: Any) -> bool:
-    """Say whether `key` under `next` is part of a difference: an observation so named would be `held` at the root."""
+def is_part(key: Key, root_keys: Any) -> bool:
+    """Return True if `key` under `next` is part of a difference: an observation so named is among `root_keys`."""
     parts = as_tuple(key)
-    return len(parts) > 1 and parts[0] in PARTS and unravel(parts) not in held
+    return len(parts) > 1 and parts[0] in PARTS and unravel(parts) not in root_keys
 
 
 def code_of(dtype: torch.dtype, wanted: torch.dtype) -> torch.dtype | None:
@@ -68,18 +66,17 @@ def code_of(dtype: torch.dtype, wanted: torch.dtype) -> torch.dtype | None:
 
 
 def bytes_a_row(elements: int, code: torch.dtype) -> int:
-    """Return what a row of so many elements takes."""
     return elements * code.itemsize + (4 if code is torch.int8 else 0)
 
 
 def saves(elements: int, dtype: torch.dtype, wanted: torch.dtype) -> bool:
-    """Say whether a difference takes less than the next observation `[elements]` of this dtype."""
+    """Return True if a difference takes less than the next observation `[elements]` of this dtype."""
     code = code_of(dtype, wanted)
     return code is not None and bytes_a_row(elements, code) < elements * dtype.itemsize
 
 
 def encode(obs: Tensor, after: Tensor, wanted: torch.dtype, batch_dims: int) -> Coded:
-    """Return the difference of two observations `[*B, *F]` of one dtype; what cannot be told is found by decoding."""
+    """Return the difference of two observations `[*B, *F]` of one dtype; what it cannot tell, decoding shows."""
     change = after - obs  # in the source's dtype; rounded to the code's once
     if not obs.dtype.is_floating_point:
         return Coded(change.to(torch.int16), None)
@@ -103,7 +100,7 @@ def mark(coded: Coded, rows: Tensor) -> Coded:
 
 
 def marked(coded: Coded) -> Tensor:
-    """bool, broadcastable to `[*B, *F]`."""
+    """Return the marked rows, bool, broadcastable to `[*B, *F]`."""
     delta, scale = coded
     if scale is not None:
         return (scale < 0).reshape(*scale.shape[:-1], *[1] * (delta.ndim - scale.ndim + 1))
@@ -150,7 +147,7 @@ def _part_missing(key: Key, part: Key, why: str) -> MissingKeyError:
 
 
 def largest_error(dtype: torch.dtype, code: torch.dtype, change: float, after: float) -> float:
-    """Return what decoding may be off by at most, where no difference exceeds `change` and no next one `after`."""
+    """Return the most that decoding is off by, for differences up to `change` and next values up to `after`."""
     if not dtype.is_floating_point:
         return 0.0
     source = torch.finfo(dtype)
@@ -162,7 +159,7 @@ def largest_error(dtype: torch.dtype, code: torch.dtype, change: float, after: f
 
 
 class RoundTrips:
-    """Measures what differences cost in precision: the largest values by key, over all that was written and decoded."""
+    """Measure what differences cost in precision: the largest values by key, over all that was coded."""
 
     def __init__(self) -> None:
         self._seen: dict[str, dict[str, Any]] = {}
@@ -170,10 +167,7 @@ class RoundTrips:
     def add(
         self, key: Key, obs: Tensor, after: Tensor, code: torch.dtype, error: float, rows: int, kept: int = 0
     ) -> None:
-        """Count `rows` rows of observations and next observations, of which decoding missed one by `error`.
-
-        Beside them `kept` rows whose next observations are kept whole.
-        """
+        """Count `rows` rows, of which decoding missed one by `error`, beside `kept` rows that are kept whole."""
         per_row = obs.numel() // rows if rows else 0
         seen = self._seen.setdefault(
             show(key),
@@ -191,17 +185,12 @@ class RoundTrips:
             seen["max_next"] = max(seen["max_next"], float(after.abs().max()))
 
     def figures(self) -> dict[str, dict[str, Any]]:
-        """Return what was measured, by key: `codec`, `rows`, `bytes_a_row` and `full_bytes_a_row`, and:
-
-        `kept`: the rows whose next observations are kept whole, of which nothing else here speaks.
-        `max_error`: the largest error of a decoded next observation; `bound`: which it cannot exceed: that of
-        `max_change`, the largest difference.
-        """
-        found = {}
+        """Return what was measured by key; `max_error` of a decoded next observation cannot exceed `bound`."""
+        figures = {}
         for key, seen in self._seen.items():
             source, code = getattr(torch, seen["source"]), getattr(torch, seen["codec"])
-            found[key] = seen | {"bound": largest_error(source, code, seen["max_change"], seen["max_next"])}
-        return found
+            figures[key] = seen | {"bound": largest_error(source, code, seen["max_change"], seen["max_next"])}
+        return figures
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         return {key: dict(seen) for key, seen in self._seen.items()}
@@ -225,7 +214,7 @@ def rebuilt(batch: TensorDictBase, key: Key) -> Tensor | None:
 
 
 def next_or_rebuilt(batch: TensorDictBase, key: Key) -> Tensor | None:
-    """`("next", key)` however the batch keeps it, or None."""
+    """Return `("next", key)` however the batch keeps it, or None."""
     after = batch.get(under_next(key), None)
     return rebuilt(batch, key) if after is None else after
 

@@ -73,9 +73,9 @@ class CatFrames(Transform):
     def _step(self, tensordict, next_tensordict):
         for source, target in self.pairs():
             frame = self.frame(self._need(next_tensordict, source))
-            held = self._stacks[target] if target in self._stacks else self._need(tensordict, target)
+            before = self._stacks[target] if target in self._stacks else self._need(tensordict, target)
             size = frame.shape[self.dim]
-            stack = torch.cat([held.narrow(self.dim, size, held.shape[self.dim] - size), frame], self.dim)
+            stack = torch.cat([before.narrow(self.dim, size, before.shape[self.dim] - size), frame], self.dim)
             self._stacks[target] = stack
             next_tensordict.set(target, stack)
         return next_tensordict
@@ -161,7 +161,7 @@ class FrameStack(CatFrames):
 
 
 class _StackRows(RowOp):
-    """The new stack is written from the last row's, so that nothing is copied twice."""
+    """Write the new stack from the last row's, so that nothing is copied twice."""
 
     def __init__(self, transform: CatFrames, pairs):
         self.transform = transform

@@ -38,7 +38,7 @@ class MapTransform(Transform):
         raise NotImplementedError
 
     def on_rows(self, value: np.ndarray, out: np.ndarray) -> None:
-        """The same function, same bits, of `[N, *shape]`, written to `out`, which may be `value` itself."""
+        """Write the function of `[N, *shape]`, same bits, to `out`, which may be `value` itself."""
         raise NotImplementedError
 
     def on_spec(self, spec: TensorSpec) -> TensorSpec:
@@ -163,11 +163,7 @@ class ToTensorImage(ChannelsFirst):
 
 # ---- rewards ---------------------------------------------------------------------------------------------------------
 class RewardMap(Transform):
-    """A function of each reward, `[*B, 1]`; a subclass gives it for tensors, specs, and for arrays in place.
-
-    Whole numbers become float32 first, as batches hold rewards. Observations may be named as well: every value of
-    theirs is changed, a reset's too.
-    """
+    """Apply a function to each reward, `[*B, 1]`, as float32; observations may be named too, a reset's as well."""
 
     fast = True
     has_batch_pass = True
@@ -180,11 +176,11 @@ class RewardMap(Transform):
         raise NotImplementedError
 
     def on_rows(self, reward: np.ndarray) -> None:
-        """The same function, same bits, of an array, in place."""
+        """Apply the function, same bits, to an array in place."""
         raise NotImplementedError
 
     def on_spec(self, spec: TensorSpec) -> TensorSpec:
-        """Return the spec of the function's value, of the `real` spec of what it is given."""
+        """Return the spec of the function's value, of the `real` spec of its argument."""
         return spec
 
     def forward(self, tensordict):

@@ -39,7 +39,7 @@ CUTS = ("truncated", "done")  # what a slice sampler may add to the last row of 
 
 
 class _Keys(NamedTuple):
-    """The keys that are read of a last step's row; observations it holds differences of; what tells of next ones."""
+    """Keys `read` of a last step's row, observations `coded` as differences in it, keys of next ones."""
 
     read: tuple[Key, ...]
     coded: tuple[Key, ...]
@@ -142,13 +142,13 @@ class MultiStepTransform(Transform):
 
     # -- both ----------------------------------------------------------------------------------------------
     def _total(self, rewards: Tensor, taken: Tensor) -> Tensor:
-        """Discounted sums `[N, *F]` of the first `taken [N]` of rewards `[N, n, *F]`."""
+        """Return discounted sums `[N, *F]` of the first `taken [N]` of rewards `[N, n, *F]`."""
         powers, discounts = self._discounts(rewards.shape[1], rewards.dtype, rewards.device)
         weights = discounts * (powers < taken[:, None])  # [N, n]
         return (rewards * weights.reshape(*weights.shape, *[1] * (rewards.ndim - 2))).sum(1)
 
     def _discounts(self, n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-        """0 .. n - 1, and gamma to these powers; made once."""
+        """Return 0 .. n - 1, and gamma to these powers; made once."""
         asked = (n, dtype, device, self.gamma)
         if self._powers[0] != asked:
             powers = torch.arange(n, device=device)
@@ -178,12 +178,7 @@ class MultiStepTransform(Transform):
 
 
 def walk(goes_on: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Return where up to n steps lead in lanes of rows in time order: the path, and how many are taken.
-
-    `goes_on` (bool `[lanes, T]`): rows that the row below continues; the last column counts as an end. The path is flat
-    rows, int64 `[lanes * T, n]`: the row itself and those after it; at the end, the last one again. Taken is int64
-    `[lanes * T]`.
-    """
+    """Return flat rows of up to n steps, int64 `[lanes * T, n]`, the last one repeated, and how many they are."""
     lanes, steps = goes_on.shape
     goes_on = goes_on.clone()
     goes_on[:, -1:] = False
@@ -197,12 +192,12 @@ def walk(goes_on: Tensor, n: int) -> tuple[Tensor, Tensor]:
     return torch.stack(path, 1), taken
 
 
-def _of_last_step(held: Collection[Key]) -> _Keys:
+def _of_last_step(keys: Collection[Key]) -> _Keys:
     """Return all under `next` but the reward, and the observations that differences need."""
-    after = [key for key in held if as_tuple(key)[0] == NEXT and key not in (REWARD, ORIGINAL_REWARD)]
-    origins = {key: _observation_of(key, held) for key in after}
-    kept = [key for key in after if origins[key] in held and origins[key] not in END_FLAGS]
-    if REWARD not in held:
+    after = [key for key in keys if as_tuple(key)[0] == NEXT and key not in (REWARD, ORIGINAL_REWARD)]
+    origins = {key: _observation_of(key, keys) for key in after}
+    kept = [key for key in after if origins[key] in keys and origins[key] not in END_FLAGS]
+    if REWARD not in keys:
         raise MissingKeyError("MultiStepTransform needs next.reward", fix="Keep it (keep_keys).")
     if not kept:
         raise ArgumentError(
@@ -214,14 +209,14 @@ def _of_last_step(held: Collection[Key]) -> _Keys:
     return _Keys((*after, *coded), coded, tuple(kept))
 
 
-def _observation_of(key: Key, held: Collection[Key]) -> Key:
+def _observation_of(key: Key, keys: Collection[Key]) -> Key:
     """Return the observation whose next value or difference is kept under a key."""
     parts = as_tuple(key)[1:]
-    return unravel(parts[1:] if is_part(parts, held) else parts)
+    return unravel(parts[1:] if is_part(parts, keys) else parts)
 
 
 def _decoded(last: dict[Key, Tensor], coded: Iterable[Key]) -> dict[Key, Tensor]:
-    """Return columns `[N, *F]` of what lies under `next`, with next observations instead of differences."""
+    """Return columns `[N, *F]` under `next`, with next observations instead of differences."""
     for key in coded:
         scale, kept = last.pop(scale_key(key), None), last.pop(kept_key(key), None)
         last[under_next(key)] = read(key, last.pop(key), Coded(last.pop(delta_key(key)), scale), kept)

@@ -114,20 +114,20 @@ class NextObservationDelta(Transform):
 
     # -- env side ------------------------------------------------------------------------------------------
     def transform_observation_spec(self, spec):
-        dims, found = len(spec.shape), {unravel(key): leaf for key, leaf in spec.items(True, True)}
-        _check_names(found)
+        dims, leaves = len(spec.shape), {unravel(key): leaf for key, leaf in spec.items(True, True)}
+        _check_names(leaves)
         if self.chosen:
             for key in self.in_keys:
-                if key not in found:
+                if key not in leaves:
                     raise ArgumentError(
                         f"NextObservationDelta was given {show(key)}, which the env does not observe",
-                        why=f"it observes {', '.join(map(show, found))}",
+                        why=f"it observes {', '.join(map(show, leaves))}",
                     )
-                self._check_saving(key, tuple(found[key].shape[dims:]), found[key].dtype)
+                self._check_saving(key, tuple(leaves[key].shape[dims:]), leaves[key].dtype)
             return spec
-        self.keys = [k for k, s in found.items() if saves(s.shape[dims:].numel(), s.dtype, self.delta_dtype)]
-        if found and not self.keys:
-            key, leaf = next(iter(found.items()))
+        self.keys = [k for k, s in leaves.items() if saves(s.shape[dims:].numel(), s.dtype, self.delta_dtype)]
+        if leaves and not self.keys:
+            key, leaf = next(iter(leaves.items()))
             self._check_saving(key, tuple(leaf.shape[dims:]), leaf.dtype)
         return spec
 
@@ -228,8 +228,8 @@ class NextObservationDelta(Transform):
             _refuse(key, obs, after, coded.delta.dtype)
         elif inexact:
             kept = _kept_rows(key, obs, after, coded, error, batch_dims)
-            coded, held = mark(coded, kept), ~kept
-            obs, after, error, rows = obs[held], after[held], error[held], int(held.sum())
+            coded, coded_rows = mark(coded, kept), ~kept
+            obs, after, error, rows = obs[coded_rows], after[coded_rows], error[coded_rows], int(coded_rows.sum())
             worst = error.max() if error.numel() else error.new_zeros(())
         count = 0 if kept is None else kept.numel() - rows
         self._trips.add(key, obs, after, coded.delta.dtype, float(worst), rows, count)
@@ -277,20 +277,20 @@ class NextObservationDelta(Transform):
         return out
 
     def _worth_it(self, tensordict: TensorDictBase) -> list[Key]:
-        """Root keys with a next value of the same kind, for which a difference is smaller."""
-        found: list[Key] = []
+        """Return root keys with a next value of the same kind, for which a difference is smaller."""
+        keys: list[Key] = []
         for key, obs in tensordict.items(True, True):
             after = tensordict.get(under_next(key), None) if as_tuple(key)[0] != "next" else None
             alike = after is not None and after.shape == obs.shape and after.dtype == obs.dtype
             if alike and saves(obs.shape[tensordict.ndim :].numel(), obs.dtype, self.delta_dtype):
-                found.append(unravel(key))
-        return found
+                keys.append(unravel(key))
+        return keys
 
     def forward(self, tensordict):
         """Rebuild the next observations of a batch `[*B]` and drop their differences, in place."""
         nested = tensordict.get(NEXT, None)
-        held = None if nested is None else nested.get(DELTA, None)
-        coded = [] if held is None else _coded(held, tensordict)
+        deltas = None if nested is None else nested.get(DELTA, None)
+        coded = [] if deltas is None else _coded(deltas, tensordict)
         for key in self.in_keys if self.chosen else coded:
             if key in coded:
                 nested.set(key, self._restored(rebuilt(tensordict, key)))
@@ -329,7 +329,7 @@ class NextObservationDelta(Transform):
 
 
 def _check_names(keys: Collection[Key]) -> None:
-    """Refuse observations that are called as differences are."""
+    """Raise ArgumentError for observations that are called as differences are."""
     for key in keys:
         if as_tuple(key)[0] in PARTS:
             raise ArgumentError(
@@ -339,12 +339,12 @@ def _check_names(keys: Collection[Key]) -> None:
             )
 
 
-def _coded(held: Any, tensordict: TensorDictBase) -> list[Key]:
-    """Return the keys that have a difference in a batch where `held` lies under `("next", "delta")`."""
-    if not isinstance(held, TensorDictBase):  # an observation called so
+def _coded(deltas: Any, tensordict: TensorDictBase) -> list[Key]:
+    """Return the keys that have a difference in a batch where `deltas` lies under `("next", "delta")`."""
+    if not isinstance(deltas, TensorDictBase):  # an observation called so
         return []
     root = [unravel(key) for key in tensordict.keys(True, True)]
-    return [key for key in map(unravel, held.keys(True, True)) if is_part((DELTA, *as_tuple(key)), root)]
+    return [key for key in map(unravel, deltas.keys(True, True)) if is_part((DELTA, *as_tuple(key)), root)]
 
 
 def _put(tensordict: TensorDictBase, key: Key, coded: Coded, strip: int = 0) -> None:
@@ -355,7 +355,7 @@ def _put(tensordict: TensorDictBase, key: Key, coded: Coded, strip: int = 0) -> 
 
 
 def _dense(rows: Tensor, after: Tensor) -> Tensor:
-    """`after` `[*B, *F]` in some rows (bool `[*B]`), zeros in the others."""
+    """Return `after` `[*B, *F]` in some rows (bool `[*B]`), zeros in the others."""
     return torch.where(spread(rows, after), after, torch.zeros_like(after))
 
 
@@ -369,7 +369,7 @@ def _kept_rows(key: Key, obs: Tensor, after: Tensor, coded: Coded, error: Tensor
 
 
 def _refuse(key: Key, obs: Tensor, after: Tensor, code: torch.dtype) -> NoReturn:
-    """Say which change is too large for a code, and what would hold it."""
+    """Raise NumericsError: which change is too large for a code, and what would hold it."""
     _check_finite(key, obs, after)
     change = (after.to(torch.float64) - obs.to(torch.float64)).abs().max().item()
     limit = torch.finfo(code).max if code.is_floating_point else torch.iinfo(torch.int16).max

@@ -126,16 +126,16 @@ class NextStateReconstructor(Transform):
         keys = self._missing(tensordict)
         if not keys:
             return tensordict
-        found = ring.index.successors(rows)
-        known = found >= 0
-        following = ring.read(np.where(known, found, rows), keys)
-        unknown = None if known.all() else torch.from_numpy(~known)
+        successors = ring.index.successors(rows)
+        stored = successors >= 0
+        following = ring.read(np.where(stored, successors, rows), keys)
+        missing = None if stored.all() else torch.from_numpy(~stored)
         for key in keys:
-            x, here = following.get(key), tensordict.get(key)
+            x, obs = following.get(key), tensordict.get(key)
             fill = fill_for(key, x.dtype, self.fill_value)
-            if unknown is not None:
-                x.masked_fill_(spread(unknown.to(x.device), x), fill)
-            tensordict.set(under_next(key), x.reshape(here.shape).to(here.device))
+            if missing is not None:
+                x.masked_fill_(spread(missing.to(x.device), x), fill)
+            tensordict.set(under_next(key), x.reshape(obs.shape).to(obs.device))
         return tensordict
 
     # -- the sample's own rows -----------------------------------------------------------------------------
@@ -145,18 +145,18 @@ class NextStateReconstructor(Transform):
             return tensordict
         if not tensordict.ndim:
             raise ArgumentError("one row alone has no successor in its batch", fix="Use source='storage'.")
-        known = self._known(tensordict)
+        continued = self._known(tensordict)
         time, steps = tensordict.ndim - 1, tensordict.shape[-1]
         for key in keys:
             x = tensordict.get(key)
             fill = fill_for(key, x.dtype, self.fill_value)
             last = x.narrow(time, max(steps - 1, 0), min(steps, 1))
             following = torch.cat((x.narrow(time, min(steps, 1), max(steps - 1, 0)), last), time)
-            tensordict.set(under_next(key), following.masked_fill(spread(~known, x), fill))
+            tensordict.set(under_next(key), following.masked_fill(spread(~continued, x), fill))
         return tensordict
 
     def _known(self, tensordict: TensorDictBase) -> Tensor:
-        """bool `[*B]`: rows that the row below in time continues."""
+        """Return bool `[*B]`: rows that the row below in time continues."""
         ids, done, count = (
             self._marker(tensordict, key) for key in (self.traj_key, self.done_key, self.step_count_key)
         )
@@ -176,7 +176,6 @@ class NextStateReconstructor(Transform):
         return value
 
     def _missing(self, tensordict: TensorDictBase) -> list[Key]:
-        """Return the keys whose next value is to be written."""
         keys = [key for key in self.in_keys if tensordict.get(under_next(key), None) is None]
         for key in keys:
             self._need(tensordict, key)

@@ -25,11 +25,7 @@ from rlcli.transforms.maps import real
 
 
 class RunningMoments:
-    """Running mean and variance over the first dim of what `add` is given, in float64.
-
-    Chan, Golub, LeVeque (1979): two sets of n and m rows, with means a and b and squared deviations A and B, have
-    together the mean a + (b - a) m / (n + m) and the squared deviation A + B + (b - a)^2 n m / (n + m).
-    """
+    """Running mean and variance over the first dim, in float64, merged as Chan, Golub, LeVeque (1979) do."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -51,14 +47,13 @@ class RunningMoments:
         self.count = total
 
     def scale(self, epsilon: float) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and 1 / sqrt(variance + epsilon), float32 `[*shape]`; 0 and 1 before anything was counted."""
+        """Return mean and 1 / sqrt(variance + epsilon), float32 `[*shape]`; 0 and 1 before the first rows."""
         if self.count == 0:
             return np.zeros((), np.float32), np.ones((), np.float32)
         inverse = 1.0 / np.sqrt(self.deviation / self.count + epsilon)
         return np.asarray(self.mean, np.float32), np.asarray(inverse, np.float32)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return what a checkpoint saves."""
         parts = {"count": self.count, "mean": self.mean, "deviation": self.deviation}
         return {name: torch.tensor(value) for name, value in parts.items()}
 
@@ -70,18 +65,18 @@ class RunningMoments:
 
 
 class _Learning(Transform):
-    """A transform that learns from what passes through it, until it is frozen; its parts are saved by name."""
+    """Learn from what passes through until frozen; the parts are saved by name."""
 
     fast = True
     frozen = False
 
     def freeze(self, frozen: bool = True) -> Self:
-        """Stop counting and refreshing (for evaluation), or go on; returns itself."""
+        """Stop counting and refreshing (for evaluation), or go on; return itself."""
         self.frozen = frozen
         return self
 
     def _parts(self) -> dict[str, Any]:
-        """Return what it has learned: each has `state()` and `load(state)`."""
+        """Return the learned parts: each has `state()` and `load(state)`."""
         raise NotImplementedError
 
     def get_extra_state(self):
@@ -94,7 +89,6 @@ class _Learning(Transform):
 
 
 def _restarting(tensordict: TensorDictBase | None, reset_tensordict: TensorDictBase) -> np.ndarray:
-    """Return the lanes that restart, bool `[N]`."""
     mask = reset_mask(tensordict, reset_tensordict)
     return np.ones(reset_tensordict.batch_size.numel(), bool) if mask is None else mask.reshape(-1).cpu().numpy()
 
@@ -185,11 +179,7 @@ class RunningNorm(_Learning):
 
 
 class _Tally:
-    """The scale of one key, and the rows that are to change it.
-
-    Rows wait as `x - mean`, which the scaling needs anyway, and are folded into the moments some hundred at
-    once.
-    """
+    """The scale of one key, and rows `x - mean` that wait to be folded into its moments, some hundred at once."""
 
     STEPS = 64
 
@@ -219,7 +209,6 @@ class _Tally:
         self.filled, self.restarts = 0, []
 
     def refresh(self, epsilon: float) -> None:
-        """Scale by everything counted so far."""
         self.fold()
         self.mean, self.inverse = self.moments.scale(epsilon)
 
@@ -235,7 +224,7 @@ class _Tally:
 
 
 class _NormRows(RowOp):
-    """Constants have the rows' full shape: broadcasting a vector costs three times the subtraction itself."""
+    """Scale rows by constants of their full shape: broadcasting a vector costs three times the subtraction."""
 
     def __init__(self, transform: RunningNorm, pairs):
         self.transform, self.pairs = transform, pairs
@@ -313,9 +302,9 @@ class RewardNorm(_Learning):
         reward = self._need(next_tensordict, "reward")
         if not self.frozen:
             now = reward.detach().cpu().double().numpy().reshape(-1)
-            held = self.returns.take(np.zeros(now.shape, bool), 0) * self.gamma + now
-            self.returns.keep(held)
-            self.moments.add(held)
+            returns = self.returns.take(np.zeros(now.shape, bool), 0) * self.gamma + now
+            self.returns.keep(returns)
+            self.moments.add(returns)
         _, inverse = self.moments.scale(self.epsilon)
         scaled = (reward * float(inverse)).clamp(-self.clip, self.clip)
         return next_tensordict.set("reward", scaled)
@@ -337,15 +326,15 @@ class RewardNorm(_Learning):
         np.minimum(reward, np.float32(self.clip), out=reward)
 
     def _returns(self, reward: np.ndarray, done: np.ndarray, fresh: np.ndarray) -> np.ndarray:
-        """Discounted returns `[T, N]`, float64, and the last of them carried on."""
-        held = self.returns.take(fresh, 0)
+        """Return discounted returns `[T, N]`, float64, and carry the last of them on."""
+        carried = self.returns.take(fresh, 0)
         returns = np.ascontiguousarray(reward.T, np.float64)
         decay = np.full(returns.shape, self.gamma)
         decay[1:] *= ~done.T[:-1]
         for now, keep in zip(returns, decay, strict=True):
-            now += held * keep
-            held = now
-        self.returns.keep(np.where(done[:, -1], 0, held))
+            now += carried * keep
+            carried = now
+        self.returns.keep(np.where(done[:, -1], 0, carried))
         return returns
 
     def _parts(self):

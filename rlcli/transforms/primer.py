@@ -80,7 +80,7 @@ class TensorDictPrimer(Transform):
 
 
 def primers_of(policy: Any) -> list[TensorDictPrimer]:
-    """Return the primers of a policy's recurrent parts: of every module in it with a `make_tensordict_primer()`."""
+    """Return the primers of every module in a policy with a `make_tensordict_primer()`."""
     return [part.make_tensordict_primer() for part in recurrent_parts(policy)]
 
 
@@ -92,7 +92,6 @@ def recurrent_parts(policy: Any) -> list[Any]:
 
 
 def state_keys(policy: Any) -> list[Key]:
-    """Return where those states are read."""
     return [key for primer in primers_of(policy) for key in primer.out_keys]
 
 

@@ -15,13 +15,13 @@ from rlcli.keys import COLLECTOR_MASK, DONE, IS_INIT, TRAJ_IDS, Key
 
 
 class BufferIndex(Protocol):
-    """Says which rows of a buffer follow each other, as transforms ask."""
+    """Tell which rows of a buffer follow each other, as transforms ask."""
 
     def successors(self, rows: np.ndarray) -> np.ndarray:
-        """Return the row in which each row's trajectory goes on, int64 ``[N]``; -1 where no such row is stored."""
+        """Return the row in which each row's trajectory goes on, int64 ``[N]``; -1 where none is stored."""
 
     def walk(self, rows: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """Up to n rows of each row's trajectory, int64 ``[N, n]``, and how many there are, int64 ``[N]``."""
+        """Return up to n rows of each row's trajectory, int64 ``[N, n]``, and how many there are, int64 ``[N]``."""
 
 
 class BufferRows(Protocol):
@@ -31,17 +31,17 @@ class BufferRows(Protocol):
     def index(self) -> BufferIndex: ...
     @property
     def fields(self) -> Collection[Key]:
-        """The keys of a row; the same object while they are the same."""
+        """Return the keys of a row; the same object while they are the same."""
 
     @property
     def sparse_keys(self) -> Sequence[Key]:
-        """Keys beside those, of which few rows hold something."""
+        """Return keys beside those, of which few rows hold something."""
 
     def read(self, rows: np.ndarray, keys: Collection[Key] | None = None) -> TensorDictBase:
         """Return a new batch ``[N]`` of live rows int64 ``[N]``."""
 
     def columns(self, rows: np.ndarray, keys: Collection[Key] | None = None) -> dict[Key, Tensor]:
-        """Return the same as columns ``[N, *F]``."""
+        """Return live rows as columns ``[N, *F]``."""
 
     def use_markers(self, traj_key: Key | None = None, end_keys: Sequence[Key] = ()) -> None:
         """Tell trajectories apart by these keys."""
@@ -52,7 +52,7 @@ class ReadsStored(Protocol):
     """A transform that takes values of a buffer's rows as they are stored, whatever a sample holds."""
 
     def reads_stored(self) -> Collection[Key]:
-        """Return the keys of these values, or what they lie under."""
+        """Return the keys of these values, or their parents."""
 
 
 @runtime_checkable
@@ -62,16 +62,16 @@ class GatheredRows(Protocol):
     nbytes_held: int
 
     def full(self) -> Tensor:
-        """It as a plain tensor."""
+        """Return it as a plain tensor."""
 
 
 def spread(rows: Tensor, x: Tensor) -> Tensor:
-    """One value a row, `[*B]`, with as many dims as `x` `[*B, *F]`."""
+    """Return one value a row, `[*B]`, with as many dims as `x` `[*B, *F]`."""
     return rows.reshape(*rows.shape, *[1] * (x.ndim - rows.ndim))
 
 
 def ends_of(tensordict: TensorDictBase) -> tuple[Tensor | None, Tensor | None]:
-    """Return what says where trajectories of a batch end: `("next", "done")`, `("collector", "traj_ids")`, or one."""
+    """Return the markers of a batch's trajectory ends: `("next", "done")`, `("collector", "traj_ids")`, or one."""
     done, ids = tensordict.get(DONE, None), tensordict.get(TRAJ_IDS, None)
     if done is None and ids is None:
         raise MissingKeyError(
@@ -81,25 +81,21 @@ def ends_of(tensordict: TensorDictBase) -> tuple[Tensor | None, Tensor | None]:
 
 
 def goes_on(tensordict: TensorDictBase, done: Tensor | None, ids: Tensor | None, count: Tensor | None = None) -> Tensor:
-    """bool `[*B]`: rows that the row below in time, of the last of these dims, continues; the last row is none.
-
-    `tensordict` (TensorDict ``[*B]``): whose `is_init` and padding mask are looked at, where it has them.
-    `done` and `ids` and `count` (Tensor ``[*B, ...]``): end flags, trajectory ids and step counts: one value a row.
-    """
+    """Return bool `[*B]`: rows that the row below in time continues, by `done`, `ids`, step `count`, `is_init`."""
     shape = tensordict.shape
     first, real = tensordict.get(IS_INIT, None), tensordict.get(COLLECTOR_MASK, None)
-    known = next((x for x in (done, ids, count) if x is not None), None)
-    found = torch.ones(shape, dtype=torch.bool, device=tensordict.device if known is None else known.device)
-    here, below = found[..., :-1], (..., slice(1, None))
+    marker = next((x for x in (done, ids, count) if x is not None), None)
+    continued = torch.ones(shape, dtype=torch.bool, device=tensordict.device if marker is None else marker.device)
+    above, below = continued[..., :-1], (..., slice(1, None))
     if done is not None:
-        here &= ~done.reshape(shape)[..., :-1].bool()
+        above &= ~done.reshape(shape)[..., :-1].bool()
     if ids is not None:
-        here &= ids.reshape(shape)[below] == ids.reshape(shape)[..., :-1]
+        above &= ids.reshape(shape)[below] == ids.reshape(shape)[..., :-1]
     if count is not None:
-        here &= count.reshape(shape)[below] == count.reshape(shape)[..., :-1] + 1
+        above &= count.reshape(shape)[below] == count.reshape(shape)[..., :-1] + 1
     if first is not None:
-        here &= ~first.reshape(shape)[below].bool()
+        above &= ~first.reshape(shape)[below].bool()
     if real is not None:  # rows of a padded slice that repeat its last one
-        here &= real.reshape(shape)[below]
-    found[..., -1:] = False
-    return found
+        above &= real.reshape(shape)[below]
+    continued[..., -1:] = False
+    return continued

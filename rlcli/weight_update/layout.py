@@ -24,7 +24,7 @@ _PART = 2**19  # bytes: half of a small second-level cache
 
 
 class TensorSlot(NamedTuple):
-    """Where one tensor lies: its first byte, and what it is."""
+    """Locate one tensor by its first byte, shape and dtype."""
 
     first: int
     shape: tuple[int, ...]
@@ -32,25 +32,19 @@ class TensorSlot(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Without the gap that follows."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """The places of a model's tensors; the same in every process, and picklable.
+    """Map names to slots, in the order of the bytes; `nbytes` is their sum with gaps, a multiple of 64."""
 
-    `places`: name -> place, in the order of the bytes.
-    `nbytes`: of all, gaps included; a multiple of 64.
-    """
-
-    places: dict[str, TensorSlot]
+    slots: dict[str, TensorSlot]
     nbytes: int
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> WeightLayout:
-        """For tensors of any dtype, by name."""
-        places, end = {}, 0
+        slots, end = {}, 0
         for name, tensor in tensors.items():
             if is_lazy(tensor):
                 raise ArgumentError(
@@ -58,33 +52,30 @@ class WeightLayout:
                 )
             if tensor.layout != torch.strided or tensor.is_quantized:
                 raise ArgumentError(f"'{name}' cannot be sent", why=f"it is {_kind(tensor)}", fix="Make it dense.")
-            place = places[name] = TensorSlot(end, tuple(tensor.shape), tensor.dtype)
-            end += -(-place.nbytes // _LINE) * _LINE
-        return cls(places, max(end, _LINE))
+            slot = slots[name] = TensorSlot(end, tuple(tensor.shape), tensor.dtype)
+            end += -(-slot.nbytes // _LINE) * _LINE
+        return cls(slots, max(end, _LINE))
 
     def views(self, memory: np.ndarray | Tensor) -> dict[str, Tensor]:
-        """Tensors on bytes, uint8 `[nbytes]`, on whatever device those are: nothing is copied."""
+        """Return tensors on bytes, uint8 `[nbytes]`, on any device; nothing is copied."""
         flat = torch.as_tensor(memory)
         return {
-            name: flat[place.first : place.first + place.nbytes].view(place.dtype).view(place.shape)
-            for name, place in self.places.items()
+            name: flat[slot.first : slot.first + slot.nbytes].view(slot.dtype).view(slot.shape)
+            for name, slot in self.slots.items()
         }
 
     def check(self, tensors: Mapping[str, Tensor], whose: str) -> None:
-        """Refuse tensors of other names or shapes; dtypes and devices may differ.
-
-        `whose`: what the tensors are, for the sentence: "the worker's 'policy'".
-        """
-        for name, place in self.places.items():
+        """Raise ArgumentError where names or shapes differ (not dtypes or devices); `whose` names the model."""
+        for name, slot in self.slots.items():
             if name not in tensors:
                 raise ArgumentError(f"{whose} has no '{name}'", why="the model that is sent has one")
-            if tuple(tensors[name].shape) != place.shape:
+            if tuple(tensors[name].shape) != slot.shape:
                 raise ArgumentError(
                     f"{whose} does not fit: '{name}' is {tuple(tensors[name].shape)}",
-                    why=f"in the model that is sent it is {place.shape}",
+                    why=f"in the model that is sent it is {slot.shape}",
                 )
         for name in tensors:
-            if name not in self.places:
+            if name not in self.slots:
                 raise ArgumentError(f"{whose} has a '{name}'", why="the model that is sent has none")
 
 
@@ -94,12 +85,12 @@ def _kind(tensor: Tensor) -> str:
 
 # ---- sums ----------------------------------------------------------------------------------------------------------
 def summed(memory: np.ndarray) -> int:
-    """Sum of bytes, uint8 `[multiple of 8]`, as 64-bit words."""
+    """Sum bytes, uint8 `[multiple of 8]`, as 64-bit words."""
     return int(np.add.reduce(memory.view(np.uint64)))
 
 
 def copy_summed(target: np.ndarray, source: np.ndarray) -> int:
-    """Copy bytes, and `summed` of what arrived: read part by part, while it is in the processor's cache."""
+    """Copy bytes and return `summed` of what arrived, part by part while it is in the processor's cache."""
     total = 0
     for first in range(0, len(target), _PART):
         part = target[first : first + _PART]
@@ -109,5 +100,5 @@ def copy_summed(target: np.ndarray, source: np.ndarray) -> int:
 
 
 def checksum(total: int, version: int) -> int:
-    """Of a whole version, from the sum of its bytes: those of two versions differ."""
+    """Return the checksum of a version from the sum of its bytes; it differs between versions."""
     return (total + version) % 2**64

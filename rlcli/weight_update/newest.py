@@ -23,15 +23,11 @@ _MODELS = 64  # that one collector publishes in its life: a model that is regist
 
 
 class Overtaken(Exception):
-    """Says that what was looked at is being overwritten, for a newer publication is there: look again."""
+    """Report that a newer publication overwrote what is read: look again."""
 
 
 class Newest:
-    """The words of the newest publication. A word says where a model's version lies; what it means is the transport's.
-
-    `count` (int64 `[1]`), `words` (int64 `[2, models + 1]`): in shared memory, zeros at first.
-    `seen`: the words as of the last `look`.
-    """
+    """Publish a word a model at one instant: `count` int64 `[1]`, `words` int64 `[2, models + 1]`, in shared memory."""
 
     def __init__(self, count: np.ndarray, words: np.ndarray) -> None:
         self._count, self._words = count.data, words
@@ -47,16 +43,13 @@ class Newest:
 
     @property
     def count(self) -> int:
-        """Publications so far."""
         return self._count[0]
 
     # ---- the writer --------------------------------------------------------------------------------------------
     def word(self, model: int) -> int:
-        """As published last."""
         return self._now[model]
 
     def stage(self, model: int, word: int) -> None:
-        """Have it published with the next publication."""
         self._staged[model] = word
 
     def publish(self) -> None:
@@ -70,7 +63,7 @@ class Newest:
 
     @contextlib.contextmanager
     def published(self) -> Iterator[None]:
-        """`publish` at the end; on an error nothing of it."""
+        """Publish at the end; on an error drop all that was staged."""
         try:
             yield
             self.publish()
@@ -79,7 +72,7 @@ class Newest:
 
     # ---- readers -----------------------------------------------------------------------------------------------
     def look(self) -> None:
-        """See the newest publication, whole."""
+        """Read the newest publication whole, into `seen` and `seen_count`."""
         while True:
             count = self.count
             *seen, total = self._words[count % 2].tolist()
@@ -89,11 +82,7 @@ class Newest:
 
 
 class SharedNewest(Newest):
-    """Of all models of a collector, in memory of its own.
-
-    `fd`: of the memory that the parent made; it is closed. Without it this is the parent's end, which makes it, and has
-    an `fd` for `Channel.send_fd`, until `close`.
-    """
+    """Keep `Newest` in memory of its own: made by the parent, which sends `fd` until `close`; a worker gives `fd`."""
 
     def __init__(self, fd: int | None = None) -> None:
         region = Region(self.fields(_MODELS), fd)
@@ -104,7 +93,6 @@ class SharedNewest(Newest):
             self.close()
 
     def another(self) -> int:
-        """Return the place of one more model."""
         if self._models == _MODELS:
             raise ArgumentError(
                 f"a collector keeps {_MODELS} models in step", why="those registered anew count again",

@@ -57,13 +57,13 @@ class WeightReceiver:
 
     def _move_in(self) -> None:
         """Have the model's tensors lie in our memory, or keep note of those that cannot."""
-        self._here = self._followed()
-        self.layout.check(self._here, f"the worker's '{self.model_id}'")
+        self._tensors = self._followed()
+        self.layout.check(self._tensors, f"the worker's '{self.model_id}'")
         self._outside: list[tuple[Tensor, Tensor]] = []  # tensors of the model, and where their bytes arrive
         inside = []
         views = self.layout.views(self._memory)
         with torch.inference_mode(False), torch.no_grad():
-            for name, tensor in self._here.items():
+            for name, tensor in self._tensors.items():
                 view = views[name]
                 part(tensor)
                 if tensor.device.type == "cpu" and tensor.dtype == view.dtype and tensor.is_contiguous():
@@ -105,7 +105,7 @@ class WeightReceiver:
         """
         if self._transport.waiting:
             moved = [tensor.data_ptr() for tensor in self._inside] != self._addresses
-            if moved or self._followed() is not self._here:  # by `.double()`, `.data =`, `assign=True`
+            if moved or self._followed() is not self._tensors:  # by `.double()`, `.data =`, `assign=True`
                 self._move_in()
             version = self._transport.receive_weights(self._memory)
             if self._outside:
@@ -118,7 +118,6 @@ class WeightReceiver:
 
 
 def check_apart(model_id: str, model: Any, others: Mapping[str, Any]) -> None:
-    """Refuse to follow what another is written to: either would be lost under the other."""
     for other, used in others.items():
         if other != model_id and used is model:
             raise ArgumentError(
@@ -128,40 +127,39 @@ def check_apart(model_id: str, model: Any, others: Mapping[str, Any]) -> None:
 
 
 class ModelsReceiver:
-    """Adopts versions of several models, those published together at once; `newest`: see `TransportBackend.join`."""
+    """Receive several models, those published together at once; `newest`: see `TransportBackend.join`."""
 
     def __init__(self, newest: Newest) -> None:
         self._newest = newest
         self._receivers: dict[str, WeightReceiver] = {}
         self._models: dict[str, nn.Module] = {}
 
-    def open(self, place: int, handle: Handle, fd: int | None, model: nn.Module) -> None:
-        """Follow one more model, or another in its stead, that the sender has joined at `place`."""
+    def open(self, index: int, handle: Handle, fd: int | None, model: nn.Module) -> None:
+        """Follow one more model, or its successor, that the sender joined at this index."""
         check_apart(handle.model_id, model, self._models)
         receiver = open_receiver(handle, fd, model)
-        receiver.join(self._newest, place)
+        receiver.join(self._newest, index)
         self._receivers[handle.model_id], self._models[handle.model_id] = receiver, model
 
     def take(self, messages: Mapping[str, bytes]) -> None:
-        """Keep those of some models; see `WeightReceiver.take`."""
         for model_id, message in messages.items():
             self._receivers[model_id].take(message)
 
     @property
     def waiting(self) -> bool:
-        """Say whether a version is there that was not adopted; cheap enough for every step."""
+        """Return True if a version waits; cheap enough for every step."""
         return any(receiver.waiting for receiver in self._receivers.values())
 
     def receive(self) -> dict[str, int]:
-        """Adopt the newest publication; of each model that something waited for, the version that it then holds."""
-        found: dict[str, int] = {}
+        """Adopt the newest publication; return the version of each model that had one waiting."""
+        versions: dict[str, int] = {}
         while True:
             self._newest.look()
             try:
                 for model_id, receiver in self._receivers.items():
                     if receiver.waiting:
-                        found[model_id] = receiver.receive()
-                return found
+                        versions[model_id] = receiver.receive()
+                return versions
             except Overtaken:  # a newer one is there; nobody acts meanwhile
                 continue
 

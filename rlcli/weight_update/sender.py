@@ -17,7 +17,7 @@ from rlcli.weight_update.transport import TransportBackend
 
 
 class Handle(NamedTuple):
-    """A sender as a worker has to know it; picklable. The descriptor `fd` goes beside it."""
+    """Describe a sender to a worker; picklable. The descriptor `fd` goes beside it."""
 
     model_id: str
     layout: WeightLayout
@@ -62,7 +62,7 @@ class WeightSender:
         self._followed = ModuleWatch(model, strategy.tensors)
         self._checked = self._followed()
         self.layout = WeightLayout.of(self._checked)
-        self._shapes = [place.shape for place in self.layout.places.values()]
+        self._shapes = [slot.shape for slot in self.layout.slots.values()]
         self._transport = transport(self.layout)
         self._needs_fd = self._transport.fd is not None  # whatever `close` makes of it
         self._lock = threading.Lock()
@@ -114,7 +114,7 @@ class WeightSender:
         values = list(tensors.values())
         if tensors is not self._checked or [value.shape for value in values] != self._shapes:
             self.layout.check(tensors, f"the trained '{self.model_id}'")
-            values = [tensors[name] for name in self.layout.places]
+            values = [tensors[name] for name in self.layout.slots]
         return values
 
     def send_checked(self, tensors: list[Tensor], version: int) -> None:

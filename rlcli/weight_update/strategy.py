@@ -36,8 +36,8 @@ class WeightStrategy:
         """The weights themselves, by name; one that is shared is there once."""
         tensors = named_tensors(model)
         if self.extract_as == "state_dict":
-            held = model.state_dict().keys()
-            return {name: tensor for name, tensor in tensors.items() if name in held}
+            saved = model.state_dict().keys()
+            return {name: tensor for name, tensor in tensors.items() if name in saved}
         return tensors
 
     def extract_weights(self, source: nn.Module) -> TensorDictBase | dict[str, Tensor]:

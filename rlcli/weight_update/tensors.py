@@ -20,19 +20,14 @@ Target: TypeAlias = nn.Module | TensorDictBase
 
 
 def named_tensors(model: Target) -> dict[str, Tensor]:
-    """Parameters and buffers of a module, or what a TensorDict holds, by name: what a version consists of."""
+    """Return parameters and buffers of a module, or the entries of a TensorDict, by name."""
     if isinstance(model, TensorDictBase):
         return dict(model.flatten_keys(".").items())
     return dict(model.named_parameters()) | dict(model.named_buffers())
 
 
 def matched(source: Source, target: Target) -> dict[str, Tensor]:
-    """Return the source's tensors for the target's, by name; nothing is copied.
-
-    A tensor that is the target's own memory is left out: it needs no copy, and a later one would undo what was learned.
-
-    `source`: a module of the same structure, `TensorDict.from_module` of one, a `state_dict`, or arrays by such names.
-    """
+    """Return the source's tensors by the target's names, uncopied, but those that are the target's own memory."""
     if isinstance(source, nn.Module | TensorDictBase):
         values: Mapping[str, Any] = named_tensors(source)
     elif isinstance(source, Mapping):
@@ -46,7 +41,7 @@ def matched(source: Source, target: Target) -> dict[str, Tensor]:
     if values is source and isinstance(target, nn.Module):  # a mapping of what a checkpoint holds
         left_out = tensors.keys() - target.state_dict().keys() - values.keys()
         tensors = {name: tensor for name, tensor in tensors.items() if name not in left_out}
-    found = {}
+    new = {}
     for name, tensor in tensors.items():
         if name not in values:
             raise ArgumentError(f"the new weights have no '{name}'", fix="Pass the module the collector was made with.")
@@ -57,12 +52,13 @@ def matched(source: Source, target: Target) -> dict[str, Tensor]:
             raise ArgumentError(
                 f"the new weights do not fit: '{name}' is {tuple(tensor.shape)}", why=f"got {tuple(value.shape)}"
             )
-        found[name] = torch.as_tensor(value).detach()
-    return {name: value for name, value in found.items() if not _is_same_memory(value, tensors[name])}
+        new[name] = torch.as_tensor(value).detach()
+    # a copy of the target's own memory, made now and written later, would undo what was learned between
+    return {name: value for name, value in new.items() if not _is_same_memory(value, tensors[name])}
 
 
 def snapshot(values: Mapping[str, Tensor], target: Target) -> dict[str, Tensor]:
-    """Copies of `values` in memory of their own, on the devices and in the dtypes of the target's tensors."""
+    """Copy `values` to the devices and dtypes of the target's tensors."""
     tensors = named_tensors(target)
     with torch.inference_mode(False):
         copies = {
@@ -76,13 +72,13 @@ def snapshot(values: Mapping[str, Tensor], target: Target) -> dict[str, Tensor]:
 
 
 def wait(copies: Iterable[Tensor]) -> None:
-    """Until copies on an accelerator are done: who reads them, or reuses their source, may work on another stream."""
+    """Wait for copies on an accelerator: whoever reads them or reuses their source may be on another stream."""
     for device in {tensor.device for tensor in copies if tensor.device.type != "cpu"}:
         torch.accelerator.synchronize(device)
 
 
 def write(values: Mapping[str, Tensor], target: Target) -> None:
-    """Overwrite the target's tensors with those of the same names, in place."""
+    """Overwrite the target's tensors of the same names in place."""
     tensors = named_tensors(target)
     written = {_storage(tensors[name]) for name in values}
     if any(_storage(value) in written for value in values.values()):  # or one copy would change what the next one reads
@@ -93,7 +89,7 @@ def write(values: Mapping[str, Tensor], target: Target) -> None:
 
 
 def part(tensor: Tensor) -> Tensor:
-    """The tensor, in memory of its own if elements of it shared some: of one that was expanded none can be written."""
+    """Return the tensor, moved to memory of its own if elements shared some (expanded ones cannot be written)."""
     if tensor.is_contiguous():
         return tensor
     span = 0  # between the first and the last element, in the dimensions of the smaller strides
@@ -110,5 +106,4 @@ def _storage(tensor: Tensor) -> tuple[torch.device, int]:
 
 
 def _is_same_memory(a: Tensor, b: Tensor) -> bool:
-    """Of two tensors of one shape."""
     return (a.data_ptr(), a.stride(), a.dtype, a.device) == (b.data_ptr(), b.stride(), b.dtype, b.device)

@@ -77,7 +77,7 @@ class TransportBackend(ABC):
 
 
 class NoTransport(TransportBackend):
-    """Nothing is sent, and nothing arrives."""
+    """Send and receive nothing."""
 
     def __init__(self, layout: WeightLayout, fd: int | None = None) -> None:
         pass

@@ -54,11 +54,11 @@ class WeightUpdaterBase(ABC):
         """Whatever has to be prepared once."""
 
     def _get_server_weights(self) -> Any:
-        """Return the weights, when none were handed over."""
+        """Return the weights where none were handed over."""
         return None
 
     def _maybe_map_weights(self, policy_or_weights: Any) -> Any:
-        """Return what the workers are given for weights: of a module a TensorDict of its tensors, all else as it is."""
+        """Return what workers are given: a TensorDict of a module's tensors, all else as it is."""
         if isinstance(policy_or_weights, nn.Module):
             return TensorDict.from_module(policy_or_weights).data
         return policy_or_weights
@@ -68,12 +68,11 @@ class WeightUpdaterBase(ABC):
         return None
 
     def _skip_update(self, worker_id: WorkerId) -> bool:
-        """Say whether this worker is left out this time."""
         return False
 
     @abstractmethod
     def _sync_weights_with_worker(self, *, worker_id: WorkerId | None = None, server_weights: Any) -> None:
-        """Bring the weights to one worker, or to all of them."""
+        """Bring the weights to one worker, or to all."""
 
     # ---- what a collector or a user calls ----------------------------------------------------------------------
     def push_weights(
@@ -133,10 +132,10 @@ class WeightUpdaterBase(ABC):
         ArgumentError
             There are several.
         """
-        found = self.collectors
-        if len(found) > 1:
-            raise ArgumentError(f"this updater serves {len(found)} collectors", fix="Use `collectors`.")
-        return found[0] if found else None
+        collectors = self.collectors
+        if len(collectors) > 1:
+            raise ArgumentError(f"this updater serves {len(collectors)} collectors", fix="Use `collectors`.")
+        return collectors[0] if collectors else None
 
     def _publish(self, weights: Source | None) -> None:
         if not self.collectors:
@@ -176,7 +175,6 @@ class VanillaWeightUpdater(WeightUpdaterBase):
         return None if self.weight_getter is None else self.weight_getter()
 
     def _sync_weights_with_worker(self, *, worker_id: WorkerId | None = None, server_weights: Any) -> None:
-        """Overwrite the policy, or publish."""
         if self.policy_weights is None:
             self._publish(server_weights)
         elif server_weights is not None:
@@ -222,7 +220,6 @@ class MultiProcessedWeightUpdater(WeightUpdaterBase):
         return None if self.weights_getter is None else self.weights_getter()
 
     def _sync_weights_with_worker(self, *, worker_id: WorkerId | None = None, server_weights: Any) -> None:
-        """Publish."""
         if self.sender is None:
             self._publish(server_weights)
             return

@@ -72,7 +72,7 @@ class SharedVersions(TransportBackend):
         self._newest, self._model, self._alone = Newest(count, newest), 0, True
         self._slots = Slots(self._region.fd, sum(x.nbytes for x in self._region.arrays.values()) + 512, layout.nbytes)
         self._read = 0  # the publication that this end knows
-        self._word, self._here = 0, 0  # of this model, and the version
+        self._word, self._adopted = 0, 0  # of this model, and the version
         self._window: Window | None = None
         self._views: list[list[Tensor]] = []
         self._staged: tuple[Tensor, list[Tensor]] | None = None
@@ -122,7 +122,7 @@ class SharedVersions(TransportBackend):
     send_weights = publish
 
     def _free(self, newest: int) -> int:
-        """A slot that nobody acts on, locked: the first, which is in the processor's cache rather than another."""
+        """Lock and return the first slot that nobody reads: it is likely in the processor's cache."""
         if not self._locked:
             return 1 - newest
         for at in range(len(self._slots)):
@@ -194,11 +194,11 @@ class SharedVersions(TransportBackend):
         if word != self._word:
             turn, at = divmod(word, _MOST)
             if self._window is not None and memory is self._window.memory:
-                self._here = self._show(self._window, at, turn)
+                self._adopted = self._show(self._window, at, turn)
             else:
-                self._here = self._copy(memory, at, turn)
+                self._adopted = self._copy(memory, at, turn)
         self._word, self._read = word, self._newest.seen_count
-        return self._here
+        return self._adopted
 
     def _copy(self, memory: np.ndarray, at: int, turn: int) -> int:
         for _ in range(_TRIES):

@@ -314,7 +314,7 @@ def compiled(kernel, float_, precision, H, is_lstm, **constants):
     kind = "bf16" if precision == "bf16" else {"float32": "fp32", "float64": "fp64"}[float_]
     fn = getattr(kernels, kernel)
     for name in fn.arg_names:
-        whole = "i32" if name in INTEGERS else "*i64" if name in ("source", "place") else None
+        whole = "i32" if name in INTEGERS else "*i64" if name in ("source", "slot") else None
         factor = name in ("gates", "weight")
         types.setdefault(name, whole or "*" + (kind if factor else {"float32": "fp32", "float64": "fp64"}[float_]))
     types = {name: types[name] for name in fn.arg_names}

@@ -9,7 +9,7 @@ from torch import nn
 
 
 def torchrl_collector(env_id: str, lanes: int, steps: int) -> Callable[[], object] | None:
-    """torchrl's Collector over a SerialEnv with a ProbabilisticActor; None where it is not installed."""
+    """Return torchrl's Collector over a SerialEnv with a ProbabilisticActor; None where it is not installed."""
     try:
         from torchrl.collectors import Collector
         from torchrl.envs import GymEnv, SerialEnv
@@ -22,7 +22,6 @@ def torchrl_collector(env_id: str, lanes: int, steps: int) -> Callable[[], objec
 
 
 def torchrl_actor(env: Any) -> Any:
-    """A 2x64 actor for its env, as its own tutorials put one together."""
     from tensordict.nn import TensorDictModule
     from torchrl.modules import MLP, OneHotCategorical, ProbabilisticActor
 
@@ -37,7 +36,7 @@ def torchrl_actor(env: Any) -> Any:
 
 
 def torchrl_recurrent_collector(env_id: str, lanes: int, steps: int, units: int) -> Callable[[], object] | None:
-    """torchrl's Collector over a SerialEnv with its GRUModule between two layers; None where it is not installed."""
+    """Return torchrl's Collector with its GRUModule between two layers; None where it is not installed."""
     try:
         from tensordict.nn import TensorDictModule, TensorDictSequential
         from torchrl.collectors import Collector
@@ -62,7 +61,7 @@ def torchrl_recurrent_collector(env_id: str, lanes: int, steps: int, units: int)
 
 
 def sb3_collector(env_id: str, lanes: int, steps: int) -> Callable[[], object] | None:
-    """SB3's `PPO.collect_rollouts`: acting, values and advantages of N envs in a DummyVecEnv."""
+    """Return SB3's `PPO.collect_rollouts`: acting, values and advantages of N envs in a DummyVecEnv."""
     try:
         from stable_baselines3 import PPO
         from stable_baselines3.common.callbacks import CallbackList

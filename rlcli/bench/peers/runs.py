@@ -11,7 +11,7 @@ UNSEEN = 1 << 30  # seed of the episodes that are played at the end; training ha
 
 
 def sb3_run(settings: dict[str, Any], seed: int) -> Callable[[], Callable[[int], float]] | None:
-    """One run; it returns what plays so many episodes by mode actions. None without stable-baselines3."""
+    """Return a run, which returns a function that plays episodes by mode actions; None without SB3."""
     try:
         import stable_baselines3
         from stable_baselines3.common.env_util import make_vec_env
@@ -57,7 +57,7 @@ def _ppo(settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _stored(settings: dict[str, Any]) -> dict[str, Any]:
-    """What DQN and SAC have in common; a step of all envs counts as one for SB3."""
+    """Return what DQN and SAC have in common; a step of all envs counts as one for SB3."""
     frames = settings["collector.frames_per_batch"]
     return {
         "train_freq": max(1, frames // settings["env.num"]),

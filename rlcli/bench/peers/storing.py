@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def torchrl_bytes(rows: TensorDictBase) -> float | None:
-    """Bytes of one of these rows `[N]` in torchrl's tensor storage; None where it is not installed."""
+    """Return bytes of one of these rows `[N]` in torchrl's tensor storage; None where it is not installed."""
     try:
         from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
     except ImportError:
@@ -17,5 +17,5 @@ def torchrl_bytes(rows: TensorDictBase) -> float | None:
     logging.getLogger("torchrl").setLevel(logging.WARNING)
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(len(rows)), batch_size=1)
     buffer.extend(rows)
-    held = buffer[: len(rows)]
-    return sum(x.nbytes for x in held.values(True, True) if isinstance(x, Tensor)) / len(rows)
+    stored = buffer[: len(rows)]
+    return sum(x.nbytes for x in stored.values(True, True) if isinstance(x, Tensor)) / len(rows)

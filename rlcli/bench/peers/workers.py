@@ -24,7 +24,7 @@ class Stepped(NamedTuple):
 
 
 def gymnasium_async(env_id: str, lanes: int) -> Stepped:
-    """gymnasium's AsyncVectorEnv with random actions; it is always there."""
+    """Return gymnasium's AsyncVectorEnv with random actions; it is always there."""
     from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
     make = functools.partial(gymnasium.make, env_id)
@@ -41,7 +41,7 @@ def gymnasium_async(env_id: str, lanes: int) -> Stepped:
 
 
 def sb3_subproc(env_id: str, lanes: int, seed: int = 0) -> Stepped | None:
-    """SB3's SubprocVecEnv with random actions, its processes forked; None where it is not installed."""
+    """Return SB3's SubprocVecEnv with random actions, its processes forked; None where it is not installed."""
     try:
         from stable_baselines3.common.env_util import make_vec_env
         from stable_baselines3.common.vec_env import SubprocVecEnv
@@ -60,7 +60,7 @@ def sb3_subproc(env_id: str, lanes: int, seed: int = 0) -> Stepped | None:
 
 
 def torchrl_parallel(env_id: str, lanes: int) -> Stepped | None:
-    """torchrl's ParallelEnv with random actions, its processes forked; None where it is not installed."""
+    """Return torchrl's ParallelEnv with random actions, processes forked; None where it is not installed."""
     try:
         from torchrl.envs import GymEnv, ParallelEnv
     except ImportError:
@@ -79,7 +79,7 @@ def torchrl_parallel(env_id: str, lanes: int) -> Stepped | None:
 
 
 def torchrl_multi_sync(env_id: str, workers: int, lanes: int, steps: int) -> Stepped | None:
-    """torchrl's MultiSyncCollector of SerialEnvs and a 2x64 actor: `step` is by multiples of `steps`."""
+    """Return torchrl's MultiSyncCollector of SerialEnvs and a 2x64 actor, in multiples of `steps`."""
     try:
         from torchrl.collectors import MultiSyncCollector
         from torchrl.envs import GymEnv, SerialEnv

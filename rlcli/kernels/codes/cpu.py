@@ -71,7 +71,7 @@ def pack(table: np.ndarray, record: int, width: int, count: int, sources: np.nda
 def _pack_bits(
     source: int, record: int, bit: int, width: int, count: int, elements: int, size: int, wide: int
 ) -> bool:  # fmt: skip
-    """The low bits, above which there must be nothing."""
+    """Pack low bits; False if any value has bits above them."""
     above = np.int64(0)
     for j in range(elements):
         target, shift, address = record + ((bit + j * wide) >> 3), (bit + j * wide) & 7, source + j * size
@@ -88,7 +88,7 @@ def _pack_bits(
 def _pack_one_hot(
     source: int, target: int, width: int, count: int, elements: int, size: int, wide: int, one: int
 ) -> bool:
-    """The place of the set element, or the number of elements where none is."""
+    """Pack the index of the set element, or the number of elements where none is set."""
     for _ in range(count):
         hot = elements
         for j in range(elements):
@@ -105,7 +105,7 @@ def _pack_one_hot(
 
 @compiled(inline="always")
 def _pack_narrow(source: int, target: int, width: int, count: int, elements: int, size: int, wide: int) -> bool:
-    """The low bytes, of which the highest bit must say all that is above them."""
+    """Pack low bytes; False if any value is not their sign extension."""
     shift = 64 - 8 * wide
     for _ in range(count):
         for j in range(elements):

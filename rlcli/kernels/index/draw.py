@@ -35,7 +35,7 @@ TRIES = 64
 
 @compiled(borrows=True)
 def bits64(random: np.ndarray) -> np.uint64:
-    """The next 64 bits of xoshiro256++ (Blackman and Vigna, 2019); `random` is its state, uint64 [4]."""
+    """Return the next 64 bits of xoshiro256++ (Blackman and Vigna, 2019); `random` is its state, uint64 [4]."""
     s0, s1, s2, s3 = random[0], random[1], random[2], random[3]
     mixed = s0 + s3
     out = ((mixed << np.uint64(23)) | (mixed >> np.uint64(41))) + s0
@@ -52,7 +52,7 @@ def bits64(random: np.ndarray) -> np.uint64:
 
 @compiled(borrows=True)
 def below(random: np.ndarray, bound: int) -> int:
-    """A uniform integer in `[0, bound)`, exactly: what falls outside is drawn again."""
+    """Draw a uniform integer in `[0, bound)`, exactly: values outside are drawn again."""
     mask = np.uint64(bound - 1)
     for shift in (1, 2, 4, 8, 16, 32):
         mask |= mask >> np.uint64(shift)
@@ -64,7 +64,6 @@ def below(random: np.ndarray, bound: int) -> int:
 
 @compiled(borrows=True)
 def integers(random: np.ndarray, bound: int, out: np.ndarray) -> None:
-    """Uniform integers in `[0, bound)`."""
     for i in range(len(out)):
         out[i] = below(random, bound)
 
@@ -72,7 +71,7 @@ def integers(random: np.ndarray, bound: int, out: np.ndarray) -> None:
 @compiled(borrows=True)
 def eligible(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, least: int, both: int,
              by_rows: bool, numbers: np.ndarray, weights: np.ndarray) -> int:  # fmt: skip
-    """All trajectories of at least `least` rows, with their cumulated weights; how many there are."""
+    """List trajectories of at least `least` rows with cumulated weights; return how many there are."""
     count, total = 0, 0
     for traj in range(scalars[TRAJ_HIGH]):
         length = span_of(scalars, runs, lanes, trajs, traj)[0]
@@ -85,7 +84,7 @@ def eligible(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np
 
 @compiled(borrows=True)
 def run_at(runs: np.ndarray, trajs: np.ndarray, traj: int, position: int) -> int:
-    """The run that holds a live position of a trajectory, sought from the oldest on."""
+    """Find the run that holds a live position of a trajectory, from the oldest on."""
     lane, mask, run = trajs[LANE, traj], runs.shape[2] - 1, trajs[FIRST, traj]
     while runs[POS, lane, run & mask] < position:
         run = runs[NXT, lane, run & mask]
@@ -95,7 +94,7 @@ def run_at(runs: np.ndarray, trajs: np.ndarray, traj: int, position: int) -> int
 @compiled(borrows=True)
 def fill(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, lane: int, run: int, position: int, count: int,
          rows: np.ndarray) -> None:  # fmt: skip
-    """Rows of a trajectory from a position on, which lies in `run`."""
+    """Write `count` rows of a trajectory from a position on, which lies in `run`."""
     mask, width, capacity = runs.shape[2] - 1, scalars[LANES], scalars[LANES] * scalars[STEPS]
     step = runs[END, lane, run & mask] - (runs[POS, lane, run & mask] - position)
     written = 0
@@ -119,32 +118,29 @@ def draw(
     count: int, slice_len: int, least: int, left: int, right: int, by_rows: bool, numbers: np.ndarray,
     weights: np.ndarray, rows: np.ndarray, sizes: np.ndarray, fails: np.ndarray,
 ) -> int:  # fmt: skip
-    """Write `count` slices one after another into `rows`; the number of rows, or -1: a table is needed.
-
-    `numbers` and `weights` are that table (see `eligible`), empty where rejection is to be tried. `fails[0]` is set
-    where tries ran out; slices drawn before stay as they are, so no draw is thrown away for its outcome.
-    """
+    """Write `count` slices end to end into `rows`; return the number of rows, or -1 if a table is needed."""
+    # fails: where tries ran out; slices drawn before stay, so no draw is thrown away for its outcome
     width, live = scalars[LANES], scalars[CURSOR] - base_of(scalars)
     written = fails[1]
     for i in range(fails[0], count):
-        traj, place, run = -1, -1, -1
+        traj, position, run = -1, -1, -1
         if len(numbers):
             traj = numbers[np.searchsorted(weights, below(random, weights[-1]), side="right")]
         else:
             for _ in range(TRIES):
-                place = -1
+                position = -1
                 virtual = live * width * 2
                 if by_rows:
-                    place = below(random, virtual + (left + right) * scalars[TRAJ_LIVE])
-                if by_rows and place < virtual:
-                    place >>= 1
-                    lane, step = place % width, base_of(scalars) + place // width
+                    position = below(random, virtual + (left + right) * scalars[TRAJ_LIVE])
+                if by_rows and position < virtual:
+                    position >>= 1
+                    lane, step = position % width, base_of(scalars) + position // width
                     run = find(runs, lanes, lane, step)
                     at = run & (runs.shape[2] - 1)
                     traj = runs[TRAJ, lane, at]
-                    place = runs[POS, lane, at] - (runs[END, lane, at] - step)
+                    position = runs[POS, lane, at] - (runs[END, lane, at] - step)
                 else:
-                    place, run = -1, -1
+                    position, run = -1, -1
                     traj = below(random, scalars[TRAJ_HIGH])
                     while trajs[STATE, traj] == FREE:
                         traj = below(random, scalars[TRAJ_HIGH])
@@ -159,8 +155,8 @@ def draw(
         first, last = -left, length - slice_len + right
         if last < first:
             first = last = 0
-        if left == 0 and right == 0 and 0 <= place - low <= last:
-            start = place - low  # the row that chose the trajectory: uniform among its starts
+        if left == 0 and right == 0 and 0 <= position - low <= last:
+            start = position - low  # the row that chose the trajectory: uniform among its starts
         else:
             start = first + below(random, last - first + 1)
             run = -1
@@ -179,7 +175,7 @@ def led_in(
     scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, numbers: np.ndarray,
     positions: np.ndarray, lengths: np.ndarray, most: np.ndarray, rows: np.ndarray, added: np.ndarray,
 ) -> int:  # fmt: skip
-    """Slices from these positions of these trajectories, each begun up to `most` rows earlier; the number of rows."""
+    """Write slices from these positions, each begun up to `most` rows earlier; return the number of rows."""
     written = 0
     for i in range(len(lengths)):
         traj = numbers[i]
@@ -193,11 +189,7 @@ def led_in(
 
 @compiled(borrows=True)
 def mark(init: int, terminated: int, truncated: int, done: int, width: int, fresh: bool, lengths: np.ndarray) -> None:
-    """Boundary flags `[M, width]`, one byte each, at addresses, of slices that lie end to end.
-
-    `fresh`: `init` is memory that nothing was written to. Nothing is checked: whoever calls has seen that they fit.
-    `rlcli.data.samplers.slice_sampler` says the same in plain indexing.
-    """
+    """Write flags `[M, width]`, a byte each, at addresses, of slices end to end; `fresh`: zero `init` first."""
     yes, row = np.uint8(1), 0
     for i in range(lengths.sum() * width if fresh else 0):
         store_1(init + i, np.uint8(0))

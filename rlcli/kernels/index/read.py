@@ -36,20 +36,19 @@ from rlcli.kernels.index.table import base_of, find, first_step, free_slot
 
 @compiled(borrows=True)
 def is_last(bits: np.ndarray, row: int) -> bool:
-    """Say whether a row is the last of its run."""
     return (bits[row >> 3] >> (row & 7)) & 1 != 0
 
 
 @compiled(borrows=True)
 def step_of(scalars: np.ndarray, row: int) -> int:
-    """The live step that a row holds."""
+    """Return the live step that a row holds."""
     base = base_of(scalars)
     return base + (row // scalars[LANES] - base) % scalars[STEPS]
 
 
 @compiled(borrows=True)
 def after(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, bits: np.ndarray, row: int) -> int:
-    """The row in which the trajectory goes on, or -1."""
+    """Return the row in which the trajectory goes on, or -1."""
     count = scalars[LANES]
     if not is_last(bits, row):
         return (row + count) % (count * scalars[STEPS])
@@ -64,7 +63,6 @@ def after(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, bits: np.nda
 @compiled(borrows=True)
 def successors(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, bits: np.ndarray, rows: np.ndarray,
                out: np.ndarray) -> None:  # fmt: skip
-    """`after` of each row."""
     for i in range(len(rows)):
         out[i] = after(scalars, runs, lanes, bits, rows[i])
 
@@ -72,7 +70,7 @@ def successors(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, bits: n
 @compiled(borrows=True)
 def next_places(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, bits: np.ndarray, rows: np.ndarray,
                 out: np.ndarray) -> int:  # fmt: skip
-    """For each row the row that holds its next observation, or -1 - slot; the number of slots among them."""
+    """Write the row of each row's next observation, or -1 - slot; return the number of slots."""
     count, patched = scalars[LANES], 0
     for i in range(len(rows)):
         row = rows[i]
@@ -93,10 +91,7 @@ def next_places(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, bits: 
 
 @compiled(borrows=True)
 def marked_before(marked: np.ndarray, numbers: np.ndarray, lanes: int, out: np.ndarray) -> None:
-    """Steps from the last marked number of its lane to each number (`step * lanes + lane`), itself included; or -1.
-
-    `marked` ascends. Lanes are marked about as often as each other, so the one that is looked for is close.
-    """
+    """Write steps since the last marked number of the same lane, itself included, or -1; `marked` ascends."""
     for i in range(len(numbers)):
         at = np.searchsorted(marked, numbers[i], side="right") - 1
         while at >= 0 and (numbers[i] - marked[at]) % lanes:
@@ -107,7 +102,7 @@ def marked_before(marked: np.ndarray, numbers: np.ndarray, lanes: int, out: np.n
 @compiled(borrows=True)
 def patch(places: np.ndarray, pool: int, slot_width: int, offsets: np.ndarray, widths: np.ndarray,
           targets: np.ndarray) -> None:  # fmt: skip
-    """Write the slots among `places` over their rows of the columns at `targets` [K]."""
+    """Copy the slots among `places` over their rows of the columns at `targets` [K]."""
     for i in range(len(places)):
         if places[i] < 0:
             slot = pool + (-1 - places[i]) * slot_width
@@ -118,7 +113,7 @@ def patch(places: np.ndarray, pool: int, slot_width: int, offsets: np.ndarray, w
 @compiled(borrows=True)
 def whose(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, rows: np.ndarray,
           ids: np.ndarray, positions: np.ndarray, numbers: np.ndarray) -> None:  # fmt: skip
-    """Id, position in the trajectory as stored, and number of the trajectory of each row."""
+    """Write each row's trajectory id, position in the trajectory as stored, and trajectory number."""
     for i in range(len(rows)):
         lane, step = rows[i] % scalars[LANES], step_of(scalars, rows[i])
         at = find(runs, lanes, lane, step) & (runs.shape[2] - 1)
@@ -130,16 +125,14 @@ def whose(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.nd
 @compiled()
 def ids_of(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, rows: np.ndarray,
            out: np.ndarray) -> None:  # fmt: skip
-    """The id of each live row's trajectory. `whose` says the same and more; this is what every sample reads where ids
-    are not stored, so without a branch or a division: found for all rows level by level, one by one each is a guess.
-    """
+    """Write each live row's trajectory id as `whose` does, level by level for all rows: no branch, no division."""
     mask, count, steps, base = runs.shape[2] - 1, scalars[LANES], scalars[STEPS], base_of(scalars)
     oldest, number = base % steps, len(rows)
     step, lane, left = np.empty(number, np.int64), np.empty(number, np.int64), lanes[TAIL] - lanes[HEAD]
     for i in range(number):
-        place = rows[i] if count == 1 else rows[i] // count
-        lane[i] = rows[i] - place * count
-        step[i] = base + place - oldest + steps * (place < oldest)
+        offset = rows[i] if count == 1 else rows[i] // count
+        lane[i] = rows[i] - offset * count
+        step[i] = base + offset - oldest + steps * (offset < oldest)
         out[i] = lanes[HEAD, lane[i]]
     most = left.max()
     while most > 1:  # the first run that ends at the step or later
@@ -155,7 +148,7 @@ def ids_of(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.n
 @compiled(borrows=True)
 def walk(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, bits: np.ndarray, rows: np.ndarray, path: np.ndarray,
          steps: np.ndarray) -> None:  # fmt: skip
-    """Up to `path.shape[1]` rows of a trajectory from each row on; the last one is repeated."""
+    """Write up to `path.shape[1]` rows of a trajectory from each row on; the last one is repeated."""
     for i in range(len(rows)):
         row = rows[i]
         path[i, 0] = row
@@ -176,7 +169,7 @@ def walk(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, bits: np.ndar
 def cut_nameless(
     scalars: np.ndarray, runs: np.ndarray, trajs: np.ndarray, slots: np.ndarray, lanes: np.ndarray
 ) -> None:
-    """Close open trajectories that have no ids, of the lanes that are chosen (bool, one each)."""
+    """Close open trajectories without ids, of the chosen lanes (bool, one each)."""
     if scalars[HAS_IDS] != 0:
         return
     for traj in range(scalars[TRAJ_HIGH]):
@@ -191,14 +184,14 @@ def cut_nameless(
 
 @compiled(borrows=True)
 def lengths(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, out: np.ndarray) -> None:
-    """For each trajectory number: live rows (0: none such), and position and row of the first of them."""
+    """Write each trajectory's live rows (0 if freed), and position and row of the first."""
     for traj in range(scalars[TRAJ_HIGH]):
         out[traj, 0], out[traj, 1], out[traj, 2] = span_of(scalars, runs, lanes, trajs, traj)
 
 
 @compiled(borrows=True)
 def span_of(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, traj: int) -> tuple:
-    """Live rows of a trajectory, position of the first, and its row."""
+    """Return live rows of a trajectory, position of the first, and its row."""
     if trajs[STATE, traj] == FREE:
         return 0, 0, -1
     lane, mask = trajs[LANE, traj], runs.shape[2] - 1

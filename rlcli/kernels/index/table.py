@@ -29,7 +29,6 @@ from rlcli.kernels.index import (
 
 @compiled(borrows=True)
 def base_of(scalars: np.ndarray) -> int:
-    """The oldest live step."""
     return max(0, scalars[CURSOR] - scalars[STEPS])
 
 
@@ -49,7 +48,6 @@ def find(runs: np.ndarray, lanes: np.ndarray, lane: int, step: int) -> int:
 
 @compiled(borrows=True)
 def first_step(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, lane: int, run: int) -> int:
-    """The first live step of a run."""
     if run == lanes[HEAD, lane]:
         return base_of(scalars)
     return runs[END, lane, (run - 1) & (runs.shape[2] - 1)] + 1
@@ -57,14 +55,13 @@ def first_step(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, lane: i
 
 @compiled(borrows=True)
 def home(traj_id: int, lane: int, mask: int) -> int:
-    """Return where an open trajectory is looked for first."""
     mixed = (traj_id ^ (lane << 40)) * -7046029254386353131
     return (mixed >> 32) & mask
 
 
 @compiled(borrows=True)
 def parked(trajs: np.ndarray, hashed: np.ndarray, traj_id: int, lane: int) -> int:
-    """The place in `hashed` of an open trajectory, or of the hole where it would be."""
+    """Return the position in `hashed` of an open trajectory, or of the hole where it would be."""
     mask = len(hashed) - 1
     at = home(traj_id, lane, mask)
     while hashed[at] >= 0 and (trajs[ID, hashed[at]] != traj_id or trajs[LANE, hashed[at]] != lane):
@@ -74,7 +71,7 @@ def parked(trajs: np.ndarray, hashed: np.ndarray, traj_id: int, lane: int) -> in
 
 @compiled(borrows=True)
 def unpark(scalars: np.ndarray, trajs: np.ndarray, hashed: np.ndarray, at: int) -> None:
-    """Empty a place, and move up what collided with it."""
+    """Empty a position of `hashed`, and move up what collided with it."""
     mask = len(hashed) - 1
     scalars[HASHED] -= 1
     hole = at
@@ -101,7 +98,7 @@ def park_again(scalars: np.ndarray, trajs: np.ndarray, hashed: np.ndarray) -> No
 
 @compiled(borrows=True)
 def new_traj(scalars: np.ndarray, trajs: np.ndarray, traj_id: int, lane: int, run: int) -> int:
-    """A trajectory that begins with this run."""
+    """Open a trajectory that begins with this run."""
     traj = scalars[TRAJ_FREE]
     if traj >= 0:
         scalars[TRAJ_FREE] = trajs[FIRST, traj]
@@ -116,7 +113,6 @@ def new_traj(scalars: np.ndarray, trajs: np.ndarray, traj_id: int, lane: int, ru
 
 @compiled(borrows=True)
 def new_slot(scalars: np.ndarray, slots: np.ndarray) -> int:
-    """A slot of the side pool."""
     if scalars[SLOT_FREE] > 0:
         scalars[SLOT_FREE] -= 1
         return slots[scalars[SLOT_FREE]]

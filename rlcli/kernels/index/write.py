@@ -61,7 +61,7 @@ OBS, NEXT, EXTRA, WIDTH, OFFSET, POOLED = range(6)
 
 @compiled(borrows=True)
 def next_at(pairs: np.ndarray, key: int, row: int, form: int, index: np.ndarray) -> int:
-    """The address of the next observation of a row of the batch."""
+    """Return the address of the next observation of a row of the batch."""
     width = pairs[WIDTH, key]
     if form == PLAIN:
         return pairs[NEXT, key] + row * width
@@ -76,7 +76,7 @@ def next_at(pairs: np.ndarray, key: int, row: int, form: int, index: np.ndarray)
 
 @compiled(borrows=True)
 def follows(pairs: np.ndarray, row: int, below: int, form: int, index: np.ndarray) -> bool:
-    """Say whether the next observation of a row is, bit for bit, the observation of another row of the batch."""
+    """Return True if a row's next observation equals, bit for bit, the observation of row `below`."""
     for key in range(pairs.shape[1]):
         width = pairs[WIDTH, key]
         one, other = next_at(pairs, key, row, form, index), pairs[OBS, key] + below * width
@@ -104,15 +104,15 @@ def follow_all(pairs: np.ndarray, first: int, stop: int, form: int, index: np.nd
         extra, pooled = pairs[EXTRA, key], pairs[POOLED, key]
         for row in range(first, stop):
             if notes[row] == SAME:
-                at, here = np.int64(index[row - 1]), obs + row * width
+                at, current = np.int64(index[row - 1]), obs + row * width
                 above = after + at * width if at < pooled else extra + (at - pooled) * width
-                if above != here and not same_bytes(above, here, width):
+                if above != current and not same_bytes(above, current, width):
                     notes[row] = 0
 
 
 @compiled(borrows=True)
 def follow_blocks(obs: int, after: int, width: int, first: int, stop: int, notes: np.ndarray) -> None:
-    """Note 0 for the rows of a plain key that do not follow the row above, many rows that do at one look."""
+    """Note 0 for rows of a plain key that do not follow the row above, comparing blocks first."""
     while first < stop:
         block = min(first + BLOCK, stop)
         if not same_bytes(obs + first * width, after + (first - 1) * width, (block - first) * width):
@@ -124,7 +124,7 @@ def follow_blocks(obs: int, after: int, width: int, first: int, stop: int, notes
 
 @compiled(borrows=True)
 def in_slot(scalars: np.ndarray, pairs: np.ndarray, slot: int, row: int) -> bool:
-    """Say whether a slot holds, bit for bit, the observation of a row of the batch."""
+    """Return True if a slot holds, bit for bit, the observation of a row of the batch."""
     at = scalars[POOL] + slot * scalars[SLOT_WIDTH]
     for key in range(pairs.shape[1]):
         width = pairs[WIDTH, key]
@@ -135,7 +135,7 @@ def in_slot(scalars: np.ndarray, pairs: np.ndarray, slot: int, row: int) -> bool
 
 @compiled(borrows=True)
 def keep(scalars: np.ndarray, slots: np.ndarray, pairs: np.ndarray, row: int, form: int, index: np.ndarray) -> int:
-    """A new slot with the next observation of a row of the batch."""
+    """Copy the next observation of a row of the batch to a new slot; return it."""
     slot = new_slot(scalars, slots)
     at = scalars[POOL] + slot * scalars[SLOT_WIDTH]
     for key in range(pairs.shape[1]):
@@ -148,7 +148,7 @@ def compare(
     scalars: np.ndarray, pairs: np.ndarray, form: int, index: np.ndarray, ids: np.ndarray, done: np.ndarray,
     length: int, per_env: int, start: int, stop: int, notes: np.ndarray,
 ) -> None:  # fmt: skip
-    """Note for each row of `[start, stop)` how it follows the row above it; count the runs it takes."""
+    """Note how each row of `[start, stop)` follows the row above it; count the runs it takes."""
     known, exact, has_ids = scalars[KNOWN] != 0, scalars[EXACT] != 0, scalars[HAS_IDS] != 0
     need, paired, unfollowed, first = scalars[LANES], 0, 0, max(start, 1)
     for lane in range(scalars[LANES] if first < stop else 0):
@@ -194,7 +194,6 @@ def without(notes: np.ndarray, note: int) -> int:
 @compiled(borrows=True)
 def fits(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, hashed: np.ndarray,
          slots: np.ndarray) -> bool:  # fmt: skip
-    """Say whether the arrays can take `NEED_RUNS` more runs."""
     need, most = scalars[NEED_RUNS], 0
     for lane in range(scalars[LANES]):
         most = max(most, lanes[TAIL, lane] - lanes[HEAD, lane])
@@ -234,15 +233,15 @@ def evict(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.nd
 @compiled(borrows=True)
 def leave(scalars: np.ndarray, runs: np.ndarray, trajs: np.ndarray, hashed: np.ndarray, slots: np.ndarray,
           lane: int, at: int) -> None:  # fmt: skip
-    """Other rows come after the last run of a trajectory: an open one may go on later, if it has an id."""
+    """Leave a trajectory's last run: other rows follow, and an open one may go on later, if it has an id."""
     traj = runs[TRAJ, lane, at]
     if trajs[STATE, traj] != OPEN:
         return
     if scalars[HAS_IDS] == 0:
         trajs[STATE, traj] = CLOSED
         return
-    place = parked(trajs, hashed, trajs[ID, traj], lane)
-    before = hashed[place]
+    entry = parked(trajs, hashed, trajs[ID, traj], lane)
+    before = hashed[entry]
     if before >= 0:  # the same id was left open before: it is the newer one that may go on
         trajs[STATE, before] = CLOSED
         old = trajs[LAST, before] & (runs.shape[2] - 1)
@@ -251,27 +250,27 @@ def leave(scalars: np.ndarray, runs: np.ndarray, trajs: np.ndarray, hashed: np.n
             runs[WHERE, lane, old] = BELOW
     else:
         scalars[HASHED] += 1
-    hashed[place] = traj
+    hashed[entry] = traj
     trajs[STATE, traj] = PARKED
 
 
 @compiled(borrows=True)
 def begin(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, hashed: np.ndarray,
           slots: np.ndarray, pairs: np.ndarray, lane: int, row: int, traj_id: int) -> None:  # fmt: skip
-    """A run of a new trajectory, or of one that was left open and goes on here."""
+    """Begin a run of a new trajectory, or of one that was left open and goes on in `row`."""
     mask = runs.shape[2] - 1
     run = lanes[TAIL, lane]
     at = run & mask
     runs[POS, lane, at] = -1
     traj = -1
     if scalars[HAS_IDS] != 0:
-        place = parked(trajs, hashed, traj_id, lane)
-        if hashed[place] >= 0:
-            last = trajs[LAST, hashed[place]] & mask
+        entry = parked(trajs, hashed, traj_id, lane)
+        if hashed[entry] >= 0:
+            last = trajs[LAST, hashed[entry]] & mask
             slot = runs[WHERE, lane, last]
             if scalars[KNOWN] == 0 or (slot >= 0 and in_slot(scalars, pairs, slot, row)):
-                traj = hashed[place]
-                unpark(scalars, trajs, hashed, place)
+                traj = hashed[entry]
+                unpark(scalars, trajs, hashed, entry)
                 if slot >= 0:
                     free_slot(scalars, slots, slot)
                 runs[WHERE, lane, last] = LINKED
@@ -286,7 +285,7 @@ def begin(scalars: np.ndarray, runs: np.ndarray, lanes: np.ndarray, trajs: np.nd
 
 @compiled(borrows=True)
 def go_on(runs: np.ndarray, lanes: np.ndarray, trajs: np.ndarray, lane: int, last: int) -> None:
-    """Another run of the trajectory of the newest one."""
+    """Begin another run of the newest run's trajectory."""
     mask, run = runs.shape[2] - 1, last + 1
     at, to = last & mask, run & mask
     traj = runs[TRAJ, lane, at]
@@ -307,7 +306,6 @@ def clear_bits(bits: np.ndarray, first: int, count: int, capacity: int) -> None:
 
 @compiled(borrows=True)
 def clear_bits_of(bits: np.ndarray, first: int, stop: int) -> None:
-    """Clear the bits of the rows `[first, stop)`."""
     while first < stop and first & 7:
         bits[first >> 3] &= ~np.uint8(1 << (first & 7))
         first += 1
@@ -321,7 +319,7 @@ def clear_bits_of(bits: np.ndarray, first: int, stop: int) -> None:
 
 @compiled(borrows=True)
 def plain_rows(notes: np.ndarray, first: int, stop: int) -> int:
-    """Count the rows from `first` on that are plain, one after another."""
+    """Count the consecutive plain rows from `first` on."""
     row, address = first, notes.ctypes.data
     while row + 8 <= stop and read_8(address + row) & EIGHT_PLAIN == EIGHT_PLAIN:
         row += 8

@@ -1,5 +1,9 @@
 """One layer of a GRU or an LSTM over sequences in which trajectories begin anywhere, behind one function per cell.
 
+`source`, int64 ``[B, T]``: the row of `state` ``[S, H]`` that a step begins from, -1 where it goes on from the one
+before; a sequence's first step begins from a row. `recompute` keeps no gates for the backward pass, which makes them
+again. `precision` is that of triton's products: "ieee", "tf32", "bf16", or None for what torch's own layers take.
+Gradients are differentiable again (create_graph=True) at the price of the loop.
 Nothing is padded: a step's state comes from the step before, or from a row of the states that trajectories begin with.
 
 | backend | what |
@@ -49,37 +53,7 @@ def gru(
     x: Tensor, state: Tensor, source: Tensor, weights: Weights, *, backend: str = "auto", recompute: bool = False,
     precision: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """The state of a GRU after every step, in the dtype of the weights, also under autocast.
-
-    Parameters
-    ----------
-    x : Tensor, ``[B, T, I]``
-        Inputs. Any strides.
-    state : Tensor, ``[S, H]``
-        The states that trajectories begin with. A row may serve many of them, or none.
-    source : Tensor, int64, ``[B, T]``
-        The row of `state` that a step begins from, -1 where it goes on from the step before. A sequence's first step
-        begins from a row.
-    weights : Weights
-    backend : {"auto", "reference", "pad", "scan", "cpu", "triton"}
-        `auto` takes the fastest that can serve, so it never fails.
-    recompute : bool
-        Save less for the backward pass, which computes the gates again: the states are kept, nothing else. A backend
-        that saves no gates does the same either way.
-    precision : {"ieee", "tf32", "bf16"}, optional
-        Of the products of `triton`, whose states stay what they are; None: what torch's own layers take there. Other
-        backends compute in the dtype of the weights.
-
-    Returns
-    -------
-    Tensor, ``[B, T, H]``
-        Differentiable in `x`, `state` and the weights, and again (create_graph=True) at the price of the loop.
-
-    Raises
-    ------
-    ArgumentError
-        Shapes, dtypes or devices do not fit, the backend is unknown, or it cannot serve this call.
-    """
+    """Return the GRU's state after every step ``[B, T, H]``, in the weights' dtype, also under autocast."""
     return _unroll("gru", x, (state,), source, weights, backend, recompute, precision)[0]
 
 
@@ -94,10 +68,7 @@ def lstm(
     recompute: bool = False,
     precision: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The state and the cell of an LSTM after every step, ``[B, T, H]`` each, both differentiable.
-
-    `cell` is ``[S, H]`` as `state` is; everything else is as in `gru`.
-    """
+    """Return the LSTM's state and cell after every step, ``[B, T, H]`` each; `cell` is ``[S, H]`` as `state` is."""
     h, c = _unroll("lstm", x, (state, cell), source, weights, backend, recompute, precision)
     return h, c
 
@@ -123,20 +94,14 @@ def _unroll(
         return tuple(x.new_empty(*x.shape[:2], s.shape[1]) for s in states)
     if x.is_meta:
         name = WITHOUT_NUMBERS.get(name, name)
-    own = {"precision": precision} if name == "triton" else {}
-    found = getattr(_module(name), cell)(x, *states, source, weights, recompute=recompute, **own)
-    return found if isinstance(found, tuple) else (found,)
+    options = {"precision": precision} if name == "triton" else {}
+    outputs = getattr(_module(name), cell)(x, *states, source, weights, recompute=recompute, **options)
+    return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
 # ---- which backend --------------------------------------------------------------------------------------------------
 def backend_for(asked: str, cell: str, x: Tensor, weights: Weights) -> str:
-    """The backend that a call takes, never "auto".
-
-    Raises
-    ------
-    ArgumentError
-        It is unknown, or cannot serve such a call: why, and what will.
-    """
+    """Return the backend that a call takes, never "auto", or raise ArgumentError with why and what will."""
     one_of("backend", asked, BACKENDS)
     one_of("cell", cell, GATES)
     if asked == "auto":
@@ -148,7 +113,7 @@ def backend_for(asked: str, cell: str, x: Tensor, weights: Weights) -> str:
 
 
 def _preferred(x: Tensor) -> tuple[str, ...]:
-    """Backends from the fastest down to one that takes everything."""
+    """Return backends from the fastest down to one that takes everything."""
     if torch.compiler.is_compiling():
         return ("scan", "reference")
     fast = {"cpu": ("cpu",), "meta": ("cpu",), "cuda": ("triton", "pad")}
@@ -156,7 +121,6 @@ def _preferred(x: Tensor) -> tuple[str, ...]:
 
 
 def _refusal(name: str, x: Tensor, weights: Weights) -> str | None:
-    """Say why a backend cannot serve, or None."""
     if name == "reference":
         return None
     if name != "scan" and torch.compiler.is_compiling():
@@ -181,12 +145,12 @@ def _module(name: str) -> Any:
 
 
 def unread(x: Tensor) -> bool:
-    """Whether the numbers of a tensor may not be looked at: there are none, or torch watches what is done to them."""
+    """Return True if a tensor's numbers may not be read: there are none, or torch traces."""
     return x.is_meta or torch.compiler.is_compiling() or _transformed()
 
 
 def _transformed() -> bool:
-    """Say whether a transform of torch.func or a dual level is in force; neither has a public question for it."""
+    """Return True in a torch.func transform or dual level, neither of which has a public question."""
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
@@ -231,5 +195,5 @@ def _check_source(source: Tensor, rows: int) -> None:
         raise ArgumentError("source is -1 at a sequence's first step", why="there is no step before it to go on from")
     low, high = (int(x) for x in source.aminmax())
     if low < -1 or high >= rows:
-        found = high if high >= rows else low
-        raise ArgumentError(f"source names row {found} of state", why=f"there are {rows}, and -1 for none")
+        row = high if high >= rows else low
+        raise ArgumentError(f"source names row {row} of state", why=f"there are {rows}, and -1 for none")

@@ -36,14 +36,12 @@ TOGETHER = 1024  # rows of steps whose gates are made anew together
 
 
 def gru(x: Tensor, state: Tensor, source: Tensor, weights: Any, *, recompute: bool = False) -> Tensor:
-    """See `rlcli.kernels.recurrent.gru`."""
     return _unroll("gru", x, source, weights, (state,), recompute)[0]
 
 
 def lstm(
     x: Tensor, state: Tensor, cell: Tensor, source: Tensor, weights: Any, *, recompute: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """See `rlcli.kernels.recurrent.lstm`."""
     h, c = _unroll("lstm", x, source, weights, (state, cell), recompute)
     return h, c
 
@@ -58,7 +56,7 @@ def _unroll(
 
 
 class Unroll(torch.autograd.Function):
-    """All steps of a layer; whoever differentiates twice gets the gradients of the loop."""
+    """Run all steps of a layer; a second differentiation gets the gradients of the loop."""
 
     @staticmethod
     def forward(ctx: Any, cell: str, recompute: bool, x: Tensor, source: Tensor, *given: Tensor | None) -> Any:
@@ -76,8 +74,8 @@ class Unroll(torch.autograd.Function):
         needs = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():
             weights, needed = Weights(*given[n:]), (needs[0], *needs[2:])
-            of_x, *found = reference.gradients(x, given[:n], source, weights, of_outputs, needed)
-            return None, None, of_x, None, *found
+            of_x, *of_given = reference.gradients(x, given[:n], source, weights, of_outputs, needed)
+            return None, None, of_x, None, *of_given
         if _graph_stays():
             kept = [y.clone() for y in kept]
         call = Call(ctx.cell, x, source, given)
@@ -85,13 +83,13 @@ class Unroll(torch.autograd.Function):
 
 
 def _graph_stays() -> bool:
-    """Say whether another backward pass may follow this one, so that it may not write over what was saved."""
+    """Return True if another backward pass may follow, so that saved tensors stay."""
     ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     return ask is None or ask()
 
 
 class Call:
-    """One layer over one batch. `given` are the states, one or two, and the four weights."""
+    """One layer over one batch; `given`: the states, one or two, and the four weights."""
 
     def __init__(self, cell: str, x: Tensor, source: Tensor, given: Sequence[Tensor | None]) -> None:
         self.cell, self.x, self.source = cell, x.detach(), source.contiguous()
@@ -110,7 +108,7 @@ class Call:
         self.loops = None if x.is_meta else cpu_loops.loops(cell, x.dtype)  # no numbers: the memory alone
 
     def forward(self, keep: bool) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-        """The outputs ``[B, T, H]``, and what the backward pass needs besides them."""
+        """Return the outputs ``[B, T, H]``, and what the backward pass needs besides them."""
         outputs = tuple(self.x.new_empty(self.B, self.T, self.H) for _ in self.states)
         now = [s.index_select(0, self.source[:, 0]) for s in self.states]
         weight = panels(self.hh, self.step_bias)
@@ -118,50 +116,50 @@ class Call:
         gates: list[Tensor] = []
         for first, span in self._blocks(keep):
             gates = self._inputs(first, span, hidden=keep)
-            places = {"h c": outputs, "now_h now_c": now, "gates hidden": gates, "weight step": (weight, step)}
-            self._spread("forward", self._plan(first, span, places, panels=len(weight)))
+            buffers = {"h c": outputs, "now_h now_c": now, "gates hidden": gates, "weight step": (weight, step)}
+            self._spread("forward", self._plan(first, span, buffers, panels=len(weight)))
         return outputs, gates if keep else []
 
     def backward(
         self, outputs: Sequence[Tensor], kept: list[Tensor], of_outputs: Sequence[Tensor | None], needs: Sequence[bool]
     ) -> tuple[Tensor | None, ...]:
-        """Gradients of x, of the source (none), and of what was given; `kept` becomes those of the gates."""
+        """Return gradients of x, the source (none), and of what was given; `kept` becomes those of the gates."""
         of_outputs = [y if y is None else y.contiguous() for y in of_outputs]
         of_states = [self.x.new_zeros(self.threads, self.S, self.H) for _ in self.states]
         now = [self.x.new_zeros(self.B, self.H) for _ in self.states]
         weight = panels(self.hh.t())
         step = self.x.new_empty(self.B, weight.shape[0] * weight.shape[2])
         work = self.x.new_empty(self.B, self.hh.shape[0])
-        found = Gradients(self, needs)
+        gradients = Gradients(self, needs)
         for first, span in reversed(self._blocks(bool(kept))):
             gates = kept or self._inputs(first, span, hidden=True)
             before = self.x.new_empty(self.B * span, self.H)
-            places = {"h c": outputs, "of_h of_c": of_outputs, "of_state of_cell": of_states, "now_h now_c": now,
+            buffers = {"h c": outputs, "of_h of_c": of_outputs, "of_state of_cell": of_states, "now_h now_c": now,
                       "gates hidden": gates, "before work weight step": (before, work, weight, step)}  # fmt: skip
-            plan = self._plan(first, span, places, panels=len(weight))
+            plan = self._plan(first, span, buffers, panels=len(weight))
             self._spread("before", plan)
             if not kept:
                 steps = _linear(before, self.hh, self.step_bias)  # named, so that it lives while it is read
                 plan["steps"] = steps.data_ptr()
                 self._spread("gates", plan)
             self._spread("backward", plan)
-            found.add(first, span, gates, before)
+            gradients.add(first, span, gates, before)
         sums = [y[0] if self.threads == 1 else y.sum(0) for y in of_states]
-        return found.x, None, *sums, found.ih, found.hh, found.bias_ih, found.bias_hh
+        return gradients.x, None, *sums, gradients.ih, gradients.hh, gradients.bias_ih, gradients.bias_hh
 
     def _spread(self, name: str, plan: np.ndarray) -> None:
-        """A loop over every sequence, in threads where there is enough to do for each."""
+        """Run a loop over every sequence, in threads where there is enough to do for each."""
         if self.loops is None:
             return
         loop: Callable[[int], None] = getattr(self.loops, name)
         if self.threads == 1:
             loop(plan.ctypes.data)
             return
-        plans, own = np.repeat(plan, self.threads), self.S * self.H * self.x.element_size()
+        plans, stride = np.repeat(plan, self.threads), self.S * self.H * self.x.element_size()
         for i, part in enumerate(plans):
             part["low"], part["high"] = self.B * i // self.threads, self.B * (i + 1) // self.threads
-            part["of_state"] += own * i
-            part["of_cell"] += own * i
+            part["of_state"] += stride * i
+            part["of_cell"] += stride * i
         with ThreadPoolExecutor(self.threads) as pool:
             for _ in pool.map(loop, [plans[i:].ctypes.data for i in range(self.threads)]):
                 pass
@@ -171,21 +169,21 @@ class Call:
         return self.x[:, first : first + span].reshape(self.B * span, self.x.shape[2]).contiguous()
 
     def _inputs(self, first: int, span: int, hidden: bool) -> list[Tensor]:
-        """Return what the inputs give to the gates of some steps, and room for what a GRU keeps besides."""
+        """Return the inputs' part of some steps' gates, and room for what a GRU keeps besides."""
         gates = [_linear(self.rows(first, span), self.ih, self.bias)]
         if hidden and self.cell == "gru":
             gates.append(self.x.new_empty(self.B * span, self.H))
         return gates
 
     def _blocks(self, whole: bool) -> list[tuple[int, int]]:
-        """The first and the number of the steps that are done together."""
+        """Return the first step and the number of steps of each block."""
         span = self.T if whole else max(1, TOGETHER // self.B)
         return [(first, min(span, self.T - first)) for first in range(0, self.T, span)]
 
-    def _plan(self, first: int, span: int, places: Mapping[str, Sequence[Tensor | None]], panels: int) -> np.ndarray:
+    def _plan(self, first: int, span: int, buffers: Mapping[str, Sequence[Tensor | None]], panels: int) -> np.ndarray:
         plan = np.zeros(1, cpu_loops.PLAN)
         numbers = self.sizes | {"first": first, "span": span, "low": 0, "high": self.B, "panels": panels}
-        for names, tensors in ({"source": (self.source,), "state cell": self.states, **places}).items():
+        for names, tensors in ({"source": (self.source,), "state cell": self.states, **buffers}).items():
             for name, tensor in zip(names.split(), tensors, strict=False):
                 numbers[name] = 0 if tensor is None else tensor.data_ptr()
         for name, number in numbers.items():
@@ -194,7 +192,7 @@ class Call:
 
 
 class Gradients:
-    """Of the inputs and the weights, None where nobody asks; summed over blocks of steps."""
+    """Sum gradients of inputs and weights over blocks of steps; None where nobody asks."""
 
     def __init__(self, call: Call, needs: Sequence[bool]) -> None:
         self.call = call
@@ -203,7 +201,7 @@ class Gradients:
         self.ih = self.hh = self.bias_ih = self.bias_hh = None
 
     def add(self, first: int, span: int, gates: list[Tensor], before: Tensor) -> None:
-        """Of a block, given the gradients of its gates and the states that its steps began with."""
+        """Add a block's, given the gradients of its gates and the states that its steps began with."""
         call, of_gates = self.call, gates[0]
         if self.x is not None:
             self.x[:, first : first + span] = _linear(of_gates, call.ih.t()).view(call.B, span, -1)
@@ -222,7 +220,7 @@ class Gradients:
 
 # ---- products of all steps -------------------------------------------------------------------------------------------
 def _ours() -> bool:
-    """Say whether to use our own products, which are as fast as any on one thread."""
+    """Return True if our own products are used, which are as fast as any on one thread."""
     return torch.get_num_threads() == 1
 
 
@@ -231,7 +229,7 @@ def _one_dnns(x: Tensor, outputs: int) -> bool:
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``[N, O]`` of ``[N, K]`` and ``[O, K]``, the one contiguous, the other perhaps a transpose."""
+    """Return ``[N, O]`` of ``[N, K]``, contiguous, and ``[O, K]``, contiguous or a transpose."""
     if _ours():
         out, right = x.new_empty(x.shape[0], weight.shape[0]), panels(weight, bias)
         if not x.is_meta:
@@ -243,7 +241,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _outer(left: Tensor, right: Tensor) -> Tensor:
-    """``[N, O]`` of ``[K, N]`` and ``[K, O]``, both contiguous."""
+    """Return ``[N, O]`` of ``[K, N]`` and ``[K, O]``, both contiguous."""
     if _ours():
         out = left.new_zeros(left.shape[1], right.shape[1])
         if not left.is_meta:

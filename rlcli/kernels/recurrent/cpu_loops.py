@@ -58,7 +58,7 @@ E0, E2, E4, E6 = (
 
 
 def _tanh(x):
-    """Of a number in a compiled loop."""
+    """Compute tanh of a number in a compiled loop."""
 
 
 @overload(_tanh, jit_options=FAST)
@@ -113,7 +113,7 @@ def _lstm_out(o, c, h):
 
 @compiled(borrows=True, **FAST)
 def _lstm_back_out(o, c, dh, dc, work):
-    """Of the output gate in its place, and of the cell in `dc`."""
+    """Turn the output gate into its gradient in place, and add the cell's to `dc`."""
     one = o.dtype.type(1)
     for j in range(len(o)):
         work[j] = _tanh(c[j])
@@ -125,7 +125,7 @@ def _lstm_back_out(o, c, dh, dc, work):
 
 @compiled(borrows=True, **FAST)
 def _lstm_back_cell(i, f, g, before, dc):
-    """Of the other gates in their places, and of the cell before in `dc`."""
+    """Turn the other gates into their gradients in place, and `dc` into the cell before's."""
     one = dc.dtype.type(1)
     for j in range(len(dc)):
         x, y = i[j], g[j]
@@ -159,7 +159,7 @@ def _gru_out(z, new, h):
 
 @compiled(borrows=True, **FAST)
 def _gru_back(r, z, new, hidden, before, dh):
-    """Of every gate and of what `r` multiplies in their places, and of the state before in `dh` as `z` lets it pass."""
+    """Turn gates and `hidden` into their gradients in place, and `dh` into the state before's through `z`."""
     one = dh.dtype.type(1)
     for j in range(len(dh)):
         x, y, d = z[j], new[j], dh[j]
@@ -187,7 +187,7 @@ def _fill(target, number):
 
 @compiled(borrows=True)
 def _begin(source, state, now):
-    """States that begin take the place of those that came from the step before."""
+    """Replace states from the step before by those that begin."""
     for b in range(len(now)):
         if source[b] >= 0:
             copy(state[source[b]], now[b])
@@ -195,7 +195,7 @@ def _begin(source, state, now):
 
 @compiled(borrows=True)
 def _end(source, of_state, now):
-    """The other way round: what reaches a state that begins is its own, and nothing of the step before."""
+    """Move gradients of states that begin to `of_state`, none of which reaches the step before."""
     for b in range(len(now)):
         if source[b] >= 0:
             _add(now[b], of_state[source[b]])
@@ -204,7 +204,7 @@ def _end(source, of_state, now):
 
 # ---- the functions to call -------------------------------------------------------------------------------------------
 class Loops(NamedTuple):
-    """Of one cell and dtype; the argument is the address of a `PLAN`."""
+    """Loops of one cell and dtype; the argument is the address of a `PLAN`."""
 
     forward: Callable[[int], None]
     before: Callable[[int], None]
@@ -214,7 +214,7 @@ class Loops(NamedTuple):
 
 @cache
 def loops(cell: str, dtype: torch.dtype) -> Loops:
-    """Those of a cell; each is compiled or loaded at its first call."""
+    """Return a cell's loops; each is compiled or loaded at its first call."""
     number = {torch.float32: np.float32, torch.float64: np.float64}[dtype]
     forward, gates, backward = {"gru": _gru, "lstm": _lstm}[cell](number)
     return Loops(forward, _before(number), gates, backward)
@@ -226,12 +226,12 @@ def _before(number: Any) -> Any:
         p = carray(pointer(plan), (1,), PLAN)[0]
         source = carray(pointer(p.source), (p.B, p.T), np.int64)
         state, h = carray(pointer(p.state), (p.S, p.H), number), carray(pointer(p.h), (p.B, p.T, p.H), number)
-        found = carray(pointer(p.before), (p.B, p.span, p.H), number)
+        out = carray(pointer(p.before), (p.B, p.span, p.H), number)
         for b in range(p.low, p.high):
             for i in range(p.span):
                 t = p.first + i
                 row = source[b, t]
-                copy(state[row] if row >= 0 else h[b, t - 1], found[b, i])
+                copy(state[row] if row >= 0 else h[b, t - 1], out[b, i])
 
     return before
 
@@ -266,10 +266,10 @@ def _lstm(number: Any) -> tuple[Any, Any, Any]:
     @compiled()
     def gates(plan):
         p = carray(pointer(plan), (1,), PLAN)[0]
-        found = carray(pointer(p.gates), (p.B * p.span, 4 * p.H), number)
+        sums = carray(pointer(p.gates), (p.B * p.span, 4 * p.H), number)
         step = carray(pointer(p.steps), (p.B * p.span, 4 * p.H), number)
         for i in range(p.low * p.span, p.high * p.span):
-            _lstm_gates(found[i], step[i])
+            _lstm_gates(sums[i], step[i])
 
     @compiled()
     def backward(plan):
@@ -334,11 +334,11 @@ def _gru(number: Any) -> tuple[Any, Any, Any]:
     def gates(plan):
         p = carray(pointer(plan), (1,), PLAN)[0]
         H = p.H
-        found = carray(pointer(p.gates), (p.B * p.span, 3 * H), number)
+        sums = carray(pointer(p.gates), (p.B * p.span, 3 * H), number)
         hidden = carray(pointer(p.hidden), (p.B * p.span, H), number)
         step = carray(pointer(p.steps), (p.B * p.span, 3 * H), number)
         for i in range(p.low * p.span, p.high * p.span):
-            _gru_gates(found[i], step[i])
+            _gru_gates(sums[i], step[i])
             copy(step[i, 2 * H :], hidden[i])
 
     @compiled()

@@ -8,16 +8,15 @@ takes 17, where they take 43 and 27; big ones run at 250 GFLOP/s, MKL's at 105 a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import llvmlite.binding
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 from torch import Tensor
 
+from rlcli.kernels.bytes import typed_intrinsic
 from rlcli.kernels.compiled import compiled
 
 # A tile must fit the registers: 16 of 64 bytes with AVX-512, 12 of 32 bytes or 24 of 16 bytes without.
@@ -25,31 +24,22 @@ ROWS, BYTES = (8, 128) if llvmlite.binding.get_host_cpu_features().get("avx512f"
 
 
 def panels(weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``[O, K]`` as ``[P, 1 + K, W]``: panels of `W` outputs, filled up with zeros; the bias comes first."""
+    """Turn ``[O, K]`` into ``[P, 1 + K, W]``: panels of `W` outputs, zero-padded; the bias comes first."""
     outputs, depth = weight.shape
     width = BYTES // weight.element_size()
-    found = weight.new_zeros(-(-outputs // width) * width, 1 + depth)
-    found[:outputs, 1:] = weight
+    padded = weight.new_zeros(-(-outputs // width) * width, 1 + depth)
+    padded[:outputs, 1:] = weight
     if bias is not None:
-        found[:outputs, 0] = bias
-    return found.view(-1, width, 1 + depth).transpose(1, 2).contiguous()
+        padded[:outputs, 0] = bias
+    return padded.view(-1, width, 1 + depth).transpose(1, 2).contiguous()
 
 
-def _callable(generator: Callable) -> Any:
-    """An intrinsic is called without its first argument, which no type checker can know."""
-    return intrinsic(generator)
-
-
-@_callable
+@typed_intrinsic
 def _tile(
     typing: Any, like: Any, left: Any, row: Any, column: Any, depth: Any, panel: Any, start: Any, again: Any, out: Any,
     stride: Any, rows: Any,
 ) -> Any:  # fmt: skip
-    """`out = start + left @ panel` for `ROWS` rows; those past `rows` are the last one once more.
-
-    `left`, `panel`, `start` and `out` are addresses; an element of `left` is `row` numbers after the one above and
-    `column` after the one before; rows of `start` are `again` apart (0: one for all), those of `out` `stride`.
-    """
+    """Emit `out = start + left @ panel` for `ROWS` rows, those past `rows` the last again; strides in numbers."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, left, row, column, depth, panel, start, again, out, stride, rows = args
@@ -59,15 +49,15 @@ def _tile(
         undefined = ir.Constant(vector, ir.Undefined)
         every = ir.Constant(ir.VectorType(short, vector.count), [0] * vector.count)
 
-        def places(address: Any, stride: Any, of: Any) -> list[Any]:
+        def pointers(address: Any, stride: Any, of: Any) -> list[Any]:
             bytes_ = builder.mul(stride, ir.Constant(long, size))
             return [builder.inttoptr(builder.add(address, builder.mul(r, bytes_)), of.as_pointer()) for r in wanted]
 
         last = builder.sub(rows, ir.Constant(long, 1))
         wanted = [ir.Constant(long, r) for r in range(ROWS)]
         wanted = [builder.select(builder.icmp_signed("<", r, last), r, last) for r in wanted]
-        lefts, outs = places(left, row, number), places(out, stride, vector)
-        firsts = [builder.load(place, align=size) for place in places(start, again, vector)]
+        lefts, outs = pointers(left, row, number), pointers(out, stride, vector)
+        firsts = [builder.load(pointer, align=size) for pointer in pointers(start, again, vector)]
         right = builder.inttoptr(panel, vector.as_pointer())
 
         before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
@@ -76,8 +66,8 @@ def _tile(
         k, at, sums = builder.phi(long), builder.phi(long), [builder.phi(vector) for _ in wanted]
         other = builder.load(builder.gep(right, [k]), align=size)
         totals = []
-        for place, total in zip(lefts, sums, strict=True):
-            factor = builder.insert_element(undefined, builder.load(builder.gep(place, [at])), ir.Constant(short, 0))
+        for pointer, total in zip(lefts, sums, strict=True):
+            factor = builder.insert_element(undefined, builder.load(builder.gep(pointer, [at])), ir.Constant(short, 0))
             factor = builder.shuffle_vector(factor, undefined, every)
             product = builder.fmul(factor, other, flags=["contract"])
             totals.append(builder.fadd(total, product, flags=["contract"]))
@@ -97,14 +87,14 @@ def _tile(
 
 @compiled(borrows=True)
 def copy(source, target):
-    """As many numbers as `target` has: a loop that vectorises, which an assignment of slices does not."""
+    """Copy `len(target)` numbers in a loop that vectorises, which an assignment of slices does not."""
     for j in range(len(target)):
         target[j] = source[j]
 
 
 @compiled()
 def multiply(left, panels, out):
-    """``[N, K]`` by ``[P, 1 + K, W]`` into ``[N, O]``, all contiguous."""
+    """Multiply ``[N, K]`` by ``[P, 1 + K, W]`` into ``[N, O]``, all contiguous."""
     like, size = left.dtype.type(0), left.itemsize
     (rows, depth), width, wide = left.shape, panels.shape[2], out.shape[1]
     rest = np.empty((ROWS, width), left.dtype)  # of a last panel that reaches past the outputs
@@ -128,7 +118,7 @@ DEPTH = 256  # rows that are taken together: a panel of them fits the first cach
 
 @compiled(borrows=True)
 def _columns(source, row, column, many, target):
-    """Some rows of as many columns as `target` is wide, or as there are."""
+    """Copy some rows of as many columns as `target` is wide, or as there are."""
     last = min(column + target.shape[1], source.shape[1])
     for i in range(many):
         copy(source[row + i, column:last], target[i, : last - column])
@@ -136,7 +126,7 @@ def _columns(source, row, column, many, target):
 
 @compiled()
 def add_outer(left, right, out):
-    """`out += left' right`: ``[K, N]`` and ``[K, O]`` into ``[N, O]``, all contiguous."""
+    """Add `left' right`, ``[K, N]`` and ``[K, O]``, to `out` ``[N, O]``, all contiguous."""
     like, size = left.dtype.type(0), left.itemsize
     (depth, rows), wide = left.shape, right.shape[1]
     width = BYTES // size

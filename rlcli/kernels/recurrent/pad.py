@@ -19,7 +19,6 @@ from rlcli.kernels.scan import scan
 
 
 def gru(x: Tensor, state: Tensor, source: Tensor, weights: Any, *, recompute: bool = False) -> Tensor:
-    """See `rlcli.kernels.recurrent.gru`."""
     packed = pack(source)
     flat, has_bias = _flat(weights)
     first = state.index_select(0, packed.rows)[None]
@@ -31,7 +30,6 @@ def gru(x: Tensor, state: Tensor, source: Tensor, weights: Any, *, recompute: bo
 def lstm(
     x: Tensor, state: Tensor, cell: Tensor, source: Tensor, weights: Any, *, recompute: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """See `rlcli.kernels.recurrent.lstm`."""
     packed = pack(source)
     flat, has_bias = _flat(weights)
     first = tuple(s.index_select(0, packed.rows)[None] for s in (state, cell))
@@ -41,7 +39,7 @@ def lstm(
 
 
 class PackedSteps(NamedTuple):
-    """Where the steps of ``[B, T]`` go."""
+    """Indices that pack the steps of ``[B, T]``."""
 
     order: Tensor  # [B * T], the flat index of every packed step
     place: Tensor  # [B * T], the packed index of every flat step
@@ -49,11 +47,11 @@ class PackedSteps(NamedTuple):
     rows: Tensor  # [N], the state that each trajectory begins with, the longest first
 
     def put(self, x: Tensor) -> Tensor:
-        """``[B * T, I]``, packed."""
+        """Pack steps ``[B * T, I]``."""
         return x.reshape(-1, x.shape[2]).index_select(0, self.order)
 
     def get(self, h: Tensor, like: Tensor) -> Tensor:
-        """``[B, T, H]``."""
+        """Unpack to ``[B, T, H]``."""
         return h.index_select(0, self.place).view(*like.shape[:2], -1)
 
 
@@ -70,14 +68,14 @@ def pack(source: Tensor) -> PackedSteps:
     rank = torch.empty_like(longest_first)
     rank[longest_first] = torch.arange(len(rank), device=rank.device)
     of = (row >= 0).cumsum(0) - 1  # the trajectory of every step
-    place = starts[torch.arange(len(row), device=row.device) - begins[of]] + rank[of]
-    order = torch.empty_like(place)
-    order[place] = torch.arange(len(place), device=place.device)
-    return PackedSteps(order, place, widths.cpu(), row[begins[longest_first]])
+    packed = starts[torch.arange(len(row), device=row.device) - begins[of]] + rank[of]
+    order = torch.empty_like(packed)
+    order[packed] = torch.arange(len(packed), device=packed.device)
+    return PackedSteps(order, packed, widths.cpu(), row[begins[longest_first]])
 
 
 def _flat(weights: Any) -> tuple[list[Tensor], bool]:
-    """As torch's functions take them: both biases or none."""
+    """Return weights as torch's functions take them: both biases or none."""
     biases = [weights.bias_ih, weights.bias_hh]
     if all(b is None for b in biases):
         return [weights.ih, weights.hh], False
@@ -85,7 +83,7 @@ def _flat(weights: Any) -> tuple[list[Tensor], bool]:
 
 
 def _cells(x: Tensor, state: Tensor, cell: Tensor, source: Tensor, weights: Any, h: Tensor) -> Tensor:
-    """The cells of every step, given the states of every step."""
+    """Return the cells of every step, given the states of every step."""
     row, begins = source.clamp(min=0), (source >= 0)[..., None]
     before = torch.where(begins, state[row], torch.cat([h[:, :1], h[:, :-1]], 1))
     units = h.shape[2]

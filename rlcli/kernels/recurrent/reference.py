@@ -11,14 +11,12 @@ from torch.nn.functional import linear
 
 
 def gru(x: Tensor, state: Tensor, source: Tensor, weights: Any, *, recompute: bool = False) -> Tensor:
-    """See `rlcli.kernels.recurrent.gru`."""
     return _unroll(gru_step, x, (state,), source, weights)[0]
 
 
 def lstm(
     x: Tensor, state: Tensor, cell: Tensor, source: Tensor, weights: Any, *, recompute: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """See `rlcli.kernels.recurrent.lstm`."""
     h, c = _unroll(lstm_step, x, (state, cell), source, weights)
     return h, c
 
@@ -27,19 +25,19 @@ def gradients(
     x: Tensor, states: Sequence[Tensor], source: Tensor, weights: Any, of_outputs: Sequence[Tensor | None],
     needs: Sequence[bool],
 ) -> list[Tensor | None]:  # fmt: skip
-    """Of `x`, the states and the weights where they are needed, to be differentiated again (create_graph=True)."""
+    """Return gradients of `x`, the states and the weights where needed, differentiable again (create_graph=True)."""
     given: list[Any] = [y if y is None else y.view_as(y) for y in (x, *states, *weights)]  # none is made of another
     x, *rest = given
-    own, step = rest[: len(states)], gru_step if len(states) == 1 else lstm_step
-    outputs = _unroll(step, x, tuple(own), source, weights._make(rest[len(states) :]))
+    first, step = rest[: len(states)], gru_step if len(states) == 1 else lstm_step
+    outputs = _unroll(step, x, tuple(first), source, weights._make(rest[len(states) :]))
     asked = [(y, of) for y, of in zip(outputs, of_outputs, strict=True) if of is not None]
     wanted = [y for y, needed in zip(given, needs, strict=True) if needed]
-    found = iter(torch.autograd.grad([y for y, _ in asked], wanted, [of for _, of in asked], create_graph=True))
-    return [next(found) if needed else None for needed in needs]
+    of_wanted = iter(torch.autograd.grad([y for y, _ in asked], wanted, [of for _, of in asked], create_graph=True))
+    return [next(of_wanted) if needed else None for needed in needs]
 
 
 def gru_step(inputs: Tensor, h: Tensor, hh: Tensor, bias: Tensor | None) -> tuple[Tensor]:
-    """The state ``[N, H]`` after a step whose inputs gave ``[N, 3H]`` to the gates."""
+    """Return the state ``[N, H]`` after a step whose inputs gave ``[N, 3H]`` to the gates."""
     rx, zx, nx = inputs.chunk(3, -1)
     rh, zh, nh = linear(h, hh, bias).chunk(3, -1)
     z = torch.sigmoid(zx + zh)
@@ -48,7 +46,7 @@ def gru_step(inputs: Tensor, h: Tensor, hh: Tensor, bias: Tensor | None) -> tupl
 
 
 def lstm_step(inputs: Tensor, h: Tensor, c: Tensor, hh: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The state and the cell ``[N, H]`` after a step whose inputs gave ``[N, 4H]`` to the gates."""
+    """Return state and cell ``[N, H]`` after a step whose inputs gave ``[N, 4H]`` to the gates."""
     i, f, g, o = (inputs + linear(h, hh, bias)).chunk(4, -1)
     c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(c), c

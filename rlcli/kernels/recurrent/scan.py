@@ -27,7 +27,6 @@ except ImportError:  # it has no public name yet
 
 
 def gru(x: Tensor, state: Tensor, source: Tensor, weights: Any, *, recompute: bool = False) -> Tensor:
-    """See `rlcli.kernels.recurrent.gru`."""
     if _needs_loop(x, state, *weights):
         return reference.gru(x, state, source, weights)
     return _scan(reference.gru_step, x, (state,), source, weights)[0]
@@ -36,7 +35,6 @@ def gru(x: Tensor, state: Tensor, source: Tensor, weights: Any, *, recompute: bo
 def lstm(
     x: Tensor, state: Tensor, cell: Tensor, source: Tensor, weights: Any, *, recompute: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """See `rlcli.kernels.recurrent.lstm`."""
     if _needs_loop(x, state, cell, *weights):
         return reference.lstm(x, state, cell, source, weights)
     h, c = _scan(reference.lstm_step, x, (state, cell), source, weights)

@@ -43,7 +43,7 @@ SCRATCH = 24 * 1024  # bytes of it for everything but weights
 
 # ---- whether, and how -----------------------------------------------------------------------------------------------
 def refusal(x: Tensor, weights: Weights, precision: str | None = None) -> str | None:
-    """Say why these kernels cannot serve a call, or None."""
+    """Return why these kernels cannot serve a call, or None."""
     if x.dtype not in (torch.float32, torch.float64):
         return f"it takes float32 and float64, and the tensors are {x.dtype}"
     if precision is not None and precision not in PRECISIONS:
@@ -65,16 +65,16 @@ def refusal(x: Tensor, weights: Weights, precision: str | None = None) -> str | 
 
 
 def _default_precision(x: Tensor) -> str:
-    """That of torch's own GRU and LSTM on a GPU: tf32 unless cuDNN was told otherwise."""
+    """Return the precision of torch's own GRU and LSTM on a GPU: tf32 unless cuDNN was told otherwise."""
     if x.dtype == torch.float64:
         return "ieee"
-    said = getattr(getattr(torch.backends.cudnn, "rnn", None), "fp32_precision", None)  # from torch 2.9 on
-    return "tf32" if (torch.backends.cudnn.allow_tf32 if said is None else said == "tf32") else "ieee"
+    setting = getattr(getattr(torch.backends.cudnn, "rnn", None), "fp32_precision", None)  # from torch 2.9 on
+    return "tf32" if (torch.backends.cudnn.allow_tf32 if setting is None else setting == "tf32") else "ieee"
 
 
 @contextmanager
 def _products_in(precision: str) -> Iterator[None]:
-    """Torch's own products of float32 in tf32, where that is the precision asked for."""
+    """Set torch's own products of float32 to tf32, where that is the precision asked for."""
     matmul = torch.backends.cuda.matmul
     name, value = ("fp32_precision", "tf32") if hasattr(matmul, "fp32_precision") else ("allow_tf32", True)
     before = getattr(matmul, name)
@@ -89,7 +89,7 @@ def _products_in(precision: str) -> Iterator[None]:
 
 
 def _blocks(x: Tensor, gates: int, size: int, precision: str, *, backward: bool) -> dict[str, Any]:
-    """The sizes of a program's blocks, in a kernel's own names."""
+    """Return the sizes of a program's blocks, in a kernel's own names."""
     width = max(16, triton.next_power_of_2(size))
     item = 2 if precision == "bf16" else x.element_size()
     device = torch.cuda.get_device_properties(x.device) if x.is_cuda else None
@@ -116,10 +116,7 @@ def _blocks(x: Tensor, gates: int, size: int, precision: str, *, backward: bool)
 def gru(
     x: Tensor, state: Tensor, source: Tensor, weights: Weights, *, recompute: bool = False, precision: str | None = None
 ) -> Tensor:
-    """See `rlcli.kernels.recurrent.gru`.
-
-    `precision` is "ieee", "tf32" or "bf16"; None takes what torch.nn.GRU would take on a GPU.
-    """
+    """Run a GRU; `precision` is "ieee", "tf32" or "bf16", None what torch.nn.GRU would take on a GPU."""
     return _unroll(x, (state,), source, weights, recompute, precision)[0]
 
 
@@ -127,7 +124,6 @@ def lstm(
     x: Tensor, state: Tensor, cell: Tensor, source: Tensor, weights: Weights,
     *, recompute: bool = False, precision: str | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """See `rlcli.kernels.recurrent.lstm`, and `gru` for `precision`."""
     h, c = _unroll(x, (state, cell), source, weights, recompute, precision)
     return h, c
 
@@ -146,11 +142,7 @@ def _unroll(
 
 
 class Unrolled(torch.autograd.Function):
-    """A layer over all steps; whoever differentiates twice gets the gradients of the loop.
-
-    The backward pass writes over the gates that were kept. A second one (retain_graph=True) computes them again, as
-    every one does with `recompute`.
-    """
+    """Run all steps of a layer; a second differentiation gets the gradients of the loop."""
 
     @staticmethod
     def forward(
@@ -170,16 +162,16 @@ class Unrolled(torch.autograd.Function):
         weights, needed = Weights(ih, hh, bias_ih, bias_hh), ctx.needs_input_grad[3:]
         if torch.is_grad_enabled():
             needs = (needed[0], *needed[5:], *needed[1:5])
-            of_x, *found = reference.gradients(x, states, source, weights, gradients, needs)
-            return None, None, None, of_x, *found[len(states) :], *found[: len(states)]
-        if not ctx.kept:
+            of_x, *of_others = reference.gradients(x, states, source, weights, gradients, needs)
+            return None, None, None, of_x, *of_others[len(states) :], *of_others[: len(states)]
+        if not ctx.kept:  # the last pass wrote over them
             gates = None
         ctx.kept = False
         return None, None, None, *ctx.layer.backward(x, source, weights, states, outputs, gates, gradients, needed)
 
 
 class _Layer(NamedTuple):
-    """Holds what a call fixes, and its two passes."""
+    """Hold what a call fixes, and its two passes."""
 
     precision: str
     is_lstm: bool
@@ -191,21 +183,20 @@ class _Layer(NamedTuple):
 
     @property
     def recurrent(self) -> slice:
-        """Columns of gates that have a recurrent part, in the order of rows of the recurrent weights."""
+        """Return the columns of gates with a recurrent part, in the order of the recurrent weights' rows."""
         return slice(0 if self.is_lstm else self.size, 4 * self.size)
 
     def kind(self, x: Tensor) -> torch.dtype:
-        """The dtype of factors and gates."""
         return torch.bfloat16 if self.precision == "bf16" else x.dtype
 
     def turned(self, rows: Tensor, back: bool = False) -> Tensor:
-        """Rows of the input weights in the order of columns of gates, or the other way round."""
+        """Reorder rows of the input weights to columns of gates, or `back`."""
         return rows if self.is_lstm else rows.roll(-self.size if back else self.size, 0)
 
     def forward(
         self, x: Tensor, source: Tensor, weights: Weights, states: tuple[Tensor, ...], *, keep: bool
     ) -> tuple[tuple[Tensor, ...], Tensor]:
-        """The outputs and, if kept, the gates ``[B*T, 4*H]``."""
+        """Return the outputs and, if kept, the gates ``[B*T, 4*H]``."""
         gates = self._inputs(x, weights.ih, 4 if keep else self.gates)
         outputs = tuple(x.new_empty(*source.shape, self.size) for _ in states)
         blocks = _blocks(x, self.gates, self.size, self.precision, backward=False)
@@ -222,7 +213,7 @@ class _Layer(NamedTuple):
         self, x: Tensor, source: Tensor, weights: Weights, states: list[Tensor], outputs: list[Tensor],
         gates: Tensor | None, of_outputs: tuple[Tensor | None, ...], needed: tuple[bool, ...],
     ) -> list[Tensor | None]:  # fmt: skip
-        """Gradients of x, the weights and the states; `gates`, if given, are written over."""
+        """Return gradients of x, the weights and the states; `gates`, if given, are written over."""
         first, source = [each.contiguous() for each in states], source.contiguous()
         again = gates is None
         if gates is None:
@@ -232,33 +223,33 @@ class _Layer(NamedTuple):
             del before
         starts, rows = self._step_back(x, source, weights, first, outputs, gates, of_outputs, again, any(needed[5:]))
         into, onto = gates[:, : self.gates * self.size], gates[:, self.recurrent]
-        found: list[Tensor | None] = [None] * len(needed)
+        gradients: list[Tensor | None] = [None] * len(needed)
         with _products_in(self.precision):
             if needed[2]:
-                found[2] = (onto.t() @ self._before(source, first[0], outputs[0], x)).to(x.dtype)
+                gradients[2] = (onto.t() @ self._before(source, first[0], outputs[0], x)).to(x.dtype)
             if needed[1]:
                 flat = x.flatten(0, 1).to(gates.dtype)
-                found[1] = self.turned((into.t() @ flat).to(x.dtype), back=True)
+                gradients[1] = self.turned((into.t() @ flat).to(x.dtype), back=True)
                 del flat
             if needed[0]:
-                found[0] = (into @ self.turned(weights.ih).to(gates.dtype)).to(x.dtype).view(x.shape)
+                gradients[0] = (into @ self.turned(weights.ih).to(gates.dtype)).to(x.dtype).view(x.shape)
         if needed[3]:
-            found[3] = self.turned(into.sum(0, dtype=x.dtype), back=True)
+            gradients[3] = self.turned(into.sum(0, dtype=x.dtype), back=True)
         if needed[4]:
-            found[4] = onto.sum(0, dtype=x.dtype)
+            gradients[4] = onto.sum(0, dtype=x.dtype)
         for n, (state, start) in enumerate(zip(states, starts, strict=True), 5):
             if needed[n]:  # accumulated by sorting on a GPU, so in one order
-                found[n] = torch.zeros_like(state).index_put_((rows,), start, accumulate=True)
-        return found
+                gradients[n] = torch.zeros_like(state).index_put_((rows,), start, accumulate=True)
+        return gradients
 
     def _step_back(
         self, x: Tensor, source: Tensor, weights: Weights, states: list[Tensor], outputs: list[Tensor], gates: Tensor,
         of_outputs: tuple[Tensor | None, ...], again: bool, wanted: bool,
     ) -> tuple[list[Tensor], Tensor]:  # fmt: skip
-        """Turn gates into their gradients; those of the states at each beginning, and the rows they came from."""
+        """Turn gates into their gradients; return those of beginning states, and the rows they came from."""
         begins = source >= 0
         rows = source[begins] if wanted else source.new_empty(0)  # the host waits for their number
-        place = begins.flatten().cumsum(0).sub_(1) if wanted else source
+        slot = begins.flatten().cumsum(0).sub_(1) if wanted else source
         starts = [x.new_empty(len(rows), self.size) for _ in states]
         nothing = x.new_zeros(()).expand(outputs[0].shape)
         of = [nothing if each is None else each for each in of_outputs]
@@ -267,14 +258,14 @@ class _Layer(NamedTuple):
         packed = self._packed(weights.hh)
         with torch.cuda.device_of(x):
             _backward[(triton.cdiv(len(source), blocks["ROWS"]),)](
-                gates, packed, self._bias(weights), source, place, states[-1], outputs[-1], of[0], of[-1],
+                gates, packed, self._bias(weights), source, slot, states[-1], outputs[-1], of[0], of[-1],
                 carries[0], carries[-1], starts[0], starts[-1], *of[0].stride(), *of[-1].stride(),
                 *source.shape, self.size, packed.stride(0), LSTM=self.is_lstm, AGAIN=again, STARTS=wanted, **blocks,
             )  # fmt: skip
         return starts, rows
 
     def _inputs(self, x: Tensor, ih: Tensor, columns: int) -> Tensor:
-        """The inputs' part of all gates ``[B*T, columns*H]``, without biases; other columns are not written."""
+        """Return the inputs' part of all gates ``[B*T, columns*H]``, without biases; other columns are not written."""
         flat = x.flatten(0, 1).to(self.kind(x))
         gates = flat.new_empty(len(flat), columns * self.size)
         with _products_in(self.precision):
@@ -282,7 +273,7 @@ class _Layer(NamedTuple):
         return gates
 
     def _add_recurrent(self, gates: Tensor, before: Tensor, hh: Tensor) -> None:
-        """Add the recurrent part of gates whose input part is there; a GRU's last columns have none."""
+        """Add the recurrent part to gates that hold the inputs'; a GRU's last columns have no such."""
         both = (4 if self.is_lstm else 2) * self.size
         hh = hh.to(gates.dtype)
         with _products_in(self.precision):
@@ -291,7 +282,7 @@ class _Layer(NamedTuple):
                 torch.mm(before, hh[both:].t(), out=gates[:, 3 * self.size :])
 
     def _before(self, source: Tensor, state: Tensor, h: Tensor, x: Tensor) -> Tensor:
-        """The state that every step went on or began from ``[B*T, H]``."""
+        """Return the state that every step went on or began from ``[B*T, H]``."""
         before = torch.empty(source.numel(), self.size, dtype=self.kind(x), device=x.device)
         columns = min(128, triton.next_power_of_2(self.size))
         with torch.cuda.device_of(x):
@@ -301,11 +292,11 @@ class _Layer(NamedTuple):
         return before
 
     def _packed(self, hh: Tensor) -> Tensor:
-        """Recurrent weights in the factors' dtype, each row at a multiple of 16 numbers, zeros after its end."""
+        """Return recurrent weights in the factors' dtype, each row zero-padded to a multiple of 16 numbers."""
         return torch.nn.functional.pad(hh.to(self.kind(hh)), (0, -self.size % 16)).contiguous()
 
     def _bias(self, weights: Weights) -> Tensor:
-        """One bias for every column of gates ``[4*H]``."""
+        """Return one bias for every column of gates ``[4*H]``."""
         like, size = weights.hh, self.size
         ih, hh = (like.new_zeros(self.gates * size) if b is None else b for b in (weights.bias_ih, weights.bias_hh))
         if self.is_lstm:
@@ -342,7 +333,7 @@ def _tile(pointer, row, column, pitch, rows, columns):
 
 @triton.jit
 def _product(left, right, total, PRECISION: tl.constexpr):
-    """`total + left @ right`, summed in the dtype of `total`; as "wide" the factors are taken to that dtype first."""
+    """Return `total + left @ right` in the dtype of `total`; "wide" takes the factors to it first."""
     if PRECISION == "wide":
         left = left.to(total.dtype)
         right = right.to(total.dtype)
@@ -353,44 +344,44 @@ def _product(left, right, total, PRECISION: tl.constexpr):
 
 @triton.jit
 def _gates(gates, bias, at, j, mask, size, pitch, FLOAT: tl.constexpr, LAST: tl.constexpr, BIAS: tl.constexpr):
-    """The four columns of gates at `j`; without LAST the last are zeros."""
-    place = gates + (at * pitch)[:, None] + j[None, :]
-    a = tl.load(place, mask, other=0.0).to(FLOAT)
-    b = tl.load(place + size, mask, other=0.0).to(FLOAT)
-    c = tl.load(place + 2 * size, mask, other=0.0).to(FLOAT)
-    d = tl.load(place + 3 * size, mask, other=0.0).to(FLOAT) if LAST else tl.full(mask.shape, 0.0, FLOAT)
+    """Load the four columns of gates at `j`; without LAST the last are zeros."""
+    address = gates + (at * pitch)[:, None] + j[None, :]
+    a = tl.load(address, mask, other=0.0).to(FLOAT)
+    b = tl.load(address + size, mask, other=0.0).to(FLOAT)
+    c = tl.load(address + 2 * size, mask, other=0.0).to(FLOAT)
+    d = tl.load(address + 3 * size, mask, other=0.0).to(FLOAT) if LAST else tl.full(mask.shape, 0.0, FLOAT)
     if BIAS:
-        here = j < size
-        a += tl.load(bias + j, here, other=0.0)[None, :]
-        b += tl.load(bias + size + j, here, other=0.0)[None, :]
-        c += tl.load(bias + 2 * size + j, here, other=0.0)[None, :]
-        d += tl.load(bias + 3 * size + j, here, other=0.0)[None, :]
+        valid = j < size
+        a += tl.load(bias + j, valid, other=0.0)[None, :]
+        b += tl.load(bias + size + j, valid, other=0.0)[None, :]
+        c += tl.load(bias + 2 * size + j, valid, other=0.0)[None, :]
+        d += tl.load(bias + 3 * size + j, valid, other=0.0)[None, :]
     return a, b, c, d
 
 
 @triton.jit
 def _store_gates(gates, at, j, mask, size, pitch, a, b, c, d):
-    place = gates + (at * pitch)[:, None] + j[None, :]
+    address = gates + (at * pitch)[:, None] + j[None, :]
     tl.debug_barrier()  # threads may load what others write over
-    tl.store(place, a, mask)
-    tl.store(place + size, b, mask)
-    tl.store(place + 2 * size, c, mask)
-    tl.store(place + 3 * size, d, mask)
+    tl.store(address, a, mask)
+    tl.store(address + size, b, mask)
+    tl.store(address + 2 * size, c, mask)
+    tl.store(address + 3 * size, d, mask)
 
 
 @triton.jit
 def _finish(gates, h, c, at, j, mask, size, pitch, last, g0, g1, g2, g3, LSTM: tl.constexpr, KEEP: tl.constexpr):
-    """From sums to the new state; `last` is the cell of an LSTM, the state of a GRU. What replaces it."""
+    """Turn sums into the new state and what replaces `last`: the cell of an LSTM, the state of a GRU."""
     g0, g1, g2, g3 = _activated(g0, g1, g2, g3, LSTM)
-    place = (at * size)[:, None] + j[None, :]
+    address = (at * size)[:, None] + j[None, :]
     if LSTM:
         new = g1 * last + g0 * g2
-        tl.store(c + place, new, mask)
+        tl.store(c + address, new, mask)
         out = g3 * _tanh(new)
     else:
         new = g0 + g2 * (last - g0)
         out = new
-    tl.store(h + place, out, mask)
+    tl.store(h + address, out, mask)
     if KEEP:
         _store_gates(gates, at, j, mask, size, pitch, g0, g1, g2, g3)
     return out, new
@@ -405,7 +396,7 @@ def _forward(
 ):  # fmt: skip
     FLOAT: tl.constexpr = h.dtype.element_ty
     i = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    here = i < rows
+    valid = i < rows
     each = size * pitch  # weights of a gate
     w1 = weight + each * LSTM  # the weights that belong to columns 1 to 3 of gates
     w2 = w1 + each
@@ -413,7 +404,7 @@ def _forward(
     if RESIDENT:
         j = tl.arange(0, COLUMNS)
         k = j[:, None]
-        mask = here[:, None] & (j < size)[None, :]
+        mask = valid[:, None] & (j < size)[None, :]
         if LSTM:
             m0 = _tile(weight, j[None, :], k, pitch, size, pitch)
         m1 = _tile(w1, j[None, :], k, pitch, size, pitch)
@@ -424,7 +415,7 @@ def _forward(
         n0, n1, n2, n3 = _gates(gates, bias, i * steps, j, mask, size, wide, FLOAT, LSTM, True)
     for t in tl.range(0, steps, num_stages=1):
         at = i * steps + t
-        row = tl.load(source + at, here, other=-1)
+        row = tl.load(source + at, valid, other=-1)
         begins = row >= 0
         if RESIDENT:
             first = (row * size)[:, None] + j[None, :]
@@ -450,12 +441,12 @@ def _forward(
             before_last = tl.where(begins, cell + row * size, c + (at - 1) * size)[:, None]
             for start in range(0, size, COLUMNS):
                 j = start + tl.arange(0, COLUMNS)
-                mask = here[:, None] & (j < size)[None, :]
+                mask = valid[:, None] & (j < size)[None, :]
                 g0, g1, g2, g3 = _gates(gates, bias, at, j, mask, size, wide, FLOAT, LSTM, True)
                 last = tl.load(before_last + j[None, :], mask, other=0.0)
                 for low in tl.range(0, size, DEPTH, num_stages=STAGES):
                     k = low + tl.arange(0, DEPTH)
-                    left = tl.load(before + k[None, :], here[:, None] & (k < size)[None, :], other=0.0)
+                    left = tl.load(before + k[None, :], valid[:, None] & (k < size)[None, :], other=0.0)
                     left = left.to(weight.dtype.element_ty)
                     k = k[:, None]
                     if LSTM:
@@ -476,10 +467,7 @@ def _gradients(
     gates, bias, cell, c, of_h, of_c, at, row, j, mask, size, from_h, from_c,
     FLOAT: tl.constexpr, LSTM: tl.constexpr, AGAIN: tl.constexpr,
 ):  # fmt: skip
-    """A step's gates to their gradients. Those four, then what goes back past the product: of the state, of the cell.
-
-    `cell` and `c` are the states of a GRU; `of_h` and `of_c` point at the step, `from_*` come from the step after it.
-    """
+    """Turn a step's gates into gradients; return them, the state's past the product, and the cell's."""
     g0, g1, g2, g3 = _gates(gates, bias, at, j, mask, size, 4 * size, FLOAT, True, AGAIN)
     if AGAIN:
         g0, g1, g2, g3 = _activated(g0, g1, g2, g3, LSTM)
@@ -507,7 +495,7 @@ def _gradients(
 
 @triton.jit(do_not_specialize=["rows", "steps"])
 def _backward(
-    gates, weight, bias, source, place, cell, c, of_h, of_c, carry_h, carry_c, starts_h, starts_c,
+    gates, weight, bias, source, slot, cell, c, of_h, of_c, carry_h, carry_c, starts_h, starts_c,
     h0, h1, h2, c0, c1, c2, rows, steps, size, pitch,
     LSTM: tl.constexpr, AGAIN: tl.constexpr, STARTS: tl.constexpr, RESIDENT: tl.constexpr, PRECISION: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
@@ -515,11 +503,11 @@ def _backward(
     FLOAT: tl.constexpr = c.dtype.element_ty
     KIND: tl.constexpr = weight.dtype.element_ty
     i = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    here = i < rows
+    valid = i < rows
     if RESIDENT:
         j = tl.arange(0, COLUMNS)
         k = j[:, None]
-        mask = here[:, None] & (j < size)[None, :]
+        mask = valid[:, None] & (j < size)[None, :]
         each = size * pitch
         w1 = weight + each * LSTM
         if LSTM:
@@ -532,11 +520,11 @@ def _backward(
     for back in tl.range(0, steps, num_stages=1):
         t = steps - 1 - back
         at = i * steps + t
-        row = tl.load(source + at, here, other=-1)
+        row = tl.load(source + at, valid, other=-1)
         begins = (row >= 0)[:, None]
         step_h = of_h + (i * h0 + t * h1)[:, None]
         step_c = of_c + (i * c0 + t * c1)[:, None]
-        start = tl.load(place + at, here, other=0)[:, None] * size
+        start = tl.load(slot + at, valid, other=0)[:, None] * size
         if RESIDENT:
             d0, d1, d2, d3, past, from_c = _gradients(
                 gates, bias, cell, c, step_h + j[None, :] * h2, step_c + j[None, :] * c2,
@@ -556,7 +544,7 @@ def _backward(
         else:
             for low in range(0, size, COLUMNS):
                 j = low + tl.arange(0, COLUMNS)
-                mask = here[:, None] & (j < size)[None, :]
+                mask = valid[:, None] & (j < size)[None, :]
                 carried = (i * size)[:, None] + j[None, :]
                 from_h = tl.load(carry_h + carried, mask, other=0.0)
                 from_c = tl.load(carry_c + carried, mask, other=0.0)
@@ -573,12 +561,12 @@ def _backward(
             recurrent = gates + (at * 4 * size + (1 - LSTM) * size)[:, None]
             for low in range(0, size, COLUMNS):
                 j = low + tl.arange(0, COLUMNS)
-                mask = here[:, None] & (j < size)[None, :]
+                mask = valid[:, None] & (j < size)[None, :]
                 carried = (i * size)[:, None] + j[None, :]
                 past = tl.load(carry_h + carried, mask, other=0.0)
                 for deep in tl.range(0, (3 + LSTM) * size, DEPTH, num_stages=STAGES):
                     k = deep + tl.arange(0, DEPTH)
-                    left = tl.load(recurrent + k[None, :], here[:, None] & (k < (3 + LSTM) * size)[None, :], other=0.0)
+                    left = tl.load(recurrent + k[None, :], valid[:, None] & (k < (3 + LSTM) * size)[None, :], other=0.0)
                     right = _tile(weight, k[:, None], j[None, :], pitch, (3 + LSTM) * size, pitch)
                     past = _product(left, right, past, PRECISION)
                 if STARTS:
@@ -595,5 +583,5 @@ def _states_before(source, state, h, before, steps, size, ROWS: tl.constexpr, CO
     mask = (at < steps)[:, None] & (j < size)[None, :]
     row = tl.load(source + at, at < steps, other=-1)
     origin = tl.where(row >= 0, state + row * size, h + (at - 1) * size)
-    found = tl.load(origin[:, None] + j[None, :], mask, other=0.0)
-    tl.store(before + (at * size)[:, None] + j[None, :], found, mask)
+    values = tl.load(origin[:, None] + j[None, :], mask, other=0.0)
+    tl.store(before + (at * size)[:, None] + j[None, :], values, mask)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcli.errors import ArgumentError
+from rlcli.errors import ArgumentError, one_of
 from rlcli.kernels.scan import reference
 from rlcli.kernels.scan.reference import Rate
 
@@ -100,14 +100,14 @@ def scan(
 
 
 def _rate(x: Rate, like: Tensor, lanes: tuple[int, int, int], name: str) -> Rate:
-    """A number, or a tensor ``[B, T, F]`` whose repeated values are not written out."""
+    """Return a number, or a tensor ``[B, T, F]`` whose repeated values are not written out."""
     if not isinstance(x, Tensor):
         return float(x)
     return broadcast_rate(name, x, like).reshape(lanes)
 
 
 def broadcast_rate(name: str, x: Tensor, like: Tensor) -> Tensor:
-    """A tensor of rates in the shape, dtype and device of the reward, nothing written out, or why it does not fit."""
+    """Expand rates to the reward's shape, dtype and device, unwritten, or raise ArgumentError."""
     try:
         return x.to(like).expand(like.shape)
     except RuntimeError as error:
@@ -135,21 +135,14 @@ def _check(reward: Tensor, terminated: Tensor, cut: Tensor, value: Tensor, next_
             raise ArgumentError(f"{name} is on {x.device}, but reward is on {device}")
         if x.dtype != wanted:
             flag = wanted is torch.bool
-            said = f"{name} is {x.dtype}, " + ("not bool" if flag else f"but reward is {dtype}")
-            raise ArgumentError(said, fix=f"Use {name}.bool()." if flag else None)
+            sentence = f"{name} is {x.dtype}, " + ("not bool" if flag else f"but reward is {dtype}")
+            raise ArgumentError(sentence, fix=f"Use {name}.bool()." if flag else None)
 
 
 # ---- which backend --------------------------------------------------------------------------------------------------
 def backend_for(asked: str, like: Tensor) -> str:
-    """ "reference", "cpu" or "triton".
-
-    Raises
-    ------
-    ArgumentError
-        It is unknown, or cannot take tensors such as `like`.
-    """
-    if asked not in BACKENDS:
-        raise ArgumentError(f"unknown backend {asked!r}", fix=f"Choose one of {', '.join(BACKENDS)}")
+    """Return "reference", "cpu" or "triton", or raise ArgumentError if `asked` cannot take such tensors."""
+    one_of("backend", asked, BACKENDS)
     if asked == "reference":
         return asked
     fast = {"cpu": "cpu", "cuda": "triton"}.get(like.device.type)
@@ -175,11 +168,7 @@ def _has_triton() -> bool:
 
 # ---- the gradient of a compiled backend -----------------------------------------------------------------------------
 class Recursion(torch.autograd.Function):
-    """The scan of a compiled backend on columns ``[B, T, F]``: its adjoint is a scan the other way round.
-
-    `y_t = g_t + decay_{t-1} [not cut_{t-1}] y_{t-1}`, with `g` the gradients of both outputs; every input's gradient is
-    `y` times a factor of its own step. Whoever differentiates twice gets the gradients of the reference.
-    """
+    """Scan columns ``[B, T, F]`` by a compiled backend; its adjoint is a scan the other way round."""
 
     @staticmethod
     def run(backend: str, *inputs: Any) -> tuple[Tensor, Tensor]:
@@ -208,35 +197,35 @@ class Recursion(torch.autograd.Function):
         y = _adjoint(ctx.backend, of_accumulated + of_target, cut, decay)
         needs = dict(zip(NAMES, ctx.needs_input_grad, strict=True))
         bootstrap = next_value.masked_fill(terminated, 0.0)
-        found: dict[str, Tensor] = {"reward": weight * y, "value": of_target - weight * y}
+        gradients: dict[str, Tensor] = {"reward": weight * y, "value": of_target - weight * y}
         if needs["next_value"]:
-            found["next_value"] = (weight * gamma * y).masked_fill(terminated, 0.0)
+            gradients["next_value"] = (weight * gamma * y).masked_fill(terminated, 0.0)
         if needs["gamma"]:
-            found["gamma"] = weight * y * bootstrap
+            gradients["gamma"] = weight * y * bootstrap
         if needs["weight"]:
-            found["weight"] = y * (reward + gamma * bootstrap - value)
+            gradients["weight"] = y * (reward + gamma * bootstrap - value)
         if needs["decay"]:
             following = torch.cat([accumulated[:, 1:], torch.zeros_like(accumulated[:, :1])], 1)
-            found["decay"] = (y * following).masked_fill(cut, 0.0)
-        return tuple(found.get(name) if needs[name] else None for name in NAMES)
+            gradients["decay"] = (y * following).masked_fill(cut, 0.0)
+        return tuple(gradients.get(name) if needs[name] else None for name in NAMES)
 
 
 def _differentiable(
     inputs: Sequence[Any], of_outputs: tuple[Tensor, Tensor], needs: Sequence[bool]
 ) -> list[Tensor | None]:
-    """The same gradients, to be differentiated again (create_graph=True)."""
+    """Return gradients of the reference, to be differentiated again (create_graph=True)."""
     inputs = [x.view_as(x) if isinstance(x, Tensor) else x for x in inputs]  # none is made of another
     wanted = [x for x, needed in zip(inputs, needs, strict=True) if needed]
     outputs = reference.scan(*inputs)
-    found = iter(torch.autograd.grad(outputs, wanted, of_outputs, create_graph=True, allow_unused=True))
-    return [next(found) if needed else None for needed in needs]
+    gradients = iter(torch.autograd.grad(outputs, wanted, of_outputs, create_graph=True, allow_unused=True))
+    return [next(gradients) if needed else None for needed in needs]
 
 
 NAMES = ("backend", "reward", "terminated", "cut", "value", "next_value", "gamma", "decay", "weight")
 
 
 def _adjoint(backend: str, gradient: Tensor, cut: Tensor, decay: float | Tensor) -> Tensor:
-    """`y_t = g_t + decay_{t-1} [not cut_{t-1}] y_{t-1}`: a scan in reversed time, without values."""
+    """Return `y_t = g_t + decay_{t-1} [not cut_{t-1}] y_{t-1}`: a scan in reversed time, without values."""
     if not gradient.shape[1]:
         return gradient
     zeros = torch.zeros((), dtype=gradient.dtype, device=gradient.device).expand_as(gradient)

@@ -43,8 +43,8 @@ def scan(
         strides = (wide, steps, steps, wide, wide, wide, wide)
 
         def run(start: int, stop: int) -> None:
-            places = at if not start else [x + start * stride for x, stride in zip(at, strides, strict=True)]
-            loop(*places, stop - start, steps, float(gamma), float(decay))
+            pointers = at if not start else [x + start * stride for x, stride in zip(at, strides, strict=True)]
+            loop(*pointers, stop - start, steps, float(gamma), float(decay))
 
         _spread(run, rows, reward.numel())
     else:
@@ -55,7 +55,7 @@ def scan(
 
 
 def _lanes(x: Tensor) -> np.ndarray:
-    """``[B, T, F]`` as independent recursions ``[B, F, T]``, never copied."""
+    """View ``[B, T, F]`` as independent recursions ``[B, F, T]``."""
     return (x.detach() if x.requires_grad else x).numpy().transpose(0, 2, 1)
 
 
@@ -64,7 +64,7 @@ def _on_arrays(loop: Any, columns: list[np.ndarray], *rates: Any) -> Callable[[i
 
 
 def _spread(run: Callable[[int, int], None], rows: int, size: int) -> None:
-    """`run(start, stop)` over all rows ``[B]``, in threads where there is enough to do for each."""
+    """Call `run(start, stop)` over all rows ``[B]``, in threads where there is enough to do for each."""
     threads = max(1, min(torch.get_num_threads(), rows, size // PER_THREAD))
     if threads == 1:
         run(0, rows)
@@ -108,25 +108,24 @@ def _two(one, two, gamma, decay):
 
 
 @compiled(borrows=True)
-def _differences(reward, terminated, value, next_value, found, gamma):
-    """`r + gamma V' - V`, without a carry."""
+def _differences(reward, terminated, value, next_value, out, gamma):
     zero = gamma - gamma
-    for i in range(len(found)):
+    for i in range(len(out)):
         following = next_value[i]
-        found[i] = reward[i] + gamma * (zero if terminated[i] else following) - value[i]
+        out[i] = reward[i] + gamma * (zero if terminated[i] else following) - value[i]
 
 
 @compiled(borrows=True)
-def _accumulate(found, cut, first, steps, decay):
-    """Differences of four rows, the first at `first`, become what they add up to."""
+def _accumulate(sums, cut, first, steps, decay):
+    """Accumulate the differences of four rows in place, the first at `first`."""
     x = y = z = w = zero = decay - decay
     one, two, three, four = first, first + steps, first + 2 * steps, first + 3 * steps
     for t in range(steps - 1, -1, -1):
-        x = found[one + t] + (zero if cut[one + t] else decay * x)
-        y = found[two + t] + (zero if cut[two + t] else decay * y)
-        z = found[three + t] + (zero if cut[three + t] else decay * z)
-        w = found[four + t] + (zero if cut[four + t] else decay * w)
-        found[one + t], found[two + t], found[three + t], found[four + t] = x, y, z, w
+        x = sums[one + t] + (zero if cut[one + t] else decay * x)
+        y = sums[two + t] + (zero if cut[two + t] else decay * y)
+        z = sums[three + t] + (zero if cut[three + t] else decay * z)
+        w = sums[four + t] + (zero if cut[four + t] else decay * w)
+        sums[one + t], sums[two + t], sums[three + t], sums[four + t] = x, y, z, w
 
 
 @compiled(borrows=True)
@@ -137,7 +136,7 @@ def _targets(accumulated, value, target):
 
 @compiled(borrows=True)
 def _rows(columns, rows, steps, gamma, decay):
-    """Flat columns ``[rows * steps]``."""
+    """Scan flat columns ``[rows * steps]``."""
     reward, terminated, cut, value, next_value, accumulated, target = columns
     fours = rows - rows % 4
     many = max(4, TOGETHER // max(steps, 1) // 4 * 4)
@@ -158,7 +157,7 @@ def _rows(columns, rows, steps, gamma, decay):
 
 @compiled()
 def _lane(columns, i):
-    """One recursion as one-dimensional views: indexing the blocks in the inner loop costs three times as much."""
+    """Return one recursion as one-dimensional views: indexing the blocks in the loop takes three times as long."""
     reward, terminated, cut, value, next_value, accumulated, target = columns
     b, f = i // reward.shape[1], i % reward.shape[1]
     return (
@@ -171,7 +170,7 @@ ADDRESSES = types.void(*(types.int64,) * 9, types.float64, types.float64)
 
 
 def _types(number: Any, rates: tuple[Any, ...]) -> Any:
-    """Seven columns of any strides, five of them read, and the rates."""
+    """Return the signature of seven columns of any strides, five of them read, and the rates."""
     read, flag = (types.Array(x, 3, "A", readonly=True) for x in (number, types.boolean))
     written = types.Array(number, 3, "A")
     return types.void(read, flag, flag, read, read, written, written, *rates)
@@ -180,7 +179,7 @@ def _types(number: Any, rates: tuple[Any, ...]) -> Any:
 def _by_address(number: Any) -> Any:
     @compiled(ADDRESSES)
     def loop(reward, terminated, cut, value, next_value, accumulated, target, rows, steps, gamma, decay):
-        """Addresses of contiguous columns ``[rows, steps, 1]``."""
+        """Scan contiguous columns ``[rows, steps, 1]`` by address."""
         size = (rows * steps,)
         columns = (
             carray(pointer(reward), size, number), carray(pointer(terminated), size, np.bool_),
@@ -198,7 +197,7 @@ contiguous = {torch.float32: _by_address(np.float32), torch.float64: _by_address
 
 @compiled(*(_types(number, (number, number)) for number in FLOATS))
 def strided(reward, terminated, cut, value, next_value, accumulated, target, gamma, decay):
-    """Arrays ``[B, F, T]``; rates of their dtype."""
+    """Scan arrays ``[B, F, T]``; rates of their dtype."""
     columns = (reward, terminated, cut, value, next_value, accumulated, target)
     lanes = reward.shape[0] * reward.shape[1]
     for i in range(0, lanes - 1, 2):
@@ -209,7 +208,7 @@ def strided(reward, terminated, cut, value, next_value, accumulated, target, gam
 
 @compiled(*(_types(number, (types.Array(number, 3, "A", readonly=True),) * 3) for number in FLOATS))
 def stepwise(reward, terminated, cut, value, next_value, accumulated, target, gamma, decay, weight):
-    """Arrays ``[B, F, T]``, a rate for every step."""
+    """Scan arrays ``[B, F, T]``, a rate for every step."""
     zero = reward.dtype.type(0)
     for b in range(reward.shape[0]):
         for f in range(reward.shape[1]):

@@ -57,7 +57,7 @@ def scan(
 
 
 def _carries(factor: Tensor, offset: Tensor, closed: Tensor) -> Tensor:
-    """Return what enters each block `[lanes, blocks]` from the blocks after it: a scan whose steps are blocks."""
+    """Return the carry into each block `[lanes, blocks]` from the blocks after it: a scan whose steps are blocks."""
     nothing = torch.zeros((), dtype=factor.dtype, device=factor.device).expand(factor.shape).unsqueeze(-1)
     factor, offset, closed = (x.unsqueeze(-1) for x in (factor, offset, closed))
     reached, _ = scan(offset, closed, closed, nothing, nothing, 0.0, factor, 1.0)
@@ -66,10 +66,8 @@ def _carries(factor: Tensor, offset: Tensor, closed: Tensor) -> Tensor:
 
 @triton.jit
 def _later(a, x, o, b, y, p):
-    """A stretch of steps and the stretch before it, as one: in reverse the later one comes first.
-
-    Chosen by what is open, not multiplied: what lies behind a cut may be NaN, and a decay of 0 is no cut.
-    """
+    """Join a stretch of steps and the one before it: in reverse the later one comes first."""
+    # chosen, not multiplied: what lies behind a cut may be NaN, and a decay of 0 is no cut
     return a * b, y + tl.where(p != 0, b * x, 0.0), o * p
 
 
@@ -90,28 +88,28 @@ def _blocks(
     number = tl.program_id(1)
     t = (number * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)[None, :]
     b, f = lane // features, lane % features
-    here = (lane < lanes) & (t < steps)
-    dead = tl.load(_at(terminated, b, t, f, (e0, e1, e2)), here, other=1)
-    end = tl.load(_at(cut, b, t, f, (c0, c1, c2)), here, other=1)
-    r = tl.load(_at(reward, b, t, f, (r0, r1, r2)), here, other=0)
-    v = tl.load(_at(value, b, t, f, (v0, v1, v2)), here, other=0)
-    n = tl.load(_at(next_value, b, t, f, (n0, n1, n2)), here, other=0)
-    g = tl.load(_at(gamma, b, t, f, (g0, g1, g2)), here, other=0)
-    d = tl.load(_at(decay, b, t, f, (d0, d1, d2)), here, other=0)
-    w = tl.load(_at(weight, b, t, f, (w0, w1, w2)), here, other=0)
+    valid = (lane < lanes) & (t < steps)
+    dead = tl.load(_at(terminated, b, t, f, (e0, e1, e2)), valid, other=1)
+    end = tl.load(_at(cut, b, t, f, (c0, c1, c2)), valid, other=1)
+    r = tl.load(_at(reward, b, t, f, (r0, r1, r2)), valid, other=0)
+    v = tl.load(_at(value, b, t, f, (v0, v1, v2)), valid, other=0)
+    n = tl.load(_at(next_value, b, t, f, (n0, n1, n2)), valid, other=0)
+    g = tl.load(_at(gamma, b, t, f, (g0, g1, g2)), valid, other=0)
+    d = tl.load(_at(decay, b, t, f, (d0, d1, d2)), valid, other=0)
+    w = tl.load(_at(weight, b, t, f, (w0, w1, w2)), valid, other=0)
     bootstrap = tl.where(dead != 0, 0.0, n)  # chosen, not multiplied: 0 * NaN is NaN
-    difference = tl.where(here, w * (r + g * bootstrap - v), 0.0)
+    difference = tl.where(valid, w * (r + g * bootstrap - v), 0.0)
     # steps past the end hand the carry on as it is: they are the identity, but the last step of all has no successor
-    kept = tl.where(here, tl.where(end != 0, 0.0, d), 1.0)
-    a, x, o = tl.associative_scan((kept, difference, tl.where(here & (end != 0), 0, 1)), 1, _later, reverse=True)
-    place = lane * blocks + number
+    kept = tl.where(valid, tl.where(end != 0, 0.0, d), 1.0)
+    a, x, o = tl.associative_scan((kept, difference, tl.where(valid & (end != 0), 0, 1)), 1, _later, reverse=True)
+    entry = lane * blocks + number
     if COMPOSE:
         first = tl.arange(0, BLOCK)[None, :] == 0
-        tl.store(one + place + 0 * t, a, here & first)
-        tl.store(two + place + 0 * t, x, here & first)
-        tl.store(three + place + 0 * t, o == 0, here & first)
+        tl.store(one + entry + 0 * t, a, valid & first)
+        tl.store(two + entry + 0 * t, x, valid & first)
+        tl.store(three + entry + 0 * t, o == 0, valid & first)
     else:
-        x += tl.where(o != 0, a * tl.load(three + place, lane < lanes, other=0), 0.0)
+        x += tl.where(o != 0, a * tl.load(three + entry, lane < lanes, other=0), 0.0)
         at = (b * steps + t) * features + f
-        tl.store(one + at, x, here)
-        tl.store(two + at, x + v, here)
+        tl.store(one + at, x, valid)
+        tl.store(two + at, x + v, valid)

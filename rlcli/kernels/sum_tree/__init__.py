@@ -16,14 +16,7 @@ LINE = 64  # bytes of a line of cache
 
 
 class SumTree:
-    """Priorities of `size` rows, float64; 0 is never drawn.
-
-    ```
-    sums   [  10   ]            a node is the sum of its 8 children, added up in order whenever one changes,
-           [ 3 | 7 ]            so the tree is a function of its leaves and never drifts
-    leaves [1 2|4 3]
-    ```
-    """
+    """Priorities of `size` rows, float64; 0 is never drawn. A node is the sum of its 8 children, so never drifts."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -32,21 +25,20 @@ class SumTree:
         self._least = _aligned(len(self._sums), np.inf)  # the same tree of minima, over rows that can be drawn
 
     def set(self, rows: np.ndarray, values: np.ndarray) -> None:
-        """New priorities `[N]` of rows int64 `[N]`; of a row given twice the last counts."""
+        """Set priorities `[N]` of rows int64 `[N]`; of a row given twice the last counts."""
         _kernels().write(self._sums, self._least, self._offsets, rows, values)
 
     def fill(self, start: int, stop: int, value: float) -> None:
-        """One priority for rows `[start, stop)`."""
         if stop > start:
             _kernels().fill(self._sums, self._least, self._offsets, start, stop, value)
 
     def draw(self, uniform: np.ndarray) -> np.ndarray:
-        """A row for each number of [0, 1), int64 `[N]`: P(row) = priority / total; -1 if that is 0."""
+        """Draw a row for each number of [0, 1), int64 `[N]`: P(row) = priority / total; -1 if that is 0."""
         return _kernels().draw(self._sums, self._offsets, uniform)
 
     @property
     def priorities(self) -> np.ndarray:
-        """Of all rows `[size]`. Not a copy."""
+        """Return a view of all rows' priorities `[size]`."""
         return self._sums[: self.size]
 
     @property
@@ -55,17 +47,17 @@ class SumTree:
 
     @property
     def least(self) -> float:
-        """The smallest priority above 0; inf where there is none."""
+        """Return the smallest priority above 0; inf where there is none."""
         return float(self._least[self._offsets[-2] :].min())
 
     @property
     def largest(self) -> float:
-        """The largest priority (one pass over all rows)."""
+        """Return the largest priority, in one pass over all rows."""
         return float(self.priorities.max())
 
 
 def _aligned(count: int, value: float) -> np.ndarray:
-    """float64 `[count]` that begins where a cache line does."""
+    """Return float64 `[count]` that begins where a cache line does."""
     memory = np.empty(count + LINE // 8)
     start = -memory.ctypes.data % LINE // 8
     memory = memory[start : start + count]

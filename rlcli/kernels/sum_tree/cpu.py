@@ -10,7 +10,7 @@ from rlcli.kernels.sum_tree.levels import FAN
 
 @compiled()
 def _refresh(sums: np.ndarray, least: np.ndarray, below: int, node: int) -> None:
-    """The node at `node` from its children, which begin at `below`."""
+    """Sum up the node at `node` from its children, which begin at `below`."""
     total, smallest = 0.0, np.inf
     for child in range(below, below + FAN):
         total += sums[child]
@@ -21,37 +21,33 @@ def _refresh(sums: np.ndarray, least: np.ndarray, below: int, node: int) -> None
 
 @compiled()
 def write(sums: np.ndarray, least: np.ndarray, offsets: np.ndarray, rows: np.ndarray, values: np.ndarray) -> None:
-    """Single leaves, and every node above them, level by level."""
+    """Set single leaves, and every node above them, level by level."""
     for i in range(len(rows)):
         sums[rows[i]] = values[i]
         least[rows[i]] = values[i] if values[i] > 0.0 else np.inf
-    places = rows.copy()
+    nodes = rows.copy()
     for level in range(1, len(offsets) - 1):
         for i in range(len(rows)):
-            places[i] //= FAN
-            _refresh(sums, least, offsets[level - 1] + places[i] * FAN, offsets[level] + places[i])
+            nodes[i] //= FAN
+            _refresh(sums, least, offsets[level - 1] + nodes[i] * FAN, offsets[level] + nodes[i])
 
 
 @compiled()
 def fill(sums: np.ndarray, least: np.ndarray, offsets: np.ndarray, start: int, stop: int, value: float) -> None:
-    """Leaves `[start, stop)`, and every node above them once."""
+    """Set leaves `[start, stop)`, and every node above them once."""
     for row in range(start, stop):
         sums[row] = value
         least[row] = value if value > 0.0 else np.inf
     first, last = start, stop - 1
     for level in range(1, len(offsets) - 1):
         first, last = first // FAN, last // FAN
-        for place in range(first, last + 1):
-            _refresh(sums, least, offsets[level - 1] + place * FAN, offsets[level] + place)
+        for node in range(first, last + 1):
+            _refresh(sums, least, offsets[level - 1] + node * FAN, offsets[level] + node)
 
 
 @compiled()
 def draw(sums: np.ndarray, offsets: np.ndarray, uniform: np.ndarray) -> np.ndarray:
-    """Descend for every number; rounding never leads to a row of priority 0. Without any, -1.
-
-    All numbers go down one level before any goes on, and no branch depends on a sum: what takes time is the memory,
-    of which a first short loop asks for all lines at once.
-    """
+    """Descend for every number, level by level; rounding never leads to a row of priority 0. Without any, -1."""
     top = len(offsets) - 2
     total = 0.0
     for node in range(offsets[top], offsets[top + 1]):

@@ -14,5 +14,5 @@ def levels(size: int) -> list[int]:
 
 
 def tree_bytes(size: int) -> int:
-    """Return what a `SumTree` of `size` rows holds: sums and minima, float64."""
+    """Return the bytes of a `SumTree` of `size` rows: sums and minima, float64."""
     return 2 * 8 * sum(levels(size))
