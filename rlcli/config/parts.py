@@ -181,7 +181,7 @@ NAMED: dict[str, dict[str, Part]] = {
     "env": {},
     "wrapper": {
         **{name: Part(f"gymnasium.wrappers:{name}") for name in _GYMNASIUM.split()},
-        "ActionMask": Part("rlcli.vec_envs.wrappers:ShowActionMask"),
+        "ActionMask": Part("rlcli.vec_envs.wrappers:ActionMask"),
         **{name: Part(f"rlcli.vec_envs.wrappers:{name}") for name in ("BoundAction", "LinearReward", "SelectEntries")},
     },
     "transform": {name: Part(f"rlcli.transforms:{name}") for name in _TRANSFORMS.split()},

@@ -48,7 +48,7 @@ class SelectEntries(gym.ObservationWrapper, gym.utils.RecordConstructorArgs):
         return np.asarray(observation)[self._places]
 
 
-class ShowActionMask(gym.Wrapper, gym.utils.RecordConstructorArgs):
+class ActionMask(gym.Wrapper, gym.utils.RecordConstructorArgs):
     """Show an action mask that an env keeps beside its observations as the entry `action_mask` of a Dict observation.
 
     Of Discrete, MultiDiscrete and MultiBinary actions. `key`: of the mask in `info`, a flag for each option, those of
