@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlcli.algorithms.bootstrapped import Bootstrapped
-from rlcli.algorithms.policy import action_mask, network_options, recurrence
+from rlcli.build.policy import action_mask, network_options, recurrence
 from rlcli.config.parts import GREEDY
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError

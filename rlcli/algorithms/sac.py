@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from rlcli.algorithms.bootstrapped import Bootstrapped
-from rlcli.algorithms.policy import network_options
+from rlcli.build.policy import network_options
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
 from rlcli.keys import ACTION

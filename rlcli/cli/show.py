@@ -76,7 +76,7 @@ def _print_why(ready: Any) -> None:
 
 def _entropy_coeff(cfg: Any) -> str:
     """Return what `auto` stands for, by the actions of the env, which is made to look at them."""
-    from rlcli.vec_envs.make import configured
+    from rlcli.build.env import configured
 
     try:
         env = configured(cfg.env).make()

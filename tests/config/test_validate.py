@@ -141,7 +141,7 @@ def test_a_problem_names_the_option_and_its_remedy(values, words, monkeypatch):
 
 @pytest.mark.parametrize(("system", "device"), [("darwin", "mps"), ("linux", "cuda")])
 def test_split_asks_for_the_accelerator_that_it_was_checked_for(monkeypatch, system, device):
-    from rlcli.collectors import build
+    from rlcli.build import collector as build
     from rlcli.config import installed
 
     monkeypatch.setattr("sys.platform", system)
