@@ -10,7 +10,7 @@ import torch
 from rlcli.algorithms.algorithm import Algorithm, Parts
 from rlcli.build.collector import devices, keys_of
 from rlcli.build.optim import optimizer_options
-from rlcli.config.parts import BOOTSTRAPPED
+from rlcli.config.choices.loss import BootstrappedOptions
 from rlcli.config.schemas import by_priority, draws
 from rlcli.envs import EnvBase
 from rlcli.keys import TRAJ_IDS, Key
@@ -34,7 +34,7 @@ class Bootstrapped(Algorithm):
         Of what the loss draws, on the device that it learns on.
     """
 
-    uses = BOOTSTRAPPED
+    uses = BootstrappedOptions.option_keys()
     off_policy = True
 
     @abstractmethod

@@ -14,7 +14,7 @@ from rlcli.build.collector import devices, keys_of
 from rlcli.build.optim import optimizer_options
 from rlcli.build.policy import actor_and_critic
 from rlcli.config import registry
-from rlcli.config.parts import POLICY_GRADIENT
+from rlcli.config.choices.loss import PolicyGradientOptions
 from rlcli.config.schemas import draws_slices
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
@@ -51,7 +51,7 @@ from rlcli.transforms.primer import state_keys
 class PolicyGradient(Algorithm):
     """An actor and a critic, any of the value estimators, epochs on each batch or on stored slices."""
 
-    uses = POLICY_GRADIENT
+    uses = PolicyGradientOptions.option_keys()
 
     @abstractmethod
     def objective(self, policy: ActorCritic, **options: Any) -> PolicyGradientLoss:

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from rlcli.config import registry
+from rlcli.config.choices.run import LOGGERS
 from rlcli.config.installed import has, install
-from rlcli.config.parts import choices
 from rlcli.errors import ConfigError, DamagedDataError, ResourceError, in_words
 
 FRAMES = "frames"
@@ -258,7 +258,7 @@ def plain(values: Mapping) -> dict:
 
 def wants_tensorboard(logger: str) -> bool:
     """Say whether `logger` means TensorBoard events here; asks the import system without importing anything."""
-    known = (*choices("logger"), *registry.users_names("logger"))
+    known = (*LOGGERS, *registry.users_names("logger"))
     if logger not in known:
         raise ConfigError(f"unknown logger {logger!r}", where="logger", fix=f"Choose one of {', '.join(known)}.")
     installed = has("tensorboard")

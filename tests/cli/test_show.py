@@ -17,8 +17,9 @@ from rlcli.cli import ls
 from rlcli.cli.completion import candidates
 from rlcli.cli.main import main
 from rlcli.config.compose import configure
-from rlcli.config.option import choices, leaves
+from rlcli.config.option import leaves
 from rlcli.config.recipes import find_recipes
+from rlcli.config.registry import choices
 from rlcli.config.schemas import Config
 from rlcli.config.words import spell
 
