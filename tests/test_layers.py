@@ -21,6 +21,7 @@ LAYERS = [
     {"report"},
     {"runs"},
     {"learning"},
+    {"build"},
     {"algorithms"},
     {"planning", "inspection"},
     {"jobs"},
@@ -69,7 +70,7 @@ def imported(path: Path, module: str) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             source = ".".join([*base, *([node.module] if node.module else [])])
-            # `from rlcli import bench` and `from rlcli.envs import build` import modules, and nothing of the package
+            # `from rlcli import bench` and `from rlcli.envs import base` import modules, and nothing of the package
             names = [f"{source}.{alias.name}" for alias in node.names]
             yield from (name if _is_module(name) else source for name in names)
 
@@ -162,7 +163,7 @@ def test_rooms_that_work_without_torch_do_not_import_it(room, heavy):
         ("rlcli.data.collected", "rlcli.envs"),
         ("rlcli.config.validate", "rlcli.cli.main"),
         ("rlcli.learning.loops", "rlcli.jobs.train"),
-        ("rlcli.config.validate", "rlcli.envs.build"),
+        ("rlcli.config.validate", "rlcli.build.env"),
         ("rlcli.planning.plan", "rlcli.inspection.found"),
         ("rlcli.bench.train", "rlcli.cli.main"),
         ("rlcli.typed", "rlcli.specs"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlcli.algorithms.policy_gradient import PolicyGradient
+from rlcli.config.choices.loss import A2COptions
 from rlcli.modules import ActorCritic
 from rlcli.objectives import A2CLoss
 
@@ -12,7 +13,7 @@ from rlcli.objectives import A2CLoss
 class A2C(PolicyGradient):
     """`loss=a2c`."""
 
-    uses = (*PolicyGradient.uses, "loss.clip_value")
+    uses = A2COptions.option_keys()
     one_pass = True  # there is no importance ratio
 
     def objective(self, policy: ActorCritic, **options: Any) -> A2CLoss:

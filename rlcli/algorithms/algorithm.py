@@ -6,16 +6,17 @@ import dataclasses
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, overload
 
+from rlcli.build.buffer import build_buffer, load_buffer_compiler
+from rlcli.build.collector import build_collector, devices
+from rlcli.build.policy import actor_and_critic, users_policy
 from rlcli.collectors import BaseCollector
-from rlcli.collectors.build import build_collector, devices
 from rlcli.config import registry
-from rlcli.config.schemas import Config
+from rlcli.config.schemas import CollectConfig, Config
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
 from rlcli.keys import Key
-from rlcli.learning.buffer import build_buffer, load_buffer_compiler
 from rlcli.learning.hooks import Hooks
 from rlcli.learning.loops import Loop
 from rlcli.learning.update import Update
@@ -182,3 +183,21 @@ def algorithm_of(cfg: Config) -> Algorithm:
     if cfg.loss.kwargs:
         cfg = dataclasses.replace(cfg, loss=dataclasses.replace(cfg.loss, kwargs=Asked(cfg.loss.kwargs)))
     return registry.build("algorithm", cfg.loss.kind, Algorithm, cfg)  # type: ignore[type-abstract]
+
+
+@overload
+def build_policy(cfg: Config, env: EnvBase) -> ActorCritic: ...
+@overload
+def build_policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic | None: ...
+def build_policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic | None:
+    """Actor and critic for the env; None for random actions, which are refused where they are to be trained."""
+    p = cfg.policy
+    if p.kind == "random":
+        if isinstance(cfg, Config):
+            raise ConfigError("a random policy cannot be trained", where="policy=random", fix="Use rlcli collect.")
+        return None
+    if p.kind in registry.users_names("policy"):
+        return users_policy(cfg, env)
+    if isinstance(cfg, Config):
+        return algorithm_of(cfg).networks(env)
+    return actor_and_critic(cfg, env)

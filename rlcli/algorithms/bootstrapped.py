@@ -8,14 +8,15 @@ from abc import abstractmethod
 import torch
 
 from rlcli.algorithms.algorithm import Algorithm, Parts
-from rlcli.collectors.build import devices, keys_of
-from rlcli.config.parts import BOOTSTRAPPED
+from rlcli.build.collector import devices, keys_of
+from rlcli.build.optim import optimizer_options
+from rlcli.config.choices.loss import BootstrappedOptions
 from rlcli.config.schemas import by_priority, draws
 from rlcli.envs import EnvBase
 from rlcli.keys import TRAJ_IDS, Key
 from rlcli.learning.hooks import Hooks
 from rlcli.learning.loops import Loop, OffPolicy
-from rlcli.learning.optimizer import Linear, optimizer_options
+from rlcli.learning.optimizer import Linear
 from rlcli.learning.update import Update
 from rlcli.modules import ActorCritic, EGreedyModule
 from rlcli.objectives import HardUpdate, SoftUpdate
@@ -33,7 +34,7 @@ class Bootstrapped(Algorithm):
         Of what the loss draws, on the device that it learns on.
     """
 
-    uses = BOOTSTRAPPED
+    uses = BootstrappedOptions.option_keys()
     off_policy = True
 
     @abstractmethod

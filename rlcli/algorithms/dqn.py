@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from rlcli.algorithms.bootstrapped import Bootstrapped
-from rlcli.algorithms.policy import action_mask, network_options, recurrence
-from rlcli.config.parts import GREEDY
+from rlcli.build.policy import action_mask, network_options, recurrence
+from rlcli.config.choices.loss import DQNOptions
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
 from rlcli.modules import ActorCritic, QValueActor, build_q_actor
@@ -17,7 +17,7 @@ from rlcli.transforms.primer import recurrent_parts
 class DQN(Bootstrapped):
     """`loss=dqn`."""
 
-    uses = (*Bootstrapped.uses, *GREEDY, "loss.double", "loss.start_state")
+    uses = DQNOptions.option_keys()
 
     def networks(self, env: EnvBase) -> ActorCritic:
         p = self.cfg.policy

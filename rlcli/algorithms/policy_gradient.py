@@ -9,10 +9,12 @@ from typing import Any
 import torch
 
 from rlcli.algorithms.algorithm import Algorithm, Parts
-from rlcli.algorithms.policy import actor_and_critic
-from rlcli.collectors.build import devices, keys_of
+from rlcli.build.buffer import slices_of
+from rlcli.build.collector import devices, keys_of
+from rlcli.build.optim import optimizer_options
+from rlcli.build.policy import actor_and_critic
 from rlcli.config import registry
-from rlcli.config.parts import POLICY_GRADIENT
+from rlcli.config.choices.loss import PolicyGradientOptions
 from rlcli.config.schemas import draws_slices
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
@@ -33,10 +35,9 @@ from rlcli.keys import (
     under_next,
     unravel,
 )
-from rlcli.learning.buffer import slices_of
 from rlcli.learning.hooks import Hooks
 from rlcli.learning.loops import BufferedOnPolicy, Loop, OnPolicy
-from rlcli.learning.optimizer import Linear, optimizer_options
+from rlcli.learning.optimizer import Linear
 from rlcli.learning.update import Update
 from rlcli.modules import ActorCritic
 from rlcli.objectives import PolicyGradientLoss
@@ -50,7 +51,7 @@ from rlcli.transforms.primer import state_keys
 class PolicyGradient(Algorithm):
     """An actor and a critic, any of the value estimators, epochs on each batch or on stored slices."""
 
-    uses = POLICY_GRADIENT
+    uses = PolicyGradientOptions.option_keys()
 
     @abstractmethod
     def objective(self, policy: ActorCritic, **options: Any) -> PolicyGradientLoss:

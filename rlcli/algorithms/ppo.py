@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlcli.algorithms.policy_gradient import PolicyGradient
+from rlcli.config.choices.loss import ClipPPOOptions, PenalisedPPOOptions
 from rlcli.modules import ActorCritic
 from rlcli.objectives import ClipPPOLoss, KLPENPPOLoss
 
@@ -12,7 +13,7 @@ from rlcli.objectives import ClipPPOLoss, KLPENPPOLoss
 class ClipPPO(PolicyGradient):
     """`loss=ppo_clip`."""
 
-    uses = (*PolicyGradient.uses, "loss.clip_epsilon", "loss.anneal_clip", "loss.clip_value", "loss.target_kl")
+    uses = ClipPPOOptions.option_keys()
 
     def objective(self, policy: ActorCritic, **options: Any) -> ClipPPOLoss:
         o = self.cfg.loss
@@ -25,7 +26,7 @@ class ClipPPO(PolicyGradient):
 class PenalisedPPO(PolicyGradient):
     """`loss=ppo_kl`."""
 
-    uses = (*PolicyGradient.uses, "loss.clip_value", "loss.target_kl", "loss.kl_target", "loss.kl_coeff")
+    uses = PenalisedPPOOptions.option_keys()
 
     def objective(self, policy: ActorCritic, **options: Any) -> KLPENPPOLoss:
         o = self.cfg.loss

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlcli.algorithms.policy_gradient import PolicyGradient
+from rlcli.config.choices.loss import ReinforceOptions
 from rlcli.modules import ActorCritic
 from rlcli.objectives import ReinforceLoss
 
@@ -12,7 +13,7 @@ from rlcli.objectives import ReinforceLoss
 class Reinforce(PolicyGradient):
     """`loss=reinforce`."""
 
-    uses = (*PolicyGradient.uses, "loss.baseline")
+    uses = ReinforceOptions.option_keys()
     one_pass = True  # there is no importance ratio
 
     @property

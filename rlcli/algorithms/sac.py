@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from rlcli.algorithms.bootstrapped import Bootstrapped
-from rlcli.algorithms.policy import network_options
+from rlcli.build.policy import network_options
+from rlcli.config.choices.loss import SACOptions
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
 from rlcli.keys import ACTION
@@ -19,7 +20,7 @@ from rlcli.specs import Composite
 class SAC(Bootstrapped):
     """`loss=sac`."""
 
-    uses = (*Bootstrapped.uses, "loss.alpha", "loss.alpha_init", "loss.target_entropy")
+    uses = SACOptions.option_keys()
 
     def networks(self, env: EnvBase) -> ActorCritic:
         return build_soft_actor_critic(env.observation_spec, env.action_spec, **network_options(self.cfg))

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from rlcli.bench.harness import Figure, Report, interleave, ratio
 from rlcli.bench.peers.storing import torchrl_bytes
 from rlcli.bench.settings import env_problems
+from rlcli.build.env import build_env
 from rlcli.collectors import Collector
 from rlcli.config.compose import configure
 from rlcli.config.schemas import AtariConfig, CollectConfig, EnvConfig, PolicyConfig
 from rlcli.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer, full_next_obs
 from rlcli.data.storages import CompressedStorage
-from rlcli.envs.build import build_env
 from rlcli.errors import NumericsError, ResourceError
 from rlcli.keys import Key
 

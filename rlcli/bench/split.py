@@ -11,17 +11,16 @@ from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any, NamedTuple
 
-from rlcli.algorithms.policy import build_policy
+from rlcli.algorithms.algorithm import build_policy
 from rlcli.bench.bare_envs import bare
 from rlcli.bench.harness import Figure, Report, Side, fill, ratio, shown
+from rlcli.build.collector import build_collector
+from rlcli.build.env import build_env, configured, make_single, wants_native
+from rlcli.build.env_mode import MOMENT, STEPS, chosen
 from rlcli.collectors.base import BaseCollector
-from rlcli.collectors.build import build_collector
 from rlcli.config.compose import configure
 from rlcli.config.schemas import CollectConfig
-from rlcli.envs.build import build_env, make_single, wants_native
-from rlcli.jobs.env_mode import MOMENT, STEPS, chosen
 from rlcli.processes.cores import cores
-from rlcli.vec_envs.make import configured
 
 WORTH_IT = 1.05  # times as fast: what a less simple split must be
 ALONE, NATIVE, CALLING, APART, COLLECTING = "one process", "its own engine", "caller", "workers", "collectors"

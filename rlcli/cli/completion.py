@@ -126,10 +126,11 @@ def _flags(verb: str) -> Iterator[str]:
 
 
 def _of_job(verb: str, word: str) -> Iterator[str]:
-    from rlcli.config.option import choices, groups, leaves
+    from rlcli.config.option import groups, leaves
+    from rlcli.config.reading import read_by
     from rlcli.config.recipes import find_recipes
+    from rlcli.config.registry import choices
     from rlcli.config.schemas import VERBS as SCHEMAS
-    from rlcli.config.unread import read_by
 
     schema = SCHEMAS[verb]
     key, equals, _ = word.partition("=")
@@ -149,8 +150,9 @@ def _of_job(verb: str, word: str) -> Iterator[str]:
 
 
 def _values(schema: type, key: str) -> Iterable[str]:
-    from rlcli.config.option import choices, find, groups
+    from rlcli.config.option import find, groups
     from rlcli.config.recipes import find_recipes
+    from rlcli.config.registry import choices
 
     if key == "recipe":
         return find_recipes()

@@ -65,8 +65,8 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
 
 def _console(words: Sequence[str]) -> str:
     """Return the choice of `console=`, the only setting that playing episodes reads."""
-    from rlcli.config.option import choices
     from rlcli.config.problem import raise_all, unknown
+    from rlcli.config.registry import choices
     from rlcli.config.schemas import Config
 
     chosen, allowed = "auto", choices(Config, "console")

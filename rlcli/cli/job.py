@@ -82,10 +82,13 @@ def print_cfg(ready: Any, part: str = "job", package: str | None = None, resolve
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from rlcli.config.compose import whole_tree
+    from rlcli.config.compose import drop, whole_tree
     from rlcli.config.option import find
+    from rlcli.config.reading import of_others
 
     node = ready.job.node if part == "job" else whole_tree(ready)
+    if part == "job":
+        drop(node, of_others(ready.job.cfg) - {package})
     try:
         if resolve and part == "job":
             OmegaConf.resolve(node)

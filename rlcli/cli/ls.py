@@ -88,7 +88,7 @@ def _listing(what: str, recipe_dirs: Sequence[str]) -> Iterator[str]:
             games = sum(name.startswith("ALE/") for name in known_ids())
             yield f"ALE/...: {games} games, such as ALE/Pong-v5 (env=atari)"
     elif what in CHOSEN:
-        from rlcli.config.option import choices
+        from rlcli.config.registry import choices
         from rlcli.config.schemas import Config
 
         yield from choices(Config, CHOSEN[what])

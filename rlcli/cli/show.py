@@ -58,7 +58,7 @@ def _print_why(ready: Any) -> None:
     from rlcli.config.compose import holds
     from rlcli.config.option import leaves, value_at
     from rlcli.config.problem import spell
-    from rlcli.config.unread import unread
+    from rlcli.config.reading import unread
 
     cfg, sources = ready.job.cfg, list(_sources(ready))
     rows, without = [], unread(cfg)
@@ -76,7 +76,7 @@ def _print_why(ready: Any) -> None:
 
 def _entropy_coeff(cfg: Any) -> str:
     """Return the value of `auto`, by the actions of the env, which is made to look at them."""
-    from rlcli.vec_envs.make import configured
+    from rlcli.build.env import configured
 
     try:
         env = configured(cfg.env).make()

@@ -31,6 +31,7 @@ from rlcli.config import guard, registry
 from rlcli.config.option import find, leaves, value_at
 from rlcli.config.overrides import MAX_JOBS, Checked, axes, check_overrides, expand
 from rlcli.config.problem import Problem, raise_all
+from rlcli.config.reading import unread
 from rlcli.config.recipes import (
     Recipe,
     check_recipe,
@@ -43,7 +44,6 @@ from rlcli.config.recipes import (
 )
 from rlcli.config.resolved import as_object, flat
 from rlcli.config.schemas import VERBS, CollectConfig
-from rlcli.config.unread import unread
 from rlcli.config.validate import validate
 from rlcli.config.words import key_of, parsed, spell
 from rlcli.errors import ConfigError
@@ -208,9 +208,17 @@ def whole_tree(ready: CheckedCommand) -> DictConfig:
 
 def without_hydra(node: DictConfig) -> DictConfig:
     """Return the tree, from which Hydra's own branch has been removed."""
-    with flag_override(node, ["struct", "readonly"], [False, False]):
-        del node["hydra"]
+    drop(node, ["hydra"])
     return node
+
+
+def drop(node: DictConfig, keys: Iterable[str]) -> None:
+    """Remove keys from a tree, and branches of which nothing is left."""
+    for key in keys:
+        branch, _, name = key.rpartition(".")
+        holder = OmegaConf.select(node, branch) if branch else node
+        with flag_override(holder, ["struct", "readonly"], [False, False]):
+            del holder[name]
 
 
 def _sweep(ready: CheckedCommand, recipes: Any, problems: list[Problem]) -> tuple[Checked, ...]:

@@ -13,8 +13,6 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from rlcli.config import parts, registry
-
 _KEY = "rlcli"
 
 
@@ -24,8 +22,7 @@ class Option:
 
     `ge`, `gt`, `le`, `lt`: bounds; for a list they hold for every entry.
     `choices`: the only strings allowed; empty means any. `words`: strings allowed beside a number, such as `auto`.
-    `when`: dotted key -> the values of it with which this option is read; all of them must hold. Which choices of a
-    group read it stands with those: `rlcli.config.parts`. Refusals follow from both (`rlcli.config.unread`).
+    `when`: dotted key -> the values of it with which this option is read; all of them must hold.
     """
 
     help: str
@@ -90,11 +87,6 @@ class Leaf(NamedTuple):
         return _say(self.hint)
 
     @property
-    def used_by(self) -> dict[str, tuple[Any, ...]]:
-        """With what the option is read: group or dotted key -> those of its choices or values. Empty: always."""
-        return {**parts.used_by(self.key), **self.option.when}
-
-    @property
     def is_free(self) -> bool:
         """Say whether the value is a mapping whose keys the schema does not fix (`env.kwargs`)."""
         return get_origin(self.hint) is dict
@@ -137,13 +129,6 @@ def branches(schema: type) -> frozenset[str]:
 def groups(schema: type) -> tuple[str, ...]:
     """Return the names of the groups of a schema, in order, without `recipe`."""
     return tuple(dict.fromkeys(key.partition(".")[0] for key in leaves(schema) if "." in key))
-
-
-def choices(schema: type, group: str) -> tuple[str, ...]:
-    """The names that `group=` accepts: ours, and those a user registered for it; none of a group without choices."""
-    kind, chosen = registry.KIND_OF.get(group), leaves(schema).get(f"{group}.kind")
-    ours = chosen.option.choices if chosen else ()
-    return ours + (registry.users_names(kind) if kind else ())
 
 
 def doc(schema: type, group: str) -> str:

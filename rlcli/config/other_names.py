@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from rlcli.config import registry
-from rlcli.config.option import choices, groups, leaves
+from rlcli.config.option import groups, leaves
+from rlcli.config.registry import choices
 from rlcli.config.schemas import verbs_with
 
 Facts = Mapping[str, Any]

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 
 from rlcli.config import guard, words
-from rlcli.config.option import branches, choices, find, groups
+from rlcli.config.option import branches, find, groups
 from rlcli.config.other_names import choice_instead, facts_of
 from rlcli.config.problem import Problem, unknown
 from rlcli.config.recipes import unknown_recipe, with_whole_numbers
+from rlcli.config.registry import choices
 from rlcli.config.resolved import as_typed, check_type, unknown_flag, unknown_key
 from rlcli.config.schemas import verbs_with
 

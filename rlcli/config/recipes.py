@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.config import guard, registry
-from rlcli.config.option import branches, choices, find, groups, leaves
+from rlcli.config.option import branches, find, groups, leaves
 from rlcli.config.problem import Problem, did_you_mean, unknown
+from rlcli.config.registry import choices
 from rlcli.config.resolved import as_whole, check_type, unknown_key
 from rlcli.config.schemas import verbs_with
 from rlcli.errors import ConfigError, in_words

@@ -13,12 +13,38 @@ import importlib
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from rlcli.config.parts import CHOICES, NAMED, REGISTERED, Part
+from rlcli.config.choices import CHOICES, REGISTERED, readers
+from rlcli.config.option import leaves
 from rlcli.config.problem import unknown
 from rlcli.errors import ConfigError, RlcliError, in_words, without_display
 
+# gymnasium's wrappers whose arguments are plain values; those that take functions, open windows, convert to
+# another array library or reset by themselves are left out; so are those with statistics, which evaluations and resumed
+# runs would begin anew (`env.normalize_observation`).
+_GYMNASIUM = """
+AddRenderObservation AddWhiteNoise ClipAction ClipReward DelayObservation DiscretizeAction
+DiscretizeObservation DtypeObservation FilterObservation FlattenObservation FrameStackObservation
+GrayscaleObservation MaxAndSkipObservation ObstructView RecordVideo
+RepeatAction RescaleAction RescaleObservation ReshapeObservation ResizeObservation StickyAction
+TimeAwareObservation TimeLimit
+"""
+_TRANSFORMS = """
+InitTracker StepCounter RewardSum ToFloat DoubleToFloat ToTensorImage ChannelsFirst CatFrames RunningNorm RewardScaling
+RewardClipping RewardNorm SignTransform
+"""
+
+# Kind of a part that is named in a list of names, or is an env's id -> ours, and where each stands
+NAMED: dict[str, dict[str, str]] = {
+    "env": {},
+    "wrapper": {
+        **{name: f"gymnasium.wrappers:{name}" for name in _GYMNASIUM.split()},
+        "ActionMask": "rlcli.vec_envs.wrappers:ActionMask",
+        **{name: f"rlcli.vec_envs.wrappers:{name}" for name in ("BoundAction", "LinearReward", "SelectEntries")},
+    },
+    "transform": {name: f"rlcli.transforms:{name}" for name in _TRANSFORMS.split()},
+}
 # Kind of part -> the group that chooses one; an algorithm is what `loss=` names
 GROUPS = {
     "policy": "policy",
@@ -55,12 +81,14 @@ def _register(kind: str, name: str) -> Callable[[F], F]:
     return keep
 
 
-def _ours(kind: str) -> dict[str, Part]:
-    return CHOICES[GROUPS[kind]] if kind in GROUPS else NAMED[kind]
+def _ours(kind: str) -> dict[str, str]:
+    if kind not in GROUPS:
+        return NAMED[kind]
+    return {name: options.place for name, options in CHOICES[GROUPS[kind]].items() if name != REGISTERED}
 
 
 def _is_ours(kind: str, name: str) -> bool:
-    return name in _ours(kind) and name != REGISTERED
+    return name in _ours(kind)
 
 
 def _home(builder: Any) -> str:
@@ -148,7 +176,7 @@ def register_logger(name: str) -> Callable[[F], F]:
 
 def names(kind: str) -> tuple[str, ...]:
     """Return all names of a kind: ours, registered ones, and entry points. Imports none of them."""
-    return tuple(name for name in (*_ours(kind), *users_names(kind)) if name != REGISTERED)
+    return (*_ours(kind), *users_names(kind))
 
 
 def users_names(kind: str) -> tuple[str, ...]:
@@ -176,7 +204,7 @@ def find(kind: str, name: str) -> Any:
     """
     if name in _users[kind]:
         return _users[kind][name]
-    if _is_ours(kind, name) and (place := _ours(kind)[name].place):
+    if _is_ours(kind, name) and (place := _ours(kind)[name]):
         module, _, attribute = place.partition(":")
         return getattr(importlib.import_module(module), attribute)
     if name in (points := _entry_points().get(kind, {})):
@@ -191,28 +219,43 @@ def find(kind: str, name: str) -> Any:
     raise ConfigError(str(problem), fix="If a package of yours registers it, add --import PACKAGE.")
 
 
+class Part(NamedTuple):
+    keys: tuple[str, ...] = ()  # that it has or reads; what an algorithm and a sampler say besides: see `Options`
+    off_policy: bool = False
+    draws: str = "rows"
+
+
 def part(kind: str, name: str) -> Part:
-    """Return what a part says of itself: ours in the table, a user's by attributes `uses`, `off_policy` and `draws`.
+    """Return what a part says of itself: ours in its options, a user's by attributes `uses`, `off_policy` and `draws`.
 
     A user's part reads what any registered one of its kind does as well. Its package is imported, ours are not. A name
     that nobody has is taken for one that says nothing of itself.
     """
-    known = _ours(kind)
-    if _is_ours(kind, name):
-        return known[name]
-    of_all = known.get(REGISTERED, Part())
-    if name not in users_names(kind):
-        return of_all
+    options = CHOICES[GROUPS[kind]].get(name if _is_ours(kind, name) else REGISTERED)
+    found = Part() if options is None else Part(options.option_keys(), options.off_policy, options.draws)
+    if _is_ours(kind, name) or name not in users_names(kind):
+        return found
     builder = find(kind, name)
-    own = {field: value for field in Part._fields[1:] if (value := getattr(builder, field, None)) is not None}
-    return of_all._replace(**{**own, "uses": (*of_all.uses, *own.get("uses", ()))})
+    own = {field: value for field in ("off_policy", "draws") if (value := getattr(builder, field, None)) is not None}
+    return found._replace(keys=(*found.keys, *(getattr(builder, "uses", None) or ())), **own)
 
 
 def arguments(kind: str, options: Any) -> dict[str, Any]:
     """Return the options and `kwargs` that the part chosen by a group, `cfg.sampler`, has beside what all have."""
-    prefix = f"{GROUPS[kind]}."
-    own = [key.removeprefix(prefix) for key in part(kind, options.kind).uses if key.startswith(prefix)]
-    return {name: getattr(options, name) for name in own if name != "kwargs"} | options.kwargs
+    group = GROUPS[kind]
+    own = [
+        key.removeprefix(f"{group}.")
+        for key in part(kind, options.kind).keys
+        if key.startswith(f"{group}.") and group in readers(key)
+    ]
+    return {name: getattr(options, name) for name in own} | options.kwargs
+
+
+def choices(schema: type, group: str) -> tuple[str, ...]:
+    """The names that `group=` accepts: ours, and those a user registered for it; none of a group without choices."""
+    kind, chosen = KIND_OF.get(group), leaves(schema).get(f"{group}.kind")
+    ours = chosen.option.choices if chosen else ()
+    return ours + (users_names(kind) if kind else ())
 
 
 @functools.cache

@@ -14,8 +14,8 @@ from rlcli.config import guard, registry
 from rlcli.config.option import Leaf, branches, find, groups, leaves, value_at
 from rlcli.config.other_names import facts_of, instead
 from rlcli.config.problem import Problem, did_you_mean, raise_all
+from rlcli.config.reading import of_others, read_by
 from rlcli.config.schemas import VERBS, CollectConfig
-from rlcli.config.unread import read_by
 from rlcli.errors import ConfigError
 
 _FLAGS_OF_RESUME = ("--help", "--force", "--import", "--recipe-dir", "--debug")
@@ -23,8 +23,17 @@ C = TypeVar("C", bound=CollectConfig)
 
 
 def to_dict(cfg: Any) -> dict[str, Any]:
-    """Nested plain data of a configuration."""
-    return {name: to_dict(value) if dataclasses.is_dataclass(value) else value for name, value in vars(cfg).items()}
+    """Nested plain data of a configuration: the options of the choices that were made."""
+    return _plain(cfg, "", of_others(cfg))
+
+
+def _plain(cfg: Any, prefix: str, left_out: Collection[str]) -> dict[str, Any]:
+    found = {name: value for name, value in vars(cfg).items() if f"{prefix}{name}" not in left_out}
+    nested = {
+        name: _plain(value, f"{prefix}{name}.", left_out)
+        for name, value in found.items() if dataclasses.is_dataclass(value)
+    }  # fmt: skip
+    return {name: nested.get(name, value) for name, value in found.items() if nested.get(name) != {}}
 
 
 def from_dict(

@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from rlcli.config.checks import CHECKS
-from rlcli.config.option import Leaf, choices, leaves, value_at
+from rlcli.config.option import Leaf, leaves, value_at
 from rlcli.config.problem import Problem, raise_all, unknown
+from rlcli.config.reading import check_typed
+from rlcli.config.registry import choices
 from rlcli.config.resolved import from_dict
 from rlcli.config.schemas import CollectConfig, Config, is_off_policy
-from rlcli.config.unread import check_typed
 from rlcli.config.words import key_of
 
 

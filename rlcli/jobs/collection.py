@@ -15,7 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from rlcli.collectors.build import build_collector, devices, keys_of
+from rlcli.build.collector import build_collector, devices, keys_of
+from rlcli.build.env import env_of_run, narrowed
+from rlcli.build.env_mode import NONE, First, settled
+from rlcli.build.report import notes, reporter_of
 from rlcli.collectors.schema import row_specs
 from rlcli.config import registry
 from rlcli.config.resolved import to_dict
@@ -24,10 +27,8 @@ from rlcli.config.schemas import CollectConfig
 from rlcli.data.collected import SegmentReader, SegmentWriter
 from rlcli.data.collected.folder import JOURNAL, has_header, need_journal
 from rlcli.data.files.state import decode_state, encode_state, loading_state
-from rlcli.envs.build import env_of_run, narrowed
 from rlcli.errors import DamagedDataError, RlcliError, StoppedSafely, saying_memory
 from rlcli.jobs.acting_policy import acting_policy
-from rlcli.jobs.env_mode import NONE, First, settled
 from rlcli.keys import (
     DONE,
     REWARD,
@@ -46,7 +47,7 @@ from rlcli.report.peaks import ProcessPeak
 from rlcli.runs import random_streams
 from rlcli.runs.folder import FRAMES, Run, note_new, resume_command, start_command, with_command
 from rlcli.runs.provenance import surroundings
-from rlcli.runs.session import closing, new_run, notes, report_lost, reporter_of
+from rlcli.runs.session import closing, new_run, report_lost
 from rlcli.runs.signals import StopSignals
 from rlcli.specs.base import fill_for
 from rlcli.typed import Misfit, mapping, record, text
@@ -66,7 +67,7 @@ def collect(cfg: CollectConfig, overrides: Sequence[str] = ()) -> Run:
         On SIGTERM or Ctrl-C, with all frames on the disk, or while its parts were made and there were none.
     """
     cfg, chosen, first = settled(cfg)
-    with contextlib.closing(first), new_run(cfg, "collect", overrides) as (run, stop):
+    with contextlib.closing(first), new_run(to_dict(cfg), "collect", overrides) as (run, stop):
         with stop.at_once(f"Start it with: {start_command(run, same_folder=True)}"):
             collection = Collection(cfg, run, stop, first=first)
         collection.chosen = chosen

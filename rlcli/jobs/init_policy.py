@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rlcli.build.env import continue_transforms, learned_by_transforms
 from rlcli.config.problem import spell as typed
-from rlcli.config.schemas import Config
 from rlcli.envs import EnvBase
-from rlcli.envs.build import continue_transforms, learned_by_transforms
 from rlcli.envs.transformed import TransformedEnv, transforms_on
 from rlcli.errors import ConfigError
 from rlcli.keys import spell
@@ -69,12 +68,11 @@ class InitPolicy(NamedTuple):
         return self._replace(state={})
 
 
-def init_policy(cfg: Config, env: EnvBase, policy: ActorCritic) -> InitPolicy:
+def init_policy(asked: str, env: EnvBase, policy: ActorCritic, *, strict: bool) -> InitPolicy:
     """Put the weights and statistics that `policy.init_from` names into a new run's networks and transforms.
 
-    What explores (an epsilon) begins anew.
+    What explores (an epsilon) begins anew. `strict`: layers of other shapes are refused.
     """
-    asked = str(cfg.policy.init_from)
     found = _checkpoint(asked)
     explores = {
         f"{name}.{entry}" for name, part in policy.named_modules() if isinstance(part, EGreedyModule)
@@ -90,7 +88,7 @@ def init_policy(cfg: Config, env: EnvBase, policy: ActorCritic) -> InitPolicy:
     saved = learned_by_transforms(found.state) if "collector" in found.state else {}
     scales = dict(_other_scales(env, saved))
     left_out = [*other.values(), *scales.values()]
-    if left_out and cfg.policy.init_strict:
+    if left_out and strict:
         raise ConfigError(
             "the run cannot begin with these weights", where=f"policy.init_from={typed(asked)}",
             why="; ".join(left_out),

@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rlcli.algorithms import algorithm_of, refuse_unread
-from rlcli.algorithms.policy import build_policy, choose_threads
-from rlcli.collectors.build import devices
+from rlcli.algorithms.algorithm import build_policy
+from rlcli.build.collector import devices
+from rlcli.build.env import build_evaluation_env, copy_transforms, env_of_run, narrowed
+from rlcli.build.env_mode import NONE, First, settled
+from rlcli.build.policy import choose_threads
+from rlcli.build.report import notes, reporter_of
 from rlcli.config import registry
 from rlcli.config.recipes import tuned_recipe
 from rlcli.config.resolved import to_dict
 from rlcli.config.schemas import Config
 from rlcli.data.files.state import loading_state
 from rlcli.envs import EnvBase
-from rlcli.envs.build import build_evaluation_env, copy_transforms, env_of_run, narrowed
 from rlcli.errors import EnvError, RlcliError, in_words
-from rlcli.jobs.env_mode import NONE, First, settled
 from rlcli.jobs.trained_run import TrainingRun
 from rlcli.learning.evaluation import (
     Evaluation,
@@ -42,13 +44,13 @@ from rlcli.runs import random_streams
 from rlcli.runs.checkpoint import Checkpoint
 from rlcli.runs.folder import Run, run_command, start_command
 from rlcli.runs.provenance import surroundings
-from rlcli.runs.session import Saver, Stateful, closing, new_run, notes, released, report_lost, reporter_of, resumable
+from rlcli.runs.session import Saver, Stateful, closing, new_run, released, report_lost, resumable
 from rlcli.runs.signals import StopSignals
 from rlcli.typed import Misfit
 
 if TYPE_CHECKING:
+    from rlcli.build.init_rows import InitRows
     from rlcli.jobs.init_policy import InitPolicy
-    from rlcli.jobs.init_rows import InitRows
 
 ANNOUNCED_FROM = 1.0  # seconds: an evaluation that takes longer than this is announced
 
@@ -62,7 +64,7 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
         On SIGTERM or Ctrl-C, after a checkpoint was written, or while its parts were made and nothing was to be saved.
     """
     cfg, chosen, first = settled(cfg)
-    with contextlib.closing(first), new_run(cfg, "train", overrides) as (run, stop):
+    with contextlib.closing(first), new_run(to_dict(cfg), "train", overrides) as (run, stop):
         with stop.at_once(f"Start it with: {start_command(run, same_folder=True)}"):
             learner = Learner(cfg, run, stop, first=first)
         learner.chosen = chosen
@@ -113,7 +115,7 @@ class Learner:
         if cfg.policy.init_from is not None and resume_at is None:
             from rlcli.jobs.init_policy import init_policy
 
-            self.init_policy = init_policy(cfg, self.env, policy)
+            self.init_policy = init_policy(cfg.policy.init_from, self.env, policy, strict=cfg.policy.init_strict)
         self.threads = choose_threads(cfg, policy)
         torch.set_num_threads(self.threads)
         places = devices(cfg)
@@ -153,7 +155,7 @@ class Learner:
     def begin(self) -> None:
         """Do what a new run does before it starts, and a resumed one does not."""
         if self.cfg.storage.init_from is not None and self.buffer is not None:
-            from rlcli.jobs.init_rows import copy_init_rows
+            from rlcli.build.init_rows import copy_init_rows
 
             self.init_rows = copy_init_rows(self.cfg, self.buffer, self.collector, self.env)
             self.loop.begin_with(self.init_rows.rows)

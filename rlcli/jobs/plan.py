@@ -14,17 +14,17 @@ from typing import Any
 import torch
 
 from rlcli.algorithms import algorithm_of
-from rlcli.algorithms.policy import choose_threads
+from rlcli.build.collector import build_collector, in_this_process
+from rlcli.build.env import build_env, lanes_here
+from rlcli.build.env_mode import settled
+from rlcli.build.init_rows import count_init_rows
+from rlcli.build.policy import choose_threads
 from rlcli.collectors import BaseCollector, Collector
-from rlcli.collectors.build import build_collector, in_this_process
 from rlcli.collectors.faces import Face
 from rlcli.config.schemas import CollectConfig, Config, DeviceConfig
 from rlcli.envs import EnvBase
-from rlcli.envs.build import build_env, lanes_here
 from rlcli.jobs.acting_policy import policy_to_look_at
 from rlcli.jobs.collection import stored_keys
-from rlcli.jobs.env_mode import settled
-from rlcli.jobs.init_rows import count_init_rows
 from rlcli.keys import Key, unravel
 from rlcli.learning.evaluation import one_thread
 from rlcli.planning.envs import EVALUATION, Envs, lanes_apart, lanes_of, measured, played, workers_of

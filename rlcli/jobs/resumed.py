@@ -16,8 +16,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from rlcli.algorithms.policy import cores_to_spare
-from rlcli.collectors.build import devices
+from rlcli.build.collector import devices
+from rlcli.build.policy import cores_to_spare
 from rlcli.config import registry
 from rlcli.config.problem import raise_all
 from rlcli.config.resolved import from_dict, to_dict

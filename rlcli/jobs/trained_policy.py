@@ -18,7 +18,8 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import set_interaction_type
 from torch import Tensor
 
-from rlcli.collectors.build import EXPLORATION
+from rlcli.build.collector import EXPLORATION
+from rlcli.build.env import configured
 from rlcli.config.schemas import Config
 from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.envs.mdp import merged, on_tensordicts
@@ -31,7 +32,6 @@ from rlcli.specs.dtypes import dtype_name
 from rlcli.specs.field import Field
 from rlcli.transforms import Compose, Transform
 from rlcli.transforms.compose import schemas_before
-from rlcli.vec_envs.make import configured
 from rlcli.vec_envs.observations import BadValue, ObservationLeaf
 
 

@@ -10,12 +10,12 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from rlcli.algorithms.policy import build_policy
+from rlcli.algorithms.algorithm import build_policy
+from rlcli.build.env import build_env, build_evaluation_env, restored_transforms
 from rlcli.config.resolved import from_dict
 from rlcli.config.schemas import Config
 from rlcli.data.files.state import loading_state
 from rlcli.envs import EnvBase
-from rlcli.envs.build import build_env, build_evaluation_env, restored_transforms
 from rlcli.errors import ArgumentError, ConfigError
 from rlcli.learning.evaluation import EVALUATION_SEED, Evaluation, longest_episode, progress_lines
 from rlcli.learning.evaluation import evaluate as play

@@ -19,8 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
-from rlcli.config.parts import CHOICES
-from rlcli.config.schemas import OptimConfig
 from rlcli.errors import ArgumentError, DamagedDataError, NumericsError, one_of
 from rlcli.learning.flat import FlatParameters
 
@@ -39,12 +37,6 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "sgd": functools.partial(_uncompiled(SGD), fused=True),
 }
 _OPERATIONS = {_Adam: "_fused_adam_", _AdamW: "_fused_adamw_"}
-
-
-def optimizer_options(o: OptimConfig) -> dict[str, Any]:
-    names = (key.removeprefix("optim.") for key in CHOICES["optim"][o.kind].uses)
-    options = {"weight_decay": o.weight_decay, **{name: getattr(o, name) for name in names}}
-    return options | ({"betas": tuple(o.betas)} if "betas" in options else {})
 
 
 class FlatOptimizer:

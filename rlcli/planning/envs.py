@@ -17,10 +17,10 @@ from functools import partial
 import psutil
 from torch import nn
 
+from rlcli.build.collector import shares
+from rlcli.build.env import build_env, env_workers, evaluation_lanes, lanes_here, wants_native
 from rlcli.collectors import BaseCollector
-from rlcli.collectors.build import shares
 from rlcli.config.schemas import CollectConfig, Config, EnvConfig
-from rlcli.envs.build import build_env, env_workers, evaluation_lanes, lanes_here, wants_native
 from rlcli.processes.crew import Crew
 from rlcli.processes.memory import give_back, grown, resident
 

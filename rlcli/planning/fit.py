@@ -12,16 +12,16 @@ from typing import Any
 
 import torch
 
+from rlcli.build.buffer import slices_of
+from rlcli.build.env import env_workers
 from rlcli.collectors.schema import RowSchema
 from rlcli.config.option import value_at
 from rlcli.config.schemas import CollectConfig, draws, remembers
 from rlcli.config.validate import validate
 from rlcli.data.fields import width_of
 from rlcli.data.storages.memmap import disk_need as rows_on_disk
-from rlcli.envs.build import env_workers
 from rlcli.kernels.recurrent import WITHOUT_NUMBERS
 from rlcli.keys import Key, show
-from rlcli.learning.buffer import slices_of
 from rlcli.planning.envs import workers_of
 from rlcli.planning.forecast import MINIBATCHES, UPDATE, VALUES, at_once, bytes_on
 from rlcli.planning.plan import MemoryFit, Mode, Plan

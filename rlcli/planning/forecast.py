@@ -19,17 +19,17 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rlcli.build.buffer import slices_of
+from rlcli.build.collector import delta_dtype_of, devices, keeps_overflows, shares_meanwhile
+from rlcli.build.optim import optimizer_options
 from rlcli.collectors import BaseCollector
-from rlcli.collectors.build import delta_dtype_of, devices, keeps_overflows, shares_meanwhile
 from rlcli.collectors.frames import AHEAD, next_steps
 from rlcli.collectors.schema import RowSchema
 from rlcli.config.schemas import CollectConfig, draws_slices, is_off_policy
 from rlcli.errors import in_words
 from rlcli.keys import ACTION, COLLECTOR_MASK, IS_INIT, Key
-from rlcli.learning.buffer import slices_of
 from rlcli.learning.gradient import total_of
 from rlcli.learning.minibatches import whole_sequences
-from rlcli.learning.optimizer import optimizer_options
 from rlcli.learning.update import watch_saved
 from rlcli.modules.recurrent import RecurrentModule
 from rlcli.objectives.reduction import MASK_KEYS

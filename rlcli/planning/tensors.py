@@ -16,6 +16,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from rlcli.build.buffer import frame_stacks
 from rlcli.collectors.schema import RowSchema
 from rlcli.config.schemas import by_priority
 from rlcli.data.fields import width_of
@@ -25,7 +26,6 @@ from rlcli.data.next_obs.pool import Successors
 from rlcli.data.next_obs.sparse import Sparse, sparse_bytes, sparse_rows
 from rlcli.kernels.sum_tree.levels import tree_bytes
 from rlcli.keys import APPROXIMATED, SHIFTED_VALID, Key, as_tuple, show, unravel
-from rlcli.learning.buffer import frame_stacks
 from rlcli.learning.flat import spans_of
 from rlcli.learning.optimizer import FlatOptimizer
 from rlcli.objectives.reduction import MASK_KEYS

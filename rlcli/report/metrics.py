@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from rlcli.config import registry
+from rlcli.config.choices.run import LOGGERS
 from rlcli.config.installed import has, install
-from rlcli.config.parts import choices
 from rlcli.errors import ConfigError, DamagedDataError, ResourceError, in_words
 
 FRAMES = "frames"
@@ -241,7 +241,7 @@ def plain(values: Mapping) -> dict:
 
 def wants_tensorboard(logger: str) -> bool:
     """Return True if `logger` means TensorBoard events here; nothing is imported."""
-    loggers = (*choices("logger"), *registry.users_names("logger"))
+    loggers = (*LOGGERS, *registry.users_names("logger"))
     if logger not in loggers:
         raise ConfigError(f"unknown logger {logger!r}", where="logger", fix=f"Choose one of {', '.join(loggers)}.")
     installed = has("tensorboard")

@@ -12,17 +12,12 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
-from rlcli.collectors.frames import steps_of
-from rlcli.config import registry
-from rlcli.config.resolved import settings, to_dict
-from rlcli.config.run_files import EPISODES, METRICS, SEGMENTS
-from rlcli.config.schemas import CollectConfig
+from rlcli.config.run_files import SEGMENTS
 from rlcli.data.files.disk import Disk
 from rlcli.data.files.state import copied
 from rlcli.data.files.tensors import encode
@@ -36,14 +31,11 @@ from rlcli.errors import (
     in_words,
     saying_memory,
 )
-from rlcli.keys import Key, show
-from rlcli.report.metrics import Figures
-from rlcli.report.reporter import Facts, Reporter
+from rlcli.report.reporter import Reporter
 from rlcli.runs import checkpoint, random_streams
 from rlcli.runs.folder import (
     BUFFER,
     CHECKPOINTS,
-    EVENTS,
     EVIDENCE,
     Run,
     create,
@@ -67,12 +59,13 @@ REPLAY_LOST = "{} unfinished episodes could not be restored and count as truncat
 
 
 @contextlib.contextmanager
-def new_run(cfg: CollectConfig, verb: str, overrides: Sequence[str]) -> Iterator[tuple[Run, StopSignals]]:
+def new_run(config: dict[str, Any], verb: str, overrides: Sequence[str]) -> Iterator[tuple[Run, StopSignals]]:
     """Yield a new run, locked, and the signals that stop it; its files go if nothing comes of it."""
-    given = cfg.run.dir is not None and os.path.exists(cfg.run.dir)
+    folder = config["run"]["dir"]
+    given = folder is not None and os.path.exists(folder)
     with own_descriptors(), StopSignals() as stop:
         run = create(
-            to_dict(cfg), verb=verb, recipe=cfg.recipe, seed=cfg.seed, directory=cfg.run.dir, overrides=overrides
+            config, verb=verb, recipe=config["recipe"], seed=config["seed"], directory=folder, overrides=overrides
         )
         note_new(run, LOCK)
         with taken_back(run, given=given), RunLock(run.path), kept_in(run.path):
@@ -101,48 +94,6 @@ def _need_own(run: Run) -> None:
         for path in sorted(parent.iterdir()) if parent.is_dir() else ():
             if path.name != LOCK and path.is_file() and path.stat().st_nlink > 1:
                 Disk().unshare(path)
-
-
-# ---- its report ---------------------------------------------------------------------------------------------------
-def reporter_of(
-    cfg: CollectConfig, run: Run, stop: StopSignals, *, verb: str, observed: Sequence[Key], resume_at: int | None
-) -> Reporter:
-    """Return the reporter, in whose view a signal is answered; `resume_at`: frames of the state to be loaded."""
-    facts = Facts(
-        title=cfg.recipe or verb, env=cfg.env.id, seed=cfg.seed, total_frames=cfg.total_frames,
-        obs_keys=observed, next_obs=cfg.memory.next_obs, settings=settings(cfg), info_keys=cfg.env.info_keys,
-    )  # fmt: skip
-    logger: Any = cfg.logger.kind
-    if logger in registry.users_names("logger"):
-        logger = partial(registry.build, "logger", logger, Figures, **cfg.logger.kwargs)
-    note_new(run, METRICS, EPISODES)
-    before = set(run.path.glob(EVENTS))
-    reporter = Reporter(facts, folder=run.path, console=cfg.console.kind, logger=logger, resume_at=resume_at)
-    run.made.extend(path.name for path in set(run.path.glob(EVENTS)) - before)
-    stop.in_place = reporter.redraws
-    return reporter
-
-
-def notes(cfg: CollectConfig, collector: BaseCollector, replayable: bool, narrowed: Sequence[Key] = ()) -> list[str]:
-    """Return lines for the start of a run where it differs from what was typed."""
-    asked, total, lanes = cfg.collector.frames_per_batch, cfg.total_frames, sorted({*collector.lanes_in_batch})
-    lines = [
-        f"frames_per_batch {asked} rounded up to {steps_of(asked, envs) * envs}, a multiple of {envs} envs"
-        for envs in lanes
-        if asked % envs
-    ]
-    if len(lanes) > 1:
-        lines.append(f"total_frames {total} may be exceeded by up to {lanes[-1] - 1}: workers step all their envs")
-    elif total % lanes[0]:
-        rounded = steps_of(total, lanes[0]) * lanes[0]
-        lines.append(f"total_frames {total} rounded up to {rounded}, a multiple of {lanes[0]} envs")
-    if cfg.env.id.startswith("ALE/") and cfg.env.kind != "atari" and not cfg.env.wrappers:
-        lines.append(f"{cfg.env.id} without preprocessing; env=atari adds frame skipping, resizing and stacking")
-    if narrowed:
-        lines.append(
-            f"float64 observations are stored as float32, rounded to 7 digits: {', '.join(map(show, narrowed))}"
-        )
-    return lines if replayable else [*lines, REPLAY_NOTICE]
 
 
 @contextlib.contextmanager

@@ -1,27 +1,20 @@
-"""Recipes of gymnasium envs, which another process can follow; `configured` is that of a configuration."""
+"""Recipes of gymnasium envs, which another process can follow."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium as gym
 
-from rlcli.config import registry
-from rlcli.config.problem import raise_all
-from rlcli.config.registry import wrapper_call
 from rlcli.errors import ArgumentError, ConfigError, in_words
 from rlcli.vec_envs.building import building, need_env, register_known
 from rlcli.vec_envs.observations import number_of
 from rlcli.vec_envs.wrappers import FireReset
-
-if TYPE_CHECKING:  # workers of envs read this file for the recipe alone
-    from rlcli.config.schemas import AtariConfig, EnvConfig
 
 Wrapper = Callable[[gym.Env], gym.Env]
 
@@ -147,50 +140,6 @@ def set_limit(settings: dict[str, Any], max_episode_steps: int | None) -> None:
         )
 
 
-def set_stickiness(settings: dict[str, Any], options: AtariConfig) -> None:
-    """Put the probability of repeated actions among the settings of an Atari game, where the options name one."""
-    if options.sticky_actions is not None:
-        settings["repeat_action_probability"] = options.sticky_actions
-
-
-# ---- as a configuration describes it -------------------------------------------------------------------------------
-_INDEX = re.compile(r"\{(?:(\d+)\+)?index\}")
-
-
-def numbered(value: Any, index: int) -> Any:
-    """A setting of the env of this number: `"{index}"` is that, `"{5005+index}"` a port, `"arm-{index}"` a name."""
-    if isinstance(value, str):
-        if whole := _INDEX.fullmatch(value):
-            return int(whole[1] or 0) + index
-        return _INDEX.sub(lambda found: str(int(found[1] or 0) + index), value)
-    if isinstance(value, Mapping):
-        return {name: numbered(each, index) for name, each in value.items()}
-    return [numbered(each, index) for each in value] if isinstance(value, list) else value
-
-
-def configured(cfg: EnvConfig, index: int = 0) -> GymRecipe:
-    """Return a run's gymnasium env of this number; a `ConfigError` where an id names a module."""
-    from rlcli.config.guard import check_env_ids  # not in env workers, which read this file for the recipe alone
-
-    raise_all(check_env_ids(cfg))
-    wrappers: list[Wrapper] = []
-    settings = numbered(cfg.kwargs, index)
-    limit = cfg.max_episode_steps
-    registered = cfg.id in registry.users_names("env")
-    if cfg.kind == "atari":
-        settings.setdefault("frameskip", 1)
-        set_stickiness(settings, cfg.atari)
-        wrappers.append(AtariFrames(cfg.atari))
-        if limit is not None and not registered:
-            limit *= cfg.atari.frame_skip  # the limit is in steps of the policy, the emulator counts frames
-    for entry in cfg.wrappers:
-        name, arguments = wrapper_call(entry)
-        wrappers.append(NamedWrapper(name, registry.find("wrapper", name), arguments))
-    if registered:
-        return GymRecipe(registry.find("env", cfg.id), settings, tuple(wrappers), limit, name=cfg.id)
-    return GymRecipe(cfg.id, settings, tuple(wrappers), limit)
-
-
 @dataclass(frozen=True)
 class NamedWrapper:
     """A wrapper of `env.wrappers` with its arguments."""
@@ -238,16 +187,13 @@ def _as_tuple(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class AtariFrames:
-    """The preprocessing of Atari frames."""
+    """The preprocessing of Atari frames; `options` are those of gymnasium's `AtariPreprocessing`."""
 
-    options: AtariConfig
+    options: Mapping[str, Any]
+    fire_reset: bool
 
     def __call__(self, env: gym.Env) -> gym.Env:
         from gymnasium.wrappers import AtariPreprocessing
 
-        a = self.options
-        made = AtariPreprocessing(
-            env, noop_max=a.noop_max, frame_skip=a.frame_skip, screen_size=a.screen_size,
-            terminal_on_life_loss=a.terminal_on_life_loss, grayscale_obs=a.grayscale,
-        )  # fmt: skip
-        return FireReset(made) if a.fire_reset else made
+        made = AtariPreprocessing(env, **self.options)
+        return FireReset(made) if self.fire_reset else made

@@ -11,8 +11,8 @@ import rlcli
 from rlcli.algorithms import A2C, Algorithm, algorithm_of
 from rlcli.cli.main import main
 from rlcli.config import registry
+from rlcli.config.choices import CHOICES
 from rlcli.config.compose import configure
-from rlcli.config.parts import CHOICES
 from rlcli.errors import ConfigError
 from rlcli.runs import checkpoint
 from rlcli.runs.folder import CHECKPOINTS, open_run
@@ -109,7 +109,7 @@ def test_what_is_no_algorithm_is_refused():
 def test_one_of_ours_is_its_file_and_a_line_of_the_table(name):
     found = registry.find("algorithm", name)
     assert issubclass(found, Algorithm) and found.__module__.startswith("rlcli.algorithms.")
-    assert found.uses == CHOICES["loss"][name].uses and found.off_policy == CHOICES["loss"][name].off_policy
+    assert found.uses == CHOICES["loss"][name].option_keys() and found.off_policy == CHOICES["loss"][name].off_policy
 
 
 def test_an_option_that_no_method_reads_is_refused(capsys):

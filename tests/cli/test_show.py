@@ -12,15 +12,16 @@ import pytest
 import yaml
 
 from rlcli.algorithms.algorithm import algorithm_of
+from rlcli.build.env import build_env
 from rlcli.cli import ls
 from rlcli.cli.completion import candidates
 from rlcli.cli.main import main
 from rlcli.config.compose import configure
-from rlcli.config.option import choices, leaves
+from rlcli.config.option import leaves
 from rlcli.config.recipes import find_recipes
+from rlcli.config.registry import choices
 from rlcli.config.schemas import Config
 from rlcli.config.words import spell
-from rlcli.envs.build import build_env
 
 
 def test_cfg_job_resolve_prints_the_configuration_as_yaml(rlcli):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from rlcli.build.collector import state_stride
 from rlcli.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from rlcli.collectors.build import state_stride
 from rlcli.config.schemas import CollectorConfig, Config, MemoryConfig
 from rlcli.data.collected.batches import batch_of, layout_of, tensors_of
 from rlcli.data.files.state import flatten, restore

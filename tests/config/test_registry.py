@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from rlcli.config import registry
-from rlcli.config.parts import CHOICES
+from rlcli.config.choices import CHOICES, REGISTERED, readers
 from rlcli.config.recipes import find_recipes
 from rlcli.errors import ConfigError
 from rlcli.learning.optimizer import OPTIMIZERS
@@ -24,29 +24,34 @@ def test_every_wrapper_of_our_table_exists():
 
 
 OURS = [
-    (kind, name) for kind, group in registry.GROUPS.items() for name in CHOICES[group] if CHOICES[group][name].place
+    (kind, name)
+    for kind, group in registry.GROUPS.items()
+    for name in CHOICES[group]
+    if name != REGISTERED and CHOICES[group][name].place
 ]
 
 
 @pytest.mark.parametrize(("kind", "name"), OURS)
 def test_a_part_of_ours_is_what_the_table_says_of_it(kind, name):
     """It is there, says of itself what the table does, and takes the options of its group that it is said to use."""
-    part, line = registry.find(kind, name), registry.part(kind, name)
-    for field in ("uses", "off_policy", "draws"):
-        assert getattr(part, field, getattr(line, field)) == getattr(line, field)
+    part, said = registry.find(kind, name), registry.part(kind, name)
+    assert set(getattr(part, "uses", ())) <= set(said.keys)
+    for field in ("off_policy", "draws"):
+        assert getattr(part, field, getattr(said, field)) == getattr(said, field)
     if kind in ("estimator", "sampler", "storage"):
         group = registry.GROUPS[kind]
-        some_use = {key for other in CHOICES[group].values() for key in other.uses if key.startswith(f"{group}.")}
-        some_use -= {"storage.codes"}  # the buffer's
+        some_have = {key for other in CHOICES[group].values() for key in other.option_keys() if group in readers(key)}
+        some_have -= {"storage.codes", "memory.frame_stack", "sampler.beta_frames"}  # the buffer's, and the loop's
         taken = {f"{group}.{parameter}" for parameter in inspect.signature(part).parameters}
-        assert taken & some_use == set(line.uses) & some_use
+        assert taken & some_have == set(said.keys) & some_have
 
 
 @pytest.mark.parametrize("name", sorted(CHOICES["optim"]))
 def test_an_optimizer_takes_the_options_that_the_table_says(name):
-    some_use = {key.removeprefix("optim.") for part in CHOICES["optim"].values() for key in part.uses}
+    has = {key.removeprefix("optim.") for key in CHOICES["optim"][name].option_keys() if "optim" in readers(key)}
+    some_have = {key.removeprefix("optim.") for other in CHOICES["optim"].values() for key in other.option_keys()}
     taken = inspect.signature(OPTIMIZERS[name].func).parameters
-    assert {f"optim.{option}" for option in some_use & set(taken)} == set(CHOICES["optim"][name].uses)
+    assert has == {option for option in some_have & set(taken) if "optim" in readers(f"optim.{option}")}
 
 
 def test_a_registered_builder_is_found_by_its_name():

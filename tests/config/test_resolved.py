@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlcli.config.compose import configure
 from rlcli.config.resolved import from_dict, to_dict
 from rlcli.config.schemas import VERBS, CollectConfig, Config
 from rlcli.config.words import spelled
@@ -132,3 +133,11 @@ def test_a_saved_reference_is_checked_when_it_is_followed(env, words):
     with pytest.raises(ConfigError) as refusal:
         from_dict("train", {"env": env}, where="config.json")
     assert str(refusal.value).startswith(words)
+
+
+def test_options_of_choices_that_were_not_made_are_not_kept_and_those_of_older_runs_are_left_out():
+    data = through_json(configure("train", ["loss=dqn"]))
+    assert "tau" in data["loss"] and "clip_epsilon" not in data["loss"] and "atari" not in data["env"]
+    assert set(data["value"]) == {"kind", "gamma", "kwargs"}  # an estimator can be chosen, and nothing reads it
+    older = data | {"loss": data["loss"] | {"clip_epsilon": 0.3}, "env": data["env"] | {"atari": {"noop_max": 3}}}
+    assert through_json(from_dict("train", older)) == data

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from rlcli.config.option import leaves
-from rlcli.config.parts import CHOICES
 from rlcli.config.registry import wrapper_call
 from rlcli.config.resolved import from_dict
 from rlcli.config.schemas import CollectConfig, Config
@@ -141,7 +140,7 @@ def test_a_problem_names_the_option_and_its_remedy(values, words, monkeypatch):
 
 @pytest.mark.parametrize(("system", "device"), [("darwin", "mps"), ("linux", "cuda")])
 def test_split_asks_for_the_accelerator_that_it_was_checked_for(monkeypatch, system, device):
-    from rlcli.collectors import build
+    from rlcli.build import collector as build
     from rlcli.config import installed
 
     monkeypatch.setattr("sys.platform", system)
@@ -291,14 +290,6 @@ def test_a_size_of_slices_that_is_none_is_said_once(name, value):
 )
 def test_workers_that_nothing_would_start_are_refused(values, sentence):
     assert any(sentence in text for text in texts(changed(**values)))
-
-
-def test_a_part_of_ours_that_reads_its_kwargs_may_have_some(monkeypatch):
-    with_some = changed(loss__kwargs={"a": 1})
-    assert sum("loss.kwargs" in text for text in texts(with_some)) == 1
-    ours = CHOICES["loss"]
-    monkeypatch.setitem(ours, "ppo_clip", ours["ppo_clip"]._replace(uses=(*ours["ppo_clip"].uses, "loss.kwargs")))
-    assert not [text for text in texts(with_some) if "loss.kwargs" in text]
 
 
 def test_a_burn_in_and_its_slice_fit_the_storage():

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from gym_worlds import Sampled
 
+from rlcli.build import env as build
+from rlcli.build.env import build_env
 from rlcli.config import registry
 from rlcli.config.compose import configure
 from rlcli.config.installed import known_ids
 from rlcli.config.schemas import Config, EnvConfig
-from rlcli.envs import GymEnv, build
-from rlcli.envs.build import build_env
+from rlcli.envs import GymEnv
 from rlcli.errors import ConfigError, EnvError, ResourceError
 from rlcli.vec_envs import building
 from rlcli.vec_envs.make import GymRecipe

@@ -9,11 +9,11 @@ import torch
 from gym_worlds import ACTIONS, OBSERVATIONS, Sampled
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
+from rlcli.build.env import build_env
 from rlcli.collectors import Collector
 from rlcli.config import registry
 from rlcli.config.schemas import EnvConfig
 from rlcli.envs import GymEnv, NativeEnv, SerialEnv, TransformedEnv, make_native
-from rlcli.envs.build import build_env
 from rlcli.errors import ArgumentError, ConfigError, EnvError
 from rlcli.keys import RESET
 from rlcli.transforms import Compose, InitTracker, RewardSum, StepCounter

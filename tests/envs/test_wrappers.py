@@ -6,10 +6,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from rlcli.build.env import build_env
 from rlcli.config.compose import configure
 from rlcli.config.registry import wrapper_call
 from rlcli.envs import GymEnv
-from rlcli.envs.build import build_env
 from rlcli.errors import ConfigError, EnvError
 from rlcli.vec_envs.wrappers import BoundAction, FireReset, LinearReward, SelectEntries
 

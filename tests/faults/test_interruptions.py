@@ -110,7 +110,7 @@ def test_a_signal_at_any_stage_saves_and_the_printed_command_goes_on(rlcli, monk
 @pytest.mark.parametrize("number", STOPS, ids=STOPS.values())
 @pytest.mark.parametrize("verb", ["train", "collect"])
 def test_a_signal_between_two_envs_that_are_made_ends_the_run_and_leaves_nothing(rlcli, monkeypatch, verb, number):
-    from rlcli.envs.build import Pace
+    from rlcli.build.env import Pace
 
     another = Pace.another
 

@@ -14,7 +14,7 @@ from test_off_policy_runs import DQN, SAC
 from test_resume import final_state, stop_after
 from torch import nn
 
-from rlcli.algorithms.policy import choose_threads
+from rlcli.build.policy import choose_threads
 from rlcli.collectors import MultiAsyncCollector
 from rlcli.collectors.frames import AHEAD
 from rlcli.config.compose import configure

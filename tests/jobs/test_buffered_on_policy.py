@@ -10,10 +10,10 @@ from test_off_policy_runs import decided
 from test_resume import final_state, same, stop_after
 
 from rlcli.algorithms import algorithm_of
-from rlcli.algorithms.policy import build_policy
-from rlcli.collectors.build import build_collector
+from rlcli.algorithms.algorithm import build_policy
+from rlcli.build.collector import build_collector
+from rlcli.build.env import build_env
 from rlcli.config.compose import configure
-from rlcli.envs.build import build_env
 from rlcli.errors import ConfigError
 from rlcli.jobs import resume
 from rlcli.keys import ADVANTAGE, OBSERVATION, VALUE_TARGET, under_next

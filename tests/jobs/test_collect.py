@@ -8,10 +8,10 @@ import shlex
 import pytest
 import torch
 
-from rlcli.collectors.build import build_collector
+from rlcli.build.collector import build_collector
+from rlcli.build.env import build_env
 from rlcli.config.compose import configure
 from rlcli.data import open_segments, verify_segments
-from rlcli.envs.build import build_env
 from rlcli.errors import ConfigError
 from rlcli.jobs import collect
 from rlcli.jobs.trained_run import config_of, restored_policy

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from rlcli.algorithms import algorithm, algorithm_of
-from rlcli.algorithms.policy import build_policy
-from rlcli.collectors.build import build_collector
+from rlcli.algorithms.algorithm import build_policy
+from rlcli.build.collector import build_collector
+from rlcli.build.env import build_env
 from rlcli.config.compose import configure
 from rlcli.data import ReplayBuffer, open_buffer
-from rlcli.envs.build import build_env
 from rlcli.jobs import collect, collection
 from rlcli.keys import REWARD
 

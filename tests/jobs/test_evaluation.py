@@ -14,12 +14,12 @@ import torch
 from tensordict.nn import TensorDictModule
 from torch import nn
 
+from rlcli.build.env import build_env, evaluation_lanes
 from rlcli.cli.flags import run_folder
 from rlcli.config import registry
 from rlcli.config.compose import configure
 from rlcli.config.registry import register_transform
 from rlcli.envs import GymEnv, SerialEnv
-from rlcli.envs.build import build_env, evaluation_lanes
 from rlcli.errors import ArgumentError, ConfigError, EnvError, StoppedSafely
 from rlcli.jobs import collect, evaluate, learner, load, resume
 from rlcli.jobs.trained_run import config_of, restored_policy

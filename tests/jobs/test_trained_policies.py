@@ -15,10 +15,10 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 import rlcli
+from rlcli.build.env import build_env
 from rlcli.config import registry
 from rlcli.config.compose import configure
 from rlcli.envs import GymEnv, TransformedEnv
-from rlcli.envs.build import build_env
 from rlcli.errors import ArgumentError, ConfigError, MissingKeyError
 from rlcli.jobs.trained_policy import TrainedPolicy
 from rlcli.learning.evaluation import evaluate as play

@@ -20,14 +20,14 @@ import torch
 from large_env import LargeEnv
 
 import rlcli
-from rlcli.algorithms.policy import build_policy
-from rlcli.collectors.build import build_collector
+from rlcli.algorithms.algorithm import build_policy
+from rlcli.build.collector import build_collector
+from rlcli.build.env import build_env
 from rlcli.collectors.stored_states import StateClock
 from rlcli.config import registry
 from rlcli.config.compose import configure
 from rlcli.config.recipes import find_recipes
 from rlcli.data.samplers import PrioritizedSampler
-from rlcli.envs.build import build_env
 from rlcli.jobs.plan import plan
 from rlcli.kernels.sum_tree.levels import tree_bytes
 from rlcli.keys import DONE
@@ -706,7 +706,7 @@ MEASURED = """
 import sys
 import rlcli
 from rlcli.config.compose import configure
-from rlcli.envs.build import build_env
+from rlcli.build.env import build_env
 from rlcli.processes.memory import process_memory
 
 planned = rlcli.plan(sys.argv[1:])

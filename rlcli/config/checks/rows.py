@@ -115,7 +115,7 @@ def _gradient_of_slices(cfg: Config) -> Iterator[Problem]:
 def _slices(cfg: Config) -> Iterator[Problem]:
     """Slices: how many, how long, and who learns from them."""
     s = cfg.sampler
-    if "sampler.slice_len" not in registry.part("sampler", s.kind).uses:
+    if "sampler.slice_len" not in registry.part("sampler", s.kind).keys:
         return
     if draws(cfg) == "batch":
         yield from _slices_of_batches(cfg)

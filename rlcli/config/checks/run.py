@@ -8,7 +8,7 @@ from typing import Any
 
 from rlcli.config import registry
 from rlcli.config.checks.check import check
-from rlcli.config.parts import CHOICES
+from rlcli.config.choices import CHOICES
 from rlcli.config.problem import Problem, spell
 from rlcli.config.schemas import Config
 
@@ -47,9 +47,8 @@ def check_kwargs(cfg: Any) -> Iterator[Problem]:
         options = getattr(cfg, group, None)
         if options is None or not options.kwargs or options.kind in registry.users_names(kind):
             continue
-        if f"{group}.kwargs" not in registry.part(kind, options.kind).uses:
-            what = f"{group}.kwargs has no meaning with {group}={options.kind}"
-            yield Problem(what, f"it is for {'an' if kind[0] in 'ae' else 'a'} {kind} that you registered")
+        what = f"{group}.kwargs has no meaning with {group}={options.kind}"
+        yield Problem(what, f"it is for {'an' if kind[0] in 'ae' else 'a'} {kind} that you registered")
 
 
 @check("run.")

@@ -262,7 +262,7 @@ def make_estimator(
     known = tuple(dict.fromkeys((*(ours.value for ours in ValueEstimators), *registry.names("estimator"))))
     one_of("value estimator", name, known)
     given = {"gamma": 0.99, "value_network": value_network, "zero_values": value_network is None, **options}
-    if "value.lmbda" in registry.part("estimator", name).uses:
+    if "value.lmbda" in registry.part("estimator", name).keys:
         given.setdefault("lmbda", 0.95)
     else:
         given.pop("lmbda", None)

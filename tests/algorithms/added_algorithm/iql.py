@@ -5,7 +5,7 @@ from torch import nn
 
 import rlcli
 from rlcli.algorithms import Bootstrapped
-from rlcli.algorithms.policy import actor_and_critic, network_options
+from rlcli.build.policy import actor_and_critic, network_options
 from rlcli.keys import ACTION, OBSERVATION, TD_ERROR, under_next
 from rlcli.modules import ActorCritic, network
 from rlcli.objectives.bootstrap import BootstrappedLoss, mean_of, next_columns, target_of

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from rlcli.collectors.build import delta_dtype_of
+from rlcli.build.collector import delta_dtype_of
 from rlcli.collectors.schema import row_specs
 from rlcli.config.schemas import Config, EnvConfig
 from rlcli.data import ReplayBuffer, TensorDictReplayBuffer, open_buffer

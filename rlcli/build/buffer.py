@@ -74,6 +74,7 @@ def build_sampler(cfg: Config) -> Sampler:
 
     s = cfg.sampler
     options = registry.arguments("sampler", s)
+    options.pop("beta_frames", None)  # of the loop
     if by_priority(cfg):
         options["max_capacity"] = cfg.storage.max_size
     if {"num_slices", "slice_len"} <= options.keys():

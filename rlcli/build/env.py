@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from rlcli.config import registry
 from rlcli.config.guard import check_env_ids
 from rlcli.config.problem import raise_all
 from rlcli.config.registry import wrapper_call
-from rlcli.config.schemas import CollectConfig, Config, EnvConfig
+from rlcli.config.schemas import AtariConfig, CollectConfig, Config, EnvConfig
 from rlcli.envs.base import EnvBase
 from rlcli.envs.gym_env import GymEnv, make_native
 from rlcli.envs.parallel import ParallelEnv
@@ -27,7 +28,7 @@ from rlcli.processes.memory import free_memory, process_memory, size
 from rlcli.specs import Bounded, TensorSpec
 from rlcli.transforms import FrameStack, RewardNorm, RewardScaling, RunningNorm, SignTransform, Transform, by_name
 from rlcli.vec_envs.building import beside
-from rlcli.vec_envs.make import configured, numbered, set_limit, set_stickiness
+from rlcli.vec_envs.make import AtariFrames, GymRecipe, NamedWrapper, Wrapper, set_limit
 from rlcli.vec_envs.shares import shared_out
 from rlcli.vec_envs.vector_backends import auto_prefers_native
 
@@ -153,6 +154,53 @@ def _parallel(cfg: EnvConfig, offset: int, on_worker_error: str, first: GymEnv |
 def _makers(cfg: EnvConfig, lanes: int, offset: int) -> list[partial[GymEnv]]:
     options: dict[str, Any] = {"categorical_action_encoding": True, "narrow": True, "out_of_bounds": cfg.out_of_bounds}
     return [partial(GymEnv, configured(cfg, offset + lane), **options) for lane in range(lanes)]
+
+
+def set_stickiness(settings: dict[str, Any], options: AtariConfig) -> None:
+    """Put the probability of repeated actions among the settings of an Atari game, where the options name one."""
+    if options.sticky_actions is not None:
+        settings["repeat_action_probability"] = options.sticky_actions
+
+
+# ---- single envs ---------------------------------------------------------------------------------------------------
+_INDEX = re.compile(r"\{(?:(\d+)\+)?index\}")
+
+
+def numbered(value: Any, index: int) -> Any:
+    """A setting of the env of this number: `"{index}"` is that, `"{5005+index}"` a port, `"arm-{index}"` a name."""
+    if isinstance(value, str):
+        if whole := _INDEX.fullmatch(value):
+            return int(whole[1] or 0) + index
+        return _INDEX.sub(lambda found: str(int(found[1] or 0) + index), value)
+    if isinstance(value, Mapping):
+        return {name: numbered(each, index) for name, each in value.items()}
+    return [numbered(each, index) for each in value] if isinstance(value, list) else value
+
+
+def configured(cfg: EnvConfig, index: int = 0) -> GymRecipe:
+    """Return a run's gymnasium env of this number; a `ConfigError` where an id names a module."""
+    raise_all(check_env_ids(cfg))
+    wrappers: list[Wrapper] = []
+    settings = numbered(cfg.kwargs, index)
+    limit = cfg.max_episode_steps
+    registered = cfg.id in registry.users_names("env")
+    if cfg.kind == "atari":
+        settings.setdefault("frameskip", 1)
+        set_stickiness(settings, cfg.atari)
+        a = cfg.atari
+        frames = {
+            "noop_max": a.noop_max, "frame_skip": a.frame_skip, "screen_size": a.screen_size,
+            "terminal_on_life_loss": a.terminal_on_life_loss, "grayscale_obs": a.grayscale,
+        }  # fmt: skip
+        wrappers.append(AtariFrames(frames, a.fire_reset))
+        if limit is not None and not registered:
+            limit *= cfg.atari.frame_skip  # the limit is in steps of the policy, the emulator counts frames
+    for entry in cfg.wrappers:
+        name, arguments = wrapper_call(entry)
+        wrappers.append(NamedWrapper(name, registry.find("wrapper", name), arguments))
+    if registered:
+        return GymRecipe(registry.find("env", cfg.id), settings, tuple(wrappers), limit, name=cfg.id)
+    return GymRecipe(cfg.id, settings, tuple(wrappers), limit)
 
 
 def make_single(cfg: EnvConfig) -> GymEnv:

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from tensordict.nn import InteractionType
 
+from rlcli.build.env import build_env
 from rlcli.collectors.base import BaseCollector
 from rlcli.collectors.collector import Collector
 from rlcli.collectors.devices import resolve
 from rlcli.config.installed import accelerator
 from rlcli.config.schemas import CollectConfig, Config, convolves, draws, is_off_policy
 from rlcli.envs import EnvBase
-from rlcli.envs.build import build_env
 from rlcli.keys import Key, unravel
 from rlcli.modules import ActorCritic, RandomPolicy
 from rlcli.modules.masks import find_action_mask

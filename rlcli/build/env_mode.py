@@ -12,11 +12,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, TypeVar
 
+from rlcli.build.collector import shares
+from rlcli.build.env import make_single, wants_native
 from rlcli.collectors.answers import answering
-from rlcli.collectors.build import shares
 from rlcli.config.schemas import CollectConfig
 from rlcli.envs import GymEnv
-from rlcli.envs.build import make_single, wants_native
 from rlcli.processes.cores import cores
 from rlcli.runs import random_streams
 from rlcli.vec_envs.vector_backends import auto_prefers_native

@@ -1,4 +1,4 @@
-"""Options that nothing reads, given the other choices: derived from what each part `uses`, and from `when`.
+"""Options of choices that were not made: nothing reads them.
 
 One that was typed is refused; one that a recipe sets is said, since a recipe may be combined with other choices.
 """
@@ -9,8 +9,9 @@ from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 from rlcli.config import registry
+from rlcli.config.choices import CHOICES, REGISTERED, readers
+from rlcli.config.choices.options import keys_of
 from rlcli.config.option import Leaf, groups, leaves, value_at
-from rlcli.config.parts import CHOICES, REGISTERED
 from rlcli.config.problem import Problem
 from rlcli.config.schemas import VERBS
 
@@ -23,11 +24,17 @@ class Unread(NamedTuple):
     instead: str
 
 
+def conditions(leaf: Leaf) -> dict[str, tuple[Any, ...]]:
+    """Return what an option is read with: group, `verb` or dotted key -> those of its choices or values."""
+    verbs = tuple(verb for verb, schema in VERBS.items() if leaf.key in keys_of(schema.reads))
+    return {**readers(leaf.key), **({"verb": verbs} if verbs else {}), **leaf.option.when}
+
+
 def unread(cfg: Any) -> dict[str, Unread]:
     """Every key that nothing reads."""
     found, schema = {}, type(cfg)
     for leaf in leaves(schema).values():
-        for key, wanted in leaf.used_by.items():
+        for key, wanted in conditions(leaf).items():
             if not _is_there(schema, key):
                 if not _always(schema, key, wanted):
                     found[leaf.key] = Unread(key, f"for rlcli {_verb(schema)}", "")
@@ -40,12 +47,21 @@ def unread(cfg: Any) -> dict[str, Unread]:
     return found
 
 
+def of_others(cfg: Any) -> set[str]:
+    """Return the keys of choices of ours that were not made; what a user's part may read is not among them."""
+    return {
+        key for key, why in unread(cfg).items()
+        if not key.endswith(".kind")
+        and (not _is_there(type(cfg), why.by) or _chosen(cfg, why.by) in CHOICES.get(why.by, ()))
+    }  # fmt: skip
+
+
 def read_with(schema: type, leaf: Leaf) -> str | None:
     """With which choices a verb reads an option, in words: "" for all of them, None where it never does."""
-    conditions = leaf.used_by.items()
-    if not all(wanted and (_is_there(schema, key) or _always(schema, key, wanted)) for key, wanted in conditions):
+    found = conditions(leaf).items()
+    if not all(wanted and (_is_there(schema, key) or _always(schema, key, wanted)) for key, wanted in found):
         return None
-    return ", ".join(_shortest(schema, key, wanted) for key, wanted in conditions if _is_there(schema, key))
+    return ", ".join(_shortest(schema, key, wanted) for key, wanted in found if _is_there(schema, key))
 
 
 def read_by(schema: type) -> list[str]:
@@ -78,7 +94,7 @@ def _always(schema: type, key: str, wanted: Collection[Any]) -> bool:
 def _reads(leaf: Leaf, key: str, chosen: Any, wanted: Collection[Any]) -> bool:
     """Say whether what is chosen reads the option: one of ours that does, or a user's part that says so of itself."""
     kind = registry.KIND_OF.get(key)
-    return chosen in wanted or (kind is not None and leaf.key in registry.part(kind, chosen).uses)
+    return chosen in wanted or (kind is not None and leaf.key in registry.part(kind, chosen).keys)
 
 
 def _said(key: str, wanted: Collection[Any]) -> str:

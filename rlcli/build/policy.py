@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
 
-from rlcli.algorithms.algorithm import algorithm_of
-from rlcli.collectors.build import shares_meanwhile
+from rlcli.build.collector import shares_meanwhile
 from rlcli.config import registry
-from rlcli.config.schemas import CollectConfig, Config
+from rlcli.config.schemas import CollectConfig
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError, in_words
 from rlcli.keys import Key, unravel
@@ -20,24 +19,6 @@ from rlcli.modules.masks import find_action_mask, mask_key_of, with_action_mask
 from rlcli.processes.cores import cores
 
 WORTH_A_THREAD = 32_000_000  # multiply-adds of one layer for a minibatch above which a second thread pays
-
-
-@overload
-def build_policy(cfg: Config, env: EnvBase) -> ActorCritic: ...
-@overload
-def build_policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic | None: ...
-def build_policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic | None:
-    """Actor and critic for the env; None for random actions, which are refused where they are to be trained."""
-    p = cfg.policy
-    if p.kind == "random":
-        if isinstance(cfg, Config):
-            raise ConfigError("a random policy cannot be trained", where="policy=random", fix="Use rlcli collect.")
-        return None
-    if p.kind in registry.users_names("policy"):
-        return _users_policy(cfg, env)
-    if isinstance(cfg, Config):
-        return algorithm_of(cfg).networks(env)
-    return actor_and_critic(cfg, env)
 
 
 def actor_and_critic(cfg: CollectConfig, env: EnvBase) -> ActorCritic:
@@ -82,7 +63,8 @@ def network_options(cfg: CollectConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _users_policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic:
+def users_policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic:
+    """Return what the builder of a registered policy makes."""
     p = cfg.policy
     made = registry.build("policy", p.kind, object, env.observation_spec, env.action_spec, **p.kwargs)
     pair = tuple(made) if isinstance(made, tuple | ActorCritic) else (made, None)

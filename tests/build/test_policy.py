@@ -10,12 +10,12 @@ import torch
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
-from rlcli.algorithms.policy import build_policy
+from rlcli.algorithms.algorithm import build_policy
 from rlcli.algorithms.ppo import ClipPPO
 from rlcli.algorithms.sac import SAC, _log_width
+from rlcli.build.env import build_env
 from rlcli.config import registry
 from rlcli.config.compose import configure
-from rlcli.envs.build import build_env
 from rlcli.errors import ConfigError
 from rlcli.modules import (
     MLP,

@@ -6,12 +6,13 @@ import warnings
 import pytest
 
 from rlcli.config import registry
+from rlcli.config.choices import CHOICES
+from rlcli.config.choices.options import keys_of
 from rlcli.config.compose import configure
 from rlcli.config.option import leaves
-from rlcli.config.parts import CHOICES
+from rlcli.config.reading import conditions, read_with, unread
 from rlcli.config.recipes import find_recipes
 from rlcli.config.schemas import VERBS, CollectConfig, Config
-from rlcli.config.unread import read_with, unread
 from rlcli.errors import ConfigError
 
 STORED = ["storage=tensor", "sampler=random", "collector.frames_per_batch=64"]
@@ -122,8 +123,8 @@ def test_what_a_recipe_sets_for_nothing_is_said():
         cfg = configure("train", ["recipe=ppo_exact", *DQN])
     texts = [str(warning.message) for warning in said]
     assert texts == [
-        "recipe ppo_compact sets what has no meaning with loss=dqn: value.lmbda, loss.clip_epsilon, "
-        "loss.entropy_coeff, optim.epochs"
+        "recipe ppo_compact sets what has no meaning with loss=dqn: value.lmbda, loss.entropy_coeff, "
+        "loss.clip_epsilon, optim.epochs"
     ]
     assert cfg.loss.kind == "dqn"
 
@@ -137,27 +138,24 @@ def test_our_recipes_set_nothing_for_nothing(name):
         configure(recipe.verb, [f"recipe={name}", *words])
 
 
-def test_parts_use_options_that_there_are_and_options_are_read_with_values_that_there_are():
+def test_choices_read_options_that_there_are_and_options_are_read_with_values_that_there_are():
     known = leaves(Config).keys() | leaves(CollectConfig).keys()
-    for group, parts in CHOICES.items():
-        for name, part in parts.items():
-            assert not set(part.uses) - known, (group, name)
-            assert len(set(part.uses)) == len(part.uses), (group, name)
-    assert CHOICES["verb"].keys() == VERBS.keys()
+    for options in (*(each for choices in CHOICES.values() for each in choices.values()), *VERBS.values()):
+        keys = keys_of(options.reads) if options in VERBS.values() else options.option_keys()
+        assert not set(keys) - known, options
     for leaf in leaves(Config).values():
         for key, wanted in leaf.option.when.items():
-            assert wanted or leaf.key == "weights.swap"  # collectors that publish while they collect are not in a run
-            assert isinstance(wanted, tuple) and "." in key
+            assert wanted and isinstance(wanted, tuple) and "." in key
             assert all(leaves(Config)[key].option.accepts(value) for value in wanted), leaf.key
 
 
-def test_used_by_is_derived_from_what_each_part_says():
+def test_what_an_option_is_read_with_is_derived_from_the_choices_that_have_it():
     table = leaves(Config)
-    assert table["value.lmbda"].used_by == {
+    assert conditions(table["value.lmbda"]) == {
         "loss": ("ppo_clip", "ppo_kl", "a2c", "reinforce"), "value": ("gae", "td_lambda")
     }  # fmt: skip
-    assert table["loss.alpha_init"].used_by == {"loss": ("sac",), "loss.alpha": ("auto",)}
-    assert table["env.num"].used_by == {}
+    assert conditions(table["loss.alpha_init"]) == {"loss": ("sac",), "loss.alpha": ("auto",)}
+    assert conditions(table["env.num"]) == {}
 
 
 def test_a_default_run_reads_what_its_choices_say():

@@ -8,11 +8,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from rlcli.algorithms.policy import build_policy
-from rlcli.collectors.build import build_collector
+from rlcli.algorithms.algorithm import build_policy
+from rlcli.build.collector import build_collector
+from rlcli.build.env import build_env
 from rlcli.config import registry
 from rlcli.config.compose import configure
-from rlcli.envs.build import build_env
 from rlcli.errors import ConfigError
 from rlcli.transforms import Transform
 

@@ -1,0 +1,66 @@
+"""The reporter of a run, and what its start says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from rlcli.collectors import BaseCollector
+from rlcli.collectors.frames import steps_of
+from rlcli.config import registry
+from rlcli.config.resolved import settings
+from rlcli.config.run_files import EPISODES, METRICS
+from rlcli.config.schemas import CollectConfig
+from rlcli.keys import Key, show
+from rlcli.report.metrics import Figures
+from rlcli.report.reporter import Facts, Reporter
+from rlcli.runs.folder import EVENTS, Run, note_new
+from rlcli.runs.session import REPLAY_NOTICE
+from rlcli.runs.signals import StopSignals
+
+
+def reporter_of(
+    cfg: CollectConfig, run: Run, stop: StopSignals, *, verb: str, observed: Sequence[Key], resume_at: int | None
+) -> Reporter:
+    """Return the reporter; a signal is answered in its view.
+
+    `verb`: names a run without a recipe.
+    `observed`: the observations that its batches hold.
+    `resume_at`: frames of the state that is about to be loaded.
+    """
+    facts = Facts(
+        title=cfg.recipe or verb, env=cfg.env.id, seed=cfg.seed, total_frames=cfg.total_frames,
+        obs_keys=observed, next_obs=cfg.memory.next_obs, settings=settings(cfg), info_keys=cfg.env.info_keys,
+    )  # fmt: skip
+    logger: Any = cfg.logger.kind
+    if logger in registry.users_names("logger"):
+        logger = partial(registry.build, "logger", logger, Figures, **cfg.logger.kwargs)
+    note_new(run, METRICS, EPISODES)
+    there = set(run.path.glob(EVENTS))
+    reporter = Reporter(facts, folder=run.path, console=cfg.console.kind, logger=logger, resume_at=resume_at)
+    run.made.extend(path.name for path in set(run.path.glob(EVENTS)) - there)
+    stop.in_place = reporter.redraws
+    return reporter
+
+
+def notes(cfg: CollectConfig, collector: BaseCollector, replayable: bool, narrowed: Sequence[Key] = ()) -> list[str]:
+    """Lines for the start of the run: where it does otherwise than what was typed may seem to say."""
+    asked, total, lanes = cfg.collector.frames_per_batch, cfg.total_frames, sorted({*collector.lanes_in_batch})
+    lines = [
+        f"frames_per_batch {asked} rounded up to {steps_of(asked, envs) * envs}, a multiple of {envs} envs"
+        for envs in lanes
+        if asked % envs
+    ]
+    if len(lanes) > 1:
+        lines.append(f"total_frames {total} may be exceeded by up to {lanes[-1] - 1}: workers step all their envs")
+    elif total % lanes[0]:
+        rounded = steps_of(total, lanes[0]) * lanes[0]
+        lines.append(f"total_frames {total} rounded up to {rounded}, a multiple of {lanes[0]} envs")
+    if cfg.env.id.startswith("ALE/") and cfg.env.kind != "atari" and not cfg.env.wrappers:
+        lines.append(f"{cfg.env.id} without preprocessing; env=atari adds frame skipping, resizing and stacking")
+    if narrowed:
+        lines.append(
+            f"float64 observations are stored as float32, rounded to 7 digits: {', '.join(map(show, narrowed))}"
+        )
+    return lines if replayable else [*lines, REPLAY_NOTICE]
