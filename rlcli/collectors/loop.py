@@ -48,10 +48,7 @@ class BoundBatch:
         self, act: Callable, step: Callable, reset: Callable, steps: Iterable[int], keep_finals: bool,
         reset_when_done: bool,
     ) -> int:  # fmt: skip
-        """Take these steps, one after the other and at least one; the step after the last one taken.
-
-        `step` and `reset` are the batch's own, timed or not.
-        """
+        """Take these steps, at least one, with the batch's `step` and `reset`, timed or not; the step after them."""
         row_ops, keep = self.row_ops, self.finals.keep
         t = 0
         try:
