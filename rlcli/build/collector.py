@@ -14,6 +14,7 @@ from rlcli.build.env import build_env
 from rlcli.collectors.base import BaseCollector
 from rlcli.collectors.collector import Collector
 from rlcli.collectors.devices import resolve
+from rlcli.collectors.options import FIELDS
 from rlcli.config.installed import accelerator
 from rlcli.config.schemas import CollectConfig, Config, convolves, draws, is_off_policy
 from rlcli.envs import EnvBase
@@ -45,13 +46,9 @@ def build_collector(
     if actor is None:
         mask = find_action_mask(cfg.policy.action_mask_key, env.observation_spec, env.action_spec)
         actor = None if mask is None else RandomPolicy(action_mask_key=mask)
-    options: dict[str, Any] = {
-        "frames_per_batch": c.frames_per_batch, "total_frames": cfg.total_frames, "next_obs": m.next_obs,
-        "delta_dtype": delta_dtype_of(cfg), "on_overflow": m.on_overflow, "keep_keys": keep_keys,
-        "max_frames_per_traj": c.max_frames_per_traj, "init_random_frames": c.init_random_frames,
-        "reset_at_each_iter": c.reset_at_each_iter, "split_trajs": c.split_trajs, "set_truncated": c.set_truncated,
-        "trajs_per_batch": c.trajs_per_batch, "traj_format": "cat" if c.trajs_per_batch else None,
-        "deliver_leftovers": c.deliver_leftovers, "track_traj_ids": c.track_traj_ids,
+    options: dict[str, Any] = {name: value for name, value in vars(c).items() if name in FIELDS} | {
+        "total_frames": cfg.total_frames, "next_obs": m.next_obs, "delta_dtype": delta_dtype_of(cfg),
+        "on_overflow": m.on_overflow, "keep_keys": keep_keys, "traj_format": "cat" if c.trajs_per_batch else None,
         "exploration_type": EXPLORATION[cfg.policy.exploration], "weights_swap": cfg.weights.swap,
         "storing_device": places["storing_device"], "env_device": places["env_device"],
         "policy_device": places["policy_device"], "no_cuda_sync": cfg.device.no_cuda_sync, "seed": cfg.seed,

@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 
 from rlcli.collectors.background import Background
 from rlcli.collectors.delivered import Collected, Delivered
-from rlcli.collectors.options import CountedOption, Delivery, Stepping, counted, function
+from rlcli.collectors.options import FIELDS, CollectorOptions, CountedOption, counted, function
 from rlcli.collectors.schema import RowSchema
 from rlcli.collectors.weights import POLICY, CollectorWeights, Source
 from rlcli.data.splitting import split_trajectories
@@ -44,13 +44,6 @@ def called(name: str, function: Callable, *given: Any) -> Any:
         ) from error  # fmt: skip
 
 
-_NO_ATTRIBUTES = (  # options that the engine is made for; an attribute of that name would be without effect
-    "keep_keys", "compact_obs", "delta_dtype", "on_overflow", "max_frames_per_traj", "reset_when_done",
-    "exploration_type", "reuse_batch", "track_traj_ids", "track_policy_version", "no_cuda_sync", "episode_seeds",
-    "trajs_per_batch", "traj_format", "deliver_leftovers",
-)  # fmt: skip
-
-
 class BaseCollector:
     """Iterate it for batches; `deliver` one, with what there is to know of it; or give it a buffer and `start()` it.
 
@@ -58,10 +51,9 @@ class BaseCollector:
 
     Parameters
     ----------
-    delivery : Delivery
-        What becomes of batches.
+    options : CollectorOptions
     trajectories : CompleteTrajectories, optional
-        What cuts them into whole trajectories: `delivery.trajectories(stepping)`.
+        What cuts them into whole trajectories: `options.trajectories()`.
 
     Attributes
     ----------
@@ -85,14 +77,14 @@ class BaseCollector:
     """
 
     lag: int | None = None
-    _no_attributes: tuple[str, ...] = _NO_ATTRIBUTES
+    _no_attributes = frozenset(name for name, field in FIELDS.items() if field.metadata.get("fixed"))
     _at_exit: float | None = None  # seconds that a thread's batch has to be whole in when the interpreter ends
     frames_per_batch: int = CountedOption()  # type: ignore[assignment]
     total_frames: int = CountedOption()  # type: ignore[assignment]
     init_random_frames: int = CountedOption()  # type: ignore[assignment]
     frames: int
     _calls_hooks = True  # in this process
-    _stepping: Stepping
+    _options: CollectorOptions
     _weights: CollectorWeights
     _updater: WeightUpdaterBase | None
     replay_buffer: Any
@@ -101,11 +93,11 @@ class BaseCollector:
     trajectories: CompleteTrajectories | None
     update_at_each_batch: bool
 
-    def __init__(self, delivery: Delivery, trajectories: CompleteTrajectories | None) -> None:
-        self.postproc, self.split_trajs, self.trajectories = delivery.postproc, delivery.split_trajs, trajectories
-        self.replay_buffer, self.extend_buffer = delivery.replay_buffer, delivery.extend_buffer
-        self._hooks = delivery.pre_collect_hook, delivery.post_collect_hook
-        self.weight_updater = delivery.weight_updater
+    def __init__(self, options: CollectorOptions, trajectories: CompleteTrajectories | None) -> None:
+        self.postproc, self.split_trajs, self.trajectories = options.postproc, options.split_trajs, trajectories
+        self.replay_buffer, self.extend_buffer = options.replay_buffer, options.extend_buffer
+        self._hooks = options.pre_collect_hook, options.post_collect_hook
+        self.weight_updater = options.weight_updater
         self.frames = self.batches = 0
         self.closed = False
         self.background = Background()
@@ -338,7 +330,7 @@ class BaseCollector:
         TypeError
             It has no end, or delivers trajectories, or batches that end with an episode: nobody knows how many.
         """
-        if self.total_frames < 0 or self.trajectories is not None or not self._stepping.reset_when_done:
+        if self.total_frames < 0 or self.trajectories is not None or not self._options.reset_when_done:
             raise TypeError(
                 "a collector without total_frames, with trajs_per_batch or with reset_when_done=False has no length"
             )
@@ -408,7 +400,7 @@ class BaseCollector:
         with stage(COLLECT):
             found = self._collect(steps, timed)
             self.batches += 1
-            if vars(self).get("reset_at_each_iter", self._stepping.reset_at_each_iter):
+            if vars(self).get("reset_at_each_iter", self._options.reset_at_each_iter):
                 found = found._replace(gaps=dict.fromkeys(found.lanes or range(self.envs), True))
             if self.postproc is not None or self._hook is not None:  # either may write into the batch
                 reward, done = (None if x is None else x.copy() for x in (found.reward, found.done))

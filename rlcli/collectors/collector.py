@@ -27,7 +27,7 @@ from rlcli.collectors.delivered import Collected
 from rlcli.collectors.devices import NOT_COPIED, one_device, own_copy, own_device, place
 from rlcli.collectors.finish import Filled, TrajectoryPool, assemble
 from rlcli.collectors.frames import next_steps, steps_of
-from rlcli.collectors.options import Stepping, divided, whole
+from rlcli.collectors.options import FIELDS, CollectorOptions, whole
 from rlcli.collectors.rollout import Rollout
 from rlcli.collectors.schema import RowSchema
 from rlcli.collectors.weights import FollowedWeights, Receiver
@@ -46,7 +46,6 @@ from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.errors import ArgumentError, in_words
 from rlcli.keys import DONE, POLICY_VERSION, REWARD, TRUNCATED, Key
 from rlcli.recognise import own
-from rlcli.specs.base import Device
 from rlcli.vec_envs.bounds import Bounds
 from rlcli.vec_envs.parallel_vec_env import ParallelVecEnv
 
@@ -225,13 +224,14 @@ class Collector(BaseCollector):
         all_lanes: int | None = None,
         traj_pool: TrajectoryPool | None = None,
     ) -> None:
-        stepping, delivery = divided(locals())
-        super().__init__(delivery, delivery.trajectories(stepping))
-        self._prepare(stepping, delivery.storing_device)
+        given = locals()
+        options = CollectorOptions(**{name: given[name] for name in FIELDS})
+        super().__init__(options, options.trajectories())
+        self._prepare(options)
 
-    def _prepare(self, s: Stepping, storing_device: Device) -> None:
+    def _prepare(self, s: CollectorOptions) -> None:
         """Env, policy and engine, from what a worker would be sent."""
-        self._stepping = s
+        self._options = dataclasses.replace(s, replay_buffer=None)  # an attribute holds it, and may let go of it
         self.frames_per_batch, self.total_frames = s.frames_per_batch, s.total_frames
         self.init_random_frames = s.init_random_frames or 0
         self.reset_at_each_iter, self.set_truncated = s.reset_at_each_iter, s.set_truncated
@@ -252,7 +252,7 @@ class Collector(BaseCollector):
             self.batched = bool(self.env.batch_size)
             self.placement = place(
                 device=one_device(s.device, s.devices), env_device=s.env_device, policy_device=s.policy_device,
-                storing_device=storing_device, env_own=self.env.device, policy_own=own_device(policy),
+                storing_device=s.storing_device, env_own=self.env.device, policy_own=own_device(policy),
                 no_cuda_sync=s.no_cuda_sync,
             )  # fmt: skip
             self.seed = drawn_seed() if s.seed is None else s.seed
@@ -272,7 +272,7 @@ class Collector(BaseCollector):
 
     def _connect(self) -> None:
         """Put together the parts that are stepped, from what the env is known to show."""
-        s = self._stepping
+        s = self._options
         wired = wire(
             self.env, self._face, self._acting, self.placement, s,
             mode=self.next_obs, random_frames=self.init_random_frames,
@@ -339,7 +339,7 @@ class Collector(BaseCollector):
             self.engine.legs = self._checked
         left = max(0, self.init_random_frames - self.frames) if random_steps is None else random_steps * self.vec_env.n
         self.look(left)
-        if left and not self._stepping.init_random_frames:
+        if left and not self._options.init_random_frames:
             refuse_random_now(self.env, self.vec_env, self.engine.actor)
         self._weights.begin()
         try:
@@ -572,12 +572,12 @@ class Collector(BaseCollector):
         self.engine.begun = False
 
     def _seed(self, seed: int, episode_seeds: bool) -> None:
-        self.stream.reseed(self._stepping.process_seed(seed))
+        self.stream.reseed(self._options.process_seed(seed))
         self.engine.reseed(seed)
         self._seed_lanes(seed, episode_seeds)
 
     def _seed_lanes(self, seed: int, every_episode: bool) -> None:
-        s = self._stepping
+        s = self._options
         self.vec_env.seed(seed, every_episode=every_episode, first_lane=s.first_lane, total=s.all_lanes)
 
     # ---- checkpoints -------------------------------------------------------------------------------------------

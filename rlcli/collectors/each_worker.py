@@ -6,11 +6,10 @@ import difflib
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 from rlcli.collectors.devices import not_both
-from rlcli.collectors.options import CountedOption, Delivery, Stepping, counted
+from rlcli.collectors.options import EACH, FIELDS, PARENT, CollectorOptions, CountedOption, counted, in_scope
 from rlcli.errors import ArgumentError
 from rlcli.processes.cores import cores
 
@@ -22,10 +21,7 @@ _OF_ONE_KIND = {  # of collectors with workers: the values that ask for nothing,
     "max_lag": ((None,), "workers that wait for each other are never behind", "MultiAsyncCollector"),
     "on_lag": (("report",), "workers that wait for each other are never behind", "MultiAsyncCollector"),
 }  # fmt: skip
-_PARENTS = ("update_at_each_batch", "reuse_batch", "first_lane", "all_lanes", "traj_pool", "seed")
 _WITHOUT_EFFECT = {"trust_policy", "use_buffers"}
-_EACH = ("create_env_fn", "create_env_kwargs", "policy_factory", "device", "devices", "policy_device", "env_device",
-         "frames_per_batch")  # fmt: skip
 
 
 class CountedEach(CountedOption):
@@ -54,7 +50,7 @@ def makers_of(create_env_fn: Any, num_workers: int | None) -> list[Any]:
                 f"create_env_fn has {len(makers)} entries, one for each worker", why=f"num_workers is {num_workers}"
             )
         return makers
-    return [create_env_fn] * counted("num_workers", 1 if num_workers is None else num_workers)
+    return [create_env_fn] * counted("num_workers", 1 if num_workers is None else num_workers, 1)
 
 
 def warn_of_cores(workers: int) -> None:
@@ -85,14 +81,9 @@ def check_alike(about: Sequence[Mapping[str, Any]]) -> None:
             )  # fmt: skip
 
 
-def divided(options: Mapping[str, Any], kind: type) -> tuple[dict[str, Any], Delivery]:
-    """Return the options of each worker's `Stepping`, and the parent's `Delivery`.
-
-    `options`: what the constructor of `kind` has no parameter for.
-    `kind`: of the collector.
-    """
-    of_stepping, of_delivery = ({field.name for field in fields(part)} for part in (Stepping, Delivery))
-    known = (of_stepping | of_delivery | _WITHOUT_EFFECT) - {"traj_pool"}
+def check_names(options: Mapping[str, Any], kind: type) -> None:
+    """Refuse options that a collector of this `kind` has not, of those that its constructor has no parameter for."""
+    known = (FIELDS.keys() | _WITHOUT_EFFECT) - {"traj_pool"}
     for name, value in options.items():
         if name in _OF_ONE_KIND:
             without_effect, why, other = _OF_ONE_KIND[name]
@@ -107,22 +98,19 @@ def divided(options: Mapping[str, Any], kind: type) -> tuple[dict[str, Any], Del
             own = [each for part in kind.__mro__ for each in inspect.signature(part).parameters.values()]
             near = difflib.get_close_matches(name, known.union(p.name for p in own if p.kind is p.KEYWORD_ONLY), n=1)
             raise ArgumentError(f"a collector has no option {name!r}", fix=f"Did you mean {near[0]}?" if near else None)
-    stepping = {name: value for name, value in options.items() if name in of_stepping and name not in _PARENTS}
-    delivery = {name: value for name, value in options.items() if name in of_delivery}
-    return stepping, Delivery(**delivery)
 
 
-def of_worker(stepping: Mapping[str, Any], index: int, count: int, maker: Any) -> Stepping:
-    """Return the options of one worker."""
-    own = dict(stepping)
+def of_worker(options: Mapping[str, Any], index: int, count: int, maker: Any) -> CollectorOptions:
+    """Return the options of one worker: what stays with the parent is left at its default."""
+    own = {name: value for name, value in options.items() if name in FIELDS and name not in in_scope(PARENT)}
     not_both(own.get("device"), own.get("devices"))
-    for name in _EACH:
+    for name in in_scope(EACH):
         value = own.get(name)
         if isinstance(value, list | tuple):
             own_length(name, value, count)
             own["device" if name == "devices" else name] = value[index]
             own.pop("devices", None)
-    return Stepping(create_env_fn=maker, **own)
+    return CollectorOptions(create_env_fn=maker, **own)
 
 
 def one_of_all(name: str, value: Any, workers: int) -> Any:

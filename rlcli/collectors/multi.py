@@ -27,14 +27,14 @@ from rlcli.collectors.devices import resolve, sync_function
 from rlcli.collectors.each_worker import (
     CountedEach,
     check_alike,
-    divided,
+    check_names,
     makers_of,
     of_worker,
     one_of_all,
     warn_of_cores,
 )
 from rlcli.collectors.finish import assemble
-from rlcli.collectors.options import Delivery, Stepping, counted, sent
+from rlcli.collectors.options import PARENT, CollectorOptions, counted, in_scope, sent
 from rlcli.collectors.parts import Outside, merged
 from rlcli.collectors.published import PublishedWeights
 from rlcli.collectors.schema import RowSchema
@@ -98,7 +98,7 @@ class MultiProcessCollector(BaseCollector):
     _at_exit = 10.0
     _weights: PublishedWeights
     _calls_hooks = False
-    _no_attributes = (*BaseCollector._no_attributes, "reset_at_each_iter", "set_truncated")  # workers have them
+    _no_attributes = BaseCollector._no_attributes | {"reset_at_each_iter", "set_truncated"}  # workers have them
 
     def __init__(
         self,
@@ -120,21 +120,22 @@ class MultiProcessCollector(BaseCollector):
         options |= {"policy": policy, "frames_per_batch": frames_per_batch, "total_frames": total_frames,
                     "init_random_frames": init_random_frames}  # fmt: skip
         makers = makers_of(create_env_fn, num_workers)
-        stepping, delivery = divided(options, type(self))
-        each = [of_worker(stepping, index, len(makers), maker) for index, maker in enumerate(makers)]
-        super().__init__(delivery, delivery.trajectories(each[0]))
-        self._stepping, self._count = each[0], len(makers)
+        check_names(options, type(self))
+        each = [of_worker(options, index, len(makers), maker) for index, maker in enumerate(makers)]
+        own = dataclasses.replace(each[0], **{name: options[name] for name in in_scope(PARENT) if name in options})
+        super().__init__(own, own.trajectories())
+        self._options, self._count = each[0], len(makers)
         self._renumbered: dict[int, tuple[int, int]] = {}  # lane -> a trajectory, and how often rows of it were lost
         self.frames_per_batch, self.total_frames = frames_per_batch, total_frames  # type: ignore[assignment]
         self.init_random_frames = init_random_frames or 0
         self.update_at_each_batch = bool(options.get("update_at_each_batch", False))
         self.seed = drawn_seed() if options.get("seed") is None else counted("seed", options["seed"])
-        self._check_buffer(delivery)
+        self._check_buffer(own)
         warn_of_cores(len(makers))
         everywhere, storing_device = options.get("device"), one_of_all("storing_device", storing_device, len(makers))
         self.storing = resolve(everywhere if storing_device is None and not isinstance(everywhere, list | tuple)
                                else storing_device)  # fmt: skip
-        body, threads, known = sent("hooks", self._hooks), counted("num_threads", num_threads), told()
+        body, threads, known = sent("hooks", self._hooks), counted("num_threads", num_threads, 1), told()
         self.crew = CollectorCrew(
             [Sent(one.pickled(), body, known, threads, _quiet(filter_warnings_subprocess)) for one in each],
             start_method=start_method or USUAL_METHOD, seed=self.seed,
@@ -152,7 +153,7 @@ class MultiProcessCollector(BaseCollector):
             self.outside = Outside()
             self._reuse = bool(options.get("reuse_batch", False))
             if self.trajectories is not None and self._has_members:
-                self.trajectories = delivery.trajectories(each[0], self.crew.ranges)
+                self.trajectories = own.trajectories(self.crew.ranges)
         except BaseException:
             self.crew.close()
             raise
@@ -234,9 +235,9 @@ class MultiProcessCollector(BaseCollector):
     def _several(self) -> bool:
         return self._has_members or (self.uneven and self.replay_buffer is not None) or super()._several
 
-    def _check_buffer(self, delivery: Delivery) -> None:
+    def _check_buffer(self, options: CollectorOptions) -> None:
         """Refuse a buffer that these workers' rows do not fit."""
-        self._storage_dims = delivery.storage_dims()
+        self._storage_dims = options.storage_dims()
         if self._has_members and len(self.replay_buffer.buffers) != self._count:
             raise ArgumentError(
                 "each worker writes its own member of an ensemble",
@@ -429,11 +430,11 @@ class MultiProcessCollector(BaseCollector):
         self.crew.close()
 
 
-def made_as_in_workers(stepping: Stepping, seed: int) -> Any:
+def made_as_in_workers(options: CollectorOptions, seed: int) -> Any:
     """Return what a factory makes, with the weights that it gives in each worker; random streams are left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed % 2**63)
-        return stepping.make_policy()
+        return options.make_policy()
 
 
 def _quiet(asked: bool | None) -> bool:

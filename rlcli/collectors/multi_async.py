@@ -62,7 +62,7 @@ class MultiAsyncCollector(MultiProcessCollector):
         **options: Any,
     ) -> None:
         one_of("on_lag", on_lag, ON_LAG)
-        self.max_lag = None if max_lag is None else counted("max_lag", max_lag)
+        self.max_lag = None if max_lag is None else counted("max_lag", max_lag, 0)
         if self.max_lag is None and on_lag != "report":
             raise ArgumentError(f"on_lag='{on_lag}' has no meaning without max_lag")
         self.on_lag = on_lag

@@ -86,7 +86,7 @@ class MultiSyncCollector(MultiProcessCollector):
 
     @property
     def uneven(self) -> bool:
-        if self.preemptive_threshold is not None or not self._stepping.reset_when_done:
+        if self.preemptive_threshold is not None or not self._options.reset_when_done:
             return self.num_workers > 1
         return len({*self.shares}) > 1
 

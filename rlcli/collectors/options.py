@@ -1,12 +1,9 @@
-"""The options of a collector: `Stepping`, which a worker needs, and `Delivery`, which stays with its parent.
-
-What contradicts itself or something else is refused here, before anything is built.
-"""
+"""The options of a collector; what contradicts itself or something else is refused here, before anything is built."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,27 +30,18 @@ def whole(name: str, value: Any) -> int:
     return int(value)
 
 
-def counted(name: str, value: Any) -> int:
+def counted(name: str, value: Any, least: int | None = None) -> int:
     """Return the number of an option that counts something: whole, and large enough."""
     number = whole(name, value)
     if name == "total_frames" and (number == 0 or number < -1):
         raise ArgumentError(
             "total_frames must be at least 1", why=f"got {number}", fix="Use -1 to collect without end."
         )
-    if (least := _LEAST.get(name)) is not None and number < least:
+    known = FIELDS.get(name)
+    least = known.metadata.get("least") if least is None and known is not None else least
+    if least is not None and number < least:
         raise ArgumentError(f"{name} must be at least {least}", why=f"got {number}")
     return number
-
-
-_LEAST = {
-    "frames_per_batch": 1,
-    "recurrent_state_stride": 1,
-    "init_random_frames": 0,
-    "seed": 0,
-    "num_workers": 1,
-    "num_threads": 1,
-    "max_lag": 0,
-}
 
 
 def function(name: str, value: Any) -> Any:
@@ -88,44 +76,67 @@ class CountedOption:
         vars(instance)[self._name] = counted(self._name, value)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stepping:
-    """All that it takes to step envs under a policy; each option is described at `Collector`."""
+WORKER, EACH, PARENT = "worker", "each", "parent"  # scopes: all workers alike, a list has one for each, none
 
-    create_env_fn: Any
-    create_env_kwargs: dict[str, Any] | None = None
-    policy: Any = None
-    policy_factory: Callable[[], Any] | None = None
-    frames_per_batch: int = 200
-    total_frames: int = -1
-    device: Device = None
-    devices: Any = None
-    env_device: Device = None
-    policy_device: Device = None
-    no_cuda_sync: bool = False
-    next_obs: str | None = None
-    compact_obs: bool = False
-    delta_dtype: torch.dtype = torch.float16
-    on_overflow: str = "raise"
-    keep_keys: Sequence[Key] | None = None
-    max_frames_per_traj: int | None = None
-    init_random_frames: int | None = 0
-    reset_at_each_iter: bool = False
-    reset_when_done: bool = True
-    set_truncated: bool = False
-    exploration_type: InteractionType | None = InteractionType.RANDOM
-    reuse_batch: bool = False
-    track_traj_ids: bool = True
-    track_policy_version: bool | None = None
-    update_at_each_batch: bool = False
-    weights_swap: str = "rollout"
-    auto_register_policy_transforms: bool = True
-    recurrent_state_stride: int = 1
-    seed: int | None = None
-    episode_seeds: bool = False
-    first_lane: int = 0
-    all_lanes: int | None = None
-    traj_pool: Any = None
+
+def _option(default: Any = MISSING, scope: str = WORKER, **about: Any) -> Any:
+    """Return the field of an option.
+
+    `scope`: where the collector has workers, whose it is.
+    `least`: the smallest number that it can be. `fixed`: what is stepped is made for it: no attribute can change it.
+    """
+    return field(default=default, metadata={"scope": scope, **about})
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectorOptions:
+    """All options of a collector; each is described at `Collector`."""
+
+    create_env_fn: Any = _option(scope=EACH)
+    create_env_kwargs: dict[str, Any] | None = _option(None, EACH)
+    policy: Any = _option(None)
+    policy_factory: Callable[[], Any] | None = _option(None, EACH)
+    frames_per_batch: int = _option(200, EACH, least=1)
+    total_frames: int = _option(-1)
+    device: Device = _option(None, EACH)
+    devices: Any = _option(None, EACH)
+    env_device: Device = _option(None, EACH)
+    policy_device: Device = _option(None, EACH)
+    storing_device: Device = _option(None, PARENT)
+    no_cuda_sync: bool = _option(False, fixed=True)
+    next_obs: str | None = _option(None)
+    compact_obs: bool = _option(False, fixed=True)
+    delta_dtype: torch.dtype = _option(torch.float16, fixed=True)
+    on_overflow: str = _option("raise", fixed=True)
+    keep_keys: Sequence[Key] | None = _option(None, fixed=True)
+    max_frames_per_traj: int | None = _option(None, fixed=True)
+    init_random_frames: int | None = _option(0, least=0)
+    reset_at_each_iter: bool = _option(False)
+    reset_when_done: bool = _option(True, fixed=True)
+    set_truncated: bool = _option(False)
+    exploration_type: InteractionType | None = _option(InteractionType.RANDOM, fixed=True)
+    reuse_batch: bool = _option(False, PARENT, fixed=True)
+    track_traj_ids: bool = _option(True, fixed=True)
+    track_policy_version: bool | None = _option(None, fixed=True)
+    update_at_each_batch: bool = _option(False, PARENT)
+    weights_swap: str = _option("rollout")
+    auto_register_policy_transforms: bool = _option(True)
+    recurrent_state_stride: int = _option(1, least=1)
+    seed: int | None = _option(None, PARENT, least=0)
+    episode_seeds: bool = _option(False, fixed=True)
+    first_lane: int = _option(0, PARENT)
+    all_lanes: int | None = _option(None, PARENT)
+    traj_pool: Any = _option(None, PARENT)
+    split_trajs: bool = _option(False, PARENT)
+    trajs_per_batch: int | None = _option(None, PARENT, fixed=True)
+    traj_format: str | None = _option(None, PARENT, fixed=True)
+    deliver_leftovers: bool = _option(False, PARENT, fixed=True)
+    postproc: Callable[[TensorDictBase], TensorDictBase | None] | None = _option(None, PARENT)
+    pre_collect_hook: Callable[[], Any] | None = _option(None, PARENT)
+    post_collect_hook: Callable[[TensorDictBase], Any] | None = _option(None, PARENT)
+    replay_buffer: Any = _option(None, PARENT)
+    extend_buffer: bool = _option(True, PARENT)
+    weight_updater: Any = _option(None, PARENT)
 
     def __post_init__(self) -> None:
         must = ("frames_per_batch", "total_frames", "recurrent_state_stride")
@@ -143,6 +154,16 @@ class Stepping:
         function("policy_factory", self.policy_factory)
         if self.policy is not None and self.policy_factory is not None:
             raise ArgumentError("policy and policy_factory are two ways to give one policy", fix="Give one of them.")
+        if self.trajs_per_batch is not None:
+            object.__setattr__(self, "trajs_per_batch", whole("trajs_per_batch", self.trajs_per_batch))
+        for name in ("postproc", "pre_collect_hook", "post_collect_hook"):
+            function(name, getattr(self, name))
+        buffer, used = self.replay_buffer, "extend" if self.extend_buffer else "add"
+        if buffer is not None and (type(buffer) in (list, set) or not callable(getattr(buffer, used, None))):
+            raise ArgumentError(
+                f"replay_buffer must be a replay buffer, with {used}", why=f"got a {type(buffer).__name__}",
+                fix="Use ReplayBuffer(...), or leave it out to get the batches.",
+            )  # fmt: skip
         self.next_obs_mode()
 
     def next_obs_mode(self, delta: bool = False) -> str:
@@ -198,7 +219,7 @@ class Stepping:
         return int(np.random.SeedSequence((seed, self.first_lane)).generate_state(1, np.uint64)[0])
 
     def pickled(self) -> bytes:
-        """Return the options as another process can take them: `pickle.loads` gives a `Stepping` of the same.
+        """Return the options as another process can take them: `pickle.loads` gives the same.
 
         What no module holds (lambdas, functions of `__main__`) goes by value; tensors in shared memory stay shared,
         but for those of modules.
@@ -208,9 +229,75 @@ class Stepping:
         try:
             return dumps(self)
         except Exception:  # whatever a user's `__reduce__` raises
-            for field in fields(self):
-                sent(field.name, getattr(self, field.name))
+            for name in FIELDS:
+                sent(name, getattr(self, name))
             raise
+
+    def storage_dims(self) -> list[int]:
+        """Dimensions of the storage of the buffer, or of each member of an ensemble; 1 where there is none."""
+        members = getattr(self.replay_buffer, "buffers", (self.replay_buffer,))
+        return [getattr(getattr(member, "storage", None), "ndim", 1) for member in members]
+
+    def trajectories(self, groups: Sequence[range] | None = None) -> CompleteTrajectories | None:
+        """Return what cuts batches into whole trajectories; None where they are not.
+
+        `groups`: lanes whose trajectories are delivered together; all of them by default.
+        """
+        if self.split_trajs:
+            self._check_split()
+        if self.trajs_per_batch is None:
+            for name, asked in (
+                ("traj_format", self.traj_format is not None),
+                ("deliver_leftovers", self.deliver_leftovers),
+            ):
+                if asked:
+                    raise ArgumentError(f"{name} has no meaning without trajs_per_batch")
+            return None
+        if not self.track_traj_ids:
+            raise ArgumentError(
+                "trajs_per_batch needs track_traj_ids=True", why="a reset from outside shows in the ids"
+            )
+        kept = None if self.keep_keys is None else [*map(unravel, self.keep_keys)]
+        missing = [show(key) for key in (DONE, TRAJ_IDS) if kept is not None and key not in kept]
+        if missing:
+            raise ArgumentError(f"trajs_per_batch needs {' and '.join(missing)} among keep_keys")
+        if self.set_truncated and not self.reset_at_each_iter:
+            raise ArgumentError(
+                "set_truncated=True ends every trajectory with its batch, and trajs_per_batch asks for whole ones",
+                fix="Give one of them, or reset_at_each_iter=True as well.",
+            )
+        if self.replay_buffer is not None and self.traj_format == "padded":
+            raise ArgumentError("a replay buffer takes rows, not padding", fix="Leave out traj_format='padded'.")
+        if (dims := max(self.storage_dims())) > 1:
+            raise ArgumentError(
+                f"trajs_per_batch writes trajectories of any length, and the storage has ndim={dims}",
+                fix="Use a storage with ndim=1.",
+            )
+        from rlcli.collectors.trajectories import CompleteTrajectories
+
+        layout = self.traj_format or ("padded" if self.replay_buffer is None else "cat")
+        return CompleteTrajectories(self.trajs_per_batch, layout, self.deliver_leftovers, groups)
+
+    def _check_split(self) -> None:
+        if self.trajs_per_batch is not None:
+            raise ArgumentError("split_trajs and trajs_per_batch both cut trajectories", fix="Give one of them.")
+        if not self.track_traj_ids:
+            raise ArgumentError("split_trajs=True needs track_traj_ids=True")
+        if not self.extend_buffer:
+            raise ArgumentError(
+                "extend_buffer=False adds steps, and split_trajs=True makes padded trajectories",
+                fix="Give one of them.",
+            )
+        if self.replay_buffer is not None:
+            raise ArgumentError("a replay buffer takes rows, not padding", fix="Leave out split_trajs=True.")
+
+
+FIELDS = {field.name: field for field in fields(CollectorOptions)}
+
+
+def in_scope(scope: str) -> list[str]:
+    """Return the names of the options of a scope."""
+    return [name for name, field in FIELDS.items() if field.metadata["scope"] == scope]
 
 
 def sent(name: str, value: Any) -> bytes:
@@ -233,99 +320,3 @@ _SENDABLE = {
     "policy_factory": "Give a function that makes all that the policy needs.",
     "traj_pool": "Leave it out: each process counts its own trajectories.",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Delivery:
-    """Says what becomes of the batches, in the process that asked for them; each option is described at `Collector`."""
-
-    storing_device: Device = None
-    split_trajs: bool = False
-    trajs_per_batch: int | None = None
-    traj_format: str | None = None
-    deliver_leftovers: bool = False
-    postproc: Callable[[TensorDictBase], TensorDictBase | None] | None = None
-    pre_collect_hook: Callable[[], Any] | None = None
-    post_collect_hook: Callable[[TensorDictBase], Any] | None = None
-    replay_buffer: Any = None
-    extend_buffer: bool = True
-    weight_updater: Any = None
-
-    def __post_init__(self) -> None:
-        if self.trajs_per_batch is not None:
-            object.__setattr__(self, "trajs_per_batch", whole("trajs_per_batch", self.trajs_per_batch))
-        for name in ("postproc", "pre_collect_hook", "post_collect_hook"):
-            function(name, getattr(self, name))
-        buffer, used = self.replay_buffer, "extend" if self.extend_buffer else "add"
-        if buffer is not None and (type(buffer) in (list, set) or not callable(getattr(buffer, used, None))):
-            raise ArgumentError(
-                f"replay_buffer must be a replay buffer, with {used}", why=f"got a {type(buffer).__name__}",
-                fix="Use ReplayBuffer(...), or leave it out to get the batches.",
-            )  # fmt: skip
-
-    def storage_dims(self) -> list[int]:
-        """Dimensions of the storage of the buffer, or of each member of an ensemble; 1 where there is none."""
-        members = getattr(self.replay_buffer, "buffers", (self.replay_buffer,))
-        return [getattr(getattr(member, "storage", None), "ndim", 1) for member in members]
-
-    def trajectories(self, stepping: Stepping, groups: Sequence[range] | None = None) -> CompleteTrajectories | None:
-        """Return what cuts the batches that are stepped so into whole trajectories; None where they are not.
-
-        `groups`: lanes whose trajectories are delivered together; all of them by default.
-        """
-        if self.split_trajs:
-            self._check_split(stepping)
-        if self.trajs_per_batch is None:
-            for name, asked in (
-                ("traj_format", self.traj_format is not None),
-                ("deliver_leftovers", self.deliver_leftovers),
-            ):
-                if asked:
-                    raise ArgumentError(f"{name} has no meaning without trajs_per_batch")
-            return None
-        if not stepping.track_traj_ids:
-            raise ArgumentError(
-                "trajs_per_batch needs track_traj_ids=True", why="a reset from outside shows in the ids"
-            )
-        kept = None if stepping.keep_keys is None else [*map(unravel, stepping.keep_keys)]
-        missing = [show(key) for key in (DONE, TRAJ_IDS) if kept is not None and key not in kept]
-        if missing:
-            raise ArgumentError(f"trajs_per_batch needs {' and '.join(missing)} among keep_keys")
-        if stepping.set_truncated and not stepping.reset_at_each_iter:
-            raise ArgumentError(
-                "set_truncated=True ends every trajectory with its batch, and trajs_per_batch asks for whole ones",
-                fix="Give one of them, or reset_at_each_iter=True as well.",
-            )
-        if self.replay_buffer is not None and self.traj_format == "padded":
-            raise ArgumentError("a replay buffer takes rows, not padding", fix="Leave out traj_format='padded'.")
-        if (dims := max(self.storage_dims())) > 1:
-            raise ArgumentError(
-                f"trajs_per_batch writes trajectories of any length, and the storage has ndim={dims}",
-                fix="Use a storage with ndim=1.",
-            )
-        from rlcli.collectors.trajectories import CompleteTrajectories
-
-        layout = self.traj_format or ("padded" if self.replay_buffer is None else "cat")
-        return CompleteTrajectories(self.trajs_per_batch, layout, self.deliver_leftovers, groups)
-
-    def _check_split(self, stepping: Stepping) -> None:
-        if self.trajs_per_batch is not None:
-            raise ArgumentError("split_trajs and trajs_per_batch both cut trajectories", fix="Give one of them.")
-        if not stepping.track_traj_ids:
-            raise ArgumentError("split_trajs=True needs track_traj_ids=True")
-        if not self.extend_buffer:
-            raise ArgumentError(
-                "extend_buffer=False adds steps, and split_trajs=True makes padded trajectories",
-                fix="Give one of them.",
-            )
-        if self.replay_buffer is not None:
-            raise ArgumentError("a replay buffer takes rows, not padding", fix="Leave out split_trajs=True.")
-
-
-def divided(options: Mapping[str, Any]) -> tuple[Stepping, Delivery]:
-    """Both parts of a collector's options, by name; other names are left out."""
-
-    def of(part: type) -> dict[str, Any]:
-        return {field.name: options[field.name] for field in fields(part) if field.name in options}
-
-    return Stepping(**of(Stepping)), Delivery(**of(Delivery))

@@ -21,7 +21,7 @@ from rlcli.collectors.batch import BatchPool, Columns, FinalObservations, column
 from rlcli.collectors.checks import BoundedRows, FiniteRows, check_bounds, check_finite
 from rlcli.collectors.finish import Ended, Filled, Seconds, TrajectoryPool, fill_flags, fill_ids
 from rlcli.collectors.loop import BoundBatch, RewardRows
-from rlcli.collectors.options import Stepping
+from rlcli.collectors.options import CollectorOptions
 from rlcli.collectors.schema import refuse_unknown
 from rlcli.collectors.states import States
 from rlcli.collectors.stored_states import KeptStates, StateClock
@@ -50,7 +50,7 @@ class Rollout:
     env, or one that a `TransformedEnv` or `SerialEnv` is made of. Unseen are methods of the user's that override
     `EnvBase.step` or `reset` and do not call them, calls of `_step` and `_reset`, and what an env of the user's steps
     itself: a wrapper's `inner`, the gymnasium env of a `GymEnv`.
-    `limit`: truncates episodes too, beside `stepping.max_frames_per_traj`, which truncates those that begin while the
+    `limit`: truncates episodes too, beside `options.max_frames_per_traj`, which truncates those that begin while the
     engine steps, not those that others begin on the same env.
     `legs`: `legs(first, last)` gives the steps that are taken of those, from the first on: all, or as many as it likes.
     """
@@ -58,7 +58,7 @@ class Rollout:
     def __init__(
         self,
         wired: Wired,
-        stepping: Stepping,
+        options: CollectorOptions,
         *,
         ids: TrajectoryPool,
         seed: int,
@@ -69,11 +69,11 @@ class Rollout:
         self.transforms = wired.transforms
         self.env, self.vec_env, self.faces, self.actor, self.random = wired.env, vec_env, faces, actor, wired.random
         self.mask_key = wired.mask_key
-        self.schema, self.track_ids, self.ids = schema, stepping.track_traj_ids, ids
+        self.schema, self.track_ids, self.ids = schema, options.track_traj_ids, ids
         self.keep_finals = schema.next != NONE  # the true next observations of episode ends
         self.stream = stream
-        self.noise = {part: Noise(seed, vec_env.n, part, stepping.first_lane) for part in (POLICY, RANDOM)}
-        self.reset_when_done, self.max_frames = stepping.reset_when_done, stepping.max_frames_per_traj
+        self.noise = {part: Noise(seed, vec_env.n, part, options.first_lane) for part in (POLICY, RANDOM)}
+        self.reset_when_done, self.max_frames = options.reset_when_done, options.max_frames_per_traj
         self.adopting = adopting
         self._awaited = schema.kept.awaited  # until the first batch
         self._waiting: list[int] = []  # finished lanes that the next batch begins by resetting
@@ -99,7 +99,7 @@ class Rollout:
         )
         self.late: list[LateColumns] = [part.late for part in (actor, vec_env) if part.late is not None]
         self.current_ids = np.zeros(n, np.int64)
-        self.pool = BatchPool(self._make, reuse=stepping.reuse_batch)
+        self.pool = BatchPool(self._make, reuse=options.reuse_batch)
         self.begun = False
         self.limit: int | None = None
         self.legs: Callable[[int, int], Iterable[int]] = range

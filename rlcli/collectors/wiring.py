@@ -13,7 +13,7 @@ import torch
 
 from rlcli.collectors.actors import ActorRunner, PolicyContext, RandomActor, TensorDictActor, choose_actor
 from rlcli.collectors.devices import Placement, on_device, same_device
-from rlcli.collectors.options import Stepping
+from rlcli.collectors.options import CollectorOptions
 from rlcli.collectors.schema import Kept, RowSchema, always, keeper, schema_of
 from rlcli.collectors.states import refuse_lost_states, transforms_of
 from rlcli.data.next_obs.modes import NEXT
@@ -187,7 +187,7 @@ def wire(
     face: tuple[VecEnv, list[Transform]],
     policy: Any,
     placement: Placement,
-    stepping: Stepping,
+    options: CollectorOptions,
     *,
     mode: str,
     random_frames: int,
@@ -195,7 +195,7 @@ def wire(
     """See `Wired`.
 
     `face`: the env's, from `array_face`.
-    `policy`: what acts; `stepping` says how, and what of it is kept. `mode`: how next observations are kept.
+    `policy`: what acts; `options` say how, and what of it is kept. `mode`: how next observations are kept.
     `random_frames`: how many frames take random actions before the policy acts.
     """
     vec_env, transforms = face
@@ -208,15 +208,15 @@ def wire(
     asked, cpu = placement.env, torch.device("cpu")
     if isinstance(vec_env, TensorDictVecEnv) and asked and not same_device(asked, vec_env.env.device or cpu):
         vec_env.env.to(asked)
-    vec_env.limit_frames(stepping.max_frames_per_traj)  # may refuse; the engine limits only the episodes that it begins
+    vec_env.limit_frames(options.max_frames_per_traj)  # may refuse; the engine limits only the episodes that it begins
     vec_env.limit_frames(None)
     reward: Fields = {REWARD: Field((1,), np.dtype(np.float32))}
     shown = dict(vec_env.schema)
     for transform in transforms:
         shown |= planned(transform, {**shown, **reward})
     flags = vec_env.flags if isinstance(vec_env, TensorDictVecEnv) else None
-    setting = PolicyContext(vec_env.actions, shown, env.batch_size, placement, stepping.exploration_type, flags)
-    mask_key = _mask_key(policy, shown, vec_env.actions, stepping)
+    setting = PolicyContext(vec_env.actions, shown, env.batch_size, placement, options.exploration_type, flags)
+    mask_key = _mask_key(policy, shown, vec_env.actions, options)
     used, own, actor = _actor(env, vec_env, policy, setting, random_frames, mask_key)
     actions = random_actions(env, vec_env) or vec_env.actions
     random = RandomActor(actions, actor.log_prob_key, actor.log_prob_shape, mask_key)
@@ -225,19 +225,19 @@ def wire(
         faces.needs.add(REWARD)
     batches = schema_of(
         vec_env.n, faces, actor.live, {**random.once, **actor.once},
-        _kept(env, vec_env, shown, actor, random, stepping.keep_keys),
-        mode=mode, track_ids=stepping.track_traj_ids, track_version=stepping.tracks_version,
-        states=actor.states, stride=stepping.recurrent_state_stride,
+        _kept(env, vec_env, shown, actor, random, options.keep_keys),
+        mode=mode, track_ids=options.track_traj_ids, track_version=options.tracks_version,
+        states=actor.states, stride=options.recurrent_state_stride,
     )  # fmt: skip
     return Wired(env, vec_env, transforms_on(env), faces, used, own, actor, random, mask_key, batches)
 
 
-def _mask_key(policy: Any, shown: Fields, actions: ActionFormat, stepping: Stepping) -> Key | None:
+def _mask_key(policy: Any, shown: Fields, actions: ActionFormat, options: CollectorOptions) -> Key | None:
     """Of the observation that the policy, or random actions in its place, keep to; None where there is none."""
     if policy is not None:
         key = mask_key_of(policy)
         return key if key in shown and actions.kind != "box" else None  # one that the policy makes is its own business
-    key = stepping.random_mask_key
+    key = options.random_mask_key
     if key is None:
         return None
     size = None if actions.kind == "box" else sum(actions.sizes)

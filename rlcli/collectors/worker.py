@@ -23,7 +23,7 @@ from torch import Tensor
 from rlcli.collectors.base import called
 from rlcli.collectors.collector import Collector
 from rlcli.collectors.finish import Ended, Filled, Seconds, TrajectoryPool, assemble
-from rlcli.collectors.options import Stepping
+from rlcli.collectors.options import CollectorOptions
 from rlcli.collectors.rollout import Rollout
 from rlcli.collectors.schema import RowSchema
 from rlcli.collectors.shared_batch import SharedSlots
@@ -56,13 +56,13 @@ def signs_of(workers: int) -> Arrays:
 class Sent:
     """The things that a worker is made of.
 
-    `stepping`: `Stepping.pickled()`.
+    `options`: `CollectorOptions.pickled()`.
     `hooks`: the pickled pair of what is called before each batch, and with each batch.
     `told`: what the parent's actor has registered.
     `threads`: of one torch operation. `quiet`: whether it shows no warnings.
     """
 
-    stepping: bytes
+    options: bytes
     hooks: bytes
     told: Told
     threads: int = 1
@@ -148,9 +148,9 @@ class CollectorWorker:
         if sent.quiet:
             warnings.simplefilter("ignore")
         sent.told.learn()
-        self.stepping: Stepping = pickle.loads(sent.stepping)
+        self.options: CollectorOptions = pickle.loads(sent.options)
         self.pre_hook, self.post_hook = pickle.loads(sent.hooks)
-        self.env = make_env(self.stepping.create_env_fn, self.stepping.create_env_kwargs)
+        self.env = make_env(self.options.create_env_fn, self.options.create_env_kwargs)
         return tuple(self.env.batch_size)
 
     def build(self, first_lane: int, all_lanes: int, seed: int, first_id: int, stride: int) -> dict[str, Any]:
@@ -163,14 +163,14 @@ class CollectorWorker:
         clock, beats = (region.arrays[name][first_id : first_id + 1] for name in ("clock", "beats"))
         clock[0] = 0
         beat(beats)
-        stepping = dataclasses.replace(
-            self.stepping, create_env_fn=self.env, create_env_kwargs=None, first_lane=first_lane, all_lanes=all_lanes,
+        options = dataclasses.replace(
+            self.options, create_env_fn=self.env, create_env_kwargs=None, first_lane=first_lane, all_lanes=all_lanes,
             seed=seed, traj_pool=TrajectoryPool(first_id, stride=stride),
         )  # fmt: skip
-        own = stepping.process_seed(seed)  # what an env or a policy of the user's draws from; forked siblings share it
+        own = options.process_seed(seed)  # what an env or a policy of the user's draws from; forked siblings share it
         seed_streams(own)
         torch.manual_seed(seed % 2**63)  # a policy_factory makes the same weights in all workers
-        self.collector = Collector(**vars(stepping), pre_collect_hook=self.pre_hook)
+        self.collector = Collector(**vars(options) | {"pre_collect_hook": self.pre_hook})
         self.collector.vec_env.clock = clock.data  # type: ignore[assignment]
         torch.manual_seed(own % 2**64)
         self._engine: Rollout | None = None

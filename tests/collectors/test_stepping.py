@@ -18,7 +18,7 @@ from worlds import Counter
 
 from rlcli.collectors import Collector
 from rlcli.collectors.finish import TrajectoryPool
-from rlcli.collectors.options import Delivery, Stepping, divided
+from rlcli.collectors.options import FIELDS, PARENT, CollectorOptions, in_scope
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError
 
@@ -43,9 +43,9 @@ def make_policy() -> TensorDictModule:
     return TensorDictModule(Greedy(2, 3), ["observation"], ["action"])
 
 
-def stepping(**options) -> Stepping:
+def stepping(**options) -> CollectorOptions:
     given = {"create_env_fn": make_env, "create_env_kwargs": {"lanes": 3}, "frames_per_batch": 12, "seed": 1}
-    return Stepping(**given | options)
+    return CollectorOptions(**given | options)
 
 
 def batch_of(sent: bytes) -> list:
@@ -56,23 +56,19 @@ def batch_of(sent: bytes) -> list:
     return [(key, batch[key].tolist()) for key in sorted(batch.keys(True, True), key=str)]
 
 
-# ---- one option, one part ----------------------------------------------------------------------------------------
-def test_every_option_belongs_to_one_part_and_has_one_default():
+# ---- one option, one scope ---------------------------------------------------------------------------------------
+def test_every_option_has_one_default_and_a_scope():
     signature = {name: p.default for name, p in inspect.signature(Collector).parameters.items() if name not in IGNORED}
-    parts = [{field.name: field.default for field in fields(part)} for part in (Stepping, Delivery)]
-    assert not parts[0].keys() & parts[1].keys() and parts[0].keys() | parts[1].keys() == signature.keys()
+    assert FIELDS.keys() == signature.keys() and {"seed", "postproc"} <= set(in_scope(PARENT))
     without = {"create_env_fn"}
-    assert {k: v for k, v in (parts[0] | parts[1]).items() if k not in without} == {
-        k: v for k, v in signature.items() if k not in without
+    assert {name: field.default for name, field in FIELDS.items() if name not in without} == {
+        name: default for name, default in signature.items() if name not in without
     }
 
 
-def test_both_parts_are_values():
-    found = divided({"create_env_fn": make_env, "seed": 4, "split_trajs": True, "trust_policy": True})
-    assert found == (Stepping(create_env_fn=make_env, seed=4), Delivery(split_trajs=True))
-    for part in found:
-        with pytest.raises(FrozenInstanceError):
-            part.seed = 5
+def test_options_are_values():
+    with pytest.raises(FrozenInstanceError):
+        CollectorOptions(create_env_fn=make_env).seed = 5
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +119,9 @@ def test_what_cannot_be_sent_is_refused_by_its_name(options, sentence):
 
 
 def test_every_member_is_named():
-    for field in fields(Stepping):
-        held = object.__new__(Stepping)
-        values = {other.name: None for other in fields(Stepping)} | {field.name: threading.Lock()}
+    for field in fields(CollectorOptions):
+        held = object.__new__(CollectorOptions)
+        values = {other.name: None for other in fields(CollectorOptions)} | {field.name: threading.Lock()}
         for name, value in values.items():
             object.__setattr__(held, name, value)
         with pytest.raises(ArgumentError, match=f"^{field.name} cannot be sent"):
@@ -158,11 +154,11 @@ def test_stepping_refuses_what_contradicts_itself(options, sentence):
         Collector(make_env, **options)
 
 
-def test_delivery_refuses_what_stepping_does_not_give():
+def test_options_that_contradict_each_other_are_refused():
     with pytest.raises(ArgumentError, match="split_trajs=True needs track_traj_ids=True"):
-        Delivery(split_trajs=True).trajectories(stepping(track_traj_ids=False))
-    assert Delivery(trajs_per_batch=2).trajectories(stepping()).per_batch == 2
-    assert Delivery().trajectories(stepping()) is None
+        stepping(split_trajs=True, track_traj_ids=False).trajectories()
+    assert stepping(trajs_per_batch=2).trajectories().per_batch == 2
+    assert stepping().trajectories() is None
 
 
 def test_a_float_that_is_whole_and_numbers_of_numpy_are_taken_as_they_are_meant():
@@ -173,9 +169,9 @@ def test_a_float_that_is_whole_and_numbers_of_numpy_are_taken_as_they_are_meant(
     found = [made.frames_per_batch, made.total_frames, made.init_random_frames, made.max_frames_per_traj, made.seed]
     assert found == [12, 100, 4, 5, 3] and {type(number) for number in found} == {int}
     assert [batch.shape[1] for batch in Collector(**vars(made))] == [4] * 8 + [2]
-    assert Delivery(trajs_per_batch=2.0).trajs_per_batch == 2
+    assert stepping(trajs_per_batch=2.0).trajs_per_batch == 2
     with pytest.raises(ArgumentError, match="trajs_per_batch must be a whole number"):
-        Delivery(trajs_per_batch=2.5)
+        stepping(trajs_per_batch=2.5)
 
 
 @pytest.mark.parametrize(
