@@ -171,4 +171,11 @@ def test_a_rollout_shares_no_code_with_the_columns():
             file = f"{path}.py" if (root / f"{path}.py").exists() else f"{path}/__init__.py"
             if file not in seen:
                 todo.append(file)
-    assert {name.split("/")[0] for name in seen} <= {"envs", "errors.py", "exports.py", "keys.py", "recognise.py", "specs"}, seen
+    assert {name.split("/")[0] for name in seen} <= {
+        "envs",
+        "errors.py",
+        "exports.py",
+        "keys.py",
+        "recognise.py",
+        "specs",
+    }, seen
