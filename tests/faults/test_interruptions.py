@@ -194,15 +194,15 @@ def test_a_signal_in_the_last_checkpoint_of_a_run_finds_it_done(rlcli, monkeypat
 def test_a_signal_in_the_last_evaluation_ends_it_and_resuming_plays_it(rlcli, monkeypatch):
     from rlcli.learning import evaluation
 
-    rollout = evaluation.Collector.rollout
+    stepped = evaluation.Collector._stepped
 
     def interrupted(self, *args, **options):
         if self.frames and self.vec_env.n == 1:  # the evaluation's
             os.kill(os.getpid(), signal.SIGTERM)
-        return rollout(self, *args, **options)
+        return stepped(self, *args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(evaluation.Collector, "rollout", interrupted)
+        patch.setattr(evaluation.Collector, "_stepped", interrupted)
         patch.setattr(evaluation, "STEPS_A_BATCH", 2)
         assert rlcli("train", "run.dir=r", "run.eval_episodes=5", "run.eval_envs=1").code == 75
     assert statuses("r") == ("stopped", 1024)
