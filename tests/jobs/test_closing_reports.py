@@ -10,6 +10,7 @@ import pytest
 import rlcli
 from rlcli.collectors import Collector
 from rlcli.config.compose import configure
+from rlcli.config.resolved import to_dict
 from rlcli.errors import ConfigError, EnvError, ResourceError
 from rlcli.jobs import collect, train
 from rlcli.processes.memory import process_memory
@@ -24,7 +25,7 @@ WORDS = ["total_frames=512", "collector.frames_per_batch=128", "console=off", "r
 def start(request, tmp_path, monkeypatch):
     """`start(error)`: a run whose second batch raises it; how often its collector was shut down is `start.closed`."""
     monkeypatch.chdir(tmp_path)
-    rollout, shutdown = Collector.rollout, Collector.shutdown
+    stepped, shutdown = Collector._stepped, Collector.shutdown
     shut = []
 
     def count(self):
@@ -35,9 +36,9 @@ def start(request, tmp_path, monkeypatch):
         def fails(self, *args, **options):
             if self.frames >= 128:
                 raise error
-            return rollout(self, *args, **options)
+            return stepped(self, *args, **options)
 
-        monkeypatch.setattr(Collector, "rollout", fails)
+        monkeypatch.setattr(Collector, "_stepped", fails)
         monkeypatch.setattr(Collector, "shutdown", count)
         if request.param == "train":
             words = [*WORDS, "sampler.batch_size=64", "run.eval_episodes=0"]
@@ -109,7 +110,7 @@ def test_a_run_that_could_not_begin_takes_back_what_it_made_and_no_more(verb, gi
 def test_an_empty_file_of_somebody_else_stays_in_a_folder_that_was_given(tmp_path):
     (tmp_path / "r").mkdir()
     cfg = configure("train", [f"run.dir={tmp_path / 'r'}"])
-    with pytest.raises(ResourceError, match="no room"), new_run(cfg, "train", []) as (run, _):
+    with pytest.raises(ResourceError, match="no room"), new_run(to_dict(cfg), "train", []) as (run, _):
         (run.path / ".keep").touch()
         raise ResourceError("no room")
     assert [path.name for path in run.path.iterdir()] == [".keep"]
