@@ -110,7 +110,7 @@ class BaseCollector:
         super().__setattr__(name, value)
 
     def _collect(self, steps: int, timed: bool) -> Collected:
-        """The next raw batch, of so many steps of each env."""
+        """Collect the next raw batch, of so many steps of each env."""
         raise NotImplementedError
 
     def interrupt_by(self, check: Callable[[], object]) -> None:
@@ -289,7 +289,7 @@ class BaseCollector:
         self._begin_episodes()
 
     def _begin_episodes(self) -> None:
-        """The next batch begins with new ones."""
+        """Begin the next batch with new episodes."""
         raise NotImplementedError
 
     def set_seed(self, seed: int, *, episode_seeds: bool = False) -> int:
@@ -396,7 +396,7 @@ class BaseCollector:
             raise ArgumentError("the collector was shut down", fix="Make a new one.")
 
     def _advance(self, steps: int, timed: bool, stage: Stage) -> tuple[Collected, Iterator[TensorDictBase]]:
-        """The next batch, and its pieces; of whole trajectories, each when it is asked for."""
+        """Return the next batch and its pieces; whole trajectories are cut when asked for."""
         with stage(COLLECT):
             found = self._collect(steps, timed)
             self.batches += 1
@@ -412,7 +412,7 @@ class BaseCollector:
     def _handed_over(
         self, piece: TensorDictBase | None, following: Iterator[TensorDictBase], stage: Stage
     ) -> Iterator[TensorDictBase]:
-        """The pieces for the caller; for a buffer, they are written there."""
+        """Give the pieces to the caller, or write them into the buffer."""
         while piece is not None:
             if self.replay_buffer is None:
                 yield piece
@@ -458,7 +458,7 @@ class BaseCollector:
         return self.trajectories.ready()
 
     def _finish(self) -> None:
-        """The run is over: its open trajectories will not go on."""
+        """End the run: its open trajectories will not go on."""
         if self.trajectories is not None:
             self.trajectories.finish()
             if self.trajectories.deliver_leftovers:
@@ -546,7 +546,7 @@ class BaseCollector:
         return self.background.pause()
 
     def _part(self) -> None:
-        """A thread will collect: nothing that another one changes may act."""
+        """Prepare for a collecting thread: nothing that another one changes may act."""
 
     def async_shutdown(self, timeout: float | None = None) -> None:
         """Stop the thread after its current batch, and close the envs; what it raised is raised here, once.

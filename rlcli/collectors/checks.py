@@ -51,14 +51,7 @@ def check_bounds(
     fresh: np.ndarray,
     waiting: bool,
 ) -> None:
-    """Refuse or count observations outside their bounds: every row, reset and final observations among them.
-
-    `keys`: with bounds, and stored as the env gave them.
-    `start`: where the lanes stood at row 0.
-    `fresh` (ndarray `[N]` of bool): the lanes whose row 0 was reset outside the loop; what the others show there was
-    seen as the carrier.
-    `waiting`: whether the batch stopped at an end: the final observations are still in the carrier.
-    """
+    """Refuse or count observations outside their bounds: every row, reset and final observation."""
     finished = {} if waiting or not keys else finals.stacked()
     for key in keys:
         interval, column, after = vec_env.bounds.intervals[key], data[key], carrier[key]
@@ -94,11 +87,7 @@ class FiniteRows(RowOp):
 
 
 class BoundedRows(RowOp):
-    """Refuses or counts what the env shows outside its bounds, kept aside in the loop and looked at after it.
-
-    `rows`: key -> T + 1 arrays `[N, *shape]`, as the env writes them.
-    `keys`: with bounds, and hidden by a transform or by what is stored.
-    """
+    """Copy what a transform would hide, and look at its bounds after the loop."""
 
     def __init__(self, vec_env: VecEnv, rows: dict[Key, list[np.ndarray]], keys: list[Key]) -> None:
         self.vec_env = vec_env
@@ -142,7 +131,7 @@ class BoundedRows(RowOp):
 
 
 class _Copies:
-    """One key's copies: what each step gave, and what each reset gave."""
+    """Hold one key's copies: what each step gave, and what each reset gave."""
 
     def __init__(self, key: Key, rows: list[np.ndarray]) -> None:
         self.key, self.rows = key, rows

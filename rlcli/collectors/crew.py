@@ -36,10 +36,7 @@ _FILES = 6  # that a worker takes of its parent, with its first batches
 
 
 class Order(NamedTuple):
-    """An order to a worker: to write into `batch`, from its lane `first` on.
-
-    `steps`, `random_steps`: how many, and how many of them, the first, with random actions.
-    """
+    """Order a worker to write `steps` into `batch`, the first `random_steps` with random actions."""
 
     batch: SharedBatch
     first: int
@@ -49,18 +46,11 @@ class Order(NamedTuple):
 
 
 class ShutDown(ArgumentError):
-    """The workers were ended, perhaps by another thread under a batch."""
+    """Tell that the workers were ended, perhaps by another thread under a batch."""
 
 
 class CollectorCrew:
-    """See the top of this file.
-
-    `sent`, `records`: one a worker. `start_method`: see `rlcli.processes.worker`. `seed`: of the run.
-    `first_lane`: the number of the first worker's first lane among all of the run.
-    `all_lanes`: lanes of the run; by default those of the workers.
-    `on_error`: what becomes of a worker that ends, or whose env raises: "raise" or "restart".
-    `about`: what the workers said of their collectors, when they were made.
-    """
+    """Command the workers of a collector: see the top of this file."""
 
     def __init__(
         self,
@@ -74,7 +64,7 @@ class CollectorCrew:
     ) -> None:
         one_of("on_worker_error", on_error, POLICIES)
         self.sent, self.seed, self.on_error, self.start_method = list(sent), seed, on_error, start_method
-        self.first_lane = first_lane
+        self.first_lane = first_lane  # number of the first worker's first env among all of the run
         self.name = "env"
         self.records: list[WorkerRecord] = []
         self._orders: list[deque[Order]] = [deque() for _ in sent]
@@ -87,6 +77,7 @@ class CollectorCrew:
         self._restarts = Restarts()
         self._given_up: EnvError | None = None
         self._gone: list[list[int]] = [[] for _ in sent]  # batches whose memory is nobody's, and workers hold still
+        # key facts that the workers reported of their collectors when they were made
         self.about: list[dict[str, Any]] = []
         room_for(_FILES * len(sent))
         self._signs = Region(signs_of(len(sent)))
@@ -127,7 +118,7 @@ class CollectorCrew:
 
     @property
     def ranges(self) -> list[range]:
-        """The lanes of each worker."""
+        """Return the env indices of each worker."""
         return [record.span for record in self.records]
 
     def _worker(self) -> Worker:
@@ -155,10 +146,7 @@ class CollectorCrew:
         return self._ordered([packed(("call", (name, *args), settings))] * len(self.sent))
 
     def _ordered(self, bodies: Sequence[bytes], fd: int | None = None, *, replaces: bool = False) -> list[Any]:
-        """Return what the workers answer to these orders; where one is lost, what its successor does.
-
-        Where one raises, that is raised here; or that one is replaced too.
-        """
+        """Call all workers and return their answers; a dead worker is replaced and called again."""
         self._refuse_given_up()
         try:
             found = self.crew.order(CALL, bodies, fd=fd)
@@ -336,7 +324,7 @@ class CollectorCrew:
 
     # ---- workers that fail ---------------------------------------------------------------------------------------
     def _replace(self, index: int, cause: BaseException | None) -> None:
-        """A new process for these lanes, with new episodes in them; its open orders are carried out anew."""
+        """Replace a worker: new episodes in its envs, its open orders carried out anew."""
         writes = bool(self._orders[index])
         while cause is not None:
             self._begin_anew(index, cause)
@@ -347,7 +335,7 @@ class CollectorCrew:
             cause = self._succeed(index)
 
     def _begin_anew(self, index: int, cause: BaseException) -> None:
-        """A new process, in which nothing was made yet."""
+        """Start a new process, in which nothing was made yet."""
         if isinstance(cause, NOT_REPLACED):
             self._orders[index].clear()
             raise cause
@@ -396,7 +384,7 @@ class CollectorCrew:
         return None
 
     def _beginning(self, index: int) -> Iterator[tuple[bytes, int | None]]:
-        """The orders that make a worker the successor of one, as far as that had come."""
+        """Give the orders that bring a new worker to where its predecessor was."""
         if not self.records:
             return
         record = self.records[index]
@@ -414,7 +402,7 @@ class CollectorCrew:
             yield receiver()
 
     def _refuse_given_up(self) -> None:
-        """One is replaced no more: the others may be busy for long."""
+        """Stop replacing workers: the others may be busy for long."""
         if self._given_up is not None:
             raise self._given_up
 

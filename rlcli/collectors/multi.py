@@ -259,7 +259,7 @@ class MultiProcessCollector(BaseCollector):
         return self.trajectories.ready()
 
     def _by_worker(self, batch: TensorDictBase, lanes: range) -> Iterator[tuple[int, TensorDictBase]]:
-        """The rows `[P, T]` of each worker, without what a mask hides."""
+        """Split the rows into those `[P, T]` of each worker, without what a mask hides."""
         mask = batch.get(COLLECTOR_MASK, None)
         for index, own in enumerate(self.crew.ranges):
             if own.start in lanes:

@@ -42,21 +42,15 @@ class Outside:
             self._fresh[key] = self._fresh.get(key, 0) + entry["observations"]
 
     def news(self) -> list[tuple[str, str, int]]:
-        """See `Bounds.news`."""
         fresh, self._fresh = self._fresh, {}
         return [(key, sentence(key, Worst(**self._found[key]["worst"])), count) for key, count in fresh.items()]
 
     def figures(self) -> dict[str, dict[str, Any]]:
-        """See `Bounds.figures`."""
         return {key: dict(entry) for key, entry in self._found.items()}
 
 
 def merged(parts: Sequence[WorkerBatch], memory: Mapping[Key, np.ndarray]) -> Filled:
-    """Return the rows of workers as those of one collector of all their lanes, which took as many steps as any of them.
-
-    `parts`: in the order of their lanes.
-    `memory`: key -> array `[N, T, *]`: what all of them wrote to.
-    """
+    """Join the workers' batches (in the order of their envs) to one in `memory` `[N, T, *]`."""
     first = parts[0]
     _check_alike(parts)
     steps = max(part.steps for part in parts)
@@ -114,7 +108,7 @@ def _stacked(rows: Sequence[np.ndarray], steps: int) -> np.ndarray:
 
 
 def _placed(parts: Sequence[WorkerBatch]) -> list[tuple[WorkerBatch, int]]:
-    """Each part with its first lane."""
+    """Pair each part with its first env's index."""
     before = np.cumsum([0, *(part.lanes for part in parts)]).tolist()
     return list(zip(parts, before, strict=False))
 

@@ -45,13 +45,13 @@ class SharedSlots:
         self._batches[slot] = self.engine.bind({key: data[key] for key in mine}, steps)
 
     def forget(self, slots: Sequence[int]) -> None:
-        """The parent uses these no more."""
+        """Drop slots that the parent uses no more."""
         for slot in slots:
             self._batches.pop(slot, None)
             self._data.pop(slot, None)
 
     def use(self, slot: int) -> dict[Key, np.ndarray]:
-        """The next batch is written there."""
+        """Write the next batch into this slot."""
         self._now = slot
         return self._data[slot]
 

@@ -32,7 +32,7 @@ class StateClock:
             self.due[lane] = self.now + self.stride
 
     def tick(self) -> list[int]:
-        """One step of all lanes; those whose state is to be kept."""
+        """Step all envs; return those whose state is to be kept."""
         self.now += 1
         if self.now not in self.due:
             return []

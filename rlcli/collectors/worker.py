@@ -54,43 +54,27 @@ def signs_of(workers: int) -> Arrays:
 
 @dataclass(frozen=True)
 class Sent:
-    """The things that a worker is made of.
+    """Hold what a worker is made of."""
 
-    `options`: `CollectorOptions.pickled()`.
-    `hooks`: the pickled pair of what is called before each batch, and with each batch.
-    `told`: what the parent's actor has registered.
-    `threads`: of one torch operation. `quiet`: whether it shows no warnings.
-    """
-
-    options: bytes
-    hooks: bytes
+    options: bytes  # CollectorOptions.pickled()
+    hooks: bytes  # pickled pair: called before each batch, and with it
     told: Told
-    threads: int = 1
+    threads: int = 1  # of one torch operation
     quiet: bool = True
 
 
 @dataclass(frozen=True)
 class WorkerBatch:
-    """One worker's account of the rows that it has written: `Filled`, less the columns in shared memory.
-
-    `lanes`, `steps`: of each lane, the steps that were taken: fewer than asked for where a batch ends with an episode.
-    `keys`: columns, in order. `columns`: those that do not lie in shared memory, `[N, T, *]`.
-    `carrier`: key -> `[N, *]`: the successors of the last row.
-    `places`, `finals`: the rows `(t, lane)` that ended an episode, and their successors, `[E, *]`.
-    `version`: of the weights that acted last. `episodes`: see `Collector.episodes`.
-    `next_id`: the id that the worker's next trajectory would get.
-    `outside`: observations outside their bounds since the last part, as `Bounds.figures` gives them.
-    `begins`: the parent's to say: see `WorkerRecord.begins`.
-    """
+    """Describe the rows that a worker has written: `Filled`, less the columns in shared memory."""
 
     lanes: int
     steps: int
     keys: tuple[Key, ...]
-    columns: dict[Key, np.ndarray]
+    columns: dict[Key, np.ndarray]  # those not in shared memory, [N, T, *]
     late: dict[Key, Tensor]
-    carrier: dict[Key, np.ndarray]
-    places: list[tuple[int, int]]
-    finals: dict[Key, np.ndarray]
+    carrier: dict[Key, np.ndarray]  # key -> [N, *]: successors of the last row
+    places: list[tuple[int, int]]  # (t, lane) of rows that ended an episode
+    finals: dict[Key, np.ndarray]  # their successors, [E, *]
     schema: RowSchema
     raw_reward: np.ndarray | None
     done: np.ndarray | None
@@ -99,7 +83,7 @@ class WorkerBatch:
     episodes: list[int]
     next_id: int
     outside: dict[str, dict[str, Any]] = field(default_factory=dict)
-    begins: bool | None = None
+    begins: bool | None = None  # set by the parent: see `WorkerRecord.begins`
     states: Kept = field(default_factory=dict)
     ends: list[Ended] = field(default_factory=list)
 
@@ -137,7 +121,7 @@ class CollectorWorker:
         self._stop: np.ndarray | None = None
 
     def carry_out(self, kind: int, body: bytes) -> Any:
-        """One order."""
+        """Carry out one order."""
         name, args, settings = unpacked(body)
         return getattr(self, name)(*args, **settings)
 
@@ -154,10 +138,7 @@ class CollectorWorker:
         return tuple(self.env.batch_size)
 
     def build(self, first_lane: int, all_lanes: int, seed: int, first_id: int, stride: int) -> dict[str, Any]:
-        """Make the collector, of these lanes of the run; what the parent has to know of it.
-
-        The descriptor that follows is of the memory for `signs_of` all workers.
-        """
+        """Make the collector of these envs, and return what the parent must know of it."""
         region = Region(signs_of(stride), self.channel.receive_fd())
         region.forget_fd()
         clock, beats = (region.arrays[name][first_id : first_id + 1] for name in ("clock", "beats"))
@@ -293,7 +274,7 @@ class CollectorWorker:
 
     # ---- what else a collector does ------------------------------------------------------------------------------
     def call(self, name: str, *args: Any, **settings: Any) -> Any:
-        """One of the collector's methods, or the value of an attribute."""
+        """Call a method of the collector, or read an attribute."""
         found = getattr(self.collector, name)
         return found(*args, **settings) if callable(found) else found
 

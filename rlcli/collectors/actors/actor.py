@@ -267,12 +267,7 @@ class _BoundRandom(BoundActor):
 
 # ---- the stream of what is called ----------------------------------------------------------------------------------
 class TorchStream:
-    """One stream for all lanes of a process.
-
-    `seed`: what `torch.manual_seed` would be given.
-    `device`: the policy's; on CUDA its stream is kept too.
-    `shared`: whether another thread may draw from the global stream meanwhile.
-    """
+    """Keep the torch random stream of all envs of a process, on the CPU and on a CUDA `device`."""
 
     def __init__(self, seed: int, device: torch.device | None, shared: Callable[[], bool] = lambda: False) -> None:
         self.seed = seed

@@ -37,13 +37,7 @@ Rows = dict[Key, list[Tensor]]
 
 
 class FastActor(ActorRunner):
-    """A function of rows, then a draw with noise that was drawn ahead.
-
-    `function`: the policy's; its family as the loop takes actions.
-    `mode`: it draws nothing. `log_prob_shape` is without the env dim.
-    `written`: of the keys the stages write, without the env dim; all float32.
-    `taken`: dtype of actions as the policy draws them, and as they are stored.
-    """
+    """Run a policy as a function of rows, then draw with noise that was drawn ahead."""
 
     def __init__(
         self, function: Actor, setting: PolicyContext, written: Fields, taken: np.dtype, *, mode: bool,
@@ -216,7 +210,7 @@ class _BoundFastActor(BoundActor):
                 )  # fmt: skip
 
     def _check_states(self, first: int, last: int) -> None:
-        """A state that is NaN stays so until its episode ends: it is looked at where it is stored, and in the end."""
+        """Refuse states that are not finite; a NaN stays until its episode ends, so few rows are read."""
         for key, rows in self.states.items():
             if key in self.data:
                 refuse_unsound(key, self.data[key][:, first:last])
@@ -252,7 +246,7 @@ class _BoundFastActor(BoundActor):
         self.act = self._actor(first)  # type: ignore[method-assign, assignment]
 
     def _settle(self, t: int) -> None:
-        """The noise of the steps from t on, in the form that the family takes as it is now."""
+        """Prepare the noise of the steps from t on for the family as it is now."""
         if self.drawn is not None:
             width = self.params[0].shape[-1]
             self.noise[t - self.first :] = self.actor.function.family.settled(self.drawn[t - self.first :], width)

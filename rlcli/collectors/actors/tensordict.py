@@ -266,7 +266,7 @@ class _BoundTensorDict(BoundActor):
         return loop_action(actor.actions, self.action_rows[t], t)
 
     def _check_states(self, out: TensorDictBase, found: _Outputs, t: int) -> None:
-        """A policy that nobody has tried shows in its first step what it carries."""
+        """Learn from an untried policy's first step which states it carries."""
         carried = self.carried
         states = [unravel(as_tuple(key)[1:]) for key in found if as_tuple(key)[0] == NEXT]
         rows = self.columns.rows
