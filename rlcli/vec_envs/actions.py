@@ -23,15 +23,11 @@ from rlcli.vec_envs.observations import computes
 
 
 class ActionFormat:
-    """The action of one gymnasium space, in its three guises.
-
-    `kind` (str): `"discrete"`, `"multi_discrete"`, `"multi_binary"` or `"box"`.
-    `shape` and `dtype`: of the action in the loop, without the lane dim (`()` and int64 for discrete).
-    """
+    """Convert the actions of one gymnasium space between loop, storage and env."""
 
     def __init__(self, space: spaces.Space, categorical: bool = False) -> None:
         self.space, self.categorical = space, categorical
-        self.shape: tuple[int, ...]
+        self.shape: tuple[int, ...]  # of the action in the loop, without the env dim; () for discrete
         self.dtype: np.dtype
         self.nvec: tuple[int, ...]
         self.start: Any = 0  # an int, or one a part
@@ -66,24 +62,24 @@ class ActionFormat:
 
     @property
     def stored(self) -> Field:
-        """The stored action, without lanes."""
+        """Return the field of the stored action, without the env dim."""
         if not self.encoded:
             return Field(self.shape, self.dtype)
         return Field((sum(self.nvec),), np.dtype(np.int64))
 
     @cached_property
     def last(self) -> np.ndarray:
-        """The largest choice of each part, where there are choices: they are counted from 0."""
+        """Return the largest choice of each part, where there are choices: they are counted from 0."""
         return np.ones((), np.int64) if self.kind == "multi_binary" else np.reshape(self.nvec, self.shape) - 1
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The options of each choice; a bit is a choice of two."""
+        """Count the options of each choice; a bit is a choice of two."""
         return (2,) * int(np.prod(self.shape)) if self.kind == "multi_binary" else self.nvec
 
     @property
     def offered(self) -> str:
-        """The choices, in an error."""
+        """Name the choices, for an error."""
         return f"0 to {in_a_line(self.last)}"
 
     def encode(self, index: np.ndarray, out: np.ndarray) -> None:
@@ -127,7 +123,7 @@ class ActionFormat:
         return actions
 
     def sender(self) -> Callable:
-        """A function from the loop's actions to a sequence of what each env gets: of ints, or a new array's rows."""
+        """Return a function from the loop's actions to each env's: ints, or a new array's rows."""
         if self.kind != "discrete":
             return self.array_sender()
         start = self.start
@@ -149,12 +145,7 @@ class ActionFormat:
         return self.from_uniform(rng.random((steps, lanes, *self.shape)))[0]
 
     def from_uniform(self, u: np.ndarray, *, each: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Random loop actions `[steps, lanes, *shape]`, of as many uniform numbers, and log-densities `[steps, lanes]`.
-
-        Uniform between bounds; a part of a Box with one bound lies exponentially away from it, one without bounds is
-        standard normal (as gymnasium, and as `rlcli.specs` draws them).  With `each`, the log-density of every part,
-        `[steps, lanes, *shape]`.
-        """
+        """Return random loop actions `[steps, lanes, *shape]` and log-densities, with `each` of every part."""
         size = u.shape
         steps, lanes = size[:2]
         if self.kind == "box":

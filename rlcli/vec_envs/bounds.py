@@ -23,16 +23,12 @@ from rlcli.vec_envs.observations import ObservationLeaf
 
 MODES = ("refuse", "count", "ignore")
 ROUNDED = "(rounded)"  # the last part of a key
-SLACK = 4  # rounding allowed to floats, in units of the dtype's epsilon times the larger of the two bounds
+SLACK = 4  # epsilons of the larger bound: cos rounds to 1.0000001, and doubles are rounded to singles
 _WIDE = 256  # elements of one pass of a column's minimum: short inner loops would cost more than the numbers
 
 
 class Interval:
-    """The declared bounds of one observation, of its shape or broadcast to it; infinite where there is none.
-
-    `dtype`: in which observations are stored, and compared with their bounds. A float may lie outside by `SLACK`
-    epsilons of the larger bound: `cos` rounds to 1.0000001, and doubles are rounded when they are stored as singles.
-    """
+    """Hold the declared bounds of one observation; infinite where there is none."""
 
     def __init__(self, low: Any, high: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
         self.shape = shape
@@ -117,7 +113,7 @@ def space_bounds(space: spaces.Space, parts: Sequence[ObservationLeaf]) -> dict[
 
 @dataclass(frozen=True)
 class Worst:
-    """The element that lay farthest outside: its index, its value, its declared bounds and its excess."""
+    """Describe the element that lay farthest outside: index, value, declared bounds and excess."""
 
     element: tuple[int, ...]
     value: float
@@ -134,13 +130,7 @@ class Worst:
 
 
 class Bounds:
-    """The bounds that observations of some lanes must stay within, and what was found outside.
-
-    `intervals`: observation key -> Interval; those that say nothing are left out.
-    `mode`: at an observation outside, raise ("refuse"), go on and count it ("count"), or do not look ("ignore").
-    `rounded`: observation key -> the cells of leaves (`ObservationLeaf.rounded`) that count what its dtype has rounded.
-    `outside`, `worst`: key -> number of observations that had an element outside, with "count", and the worst of those.
-    """
+    """Check the bounds of some envs' observations, and count what lay outside."""
 
     def __init__(
         self,
@@ -148,14 +138,15 @@ class Bounds:
         mode: str = "refuse",
         rounded: Mapping[Key, list[np.ndarray]] | None = None,
     ) -> None:
+        # those without a bound are left out
         self.intervals = {key: interval for key, interval in (intervals or {}).items() if interval}
-        self.rounded = dict(rounded or {})
-        self.mode = _known(mode)
+        self.rounded = dict(rounded or {})  # key -> the cells `ObservationLeaf.rounded`
+        self.mode = _known(mode)  # "refuse" raises, "count" counts, "ignore" does not look
         self.begin_anew()
 
     def begin_anew(self) -> None:
         """Forget what was found."""
-        self.outside: dict[Key, int] = {}
+        self.outside: dict[Key, int] = {}  # key -> observations with an element outside
         self.worst: dict[Key, Worst] = {}
         self._reported: dict[Key, int] = {}
         for cell in (cell for cells in self.rounded.values() for cell in cells):
@@ -170,7 +161,7 @@ class Bounds:
 
     @property
     def watched(self) -> list[Key]:
-        """The keys to look at."""
+        """Return the keys to look at."""
         return [] if self.mode == "ignore" else list(self.intervals)
 
     def check_row(self, vec_env: Book, row: dict[Key, np.ndarray], chosen: Sequence[int]) -> None:
@@ -190,11 +181,7 @@ class Bounds:
         start: BatchStart,
         ends: Sequence[tuple],
     ) -> None:
-        """Refuse or count those of `values` `[M, *shape]`, observations each of them once, that lie outside.
-
-        `times`: (row, after_reset, lane) of each: what a step gave comes before the reset that followed it.
-        `start`, `ends`: the batch that the rows belong to.
-        """
+        """Refuse or count those of `values` `[M, *shape]` that lie outside; `times`: (row, after_reset, lane)."""
         excess = self.intervals[key].excess(values).reshape(len(values), -1)
         bad = np.flatnonzero((excess > 0).any(1))
         if not len(bad):

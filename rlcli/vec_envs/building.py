@@ -33,10 +33,7 @@ _BROUGHT_BY = {
 
 @contextlib.contextmanager
 def building(env_id: str, *, settings: bool = True) -> Iterator[None]:
-    """Turn what is raised while an env is built into our errors; what C libraries print meanwhile is swallowed.
-
-    `settings`: whether keywords were given, which a TypeError is then taken to be about.
-    """
+    """Turn errors of building an env into our own, and swallow what C libraries print meanwhile."""
     try:
         with _quiet_c_stderr(), same_dtype(f"env {env_id}"):
             yield
@@ -102,10 +99,7 @@ def need_env(env: Any, name: str | None = None) -> None:
 
 @contextlib.contextmanager
 def same_dtype(where: str) -> Iterator[None]:
-    """Refuse code of the user's that changes torch's default dtype, and put it back: networks would be made of it.
-
-    torch is not imported for this.
-    """
+    """Refuse user code that changes torch's default dtype, and put it back; torch is not imported for this."""
     torch = sys.modules.get("torch")
     before = torch and torch.get_default_dtype()
     try:

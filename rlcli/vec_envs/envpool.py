@@ -21,7 +21,7 @@ from rlcli.vec_envs.vector_backend import VectorBackend, take
 
 
 class EnvpoolEngine(VectorBackend):
-    """A synchronous envpool of `env_id` (a leading `ALE/` is dropped); `kwargs` go to `envpool.make_gymnasium`."""
+    """Step a synchronous envpool of `env_id`; `kwargs` go to `envpool.make_gymnasium`."""
 
     def __init__(self, env_id: str, num: int, /, **kwargs: Any) -> None:
         if importlib.util.find_spec("envpool") is None:

@@ -25,12 +25,7 @@ Draw = Callable[[np.random.Generator, int], np.ndarray]
 
 
 class Noise:
-    """One purpose's numbers of some lanes.
-
-    `seed`: of the run. `purpose`: `POLICY` or `RANDOM`: their numbers have nothing in common.
-    `first_lane`: the number of the first lane among all of the run.
-    `position`: steps whose numbers were used.
-    """
+    """Draw one purpose's numbers (`POLICY` or `RANDOM`) for some envs."""
 
     def __init__(self, seed: int, lanes: int, purpose: int, first_lane: int = 0) -> None:
         self.lanes, self.purpose, self.first_lane = lanes, purpose, first_lane
@@ -42,7 +37,7 @@ class Noise:
     def reseed(self, seed: int) -> None:
         """Begin at step 0 of another run."""
         self._key = int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0])
-        self.position = 0
+        self.position = 0  # steps whose numbers were used
         self._block: tuple[int, np.ndarray] | None = None
 
     def go_to(self, position: int) -> None:
@@ -50,11 +45,7 @@ class Noise:
         self.position = position
 
     def peek(self, draw: Draw, steps: int, width: int) -> np.ndarray:
-        """Return the numbers of the next `steps` steps, `[steps, lanes, ...]`; `advance` says how many were used.
-
-        `draw`: `draw(generator, t)`: those of t steps of one lane, `[t, ...]`; the same at every call of one object.
-        `width`: about how many a step takes: large ones make blocks of fewer steps.
-        """
+        """Return the numbers of the next steps `[steps, lanes, ...]` without using them (`advance` does)."""
         size = _steps(width)
         first, last = self.position, self.position + steps
         parts = []

@@ -54,13 +54,7 @@ _OF_LANES = ("started", "episodes", "fingerprints")  # of a saved state: one ent
 
 
 class ParallelVecEnv(ReplayableVecEnv):
-    """Gymnasium envs in worker processes, perhaps some in this one; see `ParallelEnv` and `ReplayableVecEnv`.
-
-    `recipes`: of each env the pickled `GymRecipe`. `spaces`: of one lane's observations and actions.
-    `parts`: the lanes of each process; where the caller steps some (`own`), they come first.
-    `restarts`: of each worker: how often it was replaced, and how many steps of its lanes were lost by that.
-    `heavy`: what is imported in a worker that it could do without (`torch`, say), since its env's code needs it.
-    """
+    """Step gymnasium envs in worker processes, perhaps some in this one; see `ParallelEnv`."""
 
     own: Shard | None = None
 
@@ -82,6 +76,7 @@ class ParallelVecEnv(ReplayableVecEnv):
         check_seconds("step_timeout", step_timeout)
         self.n, self.name, self.clock = len(recipes), "env", [0]  # until the envs say more
         goes_on = on_worker_error == "restart"
+        # env indices of each process; the caller's (`own`) come first
         self.parts, caller_steps = shared_out(self.n, workers, per_worker, caller_steps, on_worker_error)
         self._beside = int(caller_steps)  # parts that are no worker's
         self._apart = self.parts[0].stop if caller_steps else 0  # lanes that are no worker's
@@ -118,6 +113,7 @@ class ParallelVecEnv(ReplayableVecEnv):
         self._none = bytes(self.n)  # the flags of a step in which nothing ends
         self._limit: int | None = None  # as the shards know it
         self.step_timeout, self.ends_what_hangs = step_timeout, self.own is None
+        # of each worker: how often it was replaced, and how many steps that lost
         self.restarts = [(0, 0)] * len(started)
         self._fallen: set[int] = set()  # workers whose lanes are in no episode, since they are new
         self.crew.goes_on, self._counted = goes_on, Restarts()
@@ -189,7 +185,7 @@ class ParallelVecEnv(ReplayableVecEnv):
         ) from None  # fmt: skip
 
     def _each(self, name: str, arguments: Sequence[dict[str, Any]] | None = None) -> list:
-        """The same method of each shard's lanes, with arguments of its own; what they return."""
+        """Call a method of each shard's envs, with arguments of its own, and return the answers."""
         given = arguments or [{}] * len(self.parts)
         bodies = [packed((name, (), each)) for each in given[self._beside :]]
         self.crew.patience = self.step_timeout
@@ -317,10 +313,7 @@ class ParallelVecEnv(ReplayableVecEnv):
                 self._last[key][theirs] = shown
 
     def _take_over(self, row: Sequence[tuple[np.ndarray, np.ndarray]], lanes: Sequence[int]) -> bool:
-        """Say whether all of these lanes were reset ahead, as they are to be now: then their episodes have begun.
-
-        `row` pairs up where the first observations are to be seen with where they are.
-        """
+        """Say whether all of these envs were reset ahead, as they are to be now."""
         for lane in lanes:
             if not self._flags[lane] & AHEAD or self._seeds[lane] != numbered(self.next_seed(lane)):
                 return False

@@ -31,14 +31,7 @@ def fingerprint(arrays: Iterable[np.ndarray]) -> str:
 
 
 class ReplayableVecEnv(VecEnv):
-    """Base of vectorised envs of gymnasium's spaces (of one env each), whose open episodes can be replayed.
-
-    `categorical`: store discrete actions as indices instead of one-hot vectors.
-    `narrow`: store float64 observations as float32.
-    `out_of_bounds`: at an observation outside the declared space, raise ("refuse"), go on and count it in `bounds`
-    ("count"), or do not look ("ignore").
-    `leaves`: where each part of an observation goes.
-    """
+    """Base of vectorised gymnasium envs whose open episodes can be replayed."""
 
     def __init__(
         self,

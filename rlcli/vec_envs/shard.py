@@ -60,11 +60,7 @@ def memory_of(n: int, workers: int, schema: Fields, actions: ActionFormat) -> Ar
 
 
 class Shard:
-    """Neighbouring lanes, from `first_lane` of all on, and their part of the arrays.
-
-    `recipes`: as `ParallelVecEnv` is given them. `settings`: handed to `GymVecEnv`.
-    `first`: the first of them, where it was made already.
-    """
+    """Step neighbouring envs, from `first_lane` of all on, and write their part of the arrays."""
 
     def __init__(
         self, recipes: Sequence[bytes], first_lane: int, settings: dict[str, Any], first: gym.Env | None = None
@@ -89,11 +85,7 @@ class Shard:
         return mine
 
     def step(self, step: Callable, t: int, actions: np.ndarray, ahead: bool) -> dict[Any, Any] | None:
-        """Take a step, by a `step` that the lanes' `bind` gave; the rewards that the array cannot hold, by lane, and
-        under `INFOS`, by lane too, what was kept of the `info` of those that finish.
-
-        With `ahead` the lanes that finish are reset as well; what they show then goes beside the row.
-        """
+        """Take a step; return by env the rewards that float32 cannot hold, and under `INFOS` the infos kept."""
         vec_env, outcome = self.vec_env, self.vec_env.outcome
         outcome.rewards.clear()
         outcome.ends.clear()
@@ -161,7 +153,7 @@ def work(channel: Channel) -> None:
 
 
 class ShardWorker:
-    """A shard that a parent in another process gives orders to."""
+    """Serve the orders for a shard that a parent in another process gives."""
 
     shard: Shard
 
@@ -169,7 +161,7 @@ class ShardWorker:
         self.line = Line(channel)
 
     def carry_out(self, kind: int, body: bytes) -> Any:
-        """One order of the parent's."""
+        """Carry out one order of the parent's."""
         if kind in (STEP, STEP_ON):
             return self.shard.step(self._step, 0, unpacked(body) if body else self.shard.actions, kind == STEP_ON)
         if kind == RESET:
@@ -204,7 +196,7 @@ class ShardWorker:
         self.line.open(region.arrays["cells"][index], parent=False)
 
     def seed(self, run_seed: int, *, first_lane: int, before: int = 0, **settings: Any) -> None:
-        """Seed the lanes, and what envs draw from beside; `before`: how many workers these lanes have had."""
+        """Seed the envs and global generators; `before`: how many workers these envs have had."""
         own = np.random.SeedSequence((run_seed % 2**64, first_lane), spawn_key=(before,))  # no other process's
         seed_streams(int(own.generate_state(1, np.uint64)[0]))
         self.shard.vec_env.seed(run_seed, first_lane=first_lane, **settings)
