@@ -34,7 +34,7 @@ SEEN = tuple(  # how the keys begin that decide observations
 
 
 def acting_policy(cfg: CollectConfig, env: EnvBase, run: Run) -> ActorCritic | None:
-    """The policy of a collecting run, its saved observation statistics put into `env`; None for random actions."""
+    """Return a collecting run's policy (None: random actions); its saved statistics go into `env`."""
     folder = run.path / KEPT
     if cfg.policy.kind == "random":
         return None

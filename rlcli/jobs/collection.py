@@ -142,7 +142,7 @@ def _batches(collection: Collection, writer: SegmentWriter) -> None:
 
 
 class Collection:
-    """One run's env, policy, collector and reporter; `resume_at`: frames of the state that is about to be loaded."""
+    """Hold one run's env, policy, collector and reporter; `resume_at`: frames of the state to load."""
 
     def __init__(
         self, cfg: CollectConfig, run: Run, stop: StopSignals, resume_at: int | None = None, first: First = NONE
@@ -171,7 +171,7 @@ class Collection:
 
     @property
     def about(self) -> dict[str, Any]:
-        """The header of the segments: what a resumed run must have too, and in a new one what it was made with."""
+        """Return the header of the segments: what resumed runs must share, and how a new one was made."""
         new = self.resumed is None or self.resumed.segments is None
         made = {"config": to_dict(self.cfg), "versions": self.versions, "specs": row_specs(self.env)}
         return {**self.kind, **(made if new else {})}
@@ -272,10 +272,7 @@ class Collection:
             self._begin_anew(segments, first, begun + 1)  # where an episode was over, the next was not counted yet
 
     def _begin_anew(self, segments: SegmentReader, first: int, episodes: np.ndarray) -> None:
-        """After the last frame on the disk: new episodes in all lanes, under ids and from seeds that are not there yet.
-
-        `episodes`, int64 ``[lanes]``, are the numbers of those that segment `first` begins with.
-        """
+        """Begin new episodes in all envs, under unused ids and seeds; `episodes` int64 ``[lanes]``."""
         ids = []
         for i in range(first, len(segments)):
             batch = segments.read(i)
@@ -306,19 +303,13 @@ _STATE = record(
 
 
 class Found(NamedTuple):
-    """The point at which a collecting run stands.
+    """Describe the point at which a collecting run stands."""
 
-    `segments`: what is acknowledged; None before the first commit.
-    `first`: segments before the state.
-    `frames`: frames in them.
-    `skipped`: one sentence for each newer state that is damaged.
-    """
-
-    segments: SegmentReader | None
-    first: int
-    frames: int
+    segments: SegmentReader | None  # None before the first commit
+    first: int  # segments before the state
+    frames: int  # in those segments
     state: dict[str, Any]
-    skipped: list[str]
+    skipped: list[str]  # one sentence for each newer state that is damaged
 
     @property
     def total(self) -> int:
@@ -332,10 +323,7 @@ class Found(NamedTuple):
 
 
 def find_state(run: Run) -> Found:
-    """Return the newest state of a collecting run that verifies, and what is on the disk.
-
-    Every segment is read: what is damaged is found before the run goes on, not by who reads its frames one day.
-    """
+    """Return a run's newest state that verifies; every segment is read, so damage shows before it goes on."""
     folder = run.path / SEGMENTS
     need_journal(folder)
     if not has_header(folder / JOURNAL):  # killed before it was written

@@ -30,20 +30,13 @@ from rlcli.transforms import RunningNorm, by_name
 
 
 class InitPolicy(NamedTuple):
-    """The policy that a run began with.
-
-    `path`: of the checkpoint.
-    `state`: what that holds.
-    `frames`: of training behind it.
-    `taken`: layers that were copied.
-    `left_out`: what was not, each with its two shapes.
-    """
+    """Describe the policy that a run began with."""
 
     path: str
     state: dict[str, Any]
-    frames: int
-    taken: int
-    left_out: list[str]
+    frames: int  # of training behind it
+    taken: int  # layers that were copied
+    left_out: list[str]  # layers that were not, each with its two shapes
 
     @property
     def line(self) -> str:
@@ -56,9 +49,7 @@ class InitPolicy(NamedTuple):
         return {"from": self.path, "frames": self.frames, "layers": self.taken, "left_out": self.left_out}
 
     def with_rest(self, update: Update, estimator: ValueEstimator | None) -> InitPolicy:
-        """Copy what loss and value stage learn beside the networks, a temperature, the scale of values; and let go of
-        the checkpoint.
-        """
+        """Copy what loss and value stage learn beside the networks, and let go of the checkpoint."""
         mine = {name: x for name, x in update.loss.named_parameters() if x.requires_grad}
         beside = state_beside(update.loss, *update.loss.networks)
         _copy({name: x for name, x in mine.items() if name in beside}, self.state.get("update", {}), "loss.")
@@ -69,10 +60,7 @@ class InitPolicy(NamedTuple):
 
 
 def init_policy(asked: str, env: EnvBase, policy: ActorCritic, *, strict: bool) -> InitPolicy:
-    """Put the weights and statistics that `policy.init_from` names into a new run's networks and transforms.
-
-    What explores (an epsilon) begins anew. `strict`: layers of other shapes are refused.
-    """
+    """Put weights and statistics of `policy.init_from` into a new run; exploration begins anew."""
     found = _checkpoint(asked)
     explores = {
         f"{name}.{entry}" for name, part in policy.named_modules() if isinstance(part, EGreedyModule)

@@ -98,7 +98,7 @@ def go(learner: Learner) -> None:
 
 
 class Learner:
-    """One run's parts, with what its kind of run adds; `resume_at`: frames of the checkpoint that is to be loaded."""
+    """Hold one run's parts; `resume_at`: frames of the checkpoint to load."""
 
     def __init__(
         self, cfg: Config, run: Run, stop: StopSignals, resume_at: int | None = None, first: First = NONE
@@ -203,10 +203,7 @@ class Learner:
         return f"{said} for learning, {each}, {meanwhile}; {cores()} cores"
 
     def evaluation(self) -> Played | None:
-        """Play episodes with the present weights, most likely actions, rewards as the env gives them.
-
-        An error is reported, and ends nothing but the evaluation. None if the run was asked to stop meanwhile.
-        """
+        """Play episodes with the present weights; an error is a warning. None if asked to stop meanwhile."""
         episodes = self.cfg.run.eval_episodes
         if self._waited > ANNOUNCED_FROM:
             self.reporter.say(f"evaluating: {episodes} episode{'s' * (episodes > 1)}, deterministic actions ...")
@@ -260,7 +257,7 @@ class Learner:
             env.close()
 
     def warn_of_evaluation(self, text: str) -> None:
-        """A warning of the report."""
+        """Add a warning to the report."""
         self.reporter.warn("evaluation", text)
 
     def final_evaluation(self) -> dict[str, Any]:

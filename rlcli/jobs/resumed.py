@@ -154,20 +154,14 @@ _COUNT = text(r"\d{1,6}")
 
 @dataclass(frozen=True)
 class Changes:
-    """The differences since a state was saved, `frames` into the run.
-
-    `harmless`, `breaking`: key -> (was, now).
-    `versions`: what the run computes with now.
-    `overrides`: as they were typed.
-    `scheduled`: keys that make a number follow the share of the run that is done.
-    """
+    """Describe what changed since a state was saved, `frames` into the run."""
 
     frames: int
-    harmless: dict[str, Pair]
-    breaking: dict[str, Pair]
-    versions: dict[str, str]
-    overrides: list[str] = field(default_factory=list)
-    scheduled: Sequence[str] = ()
+    harmless: dict[str, Pair]  # key -> (was, now)
+    breaking: dict[str, Pair]  # key -> (was, now)
+    versions: dict[str, str]  # what the run computes with now
+    overrides: list[str] = field(default_factory=list)  # as they were typed
+    scheduled: Sequence[str] = ()  # keys that make a number follow the done share of the run
 
     def check(self, run: Run, *, force: bool) -> None:
         """Refuse what has no meaning any more, and what would make it another run, unless it is or was forced."""

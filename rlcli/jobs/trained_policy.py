@@ -269,10 +269,7 @@ class TrainedPolicy:
 
 
 def _needed(transforms: Sequence[Transform], schema: Mapping, read: Sequence[Key]) -> list[Transform]:
-    """Return the transforms that what the policy reads depends on, in their order.
-
-    One that does not say what it writes is kept. One that follows from rewards cannot be had: a policy is shown none.
-    """
+    """Return the transforms, in order, that the policy's input depends on; refuses any that needs rewards."""
     schemas = schemas_before(transforms, {**schema, REWARD: Field((1,), np.dtype(np.float32))})
     wanted, found = set(read), []
     for transform, before in zip(reversed(transforms), reversed(schemas), strict=True):

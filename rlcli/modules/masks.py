@@ -96,11 +96,7 @@ class ActionMask(nn.Module):
 
 
 def pick(mask: np.ndarray, sizes: Sequence[int], u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return one of the allowed options of every choice, each equally likely, and how many they were.
-
-    `mask` (`[N, sum(sizes)]`); `u` (float `[N, len(sizes)]`): uniform in [0, 1). Both answers are int64 `[N,
-    len(sizes)]`.
-    """
+    """Return a uniform allowed option of each choice and their count, int64 `[N, len(sizes)]`; u in [0, 1)."""
     index, count = np.empty(u.shape, np.int64), np.empty(u.shape, np.int64)
     for j, (start, stop) in enumerate(pairwise((0, *np.cumsum(sizes).tolist()))):
         so_far = (mask[:, start:stop] != 0).cumsum(1)
@@ -145,11 +141,7 @@ def options_of(action_spec: TensorSpec) -> tuple[int, ...]:
 
 
 def find_action_mask(asked: str | None, observation_spec: Composite, action_spec: TensorSpec) -> Key | None:
-    """Return the observation that is an action mask.
-
-    `asked`: its key, dots between the names of nested ones; "none" where there is none. By default the observation that
-    is called `action_mask`, if actions are choices.
-    """
+    """Return the observation that is an action mask: `asked` ("none" for none), else `action_mask`."""
     if asked == "none":
         return None
     keys = [unravel(key) for key in observation_spec.keys(True, True)]

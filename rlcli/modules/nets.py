@@ -191,7 +191,7 @@ def _hidden(hidden: Sequence[int] | None, num_cells: Sequence[int] | int | None,
 
 
 def _units(name: str, given: Iterable[int]) -> list[int]:
-    """Whole numbers of any kind, numpy's too."""
+    """Convert whole numbers of any kind, numpy's too."""
     try:
         return [operator.index(units) for units in given]
     except TypeError as error:
@@ -203,11 +203,7 @@ SMALLEST_SIDE = 36  # the three convolutions below turn 36 pixels into 1
 
 
 def spatial_dims(shape: Sequence[int]) -> int:
-    """Index `i` such that dims `i` and `i + 1` of an image are height and width; all other dims are channels.
-
-    They are the neighbouring pair with the largest area: 0 for `[84, 84]` and `[96, 96, 3]`, 1 for `[4, 84,
-    84]` and `[4, 96, 96, 3]` (a stack of colour frames), 2 for `[4, 3, 96, 96]`.
-    """
+    """Return `i` such that dims `i`, `i + 1` are height and width: the neighbours with the largest area."""
     areas = [a * b for a, b in pairwise(shape)]
     return areas.index(max(areas))
 

@@ -173,7 +173,7 @@ Net = TypeVar("Net", bound=nn.Module)
 
 
 class HasTargets(Protocol):
-    """A loss with target networks."""
+    """Describe a loss with target networks."""
 
     def target_pairs(self) -> list[Pair]:
         """(trained, target), for each; empty where nothing is delayed."""
@@ -226,7 +226,7 @@ class TargetUpdate(ABC):
 
     @abstractmethod
     def step(self) -> None:
-        """One optimizer step was made."""
+        """Follow one optimizer step."""
 
     def state_dict(self) -> dict[str, Any]:
         """Progress that the networks do not hold."""

@@ -208,10 +208,7 @@ class DQNLoss(BootstrappedLoss):
         mask: Tensor | None,
         weights: Tensor | None,
     ) -> Terms:
-        """Terms from values `[*B, n]`: of a step, of the next one to choose by, and of the target network there.
-
-        `ends`: of a batch whose rows follow each other up to them; targets are of `n_steps`.
-        """
+        """Return the terms from values `[*B, n]`: of a step, to choose the next action by, and of the target."""
         value = chosen(values, self.need(columns, self.tensor_keys.action), self.action_space)
         with torch.no_grad():
             if next_values.shape != values.shape:
@@ -232,7 +229,7 @@ class DQNLoss(BootstrappedLoss):
 
 
 def action_values(network: TensorDictModuleBase) -> Lowered:
-    """A `QValueActor` as a function of columns; where it can be taken apart it gives its values and chooses nothing."""
+    """Return a `QValueActor` as a function of columns: of its values alone where it can be taken apart."""
     return Lowered(network, _stages_of_values, "the network of action values")
 
 

@@ -26,17 +26,14 @@ def either(name: str, given: T | None, alias: str, other: T | None) -> T | None:
 
 
 class Elsewhere(NamedTuple):
-    """An option that upstream has and rlcli has not."""
+    """Describe an option that upstream has and rlcli has not."""
 
     same: tuple[Any, ...] | None  # values that ask for what happens here anyway; None: every value
     instead: str  # what to do instead of another
 
 
 def elsewhere(owner: Any, given: Mapping[str, Any], options: Mapping[str, Elsewhere]) -> None:
-    """Take options of upstream's that change nothing here, and refuse all others.
-
-    `owner`: whose constructor was called. `given`: the keyword arguments that the constructor does not have.
-    """
+    """Accept options of upstream's that change nothing here, and refuse all others."""
     kind = type(owner)
     for name, value in given.items():
         if name not in options:
@@ -59,17 +56,9 @@ def _nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 class KeyedModule(nn.Module):
-    """An `nn.Module` that reads and writes tensordict entries under names the user may change.
+    """Read and write tensordict entries under names the user may change; also called with tensors by name."""
 
-    Called with tensors by name, `stage(observation=x, next_reward=r)`, it reads them as a batch, whose dims are those
-    before the last one of the reward or advantage, and returns the entries of `returned` in that order; a single one as
-    it is.
-
-    `default_keys`: role to key, for every role the stage has.
-    `tensor_keys`: the keys in use, one attribute per role.
-    """
-
-    default_keys: ClassVar[dict[str, Key]] = {}
+    default_keys: ClassVar[dict[str, Key]] = {}  # role -> key, for every role the stage has
 
     def __init__(self) -> None:
         super().__init__()

@@ -25,14 +25,9 @@ Terms = dict[str, Tensor]
 
 
 class Loss(KeyedModule, ABC):
-    """Base of all losses: a module from a tensordict `[*B]` to a tensordict of terms and diagnostics.
+    """Base of all losses: from a tensordict `[*B]` to one of terms and diagnostics."""
 
-    `reduction`: of the loss terms, over the rows that masks let through: "mean" (or None), "sum" or "none".
-    `upstream_keys`: terms and diagnostics that upstream has too, in the order in which a call with tensors by name
-    returns them.
-    """
-
-    upstream_keys: ClassVar[tuple[str, ...]]
+    upstream_keys: ClassVar[tuple[str, ...]]  # in the order in which a call with tensors by name returns them
 
     def __init__(self, reduction: str | None = "mean") -> None:
         super().__init__()
@@ -53,12 +48,12 @@ class Loss(KeyedModule, ABC):
     @property
     @abstractmethod
     def loss_keys(self) -> Sequence[str]:
-        """The terms that are summed and minimised."""
+        """Return the terms that are summed and minimised."""
 
     @property
     @abstractmethod
     def out_keys(self) -> Sequence[str]:
-        """All that `forward` gives: those terms, and diagnostics."""
+        """Return all that `forward` gives: those terms, and diagnostics."""
 
     @property
     def readable(self) -> Sequence[Key]:
@@ -116,7 +111,7 @@ class Loss(KeyedModule, ABC):
         return {k: filled(x, mask) for k, x in columns.items()}, mask
 
     def need(self, columns: Columns, key: Key) -> Tensor:
-        """A column, or the sentence that it is missing."""
+        """Return a column, or raise that it is missing."""
         x = columns.get(key)
         if x is None:
             raise MissingKeyError(f"the batch has no {show(key)}", where=type(self).__name__, fix=_remedy(key))

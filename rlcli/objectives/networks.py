@@ -34,11 +34,7 @@ T = TypeVar("T")
 
 
 def fitted(what: str, run: Callable[[], T], read: Callable[[], Columns]) -> T:
-    """Return what `run` returns, or the sentence that a network does not fit the columns that it reads.
-
-    `what`: the network, in the user's words.
-    `run` and `read`: the computation; the columns, which are asked for where it failed.
-    """
+    """Return what `run` returns; where it fails on columns that do not fit the network, say so."""
     try:
         return run()
     except (torch.OutOfMemoryError, RlcliError):
@@ -64,10 +60,7 @@ def value_key(network: TensorDictModuleBase) -> Key:
 
 
 class Lowered:
-    """A tensordict module, `name` to the user, called on columns `{key: Tensor [*B, ...]}`.
-
-    `find`: from the module to its `stages`, where not all of it is to be called.
-    """
+    """Call a tensordict module on columns `{key: Tensor [*B, ...]}`."""
 
     def __init__(
         self,
@@ -96,15 +89,11 @@ class Lowered:
 
     @property
     def stages(self) -> tuple[Stage, ...] | None:
-        """The inner modules in order, as they are now; None where the module has to be called on a tensordict."""
+        """Return the inner modules in order as they are now; None where it needs a tensordict."""
         return self._found()[0]
 
     def __call__(self, columns: Columns, batch_dims: int = 1, skip: int = 0) -> dict[Key, Tensor]:
-        """Everything in `columns` and everything the module writes.
-
-        `columns`: tensors that share their first `batch_dims` dims.
-        `skip`: so many of the first stages have their outputs in `columns` already (see `shared_stages`).
-        """
+        """Return columns and outputs; the first `skip` stages' outputs are among the columns already."""
         return fitted(
             self.name,
             lambda: self._evaluate(columns, batch_dims, skip),
@@ -140,10 +129,7 @@ def _with_keys(
 
 
 def shared_stages(first: Sequence[Stage], second: Sequence[Stage]) -> int:
-    """Count the stages both networks begin with, so that the second need not run them after the first has run.
-
-    What the first network writes over later, by key or in place, it no longer has: such stages are not counted.
-    """
+    """Count the stages both networks begin with; those that the first writes over later do not count."""
     alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
     count = len(list(alike))
     while count and {k for x in first[:count] for k in x.out_keys} & {k for x in first[count:] for k in x.touched}:
@@ -157,15 +143,7 @@ def alone(
     learned: Iterable[Tensor],
     than: Iterable[Tensor],
 ) -> tuple[Tensor, ...]:
-    """Return what `run` computes of columns, with a gradient for the columns and some of the tensors that it reads.
-
-    `run`: it reads the columns that it is given, in place of those here: of columns that are made of each other each
-    gets its own part of the gradient.
-    `learned`: parameters that get a gradient; `than`: parameters that get none, however often one differentiates.
-
-    The others are not told that they need no gradient: a layer that is computed again in the backward pass (activation
-    checkpointing) would not be what it was. Such layers need `use_reentrant=False`, as torch says where they have not.
-    """
+    """Compute `run` with a gradient for columns and `learned`, and none for `than`, however often."""
     if torch.compiler.is_compiling():
         with _frozen(than):
             return tuple(run({**columns}))
@@ -227,7 +205,7 @@ def parted(network: nn.Module, other: nn.Module) -> tuple[list[nn.Parameter], li
 
 # ---- the distribution of an actor's actions ------------------------------------------------------------------------
 class Density:
-    """The action distribution of an actor, as a function of columns: that of its `Actor`, else `actor.get_dist(td)`."""
+    """Give an actor's action distribution as a function of columns: of its `Actor`, else `get_dist(td)`."""
 
     def __init__(self, actor: ProbabilisticTensorDictSequential, mc_samples: int = 1) -> None:
         if not hasattr(actor, "get_dist"):
@@ -247,13 +225,13 @@ class Density:
 
     @property
     def family(self) -> Family | None:
-        """The family of its distribution, as it is now; None where only the actor itself can be asked."""
+        """Return the family of its distribution as it is now; None where only the actor knows."""
         known = self.known()
         return None if known is None else known.family
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """What writes the parameters of a family; nothing where the actor has to be called."""
+        """Return the stages that write the family's parameters; none where the actor is called."""
         known = self.known()
         return () if known is None else known.stages
 
@@ -296,7 +274,7 @@ class Density:
         return log_prob, one_a_row(self._entropy(dist), size, dist) if entropy else None, {**columns, **written}
 
     def dist(self, columns: Columns, size: torch.Size) -> tuple[torch.distributions.Distribution, TensorDict]:
-        """The distribution of a batch `size`, the general way, and a tensordict with what the actor's net wrote."""
+        """Return the distribution of a batch `size` and a tensordict of what the actor's net wrote."""
         inputs: Any = {k: columns[k] for k in self.in_keys if k in columns}
         td = TensorDict(inputs, batch_size=size)
         with over_sequences(self.actor):
@@ -312,7 +290,7 @@ class Density:
 
 
 def one_a_row(x: Tensor, size: torch.Size, of: Any) -> Tensor:
-    """A log-probability or entropy `[*B]`, or `[*B, 1]` of an action of one dim, as `[*B]`: it would broadcast."""
+    """Reshape a log-probability or entropy `[*B]` or `[*B, 1]` to `[*B]`: it would broadcast."""
     if x.shape == size:
         return x
     if x.shape != (*size, 1):

@@ -49,11 +49,7 @@ def expanded(mask: Tensor, like: Tensor) -> Tensor:
 
 
 def filled(x: Tensor, mask: Tensor | None) -> Tensor:
-    """`x [*B, ...]` whose rows that do not count repeat the first that does.
-
-    What is computed from them is thrown away, but must be possible: zeros may lie outside a distribution's support, and
-    the gradient of a NaN is NaN even where nothing asks for it.
-    """
+    """Repeat the first row that counts in those that do not: zeros may be illegal, NaN spoils gradients."""
     if mask is None:
         return x
     if not isinstance(x, Tensor):
@@ -113,10 +109,7 @@ def variance(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def standardise(x: Tensor, mask: Tensor | None, floor: float = 1e-4) -> Tensor:
-    """Zero mean and unit deviation over the rows that count; a deviation under `floor` counts as `floor`.
-
-    A single row that counts stays as it is.
-    """
+    """Standardise over the rows that count, with a deviation of at least `floor`; a single row stays."""
     if x.numel() < 2:
         return x
     mean, std = moments(x, mask)
@@ -139,9 +132,6 @@ def clipped_value_error(value: Tensor, old_value: Tensor, target: Tensor, kind: 
 
 
 def explained_variance(value: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-    """`1 - var(target - value) / var(target)`: 1 is perfect, 0 no better than a constant.
-
-    In whatever units: a variance of nothing counts as a share of that of the errors.
-    """
+    """Return `1 - var(target - value) / var(target)`: 1 is perfect, 0 no better than a constant."""
     rest, whole, number = variance(target - value, mask), variance(target, mask), torch.finfo(target.dtype)
     return 1 - rest / torch.maximum(whole, number.eps * rest).clamp_min(number.tiny)

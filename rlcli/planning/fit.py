@@ -96,13 +96,7 @@ _CHOICES = {"memory": ("memory.kind", "memory.next_obs"), "storage": ("storage.k
 
 
 def advice_for(cfg: Any, plan: Plan, again: Again) -> list[str]:
-    """List for each place that is too small the overrides that help, those first that are enough alone.
-
-    Every one is planned for: nothing is advised that the configuration does not allow, that saves next to nothing, or
-    that another place has no room for.
-
-    `again`: the plan of a changed configuration.
-    """
+    """List the overrides that make a too small place fit, those first that are enough alone; all are planned."""
     lines: list[str] = []
     for place in plan.places:
         if not place.fits:
@@ -287,10 +281,7 @@ def modes_of(
     estimates: Callable[[str], tuple[Mapping[Key, Field], bool]],
     init_rows: int = 0,
 ) -> list[Mode]:
-    """The batch and the buffer, which begins with `init_rows` rows, under every way to keep the next observation.
-
-    `estimates`: mode -> what the value stage adds to a batch, and whether it keeps the index of next observations.
-    """
+    """Return batch and buffer under every way to keep the next observation."""
     found = []
     for name in MODES:
         added, index = estimates(name)

@@ -272,11 +272,7 @@ def _float32(bound: np.ndarray, outside: Callable[[np.ndarray, np.ndarray], np.n
 
 
 def _inside(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Centre and half width in float32 such that centre +- half, in float32 or float64, stays within the bounds.
-
-    Rounding is monotone, so it is enough that the two edges are inside; then no step of the loop needs a
-    clip.
-    """
+    """Return float32 centre and half width whose rounded edges are inside the bounds, so no clip is needed."""
     centre, half = (np.asarray(x / np.float32(2)) for x in (low + high, high - low))  # of 0 dims it is no array
     middle = centre.astype(np.float64)
     while (over := (middle + half > high) | (middle - half < low)).any():

@@ -115,7 +115,7 @@ CATEGORICAL = CategoricalFamily()
 
 
 class _Choice(FamilyDistribution):
-    """One of `k` actions; `logits` and `probs` as torch's distributions have them."""
+    """Choose one of `k` actions; `logits` and `probs` as torch's distributions have them."""
 
     @property
     def logits(self) -> Tensor:

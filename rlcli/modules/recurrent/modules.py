@@ -284,10 +284,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         return found
 
     def _begun(self, states: list[Tensor], where: Sequences) -> tuple[list[Tensor], Tensor]:
-        """Return the states that trajectories begin with `[S, L, H]`, and which of them a step begins from `[B, T]`.
-
-        Read of no other row: on a GPU, which is not asked how many there are, they stay where they lie.
-        """
+        """Return the states that trajectories begin with `[S, L, H]`, and which a step begins from `[B, T]`."""
         source, lazy = where.sources, any(hasattr(s, "full") for s in states)
         if (source.is_cuda and not lazy) or (begun := where.begun()) is None:
             return states, source
@@ -474,7 +471,7 @@ class LSTMModule(RecurrentModule):
 
 
 def either(name: str, key: Key | None, keys: Sequence[Key] | None) -> tuple[Key | None, Sequence[Key] | None]:
-    """One key or all of them."""
+    """Return one key or all of them."""
     if (key is None) == (keys is None):
         raise ArgumentError(f"a recurrent module needs {name} or {name}s", why="it was given both" * (key is not None))
     return key, keys

@@ -27,17 +27,11 @@ T = TypeVar("T")
 
 
 class Sequences(NamedTuple):
-    """The layout of a batch.
+    """Lay out a batch."""
 
-    `begins` (bool `[B, T]`): a step goes on from a stored state, not from the step before. All of column 0 does.
-    `rows` (int64 `[B, T]`): which row of the batch lies where; None: they are in order. Where a sequence ends early
-    some row stands in.
-    `back` (int64 `[N]`): the place in `[B * T]` of each row of the batch; None: they are in order.
-    """
-
-    begins: Tensor
-    rows: Tensor | None = None
-    back: Tensor | None = None
+    begins: Tensor  # bool [B, T]: a step starts from a stored state; all of column 0 does
+    rows: Tensor | None = None  # int64 [B, T]: which row lies where, padded; None: in order
+    back: Tensor | None = None  # int64 [N]: place in [B * T] of each row; None: in order
 
     @property
     def sources(self) -> Tensor:
@@ -69,10 +63,7 @@ class Sequences(NamedTuple):
 
 
 def begun_with_trajectories(td: TensorDictBase, is_init: Tensor) -> Tensor:
-    """`is_init` of a batch `[*B, T]`, set also where a row is of another trajectory than the one before it.
-
-    Rows of several envs or workers, end to end, begin in the middle of trajectories, as shuffled ones do.
-    """
+    """Set `is_init` `[*B, T]` also where a row is of another trajectory than the one before it."""
     ids = td.get(TRAJ_IDS, None)
     if ids is None or not td.ndim or not ids.numel() == is_init.numel() == td.numel():
         return is_init
@@ -90,11 +81,7 @@ def answered(ask: Callable[[], T]) -> T | None:
 
 
 def sequences(is_init: Tensor) -> Sequences:
-    """Lay out a batch whose trajectories, or slices of them, begin where `is_init [*B]` is set.
-
-    A flat batch is read on the host, to see how long its slices are. Where it has no numbers, and somebody answers how
-    many there are, they are of one length.
-    """
+    """Lay out a batch whose slices begin at `is_init [*B]`; a flat batch is read on the host."""
     if is_init.ndim == 1 and is_init.is_meta and (ends := answered(lambda: int(is_init[1:].sum()))) is not None:
         return Sequences(is_init.new_empty(ends + 1, len(is_init) // (ends + 1)))
     if is_init.ndim > 1 or unread(is_init):

@@ -321,10 +321,7 @@ class ValueEstimator(KeyedModule, ABC):
         return source
 
     def _read(self, td: TensorDictBase, time: int, target_params: TensorDictBase | None) -> Read:
-        """Rewards, ends and values, checked, with all that masks and the budget of `shifted` leave out.
-
-        Numbers are of the dtype that rewards and values promote to, float32 at least: sums over steps keep its digits.
-        """
+        """Read and check rewards, ends and values, float32 at least; drops masked rows and those over budget."""
         k, masks = self.tensor_keys, masks_of(td)
         check_columns(td, k, self._observed(td), masks)
         ends = ends_of(td, k, time, masks)
@@ -347,7 +344,7 @@ class ValueEstimator(KeyedModule, ABC):
         return read._replace(reward=standardise(read.reward, read.counts)) if self.average_rewards else read
 
     def _write(self, td: TensorDictBase, read: Read, advantage: Tensor, target: Tensor) -> TensorDictBase:
-        """The estimates in the units of the network, 0 in the rows that `shifted` dropped."""
+        """Write the estimates in the network's units, 0 in the rows that `shifted` dropped."""
         k, value, valid = self.tensor_keys, read.raw, read.values.valid
         if self.value_norm is not None:
             self.value_norm.update(zeroed(target.detach(), valid), read.counts)

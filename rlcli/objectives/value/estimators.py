@@ -252,12 +252,7 @@ def make_estimator(
     actor_network: ProbabilisticTensorDictSequential | None,
     options: Mapping[str, Any],
 ) -> ValueEstimator:
-    """Return an estimator of a kind: "gae", "td0", "td1", "td_lambda", "vtrace", or a registered one.
-
-    `value_network`: None: every value is 0, so that targets are sums of rewards (`zero_values`).
-    `actor_network`: V-trace alone reads it.
-    `options`: of the estimator; `gamma` is 0.99 and `lmbda` 0.95 where they are not given.
-    """
+    """Return an estimator of a kind or registered name; `gamma` is 0.99 and `lmbda` 0.95 by default."""
     name = kind.value if isinstance(kind, ValueEstimators) else kind
     known = tuple(dict.fromkeys((*(ours.value for ours in ValueEstimators), *registry.names("estimator"))))
     one_of("value estimator", name, known)

@@ -22,16 +22,14 @@ from rlcli.transforms.delta_codec import next_or_rebuilt
 
 
 class Observations:
-    """The observations that a value network reads of a batch `[*B]`, `N` rows, in `root` `[N, *shape]`.
-
-    `following`: a Tensor or gather tensor, as the batch keeps them; None where it does not.
-    `states` (`[N, *shape]`): what a recurrent network reads where a sequence begins, as far as the batch has it.
-    """
+    """Hold the observations that a value network reads of a batch `[*B]`, `N` rows."""
 
     def __init__(self, td: TensorDictBase, keys: Sequence[Key], states: Sequence[Key] = ()) -> None:
         self.shape = td.shape
+        # [N, *shape]: read where a sequence begins
         self.states = {k: _rows(x, td.ndim) for k in states if (x := td.get(k, None)) is not None}
-        self.root = {k: _rows(need(td, k, "the value network"), td.ndim) for k in keys}
+        self.root = {k: _rows(need(td, k, "the value network"), td.ndim) for k in keys}  # key -> [N, *shape]
+        # as the batch keeps them: Tensor, gather tensor or None
         self.following: dict[Key, Any] = {k: next_or_rebuilt(td, k) for k in keys}
 
     @property
@@ -41,15 +39,11 @@ class Observations:
 
     @property
     def exact(self) -> bool:
-        """All of them are known, bit for bit, without a fill value among them."""
+        """Say whether all of them are known bit for bit, without a fill value."""
         return all(is_gathered(x) for x in self.following.values())
 
     def common_gather(self) -> Tensor | None:
-        """Return the one index by which all next observations are gathered from this batch's own rows, or None.
-
-        A batch that was cut, permuted or edited still reads right, but its rows are no longer the rows that the
-        index counts: then values are computed the plain way.
-        """
+        """Return the one index that gathers all next observations from this batch's own rows, or None."""
         index: Tensor | None = None
         for key, x in self.following.items():
             if not is_gathered(x):
@@ -75,11 +69,7 @@ class Observations:
         return any(x.is_floating_point() and (not may_ask(x) or bool(x.sum().isnan())) for x in extra)
 
     def next_rows(self, unused: Tensor | None = None) -> tuple[dict[Key, Tensor], Tensor | None]:
-        """Next observations as rows ``[N, *shape]``, and which of them ``[N]`` are not known (None: all are).
-
-        The row's own observation stands for one that is not known, and for those that are `unused` (bool ``[N]``):
-        a NaN in one would reach gradients.
-        """
+        """Return next observations ``[N, *shape]`` and which ``[N]`` are unknown (replaced by the row's own)."""
         rows = {k: _rows(x.full() if is_gathered(x) else x, len(self.shape)) for k, x in self.following.items()}
         if unused is not None:
             rows = {k: torch.where(like(unused, x), self.root[k], x) for k, x in rows.items()}
@@ -126,10 +116,7 @@ class Picker:
 
 
 def is_gathered(x: Any) -> bool:
-    """Say whether `x` is a lazy gather tensor: value = (obs rows ++ extra rows)[index].
-
-    Objectives do not import data, so the tensor is known by what it offers.
-    """
+    """Say whether `x` is a lazy gather tensor, by what it offers: objectives do not import data."""
     return all(hasattr(x, name) for name in ("obs", "extra", "index", "full"))
 
 

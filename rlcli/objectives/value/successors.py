@@ -34,13 +34,7 @@ def successor_values(
     chunk_rows: int | None = None,
     two_calls: bool = False,
 ) -> Values:
-    """Return values of every row and of its successor; `time` is the batch dim that is time (compact only).
-
-    `td` (`[*B]`): reads the network's in_keys at the root and, where they are kept, under `next`.
-    `target`: evaluates next observations; by default `net` does.
-    `two_calls`: evaluate `exact` batches as `full` ones are, bit for bit; so they are where values mix rows (batch
-    norm).
-    """
+    """Return values of every row and of its successor; with `two_calls` as `full` batches, bit for bit."""
     if isinstance(net, SequenceValues):  # a successor's value needs the state before it
         return shifted_values(td, net, ends, time, budget=None, chunk_rows=chunk_rows)._replace(valid=None)
     seen, following = Observations(td, net.in_keys), target or net
@@ -96,11 +90,7 @@ class ObservationSlots(NamedTuple):
 
 
 def slots_of(reset: Tensor, budget: int) -> ObservationSlots:
-    """Lay out rows.
-
-    `reset` (bool Tensor ``[R, T]``): steps that are cut but not terminated; that of the last step does not matter.
-    `budget`: slots beside `T`; the successor of the last step takes one.
-    """
+    """Lay out rows whose steps `reset` (bool ``[R, T]``) are cut, not terminated, with `budget` spare slots."""
     rows, steps = reset.shape
     count, device = steps + budget, reset.device
     ends = reset.clone()
@@ -127,12 +117,7 @@ def shifted_values(
     budget: int | None = 1,
     chunk_rows: int | None = None,
 ) -> Values:
-    """Return values of every row and of its successor from one pass over `T + budget` slots a row.
-
-    `td` (`[*B]`): where next observations are not kept, the observation of an end stands for its next one, marked.
-    `time`: the batch dim that is time.
-    `budget`: None: what the row with the most ends needs. A batch `[N]` always gets that.
-    """
+    """Return values of every row and its successor from one pass over `T + budget` slots a row."""
     rows = torch.arange(td.numel(), device=ends.cut.device).reshape(td.shape)
     number = rows.movedim(time, -1).reshape(-1, td.shape[time])  # [R, T] flat rows
     terminated, cut = (x.movedim(time, -1).reshape(number.shape) for x in ends)
