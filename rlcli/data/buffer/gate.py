@@ -12,7 +12,7 @@ from rlcli.errors import ArgumentError
 
 
 class Gate:
-    """A reentrant lock; who waits for it when it is `closed`, by whoever holds it, is told so."""
+    """Lock reentrantly; who waits for it while it is `closed`, by whoever holds it, gets an error."""
 
     def __init__(self) -> None:
         self._lock, self.closed = threading.RLock(), False

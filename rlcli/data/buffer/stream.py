@@ -28,7 +28,7 @@ Item = TypeVar("Item")
 
 
 class Sampled(NamedTuple):
-    """A sample, what is known beside it, whether it is the last of an epoch, and the batch size that was asked for."""
+    """Hold a sample, what is known beside it, whether it ends an epoch, and the batch size asked for."""
 
     batch: Any
     info: dict[str, Any]
@@ -69,14 +69,7 @@ def _copied(columns: dict[Any, Tensor]) -> dict[Any, Tensor]:
 
 
 class Prefetcher(Generic[Item]):
-    """Keeps `depth` items ready.
-
-    One thread makes them, one after the other, so they come in the order of the random stream.
-
-    `make`: from a batch size to an item.
-    `undo`: told of items that are thrown away, the last one first, when nothing is being made.
-    `lock`: of whoever takes items or throws them away. The thread that makes them does without.
-    """
+    """Keep `depth` items ready, made by one thread in the order of the random stream."""
 
     def __init__(self, make: Callable[[int], Item], depth: int, undo: Callable[[Item], None]) -> None:
         self._make, self._depth, self._undo = make, depth, undo
@@ -87,7 +80,7 @@ class Prefetcher(Generic[Item]):
         self._size = 0
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="rlcli-prefetch")
         self._waiting: deque[Future[Item]] = deque()
-        self.lock = threading.RLock()
+        self.lock = threading.RLock()  # of whoever takes or discards items; the thread that makes them does without
 
     def next(self, size: int, *, ahead: bool = True) -> Item:
         """Return the oldest item of this batch size, or raise what its thread raised; `ahead`: go on making items."""
@@ -147,19 +140,7 @@ class Prefetcher(Generic[Item]):
 
 
 class SampleStream:
-    """Samples in the order of the sampler's random stream, whoever made them.
-
-    ```
-    kept       of a state that was loaded or asked for: handed out first
-    prefetch   made ahead by a thread
-    draw       sampler -> rows -> ring -> collate_fn -> [read side of transforms] -> device
-    ```
-    `lock`: of the buffer: held while rows are chosen and read. Whoever takes samples or throws them away holds another
-    lock, taken before this one.
-    `batch_size`: of the buffer's samples, where none is asked for. `annotate`: samples hold what the sampler knows of
-    their rows.
-    `iteration`: what `ReplayBuffer.next` goes through.
-    """
+    """Give samples in the order of the sampler's random stream: restored ones, prefetched, then drawn."""
 
     def __init__(
         self,
@@ -189,7 +170,7 @@ class SampleStream:
     def use(self, sampler: Sampler) -> None:
         """Draw by this one from now on, and begin no iteration that the last one had."""
         self.sampler, self._trusted = sampler, own(sampler)
-        self.iteration: Iterator[Any] | None = None
+        self.iteration: Iterator[Any] | None = None  # what `ReplayBuffer.next` goes through
         self.moved()
 
     def moved(self) -> None:

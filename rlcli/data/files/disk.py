@@ -23,7 +23,7 @@ _READ = 1 << 20
 
 
 class Stamp(NamedTuple):
-    """The size in bytes that a file must have, and its checksum (BLAKE2b, 128 bits, hex)."""
+    """Hold the size in bytes that a file must have, and its checksum (BLAKE2b, 128 bits, hex)."""
 
     size: int
     digest: str

@@ -105,7 +105,7 @@ def _held(line: bytes, check: Check, where: str) -> Record:
 
 
 class End(NamedTuple):
-    """The end of a journal: its bytes, its records, and the checksum of the last of them."""
+    """Hold the end of a journal: its bytes, its records, and the checksum of the last of them."""
 
     size: int
     records: int
@@ -117,7 +117,7 @@ _LONGEST_HEADER = 1 << 26
 
 
 class Journal:
-    """A journal open for appending, by one process at a time; made if it is missing, a torn tail cut with a warning."""
+    """Append to a journal, one process at a time; a missing one is made, a torn tail cut with a warning."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self.path, self.disk, self._pid = path, disk, os.getpid()

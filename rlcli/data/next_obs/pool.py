@@ -71,12 +71,7 @@ class Pool:
 
 
 class Successors:
-    """The successors of a whole batch in storage order: the row below, except at a few positions.
-
-    `shape`: the batch dims; `N` is their product.
-    `positions` (int32 Tensor ``[E]``): ascending flat positions, N - 1 among them; the j-th one's successor is extra
-    row j.
-    """
+    """Map a batch in storage order to its successors: the row below, except at a few positions."""
 
     __slots__ = ("_index", "positions", "shape")
 
@@ -90,7 +85,10 @@ class Successors:
                 "ends must ascend and finish with the last row",
                 why=f"got {positions.tolist()[-5:]} of {count} rows",
             )
-        self.shape, self.positions = shape, positions.to(torch.int32)
+        self.shape, self.positions = (
+            shape,
+            positions.to(torch.int32),
+        )  # int32 [E], ascending, the last row among them: successor j is extra row j
         self._index: Tensor | None = None
 
     @classmethod

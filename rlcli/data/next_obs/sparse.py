@@ -100,7 +100,7 @@ def held(column: Tensor) -> Tensor:
 
 
 class SparseColumns:
-    """The sparse columns of a ring, by number of step and lane: `step * lanes + lane`, which never wraps."""
+    """Hold the sparse columns of a ring, numbered `step * lanes + lane`, which never wraps."""
 
     def __init__(self) -> None:
         self._held: dict[Key, _Column] = {}
@@ -164,7 +164,7 @@ class SparseColumns:
 
     @property
     def state_key(self) -> Key | None:
-        """A column of recurrent states; all of them hold something in the same rows."""
+        """Return a column of recurrent states; all of them hold something in the same rows."""
         return next((key for key, column in self._held.items() if math.isnan(column.nothing)), None)
 
     def held_before(self, key: Key, numbers: np.ndarray, lanes: int, base: int) -> np.ndarray:
@@ -218,7 +218,7 @@ class _Column:
 
     @property
     def held(self) -> np.ndarray:
-        """The numbers of all rows that hold something."""
+        """Return the numbers of all rows that hold something."""
         return self._numbers[self._head : self._tail]
 
     @property

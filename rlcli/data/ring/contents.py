@@ -38,16 +38,7 @@ from rlcli.typed import Misfit
 
 
 class Contents:
-    """See the module.
-
-    `packing`: between the ring and its storage. `stored`: what is given to it of a row.
-    `index`: which rows belong together.
-    `pool`: next observations that no row stands for; None where next observations are not known.
-    `pairs`: observations and next observations, as the index compares them.
-    `sparse`: columns that hold something in few rows.
-    `choices`: observations whose next ones are kept as indices: rows are one-hot, as their codes say.
-    `unfollowed`: counts rows that their own next observation does not follow.
-    """
+    """Hold a ring's rows, layout and index: see the module."""
 
     def __init__(self, storage: Storage, packing: Packing, layout: RingLayout) -> None:
         self.storage, self.packing, self.layout = storage, packing, layout
@@ -56,13 +47,14 @@ class Contents:
                 "the storage is smaller than one step of all envs",
                 why=f"max_size {storage.max_size}, {layout.lanes} envs",
             )
-        self.choices: list[Key] = []
-        self.index: TrajectoryIndex
-        self.pool: SidePool | None
-        self.pairs: Pairs
+        self.choices: list[Key] = []  # one-hot observations, whose next ones are kept as indices
+        self.index: TrajectoryIndex  # which rows belong together
+        self.pool: SidePool | None  # next observations that are no row's; None where they are unknown
+        self.pairs: Pairs  # observations and next ones, as the index compares them
         self.space = RingSpace(storage.max_size // layout.lanes, layout.lanes)
         self.use(*self.new_index(layout))
         self.stacks = {key: FrameStacks(key, layout.fields[key], n, self.space) for key, n in layout.stacked.items()}
+        # what the storage is given of a row
         self.stored = {k: field for k, field in layout.fields.items() if not (layout.exact and k in self.pairs.nexts)}
         self.stored |= {key: stack.frame for key, stack in self.stacks.items()}
         self.sparse, self.unfollowed = SparseColumns(), Unfollowed()
@@ -110,7 +102,7 @@ class Contents:
 
     @property
     def first(self) -> int:
-        """The number of the oldest live row."""
+        """Return the number of the oldest live row."""
         return self.index.base * self.space.lanes
 
     @property
@@ -203,7 +195,7 @@ class Contents:
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the storage's own columns: tensors, and plain values that JSON can hold."""
+        """Return all but the storage's columns: tensors, and plain values that JSON can hold."""
         layout, storage, pool = self.layout, self.storage, self.pool
         shape = {"max_size": storage.max_size, "ndim": storage.ndim}
         if not layout.fields:

@@ -42,18 +42,7 @@ from rlcli.specs.field import Field
 
 
 class Ring:
-    """Rows in time.
-
-    `next_obs`: whether next observations are kept once ("exact") or not ("full"); "auto": if the first batch's are
-    `Rows`.
-    `frame_stack`: observations that are stacks of so many frames, oldest first along the first dim of a row, are stored
-    one frame a row; a number stands for all observations that can be such stacks. Next observations are then kept once
-    as well, where they are known.
-    `codes`: flags, one-hot rows, small whole numbers and trajectory ids are stored in as few bytes as they need and
-    read back bit for bit, where that saves a tenth of a row (`rlcli.data.codes`); `packing` does that.
-    `asked`: by which keys trajectories are to be told apart, as `use_markers` was told by all who asked.
-    `contents`: rows, their layout and their index. New ones after `clear`, `load_state_dict` and the first write.
-    """
+    """Keep rows in time."""
 
     def __init__(
         self,
@@ -69,11 +58,13 @@ class Ring:
             whole = isinstance(frames, int | np.integer) and not isinstance(frames, bool)
             if frame_stack is not None and not (whole and frames >= 2):  # type: ignore[operator]
                 raise ArgumentError("a stack has 2 or more frames", where="frame_stack", why=f"got {frames!r}")
+        # `frame_stack`: observations stored one frame a row; a number: all that can be such stacks
         self.storage, self.next_obs, self.frame_stack = storage, next_obs, frame_stack
         self.packing = Packing(storage, codes)
-        self.asked: Asked = NO_ASK
+        self.asked: Asked = NO_ASK  # keys that tell trajectories apart, as all told `use_markers`
         self._asks: dict[str, Asked] = {}  # by whom
         self._who, self._warned = "", False
+        # `contents` are new after `clear`, `load_state_dict` and the first write
         self.contents, self.plans = Contents(storage, self.packing, NOTHING), Plans()
 
     # ---- what it holds -----------------------------------------------------------------------------------------
@@ -99,7 +90,7 @@ class Ring:
 
     @property
     def lane_shape(self) -> torch.Size:
-        """The batch dims before time, as they arrive; empty in a flat storage."""
+        """Return the batch dims before time, as they arrive; empty in a flat storage."""
         return self.contents.layout.lane_shape
 
     @property
@@ -117,7 +108,6 @@ class Ring:
         return self.contents.sparse.of_keys()
 
     def steps_from_state(self, rows: np.ndarray) -> np.ndarray | None:
-        """See `Contents.steps_from_state`."""
         return self.contents.steps_from_state(rows)
 
     @property
@@ -142,12 +132,12 @@ class Ring:
 
     @property
     def base(self) -> int:
-        """The oldest live step."""
+        """Return the oldest live step."""
         return self.contents.index.base
 
     @property
     def cursor(self) -> int:
-        """The step that is written next."""
+        """Return the step that is written next."""
         return self.contents.index.cursor
 
     def __len__(self) -> int:
@@ -244,6 +234,7 @@ class Ring:
         layout = RingLayout.of_batch(columns, lead, self.storage.ndim, self.asked, self.next_obs, self.frame_stack)
         contents = Contents(self.storage, self.packing, layout)
         traj_key = layout.markers.traj_key
+        # flags, one-hots, small integers and ids are packed where that saves a tenth of a row
         codes = self.packing.chosen(contents.stored, columns, len(lead), traj_key, contents.stacks)
         contents.choose(codes)
         self._declare(contents, codes)
@@ -327,7 +318,7 @@ class Ring:
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the storage's own columns: tensors, and plain values that JSON can hold."""
+        """Return all but the storage's columns: tensors, and plain values that JSON can hold."""
         return self.contents.state_dict()
 
     def content(self) -> list[bytes | memoryview]:

@@ -52,11 +52,7 @@ class Promoted(NamedTuple):
 
 
 class FrameStacks:
-    """The stacks of one key.
-
-    `field`: of a whole stack: the first dim of a row holds `frames` frames, oldest first; `frame`: what is stored of a
-    row.
-    """
+    """Rebuild the stacks of one key from single frames."""
 
     def __init__(self, key: Key, field: Field, frames: int, space: RingSpace) -> None:
         if frames < 2 or not field.shape or field.shape[0] % frames:
@@ -67,7 +63,9 @@ class FrameStacks:
                 fix="The first dim of a row must hold 2 or more frames, oldest first.",
             )
         each = field.shape[0] // frames
+        # `field`: of a stack of `frames` frames, oldest first
         self.key, self.field, self.frames, self.space = key, field, frames, space
+        # what is stored of a row
         self.frame = Field(field.shape[1:] if each == 1 else (each, *field.shape[1:]), field.dtype)
         self.heads = StackHeads(space.lanes, (frames - 1) * self.frame.width)
         self.tails = np.zeros((space.lanes, field.width), np.uint8)

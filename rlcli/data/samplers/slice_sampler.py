@@ -263,11 +263,7 @@ def need_no_span(kind: type, slices: Mapping[str, Any]) -> None:
 
 # ---- boundary keys -------------------------------------------------------------------------------------------------
 class SliceMarks:
-    """Writes the boundary keys.
-
-    `truncated_key`: `done` and `terminated` are its siblings. None: only `is_init` is written, and repeats that pad end
-    nothing.
-    """
+    """Write the boundary keys."""
 
     def __init__(self, truncated_key: Key | None) -> None:
         self.truncated = None if truncated_key is None else unravel(truncated_key)

@@ -119,7 +119,7 @@ _CURSOR, _CLOSED = 0, 64  # bytes; a cache line each
 
 @dataclass(frozen=True)
 class RingAddress:
-    """Where a region is, and what its ring is like: all that travels between processes."""
+    """Tell another process where a region is, and what its ring is like."""
 
     folder: str
     max_size: int
@@ -128,7 +128,7 @@ class RingAddress:
 
 
 class RingFolder:
-    """The words and the layout of a folder; `make`: it is new."""
+    """Hold the words and the layout of a folder; `make`: it is new."""
 
     def __init__(self, folder: Path, *, make: bool = False) -> None:
         self.folder = folder

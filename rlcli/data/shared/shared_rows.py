@@ -38,20 +38,16 @@ _NUMBERED = re.compile(r"(?:rows|sides)-(\d{8,})\.")
 
 
 class SharedRows(Storage):
-    """One process's view of a region's rows.
-
-    `disk`: the writer's; without one rows are only read.
-    `begin`: the number of the row that the ring on top of this counts as its first; `total`: rows below it are here.
-    """
+    """View a region's rows from one process."""
 
     def __init__(self, max_size: int, folder: Path, *, ndim: int = 1, disk: Disk | None = None) -> None:
         super().__init__(max_size, ndim=ndim)
-        self.folder, self.where, self.disk = folder, str(folder), disk
+        self.folder, self.where, self.disk = folder, str(folder), disk  # without a `disk` rows are only read
         self.start_at(0)
 
     def start_at(self, number: int) -> None:
         """Hold nothing, before `declare`; the next row has this number."""
-        self.begin = self.total = number
+        self.begin = self.total = number  # numbers of the ring's first row, and past the last
         self._table = SegmentTable({}, 1, 1)
         self._sides: dict[int, SideFile] = {}
 

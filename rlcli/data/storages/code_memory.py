@@ -14,14 +14,7 @@ _LEAST, _MOST = 1 << 16, 1 << 20  # bytes of a piece
 
 
 class CodeMemory:
-    """See the module.
-
-    `width`: bytes of a frame: no code is longer.
-    `capacity`: frames that are coded, at most. Few of them are given small pieces: what is taken and not used is memory
-    too.
-    `addresses`: of the pieces, `size` bytes each. `piece`, `used`: the one that is written now (-1: none yet), and its
-    bytes in use.
-    """
+    """Allocate the memory of coded frames: see the module."""
 
     def __init__(self, width: int, capacity: int) -> None:
         wanted = 1 << max(capacity * width // 1024, 1).bit_length()
@@ -30,8 +23,8 @@ class CodeMemory:
         self._live: list[int] = []  # codes that are needed in each piece
         self._free: list[int] = []
         self._spare: list[np.ndarray] = []  # pieces that a write may need
-        self.addresses = np.zeros(0, np.int64)
-        self.piece, self.used = -1, self.size
+        self.addresses = np.zeros(0, np.int64)  # of the pieces, `size` bytes each
+        self.piece, self.used = -1, self.size  # being written (-1: none yet), and its bytes in use
 
     @property
     def address(self) -> int:

@@ -28,15 +28,12 @@ _SHARED = 16  # keys that a background must have served before a lane gets anoth
 
 
 class FrameColumn:
-    """Compressed frames by row.
-
-    `lanes`: the frame before row r is row r - lanes. `longest`: patches between a frame and its key, at most.
-    `backgrounds`: whether keys may be coded against backgrounds; without, codes stand for themselves.
-    """
+    """Hold compressed frames by row."""
 
     def __init__(
         self, field: Field, capacity: int, lanes: int, longest: int, *, backgrounds: bool = True
     ) -> None:  # fmt: skip
+        # the frame before row r is row r - lanes; between a frame and its key lie `longest` patches, at most
         self.field, self.capacity, self.lanes, self.longest = field, capacity, lanes, longest
         self.width = field.width
         self._room = min(self.width // 4 + 8, 1 << 16)  # bytes that a patch is given

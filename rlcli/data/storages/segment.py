@@ -79,7 +79,7 @@ class SegmentPiece(NamedTuple):
 
 
 class Segment:
-    """A mapped file, which is there already, and this process may write it."""
+    """Map a file that exists already; this process may write it."""
 
     def __init__(self, folder: Path, number: int, version: int, layout: SegmentLayout) -> None:
         self.number, self.version, self.layout = number, version, layout

@@ -38,14 +38,10 @@ MOST_ROWS = 1 << 40
 
 
 class PlainColumns(NamedTuple):
-    """Columns that lie in plain memory, row after row, for whoever reads and writes them by address.
+    """Hold columns in plain memory, row after row, to be read and written by address."""
 
-    `addresses`: valid until the next `declare` or `exchange`.
-    `written` (int64 `[1]`): rows from row 0 on that may hold something; kept by whoever writes.
-    """
-
-    addresses: dict[Key, int]
-    written: np.ndarray
+    addresses: dict[Key, int]  # valid until the next `declare` or `exchange`
+    written: np.ndarray  # int64 [1]: rows from 0 on that may hold something, kept by the writer
 
 
 class Saved(NamedTuple):
@@ -56,7 +52,7 @@ class Saved(NamedTuple):
 
 
 class FullFile(Protocol):
-    """A file of rows that will never change: whoever saves the rows may link to it."""
+    """Describe a file of rows that will never change: saved rows may be links to it."""
 
     path: Path
 

@@ -178,7 +178,7 @@ _OF_A_JOURNAL = re.compile(r"\d{8,}\.safetensors|rows-\d{8,}\.\d+\.bin|state-\d{
 
 
 class FileCheck(NamedTuple):
-    """A file, what it is ("ok", "damaged", "note", "no sum"), and why."""
+    """Describe a file: what it is ("ok", "damaged", "note", "no sum"), and why."""
 
     path: Path
     state: str

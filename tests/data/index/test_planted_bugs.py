@@ -59,7 +59,7 @@ PLANTED = {
         "write", "                    unpark(scalars, trajs, hashed, parked(trajs, hashed, trajs[ID, traj], lane))\n", "                    pass\n"),
     "a trajectory found by its id is not compared": (
         "write", "if scalars[KNOWN] == 0 or (slot >= 0 and in_slot(scalars, pairs, slot, row)):", "if True:"),
-    "a trajectory is not looked for by its id": ("write", "        if hashed[place] >= 0:\n", "        if False:\n"),
+    "a trajectory is not looked for by its id": ("write", "        if hashed[entry] >= 0:\n", "        if False:\n"),
     "the border between writes is not compared": (
         "write", "same = known and slot >= 0 and in_slot(scalars, pairs, slot, row)", "same = known"),
     "equal bytes alone make a trajectory go on": (
