@@ -84,7 +84,7 @@ class Background:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Have the thread wait, from the end of its batch on until the end of `with`."""
+        """Make the thread wait, from the end of its batch to the end of `with`."""
         if self.thread is None or self.mine:
             raise ArgumentError(
                 "only what start() began can be paused", fix="Between two batches nothing is collected."
@@ -101,7 +101,7 @@ class Background:
                 self._turn.notify_all()
 
     def refuse(self) -> None:
-        """Nobody else may touch what the thread steps, or read it in the middle of a step."""
+        """Refuse calls that touch what the thread steps, or read it in the middle of a step."""
         if self.thread is None or self.mine or threading.get_ident() in self._pausing:
             return
         if self.thread.is_alive():
@@ -110,7 +110,7 @@ class Background:
             )
 
     def refuse_failed(self) -> None:
-        """Nobody will act on what is handed to a thread that has ended."""
+        """Refuse requests to a thread that has ended: nobody would act on them."""
         if self.failure is not None and self.thread is not None:
             raise ResourceError(
                 "the thread that collects has ended with an error", why=in_words(self.failure),

@@ -29,7 +29,7 @@ COLLECT, STORE = "collect", "store"
 
 
 def no_stage(name: str) -> AbstractContextManager:
-    """Nobody asks how long a stage takes."""
+    """Time no stage."""
     return contextlib.nullcontext()
 
 
@@ -301,7 +301,7 @@ class BaseCollector:
         return self.seed + 1
 
     def _seed(self, seed: int, episode_seeds: bool) -> None:
-        """Have all that is random begin with this seed."""
+        """Seed all that is random."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
@@ -431,7 +431,7 @@ class BaseCollector:
         return self.trajectories is not None
 
     def _warn_of_bounds(self) -> None:
-        """Once a key: what the env showed outside its declared bounds is counted, and not passed over in silence."""
+        """Warn once a key of what the env showed outside its declared bounds."""
         for name, sentence, _ in self.out_of_bounds():
             if name not in self._warned_of:
                 self._warned_of.add(name)
@@ -566,7 +566,7 @@ class BaseCollector:
                 self.background.raise_failure()
 
     def _end_batch(self, waited: float | None) -> None:
-        """Have a thread end in the middle of its batch, where that can be."""
+        """End a thread in the middle of its batch, where that can be."""
         raise ResourceError(
             f"the collector is still in its batch after {waited:g} s",
             why="envs are not closed under a step",

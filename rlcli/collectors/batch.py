@@ -113,7 +113,7 @@ class BatchPool(Generic[Batch]):
         self._idle: list[Batch] = []
 
     def take(self, steps: int) -> Batch:
-        """Memory for so many steps that nobody holds; it is the caller's until it is given back."""
+        """Return memory for so many steps that nobody holds; it is the caller's until it is given back."""
         for i, batch in enumerate(self._idle):
             if batch.columns.steps == steps and (self._reuse or batch.columns.free()):
                 return self._idle.pop(i)

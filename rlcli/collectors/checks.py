@@ -71,7 +71,7 @@ def check_bounds(
 
 # ---- in the loop -----------------------------------------------------------------------------------------------------
 class FiniteRows(RowOp):
-    """Refuses env observations that are not finite, where a transform would clip or overwrite them unseen."""
+    """Refuse env observations that are not finite, where a transform would clip or overwrite them unseen."""
 
     def __init__(self, vec_env: VecEnv, rows: dict[Key, list[np.ndarray]], keys: list[Key]) -> None:
         self.vec_env, self.rows = vec_env, [(key, rows[key]) for key in keys]

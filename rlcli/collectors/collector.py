@@ -230,7 +230,7 @@ class Collector(BaseCollector):
         self._prepare(options)
 
     def _prepare(self, s: CollectorOptions) -> None:
-        """Env, policy and engine, from what a worker would be sent."""
+        """Return env, policy and engine, from what a worker would be sent."""
         self._options = dataclasses.replace(s, replay_buffer=None)  # an attribute holds it, and may let go of it
         self.frames_per_batch, self.total_frames = s.frames_per_batch, s.total_frames
         self.init_random_frames = s.init_random_frames or 0
@@ -375,7 +375,7 @@ class Collector(BaseCollector):
         self._looked = True
 
     def _flag_last_step(self, columns: dict[Key, np.ndarray]) -> np.ndarray | None:
-        """`set_truncated`; the ends as the env gave them."""
+        """Apply `set_truncated`; return the ends as the env gave them."""
         done = columns.get(DONE)
         if not self.set_truncated:
             return done

@@ -113,7 +113,7 @@ class CollectorCrew:
 
     @property
     def lanes(self) -> int:
-        """Of all workers."""
+        """Count the envs of all workers."""
         return sum(record.lanes for record in self.records)
 
     @property
@@ -166,7 +166,7 @@ class CollectorCrew:
 
     # ---- batches -------------------------------------------------------------------------------------------------
     def new_batch(self, steps: int, random_frames: int, only: int | None = None) -> SharedBatch:
-        """Memory for all workers' rows, or those of one."""
+        """Return memory for all workers' rows, or those of one."""
         if self._columns is None:
             look = packed(("look", (random_frames,), {}))
             self._columns = self._alike(self._ordered([look] * len(self.sent), replaces=True))
@@ -190,7 +190,7 @@ class CollectorCrew:
         return schemas[0]
 
     def begin(self, index: int, order: Order) -> None:
-        """Have a worker write a batch, behind those that it is writing."""
+        """Order a worker to write a batch, behind those that it is writing."""
         self._refuse_given_up()
         self._pass_over_broken()
         if not self._orders[index]:
@@ -292,7 +292,7 @@ class CollectorCrew:
         self.reset()
 
     def reset(self) -> None:
-        """Have all workers begin new episodes with their next batches."""
+        """Order all workers to begin new episodes with their next batches."""
         self.call("reset")
         for record in self.records:
             record.begins = True
@@ -303,7 +303,7 @@ class CollectorCrew:
             record.episodes, record.next_id = standing
 
     def follow(self, model_id: str, receiver: Callable[[], tuple[bytes, int | None]]) -> None:
-        """Have all workers, and whoever replaces one, adopt what `receiver`, an order and a descriptor, brings."""
+        """Make all workers, replacements too, adopt what `receiver`, an order and a descriptor, brings."""
         body, fd = receiver()
         self._ordered([body] * len(self.sent), fd)
         self._follows[model_id] = receiver
@@ -313,7 +313,7 @@ class CollectorCrew:
         self._newest.update(messages)  # all at once: a thread may be collecting
 
     def keep(self, name: str, *args: Any) -> list[Any]:
-        """`call`, and the same of whoever replaces a worker."""
+        """Do as `call`, and the same for whoever replaces a worker."""
         self._kept[name] = args
         return self.call(name, *args)
 
@@ -364,7 +364,7 @@ class CollectorCrew:
             self._pulse.another(index)
 
     def _succeed(self, index: int) -> BaseException | None:
-        """Have a new worker go on where the one before it was; what came between, if something did."""
+        """Make a new worker go on where the one before it was; return why it could not."""
         if self.about:  # it has no pulse yet
             self.crew.patience = time_to_build(self.about[index]["step_timeout"])
         try:

@@ -120,7 +120,7 @@ def not_both(device: Any, devices: Any) -> None:
 
 
 def one_device(device: Device, devices: Any) -> Device:
-    """`device`, or the one that a list of `devices` names: a single process acts on one."""
+    """Return `device`, or the one that a list of `devices` names: a single process acts on one."""
     not_both(device, devices)
     if devices is None:
         return device

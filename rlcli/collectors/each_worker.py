@@ -25,7 +25,7 @@ _WITHOUT_EFFECT = {"trust_policy", "use_buffers"}
 
 
 class CountedEach(CountedOption):
-    """`frames_per_batch`: of a batch, or of each worker's share of it."""
+    """Count `frames_per_batch` of a batch, or of each worker's share of it."""
 
     def __set__(self, instance: Any, value: Any) -> None:
         if not isinstance(value, list | tuple):

@@ -78,7 +78,7 @@ class BoundBatch:
 
 
 class RewardRows(RowOp):
-    """Puts each step's rewards into rows for the transforms that read them inside the loop."""
+    """Put each step's rewards into rows for the transforms that read them inside the loop."""
 
     def __init__(self, vec_env: VecEnv, rows: list[np.ndarray]) -> None:
         self.vec_env, self.rows = vec_env, rows

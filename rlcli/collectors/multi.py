@@ -160,7 +160,7 @@ class MultiProcessCollector(BaseCollector):
 
     # ---- batches -------------------------------------------------------------------------------------------------
     def _pool(self, only: int | None = None) -> BatchPool[SharedBatch]:
-        """Memory for the rows of all workers, or of one."""
+        """Return memory for the rows of all workers, or of one."""
 
         return BatchPool(
             lambda steps: self.crew.new_batch(steps, self._random_frames(), only), reuse=self._reuse

@@ -193,7 +193,7 @@ class CollectorOptions:
 
     @property
     def random_mask_key(self) -> Key | None:
-        """Of the action mask that random actions without a policy keep to."""
+        """Return the key of the action mask that random actions without a policy keep to."""
         return self.policy.action_mask_key if type(self.policy) is RandomPolicy else None
 
     def check_lanes(self, n: int) -> None:
@@ -209,7 +209,7 @@ class CollectorOptions:
             )
 
     def process_seed(self, seed: int) -> int:
-        """Of what is drawn for all lanes of a process at once: the run's seed where they begin with the first lane."""
+        """Return the seed of what is drawn for all envs of a process; the run's in the first process."""
         if not self.first_lane:
             return seed
         return int(np.random.SeedSequence((seed, self.first_lane)).generate_state(1, np.uint64)[0])
@@ -226,7 +226,7 @@ class CollectorOptions:
             raise
 
     def storage_dims(self) -> list[int]:
-        """Dimensions of the storage of the buffer, or of each member of an ensemble; 1 where there is none."""
+        """Return the dimensions of the storage of the buffer, or of each member of an ensemble; else 1."""
         members = getattr(self.replay_buffer, "buffers", (self.replay_buffer,))
         return [getattr(getattr(member, "storage", None), "ndim", 1) for member in members]
 

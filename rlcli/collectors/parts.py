@@ -27,7 +27,7 @@ from rlcli.vec_envs.bounds import Worst, sentence
 
 
 class Outside:
-    """Observations outside their bounds, of all workers together; `figures`: of an earlier one, to go on from."""
+    """Add up observations outside their bounds over all workers, from earlier `figures` on."""
 
     def __init__(self, figures: Mapping[str, Mapping[str, Any]] | None = None) -> None:
         self._found = {key: dict(entry) for key, entry in (figures or {}).items()}
@@ -96,7 +96,7 @@ def _longer(x: torch.Tensor, steps: int) -> torch.Tensor:
 
 
 def _stacked(rows: Sequence[np.ndarray], steps: int) -> np.ndarray:
-    """Arrays `[N, t, *]`, t <= steps, as one `[sum of N, steps, *]`; zeros where there is none."""
+    """Return the arrays `[N, t, *]`, t <= steps, as one `[sum of N, steps, *]`; zeros where there is none."""
     if all(x.shape[1] == steps for x in rows):
         return np.concatenate(rows)
     found = np.zeros((sum(map(len, rows)), steps, *rows[0].shape[2:]), rows[0].dtype)
@@ -130,7 +130,7 @@ def _check_alike(parts: Sequence[WorkerBatch]) -> None:
 
 
 def _finals(parts: Sequence[WorkerBatch], steps: int) -> FinalObservations:
-    """In (t, lane) order, as one collector keeps them."""
+    """Return the final observations in (t, env) order, as one collector keeps them."""
     found = [(at, *_followed(part, steps)) for part, at in _placed(parts)]
     places = [(t, lane + at) for at, own, _ in found for t, lane in own]
     order = sorted(range(len(places)), key=places.__getitem__)
@@ -153,6 +153,6 @@ def _followed(part: WorkerBatch, steps: int) -> tuple[list[tuple[int, int]], dic
 
 
 def _seconds(parts: Sequence[WorkerBatch]) -> Seconds | None:
-    """Of the worker that took longest."""
+    """Return the seconds of the worker that took longest."""
     timed = [part.seconds for part in parts if part.seconds is not None]
     return max(timed, key=lambda seconds: seconds.total, default=None)

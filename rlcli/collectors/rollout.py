@@ -130,7 +130,7 @@ class Rollout:
         return self.begun and self._left == self._place()
 
     def _begin(self, lanes: list[int], new_ids: bool = True) -> None:
-        """New episodes in these lanes, on the carrier."""
+        """Begin new episodes in these envs, on the carrier."""
         self.vec_env.restart(self.env_rows(self.carrier), lanes)
         rows = {key: [array] for key, array in self.carrier.items()}
         for op in self.row_ops(rows, {REWARD: np.zeros((self.vec_env.n, 1, 1), np.float32)}):
@@ -144,13 +144,13 @@ class Rollout:
             self.current_ids[lanes] = self.ids.get_traj_and_increment(len(lanes))
 
     def reseed(self, seed: int) -> None:
-        """Noise of another run's, from its first step."""
+        """Take another run's noise, from its first step."""
         for noise in self.noise.values():
             noise.reseed(seed)
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """Plain values and arrays: random streams, transforms, envs; of open episodes the carrier and ids too."""
+        """Return random streams, transforms and envs as plain values; of open episodes carrier and ids."""
         begun = self._goes_on()
         state = {
             "begun": begun,
@@ -173,7 +173,7 @@ class Rollout:
         return state
 
     def load_state_dict(self, state: dict[str, Any], *, replay: bool) -> list[int]:
-        """Continue from `state_dict`; the lanes that had to begin a new episode."""
+        """Continue from `state_dict`; return the envs that had to begin a new episode."""
         self.ids.restart_at(int(state["next_id"]))
         for part, position in zip((POLICY, RANDOM), state["noise"], strict=True):
             self.noise[part].go_to(int(position))

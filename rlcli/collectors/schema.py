@@ -76,12 +76,12 @@ class RowSchema:
 
     @cached_property
     def sparse(self) -> list[Key]:
-        """Keys of which the consumer gets few rows."""
+        """Return the keys of which the consumer gets few rows."""
         return [key for key, field in self.fields.items() if field.written == SPARSE and field.stored]
 
     @cached_property
     def delivered(self) -> Fields:
-        """Root fields that the consumer gets."""
+        """Return the root fields that the consumer gets."""
         return {key: field for key, field in {**self.fields, **self.late}.items() if field.stored}
 
     @property
@@ -91,13 +91,13 @@ class RowSchema:
 
     @cached_property
     def with_next(self) -> list[Key]:
-        """Observations whose next value the consumer gets, in some form."""
+        """Return the observations whose next value the consumer gets, in some form."""
         fields = {key: field for key, field in self.fields.items() if field.written != PASS}
         return [key for key, field in fields.items() if next_in(field, self.mode) != NONE]
 
     @cached_property
     def copies(self) -> Fields:
-        """Fields that passes write under `next` as well, by that key; `compact` drops those copies."""
+        """Return the fields that passes write under `next` as well, by that key; `compact` drops those copies."""
         passes = self.written(PASS).items()
         return {under_next(key): field for key, field in passes if field.next != NONE}
 
@@ -147,23 +147,23 @@ class RowSchema:
 
     @property
     def states(self) -> Fields:
-        """Recurrent states of which few rows are kept."""
+        """Return the recurrent states of which few rows are kept."""
         return {key: self.fields[key] for key in self.sparse}
 
     @property
     def successors(self) -> Fields:
-        """Next observations, which are kept as the mode says."""
+        """Return the next observations, which are kept as the mode says."""
         return shared(self.fields, "exact")
 
     @property
     def kept_states(self) -> int:
-        """Rows of a batch that keep states, as many as there can be before an episode has ended."""
+        """Count the rows of a batch that keep states, at most, before an episode has ended."""
         # where the second row is kept, at the earliest: batches begin at multiples of their steps
         return self.lanes * (1 + -(-(self.steps - math.gcd(self.steps, self.stride)) // self.stride))
 
     @property
     def share_of_kept_states(self) -> float:
-        """Of all rows, over many batches: an episode is anywhere when a batch begins."""
+        """Return the share of rows that keep states over many batches, which begin mid-episode."""
         return (1 + (self.steps - 1) / self.stride) / self.steps
 
     @property

@@ -59,12 +59,12 @@ class CompleteTrajectories:
 
     @property
     def leftover_frames(self) -> int:
-        """Frames held in trajectories that are not delivered yet."""
+        """Count the frames in trajectories that are not delivered yet."""
         return sum(map(len, self._held()))
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Return the bytes of the open trajectories."""
         return sum(piece.nbytes for piece in self._held())
 
     def add(self, batch: TensorDictBase, lanes: range | None = None) -> None:
@@ -88,7 +88,7 @@ class CompleteTrajectories:
                 self._hold(lane, cutter.cut(row, start, cutter.steps))
 
     def interrupt(self, gaps: Gaps) -> None:
-        """Rows were lost before those that come next of these lanes."""
+        """Tell that rows were lost before the next ones of these envs."""
         for lane, begins in gaps.items():
             if lane in self._open:
                 self._cut_short(lane)
@@ -180,7 +180,7 @@ class Piece:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory held, whatever part of it is shown."""
+        """Return the bytes of memory held, whatever part of it is shown."""
         few = (x for sparse in self.few.values() for x in (sparse.at, sparse.rows))
         tensors = [*self.rows.values(), *self.extra.values(), self.ends, *few]
         return sum(x.untyped_storage().nbytes() for x in tensors)
@@ -207,7 +207,7 @@ class Piece:
 
 
 class Cutter:
-    """Cuts pieces out of one batch `[N, T]` or `[T]`."""
+    """Cut pieces out of one batch `[N, T]` or `[T]`."""
 
     def __init__(self, batch: TensorDictBase) -> None:
         lanes = batch if batch.ndim == 2 else batch.unsqueeze(0)
@@ -276,7 +276,7 @@ def end_to_end(pieces: Sequence[Piece]) -> TensorDictBase:
 
 
 def _odd_rows(columns: dict[Key, Tensor], following: dict[Key, Tensor]) -> Tensor | None:
-    """bool `[N, T-1]`: rows whose next observation is not, byte for byte, the row below. None where nothing is lazy."""
+    """Return bool `[N, T-1]`: rows whose next observation is not the row below, bit for bit; None: not lazy."""
     odd: Tensor | None = None
     for key, x in following.items():
         unlike = (
@@ -287,7 +287,7 @@ def _odd_rows(columns: dict[Key, Tensor], following: dict[Key, Tensor]) -> Tenso
 
 
 def _same(a: Tensor, b: Tensor) -> Tensor:
-    """bool `[L]`: which rows of `a` and `b` `[L, *F]` have equal bytes."""
+    """Return bool `[L]`: which rows of `a` and `b` `[L, *F]` have equal bytes."""
     left, right = (x.reshape(len(x), math.prod(x.shape[1:])).contiguous() for x in (a, b))
     if not left.numel():
         return torch.ones(len(a), dtype=torch.bool, device=a.device)

@@ -36,7 +36,7 @@ class Publication(NamedTuple):
 
 
 class Receiver(Protocol):
-    """Brings publications from another process, and writes them to models."""
+    """Bring publications from another process, and write them to models."""
 
     @property
     def waiting(self) -> bool:
@@ -152,7 +152,7 @@ class FollowedWeights:
         self._in_flight = False
 
     def adopting(self, actor: BoundActor) -> Callable[[int], Any]:
-        """`actor.act`, on the newest version at every step."""
+        """Return `actor.act`, on the newest version at every step."""
 
         def act(t: int) -> Any:
             if self._waits():

@@ -213,7 +213,7 @@ def wire(
 
 
 def _mask_key(policy: Any, shown: Fields, actions: ActionFormat, options: CollectorOptions) -> Key | None:
-    """Of the observation that the policy, or random actions in its place, keep to; None where there is none."""
+    """Return the mask that the policy, or random actions in its place, keep to; None where there is none."""
     if policy is not None:
         key = mask_key_of(policy)
         return key if key in shown and actions.kind != "box" else None  # one that the policy makes is its own business

@@ -112,7 +112,7 @@ def work(channel: Channel) -> None:
 
 
 class CollectorWorker:
-    """Carries out a parent's orders: each is a method's name, with arguments."""
+    """Carry out a parent's orders: each is a method's name, with arguments."""
 
     collector: Collector
 
@@ -232,7 +232,7 @@ class CollectorWorker:
     def _in_place(
         self, columns: Mapping[Key, np.ndarray], memory: Mapping[Key, np.ndarray], steps: int
     ) -> dict[Key, np.ndarray]:
-        """Have the columns lie in shared memory; those that no place was made for."""
+        """Put the columns into shared memory; return those that have no place in it."""
         apart = {}
         for key, column in columns.items():
             place = memory.get(key)
@@ -243,7 +243,7 @@ class CollectorWorker:
         return apart
 
     def _shown(self, filled: Filled) -> Filled:
-        """With what the hook makes of the batch: it may add keys, and write other values."""
+        """Apply the hook to the batch: it may add keys, and write other values."""
         if self.post_hook is None:
             return filled
         raw, done = (None if x is None else x.copy() for x in (filled.reward, filled.done))

@@ -25,5 +25,5 @@ class WorkerRecord:
 
     @property
     def span(self) -> range:
-        """Its lanes, among the collector's."""
+        """Return its env indices, among the collector's."""
         return range(self.first_lane, self.first_lane + self.lanes)

@@ -88,7 +88,7 @@ def fill(collection: Collection) -> None:
 
 
 def _write(collection: Collection) -> None:
-    """Segments, after those that are there; an error names the frames that are on the disk."""
+    """Write segments after those that are there; an error names the frames that are on the disk."""
     folder, found = collection.run.path / SEGMENTS, collection.resumed
     frames = 0
     note_new(collection.run, FRAMES, SEGMENTS)
@@ -205,7 +205,7 @@ class Collection:
             self._catch_up(self.resumed.segments, self.resumed.first)
 
     def stop_if_overdue(self) -> None:
-        """In the middle of a batch, which is given up where a signal came some seconds ago."""
+        """Give up the batch in its middle where a signal came some seconds ago."""
         if self.stop.requested and self.stop.overdue:  # asked once a step
             raise self.stopped()
 
@@ -288,7 +288,7 @@ class Collection:
 
 
 def stored_keys(cfg: CollectConfig, observed: list[Key], policy: ActorCritic | None) -> list[Key]:
-    """Observations, actions, rewards, ends and ids; what else a policy writes only if `memory.keep` names it."""
+    """Return observations, actions, rewards, ends and ids; others of the policy only if `memory.keep` names them."""
     keep: list[Key] = [*observed, *(under_next(key) for key in observed), "action"]
     keep += [SAMPLE_LOG_PROB] if policy is not None and SAMPLE_LOG_PROB in getattr(policy.actor, "out_keys", ()) else []
     keep += [REWARD, DONE, TERMINATED, TRUNCATED, TRAJ_IDS]
@@ -313,7 +313,7 @@ class Found(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Frames on the disk."""
+        """Count the frames on the disk."""
         return 0 if self.segments is None else self.segments.frames
 
     @property

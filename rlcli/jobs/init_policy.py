@@ -40,12 +40,12 @@ class InitPolicy(NamedTuple):
 
     @property
     def line(self) -> str:
-        """For the start of the run."""
+        """Return a line for the start of the run."""
         left = f"; not used: {'; '.join(self.left_out)}" if self.left_out else ""
         return f"initialised {self.taken} tensors from {self.path}, trained for {self.frames:,} frames{left}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for a report."""
+        """Return plain values for a report."""
         return {"from": self.path, "frames": self.frames, "layers": self.taken, "left_out": self.left_out}
 
     def with_rest(self, update: Update, estimator: ValueEstimator | None) -> InitPolicy:
@@ -100,7 +100,7 @@ def _checkpoint(asked: str) -> Checkpoint:
 
 
 def _other_scales(env: EnvBase, saved: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Normalisations of observations that are only there, only here, or of another shape: name -> what to say."""
+    """Compare normalisations that are only there, only here, or of another shape: name -> what to say."""
     base = env.base_env if isinstance(env, TransformedEnv) else env
     mine = {name: part for name, part in by_name(transforms_on(env)).items() if isinstance(part, RunningNorm)}
     for name in saved:

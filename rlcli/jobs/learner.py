@@ -222,7 +222,7 @@ class Learner:
         return found
 
     def _play(self, episodes: int) -> Evaluation | None:
-        """In envs that are kept for the next time, unless they fail."""
+        """Play in envs that are kept for the next time, unless they fail."""
         try:
             if self.evaluation_env is None:
                 self.evaluation_env = self._make_evaluation_env(episodes)
@@ -261,7 +261,7 @@ class Learner:
         self.reporter.warn("evaluation", text)
 
     def final_evaluation(self) -> dict[str, Any]:
-        """Facts for the closing report."""
+        """Return facts for the closing report."""
         if not self.cfg.run.eval_episodes:
             return {}
         found = None

@@ -292,7 +292,7 @@ def _scheduled(cfg: CollectConfig) -> list[str]:
 
 
 def _threads(cfg: CollectConfig, versions: Mapping[str, str]) -> int:
-    """Threads that `auto` would choose now, from what it chose then: one, or all cores to spare."""
+    """Return the threads that `auto` would choose now, from what it chose then: one, or all cores to spare."""
     if isinstance(cfg.threads, int):
         return cfg.threads
     then, there = int(versions["threads"]), int(versions["cores"])

@@ -291,7 +291,7 @@ def _needed(transforms: Sequence[Transform], schema: Mapping, read: Sequence[Key
 def _through(
     transforms: Iterable[Transform], face: Callable[[Transform, TensorDictBase], TensorDictBase], shown: TensorDictBase
 ) -> TensorDictBase:
-    """`shown` after a method of every transform; one that needs more than a policy is shown fails by its name."""
+    """Pass `shown` through a method of every transform; one that needs more than a policy is shown is named."""
     for transform in transforms:
         held = ", ".join(sorted(show(key) for key in shown.keys(True, True)))
         try:

@@ -184,7 +184,7 @@ class EGreedyFamily(Family):
         return torch.where(explore, drawn, best)
 
     def noise(self, rng: np.random.Generator, t: int, n: int, k: int) -> np.ndarray:
-        """Uniform numbers `[t, n, 2]`: whether to explore, and with which action."""
+        """Return uniform numbers `[t, n, 2]`: whether to explore, and with which action."""
         return rng.random((t, n, 2))
 
     def settled(self, noise: np.ndarray, k: int) -> np.ndarray:
@@ -197,7 +197,7 @@ class EGreedyFamily(Family):
         return (max(k, self.n or k),)
 
     def is_legal(self, params: ArrayParams) -> bool:
-        """Values of all actions but one may be -inf."""
+        """Say whether each row has a finite value; other actions may have -inf."""
         return bool(np.isfinite(params[0].max(-1)).all())  # NaN is its own max
 
     def draw(self, params: Any, noise: Any) -> Any:

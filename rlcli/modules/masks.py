@@ -27,7 +27,7 @@ LOWEST = torch.finfo(torch.float32).min  # the value of an action that is not al
 
 
 def allowed(mask: Tensor, sizes: Sequence[int]) -> Tensor:
-    """bool `[*B, sum(sizes)]`: the options that a mask of any dtype allows; all of a choice where it allows none."""
+    """Return the options `[*B, sum(sizes)]` that a mask allows; all of a choice where it allows none."""
     mask = mask if mask.dtype is torch.bool else mask != 0
     if len(sizes) == 1:
         return mask | ~mask.any(-1, keepdim=True)

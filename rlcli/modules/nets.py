@@ -173,7 +173,7 @@ def _made(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def _hidden(hidden: Sequence[int] | None, num_cells: Sequence[int] | int | None, depth: int | None) -> Sequence[int]:
-    """Units of the hidden layers, said in one of two ways."""
+    """Return the units of the hidden layers, given in one of two ways."""
     if num_cells is None and depth is None:
         return (64, 64) if hidden is None else _units("hidden", hidden)
     if hidden is not None:
@@ -209,7 +209,7 @@ def spatial_dims(shape: Sequence[int]) -> int:
 
 
 def looks_like_image(shape: Sequence[int]) -> bool:
-    """Two dims or more, with a height and width that the convolutions can take."""
+    """Say whether a shape has height and width that the convolutions can take."""
     if not 2 <= len(shape) <= 4:
         return False
     i = spatial_dims(shape)

@@ -125,7 +125,7 @@ class Stage(NamedTuple):
 
 
 def read_by(stages: Sequence[Stage], more: Sequence[Key] = ()) -> list[Key]:
-    """Keys that stages read and none before them writes, and those of `more` that none of them writes."""
+    """Return the keys that stages read and none before them writes, and those of `more` that none of them writes."""
     written: set[Key] = set()
     read: dict[Key, None] = {}
     for stage in stages:

@@ -132,7 +132,7 @@ class ModuleWatch(Generic[T]):
         )
 
     def _called(self) -> list[Any]:
-        """Functions that modules on tensordicts call, what makes distributions, and its constants by name and value."""
+        """Return the functions that modules call, distribution makers, and constants by name and value."""
         found = [table.get("module") for table in self._functions]
         for head in self._heads:
             found += (head.distribution_class, *chain.from_iterable(head.distribution_kwargs.items()))

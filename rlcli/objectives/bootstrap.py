@@ -137,7 +137,7 @@ class BootstrappedLoss(Loss):
 
 
 def _of_counting_rows(error: Tensor, mask: Tensor, index: Tensor | None) -> Tensor:
-    """`error [*B]` with 0 in the rows that do not count, unless they repeat the `index` of the last one that does."""
+    """Zero `error [*B]` in rows that do not count, unless they repeat `index` of the last that does."""
     if index is None or index.numel() != error.numel():
         return zeroed(error, mask)
     error, counts, index = error.reshape(-1), mask.reshape(-1), index.reshape(-1)
@@ -176,7 +176,7 @@ class HasTargets(Protocol):
     """Describe a loss with target networks."""
 
     def target_pairs(self) -> list[Pair]:
-        """(trained, target), for each; empty where nothing is delayed."""
+        """Return (trained, target) for each; empty where nothing is delayed."""
 
 
 def target_of(module: Net) -> Net:
@@ -185,7 +185,7 @@ def target_of(module: Net) -> Net:
 
 
 class TargetUpdate(ABC):
-    """Moves a loss's target networks after its trained ones; call `step()` after every optimizer step."""
+    """Move a loss's target networks after its trained ones; call `step()` after every optimizer step."""
 
     def __init__(self, loss_module: HasTargets) -> None:
         pairs = loss_module.target_pairs() if hasattr(loss_module, "target_pairs") else []
@@ -229,7 +229,7 @@ class TargetUpdate(ABC):
         """Follow one optimizer step."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Progress that the networks do not hold."""
+        """Return the progress that the networks do not hold."""
         return {"counter": self.counter}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

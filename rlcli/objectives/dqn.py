@@ -170,7 +170,7 @@ class DQNLoss(BootstrappedLoss):
     def _of_slices(
         self, columns: dict[Key, Tensor], batch_dims: int, mask: Tensor | None, weights: Tensor | None
     ) -> Terms:
-        """`terms` of a network that remembers; errors of rows that only warm it up are 0."""
+        """Return `terms` of a network that remembers; errors of rows that only warm it up are 0."""
         if STEPS_TO_NEXT_OBS in columns:
             raise ArgumentError(
                 "a recurrent network takes the next row for the successor",

@@ -65,7 +65,7 @@ class KeyedModule(nn.Module):
         self.tensor_keys = SimpleNamespace(**self.default_keys)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Another network in the place of one is taken up at once; where it cannot be, the one before stays."""
+        """Take up another network at once; where it cannot be, keep the one before."""
         before = getattr(self, name, value) if name.removeprefix("target_") in NETWORKS else value
         if value is before:
             super().__setattr__(name, value)
@@ -117,7 +117,7 @@ class KeyedModule(nn.Module):
         return returned[0] if len(returned) == 1 else returned
 
     def _batch(self, given: Mapping[str, Tensor]) -> TensorDict:
-        """Tensors by name as a batch: a key's name is its parts joined with `_`."""
+        """Return tensors by name as a batch: a key's name is its parts joined with `_`."""
         known = {"_".join(as_tuple(key)): key for key in self.readable}
         for name in given:
             if name not in known:

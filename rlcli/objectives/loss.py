@@ -66,7 +66,7 @@ class Loss(KeyedModule, ABC):
 
     @property
     def networks(self) -> Sequence[nn.Module]:
-        """Networks of the policy, which are saved with it; whatever else the loss holds an update saves."""
+        """Return the policy's networks, saved with it; whatever else the loss holds an update saves."""
         return [net for name in NETWORKS if isinstance(net := getattr(self, name, None), nn.Module)]
 
     @property
@@ -76,7 +76,7 @@ class Loss(KeyedModule, ABC):
 
     @abstractmethod
     def terms(self, columns: Columns, batch_dims: int = 1) -> Terms:
-        """`forward` on raw tensors that share their first `batch_dims` dims."""
+        """Return `forward` on raw tensors that share their first `batch_dims` dims."""
 
     def after_batch(self, kl: float) -> None:
         """Take note, once a batch, of how far it moved the policy: mean `kl` of the last epoch, NaN without one."""
@@ -89,7 +89,7 @@ class Loss(KeyedModule, ABC):
         return found
 
     def countable(self, columns: Columns, batch_dims: int) -> tuple[dict[Key, Tensor], Tensor | None]:
-        """Columns whose rows that do not count repeat one that does, and the mask `[*B]` (None: all rows count)."""
+        """Return columns whose uncounted rows repeat a counted one, and the mask `[*B]` (None: all count)."""
         if not columns:  # what is missing is said where it is needed
             return {}, None
         where, size, mask = type(self).__name__, next(iter(columns.values())).shape[:batch_dims], mask_of(columns)

@@ -49,7 +49,7 @@ def fitted(what: str, run: Callable[[], T], read: Callable[[], Columns]) -> T:
 
 
 def over_sequences(network: nn.Module) -> AbstractContextManager[None]:
-    """In this context a network that remembers runs over sequences."""
+    """Run a network that remembers over sequences, in this context."""
     return set_recurrent_mode(True) if recurrent_parts(network) else nullcontext()
 
 
@@ -158,7 +158,7 @@ def alone(
 
 
 class _Alone(torch.autograd.Function):
-    """Computes what `run` makes of the tensors `inside`, as a function of those that they stand for, `inputs`."""
+    """Compute what `run` makes of the tensors `inside`, as a function of those that they stand for, `inputs`."""
 
     @staticmethod
     def forward(
@@ -197,7 +197,7 @@ def _frozen(parameters: Iterable[Tensor]) -> Iterator[None]:
 
 
 def parted(network: nn.Module, other: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Parameters of `other` that `network` has not, and those that it has, whichever modules hold them."""
+    """Return the parameters of `other` that `network` has not, and those that it has, whichever modules hold them."""
     held = {id(p) for p in network.parameters()}
     parameters = list(other.parameters())
     return [p for p in parameters if id(p) not in held], [p for p in parameters if id(p) in held]
@@ -250,7 +250,7 @@ class Density:
     def __call__(
         self, columns: Columns, action: Tensor, batch_dims: int = 1, entropy: bool = True
     ) -> tuple[Tensor, Tensor | None, dict[Key, Tensor]]:
-        """Log-probability and entropy (None unless asked for) `[*B]`, and columns with the net's outputs."""
+        """Return the log-probability and entropy (None unless asked for) `[*B]`, and columns with the net's outputs."""
         return fitted(
             "the actor",
             lambda: self._evaluate(columns, action, batch_dims, entropy),
@@ -309,7 +309,7 @@ def also_called(key: Key) -> tuple[Key, ...]:
 
 
 def log_prob_key(actor: ProbabilisticTensorDictSequential) -> Key:
-    """Under which key the actor stores the log-probability of its actions."""
+    """Return the key of the log-probability that the actor stores of its actions."""
     for module in reversed(list(actor.modules())):
         if isinstance(module, ProbabilisticTensorDictModule) and module.return_log_prob:
             return unravel(module.log_prob_key)

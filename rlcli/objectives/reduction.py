@@ -35,7 +35,7 @@ def mask_of(columns: Mapping[Key, Tensor]) -> Tensor | None:
 
 
 def begun(is_init: Tensor, mask: Tensor | None) -> Tensor:
-    """`is_init [*B, 1]`, set also where a row counts and the one before it in time does not: nothing leads to it."""
+    """Set `is_init [*B, 1]` also where a row counts and the one before it does not: nothing leads to it."""
     if mask is None:
         return is_init
     found = is_init.bool().reshape(mask.shape).clone()
@@ -44,7 +44,7 @@ def begun(is_init: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def expanded(mask: Tensor, like: Tensor) -> Tensor:
-    """`mask [*B]` (or `[*B, 1]`) in the shape of `like [*B, ...]`."""
+    """Return `mask [*B]` (or `[*B, 1]`) in the shape of `like [*B, ...]`."""
     return mask.reshape(mask.shape + (1,) * (like.ndim - mask.ndim)).expand_as(like)
 
 
@@ -63,12 +63,12 @@ def filled(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def zeroed(x: Tensor, mask: Tensor | None) -> Tensor:
-    """`x [*B, ...]` with zeros in the rows that do not count: a NaN there would go on, as 0 * NaN is NaN."""
+    """Return `x [*B, ...]` with zeros in the rows that do not count: a NaN there would go on, as 0 * NaN is NaN."""
     return x if mask is None else x.masked_fill(~expanded(mask, x), 0)
 
 
 def per_row(x: Tensor, size: torch.Size, name: str) -> Tensor:
-    """`x [*B, 1]` or `[*B]` as `[*B]`, which is `size`; anything else would broadcast into an outer product."""
+    """Return `x [*B, 1]` or `[*B]` as `[*B]`, which is `size`; anything else would broadcast into an outer product."""
     if x.numel() != size.numel():
         raise ArgumentError(
             f"{name} does not hold one number a row",
@@ -93,7 +93,7 @@ def reduce(x: Tensor, mask: Tensor | None, reduction: str = "mean") -> Tensor:
 
 
 def moments(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Mean and (unbiased) standard deviation over the rows that count."""
+    """Return the mean and (unbiased) standard deviation over the rows that count."""
     if mask is None:
         std, mean = torch.std_mean(x)
         return mean, std
@@ -104,7 +104,7 @@ def moments(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def variance(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean squared deviation over the rows that count."""
+    """Return the mean squared deviation over the rows that count."""
     return reduce((x - reduce(x, mask)) ** 2, mask)
 
 
@@ -121,7 +121,7 @@ DISTANCES = {"l2": F.mse_loss, "l1": F.l1_loss, "smooth_l1": F.smooth_l1_loss}  
 
 
 def value_error(value: Tensor, target: Tensor, kind: str) -> Tensor:
-    """Distance from the target: squared ("l2"), absolute ("l1") or Huber's ("smooth_l1")."""
+    """Return the distance from the target: squared ("l2"), absolute ("l1") or Huber's ("smooth_l1")."""
     return DISTANCES[kind](value, target, reduction="none")
 
 

@@ -37,7 +37,7 @@ class BurnIn(NamedTuple):
 
 
 def burn_in_of(columns: Columns) -> Tensor | None:
-    """bool `[*B]`: the rows of a sample that are no more than burn-in; None where none are."""
+    """Return bool `[*B]`: the rows of a sample that are no more than burn-in; None where none are."""
     flags = columns.get(BURN_IN)
     return None if flags is None else flags.bool()
 
@@ -121,7 +121,7 @@ class SequenceActionValues:
 
     @torch.no_grad()
     def _warmed_up(self, columns: Columns, burn_in: BurnIn) -> dict[Key, Tensor]:
-        """`is_init` and states of the rows that are learned from, as this network's burn-in leaves them."""
+        """Return `is_init` and states of the rows that are learned from, as this network's burn-in leaves them."""
         written = self.net.net({key: burn_in.columns[key] for key in self.in_keys if key in burn_in.columns})
         begins = columns[IS_INIT].clone()
         begins[burn_in.following] = True

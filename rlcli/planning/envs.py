@@ -62,7 +62,7 @@ def played(cfg: CollectConfig) -> int:
 
 @contextlib.contextmanager
 def _by_themselves() -> Iterator[None]:
-    """While envs are measured, what was left before, by an earlier run perhaps, is neither freed nor used again."""
+    """Keep what was left before (by an earlier run) neither freed nor reused while envs are measured."""
     automatic = gc.isenabled()
     gc.disable()
     give_back()
@@ -162,7 +162,7 @@ def worker_bytes(collector: BaseCollector) -> int:
 
 
 def _processes(crew: Crew | None) -> tuple[int, list[int], int]:
-    """Bytes of what workers are forked from, of each worker, and of the processes that their envs have started."""
+    """Return the bytes of the fork server, of each worker, and of processes that envs have started."""
     workers = [psutil.Process(worker.pid) for worker in crew.workers] if crew is not None else []
     here = psutil.Process()
     forked_from = {p for worker in workers for p in itertools.takewhile(lambda p: p != here, worker.parents())}

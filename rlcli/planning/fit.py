@@ -134,7 +134,7 @@ def _spelt(change: Mapping[str, Any]) -> str:
 
 
 def _on_disk(cfg: Any, plan: Plan, place: MemoryFit, again: Again) -> Iterator[str]:
-    """Sizes that fit, and another disk."""
+    """Return the sizes that fit, and another disk."""
     for key in ("total_frames",) if plan.verb == "collect" else ("storage.max_size", "run.keep"):
 
         def fits(value: int, key: str = key) -> bool:
@@ -147,7 +147,7 @@ def _on_disk(cfg: Any, plan: Plan, place: MemoryFit, again: Again) -> Iterator[s
 
 
 def _largest(most: int, fits: Callable[[int], bool]) -> int:
-    """About the largest number below `most`, in two figures, that fits; 0 where none does."""
+    """Return about the largest number below `most`, in two figures, that fits; 0 where none does."""
     good, bad = 0, most
     while True:
         middle = max(_rounded(math.sqrt(max(good, 1) * bad)), good + _unit(good))
@@ -182,7 +182,7 @@ WORTH = 0.05  # of what is too much: less is not worth a line where another save
 
 
 def _ways(cfg: Any, plan: Plan, place: MemoryFit, over: int) -> Iterator[Sequence[Mapping[str, Any]]]:
-    """For each part the changes that may make it smaller, the best first."""
+    """List for each part the changes that may make it smaller, the best first."""
     in_ram, buffer = place.name == "RAM", _stored_in_ram(plan)
     modes = [mode for mode in plan.modes if mode.name != "full" and not mode.note]
     if in_ram and buffer:
@@ -226,7 +226,7 @@ def _of_stages(cfg: Any, plan: Plan, over: int) -> Iterator[Sequence[Mapping[str
 
 
 def _half(cfg: Any, plan: Plan, rows: int) -> Mapping[str, Any]:
-    """Sizes of half an update, of so many rows where they are of a batch."""
+    """Return the sizes of half an update, of so many rows where they are of a batch."""
     s = cfg.sampler
     if draws(cfg) == "slices":
         slices, length = slices_of(cfg)
@@ -261,12 +261,12 @@ def _scaled(size: int, nbytes: int, over: int) -> int:
 
 
 def _rounded(number: float) -> int:
-    """Down, to two figures."""
+    """Round down, to two figures."""
     return int(number // _unit(int(number)) * _unit(int(number)))
 
 
 def _unit(number: int) -> int:
-    """Of the second figure."""
+    """Return the unit of the second figure."""
     return 10 ** max(0, len(str(number)) - 2)
 
 

@@ -291,7 +291,7 @@ def _counted(
 
 
 def parameter_bytes(*modules: Any) -> int:
-    """Of networks, each tensor once: a loss has those of its policy, and target networks."""
+    """Return the bytes of networks, each tensor once: a loss has those of its policy, and targets."""
     held = {tensor.data_ptr(): tensor.nbytes for m in modules if m is not None for tensor in m.parameters()}
     held |= {tensor.data_ptr(): tensor.nbytes for m in modules if m is not None for tensor in m.buffers()}
     return sum(held.values())

@@ -31,7 +31,7 @@ class Mode:
 
 @dataclass(frozen=True)
 class MemoryFit:
-    """Bytes that a run needs of one memory: "RAM", "disk", "scratch disk" or "cuda:0"."""
+    """Hold the bytes that a run needs of one memory: "RAM", "disk", "scratch disk" or "cuda:0"."""
 
     name: str
     need: int
@@ -70,12 +70,12 @@ class Plan:
 
     @property
     def own(self) -> int:
-        """Bytes in RAM beyond the process after its imports, at the peak."""
+        """Return the bytes in RAM beyond the process after its imports, at the peak."""
         return self.total - self.process.get("after imports", 0)
 
     @property
     def total(self) -> int:
-        """Bytes of the process in RAM at its peak."""
+        """Return the bytes of the process in RAM at its peak."""
         return at_peak(self.process, self.entries, self.peaks)
 
     @property

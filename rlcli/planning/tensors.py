@@ -137,7 +137,7 @@ def before(key: Key) -> Key:
 
 
 def per_end(rows: RowSchema, mode: str) -> int:
-    """Bytes that one more end costs a batch: its next observation in `exact`, and the state that begins an episode."""
+    """Return the bytes of one more end in a batch: a next observation in `exact`, and a first state."""
     kept = rows.shared(mode)
     return sum(field.width for field in (*kept.values(), *rows.states.values())) + (POINTER if kept else 0)
 
@@ -182,7 +182,7 @@ def _state_of(name: str, options: Mapping[str, Any], elements: int, dtype: torch
 
 
 def bytes_held(columns: Mapping[Key, Tensor]) -> int:
-    """Of columns that share no memory, those of few rows among them."""
+    """Return the bytes of columns that share no memory, sparse ones among them."""
     return sum(x.nbytes_held if isinstance(x, Rows) else x.nbytes for x in columns.values())
 
 

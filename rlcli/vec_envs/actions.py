@@ -97,7 +97,7 @@ class ActionFormat:
         return bool((chosen == 1).all() and (np.maximum.reduceat(stored, starts, axis=-1) == 1).all())
 
     def decode(self, stored: np.ndarray) -> np.ndarray:
-        """Loop actions `[N]` or `[N, d]` from stored ones `[N, *]`."""
+        """Return loop actions `[N]` or `[N, d]` from stored ones `[N, *]`."""
         if not self.encoded:
             return stored.reshape(stored.shape[0], *self.shape)
         if self.kind == "discrete":
@@ -106,7 +106,7 @@ class ActionFormat:
         return np.stack([part.argmax(-1) for part in np.split(stored, cuts, axis=-1)], -1)
 
     def checked(self, stored: np.ndarray) -> np.ndarray:
-        """Loop actions `[N]` or `[N, *]` from stored ones `[N, *]`, once it is clear that the env has such actions."""
+        """Return loop actions `[N, *]` from stored ones, once it is clear that the env has them."""
         if stored.dtype.kind == "f" and not np.isfinite(stored).all():
             raise _unfit("a finite action", stored)
         if self.dtype.kind != "f" and stored.dtype.kind == "f":
@@ -141,7 +141,7 @@ class ActionFormat:
         return np.array
 
     def draw(self, rng: np.random.Generator, steps: int, lanes: int) -> np.ndarray:
-        """Random loop actions `[steps, lanes, *shape]`; any cut of `steps` gives the same stream."""
+        """Return random loop actions `[steps, lanes, *shape]`; any cut of `steps` gives the same stream."""
         return self.from_uniform(rng.random((steps, lanes, *self.shape)))[0]
 
     def from_uniform(self, u: np.ndarray, *, each: bool = False) -> tuple[np.ndarray, np.ndarray]:
@@ -217,7 +217,7 @@ _FAR_TAIL = (
 
 
 def _quantiles(u: np.ndarray) -> np.ndarray:
-    """Of the standard normal law, `u` in (0, 1): one number drawn gives one action, so no other part's number moves."""
+    """Return standard normal quantiles of `u` in (0, 1): one number an action, so no other part's moves."""
     away = u - 0.5
     found = away * _ratio(_CENTRE, 0.180625 - away * away)
     outside = np.abs(away) > 0.425
@@ -230,7 +230,7 @@ def _quantiles(u: np.ndarray) -> np.ndarray:
 
 
 def _ratio(of: tuple[tuple[float, ...], tuple[float, ...]], x: np.ndarray) -> np.ndarray:
-    """Of two polynomials, by Horner's rule."""
+    """Divide two polynomials, by Horner's rule."""
     first, second = (np.full(x.shape, coefficients[0]) for coefficients in of)
     for value, coefficients in ((first, of[0]), (second, of[1])):
         for coefficient in coefficients[1:]:

@@ -79,7 +79,7 @@ class Interval:
         return self._inside(flat[:whole].reshape(-1, wide)) and self._inside(flat[whole:].reshape(1, -1))
 
     def _inside(self, table: np.ndarray) -> bool:
-        """Of a table of whole observations side by side."""
+        """Check a table of whole observations side by side."""
         if not table.size:
             return True
         least, most = (bound[: table.shape[1]] for bound in self._tiled)
@@ -222,7 +222,7 @@ class Bounds:
                     cell[:] = 0
 
     def news(self) -> list[tuple[str, str, int]]:
-        """(key, sentence, number of observations) of every key that left its bounds since the last call."""
+        """Return (key, sentence, observations outside) of each key that left its bounds since the last call."""
         self._take_rounded()
         fresh = [(key, count - self._reported.get(key, 0)) for key, count in self.outside.items()]
         self._reported = dict(self.outside)
@@ -234,7 +234,7 @@ class Bounds:
         return [f"{sentence(spell(key), self.worst[key])} ({count:,} times)" for key, count in self.outside.items()]
 
     def figures(self) -> dict[str, dict]:
-        """Plain values: key, as it is spelled -> number of observations outside and the worst element."""
+        """Return plain values: key, as it is spelled -> number of observations outside and the worst element."""
         self._take_rounded()
         return {
             spell(key): {"observations": count, "worst": _plain(self.worst[key])} for key, count in self.outside.items()

@@ -72,7 +72,7 @@ def building(env_id: str, *, settings: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def beside(others: int) -> Iterator[None]:
-    """While one more env is built in a process: where it has `others`, an error names the keys that keep them apart."""
+    """Name, in errors of building one more env beside `others`, the keys that keep them apart."""
     try:
         yield
     except EnvError as error:
@@ -172,7 +172,7 @@ def _newest(env_id: str) -> str | None:
 
 
 class _Quiet:
-    """Descriptor 2 leads nowhere while some thread builds an env; what Python writes to `sys.stderr` still arrives."""
+    """Silence descriptor 2 while a thread builds an env; what Python writes to `sys.stderr` still arrives."""
 
     def __init__(self) -> None:
         self.lock, self.builders, self.quiet = threading.Lock(), 0, False
@@ -208,7 +208,7 @@ class _Quiet:
                 self.moved = None
 
     def _move_python(self, to: int) -> None:
-        """Have the file object under `sys.stderr`, which logging handlers hold too, write to another descriptor."""
+        """Make the file object under `sys.stderr`, which logging holds too, write to another descriptor."""
         buffer = getattr(sys.__stderr__, "buffer", None)
         raw = getattr(buffer, "raw", buffer)
         if type(raw) is io.FileIO and not raw.closed and raw.fileno() == 2:

@@ -27,7 +27,7 @@ class Book(Protocol):
 
 
 def named(vec_env: Book, lane: int, episode: int | None = None, *steps: str, seed: int | None = None) -> str:
-    """Env, lane (its number in the run), episode, steps and seed, as far as they are known: the one spelling of it."""
+    """Name env, its index in the run, episode, steps and seed, as far as known: the one spelling of it."""
     where = f"{vec_env.name}, env {vec_env.first_lane + lane}"
     if episode is not None:
         where += f", episode {episode}"

@@ -81,7 +81,7 @@ class EnvpoolEngine(VectorBackend):
         return info["env_id"], observation
 
     def _forget(self) -> None:
-        """Resets that were asked for are over, and nobody wants to see how those episodes begin."""
+        """Drop resets that were asked for: nobody wants to see how those episodes begin."""
         if len(self._begun):
             self._receive()
 

@@ -94,7 +94,7 @@ class Episodes:
         return seeds
 
     def not_begun(self, lanes: Sequence[int], seeds: Sequence[int | None]) -> None:
-        """These lanes could not be reset: a seed that waited for their next reset waits on."""
+        """Keep the seeds of envs that could not be reset for their next reset."""
         if self._every_episode:  # each has one of its own, and the next may do
             return
         for lane, seed in zip(lanes, seeds, strict=True):

@@ -32,7 +32,7 @@ class GymRecipe:
     name: str | None = None
 
     def __reduce__(self) -> tuple:
-        """Another process may not know what is registered here under the id: it goes along."""
+        """Send along what is registered here under the id: another process may not know it."""
         spec = gym.registry.get(self.source) if isinstance(self.source, str) else None
         return _received, (spec, *(getattr(self, each.name) for each in fields(self)))
 
@@ -154,7 +154,7 @@ class NamedWrapper:
             ) from error
 
     def _wrapped(self, env: gym.Env) -> gym.Env:
-        """Around an env; a list, YAML's only sequence, goes as a tuple where the wrapper refuses it as a list."""
+        """Wrap an env; a list, YAML's only sequence, goes as a tuple where the wrapper refuses it."""
         try:
             return self.wrap(env, **self.arguments)
         except (TypeError, AssertionError):

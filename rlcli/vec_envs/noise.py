@@ -55,7 +55,7 @@ class Noise:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def advance(self, steps: int) -> None:
-        """So many steps were taken."""
+        """Move on by so many steps."""
         self.position += steps
 
     def _numbers(self, block: int, draw: Draw, size: int) -> np.ndarray:

@@ -148,7 +148,7 @@ class ParallelVecEnv(ReplayableVecEnv):
         return answers
 
     def _share(self, region: Region, only: Sequence[int] | None = None) -> dict[Any, np.ndarray]:
-        """Have all shards step on one region of memory, or those of some workers; its arrays."""
+        """Put the shards, or some workers', on one region of memory; return its arrays."""
         workers, cells = len(self.crew.workers), region.arrays["cells"]
         chosen = range(workers) if only is None else only
         for index in chosen:
@@ -204,7 +204,7 @@ class ParallelVecEnv(ReplayableVecEnv):
         return mine + found
 
     def _replace_failed(self) -> list[int]:
-        """New workers in the place of those that failed, which are named; their lanes are in no episode."""
+        """Replace the named failed workers; their envs are in no episode."""
         new = []
         while self.crew.failed:
             index, cause = next(iter(self.crew.failed.items()))
@@ -327,7 +327,7 @@ class ParallelVecEnv(ReplayableVecEnv):
         return True
 
     def _unready(self, lanes: Sequence[int]) -> list[int]:
-        """Lanes beside these that are in no episode, and whose worker begins some now."""
+        """List envs beside these that are in no episode, and whose worker begins some now."""
         parts = [self.parts[index] for index in self._fallen]
         return [lane for part in parts if any(i in part for i in lanes) for lane in part if lane not in lanes]
 
@@ -394,7 +394,7 @@ class ParallelVecEnv(ReplayableVecEnv):
         return [index for index in range(len(self.parts)) if index not in self._fallen]
 
     def _without_fallen(self, others: list[Any]) -> list[Any]:
-        """After a step: replace what failed, and truncate its lanes; what each worker answered."""
+        """Replace failed workers after a step and truncate their envs; return the answers."""
         if self._fallen:
             given = dict(zip(self._standing(), others, strict=True))
             others = [given.get(index) for index in range(len(self.parts))]
@@ -452,5 +452,5 @@ class ParallelVecEnv(ReplayableVecEnv):
 
 
 def _no_number(shown: str, kind: str) -> Any:
-    """Looks, in an error, like a reward that is no number, which need not be known here."""
+    """Stand, in an error, for a reward that is no number, which need not be known here."""
     return type(kind, (), {"__repr__": lambda self: shown})()

@@ -64,7 +64,7 @@ class ReplayableVecEnv(VecEnv):
         raise NotImplementedError
 
     def probe_actions(self) -> list[np.ndarray]:
-        """Random actions of all lanes, step by step, in the form that the loop hands over."""
+        """Return random actions of all lanes, step by step, in the form that the loop hands over."""
         return list(self.actions.draw(np.random.Generator(np.random.PCG64(0)), PROBE_STEPS, self.n))
 
     def fingerprints(self) -> list[str]:

@@ -31,7 +31,7 @@ class Told:
     names: tuple[tuple[str, str, bytes], ...]
 
     def learn(self) -> None:
-        """Have this process know it; warn of what was registered and cannot be loaded here."""
+        """Register it in this process; warn of what cannot be loaded here."""
         current_process().authkey = self.authkey
         for name in self.packages:
             registry.import_package(name)

@@ -43,7 +43,7 @@ class Outcome:
     infos: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
 
     def last_rewards(self, n: int) -> Sequence | np.ndarray:
-        """Of the last step of `n` lanes."""
+        """Return the rewards of the last step of `n` envs."""
         return self.reward_rows[-1] if self.reward_rows else self.rewards[-n:]
 
 
@@ -76,7 +76,7 @@ class VecEnv(Episodes):
         self.info_keys = tuple(dict.fromkeys((SUCCESS, *keys)))
 
     def bind(self, rows: Rows) -> tuple[Callable, Callable]:
-        """`step(t, actions) -> finished lanes` and `reset(t, lanes)`, both writing into row t+1."""
+        """Return `step(t, actions) -> finished lanes` and `reset(t, lanes)`, both writing into row t+1."""
         raise NotImplementedError
 
     def restart(self, row: dict[Key, np.ndarray], lanes: Sequence[int]) -> None:
@@ -92,7 +92,7 @@ class VecEnv(Episodes):
         return self.clock[0], len(self.outcome.rewards), sum(self.episodes), self.tried[0]
 
     def look(self) -> bool:
-        """Before the first episode: whether what is shown is other than `schema` said, which is right from now on."""
+        """Reset once, correct `schema` from what comes back; True if it changed."""
         return False
 
     def take_outcome(self) -> Outcome:
@@ -106,7 +106,7 @@ class VecEnv(Episodes):
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values and arrays from which `load_state_dict` brings the envs back, as far as it can."""
+        """Return plain values and arrays from which `load_state_dict` brings the envs back, as far as it can."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any], *, replay: bool) -> list[int]:

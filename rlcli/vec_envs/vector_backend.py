@@ -83,7 +83,7 @@ def name_of(vector: VectorEnv) -> str:
 
 
 def take(observation: Any, lanes: Sequence[int]) -> Any:
-    """These lanes of a (nested dict of) array with the lanes first, copied."""
+    """Copy these envs of a (nested dict of) array with the envs first."""
     if isinstance(observation, dict):
         return {name: take(part, lanes) for name, part in observation.items()}
     return observation[list(lanes)]
@@ -165,7 +165,7 @@ class MaskedEngine(VectorEngine):
 
 
 class SeededEngine(MaskedEngine):
-    """gymnasium's `SyncVectorEnv` and `AsyncVectorEnv`: one seed a lane, whichever lanes are reset."""
+    """Step gymnasium's `SyncVectorEnv` or `AsyncVectorEnv`: one seed an env, whichever are reset."""
 
     seeds_episodes = True
 

@@ -279,7 +279,7 @@ class TorchStream:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """It is the global stream; not where that is shared, whose other users it would take back in time."""
+        """Make it the global stream; not where that is shared, whose other users would go back in time."""
         if self._shared() or self._entered:
             yield
             return

@@ -157,7 +157,7 @@ def _tried(policy, shown: dict[Key, np.ndarray], setting: PolicyContext) -> Tens
 
 @contextlib.contextmanager
 def _undrawn(devices: Sequence[torch.device] = ()) -> Iterator[None]:
-    """Have what is drawn in here from the global streams of torch, numpy and Python drawn from them again later."""
+    """Put back the global streams of torch, numpy and Python after what is drawn inside."""
     ours, pythons = np.random.get_state(), random.getstate()
     try:
         with torch.random.fork_rng(devices=devices):

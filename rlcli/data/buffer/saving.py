@@ -111,7 +111,7 @@ class HeldRows:
 
     @classmethod
     def of(cls, ring: Ring, state: dict[str, Any], spare: int) -> HeldRows:
-        """This ring now, to be had until `spare` more steps are written."""
+        """Hold this ring as it is, until `spare` more steps are written."""
         base, cursor, steps = ring.base, ring.cursor, ring.steps
         over = min(max(0, cursor + spare - steps - base), cursor - base)
         rows = ring.space.rows(base, over)
@@ -131,7 +131,7 @@ class HeldRows:
 
 
 def shallow(buffer: Any) -> Any:
-    """Another handle of the same parts: what `copy.copy` gives. Of a buffer, all but the `priority_key` is shared."""
+    """Return another handle of the same parts, as `copy.copy`; of a buffer, only `priority_key` is its own."""
     alias = object.__new__(type(buffer))
     vars(alias).update(vars(buffer))
     return alias

@@ -117,7 +117,7 @@ class Prefetcher(Generic[Item]):
             return made
 
     def drop(self) -> None:
-        """Throw away what is ready, and wait for what is being made."""
+        """Discard what is ready, and wait for what is being made."""
         with self.lock:
             running = [future for future in self._waiting if not future.cancel()]
             self._waiting.clear()
@@ -126,7 +126,7 @@ class Prefetcher(Generic[Item]):
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Inside, nothing is ready and nobody makes any: what items depend on may change."""
+        """Stop inside: nothing is ready and nobody makes any, so what items depend on may change."""
         with self.lock:
             self.drop()
             yield
@@ -179,7 +179,7 @@ class SampleStream:
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Inside, under the lock, nothing is ready and nobody makes any: what samples depend on may change."""
+        """Stop inside, under the lock: nothing is ready, so what samples depend on may change."""
         with self._queue:
             self.drop()
             with self._lock:
@@ -210,7 +210,7 @@ class SampleStream:
                     self._undraw(one)
 
     def drop(self) -> None:
-        """Throw away what is ready: it is drawn again. Not under the lock: a sample that is being made needs it."""
+        """Discard what is ready: it is drawn again. Not under the lock: a sample being made needs it."""
         with self._queue:
             self._drop()
             self._dropped += 1
@@ -230,7 +230,7 @@ class SampleStream:
     # ---- checkpoints, the end ----------------------------------------------------------------------------------
     @contextmanager
     def ready(self) -> Iterator[list[Sampled]]:
-        """Inside, under the lock, all that is ready, oldest first; it is handed out as before."""
+        """Give, inside and under the lock, all that is ready, oldest first; it is handed out as before."""
         with self._queue:
             if self._ahead is not None:
                 self._kept.extend(self._ahead.take())
@@ -250,13 +250,13 @@ class SampleStream:
             self._kept.extendleft(sampled._replace(since=self._dropped) for sampled in reversed(samples))
 
     def close(self) -> None:
-        """Throw away what is ready and end the thread. Not under the lock."""
+        """Discard what is ready and end the thread. Not under the lock."""
         self.drop()
         if self._ahead is not None:
             self._ahead.close()
 
     def in_child(self) -> None:
-        """In a forked child: no other thread is here, whatever it held."""
+        """Drop the thread in a forked child, in which it is not, whatever it held."""
         if self._ahead is not None:
             self._ahead.in_child()
         self._queue = threading.RLock() if self._ahead is None else self._ahead.lock

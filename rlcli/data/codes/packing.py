@@ -78,7 +78,7 @@ class CodedRows:
 
     @property
     def packed(self) -> list[Key]:
-        """Keys that lie in the record."""
+        """Return the keys that lie in the record."""
         return list(self._places)
 
     def unpack(self, found: Mapping[Key, Tensor], count: int, keys: Iterable[Key]) -> dict[Key, Tensor]:
@@ -154,7 +154,7 @@ class CodedRows:
 
 
 def other_layout(before: CodedRows, after: CodedRows, columns: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-    """Stored columns under other codes, those that change at least; ids stay where they are."""
+    """Return the stored columns under other codes, those that change at least; ids stay where they are."""
     if before.codes == after.codes:
         return dict(columns)
     given = before.unpack(columns, len(next(iter(columns.values()))), before.packed)

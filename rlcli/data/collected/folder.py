@@ -78,12 +78,12 @@ def file_name(sequence: int) -> str:
 
 
 def numbered(folder: Path) -> list[Path]:
-    """Segment files, whoever names them, in the order of their numbers."""
+    """Return the segment files, whoever names them, in the order of their numbers."""
     return sorted((p for p in folder.glob(f"*{SUFFIX}") if p.stem.isdecimal()), key=lambda path: int(path.stem))
 
 
 def left_out(metadata: Mapping[str, Any]) -> tuple[list[Key], float | None] | None:
-    """Observations whose next ones a `compact` collection left out, and its fill value; None of another collection."""
+    """Return what next observations a `compact` collection left out, and its fill value; else None."""
     if metadata.get("next_obs") != "compact" or "observations" not in metadata:
         return None
     return [unravel(tuple(key)) for key in metadata["observations"]], metadata.get("fill_value")
@@ -91,7 +91,7 @@ def left_out(metadata: Mapping[str, Any]) -> tuple[list[Key], float | None] | No
 
 # ---- what no record names ------------------------------------------------------------------------------------------
 class Leftovers(NamedTuple):
-    """Holds files that no record names, by number; `named`: segments before each state of the journal, ascending."""
+    """Hold files that no record names, by number; `named`: segments before each state of the journal, ascending."""
 
     folder: Path
     segments: list[Path]
@@ -100,7 +100,7 @@ class Leftovers(NamedTuple):
 
     @classmethod
     def of(cls, folder: Path, count: int, named: Sequence[int]) -> Leftovers:
-        """Beside a journal that names `count` segments."""
+        """List what lies beside a journal that names `count` segments."""
         after = [path for path in numbered(folder) if int(path.stem) >= count]
         return cls(folder, after, [path for path in states(folder) if number_of(path) > count], named)
 

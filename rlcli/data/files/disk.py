@@ -62,7 +62,7 @@ STAMP: dict[str, Check] = {"size": whole(), "digest": text("[0-9a-f]{32}")}  # a
 
 
 class Disk:
-    """Durable writes. Every change of the disk is announced to `at` first."""
+    """Write durably. Every change of the disk is announced to `at` first."""
 
     piece = 1 << 22  # bytes per write call
 
@@ -124,7 +124,7 @@ class Disk:
                 os.close(fd)
 
     def reserve(self, path: Path, size: int) -> None:
-        """Have a place on the disk for so many bytes of a file that is there."""
+        """Reserve room on the disk for so many bytes of an existing file."""
         if not size:
             return
         with explained(path, size):

@@ -38,7 +38,7 @@ NAMES = r"rows-\d{8,}\.bin"
 
 
 class LiveRows(Protocol):
-    """Names what of `rlcli.data.ring.ring.Ring` is written: the storage's rows from step `base` on, up to `cursor`."""
+    """Name what of `rlcli.data.ring.ring.Ring` is written: the storage's rows from step `base` on, up to `cursor`."""
 
     storage: Storage
 
@@ -191,7 +191,7 @@ ABOUT: dict[str, Check] = {
 
 
 class SavedRows:
-    """Rows in the files of a folder (`RowFiles.about`), whose checksums were compared; read a file at a time."""
+    """Read the rows of a folder (`RowFiles.about`), a file at a time, whose checksums were compared."""
 
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
         self.path, self._lanes = path, about["lanes"]
@@ -223,7 +223,7 @@ class SavedRows:
         ]  # fmt: skip
 
     def __len__(self) -> int:
-        """Rows."""
+        """Count the rows."""
         return sum(file.stop - file.start for file in self._files)
 
     def __iter__(self) -> Iterator[tuple[int, dict[Key, Tensor]]]:

@@ -92,7 +92,7 @@ class IndexArrays:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays, the side pool apart."""
+        """Return the bytes of the arrays, the side pool apart."""
         arrays = (self.runs, self.trajs, self.hashed, self.slots, self.bits, self.notes, self.lanes)
         return sum(array.nbytes for array in arrays)
 
@@ -133,7 +133,7 @@ class IndexArrays:
         self.scalars[[layout.POOL, layout.SLOT_WIDTH]] = pool.address, pool.slot_width
 
     def find_pool(self) -> None:
-        """After the arrays were copied: note where the copied pool lies."""
+        """Note where the copied pool lies, after the arrays were copied."""
         if self.pool is not None:
             self.scalars[layout.POOL] = self.pool.address
 
@@ -170,7 +170,7 @@ class IndexArrays:
 
     # ---- for `cut_out`, one at a time --------------------------------------------------------------------------
     def reserve(self, rows: int) -> None:
-        """Room for so many rows to be cut out: each leaves two runs more, and three next observations in slots."""
+        """Reserve room to cut out so many rows: each leaves two more runs and three slots."""
         self.scalars[layout.NEED_RUNS] = 3 * rows
         self.grow()
 
@@ -207,7 +207,7 @@ class IndexArrays:
             free_slot(self.scalars, self.slots, slot)
 
     def need_runs(self, count: int) -> None:
-        """Room for this many runs in every lane."""
+        """Reserve room for this many runs in every env."""
         held = int((self.lanes[layout.TAIL] - self.lanes[layout.HEAD]).max())
         self.scalars[layout.NEED_RUNS] = max(0, count - held)
         self.grow()
@@ -249,7 +249,7 @@ class IndexArrays:
         }
 
     def used_slots(self) -> np.ndarray:
-        """Slots of the side pool that hold something, ascending."""
+        """Return the slots of the side pool that hold something, ascending."""
         free = np.zeros(int(self.scalars[layout.SLOT_HIGH]), bool)
         free[self.slots[: self.scalars[layout.SLOT_FREE]]] = True
         return np.flatnonzero(~free)
@@ -320,7 +320,7 @@ def check_state(state: Any, lanes: int, slots: int | None = None) -> None:
 
 
 def _check_lane(runs: np.ndarray, head: int, base: int, cursor: int) -> None:
-    """Runs ascend from the oldest live step to the newest, and each goes on in a later one or nowhere."""
+    """Check that runs ascend from the oldest live step to the newest, each going on later or nowhere."""
     if cursor == 0:
         return
     last, following = runs[layout.END], runs[layout.NXT]

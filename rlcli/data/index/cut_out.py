@@ -105,7 +105,7 @@ def _cut(
 
 
 def _let_go(arrays: IndexArrays, readers: list[_Run | None], run: _Run, before: np.ndarray | None) -> None:
-    """Runs end before a row that changes: what they read from it moves into slots."""
+    """End runs before a row that changes: what they read from it moves into slots."""
     for reader in readers:
         if reader is None:
             continue

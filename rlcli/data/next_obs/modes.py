@@ -133,7 +133,7 @@ def build_exact(
 
 
 def _ends(lanes: int, steps: int, places: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray | None]:
-    """Ascending flat positions of all ends, and each one's row in (carrier ++ finals); None: the carrier."""
+    """Return the ascending flat positions of all ends, and each one's row in (carrier ++ finals); None: the carrier."""
     borders = np.arange(steps - 1, lanes * steps, steps, dtype=np.int32)
     if not places:
         return borders, None

@@ -160,7 +160,7 @@ class SidePool:
         return self.memory.ctypes.data
 
     def grow(self, slots: int) -> None:
-        """Room for at least this many slots; those that are there keep their number."""
+        """Make room for at least this many slots; those that are there keep their number."""
         memory = np.empty((slots, self.slot_width), np.uint8)
         memory[: len(self.memory)] = self.memory
         self.memory = memory
@@ -215,7 +215,7 @@ def bytes_of(column: Tensor) -> Tensor:
 
 
 class Unfollowed:
-    """Counts the rows that the row below does not follow, until it has `warned`, once."""
+    """Count the rows that the row below does not follow, until it has `warned`, once."""
 
     def __init__(self) -> None:
         self.warned, self._rows, self._paired = False, 0, 0

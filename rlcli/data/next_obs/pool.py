@@ -13,7 +13,7 @@ _SMALL = 1 << 16  # bytes that are copied faster than three more torch calls sta
 
 
 class Pool:
-    """`obs` (`[*batch, *F]`, viewed as `[N, *F]`) ++ `extra` (`[E, *F]`), never concatenated."""
+    """View `obs` (`[*batch, *F]` as `[N, *F]`) ++ `extra` (`[E, *F]`) as one, never concatenated."""
 
     __slots__ = ("extra", "feature", "obs", "sparse", "version")
 
@@ -93,14 +93,14 @@ class Successors:
 
     @classmethod
     def trusted(cls, shape: torch.Size, positions: Tensor) -> Successors:
-        """For positions that were just computed in order: nothing is checked."""
+        """Make one of positions that were just computed in order: nothing is checked."""
         new = cls.__new__(cls)
         new.shape, new.positions, new._index = shape, positions, None
         return new
 
     @property
     def index(self) -> Tensor:
-        """int32 `[*B]` into `obs` ++ `extra`; built once."""
+        """Return int32 `[*B]` into `obs` ++ `extra`; built once."""
         if self._index is None:
             count, ends = math.prod(self.shape), self.positions
             if ends.is_meta:

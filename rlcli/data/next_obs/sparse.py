@@ -28,7 +28,7 @@ from rlcli.transforms.delta_codec import KEPT
 
 
 class Sparse(NamedTuple):
-    """Holds the rows that are not `nothing`: ascending flat positions int64 `[K]`, and values `[K, *F]`."""
+    """Hold the rows that are not `nothing`: ascending flat positions int64 `[K]`, and values `[K, *F]`."""
 
     at: Tensor
     rows: Tensor
@@ -176,7 +176,7 @@ class SparseColumns:
         return back
 
     def state_dict(self, base: int) -> list[list[Any]]:
-        """Key, numbers and rows of every column, the live ones only."""
+        """Return key, numbers and rows of every column, the live ones only."""
         out: list[list[Any]] = []
         for key, column in self._held.items():
             live = column.held[np.searchsorted(column.held, base) :].copy()

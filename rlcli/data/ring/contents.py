@@ -71,7 +71,7 @@ class Contents:
         return index, pool, pairs
 
     def choose(self, codes: Sequence[Code]) -> None:
-        """Before the first row: keep next observations as indices where rows are, by these codes."""
+        """Keep next observations as indices where rows are, by these codes; before the first row."""
         fields = self.layout.fields
         hot = {code.key for code in codes if code.kind == ONE_HOT and not fields[code.key].dtype.is_floating_point}
         self.choices = [key for key in self.layout.observations if key in hot and fields[key].width > 4]
@@ -87,7 +87,7 @@ class Contents:
         self.index.arrays.use_pool(pool)
 
     def fit(self, columns: Mapping[Key, Tensor]) -> None:
-        """Before rows ``[N, *F]`` are written over: see that choices hold them."""
+        """Keep next observations whole if rows ``[N, *F]`` about to be written are not all one-hot."""
         for key in self.choices:
             if any(indices_of(columns[each]) is None for each in (key, under_next(key))):
                 self.keep_whole()
@@ -107,7 +107,7 @@ class Contents:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of rows, and of all that lies beside them."""
+        """Return the bytes of rows, and of all that lies beside them."""
         pool = 0 if self.pool is None else self.pool.memory.nbytes
         stacks = sum(stacks.nbytes for stacks in self.stacks.values())
         return self.storage.nbytes + self.index.arrays.nbytes + pool + self.sparse.nbytes + stacks
@@ -165,7 +165,7 @@ class Contents:
         return {key: out[key] for key in wanted}
 
     def _gather(self, rows: np.ndarray, keys: list[Key]) -> dict[Key, Tensor]:
-        """Stored columns, stacks put together."""
+        """Return the stored columns, stacks put together."""
         out = self.packing.gather(rows, self.index, [key for key in keys if key not in self.stacks])
         for key in keys if self.stacks else ():
             if key in self.stacks:
@@ -181,7 +181,7 @@ class Contents:
         return Before(index, pool, *beside, stacks, unfollowed, self.sparse.copy(), self.packing.coded, rows, columns)
 
     def bring_back(self, before: Before) -> None:
-        """Be as it was."""
+        """Restore what was there before the write."""
         self.stacks, self.unfollowed, self.sparse = before.stacks, before.unfollowed, before.sparse
         self.choices = before.choices
         self.use(before.index, before.pool, before.pairs)
@@ -236,7 +236,7 @@ class Contents:
 
 @dataclass(frozen=True)
 class Before:
-    """Holds what a write changes of `Contents`; with the columns of `rows` that it writes over."""
+    """Hold what a write changes of `Contents`; with the columns of `rows` that it writes over."""
 
     index: TrajectoryIndex
     pool: SidePool | None

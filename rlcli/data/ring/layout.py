@@ -57,7 +57,7 @@ class RingLayout:
 
     @property
     def lanes(self) -> int:
-        """Rows of a step."""
+        """Count the rows of a step."""
         return math.prod(self.lane_shape)
 
     def check(self, columns: Mapping[Key, Tensor], lead: torch.Size, ndim: int) -> None:

@@ -33,7 +33,7 @@ Alike = Callable[..., bool]
 
 
 class Form:
-    """Knows batches like one, but for their size; `keys`: in the order of `tensors`, outer dicts first."""
+    """Recognise batches like one, but for their size; `keys`: in the order of `tensors`, outer dicts first."""
 
     def __init__(self, batch: TensorDict) -> None:
         self._tables: list[tuple[int, str, int, Callable[[dict], tuple]]] = []
@@ -70,7 +70,7 @@ class Form:
 
 
 def _picker(names: Sequence[str]) -> Callable[[dict], tuple]:
-    """Values of a dict, as a tuple."""
+    """Return the values of a dict, as a tuple."""
     if len(names) > 1:
         return itemgetter(*names)
     return lambda table: tuple([table[name] for name in names])

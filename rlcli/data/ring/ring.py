@@ -80,12 +80,12 @@ class Ring:
 
     @property
     def steps(self) -> int:
-        """Steps that the ring holds."""
+        """Count the steps that the ring holds."""
         return self.contents.space.steps
 
     @property
     def lanes(self) -> int:
-        """Envs (times workers) that are stored side by side; 1 in a flat storage."""
+        """Count the envs (times workers) that are stored side by side; 1 in a flat storage."""
         return self.contents.space.lanes
 
     @property
@@ -95,12 +95,12 @@ class Ring:
 
     @property
     def fields(self) -> Mapping[Key, Field]:
-        """Of batches and of what is read; empty before the first write. In `exact` the storage has fewer."""
+        """Return the fields of batches; empty before the first write. In `exact` the storage has fewer."""
         return self.contents.layout.fields
 
     @property
     def sparse_keys(self) -> tuple[Key, ...]:
-        """Columns that are read beside the fields: they hold something in few rows."""
+        """Return the columns that are read beside the fields: they hold something in few rows."""
         return self.contents.sparse.keys
 
     def sparse_fields(self) -> dict[Key, tuple[Field, int]]:
@@ -112,22 +112,22 @@ class Ring:
 
     @property
     def exact(self) -> bool:
-        """Next observations are kept once."""
+        """Say whether next observations are kept once."""
         return self.contents.layout.exact
 
     @property
     def markers(self) -> Markers:
-        """Keys that tell trajectories apart; none before the first write."""
+        """Return the keys that tell trajectories apart; none before the first write."""
         return self.contents.layout.markers
 
     @property
     def pool(self) -> SidePool | None:
-        """Next observations that no row stands for."""
+        """Return next observations that no row stands for."""
         return self.contents.pool
 
     @property
     def stacks(self) -> Mapping[Key, FrameStacks]:
-        """Observations that are stored one frame a row."""
+        """Return the observations that are stored one frame a row."""
         return self.contents.stacks
 
     @property
@@ -141,12 +141,12 @@ class Ring:
         return self.contents.index.cursor
 
     def __len__(self) -> int:
-        """Live rows."""
+        """Count the live rows."""
         return self.contents.space.count(self.contents.index.cursor)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of rows, index and side pool."""
+        """Return the bytes of rows, index and side pool."""
         return self.contents.nbytes
 
     # ---- trajectories ------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ class Ring:
             self._who = outer
 
     def use_asked_markers(self) -> None:
-        """After rows were loaded: tell them apart by the keys that this ring was asked to use, if it was."""
+        """Tell loaded rows apart by the keys that this ring was asked to use, if it was."""
         if self.fields and any(self.asked):
             self.tell_apart(Markers.among(self.fields, *self.asked))
 

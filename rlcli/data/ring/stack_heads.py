@@ -76,7 +76,7 @@ class StackHeads:
 
     # ---- room --------------------------------------------------------------------------------------------------
     def reserve(self, heads: int, slots: int) -> None:
-        """Room for so many heads more in every lane, and so many slots more."""
+        """Make room for so many heads more in every env, and so many slots more."""
         self._room(heads)
         self._more_slots(slots)
 
@@ -115,11 +115,11 @@ class StackHeads:
     # ---- checkpoints -------------------------------------------------------------------------------------------
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays."""
+        """Return the bytes of the arrays."""
         return self.memory.nbytes + self.heads.nbytes
 
     def state_dict(self) -> dict[str, Any]:
-        """Heads in use, lane after lane, and their slots."""
+        """Return the heads in use, env after env, and their slots."""
         listed = [np.stack(self.of(lane)[1:]) for lane in range(self.lanes)]
         heads = np.concatenate(listed, 1)
         held = np.flatnonzero(heads[1] >= 0)

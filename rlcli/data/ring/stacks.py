@@ -45,7 +45,7 @@ _MANY = 64  # rows of which something can be said
 
 
 class Promoted(NamedTuple):
-    """Frames copied before they are written over: one row of bytes for each place."""
+    """Keep frames, copied before they are written over: one row of bytes for each place."""
 
     fronts: list[tuple[int, np.ndarray]]  # (lane, frames before the new oldest step)
     links: list[tuple[int, int, np.ndarray]]  # (lane, number of the head, frames before it)
@@ -154,7 +154,7 @@ class FrameStacks:
         self._warn((stop - start) * lanes)
 
     def _linkable(self, index: TrajectoryIndex, new: list[tuple]) -> dict[int, int]:
-        """For a new stretch where an env of a flat ring begins: its trajectory's newest step before this write."""
+        """Return, for a new stretch of a flat ring's env, its trajectory's newest step before this write."""
         borders = [step for _, step, _, own, between in new if between and not own]
         if self.space.lanes > 1 or not borders:
             return {}
@@ -247,7 +247,7 @@ class FrameStacks:
 
     # ---- single rows -------------------------------------------------------------------------------------------
     def reserve(self, index: TrajectoryIndex, rows: np.ndarray) -> None:
-        """Room for rows int64 `[N]` to be written over: each may begin a stretch, and so may all that read from it."""
+        """Make room to write over rows int64 `[N]`: each, and all that read it, may begin a stretch."""
         count = 2 * len(rows) + int(np.isin(self.heads.heads[1], -2 - self.space.steps_of(rows, index.cursor)).sum())
         self.heads.reserve(count + 2, count)
 
@@ -272,7 +272,7 @@ class FrameStacks:
     # ---- checkpoints -------------------------------------------------------------------------------------------
     @property
     def nbytes(self) -> int:
-        """Bytes beside the rows."""
+        """Return the bytes beside the rows."""
         return self.heads.nbytes + self.tails.nbytes
 
     def state_dict(self) -> dict[str, Any]:

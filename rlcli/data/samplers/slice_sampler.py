@@ -248,7 +248,7 @@ class SliceSampler(Sampler):
 
 
 def _one_of(name, value, other_name, other):
-    """Two spellings of one argument."""
+    """Choose between two spellings of one argument."""
     if value is not None and other is not None and value != other:
         raise ArgumentError(f"{name} and {other_name} are one setting", why=f"got {value!r} and {other!r}")
     return other if value is None else value

@@ -42,7 +42,7 @@ OWNER = "owner"
 
 
 class ScratchFolder:
-    """Makes a folder that this process owns, `in_memory` where there is a file system of shared memory."""
+    """Make a folder that this process owns, `in_memory` where there is a file system of shared memory."""
 
     def __init__(self, in_memory: bool = True) -> None:
         above = place(in_memory)
@@ -142,7 +142,7 @@ class RingFolder:
 
     @property
     def cursor(self) -> int:
-        """Rows that were ever published; what belongs to them can be read now."""
+        """Count the rows that were ever published; what belongs to them can be read now."""
         return int(_kernels().published(self._address + _CURSOR))
 
     def publish(self, cursor: int) -> None:
@@ -155,7 +155,7 @@ class RingFolder:
         return bool(_kernels().published(self._address + _CLOSED))
 
     def close(self) -> None:
-        """Want no more rows."""
+        """Tell the writer that no more rows are wanted."""
         _kernels().publish(self._address + _CLOSED, 1)
 
     # ---- layout ------------------------------------------------------------------------------------------------

@@ -28,16 +28,16 @@ class CodeMemory:
 
     @property
     def address(self) -> int:
-        """Of the piece that is written now; 0 while there is none."""
+        """Return the address of the piece that is written now; 0 while there is none."""
         return int(self.addresses[self.piece]) if self.piece >= 0 else 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all pieces, used or not."""
+        """Return the bytes of all pieces, used or not."""
         return sum(piece.nbytes for piece in self._pieces)
 
     def reserve(self, codes: int, longest: int) -> None:
-        """Have memory for more codes, each of so many bytes at most, until `settle`; a MemoryError changes nothing."""
+        """Reserve memory for more codes of so many bytes, until `settle`; a MemoryError changes nothing."""
         here = (self.size - self.used) // longest
         missing = codes - here - len(self._free) * (self.size // longest)
         while missing > len(self._spare) * (self.size // longest):
@@ -58,13 +58,13 @@ class CodeMemory:
         return self.piece, place
 
     def took(self, codes: int, used: int) -> None:
-        """So many codes were written into the piece, which is in use up to `used`."""
+        """Note that so many codes were written into the piece, which is in use up to `used`."""
         self.used = used
         if codes:
             self._live[self.piece] += codes
 
     def give_up(self, pieces: np.ndarray) -> None:
-        """Codes that lie in these pieces, int ``[N]``, are not needed any more."""
+        """Release the codes int ``[N]`` that lie in these pieces."""
         for piece, count in zip(*np.unique(pieces, return_counts=True), strict=True):
             self._live[piece] -= int(count)
             if not self._live[piece] and piece != self.piece:
@@ -93,7 +93,7 @@ class CodeMemory:
 
     @classmethod
     def of(cls, codes: np.ndarray) -> CodeMemory:
-        """Over codes that lie in one piece of memory, uint8 ``[N]``: to be read."""
+        """View codes that lie in one piece of memory, uint8 ``[N]``: to be read."""
         memory = cls(1, 1)
         memory._take(codes)
         return memory

@@ -48,19 +48,19 @@ class FrameColumn:
 
     @classmethod
     def of(cls, field: Field, lanes: int, codes: CodeMemory, book: np.ndarray) -> FrameColumn:
-        """Over codes without backgrounds that were made before, and their book int32 ``[4, N]``: to be read."""
+        """View codes without backgrounds that were made before, and their book int32 ``[4, N]``: to be read."""
         column = cls(field, book.shape[1], lanes, 255, backgrounds=False)
         column.codes, column.book = codes, book
         return column
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory: codes, room for more and holes within pieces, backgrounds, and the book."""
+        """Return the bytes of memory: codes, room for more and holes within pieces, backgrounds, and the book."""
         beside = self.book.nbytes + self._tails.nbytes + self._patch.nbytes
         return self.codes.nbytes + self._grounds.nbytes + beside
 
     def reserve(self, rows: np.ndarray) -> None:
-        """Have the memory for a `write` to these rows; nothing that is read changes."""
+        """Reserve the memory for a `write` to these rows; nothing that is read changes."""
         try:
             self._grow(int(rows.max(initial=-1)) + 1)
             self.codes.reserve(2 * len(rows), max(self.width, self._room))  # the frames after them are coded too
@@ -72,7 +72,7 @@ class FrameColumn:
             ) from error
 
     def write(self, rows: np.ndarray, frames: Tensor) -> None:
-        """Frames `[N, *F]` to different rows int64 `[N]`."""
+        """Write frames `[N, *F]` to different rows int64 `[N]`."""
         self.reserve(rows)
         flat = frames.reshape(len(rows), -1).numpy()
         freed = self._release(rows)
@@ -92,7 +92,7 @@ class FrameColumn:
         return out
 
     def read_to(self, rows: np.ndarray, targets: np.ndarray) -> None:
-        """Frames of rows int64 `[N]` to addresses int64 `[N]`."""
+        """Read frames of rows int64 `[N]` to addresses int64 `[N]`."""
         if not _kernels().decode(
             rows, self.width, self.lanes, self.capacity, self.book, self.codes.addresses, self._grounds.addresses,
             targets,
@@ -188,7 +188,7 @@ class FrameColumn:
 
 
 class Backgrounds:
-    """Frames that many key frames are coded against, at `addresses`; a lane gets another when keys look different."""
+    """Hold frames that key frames are coded against; an env gets another when its keys look different."""
 
     def __init__(self, lanes: int) -> None:
         self.addresses = np.zeros(0, np.int64)
@@ -199,7 +199,7 @@ class Backgrounds:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of those that a lane or a key needs."""
+        """Return the bytes of those that a lane or a key needs."""
         return sum(frame.nbytes for frame in self._frames if frame is not None)
 
     def address(self, lane: int) -> int:
@@ -236,7 +236,7 @@ class Backgrounds:
         return number
 
     def release(self, numbers: np.ndarray) -> None:
-        """Keys that were coded against these backgrounds, int ``[N]``, are gone."""
+        """Release the backgrounds int ``[N]`` of keys that are gone."""
         for number, count in zip(*np.unique(numbers, return_counts=True), strict=True):
             self._live[number] -= int(count)
             self._give_up(int(number))

@@ -118,7 +118,7 @@ def _refuse() -> NoReturn:
 
 
 class ObjectRing:
-    """Objects in the order of writing; the oldest make room for new ones."""
+    """Keep objects in the order of writing; the oldest make room for new ones."""
 
     lanes = 1
 

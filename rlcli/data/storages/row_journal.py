@@ -167,7 +167,7 @@ class Committed:
 
 
 class Mark(NamedTuple):
-    """Holds what a journal said at some time."""
+    """Hold what a journal said at some time."""
 
     end: End
     committed: Committed
@@ -210,7 +210,7 @@ class RowJournal:
         new_names: bool,
         fields: Mapping[Key, Field] | None = None,
     ) -> None:
-        """Acknowledge pieces whose bytes are on the disk, and the state after them; `fields`: they are all rows."""
+        """Commit pieces whose bytes are on the disk, and the state after them; `fields`: they are all rows."""
         path, stamp = self.folder / state_name(self.committed.next), None
         if state is not None:
             if path.exists():  # of a commit that was refused
@@ -268,7 +268,7 @@ class RowJournal:
                     self.disk.remove(old)
 
     def give_up(self) -> None:
-        """Acknowledge that no step is needed any more: files of rows and states are nobody's from now on."""
+        """Record that no step is needed any more: files of rows and states are nobody's from now on."""
         if self.committed.pieces or self.committed.state:
             self.commit(self.committed.to, self.committed.to, [], None, False, self.committed.fields)
 

@@ -45,7 +45,7 @@ class PlainColumns(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """Another process's leavings: the state of the ring over these rows; their first number, and one past the last."""
+    """Describe what another process left: the ring's state over these rows, and their first and last number."""
 
     state: Mapping[str, Any]
     span: tuple[int, int]

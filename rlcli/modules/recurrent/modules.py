@@ -298,7 +298,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         return states, numbers
 
     def _written(self, found: list[State], where: Sequences, size: torch.Size) -> State:
-        """Features, and the states of all layers after every step, as the batch has its rows."""
+        """Return the features, and the states of all layers after every step, as the batch has its rows."""
         parts = [[where.in_order(x) for x in state] for state in found]
         features = parts[-1][0]
         if len(found) == 1 and not features.requires_grad:  # who writes to them in place is stopped by autograd alone

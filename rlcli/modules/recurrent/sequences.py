@@ -35,14 +35,14 @@ class Sequences(NamedTuple):
 
     @property
     def sources(self) -> Tensor:
-        """int64 `[B, T]`: the row of the batch whose stored state a step begins from, -1 where it goes on."""
+        """Return int64 `[B, T]`: the row of the batch whose stored state a step begins from, -1 where it goes on."""
         rows = self.rows
         if rows is None:
             rows = torch.arange(self.begins.numel(), device=self.begins.device).view(self.begins.shape)
         return torch.where(self.begins, rows, -1)
 
     def begun(self) -> Tensor | None:
-        """int64 `[S]`: the steps among `B * T` that go on from a stored state; None where nobody may know."""
+        """Return int64 `[S]`: the steps among `B * T` that go on from a stored state; None where nobody may know."""
         if self.begins.is_meta:
             return answered(self._begun)
         return None if unread(self.begins) else self._begun()
@@ -51,13 +51,13 @@ class Sequences(NamedTuple):
         return self.begins.reshape(-1).nonzero().squeeze(1)
 
     def laid_out(self, x: Tensor) -> Tensor:
-        """`[B, T, *shape]` of `x [N, *shape]`."""
+        """Return `[B, T, *shape]` of `x [N, *shape]`."""
         if self.rows is not None:
             x = x.index_select(0, self.rows.reshape(-1))
         return x.reshape(*self.begins.shape, *x.shape[1:])
 
     def in_order(self, x: Tensor) -> Tensor:
-        """`[N, *shape]` of `x [B, T, *shape]`."""
+        """Return `[N, *shape]` of `x [B, T, *shape]`."""
         x = x.reshape(-1, *x.shape[2:])
         return x if self.back is None else x.index_select(0, self.back)
 

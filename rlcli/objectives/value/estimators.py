@@ -224,7 +224,7 @@ class VTrace(ValueEstimator):
         )  # fmt: skip
 
     def _log_prob(self, td: TensorDictBase) -> Tensor:
-        """Of the actions that were taken, under the actor, in as many calls as the value network gets."""
+        """Return the taken actions' log-probability, in as many calls as the value network gets."""
         columns = {key: need(td, key) for key in self._density.in_keys}
         action, size = need(td, self.tensor_keys.action), self.chunks.rows(td.shape)
         if size is None or IS_INIT in columns:  # a recurrent actor needs whole sequences

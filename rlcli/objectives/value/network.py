@@ -88,7 +88,7 @@ def _autocast(device: str, dtype: torch.dtype) -> AbstractContextManager[Any]:
 
 
 class _OnMeta(TorchFunctionMode):
-    """Stands for autocast on tensors without memory, which it does not know: planned bytes are those of a run."""
+    """Stand for autocast on tensors without memory, which it does not know: planned bytes are those of a run."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class RowValues:
         return any(x.training or x.running_mean is None for x in parts)
 
     def with_parameters(self, params: TensorDictBase) -> RowValues:
-        """This network with other parameters (those of a target network), swapped in while it is called."""
+        """Swap in other parameters (a target network's) while it is called."""
         other = copy.copy(self)
         other._params = params
         return other
@@ -207,7 +207,7 @@ class SequenceValues:
         self._cuts = bool(parts) and all(isinstance(part, RecurrentModule) for part in parts)
 
     def with_parameters(self, params: TensorDictBase) -> RowValues:
-        """Refused: it values a step and its successor in one sequence, which has one set of parameters."""
+        """Refuse: it values a step and its successor in one sequence, with one set of parameters."""
         raise ArgumentError(
             "target_params need a feed-forward value network",
             why="a recurrent one values a step and its successor in one sequence",
@@ -216,7 +216,6 @@ class SequenceValues:
     def sequences(
         self, seen: Observations, row: Tensor, following: Tensor, starts: Tensor, chunk_rows: int | None
     ) -> tuple[Tensor, Tensor | None]:
-        """As `RowValues.sequences`."""
         pick = seen.picker(row.reshape(-1), following.reshape(-1))
         width = row.shape[1]
         values = []

@@ -262,7 +262,7 @@ class _Calls(TorchDispatchMode):
 
 
 def _as_written() -> AbstractContextManager[Any]:
-    """Networks that were compiled run as they were written; where no compiler is loaded, none was."""
+    """Run compiled networks as they were written; where no compiler is loaded, none was."""
     return torch.compiler.set_stance("force_eager") if COMPILER in sys.modules else nullcontext()
 
 

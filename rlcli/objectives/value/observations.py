@@ -34,7 +34,7 @@ class Observations:
 
     @property
     def kept(self) -> bool:
-        """Next observations are kept, under every key."""
+        """Say whether next observations are kept, under every key."""
         return all(x is not None for x in self.following.values())
 
     @property
@@ -92,7 +92,7 @@ class Observations:
 
 
 class Picker:
-    """Picked observations, made a stretch at a time; `known` (bool `[M]`): which were kept; None: all."""
+    """Pick observations a stretch at a time; `known` (bool `[M]`): which were kept; None: all."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ def is_gathered(x: Any) -> bool:
 
 
 def _picked(first: Columns, second: Columns, index: Tensor, other: Tensor) -> dict[Key, Tensor]:
-    """Rows of `first`, or of `second` where `other`: of those few alone, where that may be asked of the device."""
+    """Pick rows of `first`, or of `second` where `other`: of those few alone, if the device may be asked."""
     out = {}
     rows_there = other.nonzero().squeeze(1) if may_ask(other) else None
     for key, x in first.items():
@@ -152,5 +152,5 @@ def _rows(x: Tensor, batch_dims: int) -> Tensor:
 
 
 def like(rows: Tensor, x: Tensor) -> Tensor:
-    """`rows` with the dims of `x` after its own, to broadcast."""
+    """Return `rows` with the dims of `x` after its own, to broadcast."""
     return rows.reshape(*rows.shape, *(1,) * (x.ndim - rows.ndim))

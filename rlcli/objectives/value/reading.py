@@ -23,7 +23,7 @@ from rlcli.objectives.reduction import MASK_KEYS, expanded, may_ask, zeroed
 
 
 class Values(NamedTuple):
-    """Values of a batch `[*B]`, `F` features (1 nearly always)."""
+    """Hold the values of a batch `[*B]`, `F` features (1 nearly always)."""
 
     value: Tensor  # [*B, F]
     next_value: Tensor  # [*B, F]; meaningless at terminated rows
@@ -38,7 +38,7 @@ class Ends(NamedTuple):
     cut: Tensor  # done, or the next row belongs to something else
 
     def flags(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """`cut` and `terminated` in the shape of `like [*B, F]`, as the pure functions take them."""
+        """Return `cut` and `terminated` in the shape of `like [*B, F]`, as the pure functions take them."""
         cut, terminated = (x.unsqueeze(-1).expand_as(like) for x in (self.cut, self.terminated))
         return cut, terminated
 
@@ -58,7 +58,7 @@ class Read(NamedTuple):
         return None if self.mask is None else expanded(self.mask, self.reward)
 
     def blanked(self) -> tuple[Tensor, Ends, Values]:
-        """Reward, ends and values, with zeros in the rows that do not count."""
+        """Return reward, ends and values, with zeros in the rows that do not count."""
         value, next_value = (zeroed(x, self.mask) for x in self.values[:2])
         return zeroed(self.reward, self.mask), self.ends, self.values._replace(value=value, next_value=next_value)
 
@@ -97,7 +97,7 @@ def ends_of(td: TensorDictBase, keys: Any, time: int, masks: Mapping[Key, Tensor
 
 
 def _cut(done: Tensor, edges: list[Tensor], time: int) -> Tensor:
-    """`done`, and the last row before another trajectory or before padding."""
+    """Return `done`, and the last row before another trajectory or before padding."""
     last = done.shape[time] - 1
     if not edges or not last:
         return done

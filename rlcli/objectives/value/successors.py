@@ -56,7 +56,7 @@ def successor_values(
 
 
 def _neighbours(value: Tensor, following: Tensor, ends: Ends, time: int) -> Values:
-    """Without next observations: the value of the next row, and where there is none that of the row itself."""
+    """Return the next row's value, or the row's own where there is none: without next observations."""
     last = following.shape[time] - 1
     unknown = ends.cut.clone()
     unknown.select(time, last).fill_(True)
@@ -143,7 +143,7 @@ def shifted_values(
 
 
 def _starts(td: TensorDictBase, layout: ObservationSlots, cut: Tensor, time: int) -> Tensor:
-    """Slots `[R, S]` where a trajectory begins: after a cut, and where the batch itself says so; not in padding."""
+    """Mark the slots `[R, S]` where a trajectory begins: after a cut, or where the batch says so."""
     said = td.get(IS_INIT, None)
     if said is None:
         starts = torch.zeros_like(cut)
@@ -160,7 +160,7 @@ def _starts(td: TensorDictBase, layout: ObservationSlots, cut: Tensor, time: int
 
 
 def cut_at_dropped(ends: Ends, valid: Tensor, time: int) -> Ends:
-    """Ends with one more cut: the last valid step of a row is the last of its trajectory."""
+    """Return ends with one more cut: the last valid step of a row is the last of its trajectory."""
     last = valid.shape[time] - 1
     cut = ends.cut | ~valid
     kept = cut.narrow(time, 0, last)
