@@ -274,10 +274,10 @@ class BaseCollector:
 
     def stats(self) -> dict[str, int | bool]:
         """How far collecting has come, in plain numbers; may be asked for at any time, from any thread."""
-        found: dict[str, int | bool] = {"frames": self.frames, "batches": self.batches}
+        figures: dict[str, int | bool] = {"frames": self.frames, "batches": self.batches}
         if self.total_frames >= 0:
-            found |= {"total_frames": self.total_frames, "completed": self.frames >= self.total_frames}
-        return found | {"requested_frames_per_batch": self.frames_in_batch, "policy_version": self.policy_version}
+            figures |= {"total_frames": self.total_frames, "completed": self.frames >= self.total_frames}
+        return figures | {"requested_frames_per_batch": self.frames_in_batch, "policy_version": self.policy_version}
 
     def remember_episodes(self, longest: int) -> bool:
         """Keep the actions of open episodes, so that `load_state_dict` can replay them; False where that is no use."""
@@ -398,16 +398,16 @@ class BaseCollector:
     def _advance(self, steps: int, timed: bool, stage: Stage) -> tuple[Collected, Iterator[TensorDictBase]]:
         """Return the next batch and its pieces; whole trajectories are cut when asked for."""
         with stage(COLLECT):
-            found = self._collect(steps, timed)
+            collected = self._collect(steps, timed)
             self.batches += 1
             if vars(self).get("reset_at_each_iter", self._options.reset_at_each_iter):
-                found = found._replace(gaps=dict.fromkeys(found.lanes or range(self.envs), True))
+                collected = collected._replace(gaps=dict.fromkeys(collected.lanes or range(self.envs), True))
             if self.postproc is not None or self._hook is not None:  # either may write into the batch
-                reward, done = (None if x is None else x.copy() for x in (found.reward, found.done))
-                found = found._replace(reward=reward, done=done)
-            ready = map(self._processed, self.pieces(found.batch, found.lanes))
+                reward, done = (None if x is None else x.copy() for x in (collected.reward, collected.done))
+                collected = collected._replace(reward=reward, done=done)
+            ready = map(self._processed, self.pieces(collected.batch, collected.lanes))
             first = next(ready, None)
-        return found, self._handed_over(first, ready, stage)
+        return collected, self._handed_over(first, ready, stage)
 
     def _handed_over(
         self, piece: TensorDictBase | None, following: Iterator[TensorDictBase], stage: Stage

@@ -32,10 +32,10 @@ def check_finite(vec_env: VecEnv, data: Arrays, carrier: Arrays, finals: FinalOb
         if all(np.isfinite(values).all() for values in (column, after, ends)):
             continue
         steps = column.shape[1]  # row t+1 was shown by step t; row 0 passed when it was the carrier
-        found = [(int(t) - 1, int(lane)) for lane, t, *_ in np.argwhere(~np.isfinite(column))]
-        found += [(steps - 1, int(lane)) for lane, *_ in np.argwhere(~np.isfinite(after))]
-        found += [finals.places[int(index)] for index, *_ in np.argwhere(~np.isfinite(ends))]
-        t, lane = min(found)
+        places = [(int(t) - 1, int(lane)) for lane, t, *_ in np.argwhere(~np.isfinite(column))]
+        places += [(steps - 1, int(lane)) for lane, *_ in np.argwhere(~np.isfinite(after))]
+        places += [finals.places[int(index)] for index, *_ in np.argwhere(~np.isfinite(ends))]
+        t, lane = min(places)
         raise not_finite(vec_env, key, lane, (max(t, 0), outcome.ends))
 
 

@@ -149,14 +149,14 @@ class CollectorCrew:
         """Call all workers and return their answers; a dead worker is replaced and called again."""
         self._refuse_given_up()
         try:
-            found = self.crew.order(CALL, bodies, fd=fd)
+            answers = self.crew.order(CALL, bodies, fd=fd)
             while self.crew.failed:
                 index, cause = min(self.crew.failed.items())
                 if not (replaces or isinstance(cause, Lost)):
                     raise cause
                 self._replace(index, cause)
-                (found[index],) = self.crew.order(CALL, bodies[index], only=[index], fd=fd)
-            return found
+                (answers[index],) = self.crew.order(CALL, bodies[index], only=[index], fd=fd)
+            return answers
         except Lost as lost:
             raise self._refusal(lost) from None
         finally:
@@ -270,20 +270,20 @@ class CollectorCrew:
 
     def settle(self, came: Callable[[int], Any] | None = None) -> list[tuple[int, Order, WorkerBatch]]:
         """Wait for all that was begun, as `next` would give it; `came` is called after each with how many came."""
-        found: list[tuple[int, Order, WorkerBatch]] = []
+        batches: list[tuple[int, Order, WorkerBatch]] = []
         errors: dict[int, Exception] = {}
         while self.outstanding():
             try:
-                found.append(self.next())
+                batches.append(self.next())
             except StoppedSafely:
                 raise
             except Exception as error:
                 errors.setdefault(self.crew.awaited, error)
             if came is not None:
-                came(len(found) + len(errors))
+                came(len(batches) + len(errors))
         if errors:
             raise errors[min(errors)]
-        return found
+        return batches
 
     def give_up(self) -> None:
         """Pass over what is being written, or was written for nobody; the next batches begin with new episodes."""
@@ -427,5 +427,7 @@ class CollectorCrew:
 
 def _in_words(one: Mapping[Key, Any], other: Mapping[Key, Any]) -> str:
     """Say what of one schema is not in the other."""
-    found = [f"{show(key)} {shape} {dtype}" for key, (shape, dtype) in one.items() if other.get(key) != (shape, dtype)]
-    return ", ".join(found) or "nothing beside"
+    differences = [
+        f"{show(key)} {shape} {dtype}" for key, (shape, dtype) in one.items() if other.get(key) != (shape, dtype)
+    ]
+    return ", ".join(differences) or "nothing beside"

@@ -127,10 +127,10 @@ def one_device(device: Device, devices: Any) -> Device:
     listed = list(devices) if isinstance(devices, list | tuple) else [devices]
     if not listed:
         raise ArgumentError("devices is empty", fix="Leave it out, or name a device.")
-    found = {resolve(name) for name in listed}
-    if len(found) > 1:
+    resolved = {resolve(name) for name in listed}
+    if len(resolved) > 1:
         raise ArgumentError(
-            f"one process acts on one device, and devices names {len(found)}",
+            f"one process acts on one device, and devices names {len(resolved)}",
             why=", ".join(map(str, listed)),
             fix="Name one, or run a process for each, with a collector of its own.",
         )
@@ -166,10 +166,10 @@ def own_device(policy: Any) -> torch.device | None:
     if not isinstance(policy, nn.Module):
         return None
     places = {tensor.device for tensor in [*policy.parameters(), *policy.buffers()]}
-    found = next((device for device in places if device.type != "cpu"), None)
-    if found is not None and len(places) > 1:
+    accelerator = next((device for device in places if device.type != "cpu"), None)
+    if accelerator is not None and len(places) > 1:
         raise ArgumentError("the policy lies on several devices", fix="Say which one acts: policy_device=...")
-    return found
+    return accelerator
 
 
 def on_device(policy: Any, device: torch.device | None) -> tuple[Any, bool]:

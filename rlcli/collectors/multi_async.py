@@ -182,8 +182,8 @@ class MultiAsyncCollector(MultiProcessCollector):
                     self.crew.begin(index, order)
 
     def figures(self) -> dict[str, Any]:
-        found = super().figures()
-        return found | {"late_batches": self.late_batches, "dropped_frames": self.dropped_frames}
+        figures = super().figures()
+        return figures | {"late_batches": self.late_batches, "dropped_frames": self.dropped_frames}
 
     # ---- between two batches -------------------------------------------------------------------------------------
     def reset(self) -> None:

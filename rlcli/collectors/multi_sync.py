@@ -169,12 +169,12 @@ class MultiSyncCollector(MultiProcessCollector):
         if self.cat_results == ("stack" if not self.batched else 0):
             return batch
         if not self.batched:
-            found = batch.reshape(-1)
+            rows = batch.reshape(-1)
         else:
-            found = batch.unflatten(0, (workers, self.envs // workers))
+            rows = batch.unflatten(0, (workers, self.envs // workers))
             if self.cat_results == -1:
-                found = found.permute(1, 0, 2).reshape(self.envs // workers, workers * steps)
-        return _timed(found)
+                rows = rows.permute(1, 0, 2).reshape(self.envs // workers, workers * steps)
+        return _timed(rows)
 
     def _check_even(self) -> None:
         """Refuse shares of different lengths: they make no rectangle of envs and steps."""

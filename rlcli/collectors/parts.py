@@ -99,12 +99,12 @@ def _stacked(rows: Sequence[np.ndarray], steps: int) -> np.ndarray:
     """Return the arrays `[N, t, *]`, t <= steps, as one `[sum of N, steps, *]`; zeros where there is none."""
     if all(x.shape[1] == steps for x in rows):
         return np.concatenate(rows)
-    found = np.zeros((sum(map(len, rows)), steps, *rows[0].shape[2:]), rows[0].dtype)
+    stacked = np.zeros((sum(map(len, rows)), steps, *rows[0].shape[2:]), rows[0].dtype)
     at = 0
     for x in rows:
-        found[at : at + len(x), : x.shape[1]] = x
+        stacked[at : at + len(x), : x.shape[1]] = x
         at += len(x)
-    return found
+    return stacked
 
 
 def _placed(parts: Sequence[WorkerBatch]) -> list[tuple[WorkerBatch, int]]:

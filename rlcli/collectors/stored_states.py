@@ -36,9 +36,9 @@ class StateClock:
         self.now += 1
         if self.now not in self.due:
             return []
-        found = [lane for lane, due in enumerate(self.due) if due == self.now]
-        self.restart(found)
-        return found
+        lanes = [lane for lane, due in enumerate(self.due) if due == self.now]
+        self.restart(lanes)
+        return lanes
 
     def state_dict(self) -> list[int]:
         """Return the steps until each lane's next one."""

@@ -124,16 +124,16 @@ class CompleteTrajectories:
 
     def _hold(self, lane: int, piece: Piece) -> None:
         """Add a piece, joined with earlier ones that are not longer: few pieces, and each row is copied seldom."""
-        held = self._open.setdefault(lane, [])
-        while held and len(held[-1]) <= len(piece):
-            piece = joined(held.pop(), piece)
-        held.append(piece)
+        pieces = self._open.setdefault(lane, [])
+        while pieces and len(pieces[-1]) <= len(piece):
+            piece = joined(pieces.pop(), piece)
+        pieces.append(piece)
 
     def _close(self, lane: int) -> Piece:
-        held = self._open.pop(lane)
-        piece = held.pop()
-        while held:
-            piece = joined(held.pop(), piece)
+        pieces = self._open.pop(lane)
+        piece = pieces.pop()
+        while pieces:
+            piece = joined(pieces.pop(), piece)
         return piece
 
     def _cut_short(self, lane: int) -> None:

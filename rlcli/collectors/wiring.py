@@ -105,9 +105,9 @@ def with_delta(
     env: EnvBase, mode: str, dtype: torch.dtype, on_overflow: str = "raise"
 ) -> tuple[EnvBase, NextObservationDelta | None]:
     """Return the env with its `NextObservationDelta`: its own, or in `delta` mode a new outermost one."""
-    own = delta_of(env)
-    if own is not None or NEXT[mode] != CODED:
-        return env, own
+    delta = delta_of(env)
+    if delta is not None or NEXT[mode] != CODED:
+        return env, delta
     added = NextObservationDelta(delta_dtype=dtype, on_overflow=on_overflow)
     return TransformedEnv(env, added), added
 
@@ -268,8 +268,8 @@ def random_actions(env: EnvBase, vec_env: VecEnv) -> ActionFormat | None:
 
 
 def _own_random(env: EnvBase) -> str:
-    own = overridden(env, ["rand_action"])
-    return "its own rand_action" if own else f"an action_spec of its own, {type(env.action_spec).__name__}"
+    overrides = overridden(env, ["rand_action"])
+    return "its own rand_action" if overrides else f"an action_spec of its own, {type(env.action_spec).__name__}"
 
 
 def refuse_own_random(env: EnvBase, vec_env: VecEnv) -> None:

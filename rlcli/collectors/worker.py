@@ -90,11 +90,11 @@ class WorkerBatch:
 
 def columns_of(engine: Rollout) -> Fields:
     """Return the fields of the columns that are shared: what the loop writes, and what passes add."""
-    found = engine.columns()
+    columns = engine.columns()
     for key, added in engine.schema.written(PASS).items():
         if added.stored:
-            found |= {k: added for k in (key, under_next(key)) if engine.schema.delivers(k)}
-    return found
+            columns |= {k: added for k in (key, under_next(key)) if engine.schema.delivers(k)}
+    return columns
 
 
 def _written(x: Any) -> int:
@@ -194,8 +194,8 @@ class CollectorWorker:
         """Map a slot; this worker's lanes in it begin at `first`."""
         region = Region(memory, self.channel.receive_fd())
         region.forget_fd()
-        mine = slice(first, first + self.collector.envs)
-        self.slots.add(slot, steps, {key: array[mine] for key, array in region.arrays.items()})  # type: ignore[misc]
+        share = slice(first, first + self.collector.envs)
+        self.slots.add(slot, steps, {key: array[share] for key, array in region.arrays.items()})  # type: ignore[misc]
 
     def collect(
         self,
@@ -235,11 +235,11 @@ class CollectorWorker:
         """Put the columns into shared memory; return those that have no place in it."""
         apart = {}
         for key, column in columns.items():
-            place = memory.get(key)
-            if place is None or place.dtype != column.dtype or place[:, :steps].shape != column.shape:
+            slot = memory.get(key)
+            if slot is None or slot.dtype != column.dtype or slot[:, :steps].shape != column.shape:
                 apart[key] = column
-            elif place is not column:
-                place[:, :steps] = column
+            elif slot is not column:
+                slot[:, :steps] = column
         return apart
 
     def _shown(self, filled: Filled) -> Filled:
@@ -275,8 +275,8 @@ class CollectorWorker:
     # ---- what else a collector does ------------------------------------------------------------------------------
     def call(self, name: str, *args: Any, **settings: Any) -> Any:
         """Call a method of the collector, or read an attribute."""
-        found = getattr(self.collector, name)
-        return found(*args, **settings) if callable(found) else found
+        value = getattr(self.collector, name)
+        return value(*args, **settings) if callable(value) else value
 
     def standing(self) -> tuple[list[int], int]:
         """Return what a successor has to know: the lanes' episodes, and the next trajectory's id."""

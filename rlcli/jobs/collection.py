@@ -89,16 +89,16 @@ def fill(collection: Collection) -> None:
 
 def _write(collection: Collection) -> None:
     """Write segments after those that are there; an error names the frames that are on the disk."""
-    folder, found = collection.run.path / SEGMENTS, collection.resumed
+    folder, resumed = collection.run.path / SEGMENTS, collection.resumed
     frames = 0
     note_new(collection.run, FRAMES, SEGMENTS)
     try:
         with (
             saying_memory(),
-            SegmentWriter(folder, collection.about, resume=found is not None, commit_seconds=math.inf) as writer,
+            SegmentWriter(folder, collection.about, resume=resumed is not None, commit_seconds=math.inf) as writer,
         ):
-            if found is not None and found.segments is not None:
-                writer.cut(open_lanes(found.segments, collection.cut))
+            if resumed is not None and resumed.segments is not None:
+                writer.cut(open_lanes(resumed.segments, collection.cut))
             try:
                 _batches(collection, writer)
             finally:

@@ -61,19 +61,19 @@ class InitPolicy(NamedTuple):
 
 def init_policy(asked: str, env: EnvBase, policy: ActorCritic, *, strict: bool) -> InitPolicy:
     """Put weights and statistics of `policy.init_from` into a new run; exploration begins anew."""
-    found = _checkpoint(asked)
+    checkpoint = _checkpoint(asked)
     explores = {
         f"{name}.{entry}" for name, part in policy.named_modules() if isinstance(part, EGreedyModule)
         for entry in part.state_dict()
     }  # fmt: skip
     mine, theirs = (
         {name: x for name, x in state.items() if name not in explores}
-        for state in (policy.state_dict(), found.state["policy"])
+        for state in (policy.state_dict(), checkpoint.state["policy"])
     )
     if policy.critic is None:
         theirs = {name: x for name, x in theirs.items() if not name.startswith("critic.")}
     other = other_layers(mine, theirs)
-    saved = learned_by_transforms(found.state) if "collector" in found.state else {}
+    saved = learned_by_transforms(checkpoint.state) if "collector" in checkpoint.state else {}
     scales = dict(_other_scales(env, saved))
     left_out = [*other.values(), *scales.values()]
     if left_out and strict:
@@ -90,7 +90,7 @@ def init_policy(asked: str, env: EnvBase, policy: ActorCritic, *, strict: bool) 
         )  # fmt: skip
     policy.load_state_dict(fitting, strict=False)
     continue_transforms(env, {name: state for name, state in saved.items() if name not in scales})
-    return InitPolicy(str(found.path), found.state, found.manifest["number"], len(fitting), left_out)
+    return InitPolicy(str(checkpoint.path), checkpoint.state, checkpoint.manifest["number"], len(fitting), left_out)
 
 
 def _checkpoint(asked: str) -> Checkpoint:

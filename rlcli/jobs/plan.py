@@ -113,8 +113,8 @@ def plan(cfg: CollectConfig, verb: str, limit: int | None = None) -> Plan:
                     changed, verb, collector, parts, process | more, envs=alone, init_rows=init_rows, limit=limit
                 )
 
-            found = forecast(cfg)
-            return dataclasses.replace(found, advice=advice_for(cfg, found, forecast))
+            plan = forecast(cfg)
+            return dataclasses.replace(plan, advice=advice_for(cfg, plan, forecast))
         finally:
             env.close()
 

@@ -238,9 +238,9 @@ def last_layer(net: nn.Module, key: Key) -> nn.Linear | None:
             break
     if not plain(module, nn.Linear):
         return None
-    held = [_memory(p) for part in net.modules() for p in part._parameters.values() if p is not None]
+    memory = [_memory(p) for part in net.modules() for p in part._parameters.values() if p is not None]
     uses = sum(part is module for _, part in net.named_modules(remove_duplicate=False))
-    once = uses == 1 and all(held.count(_memory(p)) == 1 for p in module.parameters())
+    once = uses == 1 and all(memory.count(_memory(p)) == 1 for p in module.parameters())
     return module if once else None
 
 

@@ -133,10 +133,10 @@ class ModuleWatch(Generic[T]):
 
     def _called(self) -> list[Any]:
         """Return the functions that modules call, distribution makers, and constants by name and value."""
-        found = [table.get("module") for table in self._functions]
+        called = [table.get("module") for table in self._functions]
         for head in self._heads:
-            found += (head.distribution_class, *chain.from_iterable(head.distribution_kwargs.items()))
-        return found
+            called += (head.distribution_class, *chain.from_iterable(head.distribution_kwargs.items()))
+        return called
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what was seen: a copy's modules have tables of their own."""

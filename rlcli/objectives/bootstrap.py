@@ -148,7 +148,7 @@ def _of_counting_rows(error: Tensor, mask: Tensor, index: Tensor | None) -> Tens
 
 def next_columns(columns: Columns, keys: Sequence[Key]) -> dict[Key, Tensor]:
     """Return the columns under `next`, named as the networks read them."""
-    found = {}
+    pairs = {}
     for key in keys:
         x = columns.get(under_next(key))
         if x is None:
@@ -157,8 +157,8 @@ def next_columns(columns: Columns, keys: Sequence[Key]) -> dict[Key, Tensor]:
                 why="the value of the next state is needed",
                 fix="Use memory=exact or memory=full, which keep next observations.",
             )
-        found[key] = x
-    return found
+        pairs[key] = x
+    return pairs
 
 
 @torch.no_grad()
@@ -297,5 +297,5 @@ def _difference(sources: list[Tensor], targets: list[Tensor]) -> str:
 
 
 def _floats(module: nn.Module) -> list[Tensor]:
-    found: list[Tensor] = list(module.parameters())
-    return found + [b for b in module.buffers() if b.is_floating_point()]
+    tensors: list[Tensor] = list(module.parameters())
+    return tensors + [b for b in module.buffers() if b.is_floating_point()]

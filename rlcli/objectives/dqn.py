@@ -113,10 +113,10 @@ class DQNLoss(BootstrappedLoss):
         self.take_up_networks()
 
     def _values_of(self, network: TensorDictModuleBase) -> Lowered | SequenceActionValues:
-        found = action_values(network)
+        online = action_values(network)
         if recurrent_parts(network):
-            return SequenceActionValues(found, self.tensor_keys.action_value, self.start_state == "stored")
-        return found
+            return SequenceActionValues(online, self.tensor_keys.action_value, self.start_state == "stored")
+        return online
 
     @property
     def loss_keys(self) -> list[str]:

@@ -46,8 +46,8 @@ def elsewhere(owner: Any, given: Mapping[str, Any], options: Mapping[str, Elsewh
 
 def _nearest_argument(kind: type, name: str) -> str | None:
     makers = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base) and base is not object]
-    known = {parameter for maker in makers for parameter in inspect.signature(maker).parameters}
-    return _nearest(name, known)
+    parameters = {parameter for maker in makers for parameter in inspect.signature(maker).parameters}
+    return _nearest(name, parameters)
 
 
 def _nearest(name: str, known: Iterable[str]) -> str | None:
@@ -112,8 +112,8 @@ class KeyedModule(nn.Module):
             args = (given.pop("tensordict"), *args)
         if args or "td" in given or not given:
             return super().__call__(*args, **given)
-        found = super().__call__(self._batch(given))
-        returned = tuple(found.get(key) for key in self.returned)
+        outputs = super().__call__(self._batch(given))
+        returned = tuple(outputs.get(key) for key in self.returned)
         return returned[0] if len(returned) == 1 else returned
 
     def _batch(self, given: Mapping[str, Tensor]) -> TensorDict:

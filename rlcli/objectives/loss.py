@@ -83,10 +83,10 @@ class Loss(KeyedModule, ABC):
 
     def columns(self, td: TensorDictBase) -> dict[Key, Tensor]:
         """Return what the loss reads of a batch."""
-        found = {k: x for k in (*self.in_keys, *self.optional_keys) if (x := td.get(k, None)) is not None}
-        if IS_INIT in found:  # only networks that remember read it
-            found[IS_INIT] = begun_with_trajectories(td, found[IS_INIT])
-        return found
+        columns = {k: x for k in (*self.in_keys, *self.optional_keys) if (x := td.get(k, None)) is not None}
+        if IS_INIT in columns:  # only networks that remember read it
+            columns[IS_INIT] = begun_with_trajectories(td, columns[IS_INIT])
+        return columns
 
     def countable(self, columns: Columns, batch_dims: int) -> tuple[dict[Key, Tensor], Tensor | None]:
         """Return columns whose uncounted rows repeat a counted one, and the mask `[*B]` (None: all count)."""

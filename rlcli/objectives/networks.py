@@ -177,8 +177,8 @@ class _Alone(torch.autograd.Function):
         if not outputs:
             return None, None, *(None for _ in ctx.inside)
         if not torch.is_grad_enabled():
-            found = torch.autograd.grad(outputs, ctx.inside, given, retain_graph=True, allow_unused=True)
-            return None, None, *found
+            gradients = torch.autograd.grad(outputs, ctx.inside, given, retain_graph=True, allow_unused=True)
+            return None, None, *gradients
         own = [g.detach().requires_grad_() for g in given]  # the gradient is a function of these as well
         again = partial(torch.autograd.grad, outputs, ctx.inside, own, create_graph=True, materialize_grads=True)
         return None, None, *_Alone.apply(again, [*ctx.inside, *own], *ctx.saved_tensors, *given)
@@ -198,9 +198,9 @@ def _frozen(parameters: Iterable[Tensor]) -> Iterator[None]:
 
 def parted(network: nn.Module, other: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Return the parameters of `other` that `network` has not, and those that it has, whichever modules hold them."""
-    held = {id(p) for p in network.parameters()}
+    ids = {id(p) for p in network.parameters()}
     parameters = list(other.parameters())
-    return [p for p in parameters if id(p) not in held], [p for p in parameters if id(p) in held]
+    return [p for p in parameters if id(p) not in ids], [p for p in parameters if id(p) in ids]
 
 
 # ---- the distribution of an actor's actions ------------------------------------------------------------------------
@@ -265,8 +265,12 @@ class Density:
             family, (params, values) = known.family, known.parameters(columns)
             action = family.fitting(params, action)
             if entropy:
-                found = family.log_prob_and_entropy(params, action)
-                return one_a_row(found[0], size, family), one_a_row(found[1], size, family), values
+                pair = family.log_prob_and_entropy(params, action)
+                return (
+                    one_a_row(pair[0], size, family),
+                    one_a_row(pair[1], size, family),
+                    values,
+                )
             return one_a_row(family.log_prob(params, action), size, family), None, values
         dist, td = self.dist(columns, size)
         written = {unravel(k): x for k, x in td.items(True, True)}  # type: ignore[arg-type]

@@ -218,10 +218,10 @@ class KLPENPPOLoss(PPOLoss):
         return terms
 
     def forward(self, td: TensorDictBase) -> TensorDictBase:
-        found = super().forward(td)
+        terms = super().forward(td)
         if self.training:
-            self._follow(found["kl"])
-        return found
+            self._follow(terms["kl"])
+        return terms
 
     def after_batch(self, kl: float) -> None:
         self._follow(torch.tensor(kl))

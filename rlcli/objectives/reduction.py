@@ -38,9 +38,9 @@ def begun(is_init: Tensor, mask: Tensor | None) -> Tensor:
     """Set `is_init [*B, 1]` also where a row counts and the one before it does not: nothing leads to it."""
     if mask is None:
         return is_init
-    found = is_init.bool().reshape(mask.shape).clone()
-    found[..., 1:] |= mask[..., 1:] & ~mask[..., :-1]
-    return found.reshape(is_init.shape)
+    starts = is_init.bool().reshape(mask.shape).clone()
+    starts[..., 1:] |= mask[..., 1:] & ~mask[..., :-1]
+    return starts.reshape(is_init.shape)
 
 
 def expanded(mask: Tensor, like: Tensor) -> Tensor:
@@ -113,8 +113,8 @@ def standardise(x: Tensor, mask: Tensor | None, floor: float = 1e-4) -> Tensor:
     if x.numel() < 2:
         return x
     mean, std = moments(x, mask)
-    found = (x - mean) / std.clamp_min(floor)
-    return found if mask is None else torch.where(mask.sum() > 1, found, x)
+    standardised = (x - mean) / std.clamp_min(floor)
+    return standardised if mask is None else torch.where(mask.sum() > 1, standardised, x)
 
 
 DISTANCES = {"l2": F.mse_loss, "l1": F.l1_loss, "smooth_l1": F.smooth_l1_loss}  # Huber's with delta 1

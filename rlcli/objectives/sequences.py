@@ -116,8 +116,8 @@ class SequenceActionValues:
         if burn_in is not None:
             columns |= self._warmed_up(columns, burn_in)
         td = TensorDict(columns, batch_size=size)  # type: ignore[arg-type]
-        found = shifted_values(td, self.net, ends, len(size) - 1, budget=None)
-        return found.value, found.next_value
+        values = shifted_values(td, self.net, ends, len(size) - 1, budget=None)
+        return values.value, values.next_value
 
     @torch.no_grad()
     def _warmed_up(self, columns: Columns, burn_in: BurnIn) -> dict[Key, Tensor]:

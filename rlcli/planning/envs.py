@@ -76,7 +76,7 @@ def _by_themselves() -> Iterator[None]:
 @_by_themselves()
 def one_more(cfg: CollectConfig) -> Envs:
     """Measure one more env; of small ones (less than a page), as many as are quickly made."""
-    count, found = 1, Envs(0)
+    count, memory = 1, Envs(0)
     for again in range(3):  # the first is slower and larger than the others
         began, before = time.process_time(), resident()
         another = build_env(lanes_of(cfg, count), offset=cfg.env.num)
@@ -88,12 +88,12 @@ def one_more(cfg: CollectConfig) -> Envs:
         finally:
             another.close()
             del another  # what the next one takes is not what this one gives back
-        found = Envs(taken // count, min(at_reset, taken) // count)
+        memory = Envs(taken // count, min(at_reset, taken) // count)
         more = int(min(MANY, cfg.env.num - 1, count * MOMENT / spent, count * SPARE / max(taken, 1)))
-        if found.each > SMALL or (again and more <= count):
+        if memory.each > SMALL or (again and more <= count):
             break
         count = max(count, more)  # once more at least where it seems to take little: others may have freed as much
-    return found
+    return memory
 
 
 @_by_themselves()

@@ -35,21 +35,21 @@ from rlcli.specs.field import Field
 
 def places_of(cfg: CollectConfig, plan: Plan, limit: int | None = None) -> list[MemoryFit]:
     """Return RAM (`limit`: bytes of it), the disks of run folder and `storage.scratch_dir`, and every used GPU."""
-    found = [MemoryFit("RAM", plan.total + plan.workers, *(free_memory() if limit is None else (limit, limit)))]
+    fits = [MemoryFit("RAM", plan.total + plan.workers, *(free_memory() if limit is None else (limit, limit)))]
     folder, scratch, need = _existing(Path(cfg.run.dir or "runs")), _scratch_of(cfg), disk_need(cfg, plan)
     usage, rows = shutil.disk_usage(folder), 0
     if scratch is not None and scratch.stat().st_dev != folder.stat().st_dev:
         rows = _files_of_rows(cfg, plan)
-    found.append(MemoryFit("disk", need - rows, usage.free, usage.total))
+    fits.append(MemoryFit("disk", need - rows, usage.free, usage.total))
     if rows and scratch is not None:
         usage = shutil.disk_usage(scratch)
-        found.append(MemoryFit(SCRATCH, rows, usage.free, usage.total))
+        fits.append(MemoryFit(SCRATCH, rows, usage.free, usage.total))
     for device in sorted({entry.device for entry in plan.entries} - {"", "cpu", "disk", "meta"}):
         if device.startswith("cuda") and torch.cuda.is_available():
             free, total = torch.cuda.mem_get_info(device)  # this process has a context by now, and gives it back
             need = GPU_PROCESS + bytes_on(plan.entries, device) + at_once(plan.peaks, device)
-            found.append(MemoryFit(device, need, min(free + GPU_PROCESS, total), total))
-    return found
+            fits.append(MemoryFit(device, need, min(free + GPU_PROCESS, total), total))
+    return fits
 
 
 SCRATCH = "scratch disk"
@@ -345,5 +345,5 @@ def _limit(cfg: CollectConfig) -> int | None:
 
         spec = registry.get(cfg.env.id)
         limits.append(None if spec is None else spec.max_episode_steps)
-    known = [limit for limit in limits if limit]
-    return min(known, default=None)
+    limits_set = [limit for limit in limits if limit]
+    return min(limits_set, default=None)

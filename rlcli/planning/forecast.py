@@ -124,8 +124,8 @@ def expected(
 ) -> Expected:
     """Return the plan of a run about to begin, for its report; `imported` and `stored` in bytes."""
     rows, entries, peaks = tensors_of(cfg, collector, learning, init_rows)
-    known = {peak.stage: peak for peak in peaks if not peak.unknown}
-    values, update = known.get(VALUES), known.get(UPDATE)
+    counted = {peak.stage: peak for peak in peaks if not peak.unknown}
+    values, update = counted.get(VALUES), counted.get(UPDATE)
     process = so_far(imported, learning, stored) | noise_of(rows) | to_come(cfg, reset=collector.frames > 0)
     saved = None if update is None or not update.saved else update.saved
     return Expected(
@@ -204,14 +204,14 @@ def _learned(cfg: Any, rows: RowSchema, learning: Learning, peaks: list[Peak]) -
     step, warming = _of_a_step(cfg, rows, loss)
     columns = columns_read(loss, step, added)
     count = step.frames + warming
-    held = bytes_held(columns) * count // step.frames if drawn else bytes_held(columns_read(loss, rows, added))
+    batch_bytes = bytes_held(columns) * count // step.frames if drawn else bytes_held(columns_read(loss, rows, added))
     if estimator is not None and estimator.shifted:
-        entries.append(LedgerEntry(MINIBATCHES, "the rows that count", held, device=device, peak=held))
+        entries.append(LedgerEntry(MINIBATCHES, "the rows that count", batch_bytes, device=device, peak=batch_bytes))
     at_most = ", at most" if warming and rows.states else ""
     component, what = (
         (SAMPLE, "rows of an update") if drawn else (MINIBATCHES, "a shuffled copy of what the loss reads")
     )
-    entries.append(LedgerEntry(component, what + at_most, held, device=device, peak=held))
+    entries.append(LedgerEntry(component, what + at_most, batch_bytes, device=device, peak=batch_bytes))
     sequences = step.lanes if loss.recurrent else 0
     together = count if is_off_policy(cfg) else step.frames
 
@@ -225,7 +225,7 @@ def _learned(cfg: Any, rows: RowSchema, learning: Learning, peaks: list[Peak]) -
     apart = 0
     if together > step.frames:  # the loss takes what is learned from out of the sample, with states of its own
         states = {IS_INIT, *(key for net in loss.networks for key in state_keys(net))}
-        apart = held + bytes_held({key: x for key, x in columns.items() if key in states})
+        apart = batch_bytes + bytes_held({key: x for key, x in columns.items() if key in states})
     peaks.append(dataclasses.replace(peak, bytes=peak.bytes + apart, kept=peak.kept + apart))
     return entries
 
@@ -282,19 +282,19 @@ def _counted(
     """Return a stage's peak, or why not: some networks look at numbers and need memory."""
     for place in places:
         try:
-            held = count(place)
+            memory = count(place)
         except Exception as error:  # a network may raise anything; the plan says so
             unknown = in_words(error, 160)
         else:
-            return Peak(stage, held.peak, held.kept, rows, device, saved=held.saved, spared=held.spared)
+            return Peak(stage, memory.peak, memory.kept, rows, device, saved=memory.saved, spared=memory.spared)
     return Peak(stage, 0, 0, rows, device, unknown=unknown)
 
 
 def parameter_bytes(*modules: Any) -> int:
     """Return the bytes of networks, each tensor once: a loss has those of its policy, and targets."""
-    held = {tensor.data_ptr(): tensor.nbytes for m in modules if m is not None for tensor in m.parameters()}
-    held |= {tensor.data_ptr(): tensor.nbytes for m in modules if m is not None for tensor in m.buffers()}
-    return sum(held.values())
+    sizes = {tensor.data_ptr(): tensor.nbytes for m in modules if m is not None for tensor in m.parameters()}
+    sizes |= {tensor.data_ptr(): tensor.nbytes for m in modules if m is not None for tensor in m.buffers()}
+    return sum(sizes.values())
 
 
 def _device(cfg: CollectConfig, stage: str) -> str:

@@ -107,13 +107,13 @@ class NetworkLayer:
 
 def layers(policy: Any) -> list[NetworkLayer]:
     """Return the layers of an `ActorCritic`, actor first; none of a policy that has no networks."""
-    found: list[NetworkLayer] = []
+    layers: list[NetworkLayer] = []
     seen: set[int] = set()
     for name in ("actor", "critic"):
         net = getattr(policy, name, None)
         if net is not None:
-            found += _of(name, net, seen)
-    return found
+            layers += _of(name, net, seen)
+    return layers
 
 
 def _of(name: str, net: nn.Module, seen: set[int]) -> Iterator[NetworkLayer]:
@@ -121,8 +121,8 @@ def _of(name: str, net: nn.Module, seen: set[int]) -> Iterator[NetworkLayer]:
     for module in net.modules():
         if isinstance(module, TensorDictModule):
             reads = ", ".join(show(unravel(key)) for key in module.in_keys)
-        own = list(module.parameters(recurse=False))
-        if not own and (isinstance(module, TensorDictModuleBase) or next(module.children(), None) is not None):
+        parameters = list(module.parameters(recurse=False))
+        if not parameters and (isinstance(module, TensorDictModuleBase) or next(module.children(), None) is not None):
             continue
         shared = id(module) in seen
         seen.add(id(module))
@@ -130,7 +130,7 @@ def _of(name: str, net: nn.Module, seen: set[int]) -> Iterator[NetworkLayer]:
             name,
             reads,
             f"{type(module).__name__}({module.extra_repr()})",
-            0 if shared else sum(p.numel() for p in own),
+            0 if shared else sum(p.numel() for p in parameters),
             shared,
         )
         reads = ""

@@ -69,8 +69,8 @@ def written_by(estimator: ValueEstimator, mode: str) -> dict[Key, Field]:
     """Return what a value estimator adds to a batch."""
     dtype = next((p.dtype for p in estimator.parameters()), torch.float32)
     number, flag = Field((1,), dtype), Field((), torch.bool)
-    found: dict[Key, Field] = {key: flag if key == SHIFTED_VALID else number for key in estimator.out_keys}
-    return found | ({APPROXIMATED: flag} if NEXT[mode] == NONE and estimator.value_network is not None else {})
+    written: dict[Key, Field] = {key: flag if key == SHIFTED_VALID else number for key in estimator.out_keys}
+    return written | ({APPROXIMATED: flag} if NEXT[mode] == NONE and estimator.value_network is not None else {})
 
 
 def trial_batch(
@@ -203,9 +203,9 @@ def planned_buffer(cfg: Any, rows: RowSchema, mode: str, init_rows: int = 0) -> 
     count = min(storage.max_size, cfg.total_frames + init_rows)
     fields = rows.stored(mode)
     stacks = frame_stacks(cfg, rows) if mode == cfg.memory.next_obs else {}
-    held = fields | {key: Field(fields[key].shape[1:], fields[key].dtype) for key in stacks}  # one frame a row
-    coded = _packed(cfg, rows, held, stacks)
-    widths = {key: held[key].width if (width := coded.width(key)) is None else width for key in fields}
+    stored_fields = fields | {key: Field(fields[key].shape[1:], fields[key].dtype) for key in stacks}  # one frame a row
+    coded = _packed(cfg, rows, stored_fields, stacks)
+    widths = {key: stored_fields[key].width if (width := coded.width(key)) is None else width for key in fields}
     reserved = _in_files(storage, math.ceil(sum(widths.values())), count)
     # a ring that goes round drops a file once its last row is gone
     goes_round = device == "disk" and cfg.total_frames + init_rows > count

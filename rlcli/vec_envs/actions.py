@@ -219,14 +219,14 @@ _FAR_TAIL = (
 def _quantiles(u: np.ndarray) -> np.ndarray:
     """Return standard normal quantiles of `u` in (0, 1): one number an action, so no other part's moves."""
     away = u - 0.5
-    found = away * _ratio(_CENTRE, 0.180625 - away * away)
+    quantile = away * _ratio(_CENTRE, 0.180625 - away * away)
     outside = np.abs(away) > 0.425
     u = u[outside]
     root = np.sqrt(-np.log(np.minimum(u, 1 - u)))
     tail, far = _ratio(_TAIL, root - 1.6), root > 5
     tail[far] = _ratio(_FAR_TAIL, root[far] - 5)
-    found[outside] = np.copysign(tail, u - 0.5)
-    return found
+    quantile[outside] = np.copysign(tail, u - 0.5)
+    return quantile
 
 
 def _ratio(of: tuple[tuple[float, ...], tuple[float, ...]], x: np.ndarray) -> np.ndarray:

@@ -96,7 +96,7 @@ class Interval:
 
 def space_bounds(space: spaces.Space, parts: Sequence[ObservationLeaf]) -> dict[Key, Interval]:
     """Return the bounds that a gymnasium space declares for its leaves."""
-    found: dict[Key, Interval] = {}
+    intervals: dict[Key, Interval] = {}
     for leaf in parts:
         part = leaf.find(space)
         if leaf.stored.kind == "b" or leaf.choices:
@@ -107,8 +107,8 @@ def space_bounds(space: spaces.Space, parts: Sequence[ObservationLeaf]) -> dict[
             low, high = part.start, part.start + part.nvec - 1
         else:  # MultiBinary
             low, high = np.array(0), np.array(1)
-        found[leaf.key] = Interval(low, high, leaf.shape, leaf.stored)
-    return found
+        intervals[leaf.key] = Interval(low, high, leaf.shape, leaf.stored)
+    return intervals
 
 
 @dataclass(frozen=True)
@@ -155,9 +155,9 @@ class Bounds:
     def found_so_far(self) -> Bounds:
         """Return what was found until now, without what will be."""
         self._take_rounded()
-        found = Bounds()
-        found.outside, found.worst = dict(self.outside), dict(self.worst)
-        return found
+        bounds = Bounds()
+        bounds.outside, bounds.worst = dict(self.outside), dict(self.worst)
+        return bounds
 
     @property
     def watched(self) -> list[Key]:
@@ -246,11 +246,11 @@ class Bounds:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         keys: dict[str, Key] = {spell(key): key for key in self.intervals}
         keys |= {spell(name): name for key in self.rounded if (name := (*as_tuple(key), ROUNDED))}
-        found = {keys.get(name, name): entry for name, entry in state.items()}
-        self.outside = {key: int(entry["observations"]) for key, entry in found.items()}
+        entries = {keys.get(name, name): entry for name, entry in state.items()}
+        self.outside = {key: int(entry["observations"]) for key, entry in entries.items()}
         self.worst = {
             key: Worst(**(entry["worst"] | {"element": tuple(int(i) for i in entry["worst"]["element"])}))
-            for key, entry in found.items()
+            for key, entry in entries.items()
         }
         self._reported = dict(self.outside)
 

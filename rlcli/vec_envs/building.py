@@ -113,10 +113,10 @@ def same_dtype(where: str) -> Iterator[None]:
 
 
 def _other_dtype(torch: Any, before: Any, where: str) -> EnvError:
-    found = torch.get_default_dtype()
+    dtype = torch.get_default_dtype()
     torch.set_default_dtype(before)
     return EnvError(
-        f"torch's default dtype was changed to {str(found).removeprefix('torch.')}",
+        f"torch's default dtype was changed to {str(dtype).removeprefix('torch.')}",
         where=where,
         why="an env, a wrapper or a policy called torch.set_default_dtype, and every tensor made after it is another",
         fix="Have it give dtypes where it makes tensors.",

@@ -29,9 +29,9 @@ class EnvpoolEngine(VectorBackend):
         import envpool
 
         self.n, self.name = num, env_id.removeprefix("ALE/")
-        known = envpool.list_all_envs()
-        if self.name not in known:
-            raise ConfigError(f"envpool has no env '{self.name}'", where="env.id", fix=suggest(self.name, known))
+        ids = envpool.list_all_envs()
+        if self.name not in ids:
+            raise ConfigError(f"envpool has no env '{self.name}'", where="env.id", fix=suggest(self.name, ids))
         self._make = lambda **seeds: envpool.make_gymnasium(self.name, num_envs=num, **kwargs, **seeds)
         try:
             self.pool = self._make()

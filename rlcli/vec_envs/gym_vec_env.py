@@ -272,10 +272,10 @@ class GymVecEnv(ReplayableVecEnv):
 
 def allowed(space: gym.Space, action: Any, observation: Any, info: Any) -> Any:
     """Return the action, or another where an `action_mask` in the observation or the info forbids it."""
-    found = [each["action_mask"] for each in (observation, info) if isinstance(each, Mapping) and "action_mask" in each]
-    if not found or not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary):
+    masks = [each["action_mask"] for each in (observation, info) if isinstance(each, Mapping) and "action_mask" in each]
+    if not masks or not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary):
         return action
-    sizes, mask = ActionFormat(space).sizes, np.asarray(found[0]).reshape(-1)
+    sizes, mask = ActionFormat(space).sizes, np.asarray(masks[0]).reshape(-1)
     start = getattr(space, "start", 0)
     chosen = np.reshape(action - start, -1)
     if mask.size != sum(sizes):

@@ -72,11 +72,11 @@ class Noise:
         return self._block[1]
 
     def _seek(self, lane: int, block: int) -> None:
-        place = self._place
-        place["state"]["key"][:] = self._key, lane
-        place["state"]["counter"][:] = 0, block, self.purpose, 0
-        place["buffer_pos"], place["has_uint32"] = 4, 0
-        self._bits.state = place
+        state = self._place
+        state["state"]["key"][:] = self._key, lane
+        state["state"]["counter"][:] = 0, block, self.purpose, 0
+        state["buffer_pos"], state["has_uint32"] = 4, 0
+        self._bits.state = state
 
 
 def drawn_ahead(width: int) -> int:

@@ -130,26 +130,26 @@ def number_of(value: Any) -> Any:
     """Return a number that an env gave as a scalar, or as an array of no dims of any library; None for what is none."""
     if isinstance(value, NUMBERS):
         return value
-    found = value.item() if getattr(value, "shape", None) == () else None
-    return found if isinstance(found, float | int) else None
+    item = value.item() if getattr(value, "shape", None) == () else None
+    return item if isinstance(item, float | int) else None
 
 
 def flag_of(name: str, value: Any) -> bool:
     """Return an env's `terminated` or `truncated`, a bool or a single 0 or 1; BadValue: it is anything else."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
-    found = number_of(value)
-    if found not in (0, 1):  # None is in neither
+    number = number_of(value)
+    if number not in (0, 1):  # None is in neither
         raise BadValue(f"a bool as {name}", f"{value!r} ({type(value).__name__})")
-    return bool(found)
+    return bool(number)
 
 
 def leaves(space: spaces.Space, *, narrow: bool = False) -> list[ObservationLeaf]:
     """Return the leaves of an observation space, in a fixed order; `narrow` stores float64 as float32."""
-    found = list(_walk(space, (), narrow, space))
+    leaves = list(_walk(space, (), narrow, space))
     if isinstance(space, spaces.Dict):
-        return found
-    return [replace(leaf, key=OBSERVATION, path=()) for leaf in found]
+        return leaves
+    return [replace(leaf, key=OBSERVATION, path=()) for leaf in leaves]
 
 
 def _walk(space: spaces.Space, path: tuple[str, ...], narrow: bool, root: spaces.Space) -> Iterator[ObservationLeaf]:

@@ -306,11 +306,11 @@ class ParallelVecEnv(ReplayableVecEnv):
             if isinstance(error, Lost):
                 self._refuse(error, "reset")
             raise
-        theirs = [lane for lane in chosen if lane >= self._apart]
-        for key, shared in self._shared.items() if theirs else ():
-            row[key][theirs] = shown = shared[[lane - self._apart for lane in theirs]]
+        elsewhere = [lane for lane in chosen if lane >= self._apart]
+        for key, shared in self._shared.items() if elsewhere else ():
+            row[key][elsewhere] = shown = shared[[lane - self._apart for lane in elsewhere]]
             if self.crew.goes_on:
-                self._last[key][theirs] = shown
+                self._last[key][elsewhere] = shown
 
     def _take_over(self, row: Sequence[tuple[np.ndarray, np.ndarray]], lanes: Sequence[int]) -> bool:
         """Say whether all of these envs were reset ahead, as they are to be now."""
@@ -443,9 +443,9 @@ class ParallelVecEnv(ReplayableVecEnv):
             for part in self.parts
         ]
         self.reopen(int(state["clock"]), state["started"], state["episodes"])
-        found = self._each("load_state_dict", [{"state": each, "replay": replay} for each in states])
+        answers = self._each("load_state_dict", [{"state": each, "replay": replay} for each in states])
         self._fallen.clear()  # what was not brought back is to be reset
-        lost = [part.start + lane for part, lanes in zip(self.parts, found, strict=True) for lane in lanes]
+        lost = [part.start + lane for part, lanes in zip(self.parts, answers, strict=True) for lane in lanes]
         for lane in set(range(self.n)).difference(lost):
             self.mark_seeded(lane)
         return lost

@@ -93,8 +93,8 @@ class ReplayableVecEnv(VecEnv):
         history = self.take_history(state)
         self.reopen(int(state["clock"]), state["started"], state["episodes"])
         ages = {lane: self.steps_in_episode(lane) for lane in range(self.n)}
-        known = {lane: age for lane, age in ages.items() if age <= len(history)}
-        came = self.replay(known) if known and replay and self._every_episode else set()
+        replayable = {lane: age for lane, age in ages.items() if age <= len(history)}
+        came = self.replay(replayable) if replayable and replay and self._every_episode else set()
         lost = [
             lane for lane in ages if lane not in came or fingerprint(self.shows(lane)) != state["fingerprints"][lane]
         ]

@@ -119,22 +119,22 @@ class VecEnv(Episodes):
 
 def numbers_of(info: Any, keys: Sequence[str], lane: int | None = None) -> dict[str, float]:
     """Return the finite numbers and flags of an `info` under keys (`a.b`: b in mapping a), of one `lane`."""
-    found = {}
+    numbers = {}
     for key in keys if isinstance(info, Mapping) else ():
-        value, known = info, True
+        value, present = info, True
         for name in (key,) if key in info else key.split("."):
             if not isinstance(value, Mapping) or name not in value:
-                known = False
+                present = False
                 break
-            known = known and (lane is None or f"_{name}" not in value or bool(value[f"_{name}"][lane]))
+            present = present and (lane is None or f"_{name}" not in value or bool(value[f"_{name}"][lane]))
             value = value[name]
-        if known and lane is not None and not isinstance(value, Mapping) and np.ndim(value):
+        if present and lane is not None and not isinstance(value, Mapping) and np.ndim(value):
             value = np.asarray(value)[lane]
-        if known and np.size(value) == 1 and np.asarray(value).dtype.kind in "biuf":
+        if present and np.size(value) == 1 and np.asarray(value).dtype.kind in "biuf":
             number = float(np.asarray(value).item())
             if math.isfinite(number):
-                found[key] = number
-    return found
+                numbers[key] = number
+    return numbers
 
 
 # ---- the check of rewards, once a batch is over ---------------------------------------------------------------------
@@ -159,8 +159,8 @@ def _numbers(outcome: Outcome, vec_env: Any, past: bool) -> np.ndarray:
     """Return what single envs returned, as float64; infinite where that cannot hold it."""
     if not all(issubclass(kind, NUMBERS) for kind in set(map(type, outcome.rewards))):
         for index, value in enumerate(outcome.rewards):
-            found = number_of(value)
-            if found is None:
+            number = number_of(value)
+            if number is None:
                 several = math.prod(getattr(value, "shape", ())) > 1
                 raise broken(
                     vec_env, "the reward is not a number", lane=index % vec_env.n,
@@ -169,7 +169,7 @@ def _numbers(outcome: Outcome, vec_env: Any, past: bool) -> np.ndarray:
                     fix=f"Weigh its parts into one: 'env.wrappers=[{{LinearReward: {{weight: {[1] * len(value)}}}}}]'."
                     if several and value.ndim == 1 else None,
                 )  # fmt: skip
-            outcome.rewards[index] = found
+            outcome.rewards[index] = number
     try:
         return np.fromiter(outcome.rewards, np.float64, len(outcome.rewards))
     except OverflowError:  # Python's integers have no bounds

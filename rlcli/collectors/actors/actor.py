@@ -250,12 +250,12 @@ class _BoundRandom(BoundActor):
             self.log_prob[:, first:last] = density.swapaxes(0, 1).reshape(self.lanes, last - first, *self.shape)
 
     def act(self, t: int):
-        place = t - self.first
+        offset = t - self.first
         if self.masks is not None:
-            index, count = pick(self.masks[t], self.actions.sizes, self.uniform[place].reshape(self.lanes, -1))
-            self.drawn[place] = index.reshape(self.drawn[place].shape)
-            self.density[place] = -np.log(count).reshape(self.drawn[place].shape)
-        return self.rows[place]
+            index, count = pick(self.masks[t], self.actions.sizes, self.uniform[offset].reshape(self.lanes, -1))
+            self.drawn[offset] = index.reshape(self.drawn[offset].shape)
+            self.density[offset] = -np.log(count).reshape(self.drawn[offset].shape)
+        return self.rows[offset]
 
     def end(self, first, last) -> None:
         if self.masks is not None:

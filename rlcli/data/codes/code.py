@@ -153,9 +153,9 @@ def _one_hot(key: Key, field: Field, column: Tensor) -> Code | None:
         return None  # as bits they take no more
     if field.dtype in _FLOATING and len(column) < _ROWS:
         return None
-    found = column != 0
-    hot = found.sum(-1)
-    if bool((hot > 1).any()) or 2 * int(hot.sum()) < len(column) or bool((column[found] != 1).any()):
+    flags = column != 0
+    hot = flags.sum(-1)
+    if bool((hot > 1).any()) or 2 * int(hot.sum()) < len(column) or bool((column[flags] != 1).any()):
         return None
     wide = 1 if field.shape[0] < 255 else 2
     return Code(key, ONE_HOT, wide) if wide < field.width else None

@@ -128,12 +128,12 @@ def need_journal(folder: Path) -> None:
     path = folder / JOURNAL
     if has_header(path):
         return
-    found = [*numbered(folder), *states(folder)] if folder.is_dir() else []
-    if found:
+    files = [*numbered(folder), *states(folder)] if folder.is_dir() else []
+    if files:
         raise DamagedDataError(
             "the journal of these segments is missing" if not path.exists() else "the journal has no header",
             where=str(path),
-            why=f"{len(found)} files are here that it named, such as {found[0].name}",
+            why=f"{len(files)} files are here that it named, such as {files[0].name}",
             fix=_FIX,
         )
     if (why := missing_of_run(folder, 0)) is not None:

@@ -343,8 +343,8 @@ _REFUSALS = {
 
 def _free(path: Path) -> _Free | None:
     with contextlib.suppress(OSError):
-        found = os.statvfs(_there(path))
-        return _Free(found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None, found.f_files)
+        usage = os.statvfs(_there(path))
+        return _Free(usage.f_bavail * usage.f_frsize, usage.f_favail if usage.f_files else None, usage.f_files)
     return None
 
 

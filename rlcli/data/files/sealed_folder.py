@@ -86,8 +86,8 @@ class SealedFolders:
         """Return those in a folder, oldest first, whole or not."""
         if not folder.is_dir():
             return []
-        found = (p for p in folder.iterdir() if self._name.fullmatch(p.name) and p.is_dir())
-        return sorted(found, key=self.sequence)
+        folders = (p for p in folder.iterdir() if self._name.fullmatch(p.name) and p.is_dir())
+        return sorted(folders, key=self.sequence)
 
     def sequence(self, path: Path) -> int:
         """Return a folder's number, -1 if it is none of them."""

@@ -40,13 +40,13 @@ def next_in(field: Field, mode: str) -> str:
 
 def stored(fields: Mapping[Key, Field], mode: str, code: torch.dtype = torch.float16) -> Fields:
     """Return what every row holds in a mode, on torch; of next observations, those that have columns."""
-    found = {key: field for key, field in fields.items() if field.stored and field.written != SPARSE}
+    kept = {key: field for key, field in fields.items() if field.stored and field.written != SPARSE}
     ways = {key: next_in(field, mode) for key, field in fields.items()}
     for key in sorted((key for key in fields if ways[key] in (OWN, CODED)), key=lambda k: fields[k].written != PASS):
         field = Field(*fields[key])
         coded = ways[key] == CODED and saves(field.size, field.dtype, code)
-        found |= _coded(key, field, code) if coded else {under_next(key): field}
-    return found
+        kept |= _coded(key, field, code) if coded else {under_next(key): field}
+    return kept
 
 
 def _coded(key: Key, field: Field, code: torch.dtype) -> Fields:

@@ -126,8 +126,8 @@ class SparseColumns:
 
     def take(self, given: dict[Key, Tensor], batch_dims: int) -> dict[Key, Sparse]:
         """Take these columns out of those of a batch."""
-        found = [key for key, column in given.items() if key in self._held or is_sparse(key, column)]
-        return {key: sparse_of(given.pop(key), batch_dims, nothing_of(key)) for key in found}
+        keys = [key for key, column in given.items() if key in self._held or is_sparse(key, column)]
+        return {key: sparse_of(given.pop(key), batch_dims, nothing_of(key)) for key in keys}
 
     def check(self, taken: Mapping[Key, Sparse]) -> None:
         """Refuse states that do not fit those of the rows that are there."""

@@ -41,8 +41,8 @@ class RingLayout:
         stacked: Mapping[Key, int] | None = None,
     ) -> RingLayout:  # fmt: skip
         """Return the layout of rows with these fields."""
-        found = observation_keys(fields)
-        return cls(fields, lane_shape, Markers.among(fields, *asked), found, exact and bool(found), stacked or {})
+        keys = observation_keys(fields)
+        return cls(fields, lane_shape, Markers.among(fields, *asked), keys, exact and bool(keys), stacked or {})
 
     @classmethod
     def of_batch(

@@ -159,8 +159,8 @@ class FrameStacks:
         if self.space.lanes > 1 or not borders:
             return {}
         numbers = index.numbers(np.array(borders) % self.space.steps).tolist()
-        found = {step: self._tips.get(number, -1) for step, number in zip(borders, numbers, strict=True)}
-        return {step: tip for step, tip in found.items() if index.base <= tip < step}
+        tips = {step: self._tips.get(number, -1) for step, number in zip(borders, numbers, strict=True)}
+        return {step: tip for step, tip in tips.items() if index.base <= tip < step}
 
     def _found(self, storage: Storage, base: int, lane: int, tip: int | None, older: np.ndarray | None) -> int:
         """Return a link to a stored row whose stack, shifted, is the new one; else a slot."""

@@ -138,10 +138,10 @@ class RecurrentModule(TensorDictModuleBase, ABC):
     def _keys(self, given: tuple[Key | None, Sequence[Key] | None], others: list[Key], what: str) -> list[Key]:
         """Return all keys: the one that was given and the usual others, or those that were given, with `is_init`."""
         key, keys = given
-        found = [unravel(k) for k in ([key, *others] if keys is None else keys)]  # type: ignore[arg-type, list-item]
-        if what == "in_keys" and len(found) == len(others):
-            found.append(IS_INIT)
-        if len(found) != 1 + len(others) or (what == "in_keys" and as_tuple(found[-1])[-1] != IS_INIT):
+        unravelled = [unravel(k) for k in ([key, *others] if keys is None else keys)]  # type: ignore[arg-type, list-item]
+        if what == "in_keys" and len(unravelled) == len(others):
+            unravelled.append(IS_INIT)
+        if len(unravelled) != 1 + len(others) or (what == "in_keys" and as_tuple(unravelled[-1])[-1] != IS_INIT):
             ends = ", and is_init" if what == "in_keys" else ", which lie under next"
             raise ArgumentError(
                 f"{type(self).__name__} has {1 + len(self.states)} {what}" + ends * (what == "in_keys"),
@@ -150,9 +150,9 @@ class RecurrentModule(TensorDictModuleBase, ABC):
                 if what == "out_keys"
                 else f"they are those of the input and of {' and '.join(self.states)}",
             )
-        if len(set(found)) < len(found):
-            raise ArgumentError(f"{type(self).__name__} has one key twice", where=f"{what}={found}")
-        return found
+        if len(set(unravelled)) < len(unravelled):
+            raise ArgumentError(f"{type(self).__name__} has one key twice", where=f"{what}={unravelled}")
+        return unravelled
 
     @property
     def layers(self) -> nn.RNNBase:
@@ -233,9 +233,9 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         self._check_all_there(states, "one step goes on from the state before it")
         size = x.shape[:-1]
         flat = [self._checked(s, size) for s in states]  # type: ignore[arg-type]
-        found = self._layers(x.reshape(size.numel(), x.shape[-1]), flat, self.cell)
-        after = (torch.stack(parts, 1).reshape(*size, *flat[0].shape[1:]) for parts in zip(*found, strict=True))
-        return found[-1][0].reshape(*size, flat[0].shape[2]), *after
+        outputs = self._layers(x.reshape(size.numel(), x.shape[-1]), flat, self.cell)
+        after = (torch.stack(parts, 1).reshape(*size, *flat[0].shape[1:]) for parts in zip(*outputs, strict=True))
+        return outputs[-1][0].reshape(*size, flat[0].shape[2]), *after
 
     def _over_sequences(self, x: Tensor, states: Sequence[Tensor | None], is_init: Tensor | None) -> State:
         if is_init is None:

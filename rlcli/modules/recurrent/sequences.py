@@ -103,11 +103,11 @@ def sequences(is_init: Tensor) -> Sequences:
             room = longest
         room -= length
     first_rows = torch.tensor(first, device=device)
-    place = torch.arange(count, device=device)
-    sequence = torch.bucketize(place, first_rows, right=True) - 1
-    back = sequence * longest + place - first_rows[sequence]
+    position = torch.arange(count, device=device)
+    sequence = torch.bucketize(position, first_rows, right=True) - 1
+    back = sequence * longest + position - first_rows[sequence]
     rows = torch.zeros(len(first) * longest, dtype=torch.long, device=device)
-    rows[back] = place
+    rows[back] = position
     begins = torch.zeros_like(rows, dtype=torch.bool)
     begins[back[torch.tensor(starts, device=device)]] = True
     shape = (len(first), longest)

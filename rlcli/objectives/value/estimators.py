@@ -232,8 +232,10 @@ class VTrace(ValueEstimator):
         flat = {key: x.reshape(-1, *x.shape[td.ndim :]) for key, x in columns.items()}
         action = action.reshape(-1, *action.shape[td.ndim :])
         parts = [slice(i, i + size) for i in range(0, td.numel(), size)]
-        found = [self._density({k: x[part] for k, x in flat.items()}, action[part], entropy=False)[0] for part in parts]
-        return torch.cat(found)
+        log_probs = [
+            self._density({k: x[part] for k, x in flat.items()}, action[part], entropy=False)[0] for part in parts
+        ]
+        return torch.cat(log_probs)
 
 
 class ValueEstimators(Enum):
@@ -254,8 +256,8 @@ def make_estimator(
 ) -> ValueEstimator:
     """Return an estimator of a kind or registered name; `gamma` is 0.99 and `lmbda` 0.95 by default."""
     name = kind.value if isinstance(kind, ValueEstimators) else kind
-    known = tuple(dict.fromkeys((*(ours.value for ours in ValueEstimators), *registry.names("estimator"))))
-    one_of("value estimator", name, known)
+    names = tuple(dict.fromkeys((*(ours.value for ours in ValueEstimators), *registry.names("estimator"))))
+    one_of("value estimator", name, names)
     given = {"gamma": 0.99, "value_network": value_network, "zero_values": value_network is None, **options}
     if "value.lmbda" in registry.part("estimator", name).keys:
         given.setdefault("lmbda", 0.95)

@@ -167,8 +167,8 @@ class RowValues:
         pick = seen.picker(row.reshape(-1), following.reshape(-1))
         size = row.numel() if chunk_rows is None else chunk_rows
         parts = [self(pick(slice(i, i + size))) for i in range(0, row.numel(), size)]
-        found = torch.cat(parts) if len(parts) != 1 else parts[0]
-        return found.reshape(*row.shape, -1), None if pick.known is None else pick.known.reshape(row.shape)
+        values = torch.cat(parts) if len(parts) != 1 else parts[0]
+        return values.reshape(*row.shape, -1), None if pick.known is None else pick.known.reshape(row.shape)
 
 
 def values_of(network: TensorDictModuleBase, compute_dtype: torch.dtype | None = None) -> RowValues | SequenceValues:

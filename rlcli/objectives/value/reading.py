@@ -226,9 +226,9 @@ def check_numbers(
         seen = x if counts is None else x.masked_fill(~counts, 0)
         if seen.sum().isfinite() or seen.isfinite().all():
             continue
-        place = (~seen.isfinite()).nonzero()[0].tolist()[: reward.ndim - 1]
-        step = place.pop(time)
-        where = f"step {step}" + (f" of env {place[0] if len(place) == 1 else place}" if place else "")
+        index = (~seen.isfinite()).nonzero()[0].tolist()[: reward.ndim - 1]
+        step = index.pop(time)
+        where = f"step {step}" + (f" of env {index[0] if len(index) == 1 else index}" if index else "")
         raise NumericsError(
             f"{name} is not finite",
             where=where,

@@ -100,10 +100,10 @@ def slots_of(reset: Tensor, budget: int) -> ObservationSlots:
     position = numbers + before
     dropped = (ends.sum(1, keepdim=True) - budget).clamp(min=0)
     valid = numbers < steps - dropped
-    place = position.clamp(max=count)  # what does not fit goes to one slot more, which is cut off
+    slot = position.clamp(max=count)  # what does not fit goes to one slot more, which is cut off
     after = torch.where(ends, position + 1, count).clamp(max=count)
     step = numbers.new_full((rows, count + 1), steps - 1)
-    step.scatter_(1, place, numbers).scatter_(1, after, numbers)
+    step.scatter_(1, slot, numbers).scatter_(1, after, numbers)
     inserted = torch.zeros(rows, count + 1, dtype=torch.bool, device=device).scatter_(1, after, True)
     return ObservationSlots(step[:, :count], inserted[:, :count], position.clamp(max=count - 2), valid)
 
