@@ -33,11 +33,7 @@ _LONELY = 5.0  # seconds without anything to look at after which the thread ends
 
 
 class answering:  # used as `with answering(lanes):`
-    """While steps are taken in these lanes, in this thread: see the top of this file.
-
-    `asked` (float): when it was told to end.
-    `seen` (tuple): what had moved at the last look, and `since` when it had.
-    """
+    """Watch the steps taken in this thread: see the top of this file."""
 
     def __init__(self, vec_env: VecEnv) -> None:
         self.vec_env, self.thread = vec_env, threading.get_ident()
@@ -112,7 +108,7 @@ class answering:  # used as `with answering(lanes):`
 
 
 class _Watch:
-    """The thread, there while collections are."""
+    """Run the watchdog's thread while collections are."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -156,6 +152,6 @@ os.register_at_fork(after_in_child=_watch.__init__)  # type: ignore[misc]  # a c
 
 
 def say(text: str) -> None:
-    """A line on standard error, from any thread."""
+    """Write a line on standard error, from any thread."""
     with contextlib.suppress(OSError):
         os.write(2, f"rlcli: {text}\n".encode())

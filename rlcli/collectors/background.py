@@ -11,11 +11,7 @@ from rlcli.errors import ArgumentError, ResourceError, in_words
 
 
 class Background:
-    """Of one collector; without a thread, all of it is the caller's to touch.
-
-    `thread`: from `start` to `end`. `failure`: what it raised, until somebody is told.
-    `in_batch`: whether it collects, and does not wait.
-    """
+    """Collect in a thread; without one, everything is the caller's to touch."""
 
     def __init__(self) -> None:
         self.thread: threading.Thread | None = None
@@ -39,12 +35,7 @@ class Background:
     def start(
         self, batches: Iterable, close: Callable[[], None], late: Callable[[float | None], None], at_exit: float | None
     ) -> None:
-        """Begin a thread that goes through the batches.
-
-        `close`: called at the thread's end, where it called `end` itself.
-        `late`: see `end`, which the interpreter calls as it ends: a thread that still ran then would abort the process.
-        `at_exit`: seconds that the batch has to be whole in then; without a limit by default.
-        """
+        """Begin a thread that goes through the batches; the interpreter calls `end(at_exit)` as it ends."""
         if self.thread is not None:
             raise ArgumentError("the collector was started before", fix="Make a new one to collect again.")
         self._stop.clear()
@@ -77,7 +68,7 @@ class Background:
 
     @contextlib.contextmanager
     def batch(self) -> Iterator[None]:
-        """One batch, which the thread begins when nobody wants it to wait."""
+        """Collect one batch, once nobody wants the thread to wait."""
         if not self.mine:
             yield
             return
@@ -93,7 +84,7 @@ class Background:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Have the thread wait, from the end of its batch on until the end of `with`."""
+        """Make the thread wait, from the end of its batch to the end of `with`."""
         if self.thread is None or self.mine:
             raise ArgumentError(
                 "only what start() began can be paused", fix="Between two batches nothing is collected."
@@ -110,7 +101,7 @@ class Background:
                 self._turn.notify_all()
 
     def refuse(self) -> None:
-        """Nobody else may touch what the thread steps, or read it in the middle of a step."""
+        """Refuse calls that touch what the thread steps, or read it in the middle of a step."""
         if self.thread is None or self.mine or threading.get_ident() in self._pausing:
             return
         if self.thread.is_alive():
@@ -119,7 +110,7 @@ class Background:
             )
 
     def refuse_failed(self) -> None:
-        """Nobody will act on what is handed to a thread that has ended."""
+        """Refuse requests to a thread that has ended: nobody would act on them."""
         if self.failure is not None and self.thread is not None:
             raise ResourceError(
                 "the thread that collects has ended with an error", why=in_words(self.failure),
@@ -127,10 +118,7 @@ class Background:
             ) from self.failure  # fmt: skip
 
     def end(self, timeout: float | None, late: Callable[[float | None], None]) -> bool:
-        """Stop the thread after its batch; where that takes longer than `timeout` seconds, `late` ends or refuses it.
-
-        Called by the thread itself, it returns False at once: the thread ends, and closes, after its batch.
-        """
+        """Stop the thread after its batch; after `timeout` seconds, `late` ends or refuses it."""
         with self._turn:
             self._stop.set()
             self._turn.notify_all()

@@ -29,7 +29,7 @@ COLLECT, STORE = "collect", "store"
 
 
 def no_stage(name: str) -> AbstractContextManager:
-    """Nobody asks how long a stage takes."""
+    """Time no stage."""
     return contextlib.nullcontext()
 
 
@@ -110,7 +110,7 @@ class BaseCollector:
         super().__setattr__(name, value)
 
     def _collect(self, steps: int, timed: bool) -> Collected:
-        """The next raw batch, of so many steps of each env."""
+        """Collect the next raw batch, of so many steps of each env."""
         raise NotImplementedError
 
     def interrupt_by(self, check: Callable[[], object]) -> None:
@@ -274,10 +274,10 @@ class BaseCollector:
 
     def stats(self) -> dict[str, int | bool]:
         """How far collecting has come, in plain numbers; may be asked for at any time, from any thread."""
-        found: dict[str, int | bool] = {"frames": self.frames, "batches": self.batches}
+        figures: dict[str, int | bool] = {"frames": self.frames, "batches": self.batches}
         if self.total_frames >= 0:
-            found |= {"total_frames": self.total_frames, "completed": self.frames >= self.total_frames}
-        return found | {"requested_frames_per_batch": self.frames_in_batch, "policy_version": self.policy_version}
+            figures |= {"total_frames": self.total_frames, "completed": self.frames >= self.total_frames}
+        return figures | {"requested_frames_per_batch": self.frames_in_batch, "policy_version": self.policy_version}
 
     def remember_episodes(self, longest: int) -> bool:
         """Keep the actions of open episodes, so that `load_state_dict` can replay them; False where that is no use."""
@@ -289,7 +289,7 @@ class BaseCollector:
         self._begin_episodes()
 
     def _begin_episodes(self) -> None:
-        """The next batch begins with new ones."""
+        """Begin the next batch with new episodes."""
         raise NotImplementedError
 
     def set_seed(self, seed: int, *, episode_seeds: bool = False) -> int:
@@ -301,7 +301,7 @@ class BaseCollector:
         return self.seed + 1
 
     def _seed(self, seed: int, episode_seeds: bool) -> None:
-        """Have all that is random begin with this seed."""
+        """Seed all that is random."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
@@ -396,23 +396,23 @@ class BaseCollector:
             raise ArgumentError("the collector was shut down", fix="Make a new one.")
 
     def _advance(self, steps: int, timed: bool, stage: Stage) -> tuple[Collected, Iterator[TensorDictBase]]:
-        """The next batch, and its pieces; of whole trajectories, each when it is asked for."""
+        """Return the next batch and its pieces; whole trajectories are cut when asked for."""
         with stage(COLLECT):
-            found = self._collect(steps, timed)
+            collected = self._collect(steps, timed)
             self.batches += 1
             if vars(self).get("reset_at_each_iter", self._options.reset_at_each_iter):
-                found = found._replace(gaps=dict.fromkeys(found.lanes or range(self.envs), True))
+                collected = collected._replace(gaps=dict.fromkeys(collected.lanes or range(self.envs), True))
             if self.postproc is not None or self._hook is not None:  # either may write into the batch
-                reward, done = (None if x is None else x.copy() for x in (found.reward, found.done))
-                found = found._replace(reward=reward, done=done)
-            ready = map(self._processed, self.pieces(found.batch, found.lanes))
+                reward, done = (None if x is None else x.copy() for x in (collected.reward, collected.done))
+                collected = collected._replace(reward=reward, done=done)
+            ready = map(self._processed, self.pieces(collected.batch, collected.lanes))
             first = next(ready, None)
-        return found, self._handed_over(first, ready, stage)
+        return collected, self._handed_over(first, ready, stage)
 
     def _handed_over(
         self, piece: TensorDictBase | None, following: Iterator[TensorDictBase], stage: Stage
     ) -> Iterator[TensorDictBase]:
-        """The pieces for the caller; for a buffer, they are written there."""
+        """Give the pieces to the caller, or write them into the buffer."""
         while piece is not None:
             if self.replay_buffer is None:
                 yield piece
@@ -431,7 +431,7 @@ class BaseCollector:
         return self.trajectories is not None
 
     def _warn_of_bounds(self) -> None:
-        """Once a key: what the env showed outside its declared bounds is counted, and not passed over in silence."""
+        """Warn once a key of what the env showed outside its declared bounds."""
         for name, sentence, _ in self.out_of_bounds():
             if name not in self._warned_of:
                 self._warned_of.add(name)
@@ -458,7 +458,7 @@ class BaseCollector:
         return self.trajectories.ready()
 
     def _finish(self) -> None:
-        """The run is over: its open trajectories will not go on."""
+        """End the run: its open trajectories will not go on."""
         if self.trajectories is not None:
             self.trajectories.finish()
             if self.trajectories.deliver_leftovers:
@@ -546,7 +546,7 @@ class BaseCollector:
         return self.background.pause()
 
     def _part(self) -> None:
-        """A thread will collect: nothing that another one changes may act."""
+        """Prepare for a collecting thread: nothing that another one changes may act."""
 
     def async_shutdown(self, timeout: float | None = None) -> None:
         """Stop the thread after its current batch, and close the envs; what it raised is raised here, once.
@@ -566,7 +566,7 @@ class BaseCollector:
                 self.background.raise_failure()
 
     def _end_batch(self, waited: float | None) -> None:
-        """Have a thread end in the middle of its batch, where that can be."""
+        """End a thread in the middle of its batch, where that can be."""
         raise ResourceError(
             f"the collector is still in its batch after {waited:g} s",
             why="envs are not closed under a step",

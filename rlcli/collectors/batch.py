@@ -30,15 +30,11 @@ SPARE = 2  # batches of one length, kept while a third is written
 
 @dataclass
 class Columns:
-    """Arrays of one batch of `steps` (T).
-
-    `data`: key -> array `[N, T, *shape]`; these go to the consumer.
-    `rows`: key -> list of T+1 arrays `[N, *shape]`; written by the loop.
-    """
+    """Hold the arrays of one batch of `steps` (T)."""
 
     steps: int
-    data: dict[Key, np.ndarray]
-    rows: dict[Key, list[np.ndarray]]
+    data: dict[Key, np.ndarray]  # key -> [N, T, *shape]; the consumer gets these
+    rows: dict[Key, list[np.ndarray]]  # key -> T + 1 arrays [N, *shape]; the loop writes these
 
     def __post_init__(self) -> None:
         self._idle: list[int] = []
@@ -53,11 +49,7 @@ class Columns:
 
 
 def columns_on(data: dict[Key, np.ndarray], steps: int, live: Fields, carrier: dict[Key, np.ndarray]) -> Columns:
-    """Return one batch on memory that is there.
-
-    `data`: key -> array `[N, steps, *shape]`, of the fields that have columns. `live`: all that the loop writes.
-    `carrier`: key -> `[N, *shape]`, the rows T.
-    """
+    """Return one batch on given memory: `data` `[N, steps, *shape]`, the carrier's rows T `[N, *shape]`."""
     rows: dict[Key, list[np.ndarray]] = {}
     for key, (_, dtype) in live.items():
         if key in data:
@@ -70,12 +62,7 @@ def columns_on(data: dict[Key, np.ndarray], steps: int, live: Fields, carrier: d
 
 
 class FinalObservations:
-    """The true next observation of every step that ended an episode, kept before the reset overwrites it.
-
-    Copies of row t+1 of finished lanes, transforms applied.
-
-    `rows`: key -> list of rows, for the observation keys.
-    """
+    """Keep the true next observations of finished envs, copied before the reset overwrites them."""
 
     def __init__(self, rows: dict[Key, list[np.ndarray]]) -> None:
         self._rows = list(rows.items())
@@ -109,7 +96,7 @@ class FinalObservations:
 
 
 class HasColumns(Protocol):
-    """A batch's memory with what is bound to it."""
+    """Describe a batch's memory with what is bound to it."""
 
     @property
     def columns(self) -> Columns: ...
@@ -119,18 +106,14 @@ Batch = TypeVar("Batch", bound=HasColumns)
 
 
 class BatchPool(Generic[Batch]):
-    """Batches of memory.
-
-    `make`: `steps -> batch`.
-    `reuse`: take the same memory whoever holds it: what was handed out before is overwritten.
-    """
+    """Reuse the memory of batches that nobody holds; with `reuse`, whoever holds it."""
 
     def __init__(self, make: Callable[[int], Batch], *, reuse: bool = False) -> None:
         self._make, self._reuse = make, reuse
         self._idle: list[Batch] = []
 
     def take(self, steps: int) -> Batch:
-        """Memory for so many steps that nobody holds; it is the caller's until it is given back."""
+        """Return memory for so many steps that nobody holds; it is the caller's until it is given back."""
         for i, batch in enumerate(self._idle):
             if batch.columns.steps == steps and (self._reuse or batch.columns.free()):
                 return self._idle.pop(i)
@@ -138,5 +121,5 @@ class BatchPool(Generic[Batch]):
         return self._make(steps)
 
     def give_back(self, batch: Batch) -> None:
-        """The batch is written, or given up; what of it was handed out stays as it is."""
+        """End a batch, written or given up; what was handed out of it stays as it is."""
         self._idle.append(batch)

@@ -32,10 +32,10 @@ def check_finite(vec_env: VecEnv, data: Arrays, carrier: Arrays, finals: FinalOb
         if all(np.isfinite(values).all() for values in (column, after, ends)):
             continue
         steps = column.shape[1]  # row t+1 was shown by step t; row 0 passed when it was the carrier
-        found = [(int(t) - 1, int(lane)) for lane, t, *_ in np.argwhere(~np.isfinite(column))]
-        found += [(steps - 1, int(lane)) for lane, *_ in np.argwhere(~np.isfinite(after))]
-        found += [finals.places[int(index)] for index, *_ in np.argwhere(~np.isfinite(ends))]
-        t, lane = min(found)
+        places = [(int(t) - 1, int(lane)) for lane, t, *_ in np.argwhere(~np.isfinite(column))]
+        places += [(steps - 1, int(lane)) for lane, *_ in np.argwhere(~np.isfinite(after))]
+        places += [finals.places[int(index)] for index, *_ in np.argwhere(~np.isfinite(ends))]
+        t, lane = min(places)
         raise not_finite(vec_env, key, lane, (max(t, 0), outcome.ends))
 
 
@@ -51,14 +51,7 @@ def check_bounds(
     fresh: np.ndarray,
     waiting: bool,
 ) -> None:
-    """Refuse or count observations outside their bounds: every row, reset and final observations among them.
-
-    `keys`: with bounds, and stored as the env gave them.
-    `start`: where the lanes stood at row 0.
-    `fresh` (ndarray `[N]` of bool): the lanes whose row 0 was reset outside the loop; what the others show there was
-    seen as the carrier.
-    `waiting`: whether the batch stopped at an end: the final observations are still in the carrier.
-    """
+    """Refuse or count observations outside their bounds: every row, reset and final observation."""
     finished = {} if waiting or not keys else finals.stacked()
     for key in keys:
         interval, column, after = vec_env.bounds.intervals[key], data[key], carrier[key]
@@ -78,7 +71,7 @@ def check_bounds(
 
 # ---- in the loop -----------------------------------------------------------------------------------------------------
 class FiniteRows(RowOp):
-    """Refuses env observations that are not finite, where a transform would clip or overwrite them unseen."""
+    """Refuse env observations that are not finite, where a transform would clip or overwrite them unseen."""
 
     def __init__(self, vec_env: VecEnv, rows: dict[Key, list[np.ndarray]], keys: list[Key]) -> None:
         self.vec_env, self.rows = vec_env, [(key, rows[key]) for key in keys]
@@ -94,11 +87,7 @@ class FiniteRows(RowOp):
 
 
 class BoundedRows(RowOp):
-    """Refuses or counts what the env shows outside its bounds, kept aside in the loop and looked at after it.
-
-    `rows`: key -> T + 1 arrays `[N, *shape]`, as the env writes them.
-    `keys`: with bounds, and hidden by a transform or by what is stored.
-    """
+    """Copy what a transform would hide, and look at its bounds after the loop."""
 
     def __init__(self, vec_env: VecEnv, rows: dict[Key, list[np.ndarray]], keys: list[Key]) -> None:
         self.vec_env = vec_env
@@ -142,7 +131,7 @@ class BoundedRows(RowOp):
 
 
 class _Copies:
-    """One key's copies: what each step gave, and what each reset gave."""
+    """Hold one key's copies: what each step gave, and what each reset gave."""
 
     def __init__(self, key: Key, rows: list[np.ndarray]) -> None:
         self.key, self.rows = key, rows

@@ -230,7 +230,7 @@ class Collector(BaseCollector):
         self._prepare(options)
 
     def _prepare(self, s: CollectorOptions) -> None:
-        """Env, policy and engine, from what a worker would be sent."""
+        """Return env, policy and engine, from what a worker would be sent."""
         self._options = dataclasses.replace(s, replay_buffer=None)  # an attribute holds it, and may let go of it
         self.frames_per_batch, self.total_frames = s.frames_per_batch, s.total_frames
         self.init_random_frames = s.init_random_frames or 0
@@ -375,7 +375,7 @@ class Collector(BaseCollector):
         self._looked = True
 
     def _flag_last_step(self, columns: dict[Key, np.ndarray]) -> np.ndarray | None:
-        """`set_truncated`; the ends as the env gave them."""
+        """Apply `set_truncated`; return the ends as the env gave them."""
         done = columns.get(DONE)
         if not self.set_truncated:
             return done
@@ -446,10 +446,10 @@ class Collector(BaseCollector):
         `next_obs="delta"`, `delta`: what rounding differences cost; `env_workers`: where processes that step envs were
         replaced, how often each was, and how many frames that has lost.
         """
-        found: dict[str, Any] = {"out_of_bounds": self.vec_env.bounds.figures()}
+        figures: dict[str, Any] = {"out_of_bounds": self.vec_env.bounds.figures()}
         if any(times for times, _ in self.restarts):
-            found["env_workers"] = [{"restarts": times, "lost_frames": lost} for times, lost in self.restarts]
-        return found if self.delta is None else found | {"delta": self.delta.figures()}
+            figures["env_workers"] = [{"restarts": times, "lost_frames": lost} for times, lost in self.restarts]
+        return figures if self.delta is None else figures | {"delta": self.delta.figures()}
 
     # ---- episodes ----------------------------------------------------------------------------------------------
     @property
@@ -550,19 +550,19 @@ class Collector(BaseCollector):
             There is nothing, or no module.
         """
         if self._weights.knows(path):
-            found = self._weights.acts(path)
-            return found if isinstance(found, nn.Module) else nn.Module()
+            value = self._weights.acts(path)
+            return value if isinstance(value, nn.Module) else nn.Module()
         try:
-            found = operator.attrgetter(path)(self)
+            value = operator.attrgetter(path)(self)
         except AttributeError as error:
-            found, why = None, in_words(error)
+            value, why = None, in_words(error)
         else:
-            why = f"it is a {type(found).__name__}"
-        if not isinstance(found, nn.Module):
+            why = f"it is a {type(value).__name__}"
+        if not isinstance(value, nn.Module):
             raise ArgumentError(
                 f"no model is at '{path}'", why=why, fix="Give its place from the collector on: 'env.reward_model'."
             )
-        return found
+        return value
 
     def follow(self, receiver: Receiver) -> None:
         """Take weights over from another process, where those of a publication would be."""

@@ -36,10 +36,7 @@ _FILES = 6  # that a worker takes of its parent, with its first batches
 
 
 class Order(NamedTuple):
-    """An order to a worker: to write into `batch`, from its lane `first` on.
-
-    `steps`, `random_steps`: how many, and how many of them, the first, with random actions.
-    """
+    """Order a worker to write `steps` into `batch`, the first `random_steps` with random actions."""
 
     batch: SharedBatch
     first: int
@@ -49,18 +46,11 @@ class Order(NamedTuple):
 
 
 class ShutDown(ArgumentError):
-    """The workers were ended, perhaps by another thread under a batch."""
+    """Tell that the workers were ended, perhaps by another thread under a batch."""
 
 
 class CollectorCrew:
-    """See the top of this file.
-
-    `sent`, `records`: one a worker. `start_method`: see `rlcli.processes.worker`. `seed`: of the run.
-    `first_lane`: the number of the first worker's first lane among all of the run.
-    `all_lanes`: lanes of the run; by default those of the workers.
-    `on_error`: what becomes of a worker that ends, or whose env raises: "raise" or "restart".
-    `about`: what the workers said of their collectors, when they were made.
-    """
+    """Command the workers of a collector: see the top of this file."""
 
     def __init__(
         self,
@@ -74,7 +64,7 @@ class CollectorCrew:
     ) -> None:
         one_of("on_worker_error", on_error, POLICIES)
         self.sent, self.seed, self.on_error, self.start_method = list(sent), seed, on_error, start_method
-        self.first_lane = first_lane
+        self.first_lane = first_lane  # number of the first worker's first env among all of the run
         self.name = "env"
         self.records: list[WorkerRecord] = []
         self._orders: list[deque[Order]] = [deque() for _ in sent]
@@ -87,6 +77,7 @@ class CollectorCrew:
         self._restarts = Restarts()
         self._given_up: EnvError | None = None
         self._gone: list[list[int]] = [[] for _ in sent]  # batches whose memory is nobody's, and workers hold still
+        # key facts that the workers reported of their collectors when they were made
         self.about: list[dict[str, Any]] = []
         room_for(_FILES * len(sent))
         self._signs = Region(signs_of(len(sent)))
@@ -122,12 +113,12 @@ class CollectorCrew:
 
     @property
     def lanes(self) -> int:
-        """Of all workers."""
+        """Count the envs of all workers."""
         return sum(record.lanes for record in self.records)
 
     @property
     def ranges(self) -> list[range]:
-        """The lanes of each worker."""
+        """Return the env indices of each worker."""
         return [record.span for record in self.records]
 
     def _worker(self) -> Worker:
@@ -155,20 +146,17 @@ class CollectorCrew:
         return self._ordered([packed(("call", (name, *args), settings))] * len(self.sent))
 
     def _ordered(self, bodies: Sequence[bytes], fd: int | None = None, *, replaces: bool = False) -> list[Any]:
-        """Return what the workers answer to these orders; where one is lost, what its successor does.
-
-        Where one raises, that is raised here; or that one is replaced too.
-        """
+        """Call all workers and return their answers; a dead worker is replaced and called again."""
         self._refuse_given_up()
         try:
-            found = self.crew.order(CALL, bodies, fd=fd)
+            answers = self.crew.order(CALL, bodies, fd=fd)
             while self.crew.failed:
                 index, cause = min(self.crew.failed.items())
                 if not (replaces or isinstance(cause, Lost)):
                     raise cause
                 self._replace(index, cause)
-                (found[index],) = self.crew.order(CALL, bodies[index], only=[index], fd=fd)
-            return found
+                (answers[index],) = self.crew.order(CALL, bodies[index], only=[index], fd=fd)
+            return answers
         except Lost as lost:
             raise self._refusal(lost) from None
         finally:
@@ -178,7 +166,7 @@ class CollectorCrew:
 
     # ---- batches -------------------------------------------------------------------------------------------------
     def new_batch(self, steps: int, random_frames: int, only: int | None = None) -> SharedBatch:
-        """Memory for all workers' rows, or those of one."""
+        """Return memory for all workers' rows, or those of one."""
         if self._columns is None:
             look = packed(("look", (random_frames,), {}))
             self._columns = self._alike(self._ordered([look] * len(self.sent), replaces=True))
@@ -202,7 +190,7 @@ class CollectorCrew:
         return schemas[0]
 
     def begin(self, index: int, order: Order) -> None:
-        """Have a worker write a batch, behind those that it is writing."""
+        """Order a worker to write a batch, behind those that it is writing."""
         self._refuse_given_up()
         self._pass_over_broken()
         if not self._orders[index]:
@@ -282,20 +270,20 @@ class CollectorCrew:
 
     def settle(self, came: Callable[[int], Any] | None = None) -> list[tuple[int, Order, WorkerBatch]]:
         """Wait for all that was begun, as `next` would give it; `came` is called after each with how many came."""
-        found: list[tuple[int, Order, WorkerBatch]] = []
+        batches: list[tuple[int, Order, WorkerBatch]] = []
         errors: dict[int, Exception] = {}
         while self.outstanding():
             try:
-                found.append(self.next())
+                batches.append(self.next())
             except StoppedSafely:
                 raise
             except Exception as error:
                 errors.setdefault(self.crew.awaited, error)
             if came is not None:
-                came(len(found) + len(errors))
+                came(len(batches) + len(errors))
         if errors:
             raise errors[min(errors)]
-        return found
+        return batches
 
     def give_up(self) -> None:
         """Pass over what is being written, or was written for nobody; the next batches begin with new episodes."""
@@ -304,7 +292,7 @@ class CollectorCrew:
         self.reset()
 
     def reset(self) -> None:
-        """Have all workers begin new episodes with their next batches."""
+        """Order all workers to begin new episodes with their next batches."""
         self.call("reset")
         for record in self.records:
             record.begins = True
@@ -315,7 +303,7 @@ class CollectorCrew:
             record.episodes, record.next_id = standing
 
     def follow(self, model_id: str, receiver: Callable[[], tuple[bytes, int | None]]) -> None:
-        """Have all workers, and whoever replaces one, adopt what `receiver`, an order and a descriptor, brings."""
+        """Make all workers, replacements too, adopt what `receiver`, an order and a descriptor, brings."""
         body, fd = receiver()
         self._ordered([body] * len(self.sent), fd)
         self._follows[model_id] = receiver
@@ -325,7 +313,7 @@ class CollectorCrew:
         self._newest.update(messages)  # all at once: a thread may be collecting
 
     def keep(self, name: str, *args: Any) -> list[Any]:
-        """`call`, and the same of whoever replaces a worker."""
+        """Do as `call`, and the same for whoever replaces a worker."""
         self._kept[name] = args
         return self.call(name, *args)
 
@@ -336,7 +324,7 @@ class CollectorCrew:
 
     # ---- workers that fail ---------------------------------------------------------------------------------------
     def _replace(self, index: int, cause: BaseException | None) -> None:
-        """A new process for these lanes, with new episodes in them; its open orders are carried out anew."""
+        """Replace a worker: new episodes in its envs, its open orders carried out anew."""
         writes = bool(self._orders[index])
         while cause is not None:
             self._begin_anew(index, cause)
@@ -347,7 +335,7 @@ class CollectorCrew:
             cause = self._succeed(index)
 
     def _begin_anew(self, index: int, cause: BaseException) -> None:
-        """A new process, in which nothing was made yet."""
+        """Start a new process, in which nothing was made yet."""
         if isinstance(cause, NOT_REPLACED):
             self._orders[index].clear()
             raise cause
@@ -376,7 +364,7 @@ class CollectorCrew:
             self._pulse.another(index)
 
     def _succeed(self, index: int) -> BaseException | None:
-        """Have a new worker go on where the one before it was; what came between, if something did."""
+        """Make a new worker go on where the one before it was; return why it could not."""
         if self.about:  # it has no pulse yet
             self.crew.patience = time_to_build(self.about[index]["step_timeout"])
         try:
@@ -396,7 +384,7 @@ class CollectorCrew:
         return None
 
     def _beginning(self, index: int) -> Iterator[tuple[bytes, int | None]]:
-        """The orders that make a worker the successor of one, as far as that had come."""
+        """Give the orders that bring a new worker to where its predecessor was."""
         if not self.records:
             return
         record = self.records[index]
@@ -414,7 +402,7 @@ class CollectorCrew:
             yield receiver()
 
     def _refuse_given_up(self) -> None:
-        """One is replaced no more: the others may be busy for long."""
+        """Stop replacing workers: the others may be busy for long."""
         if self._given_up is not None:
             raise self._given_up
 
@@ -439,5 +427,7 @@ class CollectorCrew:
 
 def _in_words(one: Mapping[Key, Any], other: Mapping[Key, Any]) -> str:
     """Say what of one schema is not in the other."""
-    found = [f"{show(key)} {shape} {dtype}" for key, (shape, dtype) in one.items() if other.get(key) != (shape, dtype)]
-    return ", ".join(found) or "nothing beside"
+    differences = [
+        f"{show(key)} {shape} {dtype}" for key, (shape, dtype) in one.items() if other.get(key) != (shape, dtype)
+    ]
+    return ", ".join(differences) or "nothing beside"

@@ -17,7 +17,7 @@ NO_GAPS: Mapping[int, bool] = MappingProxyType({})
 
 
 class Collected(NamedTuple):
-    """A raw batch, and what a delivery or a transform may have changed in it: see `Delivered`."""
+    """Pair a raw batch with what a delivery or a transform may have changed in it: see `Delivered`."""
 
     batch: TensorDictBase
     reward: np.ndarray | None

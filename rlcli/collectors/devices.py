@@ -31,7 +31,7 @@ NOT_COPIED = (
 
 
 def _do_nothing() -> None:
-    """No copy is in flight, or the destination orders it itself."""
+    """Wait for nothing: no copy is in flight, or the destination orders it itself."""
 
 
 def _cuda_sync_if_initialized() -> None:
@@ -84,7 +84,7 @@ def resolve(name: Device) -> torch.device | None:
 
 @dataclass(frozen=True)
 class Placement:
-    """The devices of one collector and what follows from them."""
+    """Hold the devices of one collector and what follows from them."""
 
     env: torch.device | None
     policy: torch.device | None
@@ -120,17 +120,17 @@ def not_both(device: Any, devices: Any) -> None:
 
 
 def one_device(device: Device, devices: Any) -> Device:
-    """`device`, or the one that a list of `devices` names: a single process acts on one."""
+    """Return `device`, or the one that a list of `devices` names: a single process acts on one."""
     not_both(device, devices)
     if devices is None:
         return device
     listed = list(devices) if isinstance(devices, list | tuple) else [devices]
     if not listed:
         raise ArgumentError("devices is empty", fix="Leave it out, or name a device.")
-    found = {resolve(name) for name in listed}
-    if len(found) > 1:
+    resolved = {resolve(name) for name in listed}
+    if len(resolved) > 1:
         raise ArgumentError(
-            f"one process acts on one device, and devices names {len(found)}",
+            f"one process acts on one device, and devices names {len(resolved)}",
             why=", ".join(map(str, listed)),
             fix="Name one, or run a process for each, with a collector of its own.",
         )
@@ -147,11 +147,7 @@ def place(
     policy_own: torch.device | None = None,
     no_cuda_sync=False,
 ) -> Placement:
-    """Resolve the four device arguments of a collector; `device` sets the other three at once, each may override it.
-
-    `env_own`, `policy_own`: the device that env and policy have by themselves, used where none of these is given.
-    `no_cuda_sync`: leave out the explicit waits: only where transfers are already ordered.
-    """
+    """Resolve the four device arguments of a collector; `device` sets the other three, each may override it."""
     env = resolve(env_device if env_device is not None else device) or env_own
     policy = resolve(policy_device if policy_device is not None else device) or policy_own
     storing = resolve(storing_device if storing_device is not None else device)
@@ -170,18 +166,14 @@ def own_device(policy: Any) -> torch.device | None:
     if not isinstance(policy, nn.Module):
         return None
     places = {tensor.device for tensor in [*policy.parameters(), *policy.buffers()]}
-    found = next((device for device in places if device.type != "cpu"), None)
-    if found is not None and len(places) > 1:
+    accelerator = next((device for device in places if device.type != "cpu"), None)
+    if accelerator is not None and len(places) > 1:
         raise ArgumentError("the policy lies on several devices", fix="Say which one acts: policy_device=...")
-    return found
+    return accelerator
 
 
 def on_device(policy: Any, device: torch.device | None) -> tuple[Any, bool]:
-    """Return the policy with all its tensors on `device`, and whether that took a copy.
-
-    It is copied exactly when one of its parameters or buffers lies elsewhere; otherwise the very object is used.  A
-    callable without parameters is never copied.
-    """
+    """Return the policy with all tensors on `device`, and whether that took a copy."""
     if device is None or not isinstance(policy, nn.Module):
         return policy, False
     tensors = [*policy.parameters(), *policy.buffers()]

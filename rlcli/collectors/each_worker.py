@@ -25,7 +25,7 @@ _WITHOUT_EFFECT = {"trust_policy", "use_buffers"}
 
 
 class CountedEach(CountedOption):
-    """`frames_per_batch`: of a batch, or of each worker's share of it."""
+    """Count `frames_per_batch` of a batch, or of each worker's share of it."""
 
     def __set__(self, instance: Any, value: Any) -> None:
         if not isinstance(value, list | tuple):
@@ -83,7 +83,7 @@ def check_alike(about: Sequence[Mapping[str, Any]]) -> None:
 
 def check_names(options: Mapping[str, Any], kind: type) -> None:
     """Refuse options that a collector of this `kind` has not, of those that its constructor has no parameter for."""
-    known = (FIELDS.keys() | _WITHOUT_EFFECT) - {"traj_pool"}
+    names = (FIELDS.keys() | _WITHOUT_EFFECT) - {"traj_pool"}
     for name, value in options.items():
         if name in _OF_ONE_KIND:
             without_effect, why, other = _OF_ONE_KIND[name]
@@ -94,9 +94,9 @@ def check_names(options: Mapping[str, Any], kind: type) -> None:
                 f"a {kind.__name__} has no option 'traj_pool'", why="each worker counts its own trajectories",
                 fix="Leave it out.",
             )  # fmt: skip
-        elif name not in known:
+        elif name not in names:
             own = [each for part in kind.__mro__ for each in inspect.signature(part).parameters.values()]
-            near = difflib.get_close_matches(name, known.union(p.name for p in own if p.kind is p.KEYWORD_ONLY), n=1)
+            near = difflib.get_close_matches(name, names.union(p.name for p in own if p.kind is p.KEYWORD_ONLY), n=1)
             raise ArgumentError(f"a collector has no option {name!r}", fix=f"Did you mean {near[0]}?" if near else None)
 
 

@@ -24,15 +24,11 @@ LANES = "one stream per env, from the run's seed"
 
 @dataclass(frozen=True)
 class Face:
-    """The face that one `part` of a collector ("env", "transform", "policy" or "noise") runs through, and why.
+    """Describe how one `part` of a collector runs, and why."""
 
-    `name`: its class, or of a stage what it reads and writes.
-    `runs`: on columns or TensorDicts, and when; of noise, whose stream it is drawn from.
-    """
-
-    part: str
+    part: str  # "env", "transform", "policy" or "noise"
     name: str
-    runs: str
+    runs: str  # on columns or TensorDicts, and when; of noise, the stream it is drawn from
     why: str
 
 

@@ -30,12 +30,7 @@ from rlcli.vec_envs.vec_env import Outcome
 
 
 class TrajectoryPool:
-    """A locked counter that hands out trajectory ids, from `first` on.
-
-    `lock`: shared by all users of the pool; a thread lock by default.
-    `stride`: from one id to the next: of B pools, one in each process, that begin at 0 .. B-1, no two give out the
-    same.
-    """
+    """Count trajectory ids under a lock, from `first` by `stride`: disjoint in B processes."""
 
     def __init__(self, first: int = 0, lock=None, *, stride: int = 1) -> None:
         self._first = self._next = first
@@ -44,7 +39,7 @@ class TrajectoryPool:
 
     @property
     def next_id(self) -> int:
-        """The id that will be given out next; a checkpoint keeps it."""
+        """Return the id that will be given out next; a checkpoint keeps it."""
         return self._next
 
     def restart_at(self, first: int) -> None:
@@ -53,7 +48,7 @@ class TrajectoryPool:
             self._next = first + (self._first - first) % self._stride
 
     def get_traj_and_increment(self, n: int = 1) -> np.ndarray:
-        """`n` fresh ids, int64 `[n]`."""
+        """Return `n` fresh ids, int64 `[n]`."""
         with self._lock:
             first = self._next
             self._next += n * self._stride
@@ -62,7 +57,7 @@ class TrajectoryPool:
 
 @dataclass
 class Seconds:
-    """The time of a timed batch, by where it went."""
+    """Add up the time of a timed batch, by where it went."""
 
     env: float = 0.0
     policy: float = 0.0
@@ -70,52 +65,35 @@ class Seconds:
 
 
 class Ended(NamedTuple):
-    """The end of an episode, at step `t` of the batch in a `lane`.
-
-    `seed`: what its env was last reset with a seed by: that of the episode, where each has one.
-    `info`: what was kept of the last step's.
-    """
+    """Describe the end of an episode, at step `t` of the batch in a `lane`."""
 
     t: int
     lane: int
     terminated: bool
     truncated: bool
-    seed: int | None
-    info: dict[str, float]
+    seed: int | None  # the one that its env was last reset with
+    info: dict[str, float]  # the numbers kept of the last step's
 
 
 @dataclass(frozen=True)
 class Filled:
-    """One batch as the loop and the passes after it left it.
+    """Hold one batch as the loop and the passes after it left it."""
 
-    `columns`: key -> array `[N, T, *shape]`.
-    `late`: key -> tensor `[N, T, *shape]`: what policy and env wrote that no column was made for, or in another dtype
-    than its column's.
-    `carrier`, `finals`: the successors of the last row, and of the rows that ended an episode; valid until the next
-    batch.
-    `schema`: what of all this goes to the consumer, and how next observations are kept.
-    `shape`: `(N, T)`, also where no column is kept.
-    `raw_reward` (`[N, T, 1]`): the env's own rewards, where transforms changed them.
-    `seconds`: where the time went, if that was asked for.
-    `done` (bool `[N, T, 1]`): the env's own ends, whatever `set_truncated` flags; None where the batch has none.
-    `states`: key -> the rows that keep a recurrent state, and their states.
-    """
-
-    columns: dict[Key, np.ndarray]
-    late: dict[Key, torch.Tensor]
-    carrier: dict[Key, np.ndarray]
+    columns: dict[Key, np.ndarray]  # key -> [N, T, *shape]
+    late: dict[Key, torch.Tensor]  # key -> [N, T, *shape], without a column, or of another dtype than its column's
+    carrier: dict[Key, np.ndarray]  # successors of the last row, valid until the next batch
     finals: FinalObservations
     schema: RowSchema
     shape: tuple[int, int]
-    raw_reward: np.ndarray | None = None
+    raw_reward: np.ndarray | None = None  # [N, T, 1]: the env's own, where transforms changed them
     seconds: Seconds | None = None
-    done: np.ndarray | None = None
-    states: Kept = field(default_factory=dict)
+    done: np.ndarray | None = None  # bool [N, T, 1]: the env's own ends, whatever `set_truncated` flags
+    states: Kept = field(default_factory=dict)  # key -> the rows that keep a recurrent state, and their states
     ends: list[Ended] = field(default_factory=list)
 
     @property
     def reward(self) -> np.ndarray | None:
-        """The env's own rewards `[N, T, 1]`; None where the batch has none."""
+        """Return the env's own rewards `[N, T, 1]`; None where the batch has none."""
         if self.raw_reward is not None:
             return self.raw_reward
         if REWARD not in self.late:
@@ -138,12 +116,7 @@ def fill_flags(data: dict[Key, np.ndarray], outcome: Outcome) -> None:
 
 
 def fill_ids(out: np.ndarray, current: np.ndarray, resets: list[tuple[int, int]], pool: TrajectoryPool) -> None:
-    """Write the ids of one batch into `out` (int64 `[N, T]`).
-
-    `current` (int64 `[N]`): ids of the trajectories open at the batch's first row; updated to those open after its
-    last.
-    `resets`: (t, lane) of lanes that began a new trajectory after step t, in this order.
-    """
+    """Write the ids of a batch into `out` (int64 `[N, T]`); updates `current` (int64 `[N]`)."""
     out[...] = current[:, None]
     if not resets:
         return
@@ -192,6 +165,6 @@ def _put(tree: dict, path: tuple[str, ...], value) -> None:
 
 
 def _tensordict(tree: dict, size: torch.Size, names: list) -> TensorDict:
-    """Made without the constructor's look at each leaf, which would take a third of the time of a batch of one step."""
+    """Make a TensorDict without its look at each leaf, a third of the time of a one-step batch."""
     inner = {name: _tensordict(v, size, names) if isinstance(v, dict) else v for name, v in tree.items()}
     return TensorDict._new_unsafe(inner, batch_size=size, names=list(names))

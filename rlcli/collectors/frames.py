@@ -17,19 +17,13 @@ def steps_of(frames: int, lanes: int) -> int:
 
 
 def next_steps(frames_per_batch: int, total_frames: int, lanes: int, done: int) -> int:
-    """Return the steps of the next batch after `done` frames; 0 when the run is over.
-
-    `total_frames` (-1: without end) is exact to one step of all envs: the last batch is cut.
-    """
+    """Return the steps of the next batch after `done` frames; 0 when the run is over."""
     usual = steps_of(frames_per_batch, lanes)
     return usual if total_frames < 0 else min(usual, steps_of(max(0, total_frames - done), lanes))
 
 
 def cut(shares: Sequence[int], lanes: Sequence[int], frames: int) -> int:
-    """Return the least number of steps with which shares of a batch, cut to it, hold so many frames.
-
-    Where they do not, their longest. `shares`, `lanes`: steps and lanes of each worker.
-    """
+    """Return the fewest steps with which shares of a batch, cut to it, hold so many frames."""
 
     def held(steps: int) -> int:
         return sum(min(share, steps) * n for share, n in zip(shares, lanes, strict=True))

@@ -23,23 +23,16 @@ from rlcli.vec_envs.vec_env import VecEnv
 
 @dataclass
 class BoundBatch:
-    """One batch's memory with everything bound to it.
-
-    `step`, `reset`: the env's: `step(t, actions) -> finished lanes` and `reset(t, lanes)`, both on row t+1.
-    `actor`, `random`: the policy, and the random actions of the first frames.
-    `row_ops`: transforms that run in the loop, in order.
-    `shown`: the env's float observations: a policy that writes NaN may have been shown one.
-    `states`: what keeps some rows of a recurrent policy's states; one of `row_ops`.
-    """
+    """Bind one batch's memory to everything that writes it."""
 
     columns: Columns
     vec_env: VecEnv
-    step: Callable[[int, object], Sequence[int]]
-    reset: Callable[[int, Sequence[int]], None]
+    step: Callable[[int, object], Sequence[int]]  # step(t, actions) -> finished envs; writes row t + 1
+    reset: Callable[[int, Sequence[int]], None]  # reset(t, lanes); writes row t + 1
     actor: BoundActor
     random: BoundActor
     row_ops: list[RowOp]
-    shown: FiniteRows
+    shown: FiniteRows  # float observations: a policy that writes NaN may have been shown one
     finals: FinalObservations
     states: KeptStates | None = None
     ended: bool = False  # whether the last run stopped at an episode's end
@@ -73,7 +66,7 @@ class BoundBatch:
         return t + 1
 
     def _truncate(self, t: int, cut: Sequence[int], done: Sequence[int]) -> Sequence[int]:
-        """A row op ends episodes: flag them truncated, and have them reset with the others."""
+        """Flag the episodes that a row op ends as truncated, to be reset with the others."""
         ends = self.vec_env.outcome.ends
         own = len(ends) - len(done)  # the last ends are those of this step
         flags = {lane: (terminated, truncated) for _, lane, terminated, truncated in ends[own:]}
@@ -85,7 +78,7 @@ class BoundBatch:
 
 
 class RewardRows(RowOp):
-    """Puts each step's rewards into rows for the transforms that read them inside the loop."""
+    """Put each step's rewards into rows for the transforms that read them inside the loop."""
 
     def __init__(self, vec_env: VecEnv, rows: list[np.ndarray]) -> None:
         self.vec_env, self.rows = vec_env, rows
@@ -94,4 +87,4 @@ class RewardRows(RowOp):
         self.rows[t - 1][:, 0] = self.vec_env.rewards or self.vec_env.outcome.last_rewards(self.vec_env.n)
 
     def reset(self, t: int, lanes: Sequence[int]) -> None:
-        """A reset has no reward."""
+        """Do nothing: a reset has no reward."""

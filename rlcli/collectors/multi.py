@@ -160,7 +160,7 @@ class MultiProcessCollector(BaseCollector):
 
     # ---- batches -------------------------------------------------------------------------------------------------
     def _pool(self, only: int | None = None) -> BatchPool[SharedBatch]:
-        """Memory for the rows of all workers, or of one."""
+        """Return memory for the rows of all workers, or of one."""
 
         return BatchPool(
             lambda steps: self.crew.new_batch(steps, self._random_frames(), only), reuse=self._reuse
@@ -259,7 +259,7 @@ class MultiProcessCollector(BaseCollector):
         return self.trajectories.ready()
 
     def _by_worker(self, batch: TensorDictBase, lanes: range) -> Iterator[tuple[int, TensorDictBase]]:
-        """The rows `[P, T]` of each worker, without what a mask hides."""
+        """Split the rows into those `[P, T]` of each worker, without what a mask hides."""
         mask = batch.get(COLLECTOR_MASK, None)
         for index, own in enumerate(self.crew.ranges):
             if own.start in lanes:
@@ -314,14 +314,14 @@ class MultiProcessCollector(BaseCollector):
             The figures of all together, or of each: `worker_0/frames`; none of them is asked.
         """
         one_of("workers", workers, ("aggregate", "per_worker", "both"))
-        found: dict[str, int | bool] = {} if workers == "per_worker" else super().stats()
+        stats: dict[str, int | bool] = {} if workers == "per_worker" else super().stats()
         alive = [worker.exit_code() is None for worker in self.processes.workers]
-        found |= {"workers": self._count, "workers_alive": sum(alive)}
+        stats |= {"workers": self._count, "workers_alive": sum(alive)}
         for index, record in enumerate(self.crew.records if workers != "aggregate" else ()):
             own = {"frames": record.frames, "policy_version": record.version, "restarts": record.restarts,
                    "lost_frames": record.lost_frames, "alive": alive[index]}  # fmt: skip
-            found |= {f"worker_{index}/{name}": value for name, value in own.items()}
-        return found
+            stats |= {f"worker_{index}/{name}": value for name, value in own.items()}
+        return stats
 
     @property
     def episodes(self) -> list[int]:
@@ -336,9 +336,9 @@ class MultiProcessCollector(BaseCollector):
 
     def figures(self) -> dict[str, Any]:
         """For a closing report; see `Collector.figures`."""
-        found: dict[str, Any] = {"out_of_bounds": self.outside.figures()}
-        found["workers"] = [dataclasses.asdict(record) for record in self.crew.records]
-        return found if self.delta is None else found | {"delta": self.delta.figures()}
+        figures: dict[str, Any] = {"out_of_bounds": self.outside.figures()}
+        figures["workers"] = [dataclasses.asdict(record) for record in self.crew.records]
+        return figures if self.delta is None else figures | {"delta": self.delta.figures()}
 
     # ---- weights -------------------------------------------------------------------------------------------------
     @property
@@ -381,8 +381,8 @@ class MultiProcessCollector(BaseCollector):
     # ---- checkpoints ---------------------------------------------------------------------------------------------
     def _state(self) -> dict[str, Any]:
         told = [{name: getattr(record, name) for name in _COUNTED} for record in self.crew.records]
-        found = {"outside": self.outside.figures(), "workers": self.crew.call("state_dict"), "told": told}
-        return found | {"renumbered": dict(self._renumbered)}
+        state = {"outside": self.outside.figures(), "workers": self.crew.call("state_dict"), "told": told}
+        return state | {"renumbered": dict(self._renumbered)}
 
     def load_state_dict(self, state: dict[str, Any], *, replay: bool = True) -> list[int]:
         """Continue where `state_dict` was taken; see `Collector.load_state_dict`."""

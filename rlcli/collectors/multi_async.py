@@ -160,12 +160,12 @@ class MultiAsyncCollector(MultiProcessCollector):
 
     @property
     def _asked(self) -> int:
-        """Frames of batches that workers write, or wrote and nobody has."""
+        """Count the frames of batches that workers write, or wrote and nobody has."""
         written = [part for _, part in self._ready] + [part for _, _, part in self._arrived.values()]
         return sum(part.lanes * part.steps for part in written) + self.crew.frames_begun()
 
     def _ask(self, timed: bool) -> None:
-        """Have every worker write its next batches, as far as the run and the lag allow."""
+        """Make every worker write its next batches, as far as the run and the lag allow."""
         workers = range(len(self.crew))
         limit = self.max_lag + 1 if self.on_lag == "block" and self.max_lag is not None else AHEAD * len(workers)
         for ahead in range(1, AHEAD + 1):
@@ -182,8 +182,8 @@ class MultiAsyncCollector(MultiProcessCollector):
                     self.crew.begin(index, order)
 
     def figures(self) -> dict[str, Any]:
-        found = super().figures()
-        return found | {"late_batches": self.late_batches, "dropped_frames": self.dropped_frames}
+        figures = super().figures()
+        return figures | {"late_batches": self.late_batches, "dropped_frames": self.dropped_frames}
 
     # ---- between two batches -------------------------------------------------------------------------------------
     def reset(self) -> None:

@@ -100,7 +100,7 @@ class MultiSyncCollector(MultiProcessCollector):
         return max(self.shares) if self.total_frames < 0 else self._steps_for(self.total_frames - self.frames)
 
     def _steps_for(self, frames: int) -> int:
-        """Steps of the longest share, so that all of them together hold so many frames; of a full batch, if need be."""
+        """Return the longest share's steps, so that all hold so many frames; of a full batch, if need be."""
         return 0 if frames <= 0 else cut(self.shares, [record.lanes for record in self.crew.records], frames)
 
     def _close(self) -> None:
@@ -144,7 +144,7 @@ class MultiSyncCollector(MultiProcessCollector):
         return collected
 
     def _preempt(self, came: int) -> None:
-        """So many workers are through: enough of them, perhaps."""
+        """Tell the workers to stop once enough of them are through."""
         if self.preemptive_threshold is not None:
             self._preempted.arrays["stop"][0] = came >= self.preemptive_threshold * self.num_workers
 
@@ -169,15 +169,15 @@ class MultiSyncCollector(MultiProcessCollector):
         if self.cat_results == ("stack" if not self.batched else 0):
             return batch
         if not self.batched:
-            found = batch.reshape(-1)
+            rows = batch.reshape(-1)
         else:
-            found = batch.unflatten(0, (workers, self.envs // workers))
+            rows = batch.unflatten(0, (workers, self.envs // workers))
             if self.cat_results == -1:
-                found = found.permute(1, 0, 2).reshape(self.envs // workers, workers * steps)
-        return _timed(found)
+                rows = rows.permute(1, 0, 2).reshape(self.envs // workers, workers * steps)
+        return _timed(rows)
 
     def _check_even(self) -> None:
-        """Shares of different lengths make no rectangle of lanes and steps."""
+        """Refuse shares of different lengths: they make no rectangle of envs and steps."""
         if max(self._storage_dims) > 1 and not self._has_members and self.uneven:
             raise ArgumentError(
                 f"a storage with ndim={max(self._storage_dims)} takes as many steps of all envs",

@@ -64,7 +64,7 @@ def _interaction(value: Any) -> InteractionType | None:
 
 
 class CountedOption:
-    """An attribute that is such an option, and may be set anew between two batches."""
+    """Check an option again when it is set between two batches."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -80,17 +80,13 @@ WORKER, EACH, PARENT = "worker", "each", "parent"  # scopes: all workers alike, 
 
 
 def _option(default: Any = MISSING, scope: str = WORKER, **about: Any) -> Any:
-    """Return the field of an option.
-
-    `scope`: where the collector has workers, whose it is.
-    `least`: the smallest number that it can be. `fixed`: what is stepped is made for it: no attribute can change it.
-    """
+    """Return the field of an option: whose it is among workers, its least number, whether it is `fixed`."""
     return field(default=default, metadata={"scope": scope, **about})
 
 
 @dataclass(frozen=True, kw_only=True)
 class CollectorOptions:
-    """All options of a collector; each is described at `Collector`."""
+    """Hold all options of a collector; each is described at `Collector`."""
 
     create_env_fn: Any = _option(scope=EACH)
     create_env_kwargs: dict[str, Any] | None = _option(None, EACH)
@@ -197,7 +193,7 @@ class CollectorOptions:
 
     @property
     def random_mask_key(self) -> Key | None:
-        """Of the action mask that random actions without a policy keep to."""
+        """Return the key of the action mask that random actions without a policy keep to."""
         return self.policy.action_mask_key if type(self.policy) is RandomPolicy else None
 
     def check_lanes(self, n: int) -> None:
@@ -213,17 +209,13 @@ class CollectorOptions:
             )
 
     def process_seed(self, seed: int) -> int:
-        """Of what is drawn for all lanes of a process at once: the run's seed where they begin with the first lane."""
+        """Return the seed of what is drawn for all envs of a process; the run's in the first process."""
         if not self.first_lane:
             return seed
         return int(np.random.SeedSequence((seed, self.first_lane)).generate_state(1, np.uint64)[0])
 
     def pickled(self) -> bytes:
-        """Return the options as another process can take them: `pickle.loads` gives the same.
-
-        What no module holds (lambdas, functions of `__main__`) goes by value; tensors in shared memory stay shared,
-        but for those of modules.
-        """
+        """Pickle the options by value; shared tensors stay shared, but for those of modules."""
         from rlcli.collectors.sharing import dumps
 
         try:
@@ -234,15 +226,12 @@ class CollectorOptions:
             raise
 
     def storage_dims(self) -> list[int]:
-        """Dimensions of the storage of the buffer, or of each member of an ensemble; 1 where there is none."""
+        """Return the dimensions of the storage of the buffer, or of each member of an ensemble; else 1."""
         members = getattr(self.replay_buffer, "buffers", (self.replay_buffer,))
         return [getattr(getattr(member, "storage", None), "ndim", 1) for member in members]
 
     def trajectories(self, groups: Sequence[range] | None = None) -> CompleteTrajectories | None:
-        """Return what cuts batches into whole trajectories; None where they are not.
-
-        `groups`: lanes whose trajectories are delivered together; all of them by default.
-        """
+        """Return what cuts batches into whole trajectories, by groups of envs; None where they are not cut."""
         if self.split_trajs:
             self._check_split()
         if self.trajs_per_batch is None:

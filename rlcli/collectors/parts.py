@@ -27,7 +27,7 @@ from rlcli.vec_envs.bounds import Worst, sentence
 
 
 class Outside:
-    """Observations outside their bounds, of all workers together; `figures`: of an earlier one, to go on from."""
+    """Add up observations outside their bounds over all workers, from earlier `figures` on."""
 
     def __init__(self, figures: Mapping[str, Mapping[str, Any]] | None = None) -> None:
         self._found = {key: dict(entry) for key, entry in (figures or {}).items()}
@@ -42,21 +42,15 @@ class Outside:
             self._fresh[key] = self._fresh.get(key, 0) + entry["observations"]
 
     def news(self) -> list[tuple[str, str, int]]:
-        """See `Bounds.news`."""
         fresh, self._fresh = self._fresh, {}
         return [(key, sentence(key, Worst(**self._found[key]["worst"])), count) for key, count in fresh.items()]
 
     def figures(self) -> dict[str, dict[str, Any]]:
-        """See `Bounds.figures`."""
         return {key: dict(entry) for key, entry in self._found.items()}
 
 
 def merged(parts: Sequence[WorkerBatch], memory: Mapping[Key, np.ndarray]) -> Filled:
-    """Return the rows of workers as those of one collector of all their lanes, which took as many steps as any of them.
-
-    `parts`: in the order of their lanes.
-    `memory`: key -> array `[N, T, *]`: what all of them wrote to.
-    """
+    """Join the workers' batches (in the order of their envs) to one in `memory` `[N, T, *]`."""
     first = parts[0]
     _check_alike(parts)
     steps = max(part.steps for part in parts)
@@ -102,19 +96,19 @@ def _longer(x: torch.Tensor, steps: int) -> torch.Tensor:
 
 
 def _stacked(rows: Sequence[np.ndarray], steps: int) -> np.ndarray:
-    """Arrays `[N, t, *]`, t <= steps, as one `[sum of N, steps, *]`; zeros where there is none."""
+    """Return the arrays `[N, t, *]`, t <= steps, as one `[sum of N, steps, *]`; zeros where there is none."""
     if all(x.shape[1] == steps for x in rows):
         return np.concatenate(rows)
-    found = np.zeros((sum(map(len, rows)), steps, *rows[0].shape[2:]), rows[0].dtype)
+    stacked = np.zeros((sum(map(len, rows)), steps, *rows[0].shape[2:]), rows[0].dtype)
     at = 0
     for x in rows:
-        found[at : at + len(x), : x.shape[1]] = x
+        stacked[at : at + len(x), : x.shape[1]] = x
         at += len(x)
-    return found
+    return stacked
 
 
 def _placed(parts: Sequence[WorkerBatch]) -> list[tuple[WorkerBatch, int]]:
-    """Each part with its first lane."""
+    """Pair each part with its first env's index."""
     before = np.cumsum([0, *(part.lanes for part in parts)]).tolist()
     return list(zip(parts, before, strict=False))
 
@@ -136,7 +130,7 @@ def _check_alike(parts: Sequence[WorkerBatch]) -> None:
 
 
 def _finals(parts: Sequence[WorkerBatch], steps: int) -> FinalObservations:
-    """In (t, lane) order, as one collector keeps them."""
+    """Return the final observations in (t, env) order, as one collector keeps them."""
     found = [(at, *_followed(part, steps)) for part, at in _placed(parts)]
     places = [(t, lane + at) for at, own, _ in found for t, lane in own]
     order = sorted(range(len(places)), key=places.__getitem__)
@@ -159,6 +153,6 @@ def _followed(part: WorkerBatch, steps: int) -> tuple[list[tuple[int, int]], dic
 
 
 def _seconds(parts: Sequence[WorkerBatch]) -> Seconds | None:
-    """Of the worker that took longest."""
+    """Return the seconds of the worker that took longest."""
     timed = [part.seconds for part in parts if part.seconds is not None]
     return max(timed, key=lambda seconds: seconds.total, default=None)

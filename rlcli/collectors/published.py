@@ -18,11 +18,7 @@ from rlcli.weight_update.newest import SharedNewest
 
 
 class PublishedWeights:
-    """The models that workers follow.
-
-    `policy`: what is trained; of one that is no module, versions are counted. `version`: of it, as published last.
-    `schemes`: by model; through shared memory where none is given.
-    """
+    """Publish the trained models' weights to workers, by default through shared memory."""
 
     def __init__(self, crew: CollectorCrew, policy: Any, schemes: Mapping[str, WeightSyncScheme] | None) -> None:
         self.crew, self.version = crew, 0

@@ -41,19 +41,7 @@ SINGLE, LONG = np.dtype(np.float32), np.dtype(np.int64)
 
 
 class Rollout:
-    """Collects batches of columns.
-
-    `wired`: what is stepped: lanes, transforms, the policy's actor, and what batches hold.
-    `seed`: of the lanes' noise. `stream`: what policies and envs of tensordicts draw from.
-    `adopting`: `adopting(bound)` acts as `bound` does, and lets weights change between two steps; else between batches.
-    `begun`: whether the carrier holds open episodes; they are left for new ones where somebody else has stepped the
-    env, or one that a `TransformedEnv` or `SerialEnv` is made of. Unseen are methods of the user's that override
-    `EnvBase.step` or `reset` and do not call them, calls of `_step` and `_reset`, and what an env of the user's steps
-    itself: a wrapper's `inner`, the gymnasium env of a `GymEnv`.
-    `limit`: truncates episodes too, beside `options.max_frames_per_traj`, which truncates those that begin while the
-    engine steps, not those that others begin on the same env.
-    `legs`: `legs(first, last)` gives the steps that are taken of those, from the first on: all, or as many as it likes.
-    """
+    """Collect batches of columns."""
 
     def __init__(
         self,
@@ -74,7 +62,7 @@ class Rollout:
         self.stream = stream
         self.noise = {part: Noise(seed, vec_env.n, part, options.first_lane) for part in (POLICY, RANDOM)}
         self.reset_when_done, self.max_frames = options.reset_when_done, options.max_frames_per_traj
-        self.adopting = adopting
+        self.adopting = adopting  # adopting(bound) acts as `bound` and lets weights change between two steps
         self._awaited = schema.kept.awaited  # until the first batch
         self._waiting: list[int] = []  # finished lanes that the next batch begins by resetting
         n = vec_env.n
@@ -100,8 +88,9 @@ class Rollout:
         self.late: list[LateColumns] = [part.late for part in (actor, vec_env) if part.late is not None]
         self.current_ids = np.zeros(n, np.int64)
         self.pool = BatchPool(self._make, reuse=options.reuse_batch)
-        self.begun = False
+        self.begun = False  # the carrier holds open episodes, unless somebody else has stepped the env
         self.limit: int | None = None
+        # legs(first, last) gives the steps to take, from the first on: all, or a part
         self.legs: Callable[[int, int], Iterable[int]] = range
         self._counted: VecEnv = vec_env  # counts what anybody does to the env
         if isinstance(vec_env, TensorDictVecEnv) and vec_env.below is not None:
@@ -114,7 +103,7 @@ class Rollout:
         return {key: rows[name] for key, name in self.faces.env_keys.items()}
 
     def row_ops(self, rows: dict[Key, list[np.ndarray]], data: dict[Key, np.ndarray]) -> list[RowOp]:
-        """The transforms that run in the loop, bound to these rows; before them, a check of what they would hide."""
+        """Bind the in-loop transforms to these rows, after a check of what they would hide."""
         first: list[RowOp] = []
         if self.hidden:
             first.append(FiniteRows(self.vec_env, self.env_rows(rows), self.hidden))
@@ -141,7 +130,7 @@ class Rollout:
         return self.begun and self._left == self._place()
 
     def _begin(self, lanes: list[int], new_ids: bool = True) -> None:
-        """New episodes in these lanes, on the carrier."""
+        """Begin new episodes in these envs, on the carrier."""
         self.vec_env.restart(self.env_rows(self.carrier), lanes)
         rows = {key: [array] for key, array in self.carrier.items()}
         for op in self.row_ops(rows, {REWARD: np.zeros((self.vec_env.n, 1, 1), np.float32)}):
@@ -155,13 +144,13 @@ class Rollout:
             self.current_ids[lanes] = self.ids.get_traj_and_increment(len(lanes))
 
     def reseed(self, seed: int) -> None:
-        """Noise of another run's, from its first step."""
+        """Take another run's noise, from its first step."""
         for noise in self.noise.values():
             noise.reseed(seed)
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """Plain values and arrays: random streams, transforms, envs; of open episodes the carrier and ids too."""
+        """Return random streams, transforms and envs as plain values; of open episodes carrier and ids."""
         begun = self._goes_on()
         state = {
             "begun": begun,
@@ -184,7 +173,7 @@ class Rollout:
         return state
 
     def load_state_dict(self, state: dict[str, Any], *, replay: bool) -> list[int]:
-        """Continue from `state_dict`; the lanes that had to begin a new episode."""
+        """Continue from `state_dict`; return the envs that had to begin a new episode."""
         self.ids.restart_at(int(state["next_id"]))
         for part, position in zip((POLICY, RANDOM), state["noise"], strict=True):
             self.noise[part].go_to(int(position))
@@ -230,7 +219,7 @@ class Rollout:
             return self._collect(steps, random_steps, timed)
 
     def drawing(self, random_steps: int = 0) -> contextlib.AbstractContextManager[None]:
-        """One torch stream for all that may draw from it: from the first reset on where envs may, else the policy's."""
+        """Use one torch stream for all that may draw: envs from their first reset on, and the policy."""
         if self.vec_env.on_tensordicts or (self.actor.calls and not random_steps):
             return self.stream.entered()
         return contextlib.nullcontext()
@@ -247,7 +236,7 @@ class Rollout:
             self.vec_env.limit_frames(self.limit)
 
     def _guard(self) -> contextlib.AbstractContextManager[None]:
-        """No gradients; nor inference tensors where a user's code may keep them."""
+        """Switch gradients off, and inference tensors where a user's code may keep them."""
         plain = self.vec_env.on_tensordicts or self.actor.calls
         return torch.no_grad() if plain else torch.inference_mode()
 
@@ -374,10 +363,7 @@ class Rollout:
         return batch
 
     def _finish(self, batch: BoundBatch, steps: int) -> tuple[dict[Key, np.ndarray], np.ndarray | None, list[Ended]]:
-        """All columns of the batch: rewards, flags, ids and the transforms' batch passes, from what the loop left.
-
-        Beside them the env's own rewards, where transforms change them, and the episodes that ended.
-        """
+        """Return all columns of the batch, the env's own rewards where changed, and the ended episodes."""
         data, vec_env, raw_reward = dict(batch.columns.data), self.vec_env, None
         if steps < batch.columns.steps:
             data = {key: np.ascontiguousarray(column[:, :steps]) for key, column in data.items()}

@@ -42,14 +42,10 @@ from rlcli.transforms import Faces
 
 @dataclass(frozen=True)
 class Kept:
-    """Says whether the consumer gets a key.
-
-    `keys`: those that were asked for; None asks for everything but what lies under the name of raw rows.
-    `awaited`: those of them that no part has declared: the first step is to show them.
-    """
+    """Say whether the consumer gets a key; `keys` None means all but those under raw rows' name."""
 
     keys: frozenset[Key] | None = None
-    awaited: frozenset[Key] = frozenset()
+    awaited: frozenset[Key] = frozenset()  # asked for, but not declared: the first step must show them
 
     def __call__(self, key: Key) -> bool:
         return as_tuple(key)[0] != RAW if self.keys is None else unravel(key) in self.keys
@@ -57,24 +53,15 @@ class Kept:
 
 @dataclass(frozen=True)
 class RowSchema:
-    """The schema of batches `[lanes, steps]` of one collector.
-
-    `fields`: what memory is made for, and what passes add, with next values as `full` keeps them.
-    `mode`: how next observations are kept: `full`, `compact`, `exact` or `delta`.
-    `kept`: which keys the consumer asked for; says it of keys that nobody declared, too.
-    `late`: what steps were seen to write beside; one takes the place of the field with its key.
-    `stride`: of fields of which few rows are kept: every so many of an episode, and those that an episode or batch
-    begins with.
-    `delta_dtype`: what `delta` keeps differences in.
-    `keeps_overflows`: whether `delta` keeps next observations whole that no difference holds.
-    """
+    """Describe the batches `[lanes, steps]` of one collector."""
 
     lanes: int
-    fields: Fields
-    mode: str = "full"
+    fields: Fields  # with next values as `full` keeps them
+    mode: str = "full"  # of next observations: "full", "compact", "exact" or "delta"
     kept: Kept = Kept()
+    # written by steps beside `fields`; replaces the field of the same key
     late: Fields = dataclasses.field(default_factory=dict)
-    stride: int = 1
+    stride: int = 1  # of sparse fields: every so many steps of an episode, and the first of an episode or batch
     steps: int = 1
     delta_dtype: torch.dtype = torch.float16
     keeps_overflows: bool = False
@@ -89,28 +76,28 @@ class RowSchema:
 
     @cached_property
     def sparse(self) -> list[Key]:
-        """Keys of which the consumer gets few rows."""
+        """Return the keys of which the consumer gets few rows."""
         return [key for key, field in self.fields.items() if field.written == SPARSE and field.stored]
 
     @cached_property
     def delivered(self) -> Fields:
-        """Root fields that the consumer gets."""
+        """Return the root fields that the consumer gets."""
         return {key: field for key, field in {**self.fields, **self.late}.items() if field.stored}
 
     @property
     def next(self) -> str:
-        """How next observations are kept: see `Field`."""
+        """Return how next observations are kept: see `Field`."""
         return NEXT[self.mode]
 
     @cached_property
     def with_next(self) -> list[Key]:
-        """Observations whose next value the consumer gets, in some form."""
+        """Return the observations whose next value the consumer gets, in some form."""
         fields = {key: field for key, field in self.fields.items() if field.written != PASS}
         return [key for key, field in fields.items() if next_in(field, self.mode) != NONE]
 
     @cached_property
     def copies(self) -> Fields:
-        """Fields that passes write under `next` as well, by that key; `compact` drops those copies."""
+        """Return the fields that passes write under `next` as well, by that key; `compact` drops those copies."""
         passes = self.written(PASS).items()
         return {under_next(key): field for key, field in passes if field.next != NONE}
 
@@ -160,28 +147,28 @@ class RowSchema:
 
     @property
     def states(self) -> Fields:
-        """Recurrent states of which few rows are kept."""
+        """Return the recurrent states of which few rows are kept."""
         return {key: self.fields[key] for key in self.sparse}
 
     @property
     def successors(self) -> Fields:
-        """Next observations, which are kept as the mode says."""
+        """Return the next observations, which are kept as the mode says."""
         return shared(self.fields, "exact")
 
     @property
     def kept_states(self) -> int:
-        """Rows of a batch that keep states, as many as there can be before an episode has ended."""
+        """Count the rows of a batch that keep states, at most, before an episode has ended."""
         # where the second row is kept, at the earliest: batches begin at multiples of their steps
         return self.lanes * (1 + -(-(self.steps - math.gcd(self.steps, self.stride)) // self.stride))
 
     @property
     def share_of_kept_states(self) -> float:
-        """Of all rows, over many batches: an episode is anywhere when a batch begins."""
+        """Return the share of rows that keep states over many batches, which begin mid-episode."""
         return (1 + (self.steps - 1) / self.stride) / self.steps
 
     @property
     def most_kept_states(self) -> int:
-        """The same of a later batch, in which no episode ends either: it may begin anywhere in an episode."""
+        """Count the states kept in a later batch without an end, at most: it may begin mid-episode."""
         return self.lanes * (1 + -(-(self.steps - 1) // self.stride))
 
     def stored(self, mode: str) -> Fields:
@@ -211,12 +198,7 @@ def schema_of(
     lanes: int, faces: Faces, rows: Fields, once: Fields, kept: Kept, *, mode: str, track_ids: bool,
     track_version: bool, states: Sequence[Key] = (), stride: int = 1,
 ) -> RowSchema:  # fmt: skip
-    """Return the schema of batches that these parts write.
-
-    `rows`, `once`: what the policy writes row by row, and what policy and random actions write once a batch.
-    `track_ids`, `track_version`: whether batches may hold trajectory ids and the policy's version.
-    `states`: whose next value the policy writes; `stride`: of the rows that keep them; 1 is all.
-    """
+    """Return the schema of batches that these parts write."""
     live = {**faces.rows, **rows}
     columns = {**once, **always(track_ids, track_version)}
     read_later = {key for t in faces.after for key in t.reads({**live, **columns})}
@@ -262,14 +244,7 @@ def keeper(
     *,
     late: bool = False,
 ) -> Kept:
-    """Return what `keep_keys` asks for: all by default.
-
-    `observations`: their next values are kept over the stored observations, so these must be kept as well.
-    `known`: every key that a batch of this collector may hold.
-    `states`: the observation keys whose next value the policy writes, and markers: a list of keys that names only the
-    state itself does not store that value a second time.
-    `late`: whether steps may write keys that nobody has declared.
-    """
+    """Return what `keep_keys` asks for (all by default); next observations need the stored ones."""
     if keep_keys is None:
         return Kept()
     kept = {unravel(key) for key in keep_keys}
@@ -295,10 +270,7 @@ def refuse_unknown(keys: Iterable[Key], names: Iterable[str]) -> None:
 
 
 def row_specs(env: EnvBase) -> dict[str, str]:
-    """Return key -> its spec in words and without the batch dims, of observations and action.
-
-    Kept with collected frames, and compared by who learns from them.
-    """
+    """Map key to its spec in words, without the batch dims; stored with collected frames."""
     one = (0,) * len(env.batch_size)
     leaves = {**dict(env.full_observation_spec.items(True, True)), **dict(env.full_action_spec.items(True, True))}
     return {show(unravel(key)): repr(leaf[one] if one else leaf) for key, leaf in leaves.items()}

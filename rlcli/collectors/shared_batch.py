@@ -16,7 +16,7 @@ from rlcli.processes.region import Arrays, Region
 
 
 class SharedBatch:
-    """Memory (key -> (shape, dtype) of `[lanes, steps, *]`) for one batch: workers write it, the consumer gets it."""
+    """Share the memory of one batch (key -> (shape, dtype) of `[lanes, steps, *]`) with workers."""
 
     def __init__(self, number: int, memory: Arrays, steps: int) -> None:
         self.number, self.memory, self.steps = number, memory, steps
@@ -30,7 +30,7 @@ class SharedBatch:
 
 
 class SharedSlots:
-    """Memory that a worker's engine writes batches to in place of its own pool: the slots that its parent shares."""
+    """Write batches to slots that the parent shares, in place of a pool of one's own."""
 
     def __init__(self, engine: Rollout) -> None:
         self.engine = engine
@@ -39,19 +39,19 @@ class SharedSlots:
         self._now = -1
 
     def add(self, slot: int, steps: int, data: dict[Key, np.ndarray]) -> None:
-        """Memory for batches of so many steps."""
+        """Add memory for batches of so many steps."""
         self._data[slot] = data
         mine = self.engine.columns()
         self._batches[slot] = self.engine.bind({key: data[key] for key in mine}, steps)
 
     def forget(self, slots: Sequence[int]) -> None:
-        """The parent uses these no more."""
+        """Drop slots that the parent uses no more."""
         for slot in slots:
             self._batches.pop(slot, None)
             self._data.pop(slot, None)
 
     def use(self, slot: int) -> dict[Key, np.ndarray]:
-        """The next batch is written there."""
+        """Write the next batch into this slot."""
         self._now = slot
         return self._data[slot]
 
@@ -59,4 +59,4 @@ class SharedSlots:
         return self._batches[self._now]
 
     def give_back(self, batch: BoundBatch) -> None:
-        """It is the parent's to say when the memory is free."""
+        """Do nothing: the parent says when the memory is free."""

@@ -37,8 +37,8 @@ class _Pickler(cloudpickle.Pickler):
             if storage.data_ptr() not in self._copied:
                 if sys.platform == "linux" and get_sharing_strategy() == "file_descriptor":
                     fd, size = storage._share_fd_cpu_()
-                    place = os.getpid(), fd, size
-                    return _opened, (place, obj.dtype, obj.storage_offset(), tuple(obj.shape), obj.stride())
+                    address = os.getpid(), fd, size
+                    return _opened, (address, obj.dtype, obj.storage_offset(), tuple(obj.shape), obj.stride())
                 warnings.warn("a tensor in shared memory was sent to a worker as a copy", stacklevel=2)
         return super().reducer_override(obj)
 

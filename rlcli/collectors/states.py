@@ -24,10 +24,7 @@ from rlcli.vec_envs.vec_env import VecEnv
 
 
 def refuse_lost_states(policy: Any, offered: Iterable[Key]) -> None:
-    """Refuse a policy whose state no key of the env could hold from one step to the next.
-
-    `offered`: everything that the env and its transforms show the policy.
-    """
+    """Refuse a policy whose state no key of the env could hold from one step to the next."""
     offered = set(offered)
     own = state_keys(policy)
     for key in [*own, *written_states(policy)]:
@@ -58,11 +55,7 @@ def no_place(key: Key, *, by_itself: bool = False) -> ArgumentError:
 
 # ---- the keys of one collector ---------------------------------------------------------------------------------------
 class States:
-    """The keys that a policy may carry, and who else writes them.
-
-    `transforms`: of the env, but for those that `vec_env` steps itself.
-    `rows`: every key that has rows. `primed`: those of all primers.
-    """
+    """Hold the keys that a policy may carry, and who else writes them."""
 
     def __init__(self, transforms: Iterable[Transform], vec_env: VecEnv, rows: Fields) -> None:
         self.transforms, self.vec_env, self.rows = list(transforms), vec_env, rows
@@ -107,7 +100,7 @@ def _primed(transforms: Iterable[Transform]) -> list[Key]:
 
 
 def transforms_of(env: EnvBase) -> Iterator[Transform]:
-    """The transforms of an env and of those that it is made of, innermost first."""
+    """Iterate over the transforms of an env and of those inside it, innermost first."""
     if isinstance(env, TransformedEnv):
         yield from transforms_of(env.base_env)
         yield from env.transforms

@@ -20,25 +20,25 @@ Kept = dict[Key, tuple[np.ndarray, np.ndarray]]  # places (t, lane), int64 [K, 2
 
 
 class StateClock:
-    """Counts how long ago each lane's state was kept, from one batch to the next."""
+    """Count how long ago each lane's state was kept, from one batch to the next."""
 
     def __init__(self, lanes: int, stride: int) -> None:
         self.stride, self.now = stride, 0
         self.due = [stride] * lanes
 
     def restart(self, lanes: Sequence[int]) -> None:
-        """New episodes in these lanes."""
+        """Begin new episodes in these envs."""
         for lane in lanes:
             self.due[lane] = self.now + self.stride
 
     def tick(self) -> list[int]:
-        """One step of all lanes; those whose state is to be kept."""
+        """Step all envs; return those whose state is to be kept."""
         self.now += 1
         if self.now not in self.due:
             return []
-        found = [lane for lane, due in enumerate(self.due) if due == self.now]
-        self.restart(found)
-        return found
+        lanes = [lane for lane, due in enumerate(self.due) if due == self.now]
+        self.restart(lanes)
+        return lanes
 
     def state_dict(self) -> list[int]:
         """Return the steps until each lane's next one."""
@@ -49,7 +49,7 @@ class StateClock:
 
 
 class KeptStates(RowOp):
-    """Copies the rows that are kept from the states' scratch rows (key -> list of rows `[N, *shape]`) as they go by."""
+    """Copy the rows that are kept from the states' scratch rows (key -> list of rows `[N, *shape]`) as they go by."""
 
     def __init__(self, rows: dict[Key, list[np.ndarray]], clock: StateClock) -> None:
         self._rows, self._clock = list(rows.items()), clock

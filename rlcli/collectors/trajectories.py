@@ -34,17 +34,7 @@ Gaps = Mapping[int, bool]  # lane -> whether what comes next begins a trajectory
 
 
 class CompleteTrajectories:
-    """Holds the open pieces of each lane and hands out trajectories, `per_batch` together, whose last step is done.
-
-    `layout`: "padded", `[per_batch, longest]` with zeros and a False `("collector", "mask")` where a trajectory is
-    over; or "cat", end to end, `[frames]`.
-    `deliver_leftovers`: deliver what a reset from outside or the end of the run cuts short as well, its last step
-    flagged truncated and done; the very last delivery may then hold fewer trajectories. Otherwise it is only counted.
-    `groups`: lanes whose trajectories are delivered together, and never with those of others; all of them by default.
-    `group`: that the last delivery is of.
-    `dropped_frames`: frames of trajectories that were cut short and not delivered: by a reset from outside, or because
-    rows before or after them were lost.
-    """
+    """Hold each env's open trajectories and deliver whole ones, `per_batch` together."""
 
     def __init__(
         self,
@@ -57,8 +47,10 @@ class CompleteTrajectories:
             raise ArgumentError("trajs_per_batch must be at least 1", why=f"got {per_batch}")
         if layout not in FORMATS:
             raise ArgumentError(f"unknown traj_format '{layout}'", fix=f"Use one of {', '.join(FORMATS)}.")
+        # "padded" [per_batch, longest] with a mask, or "cat" [frames]
+        # deliver what a reset or the run's end cuts short, flagged truncated
         self.per_batch, self.layout, self.deliver_leftovers = per_batch, layout, deliver_leftovers
-        self.dropped_frames = self.group = 0
+        self.dropped_frames = self.group = 0  # of trajectories cut short and not delivered
         self._group_of = {lane: group for group, lanes in enumerate(groups or ()) for lane in lanes}
         self._open: dict[int, list[Piece]] = {}  # by lane; each piece longer than the next
         self._whole: dict[int, list[Piece]] = {}  # by group
@@ -67,12 +59,12 @@ class CompleteTrajectories:
 
     @property
     def leftover_frames(self) -> int:
-        """Frames held in trajectories that are not delivered yet."""
+        """Count the frames in trajectories that are not delivered yet."""
         return sum(map(len, self._held()))
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Return the bytes of the open trajectories."""
         return sum(piece.nbytes for piece in self._held())
 
     def add(self, batch: TensorDictBase, lanes: range | None = None) -> None:
@@ -96,7 +88,7 @@ class CompleteTrajectories:
                 self._hold(lane, cutter.cut(row, start, cutter.steps))
 
     def interrupt(self, gaps: Gaps) -> None:
-        """Rows were lost before those that come next of these lanes."""
+        """Tell that rows were lost before the next ones of these envs."""
         for lane, begins in gaps.items():
             if lane in self._open:
                 self._cut_short(lane)
@@ -105,14 +97,14 @@ class CompleteTrajectories:
                 self._headless.add(lane)
 
     def finish(self) -> None:
-        """No batch follows: if leftovers are to be delivered, `ready` gives all that is held."""
+        """End the batches: if leftovers are to be delivered, `ready` gives all that is left."""
         if self.deliver_leftovers:
             for lane in sorted(self._open):
                 self._cut_short(lane)
             self._last = True
 
     def ready(self) -> Iterator[TensorDictBase]:
-        """The deliveries that can be made now."""
+        """Give the deliveries that can be made now."""
         for group, held in sorted(self._whole.items()):
             while len(held) >= self.per_batch or (self._last and held):
                 given = held[: self.per_batch]
@@ -127,21 +119,21 @@ class CompleteTrajectories:
         return [piece for held in (self._whole, self._open) for pieces in held.values() for piece in pieces]
 
     def _keep(self, lane: int, piece: Piece) -> None:
-        """A whole trajectory, to be delivered."""
+        """Keep a whole trajectory, to be delivered."""
         self._whole.setdefault(self._group_of.get(lane, 0), []).append(piece)
 
     def _hold(self, lane: int, piece: Piece) -> None:
         """Add a piece, joined with earlier ones that are not longer: few pieces, and each row is copied seldom."""
-        held = self._open.setdefault(lane, [])
-        while held and len(held[-1]) <= len(piece):
-            piece = joined(held.pop(), piece)
-        held.append(piece)
+        pieces = self._open.setdefault(lane, [])
+        while pieces and len(pieces[-1]) <= len(piece):
+            piece = joined(pieces.pop(), piece)
+        pieces.append(piece)
 
     def _close(self, lane: int) -> Piece:
-        held = self._open.pop(lane)
-        piece = held.pop()
-        while held:
-            piece = joined(held.pop(), piece)
+        pieces = self._open.pop(lane)
+        piece = pieces.pop()
+        while pieces:
+            piece = joined(pieces.pop(), piece)
         return piece
 
     def _cut_short(self, lane: int) -> None:
@@ -153,7 +145,7 @@ class CompleteTrajectories:
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """Everything that decides later deliveries; pieces are never written to, so none is copied."""
+        """Return what decides later deliveries; pieces are never written to, so none is copied."""
         return {
             "open": {lane: [piece.state_dict() for piece in pieces] for lane, pieces in self._open.items()},
             "whole": {group: [piece.state_dict() for piece in pieces] for group, pieces in self._whole.items()},
@@ -175,26 +167,20 @@ class CompleteTrajectories:
 # ---- pieces ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive rows of one trajectory, copied: they hold their own bytes and no batch.
+    """Hold consecutive rows of one trajectory, copied."""
 
-    `rows`: key -> `[L, *F]`.
-    `ends` (int64 `[E]`): rows whose next observation is not the row below, ascending; the last row is one. Empty where
-    next observations are not lazy.
-    `extra`: observation key -> `[E, *F]`, their next observations.
-    `few`: key -> the rows that hold something, of a column of which few do; their positions on the CPU.
-    """
-
-    rows: dict[Key, Tensor]
+    rows: dict[Key, Tensor]  # key -> [L, *F]
+    # int64 [E], ascending: rows whose next observation is not the row below
     ends: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
-    extra: dict[Key, Tensor] = field(default_factory=dict)
-    few: dict[Key, Sparse] = field(default_factory=dict)
+    extra: dict[Key, Tensor] = field(default_factory=dict)  # observation key -> [E, *F]: their next observations
+    few: dict[Key, Sparse] = field(default_factory=dict)  # key -> the rows of a sparse column; positions on the CPU
 
     def __len__(self) -> int:
         return len(next(iter(self.rows.values())))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory held, whatever part of it is shown."""
+        """Return the bytes of memory held, whatever part of it is shown."""
         few = (x for sparse in self.few.values() for x in (sparse.at, sparse.rows))
         tensors = [*self.rows.values(), *self.extra.values(), self.ends, *few]
         return sum(x.untyped_storage().nbytes() for x in tensors)
@@ -221,7 +207,7 @@ class Piece:
 
 
 class Cutter:
-    """Cuts pieces out of one batch `[N, T]` or `[T]`."""
+    """Cut pieces out of one batch `[N, T]` or `[T]`."""
 
     def __init__(self, batch: TensorDictBase) -> None:
         lanes = batch if batch.ndim == 2 else batch.unsqueeze(0)
@@ -273,7 +259,7 @@ def one_after_another(parts: Sequence[Sparse], lengths: Sequence[int]) -> Sparse
 
 
 def end_to_end(pieces: Sequence[Piece]) -> TensorDictBase:
-    """Whole trajectories one after another, ``[frames]``; what is lazy stays lazy."""
+    """Join whole trajectories to ``[frames]``; what is lazy stays lazy."""
     rows = {key: torch.cat([piece.rows[key] for piece in pieces]) for key in pieces[0].rows}
     frames = sum(map(len, pieces))
     flat = TensorDict({}, batch_size=(frames,), names=["time"])
@@ -290,7 +276,7 @@ def end_to_end(pieces: Sequence[Piece]) -> TensorDictBase:
 
 
 def _odd_rows(columns: dict[Key, Tensor], following: dict[Key, Tensor]) -> Tensor | None:
-    """bool `[N, T-1]`: rows whose next observation is not, byte for byte, the row below. None where nothing is lazy."""
+    """Return bool `[N, T-1]`: rows whose next observation is not the row below, bit for bit; None: not lazy."""
     odd: Tensor | None = None
     for key, x in following.items():
         unlike = (
@@ -301,7 +287,7 @@ def _odd_rows(columns: dict[Key, Tensor], following: dict[Key, Tensor]) -> Tenso
 
 
 def _same(a: Tensor, b: Tensor) -> Tensor:
-    """bool `[L]`: which rows of `a` and `b` `[L, *F]` have equal bytes."""
+    """Return bool `[L]`: which rows of `a` and `b` `[L, *F]` have equal bytes."""
     left, right = (x.reshape(len(x), math.prod(x.shape[1:])).contiguous() for x in (a, b))
     if not left.numel():
         return torch.ones(len(a), dtype=torch.bool, device=a.device)

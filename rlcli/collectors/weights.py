@@ -29,19 +29,14 @@ SWAPS = ("rollout", "step")
 
 
 class Publication(NamedTuple):
-    """Published weights, in memory that only the publication holds: nobody writes to it.
-
-    `version`: of the policy.
-    `models`: of each model that it speaks of, its tensors by name, in the dtypes and on the devices where they will act
-    (on the CPU, contiguous: each is an array by `.numpy()`).
-    """
+    """Hold published weights in memory of their own, which nobody writes to."""
 
     version: int
-    models: Mapping[str, Mapping[str, Tensor]]
+    models: Mapping[str, Mapping[str, Tensor]]  # model -> name -> tensor, in the dtype and on the device where it acts
 
 
 class Receiver(Protocol):
-    """Brings publications from another process, and writes them to models."""
+    """Bring publications from another process, and write them to models."""
 
     @property
     def waiting(self) -> bool:
@@ -52,7 +47,7 @@ class Receiver(Protocol):
 
 
 class CollectorWeights(Protocol):
-    """What a collector publishes versions with."""
+    """Describe what a collector publishes versions with."""
 
     version: int
 
@@ -61,20 +56,14 @@ class CollectorWeights(Protocol):
 
 
 class FollowedWeights:
-    """Pairs of a model that is trained and the one that collecting uses.
-
-    `swap`: where what is published while a batch is collected begins to act: with the next batch ("rollout"), or
-    "step".
-    `version`, `acting`: of the policy's weights: as published last, and as adopted last.
-    `apart`: whether a thread collects: then it alone changes what acts.
-    """
+    """Pair each trained model with the one that collecting uses."""
 
     def __init__(self, swap: str = "rollout") -> None:
         if swap not in SWAPS:
             raise ArgumentError(f"unknown weights_swap '{swap}'", fix=f"Use one of {', '.join(SWAPS)}.")
-        self.swap = swap
-        self.version = self.acting = 0
-        self.apart = False
+        self.swap = swap  # "rollout": what is published meanwhile acts from the next batch on; or "step"
+        self.version = self.acting = 0  # of the policy, as published last
+        self.apart = False  # a thread collects: it alone changes what acts
         self._pairs: dict[str, tuple[Any, Any]] = {}
         self._newest: Publication | None = None  # until it is adopted
         self._receiver: Receiver | None = None
@@ -84,7 +73,7 @@ class FollowedWeights:
 
     # ---- what is trained and what acts -------------------------------------------------------------------------
     def connect(self, given: Any, used: Any) -> None:
-        """The policy as the collector was given it, and what acts: `given` itself or a copy of it."""
+        """Pair the policy as it was given with what acts: itself or a copy of it."""
         with self._lock:
             self._pairs[POLICY] = (given, used)
 
@@ -146,7 +135,7 @@ class FollowedWeights:
 
     # ---- adopting ----------------------------------------------------------------------------------------------
     def begin(self) -> None:
-        """A batch begins, on the newest version."""
+        """Begin a batch on the newest version."""
         with self._lock:
             if self._in_flight:
                 raise ArgumentError(
@@ -159,11 +148,11 @@ class FollowedWeights:
         self._since = [(0, self.acting)]
 
     def end(self) -> None:
-        """The batch is whole, or given up."""
+        """End a batch, whole or given up."""
         self._in_flight = False
 
     def adopting(self, actor: BoundActor) -> Callable[[int], Any]:
-        """`actor.act`, on the newest version at every step."""
+        """Return `actor.act`, on the newest version at every step."""
 
         def act(t: int) -> Any:
             if self._waits():
@@ -212,7 +201,7 @@ def check_model(name: str, *modules: Any) -> None:
 
 
 def spoken_of(trained: Mapping[str, Any], source: Source | None, model_id: str | None) -> dict[str, Any]:
-    """Each model that a publication speaks of, and where its new weights are: all as they are trained, or `source`."""
+    """Map each model that a publication names to its new weights: as trained, or `source`."""
     name = model_id or POLICY
     if name not in trained:
         raise ArgumentError(f"no model is called '{name}'", why=f"there are {', '.join(trained)}")

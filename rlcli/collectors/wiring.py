@@ -51,24 +51,17 @@ EnvMaker = EnvBase | Callable[[], EnvBase] | str
 
 @dataclass(frozen=True)
 class Wired:
-    """The parts that one collector steps.
+    """Hold the parts that one collector steps."""
 
-    `env`: with all of its transforms.
-    `vec_env`: steps the inner ones of `transforms` itself where one has no columns; `faces`: how the others are run.
-    `policy`: what acts, on tensordicts: `actor` runs it.
-    `own`: the part of `policy` that is of the kind that was given: the very object, or a copy on its device.
-    `mask_key`: of the observation that says which actions are allowed.
-    """
-
-    env: EnvBase
+    env: EnvBase  # with all of its transforms
     vec_env: VecEnv
     transforms: list[Transform]
     faces: Faces
     policy: Any
-    own: Any
+    own: Any  # the part of `policy` of the kind that was given: the object, or a copy on its device
     actor: ActorRunner
     random: RandomActor
-    mask_key: Key | None
+    mask_key: Key | None  # the observation that says which actions are allowed
     schema: RowSchema
 
 
@@ -111,10 +104,10 @@ def with_transforms(env: EnvBase, policy: Any, max_frames_per_traj: int | None, 
 def with_delta(
     env: EnvBase, mode: str, dtype: torch.dtype, on_overflow: str = "raise"
 ) -> tuple[EnvBase, NextObservationDelta | None]:
-    """The env with its `NextObservationDelta`: its own, or in `delta` a new one on the outside; None in other modes."""
-    own = delta_of(env)
-    if own is not None or NEXT[mode] != CODED:
-        return env, own
+    """Return the env with its `NextObservationDelta`: its own, or in `delta` mode a new outermost one."""
+    delta = delta_of(env)
+    if delta is not None or NEXT[mode] != CODED:
+        return env, delta
     added = NextObservationDelta(delta_dtype=dtype, on_overflow=on_overflow)
     return TransformedEnv(env, added), added
 
@@ -125,12 +118,7 @@ def delta_of(env: EnvBase) -> NextObservationDelta | None:
 
 
 def array_face(env: EnvBase) -> tuple[VecEnv, list[Transform]]:
-    """The `VecEnv` of an env, and those of its transforms that are still to be run on its rows, innermost first.
-
-    The env's own face speaks for methods of rlcli's alone.  Where a class of the user's overrides one, or a transform
-    has no column face, all of the env is stepped on tensordicts: any part may read what any other wrote.  Only what
-    belongs on the outside of batches, and what lies on that, is run on rows all the same.
-    """
+    """Return the env's `VecEnv`, and the transforms that still run on its rows, innermost first."""
     if not isinstance(env, TransformedEnv) or not steps_as_ours(env):
         vec_env = getattr(env, "vec_env", None)
         return (vec_env if isinstance(vec_env, VecEnv) and steps_as_ours(env) else TensorDictVecEnv(env)), []
@@ -160,10 +148,7 @@ def array_face(env: EnvBase) -> tuple[VecEnv, list[Transform]]:
 
 
 def _apart(transforms: Sequence[Transform]) -> tuple[list[Transform], list[Transform]]:
-    """Transforms, and apart from them those that work on the rewards of whole batches and can do so in the end.
-
-    They can where what comes after them neither reads nor writes rewards: what it does is known if it has columns.
-    """
+    """Split off the transforms that can work on the rewards of whole batches in the end."""
     kept: list[Transform] = list(transforms)
     late: list[Transform] = []
     for place in range(len(transforms) - 1, -1, -1):
@@ -192,12 +177,7 @@ def wire(
     mode: str,
     random_frames: int,
 ) -> Wired:
-    """See `Wired`.
-
-    `face`: the env's, from `array_face`.
-    `policy`: what acts; `options` say how, and what of it is kept. `mode`: how next observations are kept.
-    `random_frames`: how many frames take random actions before the policy acts.
-    """
+    """Wire env, policy and devices to one collector's parts."""
     vec_env, transforms = face
     if overridden(env, ["maybe_reset"]):
         raise ArgumentError(
@@ -233,7 +213,7 @@ def wire(
 
 
 def _mask_key(policy: Any, shown: Fields, actions: ActionFormat, options: CollectorOptions) -> Key | None:
-    """Of the observation that the policy, or random actions in its place, keep to; None where there is none."""
+    """Return the mask that the policy, or random actions in its place, keep to; None where there is none."""
     if policy is not None:
         key = mask_key_of(policy)
         return key if key in shown and actions.kind != "box" else None  # one that the policy makes is its own business
@@ -277,10 +257,7 @@ def _actor(
 
 
 def random_actions(env: EnvBase, vec_env: VecEnv) -> ActionFormat | None:
-    """Return how the env's random actions look and what they are drawn from; None where only the env can draw them.
-
-    They are those of its `action_spec`, which a user may have narrowed, or given another dtype or a class of its own.
-    """
+    """Return how random actions are drawn, by the env's `action_spec`; None where only the env can."""
     spec, actions = env.action_spec, vec_env.actions
     if overridden(env, ["rand_action"]) or not isinstance(spec, ACTIONS) or overridden(spec, spec.drawn_by):
         return None
@@ -291,8 +268,8 @@ def random_actions(env: EnvBase, vec_env: VecEnv) -> ActionFormat | None:
 
 
 def _own_random(env: EnvBase) -> str:
-    own = overridden(env, ["rand_action"])
-    return "its own rand_action" if own else f"an action_spec of its own, {type(env.action_spec).__name__}"
+    overrides = overridden(env, ["rand_action"])
+    return "its own rand_action" if overrides else f"an action_spec of its own, {type(env.action_spec).__name__}"
 
 
 def refuse_own_random(env: EnvBase, vec_env: VecEnv) -> None:
@@ -327,10 +304,7 @@ def _kept(
 
 
 def _legal(env: EnvBase, intervals: dict[Key, Interval], key: Key, values: np.ndarray) -> np.ndarray:
-    """`values` `[*batch, *shape]` if the env may show them under `key`, otherwise others that it may.
-
-    Specs say what is legal; where one says nothing, the bounds that the env declares.
-    """
+    """Replace values `[*batch, *shape]` that the env may not show under `key` by ones that it may."""
     specs = {
         unravel(k): spec
         for full in (env.full_state_spec, env.full_observation_spec)

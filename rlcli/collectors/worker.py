@@ -54,43 +54,27 @@ def signs_of(workers: int) -> Arrays:
 
 @dataclass(frozen=True)
 class Sent:
-    """The things that a worker is made of.
+    """Hold what a worker is made of."""
 
-    `options`: `CollectorOptions.pickled()`.
-    `hooks`: the pickled pair of what is called before each batch, and with each batch.
-    `told`: what the parent's actor has registered.
-    `threads`: of one torch operation. `quiet`: whether it shows no warnings.
-    """
-
-    options: bytes
-    hooks: bytes
+    options: bytes  # CollectorOptions.pickled()
+    hooks: bytes  # pickled pair: called before each batch, and with it
     told: Told
-    threads: int = 1
+    threads: int = 1  # of one torch operation
     quiet: bool = True
 
 
 @dataclass(frozen=True)
 class WorkerBatch:
-    """One worker's account of the rows that it has written: `Filled`, less the columns in shared memory.
-
-    `lanes`, `steps`: of each lane, the steps that were taken: fewer than asked for where a batch ends with an episode.
-    `keys`: columns, in order. `columns`: those that do not lie in shared memory, `[N, T, *]`.
-    `carrier`: key -> `[N, *]`: the successors of the last row.
-    `places`, `finals`: the rows `(t, lane)` that ended an episode, and their successors, `[E, *]`.
-    `version`: of the weights that acted last. `episodes`: see `Collector.episodes`.
-    `next_id`: the id that the worker's next trajectory would get.
-    `outside`: observations outside their bounds since the last part, as `Bounds.figures` gives them.
-    `begins`: the parent's to say: see `WorkerRecord.begins`.
-    """
+    """Describe the rows that a worker has written: `Filled`, less the columns in shared memory."""
 
     lanes: int
     steps: int
     keys: tuple[Key, ...]
-    columns: dict[Key, np.ndarray]
+    columns: dict[Key, np.ndarray]  # those not in shared memory, [N, T, *]
     late: dict[Key, Tensor]
-    carrier: dict[Key, np.ndarray]
-    places: list[tuple[int, int]]
-    finals: dict[Key, np.ndarray]
+    carrier: dict[Key, np.ndarray]  # key -> [N, *]: successors of the last row
+    places: list[tuple[int, int]]  # (t, lane) of rows that ended an episode
+    finals: dict[Key, np.ndarray]  # their successors, [E, *]
     schema: RowSchema
     raw_reward: np.ndarray | None
     done: np.ndarray | None
@@ -99,18 +83,18 @@ class WorkerBatch:
     episodes: list[int]
     next_id: int
     outside: dict[str, dict[str, Any]] = field(default_factory=dict)
-    begins: bool | None = None
+    begins: bool | None = None  # set by the parent: see `WorkerRecord.begins`
     states: Kept = field(default_factory=dict)
     ends: list[Ended] = field(default_factory=list)
 
 
 def columns_of(engine: Rollout) -> Fields:
     """Return the fields of the columns that are shared: what the loop writes, and what passes add."""
-    found = engine.columns()
+    columns = engine.columns()
     for key, added in engine.schema.written(PASS).items():
         if added.stored:
-            found |= {k: added for k in (key, under_next(key)) if engine.schema.delivers(k)}
-    return found
+            columns |= {k: added for k in (key, under_next(key)) if engine.schema.delivers(k)}
+    return columns
 
 
 def _written(x: Any) -> int:
@@ -128,7 +112,7 @@ def work(channel: Channel) -> None:
 
 
 class CollectorWorker:
-    """Carries out a parent's orders: each is a method's name, with arguments."""
+    """Carry out a parent's orders: each is a method's name, with arguments."""
 
     collector: Collector
 
@@ -137,7 +121,7 @@ class CollectorWorker:
         self._stop: np.ndarray | None = None
 
     def carry_out(self, kind: int, body: bytes) -> Any:
-        """One order."""
+        """Carry out one order."""
         name, args, settings = unpacked(body)
         return getattr(self, name)(*args, **settings)
 
@@ -154,10 +138,7 @@ class CollectorWorker:
         return tuple(self.env.batch_size)
 
     def build(self, first_lane: int, all_lanes: int, seed: int, first_id: int, stride: int) -> dict[str, Any]:
-        """Make the collector, of these lanes of the run; what the parent has to know of it.
-
-        The descriptor that follows is of the memory for `signs_of` all workers.
-        """
+        """Make the collector of these envs, and return what the parent must know of it."""
         region = Region(signs_of(stride), self.channel.receive_fd())
         region.forget_fd()
         clock, beats = (region.arrays[name][first_id : first_id + 1] for name in ("clock", "beats"))
@@ -213,8 +194,8 @@ class CollectorWorker:
         """Map a slot; this worker's lanes in it begin at `first`."""
         region = Region(memory, self.channel.receive_fd())
         region.forget_fd()
-        mine = slice(first, first + self.collector.envs)
-        self.slots.add(slot, steps, {key: array[mine] for key, array in region.arrays.items()})  # type: ignore[misc]
+        share = slice(first, first + self.collector.envs)
+        self.slots.add(slot, steps, {key: array[share] for key, array in region.arrays.items()})  # type: ignore[misc]
 
     def collect(
         self,
@@ -251,18 +232,18 @@ class CollectorWorker:
     def _in_place(
         self, columns: Mapping[Key, np.ndarray], memory: Mapping[Key, np.ndarray], steps: int
     ) -> dict[Key, np.ndarray]:
-        """Have the columns lie in shared memory; those that no place was made for."""
+        """Put the columns into shared memory; return those that have no place in it."""
         apart = {}
         for key, column in columns.items():
-            place = memory.get(key)
-            if place is None or place.dtype != column.dtype or place[:, :steps].shape != column.shape:
+            slot = memory.get(key)
+            if slot is None or slot.dtype != column.dtype or slot[:, :steps].shape != column.shape:
                 apart[key] = column
-            elif place is not column:
-                place[:, :steps] = column
+            elif slot is not column:
+                slot[:, :steps] = column
         return apart
 
     def _shown(self, filled: Filled) -> Filled:
-        """With what the hook makes of the batch: it may add keys, and write other values."""
+        """Apply the hook to the batch: it may add keys, and write other values."""
         if self.post_hook is None:
             return filled
         raw, done = (None if x is None else x.copy() for x in (filled.reward, filled.done))
@@ -293,9 +274,9 @@ class CollectorWorker:
 
     # ---- what else a collector does ------------------------------------------------------------------------------
     def call(self, name: str, *args: Any, **settings: Any) -> Any:
-        """One of the collector's methods, or the value of an attribute."""
-        found = getattr(self.collector, name)
-        return found(*args, **settings) if callable(found) else found
+        """Call a method of the collector, or read an attribute."""
+        value = getattr(self.collector, name)
+        return value(*args, **settings) if callable(value) else value
 
     def standing(self) -> tuple[list[int], int]:
         """Return what a successor has to know: the lanes' episodes, and the next trajectory's id."""

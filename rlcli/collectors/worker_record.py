@@ -7,33 +7,23 @@ from dataclasses import dataclass
 
 @dataclass
 class WorkerRecord:
-    """One worker, of `lanes` envs from the collector's `first_lane` on.
-
-    `episodes`: of each lane, the one that its last part ended in.
-    `frames`: that it has written whole batches of: beside those that are delivered, those that wait for it, and those
-    of late batches that were passed over. A run counts what is delivered.
-    `version`: of the weights that acted last.
-    `lag`, `largest_lag`: how many publications its last batch was behind when it was delivered, and the most that one
-    was; None where nothing is published while a batch is collected.
-    `restarts`, `lost_frames`, `cause`: how often it was replaced, how many frames that lost, and why the last time.
-    `begins`: whether its next rows do not go on where its last ones ended: with new episodes, or (False) in the middle
-    of episodes, since rows in between were lost. None: they go on.
-    """
+    """Record one worker, of `lanes` envs from the collector's `first_lane` on."""
 
     lanes: int
     first_lane: int
     episodes: list[int]
     next_id: int
-    frames: int = 0
+    frames: int = 0  # in whole batches, delivered or not
     version: int = 0
-    lag: int | None = None
+    lag: int | None = None  # publications that its last batch was behind; None where nothing is published meanwhile
     largest_lag: int | None = None
     restarts: int = 0
     lost_frames: int = 0
     cause: str = ""
+    # its next rows begin episodes (True) or are mid-episode after a loss (False); None: they go on
     begins: bool | None = None
 
     @property
     def span(self) -> range:
-        """Its lanes, among the collector's."""
+        """Return its env indices, among the collector's."""
         return range(self.first_lane, self.first_lane + self.lanes)

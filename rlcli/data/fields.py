@@ -83,7 +83,7 @@ def check_fit(fields: Mapping[Key, Field], columns: Mapping[Key, Tensor], lead: 
 
 
 def listed_fields(fields: Mapping[Key, Field]) -> list[list[Any]]:
-    """Fields as JSON can hold them: key, dtype, shape."""
+    """Return the fields as JSON can hold them: key, dtype, shape."""
     return [[list(as_tuple(key)), dtype_name(field.dtype), list(field.shape)] for key, field in fields.items()]
 
 

@@ -137,7 +137,7 @@ def nested_rows(flat: TensorDictBase, lengths: Tensor, layout: torch.layout = to
 
 
 def _blank(x: Tensor, where: Tensor) -> Tensor:
-    """Zeros in the rows of `x` ``[N, T, *F]`` that bool ``[N, T]`` says."""
+    """Zero the rows of `x` ``[N, T, *F]`` that bool ``[N, T]`` marks."""
     if isinstance(x, Rows) and x.sparse:
         return blanked(x, where)
     try:

@@ -34,7 +34,7 @@ SEEN = tuple(  # how the keys begin that decide observations
 
 
 def acting_policy(cfg: CollectConfig, env: EnvBase, run: Run) -> ActorCritic | None:
-    """The policy of a collecting run, its saved observation statistics put into `env`; None for random actions."""
+    """Return a collecting run's policy (None: random actions); its saved statistics go into `env`."""
     folder = run.path / KEPT
     if cfg.policy.kind == "random":
         return None
@@ -105,8 +105,8 @@ def _asked_for(cfg: CollectConfig) -> checkpoint.Checkpoint:
     trained = path.resolve().parents[1] if one else path
     if not one or (trained / RUN).exists():
         check_imports(open_run(trained))
-    found = checkpoint.load(path) if one else newest(open_run(path))
-    learned = config_of(found.manifest["config"])
+    state = checkpoint.load(path) if one else newest(open_run(path))
+    learned = config_of(state.manifest["config"])
     decide = [key for key in leaves(type(learned)) if f"{key}.".startswith(SEEN) and key not in unread(learned)]
     other = {  # as they are typed: its own, and the one here
         key.removesuffix(".kind"): (spell(value_at(learned, key)), spell(value_at(cfg, key)))
@@ -119,4 +119,4 @@ def _asked_for(cfg: CollectConfig) -> checkpoint.Checkpoint:
             why="; ".join(f"its {key} is {its}, here it is {here}" for key, (its, here) in other.items()),
             fix=f"Add {shlex.join(f'{key}={its}' for key, (its, _) in other.items())}.",
         )  # fmt: skip
-    return found
+    return state

@@ -88,17 +88,17 @@ def fill(collection: Collection) -> None:
 
 
 def _write(collection: Collection) -> None:
-    """Segments, after those that are there; an error names the frames that are on the disk."""
-    folder, found = collection.run.path / SEGMENTS, collection.resumed
+    """Write segments after those that are there; an error names the frames that are on the disk."""
+    folder, resumed = collection.run.path / SEGMENTS, collection.resumed
     frames = 0
     note_new(collection.run, FRAMES, SEGMENTS)
     try:
         with (
             saying_memory(),
-            SegmentWriter(folder, collection.about, resume=found is not None, commit_seconds=math.inf) as writer,
+            SegmentWriter(folder, collection.about, resume=resumed is not None, commit_seconds=math.inf) as writer,
         ):
-            if found is not None and found.segments is not None:
-                writer.cut(open_lanes(found.segments, collection.cut))
+            if resumed is not None and resumed.segments is not None:
+                writer.cut(open_lanes(resumed.segments, collection.cut))
             try:
                 _batches(collection, writer)
             finally:
@@ -142,7 +142,7 @@ def _batches(collection: Collection, writer: SegmentWriter) -> None:
 
 
 class Collection:
-    """One run's env, policy, collector and reporter; `resume_at`: frames of the state that is about to be loaded."""
+    """Hold one run's env, policy, collector and reporter; `resume_at`: frames of the state to load."""
 
     def __init__(
         self, cfg: CollectConfig, run: Run, stop: StopSignals, resume_at: int | None = None, first: First = NONE
@@ -171,7 +171,7 @@ class Collection:
 
     @property
     def about(self) -> dict[str, Any]:
-        """The header of the segments: what a resumed run must have too, and in a new one what it was made with."""
+        """Return the header of the segments: what resumed runs must share, and how a new one was made."""
         new = self.resumed is None or self.resumed.segments is None
         made = {"config": to_dict(self.cfg), "versions": self.versions, "specs": row_specs(self.env)}
         return {**self.kind, **(made if new else {})}
@@ -205,7 +205,7 @@ class Collection:
             self._catch_up(self.resumed.segments, self.resumed.first)
 
     def stop_if_overdue(self) -> None:
-        """In the middle of a batch, which is given up where a signal came some seconds ago."""
+        """Give up the batch in its middle where a signal came some seconds ago."""
         if self.stop.requested and self.stop.overdue:  # asked once a step
             raise self.stopped()
 
@@ -272,10 +272,7 @@ class Collection:
             self._begin_anew(segments, first, begun + 1)  # where an episode was over, the next was not counted yet
 
     def _begin_anew(self, segments: SegmentReader, first: int, episodes: np.ndarray) -> None:
-        """After the last frame on the disk: new episodes in all lanes, under ids and from seeds that are not there yet.
-
-        `episodes`, int64 ``[lanes]``, are the numbers of those that segment `first` begins with.
-        """
+        """Begin new episodes in all envs, under unused ids and seeds; `episodes` int64 ``[lanes]``."""
         ids = []
         for i in range(first, len(segments)):
             batch = segments.read(i)
@@ -291,7 +288,7 @@ class Collection:
 
 
 def stored_keys(cfg: CollectConfig, observed: list[Key], policy: ActorCritic | None) -> list[Key]:
-    """Observations, actions, rewards, ends and ids; what else a policy writes only if `memory.keep` names it."""
+    """Return observations, actions, rewards, ends and ids; others of the policy only if `memory.keep` names them."""
     keep: list[Key] = [*observed, *(under_next(key) for key in observed), "action"]
     keep += [SAMPLE_LOG_PROB] if policy is not None and SAMPLE_LOG_PROB in getattr(policy.actor, "out_keys", ()) else []
     keep += [REWARD, DONE, TERMINATED, TRUNCATED, TRAJ_IDS]
@@ -306,23 +303,17 @@ _STATE = record(
 
 
 class Found(NamedTuple):
-    """The point at which a collecting run stands.
+    """Describe the point at which a collecting run stands."""
 
-    `segments`: what is acknowledged; None before the first commit.
-    `first`: segments before the state.
-    `frames`: frames in them.
-    `skipped`: one sentence for each newer state that is damaged.
-    """
-
-    segments: SegmentReader | None
-    first: int
-    frames: int
+    segments: SegmentReader | None  # None before the first commit
+    first: int  # segments before the state
+    frames: int  # in those segments
     state: dict[str, Any]
-    skipped: list[str]
+    skipped: list[str]  # one sentence for each newer state that is damaged
 
     @property
     def total(self) -> int:
-        """Frames on the disk."""
+        """Count the frames on the disk."""
         return 0 if self.segments is None else self.segments.frames
 
     @property
@@ -332,10 +323,7 @@ class Found(NamedTuple):
 
 
 def find_state(run: Run) -> Found:
-    """Return the newest state of a collecting run that verifies, and what is on the disk.
-
-    Every segment is read: what is damaged is found before the run goes on, not by who reads its frames one day.
-    """
+    """Return a run's newest state that verifies; every segment is read, so damage shows before it goes on."""
     folder = run.path / SEGMENTS
     need_journal(folder)
     if not has_header(folder / JOURNAL):  # killed before it was written

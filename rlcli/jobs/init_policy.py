@@ -30,35 +30,26 @@ from rlcli.transforms import RunningNorm, by_name
 
 
 class InitPolicy(NamedTuple):
-    """The policy that a run began with.
-
-    `path`: of the checkpoint.
-    `state`: what that holds.
-    `frames`: of training behind it.
-    `taken`: layers that were copied.
-    `left_out`: what was not, each with its two shapes.
-    """
+    """Describe the policy that a run began with."""
 
     path: str
     state: dict[str, Any]
-    frames: int
-    taken: int
-    left_out: list[str]
+    frames: int  # of training behind it
+    taken: int  # layers that were copied
+    left_out: list[str]  # layers that were not, each with its two shapes
 
     @property
     def line(self) -> str:
-        """For the start of the run."""
+        """Return a line for the start of the run."""
         left = f"; not used: {'; '.join(self.left_out)}" if self.left_out else ""
         return f"initialised {self.taken} tensors from {self.path}, trained for {self.frames:,} frames{left}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for a report."""
+        """Return plain values for a report."""
         return {"from": self.path, "frames": self.frames, "layers": self.taken, "left_out": self.left_out}
 
     def with_rest(self, update: Update, estimator: ValueEstimator | None) -> InitPolicy:
-        """Copy what loss and value stage learn beside the networks, a temperature, the scale of values; and let go of
-        the checkpoint.
-        """
+        """Copy what loss and value stage learn beside the networks, and let go of the checkpoint."""
         mine = {name: x for name, x in update.loss.named_parameters() if x.requires_grad}
         beside = state_beside(update.loss, *update.loss.networks)
         _copy({name: x for name, x in mine.items() if name in beside}, self.state.get("update", {}), "loss.")
@@ -69,23 +60,20 @@ class InitPolicy(NamedTuple):
 
 
 def init_policy(asked: str, env: EnvBase, policy: ActorCritic, *, strict: bool) -> InitPolicy:
-    """Put the weights and statistics that `policy.init_from` names into a new run's networks and transforms.
-
-    What explores (an epsilon) begins anew. `strict`: layers of other shapes are refused.
-    """
-    found = _checkpoint(asked)
+    """Put weights and statistics of `policy.init_from` into a new run; exploration begins anew."""
+    checkpoint = _checkpoint(asked)
     explores = {
         f"{name}.{entry}" for name, part in policy.named_modules() if isinstance(part, EGreedyModule)
         for entry in part.state_dict()
     }  # fmt: skip
     mine, theirs = (
         {name: x for name, x in state.items() if name not in explores}
-        for state in (policy.state_dict(), found.state["policy"])
+        for state in (policy.state_dict(), checkpoint.state["policy"])
     )
     if policy.critic is None:
         theirs = {name: x for name, x in theirs.items() if not name.startswith("critic.")}
     other = other_layers(mine, theirs)
-    saved = learned_by_transforms(found.state) if "collector" in found.state else {}
+    saved = learned_by_transforms(checkpoint.state) if "collector" in checkpoint.state else {}
     scales = dict(_other_scales(env, saved))
     left_out = [*other.values(), *scales.values()]
     if left_out and strict:
@@ -102,7 +90,7 @@ def init_policy(asked: str, env: EnvBase, policy: ActorCritic, *, strict: bool) 
         )  # fmt: skip
     policy.load_state_dict(fitting, strict=False)
     continue_transforms(env, {name: state for name, state in saved.items() if name not in scales})
-    return InitPolicy(str(found.path), found.state, found.manifest["number"], len(fitting), left_out)
+    return InitPolicy(str(checkpoint.path), checkpoint.state, checkpoint.manifest["number"], len(fitting), left_out)
 
 
 def _checkpoint(asked: str) -> Checkpoint:
@@ -112,7 +100,7 @@ def _checkpoint(asked: str) -> Checkpoint:
 
 
 def _other_scales(env: EnvBase, saved: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Normalisations of observations that are only there, only here, or of another shape: name -> what to say."""
+    """Compare normalisations that are only there, only here, or of another shape: name -> what to say."""
     base = env.base_env if isinstance(env, TransformedEnv) else env
     mine = {name: part for name, part in by_name(transforms_on(env)).items() if isinstance(part, RunningNorm)}
     for name in saved:

@@ -98,7 +98,7 @@ def go(learner: Learner) -> None:
 
 
 class Learner:
-    """One run's parts, with what its kind of run adds; `resume_at`: frames of the checkpoint that is to be loaded."""
+    """Hold one run's parts; `resume_at`: frames of the checkpoint to load."""
 
     def __init__(
         self, cfg: Config, run: Run, stop: StopSignals, resume_at: int | None = None, first: First = NONE
@@ -195,18 +195,15 @@ class Learner:
 
     def _threads_said(self) -> str:
         """Say how threads are dealt out between the learner and the workers."""
-        said = f"threads {self.threads} ({'auto' if self.cfg.threads == 'auto' else 'as set'})"
+        threads_line = f"threads {self.threads} ({'auto' if self.cfg.threads == 'auto' else 'as set'})"
         if not (count := len(self.collector.workers)):
-            return said
+            return threads_line
         each = "1 in a worker" if count == 1 else f"1 in each of {count} workers"
         meanwhile = "in turn" if self.cfg.collector.kind == "multi_sync" else "at the same time"
-        return f"{said} for learning, {each}, {meanwhile}; {cores()} cores"
+        return f"{threads_line} for learning, {each}, {meanwhile}; {cores()} cores"
 
     def evaluation(self) -> Played | None:
-        """Play episodes with the present weights, most likely actions, rewards as the env gives them.
-
-        An error is reported, and ends nothing but the evaluation. None if the run was asked to stop meanwhile.
-        """
+        """Play episodes with the present weights; an error is a warning. None if asked to stop meanwhile."""
         episodes = self.cfg.run.eval_episodes
         if self._waited > ANNOUNCED_FROM:
             self.reporter.say(f"evaluating: {episodes} episode{'s' * (episodes > 1)}, deterministic actions ...")
@@ -214,18 +211,18 @@ class Learner:
         try:
             # one that is cut short must not move the random streams
             with self.hooks.stage("evaluate"), random_streams.kept():
-                found = self._play(episodes)
+                played = self._play(episodes)
         except Exception as error:  # of the env, or of a user's transform: what was learned is not lost for it
             failed = FailedEvaluation(str(error) if isinstance(error, RlcliError) else in_words(error))
             self.reporter.warn("evaluation", f"an evaluation {failed}")
             return failed
         self._waited = time.monotonic() - began
-        if found is not None:
-            self.reporter.out_of_bounds(found.outside.news(), "in evaluations ")
-        return found
+        if played is not None:
+            self.reporter.out_of_bounds(played.outside.news(), "in evaluations ")
+        return played
 
     def _play(self, episodes: int) -> Evaluation | None:
-        """In envs that are kept for the next time, unless they fail."""
+        """Play in envs that are kept for the next time, unless they fail."""
         try:
             if self.evaluation_env is None:
                 self.evaluation_env = self._make_evaluation_env(episodes)
@@ -260,25 +257,25 @@ class Learner:
             env.close()
 
     def warn_of_evaluation(self, text: str) -> None:
-        """A warning of the report."""
+        """Add a warning to the report."""
         self.reporter.warn("evaluation", text)
 
     def final_evaluation(self) -> dict[str, Any]:
-        """Facts for the closing report."""
+        """Return facts for the closing report."""
         if not self.cfg.run.eval_episodes:
             return {}
-        found = None
+        played = None
         if self.hooks.evaluation is not None:
-            found = self.hooks.evaluation.played_at(self.collector.frames)
-        if found is None:
+            played = self.hooks.evaluation.played_at(self.collector.frames)
+        if played is None:
             if self.evaluation_env is None:  # of some envs only one can exist
                 with released(self.collector.shutdown, self.warn_of_evaluation):
                     pass
-            found = self.evaluation()
-        if found is None:
+            played = self.evaluation()
+        if played is None:
             self.saver.stop_if_asked(self.collector.frames, saved=True)
             return {}
-        return {"evaluation": found.as_dict()}
+        return {"evaluation": played.as_dict()}
 
     def load(self, found: Checkpoint) -> None:
         """Go on from a checkpoint; damaged ones that were passed over are named."""

@@ -96,7 +96,7 @@ def plan(cfg: CollectConfig, verb: str, limit: int | None = None) -> Plan:
             init_rows = count_init_rows(cfg)
 
             def forecast(changed: CollectConfig) -> Plan:
-                """What was measured for this configuration, and the tensors of another."""
+                """Return what was measured for this configuration, or forecast another's tensors."""
                 alone, parts = envs, learning
                 more = {"envs": code + envs.each * lanes_here(changed), EVALUATION: envs.each * played(changed)}
                 if workers_of(cfg):
@@ -113,8 +113,8 @@ def plan(cfg: CollectConfig, verb: str, limit: int | None = None) -> Plan:
                     changed, verb, collector, parts, process | more, envs=alone, init_rows=init_rows, limit=limit
                 )
 
-            found = forecast(cfg)
-            return dataclasses.replace(found, advice=advice_for(cfg, found, forecast))
+            plan = forecast(cfg)
+            return dataclasses.replace(plan, advice=advice_for(cfg, plan, forecast))
         finally:
             env.close()
 
@@ -152,11 +152,7 @@ def _forecast(
     init_rows: int = 0,
     limit: int | None = None,
 ) -> Plan:
-    """Return the plan of a run whose parts are there already.
-
-    `collector`: asked for its schema; it may have been made with fewer lanes.
-    `process`: what the process holds beside tensors, and before the first batch.
-    """
+    """Return the plan of a run whose parts exist; `collector` may have fewer envs, `process` in bytes."""
     rows, entries, peaks = tensors_of(cfg, collector, learning, init_rows)
     mode, modes = cfg.memory.next_obs, modes_of(cfg, rows, partial(estimates_of, cfg, learning.estimator), init_rows)
     unknown = [f"the temporary memory of stage {p.stage} is not known: {p.unknown}" for p in peaks if p.unknown]

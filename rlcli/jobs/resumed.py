@@ -82,8 +82,8 @@ def _train(run: Run, cfg: Config, overrides: Sequence[str], stop: StopSignals, f
 
     # the reporter says it too, and keeps it in the closing report
     with warnings.catch_warnings(action="default" if cfg.console.kind == "off" else "ignore"):
-        found = newest(run)
-    manifest = found.manifest
+        checkpoint = newest(run)
+    manifest = checkpoint.manifest
     frames = manifest["number"]
     different = changes(
         run, cfg, frames=frames, config=manifest["config"], versions=manifest["versions"],
@@ -96,9 +96,9 @@ def _train(run: Run, cfg: Config, overrides: Sequence[str], stop: StopSignals, f
         learner = Learner(cfg, run, stop, resume_at=frames)
     with learner.reporter:
         with different.taking_over(run):
-            learner.load(found)
+            learner.load(checkpoint)
         run = learner.run = different.note(run, cfg, force=force)
-        if (why := gone_before(found)) is not None:
+        if (why := gone_before(checkpoint)) is not None:
             learner.reporter.say(f"{why}; resuming from there")
         different.say(learner.reporter.say)
         go(learner)
@@ -108,19 +108,19 @@ def _train(run: Run, cfg: Config, overrides: Sequence[str], stop: StopSignals, f
 def _collect(run: Run, cfg: CollectConfig, overrides: Sequence[str], stop: StopSignals, force: bool) -> Run:
     from rlcli.jobs.collection import Collection, fill, find_state
 
-    found = find_state(run)
+    stand = find_state(run)
     different = changes(
-        run, cfg, frames=found.frames, config=found.state.get("config", run.config),
-        versions=found.state.get("versions", {}), devices=list(devices(cfg).values()), overrides=overrides,
+        run, cfg, frames=stand.frames, config=stand.state.get("config", run.config),
+        versions=stand.state.get("versions", {}), devices=list(devices(cfg).values()), overrides=overrides,
     )  # fmt: skip
     different.check(run, force=force)
-    if found.closed and found.total >= cfg.total_frames and run.summary.get("status") == "done":
-        return _finished(run, found.total, different)
+    if stand.closed and stand.total >= cfg.total_frames and run.summary.get("status") == "done":
+        return _finished(run, stand.total, different)
     with stop.at_once(f"Resume with: {different.command(run, force=force)}"):  # nothing of it is noted yet
-        collection = Collection(cfg, run, stop, resume_at=found.frames)
+        collection = Collection(cfg, run, stop, resume_at=stand.frames)
     with collection.reporter:
         with different.taking_over(run):
-            collection.load(found)
+            collection.load(stand)
         run = collection.run = different.note(run, cfg, force=force)
         different.say(collection.reporter.say)
         fill(collection)
@@ -154,20 +154,14 @@ _COUNT = text(r"\d{1,6}")
 
 @dataclass(frozen=True)
 class Changes:
-    """The differences since a state was saved, `frames` into the run.
-
-    `harmless`, `breaking`: key -> (was, now).
-    `versions`: what the run computes with now.
-    `overrides`: as they were typed.
-    `scheduled`: keys that make a number follow the share of the run that is done.
-    """
+    """Describe what changed since a state was saved, `frames` into the run."""
 
     frames: int
-    harmless: dict[str, Pair]
-    breaking: dict[str, Pair]
-    versions: dict[str, str]
-    overrides: list[str] = field(default_factory=list)
-    scheduled: Sequence[str] = ()
+    harmless: dict[str, Pair]  # key -> (was, now)
+    breaking: dict[str, Pair]  # key -> (was, now)
+    versions: dict[str, str]  # what the run computes with now
+    overrides: list[str] = field(default_factory=list)  # as they were typed
+    scheduled: Sequence[str] = ()  # keys that make a number follow the done share of the run
 
     def check(self, run: Run, *, force: bool) -> None:
         """Refuse what has no meaning any more, and what would make it another run, unless it is or was forced."""
@@ -227,8 +221,8 @@ class Changes:
         new = {key: [before.get(key), after[key]] for key in after if before.get(key) != after[key]} | new
         if not new:
             return run
-        said = _spelled({key: (was, now) for key, (was, now) in new.items()})
-        record = {"frames": self.frames, "overrides": self.overrides, "changed": new, "forced": force, "said": said}
+        spelled = _spelled({key: (was, now) for key, (was, now) in new.items()})
+        record = {"frames": self.frames, "overrides": self.overrides, "changed": new, "forced": force, "said": spelled}
         return note_resume(run, to_dict(cfg), record)
 
     def _since(self, run: Run) -> list[dict[str, Any]]:
@@ -298,7 +292,7 @@ def _scheduled(cfg: CollectConfig) -> list[str]:
 
 
 def _threads(cfg: CollectConfig, versions: Mapping[str, str]) -> int:
-    """Threads that `auto` would choose now, from what it chose then: one, or all cores to spare."""
+    """Return the threads that `auto` would choose now, from what it chose then: one, or all cores to spare."""
     if isinstance(cfg.threads, int):
         return cfg.threads
     then, there = int(versions["threads"]), int(versions["cores"])

@@ -151,9 +151,9 @@ class TrainedPolicy:
         action = self._chosen(rows, exploration)
         sent = self._send(self._actions.decode(action.numpy()))
         array = np.asarray(sent, self._actions.dtype).reshape((*leading, *self._actions.shape))
-        place = _device_of(observation)
-        if place is not None:
-            return torch.from_numpy(array).to(place)
+        device = _device_of(observation)
+        if device is not None:
+            return torch.from_numpy(array).to(device)
         return int(array) if array.ndim == 0 and self._actions.kind == "discrete" else array
 
     def make_env(self, **kwargs: Any) -> gym.Env:
@@ -244,8 +244,8 @@ class TrainedPolicy:
         for leaf in self._leaves:
             value = td.get(leaf.key, None)
             if value is None:
-                held = ", ".join(sorted(show(key) for key in td.keys(True, True)))
-                raise MissingKeyError(f"the tensordict has no {show(leaf.key)}", why=f"it holds {held or 'nothing'}")
+                keys = ", ".join(sorted(show(key) for key in td.keys(True, True)))
+                raise MissingKeyError(f"the tensordict has no {show(leaf.key)}", why=f"it holds {keys or 'nothing'}")
             if tuple(value.shape[dims:]) != leaf.row_shape:
                 raise _misfit(leaf, f"{(*td.batch_size, *leaf.row_shape)}", f"{tuple(value.shape)}")
             stored = torch.from_numpy(np.empty(0, leaf.stored)).dtype
@@ -269,12 +269,9 @@ class TrainedPolicy:
 
 
 def _needed(transforms: Sequence[Transform], schema: Mapping, read: Sequence[Key]) -> list[Transform]:
-    """Return the transforms that what the policy reads depends on, in their order.
-
-    One that does not say what it writes is kept. One that follows from rewards cannot be had: a policy is shown none.
-    """
+    """Return the transforms, in order, that the policy's input depends on; refuses any that needs rewards."""
     schemas = schemas_before(transforms, {**schema, REWARD: Field((1,), np.dtype(np.float32))})
-    wanted, found = set(read), []
+    wanted, needed = set(read), []
     for transform, before in zip(reversed(transforms), reversed(schemas), strict=True):
         written = set(transform.writes(before))
         if written and not written & wanted:
@@ -287,16 +284,16 @@ def _needed(transforms: Sequence[Transform], schema: Mapping, read: Sequence[Key
                 fix="Use load(RUN).actor on tensordicts that hold it.",
             )
         wanted |= reads
-        found.append(transform)
-    return found[::-1]
+        needed.append(transform)
+    return needed[::-1]
 
 
 def _through(
     transforms: Iterable[Transform], face: Callable[[Transform, TensorDictBase], TensorDictBase], shown: TensorDictBase
 ) -> TensorDictBase:
-    """`shown` after a method of every transform; one that needs more than a policy is shown fails by its name."""
+    """Pass `shown` through a method of every transform; one that needs more than a policy is shown is named."""
     for transform in transforms:
-        held = ", ".join(sorted(show(key) for key in shown.keys(True, True)))
+        keys = ", ".join(sorted(show(key) for key in shown.keys(True, True)))
         try:
             shown = face(transform, shown)
         except Exception as error:  # the user's code may raise anything where a reward or flag is not there
@@ -305,7 +302,7 @@ def _through(
             raise ConfigError(
                 "a transform of the run fails on what a policy is given: observations without rewards and flags",
                 where=f"env.transforms: {type(transform).__name__}",
-                why=f"given {held or 'nothing'}, it raised {in_words(error)}",
+                why=f"given {keys or 'nothing'}, it raised {in_words(error)}",
                 fix="Use load(RUN).actor on tensordicts that hold what it writes; if the actor does not read that, say "
                 "what the transform writes: its out_keys.",
             ) from error

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 class TrainingRun(Run):
-    """A training run, read: its folder, its figures, and the policy that it trained."""
+    """Read a training run: its folder, its figures, and the policy that it trained."""
 
     def policy(self) -> TrainedPolicy:
-        """The policy of its newest checkpoint; see `rlcli.load`."""
+        """Return the policy of its newest checkpoint; see `rlcli.load`."""
         return load(self.path)
 
 
@@ -83,7 +83,7 @@ def config_of(data: dict[str, Any]) -> Config:
 
 
 def restored_policy(cfg: Config, env: EnvBase, state: dict[str, Any]) -> ActorCritic:
-    """A run's policy with its saved weights, in eval mode, and its saved observation statistics put into `env`."""
+    """Return a run's policy with its saved weights, in eval mode; saved statistics go into `env`."""
     policy = build_policy(cfg, env)
     policy.load_state_dict(state["policy"])
     restored_transforms(env, state)

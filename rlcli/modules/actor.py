@@ -18,23 +18,19 @@ from rlcli.modules.stages import NetworkStages, Stage, read_by, take_apart, take
 
 
 class Actor(NamedTuple):
-    """Columns `{key: Tensor [*B, ...]}` and noise in, everything that the policy writes out.
-
-    `param_keys`: of the family's parameters, as the stages write them.
-    `log_prob_key`: where the log-probability of the action goes; `chosen_key`: the value of the greedy one.
-    """
+    """Map columns `{key: Tensor [*B, ...]}` and noise to everything that the policy writes."""
 
     family: Family
     stages: tuple[Stage, ...]
-    param_keys: list[Key]
+    param_keys: list[Key]  # of the family's parameters, as the stages write them
     action_key: Key = ACTION
     log_prob_key: Key | None = None
-    chosen_key: Key | None = None
+    chosen_key: Key | None = None  # the value of the greedy action
     one_hot: bool = False  # whether the greedy action is given so
 
     @classmethod
     def of(cls, net: Any) -> Actor | None:
-        """The function of a module on tensordicts; None where any part is more than it seems, or its family unknown."""
+        """Return the function of a module on tensordicts; None where a part is unknown or changed."""
         if (parts := take_apart(net)) is not None:
             return cls._of_parameters(parts)
         if (values := take_apart_values(net)) is None:
@@ -60,30 +56,30 @@ class Actor(NamedTuple):
 
     @property
     def reads(self) -> list[Key]:
-        """What it needs of the columns."""
+        """Return what it needs of the columns."""
         return read_by(self.stages, self.param_keys)
 
     @property
     def carries(self) -> list[Key]:
-        """The states whose next value it writes, under `next`."""
+        """Return the states whose next value it writes, under `next`."""
         return [key for stage in self.stages for key in stage.state_keys]
 
     @property
     def writes(self) -> list[Key]:
-        """What it writes beside states."""
+        """Return what it writes beside states."""
         states = {under_next(key) for key in self.carries}
         ends = [key for key in (self.action_key, self.log_prob_key, self.chosen_key) if key is not None]
         return [*dict.fromkeys(key for x in self.stages for key in x.out_keys if key not in states), *ends]
 
     def parameters(self, columns: Mapping[Key, Tensor]) -> tuple[Params, dict[Key, Tensor]]:
-        """The family's parameters, and the columns with everything that the stages write."""
+        """Return the family's parameters, and the columns with all that the stages write."""
         values = dict(columns)
         for stage in self.stages:
             stage.run(values)
         return tuple(values[key] for key in self.param_keys), values
 
     def __call__(self, columns: Mapping[Key, Tensor], noise: Tensor | None = None) -> dict[Key, Tensor]:
-        """The columns and all that it writes; noise as `family.noise` and `settled` give it, none for the mode."""
+        """Return the columns and all that it writes; `noise` as `family.settled` gives it, None for the mode."""
         params, values = self.parameters(columns)
         action = self.family.mode(params) if noise is None else self.family.draw(params, noise)
         values[self.action_key] = action

@@ -203,7 +203,7 @@ def _restore_repeats(module: nn.Module, state: dict[str, Any], prefix: str, *ign
 
 
 def other_layers(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, str]:
-    """Layers that two states hold in different shapes, or only one of them: name -> what to say."""
+    """Return the layers that two states hold in different shapes, or only one of them: name -> what to say."""
 
     def shape(state: Mapping[str, Any], name: str) -> str:
         if name not in state:

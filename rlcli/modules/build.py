@@ -46,7 +46,7 @@ POLICY_GAIN, VALUE_GAIN = 0.01, 1.0  # Huang et al. 2022, "The 37 implementation
 
 @dataclass(frozen=True)
 class Recurrence:
-    """Recurrent layers ("gru" or "lstm") behind the hidden ones, of `size` units; `options`: see `RecurrentModule`."""
+    """Describe recurrent layers ("gru" or "lstm") behind the hidden ones, of `size` units."""
 
     kind: str = "gru"
     size: int = 64
@@ -400,7 +400,7 @@ def as_actor(
 
 
 def _probe(module: TensorDictModuleBase, observation_spec: Composite) -> TensorDictBase:
-    """Outputs of one call on zeros; random state, training flags and buffers are put back."""
+    """Return the outputs of one call on zeros; random state, training flags and buffers are put back."""
     rng, flags = torch.get_rng_state(), [(m, m.training) for m in module.modules()]
     buffers = [(b, b.clone()) for b in module.buffers()]
     try:

@@ -130,10 +130,7 @@ def _small_image(spec: TensorSpec, shape: Sequence[int]) -> bool:
 
 
 def encoder_for(key: Key, spec: TensorSpec, shape: Sequence[int], images: bool = True) -> Encoder:
-    """Return the encoder of one observation, chosen by its spec, batch dims included; `shape` is without them.
-
-    `key`: for messages. `images`: whether image-like observations go through a `NatureCNN`; else they are flattened.
-    """
+    """Return the encoder of one observation of `shape`, without batch dims; images go through a NatureCNN."""
     where = f"observation '{show(key)}'"
     if isinstance(spec, Categorical) and spec.dtype is not torch.bool:
         return OneHotIndex(shape, [spec.n] * math.prod(shape))

@@ -151,19 +151,15 @@ class EGreedyModule(TensorDictModuleBase):
 
 
 class EGreedyFamily(Family):
-    """Parameter `action_value [*B, k]`; actions int64 `[*B]`.
-
-    `eps`: the present epsilon; asked for once a batch, and where weights change within one.
-    `n`: how many actions there are to explore; as many as have values, by default.
-    `masked`: actions of the lowest value there is are not allowed, and not explored.
-    """
+    """Explore among values `[*B, k]`; actions int64 `[*B]`."""
 
     param_names = ("action_value",)
     event_dims = 0
 
     def __init__(self, eps: Callable[[], float] | None = None, n: int | None = None, *, masked: bool = False) -> None:
         self.explores = eps is not None
-        self.eps, self.n, self.masked = eps or (lambda: 0.0), n, masked
+        self.eps = eps or (lambda: 0.0)  # asked once a batch, and where weights change within one
+        self.n, self.masked = n, masked  # `n` actions; of a masked one the value is the dtype's lowest
 
     def log_prob(self, params: Params, action: Tensor) -> NoReturn:
         raise ArgumentError("an epsilon-greedy action has no log-probability here", fix="Use a ProbabilisticActor.")
@@ -188,14 +184,11 @@ class EGreedyFamily(Family):
         return torch.where(explore, drawn, best)
 
     def noise(self, rng: np.random.Generator, t: int, n: int, k: int) -> np.ndarray:
-        """Uniform numbers `[t, n, 2]`: whether to explore, and with which action."""
+        """Return uniform numbers `[t, n, 2]`: whether to explore, and with which action."""
         return rng.random((t, n, 2))
 
     def settled(self, noise: np.ndarray, k: int) -> np.ndarray:
-        """`[t, n]`: the action of a row that explores at the present epsilon, -1 for the greedy one.
-
-        With masks, the number in [0, 1) that the action follows from.
-        """
+        """Return `[t, n]` exploring actions, -1 for the greedy one; with masks, numbers in [0, 1)."""
         if self.masked:
             return np.where(noise[..., 0] < self.eps(), noise[..., 1], -1.0)
         return np.where(noise[..., 0] < self.eps(), (noise[..., 1] * (self.n or k)).astype(np.int64), -1)
@@ -204,7 +197,7 @@ class EGreedyFamily(Family):
         return (max(k, self.n or k),)
 
     def is_legal(self, params: ArrayParams) -> bool:
-        """Values of all actions but one may be -inf."""
+        """Say whether each row has a finite value; other actions may have -inf."""
         return bool(np.isfinite(params[0].max(-1)).all())  # NaN is its own max
 
     def draw(self, params: Any, noise: Any) -> Any:

@@ -27,7 +27,7 @@ LOWEST = torch.finfo(torch.float32).min  # the value of an action that is not al
 
 
 def allowed(mask: Tensor, sizes: Sequence[int]) -> Tensor:
-    """bool `[*B, sum(sizes)]`: the options that a mask of any dtype allows; all of a choice where it allows none."""
+    """Return the options `[*B, sum(sizes)]` that a mask allows; all of a choice where it allows none."""
     mask = mask if mask.dtype is torch.bool else mask != 0
     if len(sizes) == 1:
         return mask | ~mask.any(-1, keepdim=True)
@@ -96,11 +96,7 @@ class ActionMask(nn.Module):
 
 
 def pick(mask: np.ndarray, sizes: Sequence[int], u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return one of the allowed options of every choice, each equally likely, and how many they were.
-
-    `mask` (`[N, sum(sizes)]`); `u` (float `[N, len(sizes)]`): uniform in [0, 1). Both answers are int64 `[N,
-    len(sizes)]`.
-    """
+    """Return a uniform allowed option of each choice and their count, int64 `[N, len(sizes)]`; u in [0, 1)."""
     index, count = np.empty(u.shape, np.int64), np.empty(u.shape, np.int64)
     for j, (start, stop) in enumerate(pairwise((0, *np.cumsum(sizes).tolist()))):
         so_far = (mask[:, start:stop] != 0).cumsum(1)
@@ -145,19 +141,15 @@ def options_of(action_spec: TensorSpec) -> tuple[int, ...]:
 
 
 def find_action_mask(asked: str | None, observation_spec: Composite, action_spec: TensorSpec) -> Key | None:
-    """Return the observation that is an action mask.
-
-    `asked`: its key, dots between the names of nested ones; "none" where there is none. By default the observation that
-    is called `action_mask`, if actions are choices.
-    """
+    """Return the observation that is an action mask: `asked` ("none" for none), else `action_mask`."""
     if asked == "none":
         return None
     keys = [unravel(key) for key in observation_spec.keys(True, True)]
-    found = [key for key in keys if (as_tuple(key)[-1] == ACTION_MASK if asked is None else show(key) == asked)]
-    if asked is None and (not found or (isinstance(action_spec, Composite) and len(action_spec.keys(True, True)) != 1)):
+    masks = [key for key in keys if (as_tuple(key)[-1] == ACTION_MASK if asked is None else show(key) == asked)]
+    if asked is None and (not masks or (isinstance(action_spec, Composite) and len(action_spec.keys(True, True)) != 1)):
         return None
-    sizes, where = options_of(action_spec), f"policy.action_mask_key={asked or show(found[0])}"
-    if not found:
+    sizes, where = options_of(action_spec), f"policy.action_mask_key={asked or show(masks[0])}"
+    if not masks:
         raise ConfigError(
             f"there is no observation '{asked}'", where=where, why=f"the env has {', '.join(map(show, keys))}",
             fix="Give one of these; a mask in `info`, or from a method action_masks(), becomes one by "
@@ -170,22 +162,22 @@ def find_action_mask(asked: str | None, observation_spec: Composite, action_spec
             "an action mask is for actions that are choices", where=where, why=f"the action is {action_spec!r}",
             fix="Leave policy.action_mask_key out.",
         )  # fmt: skip
-    if len(found) > 1:
+    if len(masks) > 1:
         raise ConfigError(
             "several observations are called action_mask", where="policy.action_mask_key",
-            why=", ".join(map(show, found)), fix=f"Say which: policy.action_mask_key={show(found[0])}, or none.",
+            why=", ".join(map(show, masks)), fix=f"Say which: policy.action_mask_key={show(masks[0])}, or none.",
         )  # fmt: skip
-    spec = observation_spec[found[0]]
+    spec = observation_spec[masks[0]]
     width = math.prod(spec.shape[len(observation_spec.shape) :])
     whole = not spec.dtype.is_floating_point and not spec.dtype.is_complex
     flags = whole or (isinstance(spec, Bounded) and bool((spec.low >= 0).all()) and bool((spec.high <= 1).all()))
     if width != sum(sizes) or not flags:
         raise ConfigError(
-            f"the observation '{show(found[0])}' is no mask of the env's actions", where=where,
+            f"the observation '{show(masks[0])}' is no mask of the env's actions", where=where,
             why=f"it is {spec!r}, and the action has {' + '.join(map(str, sizes))} options: a mask has a flag for each",
             fix="Use policy.action_mask_key=none if it is an ordinary observation.",
         )  # fmt: skip
-    return found[0]
+    return masks[0]
 
 
 def with_action_mask(

@@ -173,7 +173,7 @@ def _made(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def _hidden(hidden: Sequence[int] | None, num_cells: Sequence[int] | int | None, depth: int | None) -> Sequence[int]:
-    """Units of the hidden layers, said in one of two ways."""
+    """Return the units of the hidden layers, given in one of two ways."""
     if num_cells is None and depth is None:
         return (64, 64) if hidden is None else _units("hidden", hidden)
     if hidden is not None:
@@ -191,7 +191,7 @@ def _hidden(hidden: Sequence[int] | None, num_cells: Sequence[int] | int | None,
 
 
 def _units(name: str, given: Iterable[int]) -> list[int]:
-    """Whole numbers of any kind, numpy's too."""
+    """Convert whole numbers of any kind, numpy's too."""
     try:
         return [operator.index(units) for units in given]
     except TypeError as error:
@@ -203,17 +203,13 @@ SMALLEST_SIDE = 36  # the three convolutions below turn 36 pixels into 1
 
 
 def spatial_dims(shape: Sequence[int]) -> int:
-    """Index `i` such that dims `i` and `i + 1` of an image are height and width; all other dims are channels.
-
-    They are the neighbouring pair with the largest area: 0 for `[84, 84]` and `[96, 96, 3]`, 1 for `[4, 84,
-    84]` and `[4, 96, 96, 3]` (a stack of colour frames), 2 for `[4, 3, 96, 96]`.
-    """
+    """Return `i` such that dims `i`, `i + 1` are height and width: the neighbours with the largest area."""
     areas = [a * b for a, b in pairwise(shape)]
     return areas.index(max(areas))
 
 
 def looks_like_image(shape: Sequence[int]) -> bool:
-    """Two dims or more, with a height and width that the convolutions can take."""
+    """Say whether a shape has height and width that the convolutions can take."""
     if not 2 <= len(shape) <= 4:
         return False
     i = spatial_dims(shape)

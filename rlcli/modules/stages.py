@@ -35,7 +35,7 @@ from rlcli.modules.watch import hooked, plain
 
 
 class Stage(NamedTuple):
-    """One inner module: `out_keys = module(*in_keys)`. Hooks on the module itself run when it is called."""
+    """Describe one inner module: `out_keys = module(*in_keys)`; its own hooks run when it is called."""
 
     module: Any
     in_keys: tuple[Key, ...]
@@ -101,12 +101,12 @@ class Stage(NamedTuple):
 
     @property
     def layers(self) -> list[Layer] | None:
-        """The module's layers where it is a plain stack: it can be replayed, not called."""
+        """Return the layers of a plain stack: it can be replayed, not called."""
         return layers_of(self.module) if len(self.in_keys) == len(self.out_keys) == 1 else None
 
     @property
     def cells(self) -> RecurrentModule | None:
-        """The module where it is recurrent layers and nothing else: a step of them can be replayed, not called."""
+        """Return the module if it is only recurrent layers: a step of them can be replayed, not called."""
         if not isinstance(self.module, RecurrentModule):
             return None
         drops = self.module.layers.dropout and self.module.layers.num_layers > 1
@@ -115,17 +115,17 @@ class Stage(NamedTuple):
 
     @property
     def mask(self) -> ActionMask | None:
-        """The module where it is an action mask."""
+        """Return the module where it is an action mask."""
         return self.module if plain(self.module, ActionMask) else None
 
     @property
     def scale(self) -> StateIndependentScale | None:
-        """The module where it is a learned deviation: its output is the same in every row."""
+        """Return the module where it is a learned deviation, equal in every row."""
         return self.module if plain(self.module, StateIndependentScale) else None
 
 
 def read_by(stages: Sequence[Stage], more: Sequence[Key] = ()) -> list[Key]:
-    """Keys that stages read and none before them writes, and those of `more` that none of them writes."""
+    """Return the keys that stages read and none before them writes, and those of `more` that none of them writes."""
     written: set[Key] = set()
     read: dict[Key, None] = {}
     for stage in stages:
@@ -135,14 +135,14 @@ def read_by(stages: Sequence[Stage], more: Sequence[Key] = ()) -> list[Key]:
 
 
 class NetworkStages(NamedTuple):
-    """A network in the order in which it runs."""
+    """Hold a network in the order in which it runs."""
 
     stages: tuple[Stage, ...]
     head: ProbabilisticTensorDictModule | None  # None: it draws nothing
 
 
 class ValueParts(NamedTuple):
-    """A network of action values: what writes and masks them, how one is chosen, how others are tried."""
+    """Split a network of action values: what writes and masks them, chooses and explores."""
 
     stages: tuple[Stage, ...]
     choice: QValueModule
@@ -183,10 +183,7 @@ def _stage(leaf: TensorDictModule | RecurrentModule) -> Stage:
 
 
 def _leaves(net: Any, *heads: type) -> Iterator[Any]:
-    """The tensordict modules of nested sequences in order; None for one that is more than it seems.
-
-    `heads` are the classes of leaves that are no plain `TensorDictModule`.
-    """
+    """Iterate over a network's tensordict modules in order; None for a changed or unknown one."""
     heads = heads or (ProbabilisticTensorDictModule,)
     if not plain(net):
         yield None
@@ -203,7 +200,7 @@ def _leaves(net: Any, *heads: type) -> Iterator[Any]:
 
 
 def layers_of(net: Any) -> list[Layer] | None:
-    """The layers of a plain stack, or None for any other net (hooked, overridden, with shared weights, ...)."""
+    """Return the layers of a plain stack; None for any other net (hooked, overridden, shared weights, ...)."""
     layers: list[Layer] = []
     for leaf in _layers(net):
         if isinstance(leaf, nn.Linear) and isinstance(leaf._parameters.get("weight"), nn.Parameter):
@@ -217,7 +214,7 @@ def layers_of(net: Any) -> list[Layer] | None:
 
 
 def _layers(net: Any) -> Iterator[nn.Module | None]:
-    """The modules of nested sequences in order; None for one that cannot be replayed."""
+    """Iterate over the modules of nested sequences in order; None for one that cannot be replayed."""
     if plain(net, nn.Sequential):
         for child in net:
             yield from _layers(child)
@@ -226,10 +223,7 @@ def _layers(net: Any) -> Iterator[nn.Module | None]:
 
 
 def last_layer(net: nn.Module, key: Key) -> nn.Linear | None:
-    """The linear layer whose output is what `net` writes at `key`, or returns; None where its structure does not say.
-
-    It is used once and shares no parameter: what is done to its weights is done to that output and to nothing else.
-    """
+    """Return the linear layer that alone makes what `net` writes at `key`, or returns; None if unclear."""
     module: Any = net
     if isinstance(net, TensorDictModuleBase):
         written = [leaf for leaf in _leaves(net) if leaf is None or key in map(unravel, leaf.out_keys)]
@@ -244,9 +238,9 @@ def last_layer(net: nn.Module, key: Key) -> nn.Linear | None:
             break
     if not plain(module, nn.Linear):
         return None
-    held = [_memory(p) for part in net.modules() for p in part._parameters.values() if p is not None]
+    memory = [_memory(p) for part in net.modules() for p in part._parameters.values() if p is not None]
     uses = sum(part is module for _, part in net.named_modules(remove_duplicate=False))
-    once = uses == 1 and all(held.count(_memory(p)) == 1 for p in module.parameters())
+    once = uses == 1 and all(memory.count(_memory(p)) == 1 for p in module.parameters())
     return module if once else None
 
 

@@ -96,23 +96,23 @@ ACTION_SPACES = ("categorical", "one_hot")
 
 def action_space_of(action_space: str | None, spec: TensorSpec | None, key: Key = ACTION) -> str:
     """Return how a discrete action is spelled: an index ("categorical") or a one-hot vector ("one_hot")."""
-    said = None if action_space is None else action_space.replace("-", "_")
+    asked = None if action_space is None else action_space.replace("-", "_")
     leaf = spec[key] if isinstance(spec, Composite) and key in spec else spec
-    found = {Categorical: "categorical", OneHot: "one_hot"}.get(type(leaf))  # type: ignore[arg-type]
-    if leaf is not None and found is None:
+    space = {Categorical: "categorical", OneHot: "one_hot"}.get(type(leaf))  # type: ignore[arg-type]
+    if leaf is not None and space is None:
         raise ArgumentError(
             "values of actions need one discrete action",
             where=f"action '{show(key)}'",
             why=f"its spec is {leaf!r}",
             fix="Use loss=sac for continuous actions.",
         )
-    if said is not None and said not in ACTION_SPACES:
+    if asked is not None and asked not in ACTION_SPACES:
         raise ArgumentError(f"unknown action_space {action_space!r}", fix=f"Choose one of {', '.join(ACTION_SPACES)}")
-    if said is None and found is None:
+    if asked is None and space is None:
         raise ArgumentError("the action space is not known", fix="Give spec=env.action_spec, or action_space='one_hot'")
-    if said is not None and found is not None and said != found:
-        raise ArgumentError(f"action_space={action_space!r} is not what the spec says", why=f"the spec is {found}")
-    return said or found  # type: ignore[return-value]
+    if asked is not None and space is not None and asked != space:
+        raise ArgumentError(f"action_space={action_space!r} is not what the spec says", why=f"the spec is {space}")
+    return asked or space  # type: ignore[return-value]
 
 
 def greedy(values: Tensor, action_space: str) -> Tensor:

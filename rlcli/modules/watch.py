@@ -43,19 +43,19 @@ OWN_CALLS = ("forward", "_call_impl")  # what one module has of its own instead 
 
 
 def plain(module: Any, base: type = object) -> bool:
-    """Whether calling `module`, a `base`, does what its declared class says and nothing else."""
+    """Say whether calling `module`, a `base`, does what its declared class says and nothing else."""
     return isinstance(module, base) and own(module) and not hooked(module)
 
 
 def hooked(module: Any) -> bool:
-    """Whether calling `module` does more than its class says; so may anything that is no module."""
+    """Say whether calling `module` does more than its class says; so may anything that is no module."""
     if not isinstance(module, nn.Module) or any(_EVERYWHERE):
         return True
     return any(hooks_of(module)) or any(name in vars(module) for name in OWN_CALLS)
 
 
 def hooks_of(module: nn.Module) -> tuple[dict, ...]:
-    """The tables of what runs beside a module's forward: of the module itself, so they show later hooks too."""
+    """Return the tables of a module's own hooks, which show later hooks too."""
     return module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
 
 
@@ -72,10 +72,7 @@ def _values(tables: Iterable[dict]) -> Iterator[Any]:
 
 
 class ModuleWatch(Generic[T]):
-    """Counts what becomes of a module; called, it returns what `find` makes of it as it is now.
-
-    A look takes some microseconds for a policy of a dozen modules: for once a call, not once a layer.
-    """
+    """Count changes of a module, and return what `find` makes of it now; some microseconds a look."""
 
     def __init__(self, module: nn.Module, find: Callable[[Any], T] = lambda module: module) -> None:
         self.module, self._find = module, find
@@ -85,11 +82,7 @@ class ModuleWatch(Generic[T]):
 
     @property
     def version(self) -> int:
-        """Another number once a part was replaced, added or taken away, or got or lost a hook or a `forward`.
-
-        Parts are modules, parameters and buffers, keys and functions of modules on tensordicts, and what makes
-        distributions; of tensors neither numbers nor memory. What arrays among constants hold is not looked at.
-        """
+        """Return another number after a part, hook or `forward` changed; not a tensor's numbers or memory."""
         if not torch.compiler.is_compiling() and not self._holds():  # a compiled graph has guards of its own
             self._look()
             self._version += 1
@@ -139,13 +132,13 @@ class ModuleWatch(Generic[T]):
         )
 
     def _called(self) -> list[Any]:
-        """Functions that modules on tensordicts call, what makes distributions, and its constants by name and value."""
-        found = [table.get("module") for table in self._functions]
+        """Return the functions that modules call, distribution makers, and constants by name and value."""
+        called = [table.get("module") for table in self._functions]
         for head in self._heads:
-            found += (head.distribution_class, *chain.from_iterable(head.distribution_kwargs.items()))
-        return found
+            called += (head.distribution_class, *chain.from_iterable(head.distribution_kwargs.items()))
+        return called
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy looks for itself: its modules have tables of their own."""
+        """Leave out what was seen: a copy's modules have tables of their own."""
         kept = {name: vars(self)[name] for name in ("module", "_find", "_version", "_found", "_of")}
         return kept | {"_empty": [True]}

@@ -137,7 +137,7 @@ class BootstrappedLoss(Loss):
 
 
 def _of_counting_rows(error: Tensor, mask: Tensor, index: Tensor | None) -> Tensor:
-    """`error [*B]` with 0 in the rows that do not count, unless they repeat the `index` of the last one that does."""
+    """Zero `error [*B]` in rows that do not count, unless they repeat `index` of the last that does."""
     if index is None or index.numel() != error.numel():
         return zeroed(error, mask)
     error, counts, index = error.reshape(-1), mask.reshape(-1), index.reshape(-1)
@@ -148,7 +148,7 @@ def _of_counting_rows(error: Tensor, mask: Tensor, index: Tensor | None) -> Tens
 
 def next_columns(columns: Columns, keys: Sequence[Key]) -> dict[Key, Tensor]:
     """Return the columns under `next`, named as the networks read them."""
-    found = {}
+    pairs = {}
     for key in keys:
         x = columns.get(under_next(key))
         if x is None:
@@ -157,8 +157,8 @@ def next_columns(columns: Columns, keys: Sequence[Key]) -> dict[Key, Tensor]:
                 why="the value of the next state is needed",
                 fix="Use memory=exact or memory=full, which keep next observations.",
             )
-        found[key] = x
-    return found
+        pairs[key] = x
+    return pairs
 
 
 @torch.no_grad()
@@ -173,10 +173,10 @@ Net = TypeVar("Net", bound=nn.Module)
 
 
 class HasTargets(Protocol):
-    """A loss with target networks."""
+    """Describe a loss with target networks."""
 
     def target_pairs(self) -> list[Pair]:
-        """(trained, target), for each; empty where nothing is delayed."""
+        """Return (trained, target) for each; empty where nothing is delayed."""
 
 
 def target_of(module: Net) -> Net:
@@ -185,7 +185,7 @@ def target_of(module: Net) -> Net:
 
 
 class TargetUpdate(ABC):
-    """Moves a loss's target networks after its trained ones; call `step()` after every optimizer step."""
+    """Move a loss's target networks after its trained ones; call `step()` after every optimizer step."""
 
     def __init__(self, loss_module: HasTargets) -> None:
         pairs = loss_module.target_pairs() if hasattr(loss_module, "target_pairs") else []
@@ -226,10 +226,10 @@ class TargetUpdate(ABC):
 
     @abstractmethod
     def step(self) -> None:
-        """One optimizer step was made."""
+        """Follow one optimizer step."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Progress that the networks do not hold."""
+        """Return the progress that the networks do not hold."""
         return {"counter": self.counter}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -297,5 +297,5 @@ def _difference(sources: list[Tensor], targets: list[Tensor]) -> str:
 
 
 def _floats(module: nn.Module) -> list[Tensor]:
-    found: list[Tensor] = list(module.parameters())
-    return found + [b for b in module.buffers() if b.is_floating_point()]
+    tensors: list[Tensor] = list(module.parameters())
+    return tensors + [b for b in module.buffers() if b.is_floating_point()]

@@ -113,10 +113,10 @@ class DQNLoss(BootstrappedLoss):
         self.take_up_networks()
 
     def _values_of(self, network: TensorDictModuleBase) -> Lowered | SequenceActionValues:
-        found = action_values(network)
+        online = action_values(network)
         if recurrent_parts(network):
-            return SequenceActionValues(found, self.tensor_keys.action_value, self.start_state == "stored")
-        return found
+            return SequenceActionValues(online, self.tensor_keys.action_value, self.start_state == "stored")
+        return online
 
     @property
     def loss_keys(self) -> list[str]:
@@ -170,7 +170,7 @@ class DQNLoss(BootstrappedLoss):
     def _of_slices(
         self, columns: dict[Key, Tensor], batch_dims: int, mask: Tensor | None, weights: Tensor | None
     ) -> Terms:
-        """`terms` of a network that remembers; errors of rows that only warm it up are 0."""
+        """Return `terms` of a network that remembers; errors of rows that only warm it up are 0."""
         if STEPS_TO_NEXT_OBS in columns:
             raise ArgumentError(
                 "a recurrent network takes the next row for the successor",
@@ -208,10 +208,7 @@ class DQNLoss(BootstrappedLoss):
         mask: Tensor | None,
         weights: Tensor | None,
     ) -> Terms:
-        """Terms from values `[*B, n]`: of a step, of the next one to choose by, and of the target network there.
-
-        `ends`: of a batch whose rows follow each other up to them; targets are of `n_steps`.
-        """
+        """Return the terms from values `[*B, n]`: of a step, to choose the next action by, and of the target."""
         value = chosen(values, self.need(columns, self.tensor_keys.action), self.action_space)
         with torch.no_grad():
             if next_values.shape != values.shape:
@@ -232,7 +229,7 @@ class DQNLoss(BootstrappedLoss):
 
 
 def action_values(network: TensorDictModuleBase) -> Lowered:
-    """A `QValueActor` as a function of columns; where it can be taken apart it gives its values and chooses nothing."""
+    """Return a `QValueActor` as a function of columns: of its values alone where it can be taken apart."""
     return Lowered(network, _stages_of_values, "the network of action values")
 
 

@@ -26,17 +26,14 @@ def either(name: str, given: T | None, alias: str, other: T | None) -> T | None:
 
 
 class Elsewhere(NamedTuple):
-    """An option that upstream has and rlcli has not."""
+    """Describe an option that upstream has and rlcli has not."""
 
     same: tuple[Any, ...] | None  # values that ask for what happens here anyway; None: every value
     instead: str  # what to do instead of another
 
 
 def elsewhere(owner: Any, given: Mapping[str, Any], options: Mapping[str, Elsewhere]) -> None:
-    """Take options of upstream's that change nothing here, and refuse all others.
-
-    `owner`: whose constructor was called. `given`: the keyword arguments that the constructor does not have.
-    """
+    """Accept options of upstream's that change nothing here, and refuse all others."""
     kind = type(owner)
     for name, value in given.items():
         if name not in options:
@@ -49,8 +46,8 @@ def elsewhere(owner: Any, given: Mapping[str, Any], options: Mapping[str, Elsewh
 
 def _nearest_argument(kind: type, name: str) -> str | None:
     makers = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base) and base is not object]
-    known = {parameter for maker in makers for parameter in inspect.signature(maker).parameters}
-    return _nearest(name, known)
+    parameters = {parameter for maker in makers for parameter in inspect.signature(maker).parameters}
+    return _nearest(name, parameters)
 
 
 def _nearest(name: str, known: Iterable[str]) -> str | None:
@@ -59,24 +56,16 @@ def _nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 class KeyedModule(nn.Module):
-    """An `nn.Module` that reads and writes tensordict entries under names the user may change.
+    """Read and write tensordict entries under names the user may change; also called with tensors by name."""
 
-    Called with tensors by name, `stage(observation=x, next_reward=r)`, it reads them as a batch, whose dims are those
-    before the last one of the reward or advantage, and returns the entries of `returned` in that order; a single one as
-    it is.
-
-    `default_keys`: role to key, for every role the stage has.
-    `tensor_keys`: the keys in use, one attribute per role.
-    """
-
-    default_keys: ClassVar[dict[str, Key]] = {}
+    default_keys: ClassVar[dict[str, Key]] = {}  # role -> key, for every role the stage has
 
     def __init__(self) -> None:
         super().__init__()
         self.tensor_keys = SimpleNamespace(**self.default_keys)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Another network in the place of one is taken up at once; where it cannot be, the one before stays."""
+        """Take up another network at once; where it cannot be, keep the one before."""
         before = getattr(self, name, value) if name.removeprefix("target_") in NETWORKS else value
         if value is before:
             super().__setattr__(name, value)
@@ -123,12 +112,12 @@ class KeyedModule(nn.Module):
             args = (given.pop("tensordict"), *args)
         if args or "td" in given or not given:
             return super().__call__(*args, **given)
-        found = super().__call__(self._batch(given))
-        returned = tuple(found.get(key) for key in self.returned)
+        outputs = super().__call__(self._batch(given))
+        returned = tuple(outputs.get(key) for key in self.returned)
         return returned[0] if len(returned) == 1 else returned
 
     def _batch(self, given: Mapping[str, Tensor]) -> TensorDict:
-        """Tensors by name as a batch: a key's name is its parts joined with `_`."""
+        """Return tensors by name as a batch: a key's name is its parts joined with `_`."""
         known = {"_".join(as_tuple(key)): key for key in self.readable}
         for name in given:
             if name not in known:

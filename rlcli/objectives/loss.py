@@ -25,14 +25,9 @@ Terms = dict[str, Tensor]
 
 
 class Loss(KeyedModule, ABC):
-    """Base of all losses: a module from a tensordict `[*B]` to a tensordict of terms and diagnostics.
+    """Base of all losses: from a tensordict `[*B]` to one of terms and diagnostics."""
 
-    `reduction`: of the loss terms, over the rows that masks let through: "mean" (or None), "sum" or "none".
-    `upstream_keys`: terms and diagnostics that upstream has too, in the order in which a call with tensors by name
-    returns them.
-    """
-
-    upstream_keys: ClassVar[tuple[str, ...]]
+    upstream_keys: ClassVar[tuple[str, ...]]  # in the order in which a call with tensors by name returns them
 
     def __init__(self, reduction: str | None = "mean") -> None:
         super().__init__()
@@ -53,12 +48,12 @@ class Loss(KeyedModule, ABC):
     @property
     @abstractmethod
     def loss_keys(self) -> Sequence[str]:
-        """The terms that are summed and minimised."""
+        """Return the terms that are summed and minimised."""
 
     @property
     @abstractmethod
     def out_keys(self) -> Sequence[str]:
-        """All that `forward` gives: those terms, and diagnostics."""
+        """Return all that `forward` gives: those terms, and diagnostics."""
 
     @property
     def readable(self) -> Sequence[Key]:
@@ -71,7 +66,7 @@ class Loss(KeyedModule, ABC):
 
     @property
     def networks(self) -> Sequence[nn.Module]:
-        """Networks of the policy, which are saved with it; whatever else the loss holds an update saves."""
+        """Return the policy's networks, saved with it; whatever else the loss holds an update saves."""
         return [net for name in NETWORKS if isinstance(net := getattr(self, name, None), nn.Module)]
 
     @property
@@ -81,20 +76,20 @@ class Loss(KeyedModule, ABC):
 
     @abstractmethod
     def terms(self, columns: Columns, batch_dims: int = 1) -> Terms:
-        """`forward` on raw tensors that share their first `batch_dims` dims."""
+        """Return `forward` on raw tensors that share their first `batch_dims` dims."""
 
     def after_batch(self, kl: float) -> None:
         """Take note, once a batch, of how far it moved the policy: mean `kl` of the last epoch, NaN without one."""
 
     def columns(self, td: TensorDictBase) -> dict[Key, Tensor]:
         """Return what the loss reads of a batch."""
-        found = {k: x for k in (*self.in_keys, *self.optional_keys) if (x := td.get(k, None)) is not None}
-        if IS_INIT in found:  # only networks that remember read it
-            found[IS_INIT] = begun_with_trajectories(td, found[IS_INIT])
-        return found
+        columns = {k: x for k in (*self.in_keys, *self.optional_keys) if (x := td.get(k, None)) is not None}
+        if IS_INIT in columns:  # only networks that remember read it
+            columns[IS_INIT] = begun_with_trajectories(td, columns[IS_INIT])
+        return columns
 
     def countable(self, columns: Columns, batch_dims: int) -> tuple[dict[Key, Tensor], Tensor | None]:
-        """Columns whose rows that do not count repeat one that does, and the mask `[*B]` (None: all rows count)."""
+        """Return columns whose uncounted rows repeat a counted one, and the mask `[*B]` (None: all count)."""
         if not columns:  # what is missing is said where it is needed
             return {}, None
         where, size, mask = type(self).__name__, next(iter(columns.values())).shape[:batch_dims], mask_of(columns)
@@ -116,7 +111,7 @@ class Loss(KeyedModule, ABC):
         return {k: filled(x, mask) for k, x in columns.items()}, mask
 
     def need(self, columns: Columns, key: Key) -> Tensor:
-        """A column, or the sentence that it is missing."""
+        """Return a column, or raise that it is missing."""
         x = columns.get(key)
         if x is None:
             raise MissingKeyError(f"the batch has no {show(key)}", where=type(self).__name__, fix=_remedy(key))

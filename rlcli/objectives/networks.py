@@ -34,11 +34,7 @@ T = TypeVar("T")
 
 
 def fitted(what: str, run: Callable[[], T], read: Callable[[], Columns]) -> T:
-    """Return what `run` returns, or the sentence that a network does not fit the columns that it reads.
-
-    `what`: the network, in the user's words.
-    `run` and `read`: the computation; the columns, which are asked for where it failed.
-    """
+    """Return what `run` returns; where it fails on columns that do not fit the network, say so."""
     try:
         return run()
     except (torch.OutOfMemoryError, RlcliError):
@@ -53,7 +49,7 @@ def fitted(what: str, run: Callable[[], T], read: Callable[[], Columns]) -> T:
 
 
 def over_sequences(network: nn.Module) -> AbstractContextManager[None]:
-    """In this context a network that remembers runs over sequences."""
+    """Run a network that remembers over sequences, in this context."""
     return set_recurrent_mode(True) if recurrent_parts(network) else nullcontext()
 
 
@@ -64,10 +60,7 @@ def value_key(network: TensorDictModuleBase) -> Key:
 
 
 class Lowered:
-    """A tensordict module, `name` to the user, called on columns `{key: Tensor [*B, ...]}`.
-
-    `find`: from the module to its `stages`, where not all of it is to be called.
-    """
+    """Call a tensordict module on columns `{key: Tensor [*B, ...]}`."""
 
     def __init__(
         self,
@@ -96,15 +89,11 @@ class Lowered:
 
     @property
     def stages(self) -> tuple[Stage, ...] | None:
-        """The inner modules in order, as they are now; None where the module has to be called on a tensordict."""
+        """Return the inner modules in order as they are now; None where it needs a tensordict."""
         return self._found()[0]
 
     def __call__(self, columns: Columns, batch_dims: int = 1, skip: int = 0) -> dict[Key, Tensor]:
-        """Everything in `columns` and everything the module writes.
-
-        `columns`: tensors that share their first `batch_dims` dims.
-        `skip`: so many of the first stages have their outputs in `columns` already (see `shared_stages`).
-        """
+        """Return columns and outputs; the first `skip` stages' outputs are among the columns already."""
         return fitted(
             self.name,
             lambda: self._evaluate(columns, batch_dims, skip),
@@ -140,10 +129,7 @@ def _with_keys(
 
 
 def shared_stages(first: Sequence[Stage], second: Sequence[Stage]) -> int:
-    """Count the stages both networks begin with, so that the second need not run them after the first has run.
-
-    What the first network writes over later, by key or in place, it no longer has: such stages are not counted.
-    """
+    """Count the stages both networks begin with; those that the first writes over later do not count."""
     alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
     count = len(list(alike))
     while count and {k for x in first[:count] for k in x.out_keys} & {k for x in first[count:] for k in x.touched}:
@@ -157,15 +143,7 @@ def alone(
     learned: Iterable[Tensor],
     than: Iterable[Tensor],
 ) -> tuple[Tensor, ...]:
-    """Return what `run` computes of columns, with a gradient for the columns and some of the tensors that it reads.
-
-    `run`: it reads the columns that it is given, in place of those here: of columns that are made of each other each
-    gets its own part of the gradient.
-    `learned`: parameters that get a gradient; `than`: parameters that get none, however often one differentiates.
-
-    The others are not told that they need no gradient: a layer that is computed again in the backward pass (activation
-    checkpointing) would not be what it was. Such layers need `use_reentrant=False`, as torch says where they have not.
-    """
+    """Compute `run` with a gradient for columns and `learned`, and none for `than`, however often."""
     if torch.compiler.is_compiling():
         with _frozen(than):
             return tuple(run({**columns}))
@@ -180,7 +158,7 @@ def alone(
 
 
 class _Alone(torch.autograd.Function):
-    """Computes what `run` makes of the tensors `inside`, as a function of those that they stand for, `inputs`."""
+    """Compute what `run` makes of the tensors `inside`, as a function of those that they stand for, `inputs`."""
 
     @staticmethod
     def forward(
@@ -199,8 +177,8 @@ class _Alone(torch.autograd.Function):
         if not outputs:
             return None, None, *(None for _ in ctx.inside)
         if not torch.is_grad_enabled():
-            found = torch.autograd.grad(outputs, ctx.inside, given, retain_graph=True, allow_unused=True)
-            return None, None, *found
+            gradients = torch.autograd.grad(outputs, ctx.inside, given, retain_graph=True, allow_unused=True)
+            return None, None, *gradients
         own = [g.detach().requires_grad_() for g in given]  # the gradient is a function of these as well
         again = partial(torch.autograd.grad, outputs, ctx.inside, own, create_graph=True, materialize_grads=True)
         return None, None, *_Alone.apply(again, [*ctx.inside, *own], *ctx.saved_tensors, *given)
@@ -219,15 +197,15 @@ def _frozen(parameters: Iterable[Tensor]) -> Iterator[None]:
 
 
 def parted(network: nn.Module, other: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Parameters of `other` that `network` has not, and those that it has, whichever modules hold them."""
-    held = {id(p) for p in network.parameters()}
+    """Return the parameters of `other` that `network` has not, and those that it has, whichever modules hold them."""
+    ids = {id(p) for p in network.parameters()}
     parameters = list(other.parameters())
-    return [p for p in parameters if id(p) not in held], [p for p in parameters if id(p) in held]
+    return [p for p in parameters if id(p) not in ids], [p for p in parameters if id(p) in ids]
 
 
 # ---- the distribution of an actor's actions ------------------------------------------------------------------------
 class Density:
-    """The action distribution of an actor, as a function of columns: that of its `Actor`, else `actor.get_dist(td)`."""
+    """Give an actor's action distribution as a function of columns: of its `Actor`, else `get_dist(td)`."""
 
     def __init__(self, actor: ProbabilisticTensorDictSequential, mc_samples: int = 1) -> None:
         if not hasattr(actor, "get_dist"):
@@ -247,13 +225,13 @@ class Density:
 
     @property
     def family(self) -> Family | None:
-        """The family of its distribution, as it is now; None where only the actor itself can be asked."""
+        """Return the family of its distribution as it is now; None where only the actor knows."""
         known = self.known()
         return None if known is None else known.family
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """What writes the parameters of a family; nothing where the actor has to be called."""
+        """Return the stages that write the family's parameters; none where the actor is called."""
         known = self.known()
         return () if known is None else known.stages
 
@@ -272,7 +250,7 @@ class Density:
     def __call__(
         self, columns: Columns, action: Tensor, batch_dims: int = 1, entropy: bool = True
     ) -> tuple[Tensor, Tensor | None, dict[Key, Tensor]]:
-        """Log-probability and entropy (None unless asked for) `[*B]`, and columns with the net's outputs."""
+        """Return the log-probability and entropy (None unless asked for) `[*B]`, and columns with the net's outputs."""
         return fitted(
             "the actor",
             lambda: self._evaluate(columns, action, batch_dims, entropy),
@@ -287,8 +265,12 @@ class Density:
             family, (params, values) = known.family, known.parameters(columns)
             action = family.fitting(params, action)
             if entropy:
-                found = family.log_prob_and_entropy(params, action)
-                return one_a_row(found[0], size, family), one_a_row(found[1], size, family), values
+                pair = family.log_prob_and_entropy(params, action)
+                return (
+                    one_a_row(pair[0], size, family),
+                    one_a_row(pair[1], size, family),
+                    values,
+                )
             return one_a_row(family.log_prob(params, action), size, family), None, values
         dist, td = self.dist(columns, size)
         written = {unravel(k): x for k, x in td.items(True, True)}  # type: ignore[arg-type]
@@ -296,7 +278,7 @@ class Density:
         return log_prob, one_a_row(self._entropy(dist), size, dist) if entropy else None, {**columns, **written}
 
     def dist(self, columns: Columns, size: torch.Size) -> tuple[torch.distributions.Distribution, TensorDict]:
-        """The distribution of a batch `size`, the general way, and a tensordict with what the actor's net wrote."""
+        """Return the distribution of a batch `size` and a tensordict of what the actor's net wrote."""
         inputs: Any = {k: columns[k] for k in self.in_keys if k in columns}
         td = TensorDict(inputs, batch_size=size)
         with over_sequences(self.actor):
@@ -312,7 +294,7 @@ class Density:
 
 
 def one_a_row(x: Tensor, size: torch.Size, of: Any) -> Tensor:
-    """A log-probability or entropy `[*B]`, or `[*B, 1]` of an action of one dim, as `[*B]`: it would broadcast."""
+    """Reshape a log-probability or entropy `[*B]` or `[*B, 1]` to `[*B]`: it would broadcast."""
     if x.shape == size:
         return x
     if x.shape != (*size, 1):
@@ -331,7 +313,7 @@ def also_called(key: Key) -> tuple[Key, ...]:
 
 
 def log_prob_key(actor: ProbabilisticTensorDictSequential) -> Key:
-    """Under which key the actor stores the log-probability of its actions."""
+    """Return the key of the log-probability that the actor stores of its actions."""
     for module in reversed(list(actor.modules())):
         if isinstance(module, ProbabilisticTensorDictModule) and module.return_log_prob:
             return unravel(module.log_prob_key)

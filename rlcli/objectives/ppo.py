@@ -24,7 +24,7 @@ from rlcli.objectives.reduction import per_row, reduce
 
 
 def surrogate(log_ratio: Tensor, advantage: Tensor) -> Tensor:
-    """Importance-weighted advantage (eq. 6): what an unclipped update maximises."""
+    """Return the importance-weighted advantage (eq. 6): what an unclipped update maximises."""
     return log_ratio.exp() * advantage
 
 
@@ -38,7 +38,7 @@ def clipped_surrogate(
 
 
 def effective_sample_size(log_ratio: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Kish's `(sum w)^2 / sum w^2` over the rows that count, as a share of their number."""
+    """Return Kish's `(sum w)^2 / sum w^2` over the rows that count, as a share of their number."""
     count: Tensor | int = log_ratio.numel()
     if mask is not None:
         log_ratio, count = log_ratio.masked_fill(~mask, float("-inf")), mask.sum().clamp_min(1)
@@ -218,10 +218,10 @@ class KLPENPPOLoss(PPOLoss):
         return terms
 
     def forward(self, td: TensorDictBase) -> TensorDictBase:
-        found = super().forward(td)
+        terms = super().forward(td)
         if self.training:
-            self._follow(found["kl"])
-        return found
+            self._follow(terms["kl"])
+        return terms
 
     def after_batch(self, kl: float) -> None:
         self._follow(torch.tensor(kl))

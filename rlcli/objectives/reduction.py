@@ -35,25 +35,21 @@ def mask_of(columns: Mapping[Key, Tensor]) -> Tensor | None:
 
 
 def begun(is_init: Tensor, mask: Tensor | None) -> Tensor:
-    """`is_init [*B, 1]`, set also where a row counts and the one before it in time does not: nothing leads to it."""
+    """Set `is_init [*B, 1]` also where a row counts and the one before it does not: nothing leads to it."""
     if mask is None:
         return is_init
-    found = is_init.bool().reshape(mask.shape).clone()
-    found[..., 1:] |= mask[..., 1:] & ~mask[..., :-1]
-    return found.reshape(is_init.shape)
+    starts = is_init.bool().reshape(mask.shape).clone()
+    starts[..., 1:] |= mask[..., 1:] & ~mask[..., :-1]
+    return starts.reshape(is_init.shape)
 
 
 def expanded(mask: Tensor, like: Tensor) -> Tensor:
-    """`mask [*B]` (or `[*B, 1]`) in the shape of `like [*B, ...]`."""
+    """Return `mask [*B]` (or `[*B, 1]`) in the shape of `like [*B, ...]`."""
     return mask.reshape(mask.shape + (1,) * (like.ndim - mask.ndim)).expand_as(like)
 
 
 def filled(x: Tensor, mask: Tensor | None) -> Tensor:
-    """`x [*B, ...]` whose rows that do not count repeat the first that does.
-
-    What is computed from them is thrown away, but must be possible: zeros may lie outside a distribution's support, and
-    the gradient of a NaN is NaN even where nothing asks for it.
-    """
+    """Repeat the first row that counts in those that do not: zeros may be illegal, NaN spoils gradients."""
     if mask is None:
         return x
     if not isinstance(x, Tensor):
@@ -67,12 +63,12 @@ def filled(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def zeroed(x: Tensor, mask: Tensor | None) -> Tensor:
-    """`x [*B, ...]` with zeros in the rows that do not count: a NaN there would go on, as 0 * NaN is NaN."""
+    """Return `x [*B, ...]` with zeros in the rows that do not count: a NaN there would go on, as 0 * NaN is NaN."""
     return x if mask is None else x.masked_fill(~expanded(mask, x), 0)
 
 
 def per_row(x: Tensor, size: torch.Size, name: str) -> Tensor:
-    """`x [*B, 1]` or `[*B]` as `[*B]`, which is `size`; anything else would broadcast into an outer product."""
+    """Return `x [*B, 1]` or `[*B]` as `[*B]`, which is `size`; anything else would broadcast into an outer product."""
     if x.numel() != size.numel():
         raise ArgumentError(
             f"{name} does not hold one number a row",
@@ -97,7 +93,7 @@ def reduce(x: Tensor, mask: Tensor | None, reduction: str = "mean") -> Tensor:
 
 
 def moments(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Mean and (unbiased) standard deviation over the rows that count."""
+    """Return the mean and (unbiased) standard deviation over the rows that count."""
     if mask is None:
         std, mean = torch.std_mean(x)
         return mean, std
@@ -108,27 +104,24 @@ def moments(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def variance(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean squared deviation over the rows that count."""
+    """Return the mean squared deviation over the rows that count."""
     return reduce((x - reduce(x, mask)) ** 2, mask)
 
 
 def standardise(x: Tensor, mask: Tensor | None, floor: float = 1e-4) -> Tensor:
-    """Zero mean and unit deviation over the rows that count; a deviation under `floor` counts as `floor`.
-
-    A single row that counts stays as it is.
-    """
+    """Standardise over the rows that count, with a deviation of at least `floor`; a single row stays."""
     if x.numel() < 2:
         return x
     mean, std = moments(x, mask)
-    found = (x - mean) / std.clamp_min(floor)
-    return found if mask is None else torch.where(mask.sum() > 1, found, x)
+    standardised = (x - mean) / std.clamp_min(floor)
+    return standardised if mask is None else torch.where(mask.sum() > 1, standardised, x)
 
 
 DISTANCES = {"l2": F.mse_loss, "l1": F.l1_loss, "smooth_l1": F.smooth_l1_loss}  # Huber's with delta 1
 
 
 def value_error(value: Tensor, target: Tensor, kind: str) -> Tensor:
-    """Distance from the target: squared ("l2"), absolute ("l1") or Huber's ("smooth_l1")."""
+    """Return the distance from the target: squared ("l2"), absolute ("l1") or Huber's ("smooth_l1")."""
     return DISTANCES[kind](value, target, reduction="none")
 
 
@@ -139,9 +132,6 @@ def clipped_value_error(value: Tensor, old_value: Tensor, target: Tensor, kind: 
 
 
 def explained_variance(value: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-    """`1 - var(target - value) / var(target)`: 1 is perfect, 0 no better than a constant.
-
-    In whatever units: a variance of nothing counts as a share of that of the errors.
-    """
+    """Return `1 - var(target - value) / var(target)`: 1 is perfect, 0 no better than a constant."""
     rest, whole, number = variance(target - value, mask), variance(target, mask), torch.finfo(target.dtype)
     return 1 - rest / torch.maximum(whole, number.eps * rest).clamp_min(number.tiny)

@@ -226,7 +226,7 @@ class SACLoss(BootstrappedLoss):
         return list(reads)
 
     def _target(self, columns: Columns, read: Sequence[Key], alpha: Tensor, batch_dims: int) -> Tensor:
-        """`r + gamma (min_i Q'_i(s', a') - alpha log pi(a' | s'))`, of critics that read these keys and the action."""
+        """Return `r + gamma (min_i Q'_i(s', a') - alpha log pi(a' | s'))`, of critics of these keys."""
         later = next_columns(columns, list(dict.fromkeys([*self.density.in_keys, *read])))
         drawn, log_prob = self._draw(later, batch_dims)
         values = self._values(self.target_critics, {**later, self.tensor_keys.action: drawn}, batch_dims)
@@ -258,7 +258,7 @@ class SACLoss(BootstrappedLoss):
 
 @contextmanager
 def drawing_from(generator: torch.Generator | None) -> Iterator[None]:
-    """Have what torch's global generators draw inside follow from `generator`, and leave no trace in them."""
+    """Seed torch's global generators inside from `generator`, and leave no trace in them."""
     if generator is None or torch.compiler.is_compiling():
         yield
         return

@@ -29,19 +29,15 @@ from rlcli.transforms.primer import state_keys
 
 
 class BurnIn(NamedTuple):
-    """The rows of a flat sample that only warm states up, in `columns` `[M, ...]`.
-
-    `last` (int64 `[S]`): among them, the last one of each slice that goes on behind them.
-    `following` (int64 `[S]`): among the rows that are learned from, the one that comes after it.
-    """
+    """Hold the rows of a flat sample that only warm states up, in `columns` `[M, ...]`."""
 
     columns: dict[Key, Tensor]
-    last: Tensor
-    following: Tensor
+    last: Tensor  # int64 [S]: the last warm-up row of each slice that goes on
+    following: Tensor  # int64 [S]: the learned row that comes after it
 
 
 def burn_in_of(columns: Columns) -> Tensor | None:
-    """bool `[*B]`: the rows of a sample that are no more than burn-in; None where none are."""
+    """Return bool `[*B]`: the rows of a sample that are no more than burn-in; None where none are."""
     flags = columns.get(BURN_IN)
     return None if flags is None else flags.bool()
 
@@ -90,13 +86,10 @@ def warmed_up(sample: TensorDictBase, burn_in: Tensor, network: TensorDictModule
 
 
 class SequenceActionValues:
-    """A recurrent network of action values as a function from a sample to values.
-
-    `network`: reads `is_init`, and writes its next state under `next`, and the values of actions at `key`.
-    `stored`: slices begin from the state that is stored with their first row, where a sample has it; else from zero.
-    """
+    """Map a sample to a recurrent network's action values."""
 
     def __init__(self, network: Lowered, key: Key, stored: bool) -> None:
+        # slices begin from the stored state of their first row, else from zero
         self.net, self.stored = SequenceValues(network.module, net=network, key=key), stored
 
     @property
@@ -123,12 +116,12 @@ class SequenceActionValues:
         if burn_in is not None:
             columns |= self._warmed_up(columns, burn_in)
         td = TensorDict(columns, batch_size=size)  # type: ignore[arg-type]
-        found = shifted_values(td, self.net, ends, len(size) - 1, budget=None)
-        return found.value, found.next_value
+        values = shifted_values(td, self.net, ends, len(size) - 1, budget=None)
+        return values.value, values.next_value
 
     @torch.no_grad()
     def _warmed_up(self, columns: Columns, burn_in: BurnIn) -> dict[Key, Tensor]:
-        """`is_init` and states of the rows that are learned from, as this network's burn-in leaves them."""
+        """Return `is_init` and states of the rows that are learned from, as this network's burn-in leaves them."""
         written = self.net.net({key: burn_in.columns[key] for key in self.in_keys if key in burn_in.columns})
         begins = columns[IS_INIT].clone()
         begins[burn_in.following] = True

@@ -32,19 +32,13 @@ MANY, MOMENT, SPARE, SMALL = 16384, 0.5, 64 << 20, 1 << 20
 
 @dataclass(frozen=True)
 class Envs:
-    """The memory that envs need, as measured, in bytes.
+    """Hold the measured memory of envs, in bytes."""
 
-    `each`: one more env in this process, once it was reset; `at_reset`: of them, what it takes only then.
-    `workers`: the processes that step the envs, with their envs, and what they are forked from; `worker`: of them, each
-    worker without its envs.
-    `parent`: this process beside, where workers collect: the weights that they are to adopt.
-    """
-
-    each: int
-    at_reset: int = 0
-    workers: int = 0
-    worker: int = 0
-    parent: int = 0
+    each: int  # one more env in this process, once reset
+    at_reset: int = 0  # of `each`, what only a reset takes
+    workers: int = 0  # processes that step the envs, their envs and their fork server
+    worker: int = 0  # of them, each worker without its envs
+    parent: int = 0  # this process, beside, where workers collect: the weights for them
 
 
 def lanes_of(cfg: CollectConfig, num: int) -> EnvConfig:
@@ -68,7 +62,7 @@ def played(cfg: CollectConfig) -> int:
 
 @contextlib.contextmanager
 def _by_themselves() -> Iterator[None]:
-    """While envs are measured, what was left before, by an earlier run perhaps, is neither freed nor used again."""
+    """Keep what was left before (by an earlier run) neither freed nor reused while envs are measured."""
     automatic = gc.isenabled()
     gc.disable()
     give_back()
@@ -81,11 +75,8 @@ def _by_themselves() -> Iterator[None]:
 
 @_by_themselves()
 def one_more(cfg: CollectConfig) -> Envs:
-    """Return what one more env takes where there is one.
-
-    A small env takes less than a page of memory: as many are made as are quickly there.
-    """
-    count, found = 1, Envs(0)
+    """Measure one more env; of small ones (less than a page), as many as are quickly made."""
+    count, memory = 1, Envs(0)
     for again in range(3):  # the first is slower and larger than the others
         began, before = time.process_time(), resident()
         another = build_env(lanes_of(cfg, count), offset=cfg.env.num)
@@ -97,20 +88,17 @@ def one_more(cfg: CollectConfig) -> Envs:
         finally:
             another.close()
             del another  # what the next one takes is not what this one gives back
-        found = Envs(taken // count, min(at_reset, taken) // count)
+        memory = Envs(taken // count, min(at_reset, taken) // count)
         more = int(min(MANY, cfg.env.num - 1, count * MOMENT / spent, count * SPARE / max(taken, 1)))
-        if found.each > SMALL or (again and more <= count):
+        if memory.each > SMALL or (again and more <= count):
             break
         count = max(count, more)  # once more at least where it seems to take little: others may have freed as much
-    return found
+    return memory
 
 
 @_by_themselves()
 def to_come(cfg: CollectConfig, *, reset: bool) -> dict[str, int]:
-    """Return what a run that has made its envs, and has `reset` them or not, will hold of envs beside.
-
-    Nothing is made for a run that plays no evaluation, and nothing said of envs that cannot be made twice.
-    """
+    """Return the memory of envs that a run is still to make; nothing of envs that cannot be made twice."""
     if not (count := played(cfg)):
         return {}
     apart = env_workers(cfg) > 0 and not lanes_here(cfg)
@@ -141,10 +129,7 @@ def workers_of(cfg: CollectConfig) -> int:
 
 
 def measured(cfg: CollectConfig, actor: nn.Module | None = None) -> Envs:
-    """Measure what one more env takes here, and what the processes that step the envs will take beside.
-
-    One worker with one env is started and looked at; where it collects, with what acts there and its weights.
-    """
+    """Measure one more env here, and one worker process with its env (and actor and weights if it collects)."""
     envs, parent = one_more(cfg), 0
     one, count = dataclasses.replace(cfg.env, num=1), workers_of(cfg)
     if shares(cfg):
@@ -177,7 +162,7 @@ def worker_bytes(collector: BaseCollector) -> int:
 
 
 def _processes(crew: Crew | None) -> tuple[int, list[int], int]:
-    """Bytes of what workers are forked from, of each worker, and of the processes that their envs have started."""
+    """Return the bytes of the fork server, of each worker, and of processes that envs have started."""
     workers = [psutil.Process(worker.pid) for worker in crew.workers] if crew is not None else []
     here = psutil.Process()
     forked_from = {p for worker in workers for p in itertools.takewhile(lambda p: p != here, worker.parents())}

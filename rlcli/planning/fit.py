@@ -35,21 +35,21 @@ from rlcli.specs.field import Field
 
 def places_of(cfg: CollectConfig, plan: Plan, limit: int | None = None) -> list[MemoryFit]:
     """Return RAM (`limit`: bytes of it), the disks of run folder and `storage.scratch_dir`, and every used GPU."""
-    found = [MemoryFit("RAM", plan.total + plan.workers, *(free_memory() if limit is None else (limit, limit)))]
+    fits = [MemoryFit("RAM", plan.total + plan.workers, *(free_memory() if limit is None else (limit, limit)))]
     folder, scratch, need = _existing(Path(cfg.run.dir or "runs")), _scratch_of(cfg), disk_need(cfg, plan)
     usage, rows = shutil.disk_usage(folder), 0
     if scratch is not None and scratch.stat().st_dev != folder.stat().st_dev:
         rows = _files_of_rows(cfg, plan)
-    found.append(MemoryFit("disk", need - rows, usage.free, usage.total))
+    fits.append(MemoryFit("disk", need - rows, usage.free, usage.total))
     if rows and scratch is not None:
         usage = shutil.disk_usage(scratch)
-        found.append(MemoryFit(SCRATCH, rows, usage.free, usage.total))
+        fits.append(MemoryFit(SCRATCH, rows, usage.free, usage.total))
     for device in sorted({entry.device for entry in plan.entries} - {"", "cpu", "disk", "meta"}):
         if device.startswith("cuda") and torch.cuda.is_available():
             free, total = torch.cuda.mem_get_info(device)  # this process has a context by now, and gives it back
             need = GPU_PROCESS + bytes_on(plan.entries, device) + at_once(plan.peaks, device)
-            found.append(MemoryFit(device, need, min(free + GPU_PROCESS, total), total))
-    return found
+            fits.append(MemoryFit(device, need, min(free + GPU_PROCESS, total), total))
+    return fits
 
 
 SCRATCH = "scratch disk"
@@ -96,13 +96,7 @@ _CHOICES = {"memory": ("memory.kind", "memory.next_obs"), "storage": ("storage.k
 
 
 def advice_for(cfg: Any, plan: Plan, again: Again) -> list[str]:
-    """List for each place that is too small the overrides that help, those first that are enough alone.
-
-    Every one is planned for: nothing is advised that the configuration does not allow, that saves next to nothing, or
-    that another place has no room for.
-
-    `again`: the plan of a changed configuration.
-    """
+    """List the overrides that make a too small place fit, those first that are enough alone; all are planned."""
     lines: list[str] = []
     for place in plan.places:
         if not place.fits:
@@ -140,7 +134,7 @@ def _spelt(change: Mapping[str, Any]) -> str:
 
 
 def _on_disk(cfg: Any, plan: Plan, place: MemoryFit, again: Again) -> Iterator[str]:
-    """Sizes that fit, and another disk."""
+    """Return the sizes that fit, and another disk."""
     for key in ("total_frames",) if plan.verb == "collect" else ("storage.max_size", "run.keep"):
 
         def fits(value: int, key: str = key) -> bool:
@@ -153,7 +147,7 @@ def _on_disk(cfg: Any, plan: Plan, place: MemoryFit, again: Again) -> Iterator[s
 
 
 def _largest(most: int, fits: Callable[[int], bool]) -> int:
-    """About the largest number below `most`, in two figures, that fits; 0 where none does."""
+    """Return about the largest number below `most`, in two figures, that fits; 0 where none does."""
     good, bad = 0, most
     while True:
         middle = max(_rounded(math.sqrt(max(good, 1) * bad)), good + _unit(good))
@@ -188,7 +182,7 @@ WORTH = 0.05  # of what is too much: less is not worth a line where another save
 
 
 def _ways(cfg: Any, plan: Plan, place: MemoryFit, over: int) -> Iterator[Sequence[Mapping[str, Any]]]:
-    """For each part the changes that may make it smaller, the best first."""
+    """List for each part the changes that may make it smaller, the best first."""
     in_ram, buffer = place.name == "RAM", _stored_in_ram(plan)
     modes = [mode for mode in plan.modes if mode.name != "full" and not mode.note]
     if in_ram and buffer:
@@ -232,7 +226,7 @@ def _of_stages(cfg: Any, plan: Plan, over: int) -> Iterator[Sequence[Mapping[str
 
 
 def _half(cfg: Any, plan: Plan, rows: int) -> Mapping[str, Any]:
-    """Sizes of half an update, of so many rows where they are of a batch."""
+    """Return the sizes of half an update, of so many rows where they are of a batch."""
     s = cfg.sampler
     if draws(cfg) == "slices":
         slices, length = slices_of(cfg)
@@ -267,12 +261,12 @@ def _scaled(size: int, nbytes: int, over: int) -> int:
 
 
 def _rounded(number: float) -> int:
-    """Down, to two figures."""
+    """Round down, to two figures."""
     return int(number // _unit(int(number)) * _unit(int(number)))
 
 
 def _unit(number: int) -> int:
-    """Of the second figure."""
+    """Return the unit of the second figure."""
     return 10 ** max(0, len(str(number)) - 2)
 
 
@@ -287,10 +281,7 @@ def modes_of(
     estimates: Callable[[str], tuple[Mapping[Key, Field], bool]],
     init_rows: int = 0,
 ) -> list[Mode]:
-    """The batch and the buffer, which begins with `init_rows` rows, under every way to keep the next observation.
-
-    `estimates`: mode -> what the value stage adds to a batch, and whether it keeps the index of next observations.
-    """
+    """Return batch and buffer under every way to keep the next observation."""
     found = []
     for name in MODES:
         added, index = estimates(name)
@@ -354,5 +345,5 @@ def _limit(cfg: CollectConfig) -> int | None:
 
         spec = registry.get(cfg.env.id)
         limits.append(None if spec is None else spec.max_episode_steps)
-    known = [limit for limit in limits if limit]
-    return min(known, default=None)
+    limits_set = [limit for limit in limits if limit]
+    return min(limits_set, default=None)

@@ -64,27 +64,20 @@ WORKING, WORKING_TO_COLLECT = 10 << 20, 3 << 20
 
 @dataclass(frozen=True)
 class Peak:
-    """The memory that a stage ("values" or "update") holds for a moment, on top of what stays.
-
-    `bytes`: at its peak; `kept`: of them in blocks that the process keeps after the stage.
-    `rows`: of one call of the network.
-    `unknown`: why it could not be counted; "" where it was.
-    `saved`: of its bytes, what recurrent layers save for the backward pass, beside what they read.
-    `spared`: how much less that is with `memory.recurrent_recompute` than without, whichever is set.
-    """
+    """Hold the memory that a stage ("values" or "update") takes for a moment, in bytes."""
 
     stage: str
-    bytes: int
-    kept: int
-    rows: int
+    bytes: int  # at its peak, above what stays
+    kept: int  # of them, in blocks that the process keeps
+    rows: int  # of one call of the network
     device: str = "cpu"
-    unknown: str = ""
-    saved: int = 0
-    spared: int = 0
+    unknown: str = ""  # why it could not be counted
+    saved: int = 0  # of `bytes`, saved by recurrent layers for the backward pass
+    spared: int = 0  # how much memory.recurrent_recompute saves, set or not
 
 
 class StageMemory(NamedTuple):
-    """The memory that a stage holds; the fields are those of `Peak`."""
+    """Hold the memory of a stage; the fields are those of `Peak`."""
 
     peak: int
     kept: int
@@ -110,18 +103,13 @@ def at_peak(process: Mapping[str, int], entries: Sequence[LedgerEntry], peaks: S
 
 @dataclass(frozen=True)
 class Learning:
-    """The parts of a learner that need memory.
+    """Hold the parts of a learner that need memory."""
 
-    `policy`: None while actions are random.
-    `loss`, `estimator`: None while frames are only collected; off-policy losses need no estimator.
-    `rebuilt`: observations whose next value samples get from the row that follows, where it is known.
-    `updates`: peaks of the loss's update by what it was tried on; advice asks about many configurations with the same.
-    """
-
-    policy: Any = None
-    loss: Any = None
+    policy: Any = None  # None while actions are random
+    loss: Any = None  # None while frames are only collected
     estimator: Any = None
-    rebuilt: Sequence[Key] = ()
+    rebuilt: Sequence[Key] = ()  # observations whose next value a sample reads in the row that follows
+    # update peaks already counted: advice asks about many configurations with the same
     updates: dict[tuple, Peak] = dataclasses.field(default_factory=dict)
 
 
@@ -134,14 +122,10 @@ def expected(
     init_rows: int = 0,
     stored: int = 0,
 ) -> Expected:
-    """Return what the plan says of a run that is about to begin, for its report.
-
-    `imported`: what the process held before anything was made.
-    `init_rows`: rows that a buffer begins with; `stored`: bytes of rows that it holds by now.
-    """
+    """Return the plan of a run about to begin, for its report; `imported` and `stored` in bytes."""
     rows, entries, peaks = tensors_of(cfg, collector, learning, init_rows)
-    known = {peak.stage: peak for peak in peaks if not peak.unknown}
-    values, update = known.get(VALUES), known.get(UPDATE)
+    counted = {peak.stage: peak for peak in peaks if not peak.unknown}
+    values, update = counted.get(VALUES), counted.get(UPDATE)
     process = so_far(imported, learning, stored) | noise_of(rows) | to_come(cfg, reset=collector.frames > 0)
     saved = None if update is None or not update.saved else update.saved
     return Expected(
@@ -151,10 +135,7 @@ def expected(
 
 
 def so_far(imported: int, learning: Learning, stored: int = 0) -> dict[str, int]:
-    """Return the process of a run that is about to begin, without networks and stored rows: they are among the tensors.
-
-    Memory that was freed before goes back to the system first: it does not belong to this run.
-    """
+    """Return the bytes of the process, less networks and stored rows; returns freed memory first."""
     give_back()
     made = process_memory()[0] - imported - parameter_bytes(learning.policy, learning.loss) - stored
     parts = {"after imports": imported, "envs, networks, kernels": max(made, 0)}
@@ -223,14 +204,14 @@ def _learned(cfg: Any, rows: RowSchema, learning: Learning, peaks: list[Peak]) -
     step, warming = _of_a_step(cfg, rows, loss)
     columns = columns_read(loss, step, added)
     count = step.frames + warming
-    held = bytes_held(columns) * count // step.frames if drawn else bytes_held(columns_read(loss, rows, added))
+    batch_bytes = bytes_held(columns) * count // step.frames if drawn else bytes_held(columns_read(loss, rows, added))
     if estimator is not None and estimator.shifted:
-        entries.append(LedgerEntry(MINIBATCHES, "the rows that count", held, device=device, peak=held))
+        entries.append(LedgerEntry(MINIBATCHES, "the rows that count", batch_bytes, device=device, peak=batch_bytes))
     at_most = ", at most" if warming and rows.states else ""
     component, what = (
         (SAMPLE, "rows of an update") if drawn else (MINIBATCHES, "a shuffled copy of what the loss reads")
     )
-    entries.append(LedgerEntry(component, what + at_most, held, device=device, peak=held))
+    entries.append(LedgerEntry(component, what + at_most, batch_bytes, device=device, peak=batch_bytes))
     sequences = step.lanes if loss.recurrent else 0
     together = count if is_off_policy(cfg) else step.frames
 
@@ -244,16 +225,13 @@ def _learned(cfg: Any, rows: RowSchema, learning: Learning, peaks: list[Peak]) -
     apart = 0
     if together > step.frames:  # the loss takes what is learned from out of the sample, with states of its own
         states = {IS_INIT, *(key for net in loss.networks for key in state_keys(net))}
-        apart = held + bytes_held({key: x for key, x in columns.items() if key in states})
+        apart = batch_bytes + bytes_held({key: x for key, x in columns.items() if key in states})
     peaks.append(dataclasses.replace(peak, bytes=peak.bytes + apart, kept=peak.kept + apart))
     return entries
 
 
 def _of_a_step(cfg: Any, rows: RowSchema, loss: Any) -> tuple[RowSchema, int]:
-    """Return the rows that one step of the update learns from, and how many more only bring states up, at most.
-
-    Of a recurrent loss the lanes are sequences.
-    """
+    """Return the rows that one step learns from, and how many more only bring states up, at most."""
     size, recurrent = cfg.sampler.batch_size, loss.recurrent
     if not _draws(cfg):
         if recurrent:
@@ -267,7 +245,7 @@ def _of_a_step(cfg: Any, rows: RowSchema, loss: Any) -> tuple[RowSchema, int]:
 
 
 def _values(cfg: Any, learning: Learning, rows: RowSchema, device: str) -> Peak:
-    """The value stage, above what it is given and what it adds to a batch, or to a sample where rows are drawn."""
+    """Return the value stage's peak, above its input and what it adds to a batch or sample."""
     if cfg.collector.split_trajs or cfg.collector.trajs_per_batch:
         return Peak(VALUES, 0, 0, rows.frames, device, unknown="batches are as long as the trajectories in them")
     estimator, mode, flat, unknown = learning.estimator, cfg.memory.next_obs, False, False
@@ -301,22 +279,22 @@ def _places(module: Any, rows: RowSchema) -> list[torch.device]:
 def _counted(
     stage: str, rows: int, device: str, count: Callable[[torch.device], StageMemory], places: Sequence[torch.device]
 ) -> Peak:
-    """A stage's peak; of a network that cannot be run without memory (it looks at numbers), the reason instead."""
+    """Return a stage's peak, or why not: some networks look at numbers and need memory."""
     for place in places:
         try:
-            held = count(place)
+            memory = count(place)
         except Exception as error:  # a network may raise anything; the plan says so
             unknown = in_words(error, 160)
         else:
-            return Peak(stage, held.peak, held.kept, rows, device, saved=held.saved, spared=held.spared)
+            return Peak(stage, memory.peak, memory.kept, rows, device, saved=memory.saved, spared=memory.spared)
     return Peak(stage, 0, 0, rows, device, unknown=unknown)
 
 
 def parameter_bytes(*modules: Any) -> int:
-    """Of networks, each tensor once: a loss has those of its policy, and target networks."""
-    held = {tensor.data_ptr(): tensor.nbytes for m in modules if m is not None for tensor in m.parameters()}
-    held |= {tensor.data_ptr(): tensor.nbytes for m in modules if m is not None for tensor in m.buffers()}
-    return sum(held.values())
+    """Return the bytes of networks, each tensor once: a loss has those of its policy, and targets."""
+    sizes = {tensor.data_ptr(): tensor.nbytes for m in modules if m is not None for tensor in m.parameters()}
+    sizes |= {tensor.data_ptr(): tensor.nbytes for m in modules if m is not None for tensor in m.buffers()}
+    return sum(sizes.values())
 
 
 def _device(cfg: CollectConfig, stage: str) -> str:
@@ -334,11 +312,7 @@ def columns_read(
 
 
 def update_peak(loss: Any, columns: Mapping[Key, Tensor], device: str, sequences: int = 0) -> StageMemory:
-    """Return the most that one minibatch step holds: activations, their gradients, temporaries.
-
-    `columns` (`[N, ...]`): where they are, a copy of the loss is run.
-    `sequences`: how many there are, of one length each, where the loss is recurrent.
-    """
+    """Return the most that one minibatch step holds: activations, their gradients, temporaries."""
     copied = copied_to(next(iter(columns.values())).device, loss)
     saved = watch_saved(copied)
     with _asked(sequences), LiveBytes(reorders=device == "cpu") as live:
@@ -368,12 +342,7 @@ def _asked(sequences: int) -> AbstractContextManager[Any]:
 
 
 class Answers(TorchDispatchMode):
-    """Answers for operations whose result depends on numbers, on tensors that have none.
-
-    `are_set`: number of elements of a mask -> how many of them are set, where an operation asks which.
-    `whole`: what whole numbers are: how many ends a row has before its last step.
-    `flag`: what is answered where one flag is asked for: whether some next observations are not known.
-    """
+    """Answer operations whose result depends on numbers, on tensors that have none."""
 
     def __init__(self, are_set: Callable[[int], int], whole: int, flag: bool) -> None:
         super().__init__()
@@ -402,11 +371,7 @@ def stage_peak(
     unknown: bool = False,
     place: torch.device = META,
 ) -> StageMemory:
-    """Return the bytes of one batch's value stage, less those that it leaves behind.
-
-    `mode`: how next observations are kept. `flat`: the lanes lie one after the other in one dim.
-    `unknown`: some next observations are not known, and marked.
-    """
+    """Return the bytes of one batch's value stage, less those that it leaves behind."""
     with torch.no_grad():
         stage, batch = copied_to(place, estimator), trial_batch(rows, mode, device=place)
         batch = batch.reshape(-1) if flat else batch

@@ -19,24 +19,19 @@ from rlcli.report.ledger import LedgerEntry
 
 @dataclass(frozen=True)
 class Mode:
-    """The memory that one way to keep the next observation takes, in bytes.
-
-    `per_frame`: of a frame, all keys together; `next_obs`: of them for next observations.
-    `bytes`: of one batch; `buffer`: of the full buffer, 0 without one.
-    `note`: why one would not want it here; "" where nothing speaks against it.
-    """
+    """Hold the memory of one way to keep the next observation, in bytes."""
 
     name: str
-    per_frame: float
-    next_obs: float
-    bytes: int
-    buffer: int = 0
-    note: str = ""
+    per_frame: float  # all keys together
+    next_obs: float  # of `per_frame`, for next observations
+    bytes: int  # of one batch
+    buffer: int = 0  # of the full buffer, 0 without one
+    note: str = ""  # why one would not want it here
 
 
 @dataclass(frozen=True)
 class MemoryFit:
-    """Bytes that a run needs of one memory: "RAM", "disk", "scratch disk" or "cuda:0"."""
+    """Hold the bytes that a run needs of one memory: "RAM", "disk", "scratch disk" or "cuda:0"."""
 
     name: str
     need: int
@@ -50,21 +45,7 @@ class MemoryFit:
 
 @dataclass(frozen=True)
 class Plan:
-    """The answer of `rlcli plan`: `frames` of one batch from `lanes` envs, next observations kept by `next_obs`.
-
-    `entries`: every tensor that stays, by component; those of "rollout" and "params+optim" are the very bytes that the
-    run's own ledger will show, as long as no episode has ended inside a batch. Of recurrent states that few rows keep a
-    batch may hold a row fewer for each env, where batches are no multiple of the stride.
-    `per_end`: bytes that each episode ending inside a batch adds: its next observation in `exact`, a recurrent state of
-    which few rows are kept.
-    `out_of_step`: bytes that a batch may hold more once episodes have ended: of recurrent states that few rows keep, as
-    they are kept every so many steps of an episode.
-    `process`: part -> bytes: "after imports" and what is loaded and made after that; measured in this process.
-    `workers`: bytes of the processes that step the envs and of the one that they are forked from, their envs included;
-    those of `process` apart. `worker`: of them, of each worker without its envs.
-    `env_bytes`: of one more env, wherever it is stepped, without the rows that are collected from it.
-    `networks`: what the policy is made of, layer by layer.
-    """
+    """Hold the answer of `rlcli plan`, in bytes, of one batch of `frames` from `lanes` envs."""
 
     verb: str
     title: str
@@ -73,28 +54,28 @@ class Plan:
     lanes: int
     total_frames: int
     next_obs: str
-    entries: Sequence[LedgerEntry]
-    per_end: int
-    out_of_step: int
+    entries: Sequence[LedgerEntry]  # every tensor that stays; those of the run are its ledger's, while no episode ends
+    per_end: int  # each episode that ends inside a batch adds these
+    out_of_step: int  # a batch may hold more once episodes have ended: kept states
     peaks: Sequence[Peak]
-    process: dict[str, int]
-    workers: int = 0
-    worker: int = 0
-    env_bytes: int = 0
+    process: dict[str, int]  # part -> bytes, measured in this process
+    workers: int = 0  # processes that step the envs, and their fork server
+    worker: int = 0  # of `workers`, each without its envs
+    env_bytes: int = 0  # of one more env, without the rows collected from it
     modes: Sequence[Mode] = ()
     places: Sequence[MemoryFit] = ()
     advice: Sequence[str] = ()
     warnings: Sequence[str] = field(default=())
-    networks: Sequence[NetworkLayer] = ()
+    networks: Sequence[NetworkLayer] = ()  # of the policy, layer by layer
 
     @property
     def own(self) -> int:
-        """Bytes in RAM beyond the process after its imports, at the peak."""
+        """Return the bytes in RAM beyond the process after its imports, at the peak."""
         return self.total - self.process.get("after imports", 0)
 
     @property
     def total(self) -> int:
-        """Bytes of the process in RAM at its peak."""
+        """Return the bytes of the process in RAM at its peak."""
         return at_peak(self.process, self.entries, self.peaks)
 
     @property
@@ -106,7 +87,7 @@ class Plan:
         return sum(entry.bytes for entry in self.entries if entry.component == name)
 
     def as_dict(self) -> dict:
-        """Everything as JSON-ready values."""
+        """Return everything as JSON-ready values."""
         data = asdict(self) | {"entries": [entry.as_dict() for entry in self.entries]}
         data["places"] = [asdict(place) | {"fits": place.fits} for place in self.places]
         return data | {"own": self.own, "total": self.total, "fits": self.fits}
@@ -115,29 +96,24 @@ class Plan:
 # ---- layers ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class NetworkLayer:
-    """One layer of a `network`, "actor" or "critic".
-
-    `reads`: the keys that a stage reads, at its first layer; "" at the others.
-    `layer`: its class with what it was made with: `Linear(in_features=4, out_features=64, bias=True)`.
-    `parameters`: its own; 0 where it is `shared`, listed before: a trunk that actor and critic have in common.
-    """
+    """Describe one layer of a `network`, "actor" or "critic"."""
 
     network: str
-    reads: str
-    layer: str
-    parameters: int
+    reads: str  # keys that a stage reads, at its first layer
+    layer: str  # such as Linear(in_features=4, out_features=64, bias=True)
+    parameters: int  # its own; 0 where it is `shared`
     shared: bool = False
 
 
 def layers(policy: Any) -> list[NetworkLayer]:
     """Return the layers of an `ActorCritic`, actor first; none of a policy that has no networks."""
-    found: list[NetworkLayer] = []
+    layers: list[NetworkLayer] = []
     seen: set[int] = set()
     for name in ("actor", "critic"):
         net = getattr(policy, name, None)
         if net is not None:
-            found += _of(name, net, seen)
-    return found
+            layers += _of(name, net, seen)
+    return layers
 
 
 def _of(name: str, net: nn.Module, seen: set[int]) -> Iterator[NetworkLayer]:
@@ -145,8 +121,8 @@ def _of(name: str, net: nn.Module, seen: set[int]) -> Iterator[NetworkLayer]:
     for module in net.modules():
         if isinstance(module, TensorDictModule):
             reads = ", ".join(show(unravel(key)) for key in module.in_keys)
-        own = list(module.parameters(recurse=False))
-        if not own and (isinstance(module, TensorDictModuleBase) or next(module.children(), None) is not None):
+        parameters = list(module.parameters(recurse=False))
+        if not parameters and (isinstance(module, TensorDictModuleBase) or next(module.children(), None) is not None):
             continue
         shared = id(module) in seen
         seen.add(id(module))
@@ -154,7 +130,7 @@ def _of(name: str, net: nn.Module, seen: set[int]) -> Iterator[NetworkLayer]:
             name,
             reads,
             f"{type(module).__name__}({module.extra_repr()})",
-            0 if shared else sum(p.numel() for p in own),
+            0 if shared else sum(p.numel() for p in parameters),
             shared,
         )
         reads = ""

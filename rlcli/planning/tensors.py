@@ -69,18 +69,14 @@ def written_by(estimator: ValueEstimator, mode: str) -> dict[Key, Field]:
     """Return what a value estimator adds to a batch."""
     dtype = next((p.dtype for p in estimator.parameters()), torch.float32)
     number, flag = Field((1,), dtype), Field((), torch.bool)
-    found: dict[Key, Field] = {key: flag if key == SHIFTED_VALID else number for key in estimator.out_keys}
-    return found | ({APPROXIMATED: flag} if NEXT[mode] == NONE and estimator.value_network is not None else {})
+    written: dict[Key, Field] = {key: flag if key == SHIFTED_VALID else number for key in estimator.out_keys}
+    return written | ({APPROXIMATED: flag} if NEXT[mode] == NONE and estimator.value_network is not None else {})
 
 
 def trial_batch(
     rows: RowSchema, mode: str, added: Mapping[Key, Field] | None = None, device: torch.device = META
 ) -> TensorDict:
-    """A batch `[lanes, steps]` in which no episode ends before the last step of its lane; zeros, where it has memory.
-
-    `mode`: "full", "compact", "exact" or "delta".
-    `added`: keys that an estimator writes.
-    """
+    """Return a batch `[lanes, steps]` of zeros whose episodes end at each last step, on `meta` by default."""
     shape = torch.Size((rows.lanes, rows.steps))
     fields = rows.stored(mode) | dict(added or {})
 
@@ -117,10 +113,7 @@ def planned_batch(
     index: bool = False,
     device: str = "cpu",
 ) -> list[LedgerEntry]:
-    """Return the ledger of one batch: what a run's own ledger reads off a batch, read off one without memory.
-
-    `index`: whether something will ask an `exact` batch where each successor lies; the others as for `trial_batch`.
-    """
+    """Return the ledger of one batch; `index`: an `exact` batch is asked where successors lie."""
     batch = trial_batch(rows, mode, added)
     lazy = [value for key in rows.successors if isinstance(value := batch.get(key, None), Rows)]
     if index and lazy:
@@ -144,7 +137,7 @@ def before(key: Key) -> Key:
 
 
 def per_end(rows: RowSchema, mode: str) -> int:
-    """Bytes that one more end costs a batch: its next observation in `exact`, and the state that begins an episode."""
+    """Return the bytes of one more end in a batch: a next observation in `exact`, and a first state."""
     kept = rows.shared(mode)
     return sum(field.width for field in (*kept.values(), *rows.states.values())) + (POINTER if kept else 0)
 
@@ -189,7 +182,7 @@ def _state_of(name: str, options: Mapping[str, Any], elements: int, dtype: torch
 
 
 def bytes_held(columns: Mapping[Key, Tensor]) -> int:
-    """Of columns that share no memory, those of few rows among them."""
+    """Return the bytes of columns that share no memory, sparse ones among them."""
     return sum(x.nbytes_held if isinstance(x, Rows) else x.nbytes for x in columns.values())
 
 
@@ -202,7 +195,7 @@ def spare_entry(rows: RowSchema, mode: str, device: str, count: int = 1) -> Ledg
 
 # ---- buffers -----------------------------------------------------------------------------------------------------
 def planned_buffer(cfg: Any, rows: RowSchema, mode: str, init_rows: int = 0) -> list[LedgerEntry]:
-    """The columns of the configured storage once it holds `init_rows` rows and all of the run's; empty without one."""
+    """Return the configured storage's columns, full or with all of the run's rows; empty without one."""
     storage = getattr(cfg, "storage", None)
     if storage is None or storage.kind == "none":
         return []
@@ -210,9 +203,9 @@ def planned_buffer(cfg: Any, rows: RowSchema, mode: str, init_rows: int = 0) -> 
     count = min(storage.max_size, cfg.total_frames + init_rows)
     fields = rows.stored(mode)
     stacks = frame_stacks(cfg, rows) if mode == cfg.memory.next_obs else {}
-    held = fields | {key: Field(fields[key].shape[1:], fields[key].dtype) for key in stacks}  # one frame a row
-    coded = _packed(cfg, rows, held, stacks)
-    widths = {key: held[key].width if (width := coded.width(key)) is None else width for key in fields}
+    stored_fields = fields | {key: Field(fields[key].shape[1:], fields[key].dtype) for key in stacks}  # one frame a row
+    coded = _packed(cfg, rows, stored_fields, stacks)
+    widths = {key: stored_fields[key].width if (width := coded.width(key)) is None else width for key in fields}
     reserved = _in_files(storage, math.ceil(sum(widths.values())), count)
     # a ring that goes round drops a file once its last row is gone
     goes_round = device == "disk" and cfg.total_frames + init_rows > count
@@ -255,11 +248,7 @@ def _in_files(storage: Any, row_bytes: int, count: int) -> int:
 
 
 def _index_bytes(storage: Any, rows: RowSchema, mode: str, count: int) -> int:
-    """Return the bytes of what says which rows belong together, and in `exact` of next observations without a row.
-
-    A flat storage holds the rows of several envs one batch after another: each lane of a batch is a run of its own, and
-    where rows have no ids a trajectory of its own, whose last next observation no row stands for.
-    """
+    """Return the bytes of a storage's index; in a flat one each env of a batch is a trajectory of its own."""
     from rlcli.data.index.arrays import bytes_for
     from rlcli.data.index.markers import Markers
 
@@ -278,10 +267,7 @@ def buffer_bytes(cfg: Any, rows: RowSchema, mode: str, init_rows: int = 0) -> in
 
 
 def _packed(cfg: Any, rows: RowSchema, fields: Mapping[Key, Field], stacks: Mapping[Key, int]) -> CodedRows:
-    """Return the codes that a buffer of these fields comes to, once every action was seen.
-
-    Whole numbers of which no bound is known are counted in full.
-    """
+    """Return the codes of a buffer's fields once every action was seen; unbounded integers count in full."""
     from rlcli.data.codes.code import choose
     from rlcli.data.codes.packing import CodedRows
     from rlcli.data.index.markers import Markers

@@ -55,8 +55,8 @@ def _tables(plan: Plan) -> Iterator[Table]:
     process.add("persistent tensors", figures.size(sum(e.bytes for e in plan.entries if e.device in ("", "cpu"))))
     for peak in plan.peaks:
         where = "" if peak.device == "cpu" else f", on {peak.device}"
-        held = "not known" if peak.unknown else figures.size(peak.bytes)
-        process.add(f"{peak.stage}, temporary, {figures.count(peak.rows)} rows{where}", held)
+        size = "not known" if peak.unknown else figures.size(peak.bytes)
+        process.add(f"{peak.stage}, temporary, {figures.count(peak.rows)} rows{where}", size)
         if peak.saved:
             process.add(f"  {figures.BACKWARD}", figures.size(peak.saved))
             process.add("  saved by memory.recurrent_recompute", figures.size(peak.spared))

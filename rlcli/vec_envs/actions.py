@@ -23,15 +23,11 @@ from rlcli.vec_envs.observations import computes
 
 
 class ActionFormat:
-    """The action of one gymnasium space, in its three guises.
-
-    `kind` (str): `"discrete"`, `"multi_discrete"`, `"multi_binary"` or `"box"`.
-    `shape` and `dtype`: of the action in the loop, without the lane dim (`()` and int64 for discrete).
-    """
+    """Convert the actions of one gymnasium space between loop, storage and env."""
 
     def __init__(self, space: spaces.Space, categorical: bool = False) -> None:
         self.space, self.categorical = space, categorical
-        self.shape: tuple[int, ...]
+        self.shape: tuple[int, ...]  # of the action in the loop, without the env dim; () for discrete
         self.dtype: np.dtype
         self.nvec: tuple[int, ...]
         self.start: Any = 0  # an int, or one a part
@@ -66,24 +62,24 @@ class ActionFormat:
 
     @property
     def stored(self) -> Field:
-        """The stored action, without lanes."""
+        """Return the field of the stored action, without the env dim."""
         if not self.encoded:
             return Field(self.shape, self.dtype)
         return Field((sum(self.nvec),), np.dtype(np.int64))
 
     @cached_property
     def last(self) -> np.ndarray:
-        """The largest choice of each part, where there are choices: they are counted from 0."""
+        """Return the largest choice of each part, where there are choices: they are counted from 0."""
         return np.ones((), np.int64) if self.kind == "multi_binary" else np.reshape(self.nvec, self.shape) - 1
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The options of each choice; a bit is a choice of two."""
+        """Count the options of each choice; a bit is a choice of two."""
         return (2,) * int(np.prod(self.shape)) if self.kind == "multi_binary" else self.nvec
 
     @property
     def offered(self) -> str:
-        """The choices, in an error."""
+        """Name the choices, for an error."""
         return f"0 to {in_a_line(self.last)}"
 
     def encode(self, index: np.ndarray, out: np.ndarray) -> None:
@@ -101,7 +97,7 @@ class ActionFormat:
         return bool((chosen == 1).all() and (np.maximum.reduceat(stored, starts, axis=-1) == 1).all())
 
     def decode(self, stored: np.ndarray) -> np.ndarray:
-        """Loop actions `[N]` or `[N, d]` from stored ones `[N, *]`."""
+        """Return loop actions `[N]` or `[N, d]` from stored ones `[N, *]`."""
         if not self.encoded:
             return stored.reshape(stored.shape[0], *self.shape)
         if self.kind == "discrete":
@@ -110,7 +106,7 @@ class ActionFormat:
         return np.stack([part.argmax(-1) for part in np.split(stored, cuts, axis=-1)], -1)
 
     def checked(self, stored: np.ndarray) -> np.ndarray:
-        """Loop actions `[N]` or `[N, *]` from stored ones `[N, *]`, once it is clear that the env has such actions."""
+        """Return loop actions `[N, *]` from stored ones, once it is clear that the env has them."""
         if stored.dtype.kind == "f" and not np.isfinite(stored).all():
             raise _unfit("a finite action", stored)
         if self.dtype.kind != "f" and stored.dtype.kind == "f":
@@ -127,7 +123,7 @@ class ActionFormat:
         return actions
 
     def sender(self) -> Callable:
-        """A function from the loop's actions to a sequence of what each env gets: of ints, or a new array's rows."""
+        """Return a function from the loop's actions to each env's: ints, or a new array's rows."""
         if self.kind != "discrete":
             return self.array_sender()
         start = self.start
@@ -145,16 +141,11 @@ class ActionFormat:
         return np.array
 
     def draw(self, rng: np.random.Generator, steps: int, lanes: int) -> np.ndarray:
-        """Random loop actions `[steps, lanes, *shape]`; any cut of `steps` gives the same stream."""
+        """Return random loop actions `[steps, lanes, *shape]`; any cut of `steps` gives the same stream."""
         return self.from_uniform(rng.random((steps, lanes, *self.shape)))[0]
 
     def from_uniform(self, u: np.ndarray, *, each: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Random loop actions `[steps, lanes, *shape]`, of as many uniform numbers, and log-densities `[steps, lanes]`.
-
-        Uniform between bounds; a part of a Box with one bound lies exponentially away from it, one without bounds is
-        standard normal (as gymnasium, and as `rlcli.specs` draws them).  With `each`, the log-density of every part,
-        `[steps, lanes, *shape]`.
-        """
+        """Return random loop actions `[steps, lanes, *shape]` and log-densities, with `each` of every part."""
         size = u.shape
         steps, lanes = size[:2]
         if self.kind == "box":
@@ -226,20 +217,20 @@ _FAR_TAIL = (
 
 
 def _quantiles(u: np.ndarray) -> np.ndarray:
-    """Of the standard normal law, `u` in (0, 1): one number drawn gives one action, so no other part's number moves."""
+    """Return standard normal quantiles of `u` in (0, 1): one number an action, so no other part's moves."""
     away = u - 0.5
-    found = away * _ratio(_CENTRE, 0.180625 - away * away)
+    quantile = away * _ratio(_CENTRE, 0.180625 - away * away)
     outside = np.abs(away) > 0.425
     u = u[outside]
     root = np.sqrt(-np.log(np.minimum(u, 1 - u)))
     tail, far = _ratio(_TAIL, root - 1.6), root > 5
     tail[far] = _ratio(_FAR_TAIL, root[far] - 5)
-    found[outside] = np.copysign(tail, u - 0.5)
-    return found
+    quantile[outside] = np.copysign(tail, u - 0.5)
+    return quantile
 
 
 def _ratio(of: tuple[tuple[float, ...], tuple[float, ...]], x: np.ndarray) -> np.ndarray:
-    """Of two polynomials, by Horner's rule."""
+    """Divide two polynomials, by Horner's rule."""
     first, second = (np.full(x.shape, coefficients[0]) for coefficients in of)
     for value, coefficients in ((first, of[0]), (second, of[1])):
         for coefficient in coefficients[1:]:

@@ -23,16 +23,12 @@ from rlcli.vec_envs.observations import ObservationLeaf
 
 MODES = ("refuse", "count", "ignore")
 ROUNDED = "(rounded)"  # the last part of a key
-SLACK = 4  # rounding allowed to floats, in units of the dtype's epsilon times the larger of the two bounds
+SLACK = 4  # epsilons of the larger bound: cos rounds to 1.0000001, and doubles are rounded to singles
 _WIDE = 256  # elements of one pass of a column's minimum: short inner loops would cost more than the numbers
 
 
 class Interval:
-    """The declared bounds of one observation, of its shape or broadcast to it; infinite where there is none.
-
-    `dtype`: in which observations are stored, and compared with their bounds. A float may lie outside by `SLACK`
-    epsilons of the larger bound: `cos` rounds to 1.0000001, and doubles are rounded when they are stored as singles.
-    """
+    """Hold the declared bounds of one observation; infinite where there is none."""
 
     def __init__(self, low: Any, high: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
         self.shape = shape
@@ -83,7 +79,7 @@ class Interval:
         return self._inside(flat[:whole].reshape(-1, wide)) and self._inside(flat[whole:].reshape(1, -1))
 
     def _inside(self, table: np.ndarray) -> bool:
-        """Of a table of whole observations side by side."""
+        """Check a table of whole observations side by side."""
         if not table.size:
             return True
         least, most = (bound[: table.shape[1]] for bound in self._tiled)
@@ -100,7 +96,7 @@ class Interval:
 
 def space_bounds(space: spaces.Space, parts: Sequence[ObservationLeaf]) -> dict[Key, Interval]:
     """Return the bounds that a gymnasium space declares for its leaves."""
-    found: dict[Key, Interval] = {}
+    intervals: dict[Key, Interval] = {}
     for leaf in parts:
         part = leaf.find(space)
         if leaf.stored.kind == "b" or leaf.choices:
@@ -111,13 +107,13 @@ def space_bounds(space: spaces.Space, parts: Sequence[ObservationLeaf]) -> dict[
             low, high = part.start, part.start + part.nvec - 1
         else:  # MultiBinary
             low, high = np.array(0), np.array(1)
-        found[leaf.key] = Interval(low, high, leaf.shape, leaf.stored)
-    return found
+        intervals[leaf.key] = Interval(low, high, leaf.shape, leaf.stored)
+    return intervals
 
 
 @dataclass(frozen=True)
 class Worst:
-    """The element that lay farthest outside: its index, its value, its declared bounds and its excess."""
+    """Describe the element that lay farthest outside: index, value, declared bounds and excess."""
 
     element: tuple[int, ...]
     value: float
@@ -134,13 +130,7 @@ class Worst:
 
 
 class Bounds:
-    """The bounds that observations of some lanes must stay within, and what was found outside.
-
-    `intervals`: observation key -> Interval; those that say nothing are left out.
-    `mode`: at an observation outside, raise ("refuse"), go on and count it ("count"), or do not look ("ignore").
-    `rounded`: observation key -> the cells of leaves (`ObservationLeaf.rounded`) that count what its dtype has rounded.
-    `outside`, `worst`: key -> number of observations that had an element outside, with "count", and the worst of those.
-    """
+    """Check the bounds of some envs' observations, and count what lay outside."""
 
     def __init__(
         self,
@@ -148,14 +138,15 @@ class Bounds:
         mode: str = "refuse",
         rounded: Mapping[Key, list[np.ndarray]] | None = None,
     ) -> None:
+        # those without a bound are left out
         self.intervals = {key: interval for key, interval in (intervals or {}).items() if interval}
-        self.rounded = dict(rounded or {})
-        self.mode = _known(mode)
+        self.rounded = dict(rounded or {})  # key -> the cells `ObservationLeaf.rounded`
+        self.mode = _known(mode)  # "refuse" raises, "count" counts, "ignore" does not look
         self.begin_anew()
 
     def begin_anew(self) -> None:
         """Forget what was found."""
-        self.outside: dict[Key, int] = {}
+        self.outside: dict[Key, int] = {}  # key -> observations with an element outside
         self.worst: dict[Key, Worst] = {}
         self._reported: dict[Key, int] = {}
         for cell in (cell for cells in self.rounded.values() for cell in cells):
@@ -164,13 +155,13 @@ class Bounds:
     def found_so_far(self) -> Bounds:
         """Return what was found until now, without what will be."""
         self._take_rounded()
-        found = Bounds()
-        found.outside, found.worst = dict(self.outside), dict(self.worst)
-        return found
+        bounds = Bounds()
+        bounds.outside, bounds.worst = dict(self.outside), dict(self.worst)
+        return bounds
 
     @property
     def watched(self) -> list[Key]:
-        """The keys to look at."""
+        """Return the keys to look at."""
         return [] if self.mode == "ignore" else list(self.intervals)
 
     def check_row(self, vec_env: Book, row: dict[Key, np.ndarray], chosen: Sequence[int]) -> None:
@@ -190,11 +181,7 @@ class Bounds:
         start: BatchStart,
         ends: Sequence[tuple],
     ) -> None:
-        """Refuse or count those of `values` `[M, *shape]`, observations each of them once, that lie outside.
-
-        `times`: (row, after_reset, lane) of each: what a step gave comes before the reset that followed it.
-        `start`, `ends`: the batch that the rows belong to.
-        """
+        """Refuse or count those of `values` `[M, *shape]` that lie outside; `times`: (row, after_reset, lane)."""
         excess = self.intervals[key].excess(values).reshape(len(values), -1)
         bad = np.flatnonzero((excess > 0).any(1))
         if not len(bad):
@@ -235,7 +222,7 @@ class Bounds:
                     cell[:] = 0
 
     def news(self) -> list[tuple[str, str, int]]:
-        """(key, sentence, number of observations) of every key that left its bounds since the last call."""
+        """Return (key, sentence, observations outside) of each key that left its bounds since the last call."""
         self._take_rounded()
         fresh = [(key, count - self._reported.get(key, 0)) for key, count in self.outside.items()]
         self._reported = dict(self.outside)
@@ -247,7 +234,7 @@ class Bounds:
         return [f"{sentence(spell(key), self.worst[key])} ({count:,} times)" for key, count in self.outside.items()]
 
     def figures(self) -> dict[str, dict]:
-        """Plain values: key, as it is spelled -> number of observations outside and the worst element."""
+        """Return plain values: key, as it is spelled -> number of observations outside and the worst element."""
         self._take_rounded()
         return {
             spell(key): {"observations": count, "worst": _plain(self.worst[key])} for key, count in self.outside.items()
@@ -259,11 +246,11 @@ class Bounds:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         keys: dict[str, Key] = {spell(key): key for key in self.intervals}
         keys |= {spell(name): name for key in self.rounded if (name := (*as_tuple(key), ROUNDED))}
-        found = {keys.get(name, name): entry for name, entry in state.items()}
-        self.outside = {key: int(entry["observations"]) for key, entry in found.items()}
+        entries = {keys.get(name, name): entry for name, entry in state.items()}
+        self.outside = {key: int(entry["observations"]) for key, entry in entries.items()}
         self.worst = {
             key: Worst(**(entry["worst"] | {"element": tuple(int(i) for i in entry["worst"]["element"])}))
-            for key, entry in found.items()
+            for key, entry in entries.items()
         }
         self._reported = dict(self.outside)
 

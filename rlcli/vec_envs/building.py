@@ -33,10 +33,7 @@ _BROUGHT_BY = {
 
 @contextlib.contextmanager
 def building(env_id: str, *, settings: bool = True) -> Iterator[None]:
-    """Turn what is raised while an env is built into our errors; what C libraries print meanwhile is swallowed.
-
-    `settings`: whether keywords were given, which a TypeError is then taken to be about.
-    """
+    """Turn errors of building an env into our own, and swallow what C libraries print meanwhile."""
     try:
         with _quiet_c_stderr(), same_dtype(f"env {env_id}"):
             yield
@@ -75,7 +72,7 @@ def building(env_id: str, *, settings: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def beside(others: int) -> Iterator[None]:
-    """While one more env is built in a process: where it has `others`, an error names the keys that keep them apart."""
+    """Name, in errors of building one more env beside `others`, the keys that keep them apart."""
     try:
         yield
     except EnvError as error:
@@ -102,10 +99,7 @@ def need_env(env: Any, name: str | None = None) -> None:
 
 @contextlib.contextmanager
 def same_dtype(where: str) -> Iterator[None]:
-    """Refuse code of the user's that changes torch's default dtype, and put it back: networks would be made of it.
-
-    torch is not imported for this.
-    """
+    """Refuse user code that changes torch's default dtype, and put it back; torch is not imported for this."""
     torch = sys.modules.get("torch")
     before = torch and torch.get_default_dtype()
     try:
@@ -119,10 +113,10 @@ def same_dtype(where: str) -> Iterator[None]:
 
 
 def _other_dtype(torch: Any, before: Any, where: str) -> EnvError:
-    found = torch.get_default_dtype()
+    dtype = torch.get_default_dtype()
     torch.set_default_dtype(before)
     return EnvError(
-        f"torch's default dtype was changed to {str(found).removeprefix('torch.')}",
+        f"torch's default dtype was changed to {str(dtype).removeprefix('torch.')}",
         where=where,
         why="an env, a wrapper or a policy called torch.set_default_dtype, and every tensor made after it is another",
         fix="Have it give dtypes where it makes tensors.",
@@ -178,7 +172,7 @@ def _newest(env_id: str) -> str | None:
 
 
 class _Quiet:
-    """Descriptor 2 leads nowhere while some thread builds an env; what Python writes to `sys.stderr` still arrives."""
+    """Silence descriptor 2 while a thread builds an env; what Python writes to `sys.stderr` still arrives."""
 
     def __init__(self) -> None:
         self.lock, self.builders, self.quiet = threading.Lock(), 0, False
@@ -214,7 +208,7 @@ class _Quiet:
                 self.moved = None
 
     def _move_python(self, to: int) -> None:
-        """Have the file object under `sys.stderr`, which logging handlers hold too, write to another descriptor."""
+        """Make the file object under `sys.stderr`, which logging holds too, write to another descriptor."""
         buffer = getattr(sys.__stderr__, "buffer", None)
         raw = getattr(buffer, "raw", buffer)
         if type(raw) is io.FileIO and not raw.closed and raw.fileno() == 2:

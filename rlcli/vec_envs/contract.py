@@ -12,7 +12,7 @@ from rlcli.vec_envs.observations import BadValue
 
 
 class Book(Protocol):
-    """The facts that sentences are written from: some lanes, and their episodes (`VecEnv`)."""
+    """Describe what error sentences are written from: some envs and their episodes (`VecEnv`)."""
 
     name: str
     n: int
@@ -27,7 +27,7 @@ class Book(Protocol):
 
 
 def named(vec_env: Book, lane: int, episode: int | None = None, *steps: str, seed: int | None = None) -> str:
-    """Env, lane (its number in the run), episode, steps and seed, as far as they are known: the one spelling of it."""
+    """Name env, its index in the run, episode, steps and seed, as far as known: the one spelling of it."""
     where = f"{vec_env.name}, env {vec_env.first_lane + lane}"
     if episode is not None:
         where += f", episode {episode}"
@@ -55,14 +55,10 @@ def _past_place(vec_env: Book, lane: int, t: int, ends: Sequence[tuple]) -> str:
 
 @dataclass(frozen=True)
 class BatchStart:
-    """The lanes' places when a batch began: from them and the batch's ends, any row of the batch has its place.
+    """Keep where the envs stood when a batch began, so that any of its rows can be located."""
 
-    `clock`: steps of the run before the batch.
-    `ages` and `episodes`: of each lane: steps in its episode, and that episode's index.
-    """
-
-    clock: int
-    ages: list[int]
+    clock: int  # steps of the run before the batch
+    ages: list[int]  # of each env: steps in its episode
     episodes: list[int]
 
     @classmethod
@@ -72,11 +68,7 @@ class BatchStart:
         return cls(clock, [clock - begun for begun in vec_env.started], list(vec_env.episodes))
 
     def place(self, vec_env: Book, ends: Sequence[tuple], row: int, after_reset: bool, lane: int) -> str:
-        """Env, lane, episode, step of the episode and of the run, seed; a reset's observation has step 0.
-
-        `row` counts from 0, the rows that the batch began with; row t+1 holds what step t gave, and what the reset
-        that followed it gave (`after_reset`).
-        """
+        """Locate row `row` of the batch (row t + 1 is from step t): env, episode, step and seed, in words."""
         over = [t for t, ended, *_ in ends if ended == lane and t < row - (not after_reset)]
         episode = self.episodes[lane] + len(over)
         step = row - over[-1] - 1 if over else self.ages[lane] + row
@@ -96,11 +88,7 @@ def broken(
     at: tuple[int, Sequence[tuple]] | None = None,
     place: str | None = None,
 ) -> EnvError:
-    """Return an error naming env, lane, episode, step, seed, what was expected and what came.
-
-    `at` is given for what is found after a batch: the step in it, and the batch's ends; `place` for steps that belong
-    to no batch at all.
-    """
+    """Return an error naming env, episode, step, seed, what was expected and what came."""
     why = f"expected {expected}, got {got}"
     if action is not None:
         why += f" after action {_short(action)}"
@@ -121,10 +109,7 @@ def not_finite(vec_env: Book, key: Key, lane: int, at: tuple[int, Sequence[tuple
 def env_raised(
     vec_env: Book, error: BaseException, lane: int | None, during: str, action: Any = None, place: str | None = None
 ) -> EnvError:
-    """Return an error that keeps type and text of what the env raised, with env, lane, step, seed and last action.
-
-    A `BadValue` is what the env returned: the error says what was expected.
-    """
+    """Return an error with type and text of what the env raised, and env, step, seed and last action."""
     if isinstance(error, BadValue):
         what = f"{during} returned a bad value"
         return broken(

@@ -21,7 +21,7 @@ from rlcli.vec_envs.vector_backend import VectorBackend, take
 
 
 class EnvpoolEngine(VectorBackend):
-    """A synchronous envpool of `env_id` (a leading `ALE/` is dropped); `kwargs` go to `envpool.make_gymnasium`."""
+    """Step a synchronous envpool of `env_id`; `kwargs` go to `envpool.make_gymnasium`."""
 
     def __init__(self, env_id: str, num: int, /, **kwargs: Any) -> None:
         if importlib.util.find_spec("envpool") is None:
@@ -29,9 +29,9 @@ class EnvpoolEngine(VectorBackend):
         import envpool
 
         self.n, self.name = num, env_id.removeprefix("ALE/")
-        known = envpool.list_all_envs()
-        if self.name not in known:
-            raise ConfigError(f"envpool has no env '{self.name}'", where="env.id", fix=suggest(self.name, known))
+        ids = envpool.list_all_envs()
+        if self.name not in ids:
+            raise ConfigError(f"envpool has no env '{self.name}'", where="env.id", fix=suggest(self.name, ids))
         self._make = lambda **seeds: envpool.make_gymnasium(self.name, num_envs=num, **kwargs, **seeds)
         try:
             self.pool = self._make()
@@ -81,7 +81,7 @@ class EnvpoolEngine(VectorBackend):
         return info["env_id"], observation
 
     def _forget(self) -> None:
-        """Resets that were asked for are over, and nobody wants to see how those episodes begin."""
+        """Drop resets that were asked for: nobody wants to see how those episodes begin."""
         if len(self._begun):
             self._receive()
 

@@ -15,50 +15,34 @@ _MASK = (1 << _BITS) - 1
 
 
 class Episodes:
-    """The episode that each of n lanes is in, since when, with which seed, and when it is to be cut.
+    """Keep the books of n envs' episodes: since when, with which seed, and when each is truncated."""
 
-    `limits`: steps after which each lane's own episodes are truncated, none by default; kept as `own_limits`, whatever
-    `limit_frames` says.
-    `clock`, `tried`: steps taken so far, and resets and steps beside, of tries and replays: cells, shared by the
-    closures that count them up.
-    `started`: clock at which each lane's episode began; `episodes`: its number, from 0; -1 before the first.
-    `seeds`: the seed that each lane was given last; `pending_seeds`: whether one waits for its next reset.
-    `deadlines`: clock at which each lane's episode is truncated; `nearest` is a cell with the earliest.
-    `history`: the actions sent at each of the last steps, newest last.
-    `history_limit`: steps whose actions are kept from batch to batch; longer episodes cannot be replayed.
-    `first_lane`: the number of lane 0 among all lanes of the run.
-    """
-
-    history_limit = 0
-    first_lane = 0
+    history_limit = 0  # longer episodes cannot be replayed
+    first_lane = 0  # index of env 0 among all envs of the run
 
     def __init__(self, n: int, limits: Sequence[int] | None = None) -> None:
         self.n = n
-        self.clock = [0]
-        self.tried = [0]
-        self.started = [0] * n
-        self.episodes = [-1] * n
-        self.seeds: list[int | None] = [None] * n
-        self.deadlines = [NO_LIMIT] * n
-        self.nearest = [NO_LIMIT]
-        self.history: list = []
+        self.clock = [0]  # steps so far
+        self.tried = [0]  # steps and resets of tries and replays
+        self.started = [0] * n  # clock at which each env's episode began
+        self.episodes = [-1] * n  # index of each env's episode; -1 before the first
+        self.seeds: list[int | None] = [None] * n  # given to each env last
+        self.deadlines = [NO_LIMIT] * n  # clock at which each episode is truncated
+        self.nearest = [NO_LIMIT]  # a cell with the earliest of the deadlines
+        self.history: list = []  # actions sent at each of the last steps, newest last
         self.own_limits = [NO_LIMIT] * n if limits is None else list(limits)
         self._limits = list(self.own_limits)
         self._limited = min(self._limits) < NO_LIMIT
         self._run_seed: int | None = None
         self._every_episode = False
-        self.pending_seeds = [False] * n
+        self.pending_seeds = [False] * n  # one waits for its next reset
         self._total = n
 
     # ---- seeds and limits ----------------------------------------------------------------------------------------
     def seed(
         self, run_seed: int, *, every_episode: bool = False, first_lane: int = 0, total: int | None = None
     ) -> None:
-        """Derive all env seeds from `run_seed`; takes effect at each lane's next reset.
-
-        `every_episode` seeds each episode on its own, which makes it replayable; otherwise only the first is seeded.
-        Episodes are counted anew: the same seed gives the same episodes again.
-        """
+        """Derive all env seeds from `run_seed`, from each env's next reset on; episodes are counted anew."""
         self.episodes[:] = [-1] * self.n
         self._run_seed, self._every_episode = run_seed, every_episode
         self.first_lane, self._total = first_lane, total or self.n
@@ -85,10 +69,7 @@ class Episodes:
         return self.seed_of(lane, episode) if self._every_episode else self.seeds[lane]
 
     def limit_frames(self, steps: int | None) -> None:
-        """Truncate every episode after `steps` steps, beside the env's own limit; None takes such a limit away.
-
-        Takes effect at each lane's next reset.
-        """
+        """Truncate each episode after `steps` steps (None: no limit), from each env's next reset on."""
         self._limits = [limit if steps is None else min(limit, steps) for limit in self.own_limits]
         self._limited = min(self._limits) < NO_LIMIT
 
@@ -96,6 +77,7 @@ class Episodes:
     def begin_episodes(self, lanes: Sequence[int]) -> list[int | None]:
         """Open the next episode of these lanes; the seeds that they are to be reset with."""
         clock, seeds = self.clock[0], []
+        # steps after which each env's own episodes are truncated
         episodes, started, deadlines, limits = self.episodes, self.started, self.deadlines, self._limits
         every, pending = self._every_episode and self.seeded, self.pending_seeds
         for lane in lanes:
@@ -112,7 +94,7 @@ class Episodes:
         return seeds
 
     def not_begun(self, lanes: Sequence[int], seeds: Sequence[int | None]) -> None:
-        """These lanes could not be reset: a seed that waited for their next reset waits on."""
+        """Keep the seeds of envs that could not be reset for their next reset."""
         if self._every_episode:  # each has one of its own, and the next may do
             return
         for lane, seed in zip(lanes, seeds, strict=True):
@@ -143,18 +125,13 @@ class Episodes:
         self.nearest[0] = min(self.deadlines)
 
     def mark_seeded(self, lane: int) -> None:
-        """The lane's env is in its open episode, from that episode's seed: none is waiting to be given."""
+        """Mark the env as in its open episode, from that episode's seed: none is pending."""
         self.pending_seeds[lane] = False
         self.seeds[lane] = self.seed_of(lane, self.episodes[lane])
 
 
 def episode_seed(run_seed: int, lane: int, episode: int, lanes: int) -> int:
-    """Return the seed of one episode: one number per (run seed, lane, episode), never the same twice within a run.
-
-    The counter `episode * lanes + lane` is sent through a bijection of 31-bit integers chosen by the run seed, so no
-    two episodes of a run can share a seed, and any engine that wants a non-negative 32-bit seed accepts it.
-    `lane` counts among all `lanes` of the run, workers included; `episode`, those that this lane has begun before.
-    """
+    """Return the seed of one episode, 31 bits, never the same twice within a run: a bijection of its count."""
     key = _mix(_mix(run_seed & _MASK) ^ ((run_seed >> _BITS) & _MASK) ^ 0x5BD1E995 & _MASK)
     rest = run_seed >> 2 * _BITS
     while rest not in (0, -1):

@@ -31,11 +31,7 @@ RESET = ("observation", "info")
 
 
 class GymVecEnv(ReplayableVecEnv):
-    """Gymnasium envs in one process, all with equal spaces; see `ReplayableVecEnv`.
-
-    Their bookkeeping wrappers are stepped around, not changed (see `strip`).
-    `first_lane`: the number of the first env among all lanes, where others are stepped elsewhere.
-    """
+    """Step gymnasium envs in one process, all with equal spaces; see `ReplayableVecEnv`."""
 
     def __init__(
         self,
@@ -99,10 +95,7 @@ class GymVecEnv(ReplayableVecEnv):
         return result
 
     def begin_ahead(self, reset: Callable, lanes: Sequence[int]) -> None:
-        """Reset lanes before that is asked for, by a `reset` that `bind` gave, until one raises.
-
-        Asked for with the same seed, their next resets call no env: they give, or raise, what came now.
-        """
+        """Reset envs ahead, until one raises; their next resets with the same seed give, or raise, what came."""
         for lane in lanes:
             seed = self.next_seed(lane)
             try:
@@ -217,11 +210,7 @@ class GymVecEnv(ReplayableVecEnv):
         return seen
 
     def pace(self, steps: int, moment: float) -> tuple[float, float]:
-        """Return the seconds that a step of lane 0 takes, and those of them in which it computes and does not wait.
-
-        Resets are counted. The env is stepped with random actions that it allows, `steps` times or until `moment`
-        seconds have gone, twice at least; it is left in need of a reset.
-        """
+        """Return the seconds of a step of env 0, resets included, and those of them in which it computes."""
         env, space, result, action = self.inner[0], self.actions.space, None, None
         times: list[float] = []
         waits: list[float] = []
@@ -283,10 +272,10 @@ class GymVecEnv(ReplayableVecEnv):
 
 def allowed(space: gym.Space, action: Any, observation: Any, info: Any) -> Any:
     """Return the action, or another where an `action_mask` in the observation or the info forbids it."""
-    found = [each["action_mask"] for each in (observation, info) if isinstance(each, Mapping) and "action_mask" in each]
-    if not found or not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary):
+    masks = [each["action_mask"] for each in (observation, info) if isinstance(each, Mapping) and "action_mask" in each]
+    if not masks or not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary):
         return action
-    sizes, mask = ActionFormat(space).sizes, np.asarray(found[0]).reshape(-1)
+    sizes, mask = ActionFormat(space).sizes, np.asarray(masks[0]).reshape(-1)
     start = getattr(space, "start", 0)
     chosen = np.reshape(action - start, -1)
     if mask.size != sum(sizes):
@@ -343,12 +332,7 @@ def innermost(env: gym.Env) -> gym.Env:
 
 
 def strip(env: gym.Env) -> tuple[gym.Env, int]:
-    """The env without gymnasium's bookkeeping wrappers, and the number of steps after which an episode is truncated.
-
-    Their work is done here, for all lanes at once.  Only the exact classes TimeLimit, OrderEnforcing and
-    PassiveEnvChecker are taken off, from the outside in, and the walk stops at the first other wrapper: one of the
-    user's may rely on what lies below it.  The env object handed in is not changed.
-    """
+    """Take off gymnasium's outermost bookkeeping wrappers; return the env and its limit of steps."""
     wrappers = _stripped(env)
     limits = [wrapper._max_episode_steps for wrapper in wrappers if type(wrapper) is TimeLimit]
     return wrappers[-1].env if wrappers else env, min(limits, default=NO_LIMIT)

@@ -21,25 +21,18 @@ Wrapper = Callable[[gym.Env], gym.Env]
 
 @dataclass(frozen=True)
 class GymRecipe:
-    """One gymnasium env.
+    """Describe how to make one gymnasium env."""
 
-    `source`: an id; what builds one, where `name` says what it is called (under which a builder is registered); or an
-    env that was built already: used as it is, and sent as its pickle.
-    `settings`: handed to `gymnasium.make`, or to the builder.
-    `wrappers`: applied in order, around the limit of steps.
-    `max_episode_steps`: truncates episodes; counted by steps of the env itself, inside `wrappers` and `frame_skip`.
-    `frame_skip`: steps that an action is taken for.
-    """
-
+    # an id, a builder (registered under `name`), or a built env, sent as its pickle
     source: str | Callable[..., gym.Env] | gym.Env
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    wrappers: tuple[Wrapper, ...] = ()
-    max_episode_steps: int | None = None
-    frame_skip: int = 1
+    settings: Mapping[str, Any] = field(default_factory=dict)  # for gymnasium.make, or the builder
+    wrappers: tuple[Wrapper, ...] = ()  # applied in order, around the limit of steps
+    max_episode_steps: int | None = None  # in steps of the env itself, inside `wrappers` and `frame_skip`
+    frame_skip: int = 1  # steps that an action is taken for
     name: str | None = None
 
     def __reduce__(self) -> tuple:
-        """Another process may not know what is registered here under the id: it goes along."""
+        """Send along what is registered here under the id: another process may not know it."""
         spec = gym.registry.get(self.source) if isinstance(self.source, str) else None
         return _received, (spec, *(getattr(self, each.name) for each in fields(self)))
 
@@ -102,7 +95,7 @@ def _received(spec: Any, *values: Any) -> GymRecipe:
 
 
 class FrameSkip(gym.Wrapper):
-    """An action is taken `count` times, or until the episode is over; the reward is the sum of those steps'."""
+    """Repeat an action `count` times, or until the episode is over; rewards are summed."""
 
     def __init__(self, env: gym.Env, count: int) -> None:
         super().__init__(env)
@@ -142,7 +135,7 @@ def set_limit(settings: dict[str, Any], max_episode_steps: int | None) -> None:
 
 @dataclass(frozen=True)
 class NamedWrapper:
-    """A wrapper of `env.wrappers` with its arguments."""
+    """Hold a wrapper of `env.wrappers` with its arguments."""
 
     name: str
     wrap: Callable[..., gym.Env]
@@ -161,7 +154,7 @@ class NamedWrapper:
             ) from error
 
     def _wrapped(self, env: gym.Env) -> gym.Env:
-        """Around an env; a list, YAML's only sequence, goes as a tuple where the wrapper refuses it as a list."""
+        """Wrap an env; a list, YAML's only sequence, goes as a tuple where the wrapper refuses it."""
         try:
             return self.wrap(env, **self.arguments)
         except (TypeError, AssertionError):
@@ -171,7 +164,7 @@ class NamedWrapper:
             return self.wrap(env, **as_tuples)
 
     def _wanted(self) -> list[str]:
-        """The arguments that the wrapper cannot do without, the env apart; those it takes where it can do without."""
+        """List the arguments that the wrapper requires beside the env; else those that it takes."""
         try:
             parameters = list(inspect.signature(self.wrap).parameters.values())[1:]
         except (TypeError, ValueError):  # nothing is known of it
@@ -187,7 +180,7 @@ def _as_tuple(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class AtariFrames:
-    """The preprocessing of Atari frames; `options` are those of gymnasium's `AtariPreprocessing`."""
+    """Preprocess Atari frames; `options` are those of gymnasium's `AtariPreprocessing`."""
 
     options: Mapping[str, Any]
     fire_reset: bool

@@ -23,7 +23,7 @@ LOOKED_AT = 1024  # lanes, while it is tried whether episodes repeat
 
 
 class NativeVecEnv(ReplayableVecEnv):
-    """The `VecEnv` of a `VectorBackend`; see `ReplayableVecEnv`."""
+    """Step the envs of a `VectorBackend`; see `ReplayableVecEnv`."""
 
     def __init__(
         self, engine: VectorBackend, *, categorical: bool = False, narrow: bool = False, out_of_bounds: str = "count"
@@ -161,7 +161,7 @@ class NativeVecEnv(ReplayableVecEnv):
         return seen
 
     def replay(self, ages: Mapping[int, int]) -> set[int]:
-        """All lanes are stepped together, each reset when its episode begins."""
+        """Replay all envs together, each reset when its episode begins."""
         engine, history, through = self.engine, self.history, set(ages)
         self.show(engine.reset(range(self.n), [None] * self.n))
         for age in range(max(ages.values()), -1, -1):

@@ -25,12 +25,7 @@ Draw = Callable[[np.random.Generator, int], np.ndarray]
 
 
 class Noise:
-    """One purpose's numbers of some lanes.
-
-    `seed`: of the run. `purpose`: `POLICY` or `RANDOM`: their numbers have nothing in common.
-    `first_lane`: the number of the first lane among all of the run.
-    `position`: steps whose numbers were used.
-    """
+    """Draw one purpose's numbers (`POLICY` or `RANDOM`) for some envs."""
 
     def __init__(self, seed: int, lanes: int, purpose: int, first_lane: int = 0) -> None:
         self.lanes, self.purpose, self.first_lane = lanes, purpose, first_lane
@@ -42,7 +37,7 @@ class Noise:
     def reseed(self, seed: int) -> None:
         """Begin at step 0 of another run."""
         self._key = int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0])
-        self.position = 0
+        self.position = 0  # steps whose numbers were used
         self._block: tuple[int, np.ndarray] | None = None
 
     def go_to(self, position: int) -> None:
@@ -50,11 +45,7 @@ class Noise:
         self.position = position
 
     def peek(self, draw: Draw, steps: int, width: int) -> np.ndarray:
-        """Return the numbers of the next `steps` steps, `[steps, lanes, ...]`; `advance` says how many were used.
-
-        `draw`: `draw(generator, t)`: those of t steps of one lane, `[t, ...]`; the same at every call of one object.
-        `width`: about how many a step takes: large ones make blocks of fewer steps.
-        """
+        """Return the numbers of the next steps `[steps, lanes, ...]` without using them (`advance` does)."""
         size = _steps(width)
         first, last = self.position, self.position + steps
         parts = []
@@ -64,7 +55,7 @@ class Noise:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def advance(self, steps: int) -> None:
-        """So many steps were taken."""
+        """Move on by so many steps."""
         self.position += steps
 
     def _numbers(self, block: int, draw: Draw, size: int) -> np.ndarray:
@@ -81,11 +72,11 @@ class Noise:
         return self._block[1]
 
     def _seek(self, lane: int, block: int) -> None:
-        place = self._place
-        place["state"]["key"][:] = self._key, lane
-        place["state"]["counter"][:] = 0, block, self.purpose, 0
-        place["buffer_pos"], place["has_uint32"] = 4, 0
-        self._bits.state = place
+        state = self._place
+        state["state"]["key"][:] = self._key, lane
+        state["state"]["counter"][:] = 0, block, self.purpose, 0
+        state["buffer_pos"], state["has_uint32"] = 4, 0
+        self._bits.state = state
 
 
 def drawn_ahead(width: int) -> int:

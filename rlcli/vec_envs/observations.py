@@ -27,23 +27,16 @@ NO_ARITHMETIC = ("u2", "u4", "u8", "f16", "c8", "c16", "O")  # torch stores some
 
 @dataclass(frozen=True)
 class ObservationLeaf:
-    """One array of an observation, of the `shape` and `dtype` that the env must return.
-
-    `key`: where it lies in the batch.
-    `path`: how to reach it inside the env's (nested dict) observation; empty for a plain observation.
-    `stored`: what the row holds: `dtype`, or float32 where doubles are narrowed at the border.
-    `choices`: for Discrete spaces the number of values: stored as a one-hot int64 vector.  0 otherwise.
-    `rounded` (float64 `[4]`): a cell: how many observations the dtype has rounded; of the worst element its index, what
-    came and what is kept.
-    """
+    """Describe one array of an observation, of the `shape` and `dtype` that the env must return."""
 
     key: Key
-    path: tuple[str, ...]
+    path: tuple[str, ...]  # into the env's nested dict observation; empty for a plain one
     shape: tuple[int, ...]
     dtype: np.dtype
-    stored: np.dtype
-    choices: int = 0
+    stored: np.dtype  # `dtype`, or float32 where doubles are narrowed
+    choices: int = 0  # of Discrete spaces, stored as a one-hot int64 vector; else 0
     start: int = 0
+    # float64 [4]: observations rounded; of the worst element index, value and what is kept
     rounded: np.ndarray = field(default_factory=lambda: np.zeros(4), compare=False, repr=False)
 
     @property
@@ -97,7 +90,7 @@ class ObservationLeaf:
             raise BadValue(f"a dict that holds '{self.path[depth]}'{place}", _held(value)) from None
 
     def one_hot(self, value) -> np.ndarray:
-        """A value of a Discrete space as bool `[choices]`; one that is not whole, or out of range, is refused."""
+        """Return a value of a Discrete space as bool `[choices]`; refuses others."""
         try:
             index = operator.index(value) - self.start
         except TypeError:  # 1.7 is no 1
@@ -109,7 +102,7 @@ class ObservationLeaf:
 
 
 class BadValue(Exception):
-    """An env's value broke its own space; the lanes engine adds env, step and seed and raises an EnvError."""
+    """Tell that an env's value broke its own space; its env, step and seed are added later."""
 
     def __init__(self, expected: str, got: str, fix: str | None = None) -> None:
         super().__init__(f"expected {expected}, got {got}")
@@ -137,26 +130,26 @@ def number_of(value: Any) -> Any:
     """Return a number that an env gave as a scalar, or as an array of no dims of any library; None for what is none."""
     if isinstance(value, NUMBERS):
         return value
-    found = value.item() if getattr(value, "shape", None) == () else None
-    return found if isinstance(found, float | int) else None
+    item = value.item() if getattr(value, "shape", None) == () else None
+    return item if isinstance(item, float | int) else None
 
 
 def flag_of(name: str, value: Any) -> bool:
     """Return an env's `terminated` or `truncated`, a bool or a single 0 or 1; BadValue: it is anything else."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
-    found = number_of(value)
-    if found not in (0, 1):  # None is in neither
+    number = number_of(value)
+    if number not in (0, 1):  # None is in neither
         raise BadValue(f"a bool as {name}", f"{value!r} ({type(value).__name__})")
-    return bool(found)
+    return bool(number)
 
 
 def leaves(space: spaces.Space, *, narrow: bool = False) -> list[ObservationLeaf]:
     """Return the leaves of an observation space, in a fixed order; `narrow` stores float64 as float32."""
-    found = list(_walk(space, (), narrow, space))
+    leaves = list(_walk(space, (), narrow, space))
     if isinstance(space, spaces.Dict):
-        return found
-    return [replace(leaf, key=OBSERVATION, path=()) for leaf in found]
+        return leaves
+    return [replace(leaf, key=OBSERVATION, path=()) for leaf in leaves]
 
 
 def _walk(space: spaces.Space, path: tuple[str, ...], narrow: bool, root: spaces.Space) -> Iterator[ObservationLeaf]:
@@ -236,11 +229,7 @@ def plain(parts: list[ObservationLeaf]) -> bool:
 
 
 def writer(parts: list[ObservationLeaf], rows: dict) -> Callable[[int, int, object], None]:
-    """`write(t, lane, observation)`: put one observation into row `t`; the fast path of the loop.
-
-    The comparison is by identity first: an env that keeps its contract hands over an ndarray whose dtype is the very
-    dtype object of its space, and only what differs goes through `ObservationLeaf.read`.
-    """
+    """Return `write(t, lane, observation)`, which puts one observation into row `t`."""
     columns = [(leaf, rows[leaf.key]) for leaf in parts]
     if plain(parts):
         leaf, column = columns[0]
@@ -277,10 +266,7 @@ def writer(parts: list[ObservationLeaf], rows: dict) -> Callable[[int, int, obje
 
 
 def lane_writer(parts: list[ObservationLeaf], rows: dict[Key, list[np.ndarray]]) -> Callable[[int, Any, Any], None]:
-    """`write(t, observation, lanes)`: these lanes of row `t`, of an engine that shows all lanes in one array.
-
-    Shapes and dtypes are compared with the space before anything is written.
-    """
+    """Return `write(t, observation, lanes)` for engines that show all envs in one array."""
     columns = [(leaf, rows[leaf.key]) for leaf in parts]
 
     def write(t: int, observation: Any, lanes: slice | np.ndarray) -> None:

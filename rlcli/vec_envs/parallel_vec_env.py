@@ -54,13 +54,7 @@ _OF_LANES = ("started", "episodes", "fingerprints")  # of a saved state: one ent
 
 
 class ParallelVecEnv(ReplayableVecEnv):
-    """Gymnasium envs in worker processes, perhaps some in this one; see `ParallelEnv` and `ReplayableVecEnv`.
-
-    `recipes`: of each env the pickled `GymRecipe`. `spaces`: of one lane's observations and actions.
-    `parts`: the lanes of each process; where the caller steps some (`own`), they come first.
-    `restarts`: of each worker: how often it was replaced, and how many steps of its lanes were lost by that.
-    `heavy`: what is imported in a worker that it could do without (`torch`, say), since its env's code needs it.
-    """
+    """Step gymnasium envs in worker processes, perhaps some in this one; see `ParallelEnv`."""
 
     own: Shard | None = None
 
@@ -82,6 +76,7 @@ class ParallelVecEnv(ReplayableVecEnv):
         check_seconds("step_timeout", step_timeout)
         self.n, self.name, self.clock = len(recipes), "env", [0]  # until the envs say more
         goes_on = on_worker_error == "restart"
+        # env indices of each process; the caller's (`own`) come first
         self.parts, caller_steps = shared_out(self.n, workers, per_worker, caller_steps, on_worker_error)
         self._beside = int(caller_steps)  # parts that are no worker's
         self._apart = self.parts[0].stop if caller_steps else 0  # lanes that are no worker's
@@ -118,6 +113,7 @@ class ParallelVecEnv(ReplayableVecEnv):
         self._none = bytes(self.n)  # the flags of a step in which nothing ends
         self._limit: int | None = None  # as the shards know it
         self.step_timeout, self.ends_what_hangs = step_timeout, self.own is None
+        # of each worker: how often it was replaced, and how many steps that lost
         self.restarts = [(0, 0)] * len(started)
         self._fallen: set[int] = set()  # workers whose lanes are in no episode, since they are new
         self.crew.goes_on, self._counted = goes_on, Restarts()
@@ -152,7 +148,7 @@ class ParallelVecEnv(ReplayableVecEnv):
         return answers
 
     def _share(self, region: Region, only: Sequence[int] | None = None) -> dict[Any, np.ndarray]:
-        """Have all shards step on one region of memory, or those of some workers; its arrays."""
+        """Put the shards, or some workers', on one region of memory; return its arrays."""
         workers, cells = len(self.crew.workers), region.arrays["cells"]
         chosen = range(workers) if only is None else only
         for index in chosen:
@@ -189,7 +185,7 @@ class ParallelVecEnv(ReplayableVecEnv):
         ) from None  # fmt: skip
 
     def _each(self, name: str, arguments: Sequence[dict[str, Any]] | None = None) -> list:
-        """The same method of each shard's lanes, with arguments of its own; what they return."""
+        """Call a method of each shard's envs, with arguments of its own, and return the answers."""
         given = arguments or [{}] * len(self.parts)
         bodies = [packed((name, (), each)) for each in given[self._beside :]]
         self.crew.patience = self.step_timeout
@@ -208,7 +204,7 @@ class ParallelVecEnv(ReplayableVecEnv):
         return mine + found
 
     def _replace_failed(self) -> list[int]:
-        """New workers in the place of those that failed, which are named; their lanes are in no episode."""
+        """Replace the named failed workers; their envs are in no episode."""
         new = []
         while self.crew.failed:
             index, cause = next(iter(self.crew.failed.items()))
@@ -310,17 +306,14 @@ class ParallelVecEnv(ReplayableVecEnv):
             if isinstance(error, Lost):
                 self._refuse(error, "reset")
             raise
-        theirs = [lane for lane in chosen if lane >= self._apart]
-        for key, shared in self._shared.items() if theirs else ():
-            row[key][theirs] = shown = shared[[lane - self._apart for lane in theirs]]
+        elsewhere = [lane for lane in chosen if lane >= self._apart]
+        for key, shared in self._shared.items() if elsewhere else ():
+            row[key][elsewhere] = shown = shared[[lane - self._apart for lane in elsewhere]]
             if self.crew.goes_on:
-                self._last[key][theirs] = shown
+                self._last[key][elsewhere] = shown
 
     def _take_over(self, row: Sequence[tuple[np.ndarray, np.ndarray]], lanes: Sequence[int]) -> bool:
-        """Say whether all of these lanes were reset ahead, as they are to be now: then their episodes have begun.
-
-        `row` pairs up where the first observations are to be seen with where they are.
-        """
+        """Say whether all of these envs were reset ahead, as they are to be now."""
         for lane in lanes:
             if not self._flags[lane] & AHEAD or self._seeds[lane] != numbered(self.next_seed(lane)):
                 return False
@@ -334,7 +327,7 @@ class ParallelVecEnv(ReplayableVecEnv):
         return True
 
     def _unready(self, lanes: Sequence[int]) -> list[int]:
-        """Lanes beside these that are in no episode, and whose worker begins some now."""
+        """List envs beside these that are in no episode, and whose worker begins some now."""
         parts = [self.parts[index] for index in self._fallen]
         return [lane for part in parts if any(i in part for i in lanes) for lane in part if lane not in lanes]
 
@@ -401,7 +394,7 @@ class ParallelVecEnv(ReplayableVecEnv):
         return [index for index in range(len(self.parts)) if index not in self._fallen]
 
     def _without_fallen(self, others: list[Any]) -> list[Any]:
-        """After a step: replace what failed, and truncate its lanes; what each worker answered."""
+        """Replace failed workers after a step and truncate their envs; return the answers."""
         if self._fallen:
             given = dict(zip(self._standing(), others, strict=True))
             others = [given.get(index) for index in range(len(self.parts))]
@@ -450,14 +443,14 @@ class ParallelVecEnv(ReplayableVecEnv):
             for part in self.parts
         ]
         self.reopen(int(state["clock"]), state["started"], state["episodes"])
-        found = self._each("load_state_dict", [{"state": each, "replay": replay} for each in states])
+        answers = self._each("load_state_dict", [{"state": each, "replay": replay} for each in states])
         self._fallen.clear()  # what was not brought back is to be reset
-        lost = [part.start + lane for part, lanes in zip(self.parts, found, strict=True) for lane in lanes]
+        lost = [part.start + lane for part, lanes in zip(self.parts, answers, strict=True) for lane in lanes]
         for lane in set(range(self.n)).difference(lost):
             self.mark_seeded(lane)
         return lost
 
 
 def _no_number(shown: str, kind: str) -> Any:
-    """Looks, in an error, like a reward that is no number, which need not be known here."""
+    """Stand, in an error, for a reward that is no number, which need not be known here."""
     return type(kind, (), {"__repr__": lambda self: shown})()

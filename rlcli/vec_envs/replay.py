@@ -31,14 +31,7 @@ def fingerprint(arrays: Iterable[np.ndarray]) -> str:
 
 
 class ReplayableVecEnv(VecEnv):
-    """Base of vectorised envs of gymnasium's spaces (of one env each), whose open episodes can be replayed.
-
-    `categorical`: store discrete actions as indices instead of one-hot vectors.
-    `narrow`: store float64 observations as float32.
-    `out_of_bounds`: at an observation outside the declared space, raise ("refuse"), go on and count it in `bounds`
-    ("count"), or do not look ("ignore").
-    `leaves`: where each part of an observation goes.
-    """
+    """Base of vectorised gymnasium envs whose open episodes can be replayed."""
 
     def __init__(
         self,
@@ -71,7 +64,7 @@ class ReplayableVecEnv(VecEnv):
         raise NotImplementedError
 
     def probe_actions(self) -> list[np.ndarray]:
-        """Random actions of all lanes, step by step, in the form that the loop hands over."""
+        """Return random actions of all lanes, step by step, in the form that the loop hands over."""
         return list(self.actions.draw(np.random.Generator(np.random.PCG64(0)), PROBE_STEPS, self.n))
 
     def fingerprints(self) -> list[str]:
@@ -100,8 +93,8 @@ class ReplayableVecEnv(VecEnv):
         history = self.take_history(state)
         self.reopen(int(state["clock"]), state["started"], state["episodes"])
         ages = {lane: self.steps_in_episode(lane) for lane in range(self.n)}
-        known = {lane: age for lane, age in ages.items() if age <= len(history)}
-        came = self.replay(known) if known and replay and self._every_episode else set()
+        replayable = {lane: age for lane, age in ages.items() if age <= len(history)}
+        came = self.replay(replayable) if replayable and replay and self._every_episode else set()
         lost = [
             lane for lane in ages if lane not in came or fingerprint(self.shows(lane)) != state["fingerprints"][lane]
         ]

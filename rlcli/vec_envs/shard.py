@@ -60,11 +60,7 @@ def memory_of(n: int, workers: int, schema: Fields, actions: ActionFormat) -> Ar
 
 
 class Shard:
-    """Neighbouring lanes, from `first_lane` of all on, and their part of the arrays.
-
-    `recipes`: as `ParallelVecEnv` is given them. `settings`: handed to `GymVecEnv`.
-    `first`: the first of them, where it was made already.
-    """
+    """Step neighbouring envs, from `first_lane` of all on, and write their part of the arrays."""
 
     def __init__(
         self, recipes: Sequence[bytes], first_lane: int, settings: dict[str, Any], first: gym.Env | None = None
@@ -81,19 +77,15 @@ class Shard:
     def attach(self, arrays: Mapping[Any, np.ndarray]) -> dict[Any, np.ndarray]:
         """Step on this shard's part of the arrays `[N, ...]` of all lanes, which is returned."""
         first = self.vec_env.first_lane
-        mine = {name: array[first : first + self.vec_env.n] for name, array in arrays.items() if name not in _EACH}
-        self.actions, self.rewards = mine["actions"], mine["rewards"]
-        self.flags, self.chosen, self.book = mine["flags"], mine["chosen"], mine["book"]
-        self.seeds = mine["seeds"]
-        _, self._reset_ahead = self.vec_env.bind({key: [mine["first", key]] * 2 for key in self.vec_env.schema})
-        return mine
+        share = {name: array[first : first + self.vec_env.n] for name, array in arrays.items() if name not in _EACH}
+        self.actions, self.rewards = share["actions"], share["rewards"]
+        self.flags, self.chosen, self.book = share["flags"], share["chosen"], share["book"]
+        self.seeds = share["seeds"]
+        _, self._reset_ahead = self.vec_env.bind({key: [share["first", key]] * 2 for key in self.vec_env.schema})
+        return share
 
     def step(self, step: Callable, t: int, actions: np.ndarray, ahead: bool) -> dict[Any, Any] | None:
-        """Take a step, by a `step` that the lanes' `bind` gave; the rewards that the array cannot hold, by lane, and
-        under `INFOS`, by lane too, what was kept of the `info` of those that finish.
-
-        With `ahead` the lanes that finish are reset as well; what they show then goes beside the row.
-        """
+        """Take a step; return by env the rewards that float32 cannot hold, and under `INFOS` the infos kept."""
         vec_env, outcome = self.vec_env, self.vec_env.outcome
         outcome.rewards.clear()
         outcome.ends.clear()
@@ -119,13 +111,13 @@ class Shard:
             if reward.__class__ is float:
                 self.rewards[lane] = reward
                 continue
-            found = number_of(reward)
-            if found is None:
+            number = number_of(reward)
+            if number is None:
                 others[lane] = reward if isinstance(reward, np.ndarray) else (repr(reward), type(reward).__name__)
-            elif isinstance(found, (int, np.integer)) and not -_WHOLE <= found <= _WHOLE:
-                others[lane] = int(found)
+            elif isinstance(number, (int, np.integer)) and not -_WHOLE <= number <= _WHOLE:
+                others[lane] = int(number)
             else:
-                self.rewards[lane] = found
+                self.rewards[lane] = number
         return others or None
 
     def reset(self, reset: Callable, t: int) -> None:
@@ -161,7 +153,7 @@ def work(channel: Channel) -> None:
 
 
 class ShardWorker:
-    """A shard that a parent in another process gives orders to."""
+    """Serve the orders for a shard that a parent in another process gives."""
 
     shard: Shard
 
@@ -169,7 +161,7 @@ class ShardWorker:
         self.line = Line(channel)
 
     def carry_out(self, kind: int, body: bytes) -> Any:
-        """One order of the parent's."""
+        """Carry out one order of the parent's."""
         if kind in (STEP, STEP_ON):
             return self.shard.step(self._step, 0, unpacked(body) if body else self.shard.actions, kind == STEP_ON)
         if kind == RESET:
@@ -198,15 +190,15 @@ class ShardWorker:
         region.forget_fd()
         cells = region.arrays["rounded"][index]
         vec_env.leaves = [replace(leaf, rounded=cell) for leaf, cell in zip(vec_env.leaves, cells, strict=True)]
-        mine = self.shard.attach(region.arrays)
-        self._step, self._reset = vec_env.bind({key: [mine["row", key]] * 2 for key in vec_env.schema})
+        arrays = self.shard.attach(region.arrays)
+        self._step, self._reset = vec_env.bind({key: [arrays["row", key]] * 2 for key in vec_env.schema})
         vec_env.tried = region.arrays["tried"][index : index + 1].data  # type: ignore[assignment]
         self.line.open(region.arrays["cells"][index], parent=False)
 
     def seed(self, run_seed: int, *, first_lane: int, before: int = 0, **settings: Any) -> None:
-        """Seed the lanes, and what envs draw from beside; `before`: how many workers these lanes have had."""
-        own = np.random.SeedSequence((run_seed % 2**64, first_lane), spawn_key=(before,))  # no other process's
-        seed_streams(int(own.generate_state(1, np.uint64)[0]))
+        """Seed the envs and global generators; `before`: how many workers these envs have had."""
+        entropy = np.random.SeedSequence((run_seed % 2**64, first_lane), spawn_key=(before,))  # no other process's
+        seed_streams(int(entropy.generate_state(1, np.uint64)[0]))
         self.shard.vec_env.seed(run_seed, first_lane=first_lane, **settings)
 
     def close(self) -> None:

@@ -48,5 +48,5 @@ def shared_out(
 
 
 def dealt(n: int, shares: int) -> list[range]:
-    """Neighbouring lanes for each share, as many for each as for the others, or one more for the later ones."""
+    """Deal neighbouring envs out to shares, as many for each, or one more for the later ones."""
     return [range(first, last) for first, last in pairwise(n * place // shares for place in range(shares + 1))]

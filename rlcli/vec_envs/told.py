@@ -23,19 +23,15 @@ _BY_THEMSELVES = ("gymnasium.", "ale_py.", "minigrid.")  # packages whose ids ev
 
 @dataclass(frozen=True)
 class Told:
-    """The facts that `told` found.
+    """Hold the facts that `told` collected for a worker."""
 
-    `authkey`: by which proxies of a `multiprocessing.Manager` know each other.
-    `packages`: named by `--import`.
-    `names`: kind, name and pickled object of what was registered, with gymnasium (kind "id") or with rlcli.
-    """
-
-    authkey: bytes
-    packages: tuple[str, ...]
+    authkey: bytes  # by which proxies of a multiprocessing.Manager know each other
+    packages: tuple[str, ...]  # named by --import
+    # kind, name and pickled object of what was registered, with gymnasium ("id") or rlcli
     names: tuple[tuple[str, str, bytes], ...]
 
     def learn(self) -> None:
-        """Have this process know it; warn of what was registered and cannot be loaded here."""
+        """Register it in this process; warn of what cannot be loaded here."""
         current_process().authkey = self.authkey
         for name in self.packages:
             registry.import_package(name)

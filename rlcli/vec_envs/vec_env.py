@@ -32,64 +32,43 @@ _WHOLE = 2.0**24  # beyond it float32 no longer holds every whole number
 
 @dataclass
 class Outcome:
-    """The things that one batch of steps gave beside observations.
+    """Hold what one batch of steps gave beside observations."""
 
-    `rewards`: as the envs returned them, in (t, lane) order, `T * N` of them.
-    `reward_rows` (float64 `[N]`): in their place, one a step, where an engine returned them together, ours to keep.
-    `ends`: (t, lane, terminated, truncated) of every step that ended an episode, in (t, lane) order.
-    `infos`: (t, lane) of such a step -> what was kept of its `info`, where there is something.
-    """
-
-    rewards: list = field(default_factory=list)
+    rewards: list = field(default_factory=list)  # T * N in (t, env) order, as the envs returned them
+    # float64 [N] a step, in place of `rewards`, where an engine returns them together
     reward_rows: list[np.ndarray] = field(default_factory=list)
+    # (t, env, terminated, truncated) of each step that ended an episode, in order
     ends: list[tuple[int, int, bool, bool]] = field(default_factory=list)
+    # (t, env) of such a step -> the numbers kept of its info
     infos: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
 
     def last_rewards(self, n: int) -> Sequence | np.ndarray:
-        """Of the last step of `n` lanes."""
+        """Return the rewards of the last step of `n` envs."""
         return self.reward_rows[-1] if self.reward_rows else self.rewards[-n:]
 
 
 class VecEnv(Episodes):
-    """Base of all vectorised envs.
+    """Base of all vectorised envs."""
 
-    `name`: of the env, for error messages.
-    `schema`: observation key -> its field, without the lane dim, of numpy's dtype.
-    `limits`: steps after which each env truncates its episodes, where it does not do so itself.
-    `outcome`: filled while stepping; taken and replaced by `take_outcome` at the end of a batch.
-    `bounds`: what observations must stay within; who hands them on looks at them first.
-    `resets_running_lanes`: whether an episode can be cut before it ends by itself, as `limit_frames` asks.
-    `rewards`: where the lanes step transforms themselves: what those made of the last step's rewards.
-    `checks_bounds`: whether every step looks at `bounds` by itself.
-    `on_tensordicts`: whether steps are taken on tensordicts, by code that may keep what it is given and draw from
-    torch's stream.
-    `acting`: what chose the action of this step, where the env is handed all that it wrote, not the action alone.
-    `resets_follow`: whether who steps the lanes now resets those that finish before the next step: then they may be
-    reset within the step. What is shown, and what a reset gives or raises, stays the same.
-    `ends_what_hangs`: whether who steps the lanes looks at `step_timeout` by itself.
-    `held`: of `schema`, what resets write and steps do not: it stays as it is, and has no next value.
-    `late`: columns beside those of `schema`, where the lanes cannot know before the first step what they write.
-    """
-
-    resets_running_lanes = True
-    rewards: list[float] | None = None
-    checks_bounds = False
-    resets_follow = False
-    ends_what_hangs = False
-    on_tensordicts = False
-    acting: Any = None
-    held: Set[Key] = frozenset()
-    late: Any = None
+    resets_running_lanes = True  # an episode can be cut before it ends by itself
+    rewards: list[float] | None = None  # of the last step, where transforms are stepped inside
+    checks_bounds = False  # each step looks at `bounds` by itself
+    resets_follow = False  # the caller resets finished envs before the next step: they may be reset within the step
+    ends_what_hangs = False  # the caller looks at `step_timeout` by itself
+    on_tensordicts = False  # steps call code that may keep what it is given and draw from torch's stream
+    acting: Any = None  # what chose this step's action, where the env reads all that it wrote
+    held: Set[Key] = frozenset()  # keys of `schema` that only resets write: they have no next value
+    late: Any = None  # columns beside `schema`, unknown before the first step
 
     def __init__(
         self, n: int, *, name: str, schema: Fields, actions: ActionFormat, limits: Sequence[int] | None = None
     ) -> None:
         super().__init__(n, limits)
-        self.name, self.schema, self.actions = name, schema, actions
+        self.name, self.schema, self.actions = name, schema, actions  # without the env dim, of numpy's dtype
         self.outcome = Outcome()
         self.reported_rounding = False  # of rewards
         self.step_timeout: float | None = None  # seconds after which a step that has not returned is ended
-        self.bounds = Bounds()
+        self.bounds = Bounds()  # whoever hands observations on looks at them first
         self.info_keys: tuple[str, ...] = (SUCCESS,)
 
     def keep_info(self, keys: Sequence[str]) -> None:
@@ -97,7 +76,7 @@ class VecEnv(Episodes):
         self.info_keys = tuple(dict.fromkeys((SUCCESS, *keys)))
 
     def bind(self, rows: Rows) -> tuple[Callable, Callable]:
-        """`step(t, actions) -> finished lanes` and `reset(t, lanes)`, both writing into row t+1."""
+        """Return `step(t, actions) -> finished lanes` and `reset(t, lanes)`, both writing into row t+1."""
         raise NotImplementedError
 
     def restart(self, row: dict[Key, np.ndarray], lanes: Sequence[int]) -> None:
@@ -113,7 +92,7 @@ class VecEnv(Episodes):
         return self.clock[0], len(self.outcome.rewards), sum(self.episodes), self.tried[0]
 
     def look(self) -> bool:
-        """Before the first episode: whether what is shown is other than `schema` said, which is right from now on."""
+        """Reset once, correct `schema` from what comes back; True if it changed."""
         return False
 
     def take_outcome(self) -> Outcome:
@@ -127,7 +106,7 @@ class VecEnv(Episodes):
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values and arrays from which `load_state_dict` brings the envs back, as far as it can."""
+        """Return plain values and arrays from which `load_state_dict` brings the envs back, as far as it can."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any], *, replay: bool) -> list[int]:
@@ -139,34 +118,28 @@ class VecEnv(Episodes):
 
 
 def numbers_of(info: Any, keys: Sequence[str], lane: int | None = None) -> dict[str, float]:
-    """Return the finite numbers and flags that an `info` holds under keys; `a.b` is b in the mapping a.
-
-    `lane`: whose they are, where an engine gives arrays with the lanes first, and masks of them under `_key`.
-    """
-    found = {}
+    """Return the finite numbers and flags of an `info` under keys (`a.b`: b in mapping a), of one `lane`."""
+    numbers = {}
     for key in keys if isinstance(info, Mapping) else ():
-        value, known = info, True
+        value, present = info, True
         for name in (key,) if key in info else key.split("."):
             if not isinstance(value, Mapping) or name not in value:
-                known = False
+                present = False
                 break
-            known = known and (lane is None or f"_{name}" not in value or bool(value[f"_{name}"][lane]))
+            present = present and (lane is None or f"_{name}" not in value or bool(value[f"_{name}"][lane]))
             value = value[name]
-        if known and lane is not None and not isinstance(value, Mapping) and np.ndim(value):
+        if present and lane is not None and not isinstance(value, Mapping) and np.ndim(value):
             value = np.asarray(value)[lane]
-        if known and np.size(value) == 1 and np.asarray(value).dtype.kind in "biuf":
+        if present and np.size(value) == 1 and np.asarray(value).dtype.kind in "biuf":
             number = float(np.asarray(value).item())
             if math.isfinite(number):
-                found[key] = number
-    return found
+                numbers[key] = number
+    return numbers
 
 
 # ---- the check of rewards, once a batch is over ---------------------------------------------------------------------
 def reward_column(outcome: Outcome, vec_env: Any, steps: int, out: np.ndarray, *, past: bool = True) -> None:
-    """Check the rewards of a batch and write them into `out` `[N, T]` float32; `past`: the batch's resets are done.
-
-    Warn once an env of a reward so large that float32 rounds it to another whole number.
-    """
+    """Check the rewards of a batch and write them into `out` `[N, T]` float32; warns once of rounding."""
     values = np.concatenate(outcome.reward_rows) if outcome.reward_rows else _numbers(outcome, vec_env, past)
     size = np.abs(values).max(initial=0.0)
     if not size <= _LARGEST:  # NaN fails this too
@@ -186,8 +159,8 @@ def _numbers(outcome: Outcome, vec_env: Any, past: bool) -> np.ndarray:
     """Return what single envs returned, as float64; infinite where that cannot hold it."""
     if not all(issubclass(kind, NUMBERS) for kind in set(map(type, outcome.rewards))):
         for index, value in enumerate(outcome.rewards):
-            found = number_of(value)
-            if found is None:
+            number = number_of(value)
+            if number is None:
                 several = math.prod(getattr(value, "shape", ())) > 1
                 raise broken(
                     vec_env, "the reward is not a number", lane=index % vec_env.n,
@@ -196,7 +169,7 @@ def _numbers(outcome: Outcome, vec_env: Any, past: bool) -> np.ndarray:
                     fix=f"Weigh its parts into one: 'env.wrappers=[{{LinearReward: {{weight: {[1] * len(value)}}}}}]'."
                     if several and value.ndim == 1 else None,
                 )  # fmt: skip
-            outcome.rewards[index] = found
+            outcome.rewards[index] = number
     try:
         return np.fromiter(outcome.rewards, np.float64, len(outcome.rewards))
     except OverflowError:  # Python's integers have no bounds

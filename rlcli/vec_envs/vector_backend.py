@@ -26,31 +26,21 @@ Seeds = Sequence[int | None]
 
 
 class VectorBackend:
-    """N lanes stepped by one call.
-
-    `name`: for error messages. `observation_space`, `action_space`: of one lane.
-    `info`: what the last step gave beside, arrays with the lanes first; of the lanes that ended in it, as it was then.
-    `seeds_episodes`: whether `reset` gives every lane the very seed it is handed, at any time: then episodes can be
-    replayed.
-    `resets_running_lanes`: whether a lane can be reset before its episode has ended.
-    `worth_from`: lanes from which `env.mode=auto` takes the engine: it gives the bits of single envs, can be resumed,
-    and is faster.  None where one of the three does not hold.
-    """
+    """Step N envs by one call."""
 
     n: int
     name: str
     observation_space: gym.Space
     action_space: gym.Space
+    # of the last step, arrays with the envs first; of ended ones as it was then
     info: Mapping[str, Any] = MappingProxyType({})
-    seeds_episodes = False
-    resets_running_lanes = True
+    seeds_episodes = False  # `reset` gives each env the very seed it is handed: episodes can be replayed
+    resets_running_lanes = True  # an env can be reset before its episode has ended
+    # envs from which env.mode=auto takes it: same bits as single envs, resumable, and faster
     worth_from: int | None = None
 
     def step(self, actions: np.ndarray) -> tuple[Any, Any, Any, Any]:
-        """Observation, reward, terminated, truncated: arrays with the lanes first, as the engine gives them.
-
-        A lane whose episode ended shows its true final observation.
-        """
+        """Return observation (true final ones too), reward, terminated, truncated, with the envs first."""
         raise NotImplementedError
 
     def reset(self, lanes: Sequence[int], seeds: Seeds) -> Any:
@@ -93,7 +83,7 @@ def name_of(vector: VectorEnv) -> str:
 
 
 def take(observation: Any, lanes: Sequence[int]) -> Any:
-    """These lanes of a (nested dict of) array with the lanes first, copied."""
+    """Copy these envs of a (nested dict of) array with the envs first."""
     if isinstance(observation, dict):
         return {name: take(part, lanes) for name, part in observation.items()}
     return observation[list(lanes)]
@@ -108,11 +98,7 @@ def bytes_of(observation: Any, lanes: Sequence[int]) -> list[bytes]:
 
 # ---- lanes are reset by a mask ---------------------------------------------------------------------------------------
 class MaskedEngine(VectorEngine):
-    """A vector env that resets the lanes of a `reset_mask` and leaves the others as they are.
-
-    Declaring an autoreset mode says nothing about masks, and some engines take a mask and disregard it: only what a
-    probe saw is believed.
-    """
+    """Step a vector env that resets the envs of a `reset_mask`, as a probe has shown."""
 
     def __init__(self, vector: VectorEnv) -> None:
         super().__init__(vector)
@@ -147,12 +133,7 @@ class MaskedEngine(VectorEngine):
         return before == bytes_of(self._masked([0], None), others)
 
     def replaces_next_reset(self) -> bool | None:
-        """Say whether a masked reset of a finished lane takes the place of the one due on the next step.
-
-        A lane that has finished and one that has not are reset with one seed and sent the same actions: they show the
-        same only if the first is not reset a second time.  None if that cannot be told: no episode ended while
-        probing, or a second reset would show nothing else.
-        """
+        """Say whether a masked reset takes the place of the next step's; None if a probe cannot tell."""
         self.vector.action_space.seed(0)
         self.vector.reset(seed=0)
         lane = next((int(over[0]) for over in self._ends(PROBE_STEPS) if len(over)), None)
@@ -166,7 +147,7 @@ class MaskedEngine(VectorEngine):
         return None if all(row == running[0] for row in running) else finished == running
 
     def _ends(self, steps: int) -> Iterator[np.ndarray]:
-        """The lanes that end at each of so many random steps."""
+        """Give the envs that end at each of so many random steps."""
         for _ in range(steps):
             _, _, terminated, truncated, _ = self.vector.step(self.vector.action_space.sample())
             yield np.flatnonzero(terminated | truncated)
@@ -184,7 +165,7 @@ class MaskedEngine(VectorEngine):
 
 
 class SeededEngine(MaskedEngine):
-    """gymnasium's `SyncVectorEnv` and `AsyncVectorEnv`: one seed a lane, whichever lanes are reset."""
+    """Step gymnasium's `SyncVectorEnv` or `AsyncVectorEnv`: one seed an env, whichever are reset."""
 
     seeds_episodes = True
 
@@ -199,10 +180,7 @@ class SeededEngine(MaskedEngine):
 
 
 class AtariEngine(MaskedEngine):
-    """ale-py's threaded Atari engine, with its own preprocessing: other pixels than gymnasium's wrappers give.
-
-    A stack of one frame is given as the frame, as those wrappers do.
-    """
+    """Step ale-py's threaded Atari engine, whose own preprocessing gives other pixels than gymnasium's."""
 
     seeds_episodes = True
 
@@ -233,12 +211,7 @@ class AtariEngine(MaskedEngine):
 
 # ---- lanes reset themselves within the step --------------------------------------------------------------------------
 class SameStepEngine(VectorEngine):
-    """A gymnasium vector env with `AutoresetMode.SAME_STEP`; its first episodes alone can be seeded.
-
-    The true final observation of a finished lane comes in `info["final_obs"]`.  By the time `reset` is asked for, the
-    new episode has begun and its first observation was kept.  A lane that is still running cannot be reset alone, so
-    nothing else may cut episodes.
-    """
+    """Step a gymnasium vector env with `AutoresetMode.SAME_STEP`; only first episodes can be seeded."""
 
     resets_running_lanes = False
 
@@ -269,11 +242,7 @@ class SameStepEngine(VectorEngine):
         return observation, reward, terminated, truncated
 
     def overwrites_finals(self) -> bool:
-        """Say whether a reset writes into the array in which the last step's observation was given.
-
-        Seen where the single envs are at hand: the engine takes their very arrays for final observations, and fills
-        in `final_obs` when it has reset them.  Costs a step and two resets of one env.
-        """
+        """Say whether a reset writes into the last step's observation; costs a step and two resets."""
         vector: Any = self.vector.unwrapped
         if isinstance(vector, SyncVectorEnv):
             return _resets_in_place(vector.envs[0])
@@ -335,10 +304,7 @@ def _put(observation: Any, final: Any, lane: int) -> None:
 
 # ---- lanes are reset by writing their state --------------------------------------------------------------------------
 class StateEngine(VectorEngine):
-    """A vector env whose state lies in public arrays: writing a lane's part of them is all that its own resets do.
-
-    Every lane draws its first states from a stream of its own, so episodes have seeds of their own.
-    """
+    """Step a vector env whose state lies in public arrays, and reset by writing an env's part of them."""
 
     seeds_episodes = True
 
@@ -356,7 +322,7 @@ class StateEngine(VectorEngine):
 
 
 class CartPoleEngine(StateEngine):
-    """The array CartPole.  Single CartPoles draw alike: seeded alike, N of them give the same bits."""
+    """Step the array CartPole; seeded alike, it gives the bits of N single ones."""
 
     worth_from = 16
 
@@ -371,7 +337,7 @@ class CartPoleEngine(StateEngine):
 
 
 class JaxEngine(StateEngine):
-    """The functional engines of gymnasium's `phys2d`, which need jax."""
+    """Step the functional engines of gymnasium's `phys2d`, which need jax."""
 
     def step(self, actions):
         observation, reward, terminated, truncated = super().step(actions)

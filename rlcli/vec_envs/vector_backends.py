@@ -53,10 +53,7 @@ SEEDED = {"gymnasium.vector.sync_vector_env.SyncVectorEnv", "gymnasium.vector.as
 
 
 def auto_prefers_native(env_id: str, num: int) -> bool:
-    """Say whether `env.mode=auto` takes the engine of an env that has neither wrappers nor settings of its own.
-
-    Only id and number of lanes decide, never a measurement: one configuration always gives one run.
-    """
+    """Say whether `env.mode=auto` takes the engine: by id and number only, so one config gives one run."""
     spec = gym.registry.get(env_id)
     entry = spec.vector_entry_point if spec is not None else None
     own = OWN.get(entry.replace(":", ".")) if isinstance(entry, str) else None

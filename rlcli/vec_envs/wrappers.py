@@ -14,11 +14,7 @@ from rlcli.vec_envs.actions import ActionFormat
 
 
 class SelectEntries(gym.ObservationWrapper, gym.utils.RecordConstructorArgs):
-    """Keep some entries of a vector observation: CartPole with `entries=[0, 2]` shows no velocities.
-
-    `env`: its observations are Box vectors.
-    `entries`: their places, in the order in which they are to be seen; one may be seen twice.
-    """
+    """Keep some `entries` of a vector observation, in their order: CartPole with [0, 2] shows no velocities."""
 
     def __init__(self, env: gym.Env, entries: Sequence[int]) -> None:
         gym.utils.RecordConstructorArgs.__init__(self, entries=entries)
@@ -102,7 +98,7 @@ class ActionMask(gym.Wrapper, gym.utils.RecordConstructorArgs):
 
 
 def _inwards(env: gym.Env) -> Iterator[gym.Env]:
-    """An env, and those that it wraps."""
+    """Iterate over an env and those that it wraps."""
     while isinstance(env, gym.Wrapper):
         yield env
         env = env.env
@@ -134,11 +130,7 @@ class BoundAction(gym.Wrapper, gym.utils.RecordConstructorArgs):
 
 
 class LinearReward(gym.Wrapper, gym.utils.RecordConstructorArgs):
-    """The weighted sum of a reward that has several parts, as envs of mo-gymnasium give it.
-
-    `env`: its rewards are vectors.
-    `weight`: of each part.
-    """
+    """Weight and sum a reward vector, as envs of mo-gymnasium give it."""
 
     def __init__(self, env: gym.Env, weight: Sequence[float]) -> None:
         gym.utils.RecordConstructorArgs.__init__(self, weight=weight)

@@ -250,12 +250,12 @@ class _BoundRandom(BoundActor):
             self.log_prob[:, first:last] = density.swapaxes(0, 1).reshape(self.lanes, last - first, *self.shape)
 
     def act(self, t: int):
-        place = t - self.first
+        offset = t - self.first
         if self.masks is not None:
-            index, count = pick(self.masks[t], self.actions.sizes, self.uniform[place].reshape(self.lanes, -1))
-            self.drawn[place] = index.reshape(self.drawn[place].shape)
-            self.density[place] = -np.log(count).reshape(self.drawn[place].shape)
-        return self.rows[place]
+            index, count = pick(self.masks[t], self.actions.sizes, self.uniform[offset].reshape(self.lanes, -1))
+            self.drawn[offset] = index.reshape(self.drawn[offset].shape)
+            self.density[offset] = -np.log(count).reshape(self.drawn[offset].shape)
+        return self.rows[offset]
 
     def end(self, first, last) -> None:
         if self.masks is not None:
@@ -267,12 +267,7 @@ class _BoundRandom(BoundActor):
 
 # ---- the stream of what is called ----------------------------------------------------------------------------------
 class TorchStream:
-    """One stream for all lanes of a process.
-
-    `seed`: what `torch.manual_seed` would be given.
-    `device`: the policy's; on CUDA its stream is kept too.
-    `shared`: whether another thread may draw from the global stream meanwhile.
-    """
+    """Keep the torch random stream of all envs of a process, on the CPU and on a CUDA `device`."""
 
     def __init__(self, seed: int, device: torch.device | None, shared: Callable[[], bool] = lambda: False) -> None:
         self.seed = seed
@@ -284,7 +279,7 @@ class TorchStream:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """It is the global stream; not where that is shared, whose other users it would take back in time."""
+        """Make it the global stream; not where that is shared, whose other users would go back in time."""
         if self._shared() or self._entered:
             yield
             return

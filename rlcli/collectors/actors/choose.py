@@ -125,10 +125,7 @@ def _whole(actor: TensorDictActor, whole: bool) -> str:
 
 
 def _no_step(stages: Sequence[Stage], states: Sequence[Key]) -> str:
-    """Say why the states that it writes do not all go from rows to the next ones; nothing where they do, or none is.
-
-    `states` are those that a call of it wrote.
-    """
+    """Say why the written `states` do not all go from rows to the next ones; "" where they do."""
     recurrent = [stage for stage in stages if stage.recurrent]
     if any(stage.module.runs_over_sequences for stage in recurrent):
         return "it runs over sequences where nothing says otherwise: default_recurrent_mode=True"
@@ -160,7 +157,7 @@ def _tried(policy, shown: dict[Key, np.ndarray], setting: PolicyContext) -> Tens
 
 @contextlib.contextmanager
 def _undrawn(devices: Sequence[torch.device] = ()) -> Iterator[None]:
-    """Have what is drawn in here from the global streams of torch, numpy and Python drawn from them again later."""
+    """Put back the global streams of torch, numpy and Python after what is drawn inside."""
     ours, pythons = np.random.get_state(), random.getstate()
     try:
         with torch.random.fork_rng(devices=devices):
@@ -171,7 +168,7 @@ def _undrawn(devices: Sequence[torch.device] = ()) -> Iterator[None]:
 
 
 def _made_up(setting: PolicyContext, legal: Callable) -> dict[Key, np.ndarray]:
-    """The same numbers every time, of those that the env may show; not zeros, which would hide a wrong weight."""
+    """Make up fixed observations that the env may show; not zeros, which would hide a wrong weight."""
     rng = np.random.default_rng(0)
     drawn = {
         key: np.asarray(rng.random((*setting.batch_size, *shape)) * (1 if dtype.kind == "f" else 2)).astype(dtype)
@@ -206,7 +203,7 @@ def _on_offer(family: Family, width: int, actions: ActionFormat) -> bool:
 
 
 def _loop_family(function: Actor, actions: ActionFormat) -> Family | None:
-    """The family that draws what the env's loop takes: where it works with indices, one-hots are written in the end."""
+    """Return the family that draws the loop's actions: indices even where one-hots are stored."""
     family = function.family
     if function.action_key != ACTION or (actions.kind == "box" and actions.dtype.kind != "f"):
         return None
@@ -223,7 +220,7 @@ def _loop_family(function: Actor, actions: ActionFormat) -> Family | None:
 
 
 def _copied(policy: Any) -> Any:
-    """A copy to try things on, since a call may write to its parameters and keep things; None where it has none."""
+    """Copy a policy to try things on, since a call may change it; None where it has no copy."""
     try:
         return copy.deepcopy(policy)
     except NOT_COPIED:

@@ -23,11 +23,7 @@ _BEFORE = "step {} of the batch; the env was not stepped"
 def call(
     policy: Callable[[TensorDictBase], Any], td: TensorDictBase, where: str, *, first: bool = False
 ) -> TensorDictBase:
-    """Return what a policy makes of `td`, in place or not; `first` if it has never been called before.
-
-    ArgumentError: it raised (its type and text are kept), or returned something else than a tensordict. NumericsError:
-    it raised, and what it had written by then holds a NaN: distributions refuse those in their own words.
-    """
+    """Return what a policy makes of `td`; a NaN it wrote before it raised is a NumericsError."""
     try:
         out = policy(td)
     except PASSED_ON:
@@ -78,10 +74,7 @@ def bits_of(policy: Any) -> set[Key]:
 
 
 def is_sound(values: torch.Tensor, dims: int, bits: bool = False) -> bool:
-    """Say whether an output, with `dims` dims before its own, is finite, or infinite where that means something.
-
-    -inf may mask an action within a vector, never the whole of one; any infinity is a logit of `bits`.
-    """
+    """Say whether an output is finite, or infinite where that means something."""
     if bool(values.isfinite().all()):
         return True
     if bits:
@@ -131,10 +124,7 @@ def late_output(what: str, why: str, fix: str) -> ArgumentError:
 
 
 def loop_action(actions: ActionFormat, row: np.ndarray, t: int) -> np.ndarray:
-    """Return the action row `[N, *]` as the env's loop takes it, if it is finite and chooses what is on offer.
-
-    A row of 0 and 1 was looked at before it was stored, with `refuse_no_bits`.
-    """
+    """Check the actions `[N, *]` and return them as the env's loop takes them."""
     if actions.kind == "box":
         if not np.isfinite(row).all():
             raise not_finite(ACTION, _BEFORE.format(t))

@@ -37,13 +37,7 @@ Rows = dict[Key, list[Tensor]]
 
 
 class FastActor(ActorRunner):
-    """A function of rows, then a draw with noise that was drawn ahead.
-
-    `function`: the policy's; its family as the loop takes actions.
-    `mode`: it draws nothing. `log_prob_shape` is without the env dim.
-    `written`: of the keys the stages write, without the env dim; all float32.
-    `taken`: dtype of actions as the policy draws them, and as they are stored.
-    """
+    """Run a policy as a function of rows, then draw with noise that was drawn ahead."""
 
     def __init__(
         self, function: Actor, setting: PolicyContext, written: Fields, taken: np.dtype, *, mode: bool,
@@ -82,7 +76,7 @@ class FastActor(ActorRunner):
         return _BoundFastActor(self, columns, lanes)
 
     def watch(self, policy: Any, take_apart: Callable[[Any], ActorRunner]) -> None:
-        """`take_apart(policy)` made this: it is called again once the policy's modules or hooks have changed."""
+        """Call `take_apart(policy)` again once the policy's modules or hooks have changed."""
         self._policy, self._watch, self._take_apart = policy, ModuleWatch(policy), take_apart
 
     def refresh(self) -> None:
@@ -151,7 +145,7 @@ class _BoundFastActor(BoundActor):
         self.forward = self._in_turn()
 
     def _in_turn(self) -> Callable[[int], None]:
-        """`forward(t)`: the outputs of step t into their rows, stage by stage."""
+        """Return `forward(t)`: the outputs of step t into their rows, stage by stage."""
         runs: list[Callable[[int], None]] = []
         actor = self.actor
         if actor.calls:
@@ -171,7 +165,7 @@ class _BoundFastActor(BoundActor):
         return runs[0] if len(runs) == 1 else _all(runs)
 
     def _called(self) -> Callable[[int], None]:
-        """`forward(t)`: modules called with what a tensordict of the step would hold, theirs to keep and write to."""
+        """Return `forward(t)`, which calls modules with what a tensordict of the step would hold."""
         setting, stages = self.actor.setting, self.actor.function.stages
         choosing, single = set_interaction_type(setting.exploration), not setting.batch_size
         shown = [(key, [row[0] for row in rows] if single else rows) for key, rows in self.shown.items()]
@@ -202,7 +196,7 @@ class _BoundFastActor(BoundActor):
         return [(p.data_ptr(), p.dtype, p.stride()) for p in parameters if p is not None]
 
     def fill_constants(self, first: int) -> None:
-        """Outputs that are the same at every step, from step `first` on."""
+        """Write the outputs that are the same at every step, from step `first` on."""
         for key, scale in self.scales.items():
             self.kept[key][first:] = scale.value().detach()
 
@@ -216,7 +210,7 @@ class _BoundFastActor(BoundActor):
                 )  # fmt: skip
 
     def _check_states(self, first: int, last: int) -> None:
-        """A state that is NaN stays so until its episode ends: it is looked at where it is stored, and in the end."""
+        """Refuse states that are not finite; a NaN stays until its episode ends, so few rows are read."""
         for key, rows in self.states.items():
             if key in self.data:
                 refuse_unsound(key, self.data[key][:, first:last])
@@ -252,7 +246,7 @@ class _BoundFastActor(BoundActor):
         self.act = self._actor(first)  # type: ignore[method-assign, assignment]
 
     def _settle(self, t: int) -> None:
-        """The noise of the steps from t on, in the form that the family takes as it is now."""
+        """Prepare the noise of the steps from t on for the family as it is now."""
         if self.drawn is not None:
             width = self.params[0].shape[-1]
             self.noise[t - self.first :] = self.actor.function.family.settled(self.drawn[t - self.first :], width)
@@ -293,7 +287,7 @@ class _BoundFastActor(BoundActor):
         return act if taken[0].dtype == loop else lambda t: act(t).astype(loop)
 
     def _check_odd(self, t: int) -> None:
-        """Parameters that are not all finite: masks, or an error."""
+        """Refuse parameters that are not finite, unless they are masks."""
         draw = self.actor.function
         if draw.family.is_legal(self.param_rows[t]):
             return
@@ -347,7 +341,7 @@ def _of_lane(family: Family, width: int, generator: np.random.Generator, steps: 
 
 
 def _on_the_rows(stage: Stage, rows: Rows) -> Callable[[int], None]:
-    """`run(t)`: the outputs of a stage that may be shown the rows themselves."""
+    """Return `run(t)`: the outputs of a stage that may be shown the rows themselves."""
     given, taken = [rows[key] for key in stage.in_keys], [(key, rows[key]) for key in stage.out_keys]
 
     def run(t: int) -> None:

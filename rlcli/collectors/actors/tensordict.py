@@ -97,8 +97,8 @@ class TensorDictActor(ActorRunner):
             if as_tuple(key)[0] == NEXT:
                 self.states.append(unravel(as_tuple(key)[1:]))
         kept = {key: value for key, value in outputs.items() if as_tuple(key)[0] != NEXT}
-        found = {key: numpy_dtype(value.dtype) for key, value in kept.items() if key != ACTION}
-        numbers = {key: dtype for key, dtype in found.items() if dtype is not None}
+        dtypes = {key: numpy_dtype(value.dtype) for key, value in kept.items() if key != ACTION}
+        numbers = {key: dtype for key, dtype in dtypes.items() if dtype is not None}
         self.kinds = {key: kept[key].dtype for key in numbers}
         self.live |= {key: Field(tuple(kept[key].shape[1:]), dtype) for key, dtype in numbers.items()}
         late = {key: value for key, value in kept.items() if key not in self.kinds}
@@ -116,7 +116,7 @@ class TensorDictActor(ActorRunner):
         ------
         ArgumentError
         """
-        found: _Outputs = {}
+        outputs: _Outputs = {}
         dims = len(self.batch_size)
         for key, value in out.items(True, True, is_leaf=is_leaf_nontensor):
             key = unravel(key)
@@ -136,9 +136,9 @@ class TensorDictActor(ActorRunner):
             parts = as_tuple(key)
             if parts[0] == NEXT:
                 self._check_state(unravel(parts[1:]), value, dims)
-            found[key] = value.detach() if dims else value.detach()[None]
-        self._check_action(found.get(ACTION), found)
-        return found
+            outputs[key] = value.detach() if dims else value.detach()[None]
+        self._check_action(outputs.get(ACTION), outputs)
+        return outputs
 
     def _check_state(self, key: Key, value: torch.Tensor, dims: int) -> None:
         if key not in self.schema:
@@ -266,7 +266,7 @@ class _BoundTensorDict(BoundActor):
         return loop_action(actor.actions, self.action_rows[t], t)
 
     def _check_states(self, out: TensorDictBase, found: _Outputs, t: int) -> None:
-        """A policy that nobody has tried shows in its first step what it carries."""
+        """Learn from an untried policy's first step which states it carries."""
         carried = self.carried
         states = [unravel(as_tuple(key)[1:]) for key in found if as_tuple(key)[0] == NEXT]
         rows = self.columns.rows
@@ -280,14 +280,14 @@ class _BoundTensorDict(BoundActor):
         if self.flat is not None and tuple(out.keys()) == self.names:
             values = {key: out.get(key) for key in self.flat}
             return values if self.actor.batch_size else {key: value.unsqueeze(0) for key, value in values.items()}
-        found = self.actor.outputs(out, self.shown)
-        self._check_states(out, found, t)
+        outputs = self.actor.outputs(out, self.shown)
+        self._check_states(out, outputs, t)
         self.names = tuple(out.keys())
-        nested = any(isinstance(key, tuple) for key in found) or not all(
+        nested = any(isinstance(key, tuple) for key in outputs) or not all(
             isinstance(value, torch.Tensor) for value in out.values()
         )
-        self.flat = None if nested else list(found)
-        return found
+        self.flat = None if nested else list(outputs)
+        return outputs
 
     def end(self, first: int, last: int) -> None:
         for key in self.actor.live:

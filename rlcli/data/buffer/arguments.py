@@ -90,13 +90,13 @@ def _rows_at(ring: Ring, place: Any) -> np.ndarray:
     if side_by_side and isinstance(place, tuple):  # numpy takes a tensor of one element for a number
         place = tuple(x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else x for x in place)
     if place is Ellipsis or isinstance(place, slice) or (side_by_side and isinstance(place, tuple)):
-        held = np.sort(live_rows(ring))
+        live = np.sort(live_rows(ring))
         if side_by_side:
-            held = np.moveaxis(held.reshape(-1, *ring.lane_shape), 0, -1)  # [*envs, steps]
+            live = np.moveaxis(live.reshape(-1, *ring.lane_shape), 0, -1)  # [*envs, steps]
         try:
-            return np.asarray(held[place])
+            return np.asarray(live[place])
         except (IndexError, ValueError) as error:
-            raise ArgumentError(f"the buffer is {list(held.shape)}", why=str(error)) from error
+            raise ArgumentError(f"the buffer is {list(live.shape)}", why=str(error)) from error
     if isinstance(place, torch.Tensor):
         place = place.detach().cpu().numpy()
     try:

@@ -246,7 +246,7 @@ class ReplayBufferEnsemble:
         return Sampled(batch, info, last, size, (random, again))
 
     def _joined(self, drawn: Sequence[tuple[int, Sampled]]) -> tuple[Any, dict[str, Tensor]]:
-        """Samples of members as one, and what is known beside it."""
+        """Return the samples of members as one, and what is known beside it."""
         parts = [self._with_member(member, part) for member, part in drawn]
         index = [part.info[INDEX] for _, part in drawn]
         ids = [torch.full_like(rows, member) for rows, (member, _) in zip(index, drawn, strict=True)]
@@ -312,7 +312,7 @@ class ReplayBufferEnsemble:
                 buffer.set_seed(seed + offset)
 
     def _stopped(self) -> AbstractContextManager[None]:
-        """Inside, nothing is ready and nobody makes any."""
+        """Stop inside: nothing is ready and nobody makes any."""
         return nullcontext() if self._ahead is None else self._ahead.stopped()
 
     # ---- priorities --------------------------------------------------------------------------------------------

@@ -12,14 +12,14 @@ from rlcli.errors import ArgumentError
 
 
 class Gate:
-    """A reentrant lock; who waits for it when it is `closed`, by whoever holds it, is told so."""
+    """Lock reentrantly; who waits for it while it is `closed`, by whoever holds it, gets an error."""
 
     def __init__(self) -> None:
         self._lock, self.closed = threading.RLock(), False
         after_fork(self)
 
     def in_child(self) -> None:
-        """After a fork: a thread of the parent may have held the lock, and it is not here."""
+        """Make a new lock after a fork: a thread of the parent, which is not here, may have held it."""
         self._lock = threading.RLock()
 
     def __enter__(self) -> None:
@@ -41,7 +41,7 @@ class Gate:
 
 
 class SharedGate(Gate):
-    """Locks a shared buffer between threads; `catch_up` is called first by whoever passes, and is not kept alive."""
+    """Lock a shared buffer between threads; `catch_up` is called first by whoever passes, and is not kept alive."""
 
     def __init__(self, catch_up: Callable[[], None]) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class SharedGate(Gate):
 
 
 class Forked(Protocol):
-    """Anything that has locks or threads of its own."""
+    """Base of what has locks or threads of its own."""
 
     def in_child(self) -> None:
         """Be usable in a forked child, in which no other thread runs."""

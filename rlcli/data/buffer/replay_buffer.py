@@ -525,7 +525,7 @@ class ReplayBuffer:
         return self.ring.writer()
 
     def _follow(self) -> None:
-        """See what the writer published."""
+        """Read on in what the writer published."""
         restarted, count = self.ring.follow()
         if restarted:
             self.sampler.empty()

@@ -32,7 +32,7 @@ from rlcli.typed import anything, flag, listed, mapping, record, some, whole
 
 @dataclass(frozen=True)
 class SavedParts:
-    """The parts of a buffer that are saved; whoever calls holds the buffer's lock."""
+    """Save the parts of a buffer; the caller holds the buffer's lock."""
 
     ring: Any
     sampler: Sampler
@@ -97,27 +97,21 @@ class SavedParts:
 
 @dataclass
 class HeldRows:
-    """A buffer as it was at a moment, to be saved after more was written: a ring writes over its oldest rows only.
+    """Hold a buffer as it was, to be saved later: a ring writes over its oldest rows only."""
 
-    `state`: `ReplayBuffer.state_dict` without the rows, copied.
-    `storage`, `lanes`, `base`, `cursor`: of the ring then: see `rlcli.data.files.row_files.LiveRows`.
-    `until`: the step up to which the ring may be written.
-    `columns`: the stored columns of `rows`, which are written over until then, under these `codes`.
-    """
-
-    state: dict[str, Any]
+    state: dict[str, Any]  # `ReplayBuffer.state_dict` without the rows, copied
     storage: Storage
     lanes: int
     base: int
     cursor: int
-    until: int
+    until: int  # the step up to which the ring may be written
     codes: CodedRows
     rows: np.ndarray
-    columns: dict[Key, Tensor]
+    columns: dict[Key, Tensor]  # stored columns of `rows`, written over until then
 
     @classmethod
     def of(cls, ring: Ring, state: dict[str, Any], spare: int) -> HeldRows:
-        """This ring now, to be had until `spare` more steps are written."""
+        """Hold this ring as it is, until `spare` more steps are written."""
         base, cursor, steps = ring.base, ring.cursor, ring.steps
         over = min(max(0, cursor + spare - steps - base), cursor - base)
         rows = ring.space.rows(base, over)
@@ -137,7 +131,7 @@ class HeldRows:
 
 
 def shallow(buffer: Any) -> Any:
-    """Another handle of the same parts: what `copy.copy` gives. Of a buffer, all but the `priority_key` is shared."""
+    """Return another handle of the same parts, as `copy.copy`; of a buffer, only `priority_key` is its own."""
     alias = object.__new__(type(buffer))
     vars(alias).update(vars(buffer))
     return alias

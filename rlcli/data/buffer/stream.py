@@ -28,7 +28,7 @@ Item = TypeVar("Item")
 
 
 class Sampled(NamedTuple):
-    """A sample, what is known beside it, whether it is the last of an epoch, and the batch size that was asked for."""
+    """Hold a sample, what is known beside it, whether it ends an epoch, and the batch size asked for."""
 
     batch: Any
     info: dict[str, Any]
@@ -69,14 +69,7 @@ def _copied(columns: dict[Any, Tensor]) -> dict[Any, Tensor]:
 
 
 class Prefetcher(Generic[Item]):
-    """Keeps `depth` items ready.
-
-    One thread makes them, one after the other, so they come in the order of the random stream.
-
-    `make`: from a batch size to an item.
-    `undo`: told of items that are thrown away, the last one first, when nothing is being made.
-    `lock`: of whoever takes items or throws them away. The thread that makes them does without.
-    """
+    """Keep `depth` items ready, made by one thread in the order of the random stream."""
 
     def __init__(self, make: Callable[[int], Item], depth: int, undo: Callable[[Item], None]) -> None:
         self._make, self._depth, self._undo = make, depth, undo
@@ -87,7 +80,7 @@ class Prefetcher(Generic[Item]):
         self._size = 0
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="rlcli-prefetch")
         self._waiting: deque[Future[Item]] = deque()
-        self.lock = threading.RLock()
+        self.lock = threading.RLock()  # of whoever takes or discards items; the thread that makes them does without
 
     def next(self, size: int, *, ahead: bool = True) -> Item:
         """Return the oldest item of this batch size, or raise what its thread raised; `ahead`: go on making items."""
@@ -124,7 +117,7 @@ class Prefetcher(Generic[Item]):
             return made
 
     def drop(self) -> None:
-        """Throw away what is ready, and wait for what is being made."""
+        """Discard what is ready, and wait for what is being made."""
         with self.lock:
             running = [future for future in self._waiting if not future.cancel()]
             self._waiting.clear()
@@ -133,7 +126,7 @@ class Prefetcher(Generic[Item]):
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Inside, nothing is ready and nobody makes any: what items depend on may change."""
+        """Stop inside: nothing is ready and nobody makes any, so what items depend on may change."""
         with self.lock:
             self.drop()
             yield
@@ -147,19 +140,7 @@ class Prefetcher(Generic[Item]):
 
 
 class SampleStream:
-    """Samples in the order of the sampler's random stream, whoever made them.
-
-    ```
-    kept       of a state that was loaded or asked for: handed out first
-    prefetch   made ahead by a thread
-    draw       sampler -> rows -> ring -> collate_fn -> [read side of transforms] -> device
-    ```
-    `lock`: of the buffer: held while rows are chosen and read. Whoever takes samples or throws them away holds another
-    lock, taken before this one.
-    `batch_size`: of the buffer's samples, where none is asked for. `annotate`: samples hold what the sampler knows of
-    their rows.
-    `iteration`: what `ReplayBuffer.next` goes through.
-    """
+    """Give samples in the order of the sampler's random stream: restored ones, prefetched, then drawn."""
 
     def __init__(
         self,
@@ -189,7 +170,7 @@ class SampleStream:
     def use(self, sampler: Sampler) -> None:
         """Draw by this one from now on, and begin no iteration that the last one had."""
         self.sampler, self._trusted = sampler, own(sampler)
-        self.iteration: Iterator[Any] | None = None
+        self.iteration: Iterator[Any] | None = None  # what `ReplayBuffer.next` goes through
         self.moved()
 
     def moved(self) -> None:
@@ -198,7 +179,7 @@ class SampleStream:
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Inside, under the lock, nothing is ready and nobody makes any: what samples depend on may change."""
+        """Stop inside, under the lock: nothing is ready, so what samples depend on may change."""
         with self._queue:
             self.drop()
             with self._lock:
@@ -229,7 +210,7 @@ class SampleStream:
                     self._undraw(one)
 
     def drop(self) -> None:
-        """Throw away what is ready: it is drawn again. Not under the lock: a sample that is being made needs it."""
+        """Discard what is ready: it is drawn again. Not under the lock: a sample being made needs it."""
         with self._queue:
             self._drop()
             self._dropped += 1
@@ -249,7 +230,7 @@ class SampleStream:
     # ---- checkpoints, the end ----------------------------------------------------------------------------------
     @contextmanager
     def ready(self) -> Iterator[list[Sampled]]:
-        """Inside, under the lock, all that is ready, oldest first; it is handed out as before."""
+        """Give, inside and under the lock, all that is ready, oldest first; it is handed out as before."""
         with self._queue:
             if self._ahead is not None:
                 self._kept.extend(self._ahead.take())
@@ -269,13 +250,13 @@ class SampleStream:
             self._kept.extendleft(sampled._replace(since=self._dropped) for sampled in reversed(samples))
 
     def close(self) -> None:
-        """Throw away what is ready and end the thread. Not under the lock."""
+        """Discard what is ready and end the thread. Not under the lock."""
         self.drop()
         if self._ahead is not None:
             self._ahead.close()
 
     def in_child(self) -> None:
-        """In a forked child: no other thread is here, whatever it held."""
+        """Drop the thread in a forked child, in which it is not, whatever it held."""
         if self._ahead is not None:
             self._ahead.in_child()
         self._queue = threading.RLock() if self._ahead is None else self._ahead.lock

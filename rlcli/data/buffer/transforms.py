@@ -33,7 +33,7 @@ _owners: weakref.WeakKeyDictionary[Transform, weakref.ref[Transforms]] = weakref
 
 
 class Transforms:
-    """A buffer's transforms, in the order in which samples pass them; they may read the rows of `ring`."""
+    """Apply a buffer's transforms to samples in order; they may read the rows of `ring`."""
 
     def __init__(self, ring: Ring | None = None) -> None:
         self._ring = ring

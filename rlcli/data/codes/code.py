@@ -49,7 +49,7 @@ class Code:
 
 
 class Record(NamedTuple):
-    """Places of codes in a record of `width` bytes; `table` (int64 `[C, 6]`): see `rlcli.kernels.codes`."""
+    """Place codes in a record of `width` bytes; `table` (int64 `[C, 6]`): see `rlcli.kernels.codes`."""
 
     width: int
     table: np.ndarray
@@ -75,7 +75,7 @@ class Record(NamedTuple):
 
     @property
     def field(self) -> Field:
-        """Of the stored column."""
+        """Return the field of the stored column."""
         return Field((self.width,), torch.uint8)
 
 
@@ -117,13 +117,13 @@ def wider(codes: Collection[Code], misfit: Code, field: Field, column: Tensor) -
 
 
 def _from_index(key: Key, field: Field, traj_key: Key | None) -> Code | None:
-    """Trajectory ids: the index knows them by row. Of the key by which it tells them apart; one whole number a row."""
+    """Read trajectory ids by row from the index: of the key by which it tells them apart, one number a row."""
     whole = not field.dtype.is_floating_point and not field.dtype.is_complex
     return Code(key, INDEX) if key == traj_key and whole and field.size == 1 else None
 
 
 def _bits(key: Key, field: Field, column: Tensor) -> Code | None:
-    """Flags, one bit each, and short columns of whole numbers from 0 to 15, of one, two or four bits each."""
+    """Code flags in one bit each, and short columns of whole numbers 0 to 15 in one, two or four."""
     count = field.size
     if field.dtype is torch.bool:
         return Code(key, BITS) if 1 <= count <= 1024 else None
@@ -135,7 +135,7 @@ def _bits(key: Key, field: Field, column: Tensor) -> Code | None:
 
 
 def _narrow(key: Key, field: Field, column: Tensor) -> Code | None:
-    """Signed whole numbers of a short column, in fewer bytes than their dtype has, and in more when they grow."""
+    """Code signed whole numbers of a short column in fewer bytes than their dtype, and more when they grow."""
     if field.dtype not in _SIGNED or not 1 <= field.size <= 64 or not column.numel():
         return None
     least, most = (int(value) for value in column.aminmax())
@@ -153,9 +153,9 @@ def _one_hot(key: Key, field: Field, column: Tensor) -> Code | None:
         return None  # as bits they take no more
     if field.dtype in _FLOATING and len(column) < _ROWS:
         return None
-    found = column != 0
-    hot = found.sum(-1)
-    if bool((hot > 1).any()) or 2 * int(hot.sum()) < len(column) or bool((column[found] != 1).any()):
+    flags = column != 0
+    hot = flags.sum(-1)
+    if bool((hot > 1).any()) or 2 * int(hot.sum()) < len(column) or bool((column[flags] != 1).any()):
         return None
     wide = 1 if field.shape[0] < 255 else 2
     return Code(key, ONE_HOT, wide) if wide < field.width else None

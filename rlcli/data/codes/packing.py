@@ -33,22 +33,17 @@ _PIECE = 1 << 22  # bytes that are unpacked at a time
 
 
 class _Plan(NamedTuple):
-    """Says how some keys are read.
-
-    `stored`: of the storage.
-    `made`: what is unpacked, alike columns together; `table` says how, in this order.
-    `derived`: what the index knows.
-    """
+    """Say how some keys are read."""
 
     keys: tuple[Key, ...]
-    stored: list[Key]
-    made: list[tuple[Field, list[Key]]]
-    table: np.ndarray
-    derived: list[Key]
+    stored: list[Key]  # read from the storage
+    made: list[tuple[Field, list[Key]]]  # unpacked, alike columns together
+    table: np.ndarray  # how, in the order of `made`
+    derived: list[Key]  # what the index knows
 
 
 class CodedRows:
-    """The rows that a ring gives (`fields`, less what it leaves out), over a storage of fewer bytes (`stored`)."""
+    """Code the rows of a ring (`fields`) in a storage of fewer bytes (`stored`)."""
 
     def __init__(self, fields: Mapping[Key, Field], codes: Sequence[Code]) -> None:
         self.fields, self.codes = dict(fields), tuple(codes)
@@ -83,7 +78,7 @@ class CodedRows:
 
     @property
     def packed(self) -> list[Key]:
-        """Keys that lie in the record."""
+        """Return the keys that lie in the record."""
         return list(self._places)
 
     def unpack(self, found: Mapping[Key, Tensor], count: int, keys: Iterable[Key]) -> dict[Key, Tensor]:
@@ -159,7 +154,7 @@ class CodedRows:
 
 
 def other_layout(before: CodedRows, after: CodedRows, columns: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-    """Stored columns under other codes, those that change at least; ids stay where they are."""
+    """Return the stored columns under other codes, those that change at least; ids stay where they are."""
     if before.codes == after.codes:
         return dict(columns)
     given = before.unpack(columns, len(next(iter(columns.values()))), before.packed)

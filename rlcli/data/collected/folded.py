@@ -65,7 +65,7 @@ def compressed(name: str, x: Tensor) -> tuple[str, Tensor]:
 
 
 def plain(found: Header, layout: Mapping[str, Field], batch: list[int]) -> dict[str, tuple[torch.dtype, list[int]]]:
-    """Named tensors of a file, dtype and shape of each, as they are once none is compressed."""
+    """Describe a file's named tensors, dtype and shape, as they are once none is compressed."""
     out = {name: x for name, x in found.items() if not name.startswith(LZ4)}
     for name, (dtype, shape) in found.items():
         if not name.startswith(LZ4):
@@ -170,7 +170,7 @@ def unfolded(tensors: Mapping[str, Tensor], layout: Mapping[str, Field]) -> dict
 
 
 def _stacks(name: str, newest: Tensor, where: Tensor, older: Tensor) -> Tensor:
-    """Stacks ``[*batch, k, *F]``: frame j of row t is the newest of t - (k - 1 - j), or older than its first row."""
+    """Stack ``[*batch, k, *F]``: frame j of row t is the newest of t - (k - 1 - j), or before its first row."""
     frames = older.shape[1] + 1
     depth = newest.ndim - older.ndim + 2
     lead, count = newest.shape[:depth], math.prod(newest.shape[:depth])

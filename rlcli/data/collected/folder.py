@@ -78,12 +78,12 @@ def file_name(sequence: int) -> str:
 
 
 def numbered(folder: Path) -> list[Path]:
-    """Segment files, whoever names them, in the order of their numbers."""
+    """Return the segment files, whoever names them, in the order of their numbers."""
     return sorted((p for p in folder.glob(f"*{SUFFIX}") if p.stem.isdecimal()), key=lambda path: int(path.stem))
 
 
 def left_out(metadata: Mapping[str, Any]) -> tuple[list[Key], float | None] | None:
-    """Observations whose next ones a `compact` collection left out, and its fill value; None of another collection."""
+    """Return what next observations a `compact` collection left out, and its fill value; else None."""
     if metadata.get("next_obs") != "compact" or "observations" not in metadata:
         return None
     return [unravel(tuple(key)) for key in metadata["observations"]], metadata.get("fill_value")
@@ -91,7 +91,7 @@ def left_out(metadata: Mapping[str, Any]) -> tuple[list[Key], float | None] | No
 
 # ---- what no record names ------------------------------------------------------------------------------------------
 class Leftovers(NamedTuple):
-    """Holds files that no record names, by number; `named`: segments before each state of the journal, ascending."""
+    """Hold files that no record names, by number; `named`: segments before each state of the journal, ascending."""
 
     folder: Path
     segments: list[Path]
@@ -100,7 +100,7 @@ class Leftovers(NamedTuple):
 
     @classmethod
     def of(cls, folder: Path, count: int, named: Sequence[int]) -> Leftovers:
-        """Beside a journal that names `count` segments."""
+        """List what lies beside a journal that names `count` segments."""
         after = [path for path in numbered(folder) if int(path.stem) >= count]
         return cls(folder, after, [path for path in states(folder) if number_of(path) > count], named)
 
@@ -128,12 +128,12 @@ def need_journal(folder: Path) -> None:
     path = folder / JOURNAL
     if has_header(path):
         return
-    found = [*numbered(folder), *states(folder)] if folder.is_dir() else []
-    if found:
+    files = [*numbered(folder), *states(folder)] if folder.is_dir() else []
+    if files:
         raise DamagedDataError(
             "the journal of these segments is missing" if not path.exists() else "the journal has no header",
             where=str(path),
-            why=f"{len(found)} files are here that it named, such as {found[0].name}",
+            why=f"{len(files)} files are here that it named, such as {files[0].name}",
             fix=_FIX,
         )
     if (why := missing_of_run(folder, 0)) is not None:

@@ -23,7 +23,7 @@ _READ = 1 << 20
 
 
 class Stamp(NamedTuple):
-    """The size in bytes that a file must have, and its checksum (BLAKE2b, 128 bits, hex)."""
+    """Hold the size in bytes that a file must have, and its checksum (BLAKE2b, 128 bits, hex)."""
 
     size: int
     digest: str
@@ -62,7 +62,7 @@ STAMP: dict[str, Check] = {"size": whole(), "digest": text("[0-9a-f]{32}")}  # a
 
 
 class Disk:
-    """Durable writes. Every change of the disk is announced to `at` first."""
+    """Write durably. Every change of the disk is announced to `at` first."""
 
     piece = 1 << 22  # bytes per write call
 
@@ -124,7 +124,7 @@ class Disk:
                 os.close(fd)
 
     def reserve(self, path: Path, size: int) -> None:
-        """Have a place on the disk for so many bytes of a file that is there."""
+        """Reserve room on the disk for so many bytes of an existing file."""
         if not size:
             return
         with explained(path, size):
@@ -343,8 +343,8 @@ _REFUSALS = {
 
 def _free(path: Path) -> _Free | None:
     with contextlib.suppress(OSError):
-        found = os.statvfs(_there(path))
-        return _Free(found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None, found.f_files)
+        usage = os.statvfs(_there(path))
+        return _Free(usage.f_bavail * usage.f_frsize, usage.f_favail if usage.f_files else None, usage.f_files)
     return None
 
 

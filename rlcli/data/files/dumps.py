@@ -47,7 +47,7 @@ FOLDERS = SealedFolders("dump", "buffer", FORMAT, VERSION, rf"{NAMES}|state\.saf
 
 
 class DumpedRing(LiveRows, Protocol):
-    """Names what of `rlcli.data.ring.ring.Ring` is used here."""
+    """Name what of `rlcli.data.ring.ring.Ring` is used here."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def content(self) -> list[bytes | memoryview]: ...

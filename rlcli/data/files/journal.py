@@ -28,7 +28,7 @@ Record = dict[str, Any]
 
 
 class Scan(NamedTuple):
-    """Holds record `offsets`, bytes to the last whole record (`end`) and of a `torn` one, and the last `digest`."""
+    """Hold record `offsets`, bytes to the last whole record (`end`) and of a `torn` one, and the last `digest`."""
 
     offsets: array
     end: int
@@ -105,7 +105,7 @@ def _held(line: bytes, check: Check, where: str) -> Record:
 
 
 class End(NamedTuple):
-    """The end of a journal: its bytes, its records, and the checksum of the last of them."""
+    """Hold the end of a journal: its bytes, its records, and the checksum of the last of them."""
 
     size: int
     records: int
@@ -117,7 +117,7 @@ _LONGEST_HEADER = 1 << 26
 
 
 class Journal:
-    """A journal open for appending, by one process at a time; made if it is missing, a torn tail cut with a warning."""
+    """Append to a journal, one process at a time; a missing one is made, a torn tail cut with a warning."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self.path, self.disk, self._pid = path, disk, os.getpid()
@@ -192,7 +192,7 @@ class Journal:
             self._settle()
 
     def _settle(self) -> None:
-        """Have the file that has the name, and nothing in it behind what counts: an interrupt may come at any time."""
+        """Keep the named file, with nothing after what counts: an interrupt may come at any time."""
         self.need_held()  # the number of a descriptor that was closed may be another file's by now
         if self._next is not None:
             (left, end), renamed = self._next, not self._beside.exists()
@@ -205,12 +205,12 @@ class Journal:
 
     @property
     def size(self) -> int:
-        """Bytes of all records."""
+        """Return the bytes of all records."""
         return self.end.size
 
     @property
     def count(self) -> int:
-        """Records."""
+        """Count the records."""
         return self.end.records
 
     @property
@@ -250,7 +250,7 @@ def state_name(number: int) -> str:
 
 
 def states(folder: Path) -> list[Path]:
-    """State files, oldest first."""
+    """Return the state files, oldest first."""
     found = (path for path in folder.glob("state-*.safetensors") if path.stem.removeprefix("state-").isdecimal())
     return sorted(found, key=number_of)
 
@@ -261,7 +261,7 @@ def number_of(path: Path) -> int:
 
 
 def _lines(new: Sequence[Record], digest: str) -> tuple[bytes, str]:
-    """Records as they stand in the file after one with this checksum, and the checksum of the last."""
+    """Return the records as they stand in the file after one with this checksum, and the checksum of the last."""
     lines = []
     for record in new:
         text = json.dumps(record, separators=(",", ":"), allow_nan=False).encode()

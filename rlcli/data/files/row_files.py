@@ -38,7 +38,7 @@ NAMES = r"rows-\d{8,}\.bin"
 
 
 class LiveRows(Protocol):
-    """Names what of `rlcli.data.ring.ring.Ring` is written: the storage's rows from step `base` on, up to `cursor`."""
+    """Name what of `rlcli.data.ring.ring.Ring` is written: the storage's rows from step `base` on, up to `cursor`."""
 
     storage: Storage
 
@@ -51,22 +51,18 @@ class LiveRows(Protocol):
 
 
 class RowFile(NamedTuple):
-    """A file of rows, from the step number `first` on; rows `start` to `stop` of a column are live.
-
-    `stride`: rows of a column.
-    `packed`: for each column the bytes of its packed frames; None for raw rows.
-    """
+    """Describe a file of rows from step `first` on; rows `start` to `stop` of a column are live."""
 
     name: str
     first: int
-    stride: int
+    stride: int  # rows of a column
     start: int
     stop: int
-    packed: list[int | None]
+    packed: list[int | None]  # bytes of each column's packed frames; None: raw rows
 
     @property
     def live(self) -> tuple[int, int]:
-        """The number of the first live step, and one past that of the last."""
+        """Return the number of the first live step, and one past that of the last."""
         return self.first + self.start, self.first + self.stop
 
     def columns(self, folder: Path, fields: Mapping[Key, Field], lanes: int) -> dict[Key, Tensor]:
@@ -93,12 +89,7 @@ class RowFile(NamedTuple):
 
 
 class RowFiles:
-    """The files that hold a ring's rows now; made while nothing can be written, and used at once.
-
-    `ring`: committed, if its storage is on disk.
-    `folder`: where folders of before are, `keep` of which are kept.
-    `needed`: bytes that will be written, unless rows of before were written over.
-    """
+    """Write the files of a ring's rows as they are now; use at once, while nothing can be written."""
 
     def __init__(self, ring: LiveRows, folders: SealedFolders, folder: Path, keep: int) -> None:
         self.storage = ring.storage
@@ -200,7 +191,7 @@ ABOUT: dict[str, Check] = {
 
 
 class SavedRows:
-    """Rows in the files of a folder (`RowFiles.about`), whose checksums were compared; read a file at a time."""
+    """Read the rows of a folder (`RowFiles.about`), a file at a time, whose checksums were compared."""
 
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
         self.path, self._lanes = path, about["lanes"]
@@ -209,7 +200,7 @@ class SavedRows:
 
     @property
     def span(self) -> tuple[int, int]:
-        """The number of the first step, and one past that of the last."""
+        """Return the number of the first step, and one past that of the last."""
         if not self._files:
             return 0, 0
         return self._files[0].live[0], self._files[-1].live[1]
@@ -232,7 +223,7 @@ class SavedRows:
         ]  # fmt: skip
 
     def __len__(self) -> int:
-        """Rows."""
+        """Count the rows."""
         return sum(file.stop - file.start for file in self._files)
 
     def __iter__(self) -> Iterator[tuple[int, dict[Key, Tensor]]]:

@@ -32,14 +32,7 @@ _TEMPORARY, _OLD = ".tmp_", ".old_"
 
 
 class SealedFolders:
-    """The numbered folders in one folder, called `<prefix>_<sequence>`.
-
-    `noun`: what a person calls one ("checkpoint").
-    `format`, `version`: of what is in them.
-    `files`: a pattern of the names that a manifest may name; nothing else is ever opened.
-    `about`, `may`: what the owner says in a manifest, and what it may say: see `rlcli.typed`.
-    `together`: raises `Misfit` where a manifest, each part of which is as it must be, contradicts itself.
-    """
+    """Keep numbered folders called `<prefix>_<sequence>` in one folder."""
 
     def __init__(
         self, prefix: str, noun: str, format: str, version: int, files: str, about: Mapping[str, Check],
@@ -60,12 +53,7 @@ class SealedFolders:
         keep: int,
         disk: Disk,
     ) -> Path:
-        """Add a folder, then take away those beyond the newest `keep` that verify.
-
-        `fill`: writes and syncs the files into a folder, and gives their stamps by name.
-        `about`: what the manifest says beside them. It may be added to while `fill` runs.
-        `needed`: bytes that the files take.
-        """
+        """Add a folder filled by `fill` (`needed` bytes), and delete all but the newest `keep` that verify."""
         taken = (self.sequence(path) for path in (folder.iterdir() if folder.is_dir() else ()))
         sequence = max((*taken, 0)) + 1
         temporary = folder / f"{_TEMPORARY}{sequence:06d}_{os.getpid()}"
@@ -98,8 +86,8 @@ class SealedFolders:
         """Return those in a folder, oldest first, whole or not."""
         if not folder.is_dir():
             return []
-        found = (p for p in folder.iterdir() if self._name.fullmatch(p.name) and p.is_dir())
-        return sorted(found, key=self.sequence)
+        folders = (p for p in folder.iterdir() if self._name.fullmatch(p.name) and p.is_dir())
+        return sorted(folders, key=self.sequence)
 
     def sequence(self, path: Path) -> int:
         """Return a folder's number, -1 if it is none of them."""

@@ -84,7 +84,7 @@ def memory_of(tensor: Tensor) -> memoryview:
 
 
 class TensorHeader(NamedTuple):
-    """A header's account of a tensor, whose bytes begin at `start` of the file."""
+    """Describe a tensor by its header; its bytes begin at `start` of the file."""
 
     dtype: torch.dtype
     shape: list[int]

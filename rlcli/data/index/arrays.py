@@ -31,29 +31,20 @@ _STATE = record(
 
 
 def bytes_for(rows: int, runs: int, trajectories: int, *, ids: bool, apart: int | None = None) -> int:
-    """Return about the bytes of the arrays and side pool of an index of so many rows, as they have grown.
-
-    `apart`: bytes of a trajectory's last next observations, where these are kept beside the rows.
-    """
+    """Return about the bytes of the grown index arrays and side pool for so many rows."""
     table = 5 * 8 * (_power(runs) + trajectories * 9 // 8) + rows // 8  # room for up to a quarter more
     table += 8 * _power(2 * trajectories) if ids else 0
     return table if apart is None else table + trajectories * (8 + apart) * 9 // 8
 
 
 class IndexArrays:
-    """See the module; `steps`, `lanes`, `has_ids`, `pool` and `exact` are those of `TrajectoryIndex`.
-
-    `version`: counts changes; what was derived from the arrays holds while it is the same.
-    `scalars`, `lanes`, `runs`, `trajs`, `hashed`, `slots`, `bits`: see `rlcli.kernels.index`; others after the next
-    `grow`.
-    `notes`: what a pass found in a batch for the next pass.
-    """
+    """Hold the arrays of an index: see the module; sizes are those of `TrajectoryIndex`."""
 
     def __init__(
         self, steps: int, lanes: int = 1, *, has_ids: bool = False, pool: SidePool | None = None, exact: bool = False
     ):
         self.space = RingSpace(steps, lanes)
-        self.pool, self.version = pool, 0
+        self.pool, self.version = pool, 0  # `version` counts changes: what was derived holds while it is the same
         self.scalars = np.zeros(layout.SCALARS, np.int64)
         self.scalars[[STEPS, LANES, KNOWN, EXACT, HAS_IDS]] = steps, lanes, pool is not None, exact, has_ids
         self.scalars[layout.TRAJ_FREE] = -1
@@ -63,18 +54,18 @@ class IndexArrays:
         self.hashed = np.full(32, -1, np.int64)
         self.slots = np.empty(0, np.int64)
         self.bits = np.zeros(-(-steps * lanes // 8), np.uint8)
-        self.notes = np.empty(0, np.uint8)
+        self.notes = np.empty(0, np.uint8)  # what a pass found in a batch, for the next pass
         if pool is not None:
             self._grow_pool(lanes + 1)
 
     @property
     def cursor(self) -> int:
-        """The step that is written next."""
+        """Return the step that is written next."""
         return int(self.scalars[CURSOR])
 
     @property
     def base(self) -> int:
-        """The oldest live step."""
+        """Return the oldest live step."""
         return self.space.base(self.cursor)
 
     def __len__(self) -> int:
@@ -101,7 +92,7 @@ class IndexArrays:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays, the side pool apart."""
+        """Return the bytes of the arrays, the side pool apart."""
         arrays = (self.runs, self.trajs, self.hashed, self.slots, self.bits, self.notes, self.lanes)
         return sum(array.nbytes for array in arrays)
 
@@ -142,7 +133,7 @@ class IndexArrays:
         self.scalars[[layout.POOL, layout.SLOT_WIDTH]] = pool.address, pool.slot_width
 
     def find_pool(self) -> None:
-        """After the arrays were copied: note where the copied pool lies."""
+        """Note where the copied pool lies, after the arrays were copied."""
         if self.pool is not None:
             self.scalars[layout.POOL] = self.pool.address
 
@@ -179,7 +170,7 @@ class IndexArrays:
 
     # ---- for `cut_out`, one at a time --------------------------------------------------------------------------
     def reserve(self, rows: int) -> None:
-        """Room for so many rows to be cut out: each leaves two runs more, and three next observations in slots."""
+        """Reserve room to cut out so many rows: each leaves two more runs and three slots."""
         self.scalars[layout.NEED_RUNS] = 3 * rows
         self.grow()
 
@@ -216,7 +207,7 @@ class IndexArrays:
             free_slot(self.scalars, self.slots, slot)
 
     def need_runs(self, count: int) -> None:
-        """Room for this many runs in every lane."""
+        """Reserve room for this many runs in every env."""
         held = int((self.lanes[layout.TAIL] - self.lanes[layout.HEAD]).max())
         self.scalars[layout.NEED_RUNS] = max(0, count - held)
         self.grow()
@@ -258,7 +249,7 @@ class IndexArrays:
         }
 
     def used_slots(self) -> np.ndarray:
-        """Slots of the side pool that hold something, ascending."""
+        """Return the slots of the side pool that hold something, ascending."""
         free = np.zeros(int(self.scalars[layout.SLOT_HIGH]), bool)
         free[self.slots[: self.scalars[layout.SLOT_FREE]]] = True
         return np.flatnonzero(~free)
@@ -329,7 +320,7 @@ def check_state(state: Any, lanes: int, slots: int | None = None) -> None:
 
 
 def _check_lane(runs: np.ndarray, head: int, base: int, cursor: int) -> None:
-    """Runs ascend from the oldest live step to the newest, and each goes on in a later one or nowhere."""
+    """Check that runs ascend from the oldest live step to the newest, each going on later or nowhere."""
     if cursor == 0:
         return
     last, following = runs[layout.END], runs[layout.NXT]

@@ -36,11 +36,7 @@ def cut_out(
     arrays: IndexArrays, rows: np.ndarray, ids: np.ndarray, ends: np.ndarray,
     before: np.ndarray | None, after: np.ndarray | None,
 ) -> None:  # fmt: skip
-    """Make each of these rows (int64 `[N]`, live, each once) a trajectory of its own.
-
-    `ids`, `ends` (int64 and bool `[N]`): of the new contents; no ids where rows carry none.
-    `before`, `after` (uint8 `[N, bytes]`): the old observations and the new next ones, packed as in the side pool.
-    """
+    """Make each of these rows (int64 `[N]`, live, each once) a trajectory of its own."""
     steps = arrays.space.steps_of(rows, arrays.cursor)
     lanes = rows % arrays.space.lanes
     for lane in np.unique(lanes).tolist():
@@ -109,7 +105,7 @@ def _cut(
 
 
 def _let_go(arrays: IndexArrays, readers: list[_Run | None], run: _Run, before: np.ndarray | None) -> None:
-    """Runs end before a row that changes: what they read from it moves into slots."""
+    """End runs before a row that changes: what they read from it moves into slots."""
     for reader in readers:
         if reader is None:
             continue

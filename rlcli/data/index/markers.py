@@ -35,14 +35,10 @@ def agreed(*asks: Asked) -> Asked:
 
 @dataclass(frozen=True)
 class Markers:
-    """Keys that tell trajectories apart.
+    """Name the keys that tell trajectories apart."""
 
-    `traj_key`: ids, int ``[]`` or ``[1]`` a row.
-    `end_keys`: flags of any dtype, ``[]`` or ``[1]`` a row; where one is set, the trajectory ends.
-    """
-
-    traj_key: Key | None
-    end_keys: tuple[Key, ...]
+    traj_key: Key | None  # of ids, int [] or [1] a row
+    end_keys: tuple[Key, ...]  # of flags [] or [1] a row; a trajectory ends where one is set
 
     @classmethod
     def among(
@@ -82,7 +78,7 @@ class Markers:
 
     @property
     def keys(self) -> tuple[Key, ...]:
-        """All of them."""
+        """Return all of the keys."""
         return self.end_keys if self.traj_key is None else (*self.end_keys, self.traj_key)
 
     def read(self, columns: Mapping[Key, Tensor], count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -318,7 +318,7 @@ class TrajectoryIndex:
         return Slices(rows[:count], slices.lengths + added), added
 
     def _eligible(self, least: int, both: int, by_rows: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Trajectories of at least `least` rows and their cumulated weights, counted once for each `version`."""
+        """Return the trajectories of at least `least` rows and their cumulated weights, once a `version`."""
         from rlcli.kernels.index.draw import eligible
 
         asked = (self.version, least, both, by_rows)

@@ -39,17 +39,14 @@ def next_in(field: Field, mode: str) -> str:
 
 
 def stored(fields: Mapping[Key, Field], mode: str, code: torch.dtype = torch.float16) -> Fields:
-    """Return what every row holds in a mode, on torch; of next observations, those that have columns.
-
-    `fields`: with next values as `full` keeps them. `code`: the dtype of differences.
-    """
-    found = {key: field for key, field in fields.items() if field.stored and field.written != SPARSE}
+    """Return what every row holds in a mode, on torch; of next observations, those that have columns."""
+    kept = {key: field for key, field in fields.items() if field.stored and field.written != SPARSE}
     ways = {key: next_in(field, mode) for key, field in fields.items()}
     for key in sorted((key for key in fields if ways[key] in (OWN, CODED)), key=lambda k: fields[k].written != PASS):
         field = Field(*fields[key])
         coded = ways[key] == CODED and saves(field.size, field.dtype, code)
-        found |= _coded(key, field, code) if coded else {under_next(key): field}
-    return found
+        kept |= _coded(key, field, code) if coded else {under_next(key): field}
+    return kept
 
 
 def _coded(key: Key, field: Field, code: torch.dtype) -> Fields:
@@ -136,7 +133,7 @@ def build_exact(
 
 
 def _ends(lanes: int, steps: int, places: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray | None]:
-    """Ascending flat positions of all ends, and each one's row in (carrier ++ finals); None: the carrier."""
+    """Return the ascending flat positions of all ends, and each one's row in (carrier ++ finals); None: the carrier."""
     borders = np.arange(steps - 1, lanes * steps, steps, dtype=np.int32)
     if not places:
         return borders, None
@@ -154,14 +151,7 @@ def with_next(
     after: TensorDictBase | None = None,
     fill_value: float | None = None,
 ) -> TensorDictBase:
-    """Return a `compact` batch with `("next", key)` for each of its observation keys.
-
-    `batch` (`[*B, T]`): consecutive rows; reads `("next", "done")` and `("collector", "traj_ids")`, one of which is
-    there.
-    `after` (`[*B, T']`): what was collected next; used where its first row goes on with a trajectory, which takes ids
-    to know.
-    `fill_value`: stands where nobody kept the next observation: NaN by default. Integers have no NaN and need one.
-    """
+    """Return a `compact` batch with its next observations; unknown ones are `fill_value` (default NaN)."""
     from rlcli.transforms.stored_rows import ends_of
 
     done, ids = ends_of(batch)

@@ -127,7 +127,7 @@ def concat(batches: Sequence[TensorDictBase]) -> TensorDictBase:
 
 
 def _moved(places: Sequence[Tensor], steps: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Flat positions in batches of so many steps, as those in one batch of all of them: ascending, and their order."""
+    """Return flat positions in many batches as those in one of all: ascending, and their order."""
     out, before, whole = [], 0, sum(steps)
     for at, count in zip(places, steps, strict=True):
         out.append(at.long() // count * whole + before + at.long() % count)

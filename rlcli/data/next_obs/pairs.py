@@ -38,11 +38,7 @@ def observation_keys(fields: Mapping[Key, Field]) -> list[Key]:
 
 
 class Pairs:
-    """The observations of one batch after another, for the index.
-
-    `keys`: observation keys; `nexts` are theirs under "next". `pool`: where next observations go that no row stands
-    for.
-    """
+    """Give the index the observations of one batch after another."""
 
     def __init__(self, keys: Sequence[Key], fields: Mapping[Key, Field], pool: SidePool | None) -> None:
         self.keys: list[Key] = list(keys)
@@ -148,17 +144,14 @@ def _on_cpu(column: Tensor) -> Tensor:
 
 
 class SidePool:
-    """Slots of packed observations in plain memory, `slot_width` bytes each.
-
-    `choices`: keys whose rows are one-hot: a slot holds the place of the one, int32.
-    `widths`, `offsets` (int64 `[K]`): bytes of a key, and where it begins in a slot.
-    """
+    """Hold slots of packed observations in plain memory, `slot_width` bytes each."""
 
     def __init__(self, fields: Mapping[Key, Field], choices: Collection[Key] = ()) -> None:
+        # of `choices`, keys of one-hot rows, a slot holds the index, int32
         self.fields, self.choices = dict(fields), frozenset(choices)
         kept = {key: _PLACE if key in self.choices else field for key, field in self.fields.items()}
-        self.widths = np.array([field.width for field in kept.values()], np.int64)
-        offsets, self.slot_width = column_offsets(kept, 1)
+        self.widths = np.array([field.width for field in kept.values()], np.int64)  # int64 [K]: bytes of a key
+        offsets, self.slot_width = column_offsets(kept, 1)  # int64 [K]: where it begins in a slot
         self.offsets = np.array([*offsets.values()], np.int64)
         self.memory = np.empty((0, self.slot_width), np.uint8)
 
@@ -167,7 +160,7 @@ class SidePool:
         return self.memory.ctypes.data
 
     def grow(self, slots: int) -> None:
-        """Room for at least this many slots; those that are there keep their number."""
+        """Make room for at least this many slots; those that are there keep their number."""
         memory = np.empty((slots, self.slot_width), np.uint8)
         memory[: len(self.memory)] = self.memory
         self.memory = memory
@@ -222,7 +215,7 @@ def bytes_of(column: Tensor) -> Tensor:
 
 
 class Unfollowed:
-    """Counts the rows that the row below does not follow, until it has `warned`, once."""
+    """Count the rows that the row below does not follow, until it has `warned`, once."""
 
     def __init__(self) -> None:
         self.warned, self._rows, self._paired = False, 0, 0

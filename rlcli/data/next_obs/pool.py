@@ -13,7 +13,7 @@ _SMALL = 1 << 16  # bytes that are copied faster than three more torch calls sta
 
 
 class Pool:
-    """`obs` (`[*batch, *F]`, viewed as `[N, *F]`) ++ `extra` (`[E, *F]`), never concatenated."""
+    """View `obs` (`[*batch, *F]` as `[N, *F]`) ++ `extra` (`[E, *F]`) as one, never concatenated."""
 
     __slots__ = ("extra", "feature", "obs", "sparse", "version")
 
@@ -71,12 +71,7 @@ class Pool:
 
 
 class Successors:
-    """The successors of a whole batch in storage order: the row below, except at a few positions.
-
-    `shape`: the batch dims; `N` is their product.
-    `positions` (int32 Tensor ``[E]``): ascending flat positions, N - 1 among them; the j-th one's successor is extra
-    row j.
-    """
+    """Map a batch in storage order to its successors: the row below, except at a few positions."""
 
     __slots__ = ("_index", "positions", "shape")
 
@@ -90,19 +85,22 @@ class Successors:
                 "ends must ascend and finish with the last row",
                 why=f"got {positions.tolist()[-5:]} of {count} rows",
             )
-        self.shape, self.positions = shape, positions.to(torch.int32)
+        self.shape, self.positions = (
+            shape,
+            positions.to(torch.int32),
+        )  # int32 [E], ascending, the last row among them: successor j is extra row j
         self._index: Tensor | None = None
 
     @classmethod
     def trusted(cls, shape: torch.Size, positions: Tensor) -> Successors:
-        """For positions that were just computed in order: nothing is checked."""
+        """Make one of positions that were just computed in order: nothing is checked."""
         new = cls.__new__(cls)
         new.shape, new.positions, new._index = shape, positions, None
         return new
 
     @property
     def index(self) -> Tensor:
-        """int32 `[*B]` into `obs` ++ `extra`; built once."""
+        """Return int32 `[*B]` into `obs` ++ `extra`; built once."""
         if self._index is None:
             count, ends = math.prod(self.shape), self.positions
             if ends.is_meta:

@@ -237,7 +237,7 @@ ForkingPickler.register(Rows, _for_a_process)
 
 
 class _Full(torch.autograd.Function):
-    """Gathering changes no value, so the gradient goes through as it is."""
+    """Gather in a differentiable way: no value changes, so the gradient goes through as it is."""
 
     @staticmethod
     def forward(ctx: Any, rows: Rows) -> Tensor:
@@ -289,7 +289,7 @@ def _join(func: Any, tensors: list[Tensor], dim: int = 0) -> Rows | None:
 
 @cache
 def _written(func: Any) -> list[tuple[int, str]]:
-    """Position and name of the arguments an operation writes to."""
+    """Return position and name of the arguments an operation writes to."""
     arguments = func._schema.arguments
     return [(i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write]
 

@@ -28,7 +28,7 @@ from rlcli.transforms.delta_codec import KEPT
 
 
 class Sparse(NamedTuple):
-    """Holds the rows that are not `nothing`: ascending flat positions int64 `[K]`, and values `[K, *F]`."""
+    """Hold the rows that are not `nothing`: ascending flat positions int64 `[K]`, and values `[K, *F]`."""
 
     at: Tensor
     rows: Tensor
@@ -100,7 +100,7 @@ def held(column: Tensor) -> Tensor:
 
 
 class SparseColumns:
-    """The sparse columns of a ring, by number of step and lane: `step * lanes + lane`, which never wraps."""
+    """Hold the sparse columns of a ring, numbered `step * lanes + lane`, which never wraps."""
 
     def __init__(self) -> None:
         self._held: dict[Key, _Column] = {}
@@ -126,8 +126,8 @@ class SparseColumns:
 
     def take(self, given: dict[Key, Tensor], batch_dims: int) -> dict[Key, Sparse]:
         """Take these columns out of those of a batch."""
-        found = [key for key, column in given.items() if key in self._held or is_sparse(key, column)]
-        return {key: sparse_of(given.pop(key), batch_dims, nothing_of(key)) for key in found}
+        keys = [key for key, column in given.items() if key in self._held or is_sparse(key, column)]
+        return {key: sparse_of(given.pop(key), batch_dims, nothing_of(key)) for key in keys}
 
     def check(self, taken: Mapping[Key, Sparse]) -> None:
         """Refuse states that do not fit those of the rows that are there."""
@@ -164,7 +164,7 @@ class SparseColumns:
 
     @property
     def state_key(self) -> Key | None:
-        """A column of recurrent states; all of them hold something in the same rows."""
+        """Return a column of recurrent states; all of them hold something in the same rows."""
         return next((key for key, column in self._held.items() if math.isnan(column.nothing)), None)
 
     def held_before(self, key: Key, numbers: np.ndarray, lanes: int, base: int) -> np.ndarray:
@@ -176,7 +176,7 @@ class SparseColumns:
         return back
 
     def state_dict(self, base: int) -> list[list[Any]]:
-        """Key, numbers and rows of every column, the live ones only."""
+        """Return key, numbers and rows of every column, the live ones only."""
         out: list[list[Any]] = []
         for key, column in self._held.items():
             live = column.held[np.searchsorted(column.held, base) :].copy()
@@ -218,7 +218,7 @@ class _Column:
 
     @property
     def held(self) -> np.ndarray:
-        """The numbers of all rows that hold something."""
+        """Return the numbers of all rows that hold something."""
         return self._numbers[self._head : self._tail]
 
     @property

@@ -38,16 +38,7 @@ from rlcli.typed import Misfit
 
 
 class Contents:
-    """See the module.
-
-    `packing`: between the ring and its storage. `stored`: what is given to it of a row.
-    `index`: which rows belong together.
-    `pool`: next observations that no row stands for; None where next observations are not known.
-    `pairs`: observations and next observations, as the index compares them.
-    `sparse`: columns that hold something in few rows.
-    `choices`: observations whose next ones are kept as indices: rows are one-hot, as their codes say.
-    `unfollowed`: counts rows that their own next observation does not follow.
-    """
+    """Hold a ring's rows, layout and index: see the module."""
 
     def __init__(self, storage: Storage, packing: Packing, layout: RingLayout) -> None:
         self.storage, self.packing, self.layout = storage, packing, layout
@@ -56,13 +47,14 @@ class Contents:
                 "the storage is smaller than one step of all envs",
                 why=f"max_size {storage.max_size}, {layout.lanes} envs",
             )
-        self.choices: list[Key] = []
-        self.index: TrajectoryIndex
-        self.pool: SidePool | None
-        self.pairs: Pairs
+        self.choices: list[Key] = []  # one-hot observations, whose next ones are kept as indices
+        self.index: TrajectoryIndex  # which rows belong together
+        self.pool: SidePool | None  # next observations that are no row's; None where they are unknown
+        self.pairs: Pairs  # observations and next ones, as the index compares them
         self.space = RingSpace(storage.max_size // layout.lanes, layout.lanes)
         self.use(*self.new_index(layout))
         self.stacks = {key: FrameStacks(key, layout.fields[key], n, self.space) for key, n in layout.stacked.items()}
+        # what the storage is given of a row
         self.stored = {k: field for k, field in layout.fields.items() if not (layout.exact and k in self.pairs.nexts)}
         self.stored |= {key: stack.frame for key, stack in self.stacks.items()}
         self.sparse, self.unfollowed = SparseColumns(), Unfollowed()
@@ -79,7 +71,7 @@ class Contents:
         return index, pool, pairs
 
     def choose(self, codes: Sequence[Code]) -> None:
-        """Before the first row: keep next observations as indices where rows are, by these codes."""
+        """Keep next observations as indices where rows are, by these codes; before the first row."""
         fields = self.layout.fields
         hot = {code.key for code in codes if code.kind == ONE_HOT and not fields[code.key].dtype.is_floating_point}
         self.choices = [key for key in self.layout.observations if key in hot and fields[key].width > 4]
@@ -95,7 +87,7 @@ class Contents:
         self.index.arrays.use_pool(pool)
 
     def fit(self, columns: Mapping[Key, Tensor]) -> None:
-        """Before rows ``[N, *F]`` are written over: see that choices hold them."""
+        """Keep next observations whole if rows ``[N, *F]`` about to be written are not all one-hot."""
         for key in self.choices:
             if any(indices_of(columns[each]) is None for each in (key, under_next(key))):
                 self.keep_whole()
@@ -110,12 +102,12 @@ class Contents:
 
     @property
     def first(self) -> int:
-        """The number of the oldest live row."""
+        """Return the number of the oldest live row."""
         return self.index.base * self.space.lanes
 
     @property
     def nbytes(self) -> int:
-        """Bytes of rows, and of all that lies beside them."""
+        """Return the bytes of rows, and of all that lies beside them."""
         pool = 0 if self.pool is None else self.pool.memory.nbytes
         stacks = sum(stacks.nbytes for stacks in self.stacks.values())
         return self.storage.nbytes + self.index.arrays.nbytes + pool + self.sparse.nbytes + stacks
@@ -173,7 +165,7 @@ class Contents:
         return {key: out[key] for key in wanted}
 
     def _gather(self, rows: np.ndarray, keys: list[Key]) -> dict[Key, Tensor]:
-        """Stored columns, stacks put together."""
+        """Return the stored columns, stacks put together."""
         out = self.packing.gather(rows, self.index, [key for key in keys if key not in self.stacks])
         for key in keys if self.stacks else ():
             if key in self.stacks:
@@ -189,7 +181,7 @@ class Contents:
         return Before(index, pool, *beside, stacks, unfollowed, self.sparse.copy(), self.packing.coded, rows, columns)
 
     def bring_back(self, before: Before) -> None:
-        """Be as it was."""
+        """Restore what was there before the write."""
         self.stacks, self.unfollowed, self.sparse = before.stacks, before.unfollowed, before.sparse
         self.choices = before.choices
         self.use(before.index, before.pool, before.pairs)
@@ -203,7 +195,7 @@ class Contents:
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the storage's own columns: tensors, and plain values that JSON can hold."""
+        """Return all but the storage's columns: tensors, and plain values that JSON can hold."""
         layout, storage, pool = self.layout, self.storage, self.pool
         shape = {"max_size": storage.max_size, "ndim": storage.ndim}
         if not layout.fields:
@@ -244,7 +236,7 @@ class Contents:
 
 @dataclass(frozen=True)
 class Before:
-    """Holds what a write changes of `Contents`; with the columns of `rows` that it writes over."""
+    """Hold what a write changes of `Contents`; with the columns of `rows` that it writes over."""
 
     index: TrajectoryIndex
     pool: SidePool | None

@@ -25,19 +25,14 @@ from rlcli.typed import Misfit, anything, choice, flag, listed, mapping, record,
 
 @dataclass(frozen=True)
 class RingLayout:
-    """The things that all batches of a ring have in common.
+    """Describe what all batches of a ring have in common."""
 
-    `fields`: of batches and of what is read; empty in a ring that nothing was written to.
-    `lane_shape`: the batch dims before time, as they arrive; empty in a flat storage.
-    `observations`: those whose next ones are known; `exact`: they are kept once.
-    `stacked`: observations of which one frame a row is stored, and how many frames a stack has.
-    """
-
-    fields: Mapping[Key, Field]
-    lane_shape: torch.Size
+    fields: Mapping[Key, Field]  # of batches and of what is read; empty before the first write
+    lane_shape: torch.Size  # batch dims before time, as they arrive; empty in a flat storage
     markers: Markers
-    observations: Sequence[Key] = ()
-    exact: bool = False
+    observations: Sequence[Key] = ()  # those whose next ones are known
+    exact: bool = False  # next observations are kept once
+    # observation -> frames of its stack, of which one a row is stored
     stacked: Mapping[Key, int] = field(default_factory=dict)
 
     @classmethod
@@ -46,8 +41,8 @@ class RingLayout:
         stacked: Mapping[Key, int] | None = None,
     ) -> RingLayout:  # fmt: skip
         """Return the layout of rows with these fields."""
-        found = observation_keys(fields)
-        return cls(fields, lane_shape, Markers.among(fields, *asked), found, exact and bool(found), stacked or {})
+        keys = observation_keys(fields)
+        return cls(fields, lane_shape, Markers.among(fields, *asked), keys, exact and bool(keys), stacked or {})
 
     @classmethod
     def of_batch(
@@ -62,7 +57,7 @@ class RingLayout:
 
     @property
     def lanes(self) -> int:
-        """Rows of a step."""
+        """Count the rows of a step."""
         return math.prod(self.lane_shape)
 
     def check(self, columns: Mapping[Key, Tensor], lead: torch.Size, ndim: int) -> None:

@@ -33,7 +33,7 @@ Alike = Callable[..., bool]
 
 
 class Form:
-    """Knows batches like one, but for their size; `keys`: in the order of `tensors`, outer dicts first."""
+    """Recognise batches like one, but for their size; `keys`: in the order of `tensors`, outer dicts first."""
 
     def __init__(self, batch: TensorDict) -> None:
         self._tables: list[tuple[int, str, int, Callable[[dict], tuple]]] = []
@@ -70,7 +70,7 @@ class Form:
 
 
 def _picker(names: Sequence[str]) -> Callable[[dict], tuple]:
-    """Values of a dict, as a tuple."""
+    """Return the values of a dict, as a tuple."""
     if len(names) > 1:
         return itemgetter(*names)
     return lambda table: tuple([table[name] for name in names])
@@ -113,7 +113,7 @@ _LARGEST = 1 << 16  # rows of a batch: a plan holds ten bytes for each, and save
 
 
 class Plans:
-    """The plans of a ring, which hold while its contents keep their index: rows of another layout have another one."""
+    """Keep the plans of a ring while its contents keep their index: another layout has another one."""
 
     def __init__(self) -> None:
         self.writes: dict[torch.Size, WritePlan] = {}
@@ -140,7 +140,7 @@ class Plans:
 
 
 class WritePlan:
-    """The way in which batches of one form and one size (`lead`) are written; `tensors` are the first one's."""
+    """Write batches of one form and size (`lead`); `tensors` are the first one's."""
 
     def __init__(self, contents: Contents, form: Form, tensors: Mapping[Key, Tensor], lead: torch.Size) -> None:
         from rlcli.kernels.ring import write  # loads the compiler, which takes half a second
@@ -200,7 +200,7 @@ class WritePlan:
 
 
 class ReadPlan:
-    """The way in which all keys of some rows are read from contents that are laid out, and their storage's `memory`."""
+    """Read all keys of some rows of laid-out contents in one pass over the storage's `memory`."""
 
     def __init__(self, contents: Contents, memory: PlainColumns) -> None:
         from rlcli.kernels.ring import read  # loads the compiler, which takes half a second

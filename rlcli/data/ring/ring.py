@@ -42,18 +42,7 @@ from rlcli.specs.field import Field
 
 
 class Ring:
-    """Rows in time.
-
-    `next_obs`: whether next observations are kept once ("exact") or not ("full"); "auto": if the first batch's are
-    `Rows`.
-    `frame_stack`: observations that are stacks of so many frames, oldest first along the first dim of a row, are stored
-    one frame a row; a number stands for all observations that can be such stacks. Next observations are then kept once
-    as well, where they are known.
-    `codes`: flags, one-hot rows, small whole numbers and trajectory ids are stored in as few bytes as they need and
-    read back bit for bit, where that saves a tenth of a row (`rlcli.data.codes`); `packing` does that.
-    `asked`: by which keys trajectories are to be told apart, as `use_markers` was told by all who asked.
-    `contents`: rows, their layout and their index. New ones after `clear`, `load_state_dict` and the first write.
-    """
+    """Keep rows in time."""
 
     def __init__(
         self,
@@ -69,11 +58,13 @@ class Ring:
             whole = isinstance(frames, int | np.integer) and not isinstance(frames, bool)
             if frame_stack is not None and not (whole and frames >= 2):  # type: ignore[operator]
                 raise ArgumentError("a stack has 2 or more frames", where="frame_stack", why=f"got {frames!r}")
+        # `frame_stack`: observations stored one frame a row; a number: all that can be such stacks
         self.storage, self.next_obs, self.frame_stack = storage, next_obs, frame_stack
         self.packing = Packing(storage, codes)
-        self.asked: Asked = NO_ASK
+        self.asked: Asked = NO_ASK  # keys that tell trajectories apart, as all told `use_markers`
         self._asks: dict[str, Asked] = {}  # by whom
         self._who, self._warned = "", False
+        # `contents` are new after `clear`, `load_state_dict` and the first write
         self.contents, self.plans = Contents(storage, self.packing, NOTHING), Plans()
 
     # ---- what it holds -----------------------------------------------------------------------------------------
@@ -89,27 +80,27 @@ class Ring:
 
     @property
     def steps(self) -> int:
-        """Steps that the ring holds."""
+        """Count the steps that the ring holds."""
         return self.contents.space.steps
 
     @property
     def lanes(self) -> int:
-        """Envs (times workers) that are stored side by side; 1 in a flat storage."""
+        """Count the envs (times workers) that are stored side by side; 1 in a flat storage."""
         return self.contents.space.lanes
 
     @property
     def lane_shape(self) -> torch.Size:
-        """The batch dims before time, as they arrive; empty in a flat storage."""
+        """Return the batch dims before time, as they arrive; empty in a flat storage."""
         return self.contents.layout.lane_shape
 
     @property
     def fields(self) -> Mapping[Key, Field]:
-        """Of batches and of what is read; empty before the first write. In `exact` the storage has fewer."""
+        """Return the fields of batches; empty before the first write. In `exact` the storage has fewer."""
         return self.contents.layout.fields
 
     @property
     def sparse_keys(self) -> tuple[Key, ...]:
-        """Columns that are read beside the fields: they hold something in few rows."""
+        """Return the columns that are read beside the fields: they hold something in few rows."""
         return self.contents.sparse.keys
 
     def sparse_fields(self) -> dict[Key, tuple[Field, int]]:
@@ -117,46 +108,45 @@ class Ring:
         return self.contents.sparse.of_keys()
 
     def steps_from_state(self, rows: np.ndarray) -> np.ndarray | None:
-        """See `Contents.steps_from_state`."""
         return self.contents.steps_from_state(rows)
 
     @property
     def exact(self) -> bool:
-        """Next observations are kept once."""
+        """Say whether next observations are kept once."""
         return self.contents.layout.exact
 
     @property
     def markers(self) -> Markers:
-        """Keys that tell trajectories apart; none before the first write."""
+        """Return the keys that tell trajectories apart; none before the first write."""
         return self.contents.layout.markers
 
     @property
     def pool(self) -> SidePool | None:
-        """Next observations that no row stands for."""
+        """Return next observations that no row stands for."""
         return self.contents.pool
 
     @property
     def stacks(self) -> Mapping[Key, FrameStacks]:
-        """Observations that are stored one frame a row."""
+        """Return the observations that are stored one frame a row."""
         return self.contents.stacks
 
     @property
     def base(self) -> int:
-        """The oldest live step."""
+        """Return the oldest live step."""
         return self.contents.index.base
 
     @property
     def cursor(self) -> int:
-        """The step that is written next."""
+        """Return the step that is written next."""
         return self.contents.index.cursor
 
     def __len__(self) -> int:
-        """Live rows."""
+        """Count the live rows."""
         return self.contents.space.count(self.contents.index.cursor)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of rows, index and side pool."""
+        """Return the bytes of rows, index and side pool."""
         return self.contents.nbytes
 
     # ---- trajectories ------------------------------------------------------------------------------------------
@@ -190,7 +180,7 @@ class Ring:
             self._who = outer
 
     def use_asked_markers(self) -> None:
-        """After rows were loaded: tell them apart by the keys that this ring was asked to use, if it was."""
+        """Tell loaded rows apart by the keys that this ring was asked to use, if it was."""
         if self.fields and any(self.asked):
             self.tell_apart(Markers.among(self.fields, *self.asked))
 
@@ -244,6 +234,7 @@ class Ring:
         layout = RingLayout.of_batch(columns, lead, self.storage.ndim, self.asked, self.next_obs, self.frame_stack)
         contents = Contents(self.storage, self.packing, layout)
         traj_key = layout.markers.traj_key
+        # flags, one-hots, small integers and ids are packed where that saves a tenth of a row
         codes = self.packing.chosen(contents.stored, columns, len(lead), traj_key, contents.stacks)
         contents.choose(codes)
         self._declare(contents, codes)
@@ -327,7 +318,7 @@ class Ring:
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the storage's own columns: tensors, and plain values that JSON can hold."""
+        """Return all but the storage's columns: tensors, and plain values that JSON can hold."""
         return self.contents.state_dict()
 
     def content(self) -> list[bytes | memoryview]:

@@ -19,14 +19,14 @@ import numpy as np
 
 @dataclass(frozen=True)
 class RingSpace:
-    """Places of rows in a ring of so many `steps` and `lanes`, the rows of a step: see the module."""
+    """Place rows in a ring of so many `steps` and `lanes`, the rows of a step: see the module."""
 
     steps: int
     lanes: int = 1
 
     @cached_property
     def size(self) -> int:
-        """Rows that the ring holds."""
+        """Count the rows that fit in the ring."""
         return self.steps * self.lanes
 
     def base(self, cursor: int) -> int:
@@ -34,7 +34,7 @@ class RingSpace:
         return max(0, cursor - self.steps)
 
     def count(self, cursor: int) -> int:
-        """Live rows."""
+        """Count the live rows."""
         return min(cursor, self.steps) * self.lanes
 
     # ---- from steps to rows ------------------------------------------------------------------------------------

@@ -16,18 +16,15 @@ from rlcli.typed import MOST, Misfit, some
 
 
 class StackHeads:
-    """See the module; `slot_width`: bytes of the frames before the newest one of a stack.
-
-    `heads` (int64 `[2, lanes, C]`): a ring of heads per lane: first step of a stretch, and what stands before it.
-    `ends` (int64 `[2, lanes]`): numbers of the oldest head, and of the one after the newest.
-    `memory` (uint8 `[slots, slot_width]`).
-    """
+    """Keep what stands before each stretch of frames: see the module."""
 
     def __init__(self, lanes: int, slot_width: int) -> None:
         self.lanes = lanes
+        # int64 [2, lanes, C], a ring: first step of a stretch, and the slot of what stands before it
         self.heads = np.zeros((2, lanes, 16), np.int64)
+        # int64 [2, lanes]: number of the oldest head, and of the one after the newest
         self.ends = np.zeros((2, lanes), np.int64)
-        self.memory = np.empty((0, slot_width), np.uint8)
+        self.memory = np.empty((0, slot_width), np.uint8)  # uint8 [slots, slot_width]
         self._free: list[int] = []
 
     # ---- one lane ----------------------------------------------------------------------------------------------
@@ -79,7 +76,7 @@ class StackHeads:
 
     # ---- room --------------------------------------------------------------------------------------------------
     def reserve(self, heads: int, slots: int) -> None:
-        """Room for so many heads more in every lane, and so many slots more."""
+        """Make room for so many heads more in every env, and so many slots more."""
         self._room(heads)
         self._more_slots(slots)
 
@@ -118,11 +115,11 @@ class StackHeads:
     # ---- checkpoints -------------------------------------------------------------------------------------------
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays."""
+        """Return the bytes of the arrays."""
         return self.memory.nbytes + self.heads.nbytes
 
     def state_dict(self) -> dict[str, Any]:
-        """Heads in use, lane after lane, and their slots."""
+        """Return the heads in use, env after env, and their slots."""
         listed = [np.stack(self.of(lane)[1:]) for lane in range(self.lanes)]
         heads = np.concatenate(listed, 1)
         held = np.flatnonzero(heads[1] >= 0)

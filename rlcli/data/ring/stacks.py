@@ -45,18 +45,14 @@ _MANY = 64  # rows of which something can be said
 
 
 class Promoted(NamedTuple):
-    """Frames copied before they are written over: one row of bytes for each place."""
+    """Keep frames, copied before they are written over: one row of bytes for each place."""
 
     fronts: list[tuple[int, np.ndarray]]  # (lane, frames before the new oldest step)
     links: list[tuple[int, int, np.ndarray]]  # (lane, number of the head, frames before it)
 
 
 class FrameStacks:
-    """The stacks of one key.
-
-    `field`: of a whole stack: the first dim of a row holds `frames` frames, oldest first; `frame`: what is stored of a
-    row.
-    """
+    """Rebuild the stacks of one key from single frames."""
 
     def __init__(self, key: Key, field: Field, frames: int, space: RingSpace) -> None:
         if frames < 2 or not field.shape or field.shape[0] % frames:
@@ -67,7 +63,9 @@ class FrameStacks:
                 fix="The first dim of a row must hold 2 or more frames, oldest first.",
             )
         each = field.shape[0] // frames
+        # `field`: of a stack of `frames` frames, oldest first
         self.key, self.field, self.frames, self.space = key, field, frames, space
+        # what is stored of a row
         self.frame = Field(field.shape[1:] if each == 1 else (each, *field.shape[1:]), field.dtype)
         self.heads = StackHeads(space.lanes, (frames - 1) * self.frame.width)
         self.tails = np.zeros((space.lanes, field.width), np.uint8)
@@ -156,13 +154,13 @@ class FrameStacks:
         self._warn((stop - start) * lanes)
 
     def _linkable(self, index: TrajectoryIndex, new: list[tuple]) -> dict[int, int]:
-        """For a new stretch where an env of a flat ring begins: its trajectory's newest step before this write."""
+        """Return, for a new stretch of a flat ring's env, its trajectory's newest step before this write."""
         borders = [step for _, step, _, own, between in new if between and not own]
         if self.space.lanes > 1 or not borders:
             return {}
         numbers = index.numbers(np.array(borders) % self.space.steps).tolist()
-        found = {step: self._tips.get(number, -1) for step, number in zip(borders, numbers, strict=True)}
-        return {step: tip for step, tip in found.items() if index.base <= tip < step}
+        tips = {step: self._tips.get(number, -1) for step, number in zip(borders, numbers, strict=True)}
+        return {step: tip for step, tip in tips.items() if index.base <= tip < step}
 
     def _found(self, storage: Storage, base: int, lane: int, tip: int | None, older: np.ndarray | None) -> int:
         """Return a link to a stored row whose stack, shifted, is the new one; else a slot."""
@@ -249,7 +247,7 @@ class FrameStacks:
 
     # ---- single rows -------------------------------------------------------------------------------------------
     def reserve(self, index: TrajectoryIndex, rows: np.ndarray) -> None:
-        """Room for rows int64 `[N]` to be written over: each may begin a stretch, and so may all that read from it."""
+        """Make room to write over rows int64 `[N]`: each, and all that read it, may begin a stretch."""
         count = 2 * len(rows) + int(np.isin(self.heads.heads[1], -2 - self.space.steps_of(rows, index.cursor)).sum())
         self.heads.reserve(count + 2, count)
 
@@ -274,7 +272,7 @@ class FrameStacks:
     # ---- checkpoints -------------------------------------------------------------------------------------------
     @property
     def nbytes(self) -> int:
-        """Bytes beside the rows."""
+        """Return the bytes beside the rows."""
         return self.heads.nbytes + self.tails.nbytes
 
     def state_dict(self) -> dict[str, Any]:

@@ -185,7 +185,7 @@ def room_for(rows: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C comes after this: rows, their index and what lies beside them are those of the same writes."""
+    """Delay Ctrl-C: rows, their index and what lies beside them are those of the same writes."""
     handler = _signal.getsignal(_signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
@@ -256,7 +256,7 @@ def _apart(contents: Contents, *, unexplained: bool) -> np.ndarray:
 
 
 def _pieces(contents: Contents, apart: np.ndarray, has_ids: bool) -> Iterator[tuple[int, int]]:
-    """Steps that are read at once; where a piece begins, the bytes of all lanes go on from the piece before."""
+    """Cut steps to read at once; all envs' bytes go on from where the piece before ended."""
     index = contents.index
     width = 2 * (0 if contents.pool is None else contents.pool.slot_width) + 32
     least = max(1, _PIECE // (width * contents.space.lanes))

@@ -337,7 +337,7 @@ class PrioritizedSliceSampler(SliceSampler):
         return path[np.arange(length) < sizes[:, None]], sizes
 
     def _legal(self, ring: Ring, count: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Paths `[count, length]` from starts drawn by priority, and how many of their rows are real."""
+        """Return paths `[count, length]` from starts drawn by priority, and how many of their rows are real."""
         paths, sizes, found = [], [], 0
         for attempt in range(TRIES):
             rows = self.priorities.draw(count << min(attempt, 4))  # more where few rows are legal ones
@@ -353,7 +353,7 @@ class PrioritizedSliceSampler(SliceSampler):
         return ring.index.walk(self._from_table(ring, count, length), length)
 
     def _from_table(self, ring: Ring, count: int, length: int) -> np.ndarray:
-        """Starts `[count]` where few rows are legal ones: one pass over all that is stored."""
+        """Return starts `[count]` where few rows are legal ones: one pass over all that is stored."""
         rows, table = live_rows(ring), ring.index.trajectories()
         stop = np.zeros(int(table["number"].max()) + 1, np.int64)  # position after the last stored row
         stop[table["number"]] = table["position"] + table["length"]

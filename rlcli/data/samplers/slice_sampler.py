@@ -248,7 +248,7 @@ class SliceSampler(Sampler):
 
 
 def _one_of(name, value, other_name, other):
-    """Two spellings of one argument."""
+    """Choose between two spellings of one argument."""
     if value is not None and other is not None and value != other:
         raise ArgumentError(f"{name} and {other_name} are one setting", why=f"got {value!r} and {other!r}")
     return other if value is None else value
@@ -263,11 +263,7 @@ def need_no_span(kind: type, slices: Mapping[str, Any]) -> None:
 
 # ---- boundary keys -------------------------------------------------------------------------------------------------
 class SliceMarks:
-    """Writes the boundary keys.
-
-    `truncated_key`: `done` and `terminated` are its siblings. None: only `is_init` is written, and repeats that pad end
-    nothing.
-    """
+    """Write the boundary keys."""
 
     def __init__(self, truncated_key: Key | None) -> None:
         self.truncated = None if truncated_key is None else unravel(truncated_key)

@@ -42,7 +42,7 @@ OWNER = "owner"
 
 
 class ScratchFolder:
-    """Makes a folder that this process owns, `in_memory` where there is a file system of shared memory."""
+    """Make a folder that this process owns, `in_memory` where there is a file system of shared memory."""
 
     def __init__(self, in_memory: bool = True) -> None:
         above = place(in_memory)
@@ -119,7 +119,7 @@ _CURSOR, _CLOSED = 0, 64  # bytes; a cache line each
 
 @dataclass(frozen=True)
 class RingAddress:
-    """Where a region is, and what its ring is like: all that travels between processes."""
+    """Tell another process where a region is, and what its ring is like."""
 
     folder: str
     max_size: int
@@ -128,7 +128,7 @@ class RingAddress:
 
 
 class RingFolder:
-    """The words and the layout of a folder; `make`: it is new."""
+    """Hold the words and the layout of a folder; `make`: it is new."""
 
     def __init__(self, folder: Path, *, make: bool = False) -> None:
         self.folder = folder
@@ -142,7 +142,7 @@ class RingFolder:
 
     @property
     def cursor(self) -> int:
-        """Rows that were ever published; what belongs to them can be read now."""
+        """Count the rows that were ever published; what belongs to them can be read now."""
         return int(_kernels().published(self._address + _CURSOR))
 
     def publish(self, cursor: int) -> None:
@@ -155,7 +155,7 @@ class RingFolder:
         return bool(_kernels().published(self._address + _CLOSED))
 
     def close(self) -> None:
-        """Want no more rows."""
+        """Tell the writer that no more rows are wanted."""
         _kernels().publish(self._address + _CLOSED, 1)
 
     # ---- layout ------------------------------------------------------------------------------------------------

@@ -124,7 +124,7 @@ class SharedRing(Ring):
     def _nexts(
         self, start: int, marks: np.ndarray, order: np.ndarray, columns: Mapping[Key, Tensor]
     ) -> dict[Key, Tensor]:
-        """Next observations as the writer left them: the row below, or a side."""
+        """Return next observations as the writer left them: the row below, or a side."""
         pool, pairs = self.pool, self.contents.pairs
         assert pool is not None
         apart = marks & APART != 0

@@ -38,20 +38,16 @@ _NUMBERED = re.compile(r"(?:rows|sides)-(\d{8,})\.")
 
 
 class SharedRows(Storage):
-    """One process's view of a region's rows.
-
-    `disk`: the writer's; without one rows are only read.
-    `begin`: the number of the row that the ring on top of this counts as its first; `total`: rows below it are here.
-    """
+    """View a region's rows from one process."""
 
     def __init__(self, max_size: int, folder: Path, *, ndim: int = 1, disk: Disk | None = None) -> None:
         super().__init__(max_size, ndim=ndim)
-        self.folder, self.where, self.disk = folder, str(folder), disk
+        self.folder, self.where, self.disk = folder, str(folder), disk  # without a `disk` rows are only read
         self.start_at(0)
 
     def start_at(self, number: int) -> None:
         """Hold nothing, before `declare`; the next row has this number."""
-        self.begin = self.total = number
+        self.begin = self.total = number  # numbers of the ring's first row, and past the last
         self._table = SegmentTable({}, 1, 1)
         self._sides: dict[int, SideFile] = {}
 
@@ -188,19 +184,7 @@ class SharedRows(Storage):
 
 # ---- beside a segment ------------------------------------------------------------------------------------------
 class SideFile:
-    """Next observations that no row below stands for, in slots beside the segment of the rows they belong to.
-
-    ```
-    rows-00000002.0.bin   row   ... 40 41|42 43 44|45 ...      marks: 41 and 44 are apart
-    sides-00000002.bin    slot  ...      7        8            packed next observations of 41 and 44, in that order
-    ```
-    A slot is written once, before its row is published, and goes with its segment. The file has room for every row, of
-    which only what is used is reserved.
-
-    `slots`, `width`: rows of the segment, and bytes of a slot.
-    `used`: slots that hold something; the next ones come after them.
-    `disk`: the writer's: the file is made if it is not there.
-    """
+    """Keep next observations that are no row's, in slots beside the segment of the rows they belong to."""
 
     def __init__(self, path: Path, slots: int, width: int, used: int, *, disk: Disk | None) -> None:
         self.path, self.used, self._slots, self._width, self._room = path, used, slots, width, 0
@@ -210,7 +194,7 @@ class SideFile:
         self._memory = map_file(path, max(size, 1)).numpy()[:size].reshape(slots, width)
 
     def write(self, rows: np.ndarray) -> None:
-        """Write the next slots, uint8 ``[N, width]``."""
+        """Write the next slots, uint8 ``[N, width]``: once each, before their rows are published."""
         stop = self.used + len(rows)
         if stop > self._room:
             assert self._disk is not None

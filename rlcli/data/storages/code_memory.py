@@ -14,14 +14,7 @@ _LEAST, _MOST = 1 << 16, 1 << 20  # bytes of a piece
 
 
 class CodeMemory:
-    """See the module.
-
-    `width`: bytes of a frame: no code is longer.
-    `capacity`: frames that are coded, at most. Few of them are given small pieces: what is taken and not used is memory
-    too.
-    `addresses`: of the pieces, `size` bytes each. `piece`, `used`: the one that is written now (-1: none yet), and its
-    bytes in use.
-    """
+    """Allocate the memory of coded frames: see the module."""
 
     def __init__(self, width: int, capacity: int) -> None:
         wanted = 1 << max(capacity * width // 1024, 1).bit_length()
@@ -30,21 +23,21 @@ class CodeMemory:
         self._live: list[int] = []  # codes that are needed in each piece
         self._free: list[int] = []
         self._spare: list[np.ndarray] = []  # pieces that a write may need
-        self.addresses = np.zeros(0, np.int64)
-        self.piece, self.used = -1, self.size
+        self.addresses = np.zeros(0, np.int64)  # of the pieces, `size` bytes each
+        self.piece, self.used = -1, self.size  # being written (-1: none yet), and its bytes in use
 
     @property
     def address(self) -> int:
-        """Of the piece that is written now; 0 while there is none."""
+        """Return the address of the piece that is written now; 0 while there is none."""
         return int(self.addresses[self.piece]) if self.piece >= 0 else 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all pieces, used or not."""
+        """Return the bytes of all pieces, used or not."""
         return sum(piece.nbytes for piece in self._pieces)
 
     def reserve(self, codes: int, longest: int) -> None:
-        """Have memory for more codes, each of so many bytes at most, until `settle`; a MemoryError changes nothing."""
+        """Reserve memory for more codes of so many bytes, until `settle`; a MemoryError changes nothing."""
         here = (self.size - self.used) // longest
         missing = codes - here - len(self._free) * (self.size // longest)
         while missing > len(self._spare) * (self.size // longest):
@@ -65,13 +58,13 @@ class CodeMemory:
         return self.piece, place
 
     def took(self, codes: int, used: int) -> None:
-        """So many codes were written into the piece, which is in use up to `used`."""
+        """Note that so many codes were written into the piece, which is in use up to `used`."""
         self.used = used
         if codes:
             self._live[self.piece] += codes
 
     def give_up(self, pieces: np.ndarray) -> None:
-        """Codes that lie in these pieces, int ``[N]``, are not needed any more."""
+        """Release the codes int ``[N]`` that lie in these pieces."""
         for piece, count in zip(*np.unique(pieces, return_counts=True), strict=True):
             self._live[piece] -= int(count)
             if not self._live[piece] and piece != self.piece:
@@ -100,7 +93,7 @@ class CodeMemory:
 
     @classmethod
     def of(cls, codes: np.ndarray) -> CodeMemory:
-        """Over codes that lie in one piece of memory, uint8 ``[N]``: to be read."""
+        """View codes that lie in one piece of memory, uint8 ``[N]``: to be read."""
         memory = cls(1, 1)
         memory._take(codes)
         return memory

@@ -122,11 +122,11 @@ class CompressedStorage(Storage):
         chosen = list(self.fields if keys is None else keys)
         self._check(rows)
         plain = [key for key in chosen if key not in self.frames]
-        found = self._plain.gather(rows, plain) if plain else {}
+        columns = self._plain.gather(rows, plain) if plain else {}
         for key in chosen:
             if key in self.frames:
-                found[key] = self.frames[key].read(rows)
-        out = {key: found[key] for key in chosen}
+                columns[key] = self.frames[key].read(rows)
+        out = {key: columns[key] for key in chosen}
         if self.device.type == "cpu":
             return out
         return {key: column.to(self.device, non_blocking=True) for key, column in out.items()}

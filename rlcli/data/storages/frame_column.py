@@ -28,15 +28,12 @@ _SHARED = 16  # keys that a background must have served before a lane gets anoth
 
 
 class FrameColumn:
-    """Compressed frames by row.
-
-    `lanes`: the frame before row r is row r - lanes. `longest`: patches between a frame and its key, at most.
-    `backgrounds`: whether keys may be coded against backgrounds; without, codes stand for themselves.
-    """
+    """Hold compressed frames by row."""
 
     def __init__(
         self, field: Field, capacity: int, lanes: int, longest: int, *, backgrounds: bool = True
     ) -> None:  # fmt: skip
+        # the frame before row r is row r - lanes; between a frame and its key lie `longest` patches, at most
         self.field, self.capacity, self.lanes, self.longest = field, capacity, lanes, longest
         self.width = field.width
         self._room = min(self.width // 4 + 8, 1 << 16)  # bytes that a patch is given
@@ -51,19 +48,19 @@ class FrameColumn:
 
     @classmethod
     def of(cls, field: Field, lanes: int, codes: CodeMemory, book: np.ndarray) -> FrameColumn:
-        """Over codes without backgrounds that were made before, and their book int32 ``[4, N]``: to be read."""
+        """View codes without backgrounds that were made before, and their book int32 ``[4, N]``: to be read."""
         column = cls(field, book.shape[1], lanes, 255, backgrounds=False)
         column.codes, column.book = codes, book
         return column
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory: codes, room for more and holes within pieces, backgrounds, and the book."""
+        """Return the bytes of memory: codes, room for more and holes within pieces, backgrounds, and the book."""
         beside = self.book.nbytes + self._tails.nbytes + self._patch.nbytes
         return self.codes.nbytes + self._grounds.nbytes + beside
 
     def reserve(self, rows: np.ndarray) -> None:
-        """Have the memory for a `write` to these rows; nothing that is read changes."""
+        """Reserve the memory for a `write` to these rows; nothing that is read changes."""
         try:
             self._grow(int(rows.max(initial=-1)) + 1)
             self.codes.reserve(2 * len(rows), max(self.width, self._room))  # the frames after them are coded too
@@ -75,7 +72,7 @@ class FrameColumn:
             ) from error
 
     def write(self, rows: np.ndarray, frames: Tensor) -> None:
-        """Frames `[N, *F]` to different rows int64 `[N]`."""
+        """Write frames `[N, *F]` to different rows int64 `[N]`."""
         self.reserve(rows)
         flat = frames.reshape(len(rows), -1).numpy()
         freed = self._release(rows)
@@ -95,7 +92,7 @@ class FrameColumn:
         return out
 
     def read_to(self, rows: np.ndarray, targets: np.ndarray) -> None:
-        """Frames of rows int64 `[N]` to addresses int64 `[N]`."""
+        """Read frames of rows int64 `[N]` to addresses int64 `[N]`."""
         if not _kernels().decode(
             rows, self.width, self.lanes, self.capacity, self.book, self.codes.addresses, self._grounds.addresses,
             targets,
@@ -191,7 +188,7 @@ class FrameColumn:
 
 
 class Backgrounds:
-    """Frames that many key frames are coded against, at `addresses`; a lane gets another when keys look different."""
+    """Hold frames that key frames are coded against; an env gets another when its keys look different."""
 
     def __init__(self, lanes: int) -> None:
         self.addresses = np.zeros(0, np.int64)
@@ -202,7 +199,7 @@ class Backgrounds:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of those that a lane or a key needs."""
+        """Return the bytes of those that a lane or a key needs."""
         return sum(frame.nbytes for frame in self._frames if frame is not None)
 
     def address(self, lane: int) -> int:
@@ -239,7 +236,7 @@ class Backgrounds:
         return number
 
     def release(self, numbers: np.ndarray) -> None:
-        """Keys that were coded against these backgrounds, int ``[N]``, are gone."""
+        """Release the backgrounds int ``[N]`` of keys that are gone."""
         for number, count in zip(*np.unique(numbers, return_counts=True), strict=True):
             self._live[number] -= int(count)
             self._give_up(int(number))

@@ -118,7 +118,7 @@ def _refuse() -> NoReturn:
 
 
 class ObjectRing:
-    """Objects in the order of writing; the oldest make room for new ones."""
+    """Keep objects in the order of writing; the oldest make room for new ones."""
 
     lanes = 1
 
@@ -128,7 +128,7 @@ class ObjectRing:
 
     @property
     def base(self) -> int:
-        """The oldest live write."""
+        """Return the oldest live write."""
         return self.space.base(self.cursor)
 
     def __len__(self) -> int:
@@ -168,7 +168,7 @@ class ObjectRing:
         )
 
     def asking(self, who: str) -> contextlib.AbstractContextManager[None]:
-        """See `Ring.asking`: objects have no trajectories."""
+        """Ask nothing: objects have no trajectories; see `Ring.asking`."""
         return contextlib.nullcontext()
 
     def state_dict(self) -> NoReturn:

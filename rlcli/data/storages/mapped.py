@@ -32,18 +32,14 @@ from rlcli.specs.field import Field
 
 
 class MappedRows(NamedTuple):
-    """Consecutive rows in a file of `size` bytes: the number of its `first` row, and how many there are (`rows`).
-
-    `offsets`: where in the file the columns of these rows begin.
-    `lanes`: more than 1: the rows lie lane after lane, though they are numbered step after step.
-    """
+    """Describe consecutive rows in a file of `size` bytes."""
 
     path: Path
     size: int
-    first: int
-    rows: int
-    offsets: Mapping[Key, int]
-    lanes: int = 1
+    first: int  # number of the first row
+    rows: int  # how many there are
+    offsets: Mapping[Key, int]  # where the columns of these rows begin in the file
+    lanes: int = 1  # above 1: rows lie env after env, though numbered step after step
 
     @classmethod
     def within(

@@ -152,7 +152,7 @@ class LazyMemmapStorage(Storage):
 
     @property
     def _class(self) -> str | None:
-        """By which class alone the files can be read; None where it is this one."""
+        """Return the only class that can read the files; None where it is this one."""
         mine = type(self)
         return f"{mine.__module__}.{mine.__qualname__}" if not own(self, "write", "scatter", "gather") else None
 
@@ -219,7 +219,7 @@ class LazyMemmapStorage(Storage):
         self.total = number
 
     def _reserve(self, count: int) -> None:
-        """Have the files that the next `count` steps need."""
+        """Reserve the files that the next `count` steps need."""
         self._take_away()
         rows = self.segment_rows
         for number in range(self.total // rows, -(-(self.total + count) // rows)):
@@ -312,7 +312,7 @@ class LazyMemmapStorage(Storage):
         return [self.folder / name_of(*one) for one in gone]
 
     def _take_away(self) -> None:
-        """Files that no record names; what the disk will not take away now is tried again at the next write."""
+        """Delete files that no record names; what the disk keeps is tried again at the next write."""
         for path in self._unnamed.copy():
             with contextlib.suppress(ResourceError):
                 self.disk.remove(path)
@@ -439,7 +439,7 @@ class LazyMemmapStorage(Storage):
         self._journal = journal
 
     def _sweep(self, said: Committed) -> None:
-        """Files that no commit names: a commit takes those away that it replaced, and a crash leaves its own."""
+        """Delete files that no commit names: a crash leaves its own."""
         left = unnamed(self.folder, said)
         if said.state is None or any(number_of(path) > said.state[0] for path in states(self.folder)):
             self._set_aside(said)  # nothing proves that they were never acknowledged

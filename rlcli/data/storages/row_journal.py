@@ -59,26 +59,18 @@ _FIX = "Restore it from a copy, or load a dump."
 
 
 class Committed:
-    """A journal's account of the storage; `header` is empty where a crash came before it was written.
-
-    `first`, `to`: steps that were written and not given up, by number.
-    `pieces`: segment number -> (version, list of SegmentPiece).
-    `state`: the newest state: the record it belongs to, and its stamp.
-    `closed`: whether the writer finished: no commit can be missing. `torn`: bytes of a record that was never finished.
-    `start`, `count`: the number of the header (records are counted from the first one ever written), and how many there
-    are.
-    """
+    """Read a journal's account of the storage."""
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
             raise DamagedDataError("the journal of these rows is missing", where=str(path), fix=_FIX)
         found = scan(path)
-        self.header: dict[str, Any] = {}
-        self.start, self.count = 0, 0
-        self.first, self.to = 0, 0
-        self.pieces: dict[int, tuple[int, list[SegmentPiece]]] = {}
-        self.state: tuple[int, Stamp] | None = None
-        self.torn, self.closed = found.torn, False
+        self.header: dict[str, Any] = {}  # empty where a crash came before it was written
+        self.start, self.count = 0, 0  # of the header among all records ever written; records that there are
+        self.first, self.to = 0, 0  # numbers of the steps that are written and not given up
+        self.pieces: dict[int, tuple[int, list[SegmentPiece]]] = {}  # segment number -> (version, pieces)
+        self.state: tuple[int, Stamp] | None = None  # the newest: its record, and its stamp
+        self.torn, self.closed = found.torn, False  # bytes of a torn record; closed: no commit can be missing
         try:
             for number, record in enumerate(records(path, FORMAT, VERSION, RECORDS)):
                 if number == 0:
@@ -157,7 +149,7 @@ class Committed:
 
     @property
     def next(self) -> int:
-        """The number of the record that comes next."""
+        """Return the number of the record that comes next."""
         return self.start + self.count
 
     def summary(self) -> list[Record]:
@@ -170,19 +162,19 @@ class Committed:
 
     @property
     def fields(self) -> dict[Key, Field]:
-        """The columns of the storage."""
+        """Return the columns of the storage."""
         return read_fields(self.header["fields"])
 
 
 class Mark(NamedTuple):
-    """Holds what a journal said at some time."""
+    """Hold what a journal said at some time."""
 
     end: End
     committed: Committed
 
 
 class RowJournal:
-    """A journal open for commits; `header`: of a new journal; without it there must be one."""
+    """Commit rows to a journal; `header` is a new one's; without it there must be one."""
 
     def __init__(self, folder: Path, disk: Disk, header: Mapping[str, Any] | None = None) -> None:
         self.folder, self.disk, self._long = folder, disk, LONG
@@ -218,7 +210,7 @@ class RowJournal:
         new_names: bool,
         fields: Mapping[Key, Field] | None = None,
     ) -> None:
-        """Acknowledge pieces whose bytes are on the disk, and the state after them; `fields`: they are all rows."""
+        """Commit pieces whose bytes are on the disk, and the state after them; `fields`: they are all rows."""
         path, stamp = self.folder / state_name(self.committed.next), None
         if state is not None:
             if path.exists():  # of a commit that was refused
@@ -276,7 +268,7 @@ class RowJournal:
                     self.disk.remove(old)
 
     def give_up(self) -> None:
-        """Acknowledge that no step is needed any more: files of rows and states are nobody's from now on."""
+        """Record that no step is needed any more: files of rows and states are nobody's from now on."""
         if self.committed.pieces or self.committed.state:
             self.commit(self.committed.to, self.committed.to, [], None, False, self.committed.fields)
 

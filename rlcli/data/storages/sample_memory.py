@@ -20,7 +20,7 @@ _HELD = 1 << 28  # bytes that are kept, in use or not
 
 
 class _Block:
-    """Bytes, and who has them now."""
+    """Hold bytes, and who has them now."""
 
     def __init__(self, size: int) -> None:
         self.memory = torch.empty(size, dtype=torch.uint8).numpy()

@@ -37,7 +37,7 @@ _NAME = re.compile(r"rows-\d{8,}\.\d+\.bin")
 
 
 class SegmentLayout(NamedTuple):
-    """Lays rows out in a segment of `size` bytes, `2**shift` rows; `widths`, `offsets`: int64 `[K]`."""
+    """Lay rows out in a segment of `size` bytes, `2**shift` rows; `widths`, `offsets`: int64 `[K]`."""
 
     shift: int
     widths: np.ndarray
@@ -71,7 +71,7 @@ class SegmentLayout(NamedTuple):
 
 
 class SegmentPiece(NamedTuple):
-    """Rows `[start, stop)` of a segment, and the checksum of their bytes, column after column."""
+    """Describe rows `[start, stop)` of a segment, and the checksum of their bytes, column by column."""
 
     start: int
     stop: int
@@ -79,7 +79,7 @@ class SegmentPiece(NamedTuple):
 
 
 class Segment:
-    """A mapped file, which is there already, and this process may write it."""
+    """Map a file that exists already; this process may write it."""
 
     def __init__(self, folder: Path, number: int, version: int, layout: SegmentLayout) -> None:
         self.number, self.version, self.layout = number, version, layout
@@ -118,7 +118,7 @@ class Segment:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the file."""
+        """Return the bytes of the file."""
         return self.layout.size
 
     def checksum(self) -> str:
@@ -138,7 +138,7 @@ def damaged_rows(path: Path, why: str) -> DamagedDataError:
 
 
 class SegmentTable:
-    """Maps segments by number, and finds rows in them; `rows` of a segment: a power of two; `most` rows mapped."""
+    """Map segments by number, and find rows in them: `rows` of each (a power of two), `most` mapped."""
 
     def __init__(self, fields: Mapping[Key, Field], rows: int, most: int) -> None:
         self.fields, self.layout = dict(fields), SegmentLayout.of(fields, rows)

@@ -38,25 +38,21 @@ MOST_ROWS = 1 << 40
 
 
 class PlainColumns(NamedTuple):
-    """Columns that lie in plain memory, row after row, for whoever reads and writes them by address.
+    """Hold columns in plain memory, row after row, to be read and written by address."""
 
-    `addresses`: valid until the next `declare` or `exchange`.
-    `written` (int64 `[1]`): rows from row 0 on that may hold something; kept by whoever writes.
-    """
-
-    addresses: dict[Key, int]
-    written: np.ndarray
+    addresses: dict[Key, int]  # valid until the next `declare` or `exchange`
+    written: np.ndarray  # int64 [1]: rows from 0 on that may hold something, kept by the writer
 
 
 class Saved(NamedTuple):
-    """Another process's leavings: the state of the ring over these rows; their first number, and one past the last."""
+    """Describe what another process left: the ring's state over these rows, and their first and last number."""
 
     state: Mapping[str, Any]
     span: tuple[int, int]
 
 
 class FullFile(Protocol):
-    """A file of rows that will never change: whoever saves the rows may link to it."""
+    """Describe a file of rows that will never change: saved rows may be links to it."""
 
     path: Path
 

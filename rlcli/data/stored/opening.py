@@ -242,12 +242,12 @@ def open_buffer(
     """
     options = {"sampler": sampler, "batch_size": batch_size, **options}
     while True:
-        place = find(path)
-        _need_open(place, max_size, options)
-        kind = {DUMP: FOLDERS, CHECKPOINT: CHECKPOINTS}.get(place.kind)
-        with contextlib.nullcontext(True) if kind is None else kind.held(place.path) as there:
-            if there or place.path == Path(path):  # else a writer at work has taken it away since then
-                return _buffer_over(place, max_size, transform, options)
+        folder = find(path)
+        _need_open(folder, max_size, options)
+        kind = {DUMP: FOLDERS, CHECKPOINT: CHECKPOINTS}.get(folder.kind)
+        with contextlib.nullcontext(True) if kind is None else kind.held(folder.path) as there:
+            if there or folder.path == Path(path):  # else a writer at work has taken it away since then
+                return _buffer_over(folder, max_size, transform, options)
 
 
 def _buffer_over(

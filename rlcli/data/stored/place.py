@@ -178,7 +178,7 @@ _OF_A_JOURNAL = re.compile(r"\d{8,}\.safetensors|rows-\d{8,}\.\d+\.bin|state-\d{
 
 
 class FileCheck(NamedTuple):
-    """A file, what it is ("ok", "damaged", "note", "no sum"), and why."""
+    """Describe a file: what it is ("ok", "damaged", "note", "no sum"), and why."""
 
     path: Path
     state: str
@@ -186,7 +186,7 @@ class FileCheck(NamedTuple):
 
     @classmethod
     def of(cls, path: Path, why: str | None) -> FileCheck:
-        """Damaged if there is something wrong with it."""
+        """Check a file: damaged if there is something wrong with it."""
         return cls(path, "damaged", why) if why else cls(path, "ok")
 
 
@@ -211,7 +211,7 @@ def _sealed(folder: Path, kind: SealedFolders) -> Iterator[FileCheck]:
 
 
 def _of_a_journal(folder: Path) -> Iterator[FileCheck]:
-    """Segments or rows; a journal that is gone, or says of nothing what it names, is damaged."""
+    """Check segments or rows; a journal that is gone, or says of nothing what it names, is damaged."""
     journal = folder / JOURNAL
     try:
         kind = format_of(journal) if journal.is_file() else None

@@ -28,7 +28,7 @@ LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 
 def standard_normal(params: Params, generator: torch.Generator | None) -> Tensor:
-    """Noise of the shape that `loc` and `scale` broadcast to."""
+    """Return noise of the shape that `loc` and `scale` broadcast to."""
     loc, scale = params
     shape = torch.broadcast_tensors(loc, scale)[0].shape  # `broadcast_shapes` loads sympy
     return torch.randn(shape, generator=generator, dtype=loc.dtype, device=loc.device)
@@ -183,7 +183,7 @@ class TanhNormalFamily(NormalFamily):
         self._tensors: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor, Tensor]] = {}
 
     def _bounds(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Centre, half width and its log, on the device and in the dtype of `like`."""
+        """Return centre, half width and its log, on the device and in the dtype of `like`."""
         key = (like.device, like.dtype)
         if key not in self._tensors:
             parts = (self.centre, self.half)
@@ -260,7 +260,7 @@ class TanhNormalFamily(NormalFamily):
 
 
 def _log_slope(x: Tensor) -> Tensor:
-    """log(1 - tanh(x)^2) without cancellation: 2 (log 2 - x - softplus(-2 x))."""
+    """Return log(1 - tanh(x)^2) without cancellation: 2 (log 2 - x - softplus(-2 x))."""
     return 2 * (math.log(2) - x - softplus(-2 * x))
 
 
@@ -272,11 +272,7 @@ def _float32(bound: np.ndarray, outside: Callable[[np.ndarray, np.ndarray], np.n
 
 
 def _inside(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Centre and half width in float32 such that centre +- half, in float32 or float64, stays within the bounds.
-
-    Rounding is monotone, so it is enough that the two edges are inside; then no step of the loop needs a
-    clip.
-    """
+    """Return float32 centre and half width whose rounded edges are inside the bounds, so no clip is needed."""
     centre, half = (np.asarray(x / np.float32(2)) for x in (low + high, high - low))  # of 0 dims it is no array
     middle = centre.astype(np.float64)
     while (over := (middle + half > high) | (middle - half < low)).any():

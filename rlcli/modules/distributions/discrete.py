@@ -39,26 +39,26 @@ def gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def entropy_of(log_p: Tensor) -> Tensor:
-    """Entropy of normalised log-probabilities (last dim); masked actions (-inf) contribute 0, not NaN."""
+    """Return the entropy of normalised log-probabilities (last dim); masked actions (-inf) contribute 0, not NaN."""
     floored = log_p.clamp_min(torch.finfo(log_p.dtype).min)
     return -(floored * log_p.exp()).sum(-1)
 
 
 def draw(logits: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Indices `[*B]` drawn from softmax(logits `[*B, k]`)."""
+    """Return indices `[*B]` drawn from softmax(logits `[*B, k]`)."""
     p = logits.detach().softmax(-1)
     return torch.multinomial(p.reshape(-1, p.shape[-1]), 1, generator=generator).reshape(p.shape[:-1])
 
 
 def divergence_of(old: Tensor, new: Tensor) -> Tensor:
-    """KL of softmax(old) from softmax(new) over the last dim; actions masked in `old` contribute 0."""
+    """Return the KL of softmax(old) from softmax(new) over the last dim; actions masked in `old` contribute 0."""
     a, b = old.log_softmax(-1), new.log_softmax(-1)
     p = a.exp()
     return torch.where(p > 0, p * (a - b), 0.0).sum(-1)
 
 
 def index_of(one_hots: Tensor) -> Tensor:
-    """Indices `[*B]` of one-hot vectors `[*B, k]` of any dtype."""
+    """Return indices `[*B]` of one-hot vectors `[*B, k]` of any dtype."""
     return (one_hots.byte() if one_hots.dtype == torch.bool else one_hots).argmax(-1)
 
 
@@ -115,16 +115,16 @@ CATEGORICAL = CategoricalFamily()
 
 
 class _Choice(FamilyDistribution):
-    """One of `k` actions; `logits` and `probs` as torch's distributions have them."""
+    """Choose one of `k` actions; `logits` and `probs` as torch's distributions have them."""
 
     @property
     def logits(self) -> Tensor:
-        """Log-probabilities of the actions `[*B, k]`."""
+        """Return the log-probabilities of the actions `[*B, k]`."""
         return self.params[0].log_softmax(-1)
 
     @property
     def probs(self) -> Tensor:
-        """Probabilities of the actions `[*B, k]`."""
+        """Return probabilities of the actions `[*B, k]`."""
         return self.params[0].softmax(-1)
 
 
@@ -271,7 +271,7 @@ class MultiCategoricalFamily(Family):
         return self._argmax(params[0], out)
 
     def _argmax(self, score: np.ndarray, out: np.ndarray | None) -> np.ndarray:
-        """Winner of every choice, `[n, d]`."""
+        """Return the winner of every choice, `[n, d]`."""
         n, d = score.shape[0], len(self.nvec)
         if self._even is not None:
             return score.reshape(n, d, self._even).argmax(2, out)
@@ -355,7 +355,7 @@ class MultiOneHot(FamilyDistribution):
 
 
 def finite(logits: Tensor) -> Tensor:
-    """Log-odds whose infinities, of bits that are certain, are numbers: 0 times one of them is 0."""
+    """Return log-odds whose infinities, of bits that are certain, are numbers: 0 times one of them is 0."""
     most = torch.finfo(logits.dtype).max / 2
     return logits.clamp(-most, most)
 

@@ -215,7 +215,7 @@ class FamilyDistribution(torch.distributions.Distribution):
 
 
 def logits_of(logits: Tensor | None, probs: Tensor | None) -> Tensor:
-    """Logits from exactly one of `logits` and `probs`."""
+    """Return logits from exactly one of `logits` and `probs`."""
     if (logits is None) == (probs is None):
         raise ArgumentError(
             "a categorical distribution takes logits or probs",
@@ -231,7 +231,7 @@ def logits_of(logits: Tensor | None, probs: Tensor | None) -> Tensor:
 
 @torch.distributions.register_kl(FamilyDistribution, FamilyDistribution)
 def _divergence(old: FamilyDistribution, new: FamilyDistribution) -> Tensor:
-    """`torch.distributions.kl_divergence` of two distributions of one family."""
+    """Return `torch.distributions.kl_divergence` of two distributions of one family."""
     if type(old.family) is not type(new.family):
         raise NotImplementedError(f"{type(old).__name__} and {type(new).__name__} are of different families")
     return old.family.divergence(old.params, new.params)

@@ -107,5 +107,5 @@ def _names(stage: ProbabilisticTensorDictModule) -> list[str]:
 def _last_stage(source: Any) -> ProbabilisticTensorDictModule | None:
     if isinstance(source, ProbabilisticTensorDictModule):
         return source
-    found = [m for m in source.module.children() if isinstance(m, ProbabilisticTensorDictModule)]
-    return found[-1] if found else None
+    makers = [m for m in source.module.children() if isinstance(m, ProbabilisticTensorDictModule)]
+    return makers[-1] if makers else None

@@ -138,10 +138,10 @@ class RecurrentModule(TensorDictModuleBase, ABC):
     def _keys(self, given: tuple[Key | None, Sequence[Key] | None], others: list[Key], what: str) -> list[Key]:
         """Return all keys: the one that was given and the usual others, or those that were given, with `is_init`."""
         key, keys = given
-        found = [unravel(k) for k in ([key, *others] if keys is None else keys)]  # type: ignore[arg-type, list-item]
-        if what == "in_keys" and len(found) == len(others):
-            found.append(IS_INIT)
-        if len(found) != 1 + len(others) or (what == "in_keys" and as_tuple(found[-1])[-1] != IS_INIT):
+        unravelled = [unravel(k) for k in ([key, *others] if keys is None else keys)]  # type: ignore[arg-type, list-item]
+        if what == "in_keys" and len(unravelled) == len(others):
+            unravelled.append(IS_INIT)
+        if len(unravelled) != 1 + len(others) or (what == "in_keys" and as_tuple(unravelled[-1])[-1] != IS_INIT):
             ends = ", and is_init" if what == "in_keys" else ", which lie under next"
             raise ArgumentError(
                 f"{type(self).__name__} has {1 + len(self.states)} {what}" + ends * (what == "in_keys"),
@@ -150,9 +150,9 @@ class RecurrentModule(TensorDictModuleBase, ABC):
                 if what == "out_keys"
                 else f"they are those of the input and of {' and '.join(self.states)}",
             )
-        if len(set(found)) < len(found):
-            raise ArgumentError(f"{type(self).__name__} has one key twice", where=f"{what}={found}")
-        return found
+        if len(set(unravelled)) < len(unravelled):
+            raise ArgumentError(f"{type(self).__name__} has one key twice", where=f"{what}={unravelled}")
+        return unravelled
 
     @property
     def layers(self) -> nn.RNNBase:
@@ -233,9 +233,9 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         self._check_all_there(states, "one step goes on from the state before it")
         size = x.shape[:-1]
         flat = [self._checked(s, size) for s in states]  # type: ignore[arg-type]
-        found = self._layers(x.reshape(size.numel(), x.shape[-1]), flat, self.cell)
-        after = (torch.stack(parts, 1).reshape(*size, *flat[0].shape[1:]) for parts in zip(*found, strict=True))
-        return found[-1][0].reshape(*size, flat[0].shape[2]), *after
+        outputs = self._layers(x.reshape(size.numel(), x.shape[-1]), flat, self.cell)
+        after = (torch.stack(parts, 1).reshape(*size, *flat[0].shape[1:]) for parts in zip(*outputs, strict=True))
+        return outputs[-1][0].reshape(*size, flat[0].shape[2]), *after
 
     def _over_sequences(self, x: Tensor, states: Sequence[Tensor | None], is_init: Tensor | None) -> State:
         if is_init is None:
@@ -284,10 +284,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         return found
 
     def _begun(self, states: list[Tensor], where: Sequences) -> tuple[list[Tensor], Tensor]:
-        """Return the states that trajectories begin with `[S, L, H]`, and which of them a step begins from `[B, T]`.
-
-        Read of no other row: on a GPU, which is not asked how many there are, they stay where they lie.
-        """
+        """Return the states that trajectories begin with `[S, L, H]`, and which a step begins from `[B, T]`."""
         source, lazy = where.sources, any(hasattr(s, "full") for s in states)
         if (source.is_cuda and not lazy) or (begun := where.begun()) is None:
             return states, source
@@ -301,7 +298,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         return states, numbers
 
     def _written(self, found: list[State], where: Sequences, size: torch.Size) -> State:
-        """Features, and the states of all layers after every step, as the batch has its rows."""
+        """Return the features, and the states of all layers after every step, as the batch has its rows."""
         parts = [[where.in_order(x) for x in state] for state in found]
         features = parts[-1][0]
         if len(found) == 1 and not features.requires_grad:  # who writes to them in place is stopped by autograd alone
@@ -474,7 +471,7 @@ class LSTMModule(RecurrentModule):
 
 
 def either(name: str, key: Key | None, keys: Sequence[Key] | None) -> tuple[Key | None, Sequence[Key] | None]:
-    """One key or all of them."""
+    """Return one key or all of them."""
     if (key is None) == (keys is None):
         raise ArgumentError(f"a recurrent module needs {name} or {name}s", why="it was given both" * (key is not None))
     return key, keys

@@ -27,28 +27,22 @@ T = TypeVar("T")
 
 
 class Sequences(NamedTuple):
-    """The layout of a batch.
+    """Lay out a batch."""
 
-    `begins` (bool `[B, T]`): a step goes on from a stored state, not from the step before. All of column 0 does.
-    `rows` (int64 `[B, T]`): which row of the batch lies where; None: they are in order. Where a sequence ends early
-    some row stands in.
-    `back` (int64 `[N]`): the place in `[B * T]` of each row of the batch; None: they are in order.
-    """
-
-    begins: Tensor
-    rows: Tensor | None = None
-    back: Tensor | None = None
+    begins: Tensor  # bool [B, T]: a step starts from a stored state; all of column 0 does
+    rows: Tensor | None = None  # int64 [B, T]: which row lies where, padded; None: in order
+    back: Tensor | None = None  # int64 [N]: place in [B * T] of each row; None: in order
 
     @property
     def sources(self) -> Tensor:
-        """int64 `[B, T]`: the row of the batch whose stored state a step begins from, -1 where it goes on."""
+        """Return int64 `[B, T]`: the row of the batch whose stored state a step begins from, -1 where it goes on."""
         rows = self.rows
         if rows is None:
             rows = torch.arange(self.begins.numel(), device=self.begins.device).view(self.begins.shape)
         return torch.where(self.begins, rows, -1)
 
     def begun(self) -> Tensor | None:
-        """int64 `[S]`: the steps among `B * T` that go on from a stored state; None where nobody may know."""
+        """Return int64 `[S]`: the steps among `B * T` that go on from a stored state; None where nobody may know."""
         if self.begins.is_meta:
             return answered(self._begun)
         return None if unread(self.begins) else self._begun()
@@ -57,22 +51,19 @@ class Sequences(NamedTuple):
         return self.begins.reshape(-1).nonzero().squeeze(1)
 
     def laid_out(self, x: Tensor) -> Tensor:
-        """`[B, T, *shape]` of `x [N, *shape]`."""
+        """Return `[B, T, *shape]` of `x [N, *shape]`."""
         if self.rows is not None:
             x = x.index_select(0, self.rows.reshape(-1))
         return x.reshape(*self.begins.shape, *x.shape[1:])
 
     def in_order(self, x: Tensor) -> Tensor:
-        """`[N, *shape]` of `x [B, T, *shape]`."""
+        """Return `[N, *shape]` of `x [B, T, *shape]`."""
         x = x.reshape(-1, *x.shape[2:])
         return x if self.back is None else x.index_select(0, self.back)
 
 
 def begun_with_trajectories(td: TensorDictBase, is_init: Tensor) -> Tensor:
-    """`is_init` of a batch `[*B, T]`, set also where a row is of another trajectory than the one before it.
-
-    Rows of several envs or workers, end to end, begin in the middle of trajectories, as shuffled ones do.
-    """
+    """Set `is_init` `[*B, T]` also where a row is of another trajectory than the one before it."""
     ids = td.get(TRAJ_IDS, None)
     if ids is None or not td.ndim or not ids.numel() == is_init.numel() == td.numel():
         return is_init
@@ -90,11 +81,7 @@ def answered(ask: Callable[[], T]) -> T | None:
 
 
 def sequences(is_init: Tensor) -> Sequences:
-    """Lay out a batch whose trajectories, or slices of them, begin where `is_init [*B]` is set.
-
-    A flat batch is read on the host, to see how long its slices are. Where it has no numbers, and somebody answers how
-    many there are, they are of one length.
-    """
+    """Lay out a batch whose slices begin at `is_init [*B]`; a flat batch is read on the host."""
     if is_init.ndim == 1 and is_init.is_meta and (ends := answered(lambda: int(is_init[1:].sum()))) is not None:
         return Sequences(is_init.new_empty(ends + 1, len(is_init) // (ends + 1)))
     if is_init.ndim > 1 or unread(is_init):
@@ -116,11 +103,11 @@ def sequences(is_init: Tensor) -> Sequences:
             room = longest
         room -= length
     first_rows = torch.tensor(first, device=device)
-    place = torch.arange(count, device=device)
-    sequence = torch.bucketize(place, first_rows, right=True) - 1
-    back = sequence * longest + place - first_rows[sequence]
+    position = torch.arange(count, device=device)
+    sequence = torch.bucketize(position, first_rows, right=True) - 1
+    back = sequence * longest + position - first_rows[sequence]
     rows = torch.zeros(len(first) * longest, dtype=torch.long, device=device)
-    rows[back] = place
+    rows[back] = position
     begins = torch.zeros_like(rows, dtype=torch.bool)
     begins[back[torch.tensor(starts, device=device)]] = True
     shape = (len(first), longest)

@@ -249,14 +249,14 @@ class ValueEstimator(KeyedModule, ABC):
 
     def _estimated(self, source: TensorDictBase, read: Read, time: int) -> tuple[Tensor, Tensor]:
         reward, ends, values = read.blanked()
-        found = self.estimate(source, reward, ends, values, time)
-        got = [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in found]
+        estimates = self.estimate(source, reward, ends, values, time)
+        got = [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in estimates]
         if got != [tuple(reward.shape)] * 2:
             raise ArgumentError(
                 f"{type(self).__name__}.estimate has to return advantage and value target, both of the shape of reward",
                 why=f"reward is {tuple(reward.shape)}, got {got}",
             )
-        return found
+        return estimates
 
     def forward(
         self,
@@ -321,10 +321,7 @@ class ValueEstimator(KeyedModule, ABC):
         return source
 
     def _read(self, td: TensorDictBase, time: int, target_params: TensorDictBase | None) -> Read:
-        """Rewards, ends and values, checked, with all that masks and the budget of `shifted` leave out.
-
-        Numbers are of the dtype that rewards and values promote to, float32 at least: sums over steps keep its digits.
-        """
+        """Read and check rewards, ends and values, float32 at least; drops masked rows and those over budget."""
         k, masks = self.tensor_keys, masks_of(td)
         check_columns(td, k, self._observed(td), masks)
         ends = ends_of(td, k, time, masks)
@@ -347,7 +344,7 @@ class ValueEstimator(KeyedModule, ABC):
         return read._replace(reward=standardise(read.reward, read.counts)) if self.average_rewards else read
 
     def _write(self, td: TensorDictBase, read: Read, advantage: Tensor, target: Tensor) -> TensorDictBase:
-        """The estimates in the units of the network, 0 in the rows that `shifted` dropped."""
+        """Write the estimates in the network's units, 0 in the rows that `shifted` dropped."""
         k, value, valid = self.tensor_keys, read.raw, read.values.valid
         if self.value_norm is not None:
             self.value_norm.update(zeroed(target.detach(), valid), read.counts)
@@ -406,18 +403,18 @@ class ValueEstimator(KeyedModule, ABC):
         if not torch.is_grad_enabled() or self.network_gradient:
             return self._evaluated(self._net, td, ends, time, target_params)
         assert self.value_network is not None
-        found: list[Values] = []
+        passes: list[Values] = []
         td = td.contiguous() if isinstance(td, LazyStackedTensorDict) else td  # which stacks anew what it is asked for
 
         def run(columns: dict[Key, Tensor]) -> list[Tensor]:
             assert self._net is not None
             seen = td.copy().update(columns) if columns else td
-            found.append(self._evaluated(self._net, seen, ends, time, target_params))
-            return [found[-1].value]
+            passes.append(self._evaluated(self._net, seen, ends, time, target_params))
+            return [passes[-1].value]
 
         leaves = {key: x for key, x in td.items(True, True) if isinstance(x, Tensor) and x.requires_grad}
         (value,) = alone(run, leaves, [], self.value_network.parameters())
-        return found[-1]._replace(value=value, next_value=found[-1].next_value.detach())
+        return passes[-1]._replace(value=value, next_value=passes[-1].next_value.detach())
 
     def _evaluated(
         self,

@@ -224,7 +224,7 @@ class VTrace(ValueEstimator):
         )  # fmt: skip
 
     def _log_prob(self, td: TensorDictBase) -> Tensor:
-        """Of the actions that were taken, under the actor, in as many calls as the value network gets."""
+        """Return the taken actions' log-probability, in as many calls as the value network gets."""
         columns = {key: need(td, key) for key in self._density.in_keys}
         action, size = need(td, self.tensor_keys.action), self.chunks.rows(td.shape)
         if size is None or IS_INIT in columns:  # a recurrent actor needs whole sequences
@@ -232,8 +232,10 @@ class VTrace(ValueEstimator):
         flat = {key: x.reshape(-1, *x.shape[td.ndim :]) for key, x in columns.items()}
         action = action.reshape(-1, *action.shape[td.ndim :])
         parts = [slice(i, i + size) for i in range(0, td.numel(), size)]
-        found = [self._density({k: x[part] for k, x in flat.items()}, action[part], entropy=False)[0] for part in parts]
-        return torch.cat(found)
+        log_probs = [
+            self._density({k: x[part] for k, x in flat.items()}, action[part], entropy=False)[0] for part in parts
+        ]
+        return torch.cat(log_probs)
 
 
 class ValueEstimators(Enum):
@@ -252,15 +254,10 @@ def make_estimator(
     actor_network: ProbabilisticTensorDictSequential | None,
     options: Mapping[str, Any],
 ) -> ValueEstimator:
-    """Return an estimator of a kind: "gae", "td0", "td1", "td_lambda", "vtrace", or a registered one.
-
-    `value_network`: None: every value is 0, so that targets are sums of rewards (`zero_values`).
-    `actor_network`: V-trace alone reads it.
-    `options`: of the estimator; `gamma` is 0.99 and `lmbda` 0.95 where they are not given.
-    """
+    """Return an estimator of a kind or registered name; `gamma` is 0.99 and `lmbda` 0.95 by default."""
     name = kind.value if isinstance(kind, ValueEstimators) else kind
-    known = tuple(dict.fromkeys((*(ours.value for ours in ValueEstimators), *registry.names("estimator"))))
-    one_of("value estimator", name, known)
+    names = tuple(dict.fromkeys((*(ours.value for ours in ValueEstimators), *registry.names("estimator"))))
+    one_of("value estimator", name, names)
     given = {"gamma": 0.99, "value_network": value_network, "zero_values": value_network is None, **options}
     if "value.lmbda" in registry.part("estimator", name).keys:
         given.setdefault("lmbda", 0.95)

@@ -149,7 +149,7 @@ def td1_advantage_estimate(
     time_dim: int = -2,
     backend: str = "auto",
 ) -> Tensor:
-    """`td1_return_estimate` less `V_t`."""
+    """Return `td1_return_estimate` less `V_t`."""
     _need_shape(reward, state_value=state_value)
     rest = (next_state_value, reward, done, terminated, rolling_gamma)
     return td1_return_estimate(gamma, *rest, time_dim=time_dim, backend=backend) - state_value
@@ -207,7 +207,7 @@ def td_lambda_advantage_estimate(
     time_dim: int = -2,
     backend: str = "auto",
 ) -> Tensor:
-    """`td_lambda_return_estimate` less `V_t`."""
+    """Return `td_lambda_return_estimate` less `V_t`."""
     _need_shape(reward, state_value=state_value)
     rest = (next_state_value, reward, done, terminated, rolling_gamma)
     return td_lambda_return_estimate(gamma, lmbda, *rest, time_dim=time_dim, backend=backend) - state_value

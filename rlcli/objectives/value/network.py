@@ -32,11 +32,7 @@ from rlcli.transforms.primer import recurrent_parts
 
 
 class Chunks:
-    """Parts of a batch.
-
-    `number` and `size`: at most one: so many parts of equally many rows, or parts of so many elements of the leading
-    dim. Neither: one.
-    """
+    """Split a batch into `number` parts, or parts of `size` elements of the leading dim, or not at all."""
 
     def __init__(self, number: int | None, size: int | None) -> None:
         if number is not None and size is not None:
@@ -63,7 +59,7 @@ _PRODUCTS = {
 
 
 def need_compute_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
-    """A lower precision, or None for that of the network itself."""
+    """Return a lower precision, or None for that of the network itself."""
     if dtype in (None, torch.float32):
         return None
     if dtype not in LOWER:
@@ -74,10 +70,7 @@ def need_compute_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
 
 
 def computed_in(dtype: torch.dtype | None, net: Net) -> Net:
-    """A network whose linear and convolution layers compute in `dtype`, as `torch.autocast` has it, float32 outside.
-
-    Parameters stay what they are, and float64 ones compute in float64. None: the network as it is.
-    """
+    """Compute linear and convolution layers in `dtype` by torch.autocast, float64 ones in float64."""
     if dtype is None:
         return net
 
@@ -95,7 +88,7 @@ def _autocast(device: str, dtype: torch.dtype) -> AbstractContextManager[Any]:
 
 
 class _OnMeta(TorchFunctionMode):
-    """Stands for autocast on tensors without memory, which it does not know: planned bytes are those of a run."""
+    """Stand for autocast on tensors without memory, which it does not know: planned bytes are those of a run."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -123,11 +116,7 @@ def _called(net: Any, columns: Columns, key: Key, rows: int) -> dict[Key, Tensor
 
 
 class RowValues:
-    """A feed-forward value network as a function from rows to values.
-
-    `network`: writes the value under `state_value`, or else under the last of its out_keys.
-    `compute_dtype`: the lower precision it is called in.
-    """
+    """Map rows to the values of a feed-forward network."""
 
     state_keys: tuple[Key, ...] = ()
 
@@ -149,7 +138,7 @@ class RowValues:
         return any(x.training or x.running_mean is None for x in parts)
 
     def with_parameters(self, params: TensorDictBase) -> RowValues:
-        """This network with other parameters (those of a target network), swapped in while it is called."""
+        """Swap in other parameters (a target network's) while it is called."""
         other = copy.copy(self)
         other._params = params
         return other
@@ -174,16 +163,12 @@ class RowValues:
     def sequences(
         self, seen: Observations, row: Tensor, following: Tensor, starts: Tensor, chunk_rows: int | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return values `[R, S, F]` of observations in `R` sequences of `S`, and which are known `[R, S]` (None: all).
-
-        `row` (int64 `[R, S]`): whose observation it is; `following` (bool): the next one of that row, not its own.
-        `starts` (bool `[R, S]`): a trajectory begins here. Rows need no order: not read.
-        """
+        """Return values `[R, S, F]` and which are known `[R, S]` (None: all); `row`, `starts` are `[R, S]`."""
         pick = seen.picker(row.reshape(-1), following.reshape(-1))
         size = row.numel() if chunk_rows is None else chunk_rows
         parts = [self(pick(slice(i, i + size))) for i in range(0, row.numel(), size)]
-        found = torch.cat(parts) if len(parts) != 1 else parts[0]
-        return found.reshape(*row.shape, -1), None if pick.known is None else pick.known.reshape(row.shape)
+        values = torch.cat(parts) if len(parts) != 1 else parts[0]
+        return values.reshape(*row.shape, -1), None if pick.known is None else pick.known.reshape(row.shape)
 
 
 def values_of(network: TensorDictModuleBase, compute_dtype: torch.dtype | None = None) -> RowValues | SequenceValues:
@@ -195,14 +180,7 @@ def values_of(network: TensorDictModuleBase, compute_dtype: torch.dtype | None =
 
 
 class SequenceValues:
-    """A recurrent value network as a function from sequences to values.
-
-    `network`: called on `[R, S]`; has `is_init` among its in_keys and starts anew wherever that is set. A key that it
-    writes under `next` as well is its state: read where a sequence begins, as the batch holds it.
-    `compute_dtype`: the lower precision it is called in.
-    `net`: the same network, where not all of it is to be called. `key`: where it writes values, if not where a critic
-    does.
-    """
+    """Map sequences to the values of a recurrent network, called on `[R, S]`."""
 
     def __init__(
         self,
@@ -223,13 +201,13 @@ class SequenceValues:
             )
         self.state_keys = tuple(key for key in keys if under_next(key) in written)
         self.in_keys: list[Key] = [key for key in keys if key != IS_INIT and key not in self.state_keys]
-        self.key = value_key(network) if key is None else key
+        self.key = value_key(network) if key is None else key  # where it writes values
         parts = recurrent_parts(network)
-        self.net = Lowered(network) if net is None else net
+        self.net = Lowered(network) if net is None else net  # the same network, where not all of it is to be called
         self._cuts = bool(parts) and all(isinstance(part, RecurrentModule) for part in parts)
 
     def with_parameters(self, params: TensorDictBase) -> RowValues:
-        """Refused: it values a step and its successor in one sequence, which has one set of parameters."""
+        """Refuse: it values a step and its successor in one sequence, with one set of parameters."""
         raise ArgumentError(
             "target_params need a feed-forward value network",
             why="a recurrent one values a step and its successor in one sequence",
@@ -238,7 +216,6 @@ class SequenceValues:
     def sequences(
         self, seen: Observations, row: Tensor, following: Tensor, starts: Tensor, chunk_rows: int | None
     ) -> tuple[Tensor, Tensor | None]:
-        """As `RowValues.sequences`."""
         pick = seen.picker(row.reshape(-1), following.reshape(-1))
         width = row.shape[1]
         values = []
@@ -270,7 +247,7 @@ class SequenceValues:
 
 
 def _from(states: Tensor | None, state: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The states of a sequence, `[1, S, *shape]` or flat, that goes on from `state`; zeros where none are stored."""
+    """Return the states of a sequence `[1, S, *shape]` or flat, from `state`; zeros where none are stored."""
     states = state.new_zeros(*shape, *state.shape[1:]) if states is None else states.clone()
     states.reshape(-1, *state.shape[1:])[:1] = state
     return states
@@ -279,11 +256,7 @@ def _from(states: Tensor | None, state: Tensor, shape: tuple[int, ...]) -> Tenso
 def _pieces(
     starts: Tensor, following: Tensor, count: int, chunk_rows: int | None, *, inside: bool
 ) -> list[tuple[int, int]]:
-    """Stretches of slots that begin where a sequence or, in a batch of one, a trajectory begins; anywhere if `inside`.
-
-    A chunk is counted in rows of the batch, `count` of them: the slots of next observations (`following`) come
-    with the rows before them.
-    """
+    """Cut slots where sequences or trajectories begin (anywhere if `inside`), by `chunk_rows` of `count` rows."""
     rows, width = starts.shape
     if chunk_rows is None or chunk_rows >= count:
         return [(0, rows * width)]

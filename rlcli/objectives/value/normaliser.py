@@ -207,25 +207,20 @@ class PopArt(ValueNorm):
 
 
 class _Calls(TorchDispatchMode):
-    """Watches every operation in calls of a network: what its linear layers write, and who else uses it.
-
-    Versions of tensors would not do: tensors of inference mode have none, and `.data` evades them.
-
-    `spoiled` (set of nn.Module): layers whose parameters were used outside of their own call, or whose output was
-    written to after it.
-    """
+    """Watch every operation in calls of a network, to see whether its last layer's output is its value."""
 
     supports_higher_order_operators = True
 
     def __init__(self, layers: list[nn.Module]) -> None:
         super().__init__()
+        # layers whose parameters were used elsewhere, or whose output was written to
         self.spoiled: set[nn.Module] = set()
         self._layers, self._outputs = layers, list[tuple[nn.Module, Tensor]]()
         self._called = False  # whether the network is running, and which of its layers
         self._running: nn.Module | None = None
 
     def begin(self, network: nn.Module, _: Any) -> None:
-        """The network is called."""
+        """Begin to watch a call of the network."""
         self._called = True
 
     def before_layer(self, layer: nn.Module, _: Any) -> None:
@@ -236,7 +231,7 @@ class _Calls(TorchDispatchMode):
         self._outputs.append((layer, out))
 
     def end(self, value: Any) -> nn.Module | None:
-        """The network returned `value`: the layer, called once, in the very memory of whose output it lies."""
+        """Return the layer, called once, in the memory of whose output the network's `value` lies."""
         outputs, self._outputs, self._called = self._outputs, [], False
         for layer, out in outputs:
             if (
@@ -267,7 +262,7 @@ class _Calls(TorchDispatchMode):
 
 
 def _as_written() -> AbstractContextManager[Any]:
-    """Networks that were compiled run as they were written; where no compiler is loaded, none was."""
+    """Run compiled networks as they were written; where no compiler is loaded, none was."""
     return torch.compiler.set_stance("force_eager") if COMPILER in sys.modules else nullcontext()
 
 

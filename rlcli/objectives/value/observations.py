@@ -22,34 +22,28 @@ from rlcli.transforms.delta_codec import next_or_rebuilt
 
 
 class Observations:
-    """The observations that a value network reads of a batch `[*B]`, `N` rows, in `root` `[N, *shape]`.
-
-    `following`: a Tensor or gather tensor, as the batch keeps them; None where it does not.
-    `states` (`[N, *shape]`): what a recurrent network reads where a sequence begins, as far as the batch has it.
-    """
+    """Hold the observations that a value network reads of a batch `[*B]`, `N` rows."""
 
     def __init__(self, td: TensorDictBase, keys: Sequence[Key], states: Sequence[Key] = ()) -> None:
         self.shape = td.shape
+        # [N, *shape]: read where a sequence begins
         self.states = {k: _rows(x, td.ndim) for k in states if (x := td.get(k, None)) is not None}
-        self.root = {k: _rows(need(td, k, "the value network"), td.ndim) for k in keys}
+        self.root = {k: _rows(need(td, k, "the value network"), td.ndim) for k in keys}  # key -> [N, *shape]
+        # as the batch keeps them: Tensor, gather tensor or None
         self.following: dict[Key, Any] = {k: next_or_rebuilt(td, k) for k in keys}
 
     @property
     def kept(self) -> bool:
-        """Next observations are kept, under every key."""
+        """Say whether next observations are kept, under every key."""
         return all(x is not None for x in self.following.values())
 
     @property
     def exact(self) -> bool:
-        """All of them are known, bit for bit, without a fill value among them."""
+        """Say whether all of them are known bit for bit, without a fill value."""
         return all(is_gathered(x) for x in self.following.values())
 
     def common_gather(self) -> Tensor | None:
-        """Return the one index by which all next observations are gathered from this batch's own rows, or None.
-
-        A batch that was cut, permuted or edited still reads right, but its rows are no longer the rows that the
-        index counts: then values are computed the plain way.
-        """
+        """Return the one index that gathers all next observations from this batch's own rows, or None."""
         index: Tensor | None = None
         for key, x in self.following.items():
             if not is_gathered(x):
@@ -75,11 +69,7 @@ class Observations:
         return any(x.is_floating_point() and (not may_ask(x) or bool(x.sum().isnan())) for x in extra)
 
     def next_rows(self, unused: Tensor | None = None) -> tuple[dict[Key, Tensor], Tensor | None]:
-        """Next observations as rows ``[N, *shape]``, and which of them ``[N]`` are not known (None: all are).
-
-        The row's own observation stands for one that is not known, and for those that are `unused` (bool ``[N]``):
-        a NaN in one would reach gradients.
-        """
+        """Return next observations ``[N, *shape]`` and which ``[N]`` are unknown (replaced by the row's own)."""
         rows = {k: _rows(x.full() if is_gathered(x) else x, len(self.shape)) for k, x in self.following.items()}
         if unused is not None:
             rows = {k: torch.where(like(unused, x), self.root[k], x) for k, x in rows.items()}
@@ -102,7 +92,7 @@ class Observations:
 
 
 class Picker:
-    """Picked observations, made a stretch at a time; `known` (bool `[M]`): which were kept; None: all."""
+    """Pick observations a stretch at a time; `known` (bool `[M]`): which were kept; None: all."""
 
     def __init__(
         self,
@@ -126,15 +116,12 @@ class Picker:
 
 
 def is_gathered(x: Any) -> bool:
-    """Say whether `x` is a lazy gather tensor: value = (obs rows ++ extra rows)[index].
-
-    Objectives do not import data, so the tensor is known by what it offers.
-    """
+    """Say whether `x` is a lazy gather tensor, by what it offers: objectives do not import data."""
     return all(hasattr(x, name) for name in ("obs", "extra", "index", "full"))
 
 
 def _picked(first: Columns, second: Columns, index: Tensor, other: Tensor) -> dict[Key, Tensor]:
-    """Rows of `first`, or of `second` where `other`: of those few alone, where that may be asked of the device."""
+    """Pick rows of `first`, or of `second` where `other`: of those few alone, if the device may be asked."""
     out = {}
     rows_there = other.nonzero().squeeze(1) if may_ask(other) else None
     for key, x in first.items():
@@ -165,5 +152,5 @@ def _rows(x: Tensor, batch_dims: int) -> Tensor:
 
 
 def like(rows: Tensor, x: Tensor) -> Tensor:
-    """`rows` with the dims of `x` after its own, to broadcast."""
+    """Return `rows` with the dims of `x` after its own, to broadcast."""
     return rows.reshape(*rows.shape, *(1,) * (x.ndim - rows.ndim))

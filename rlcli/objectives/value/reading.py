@@ -23,7 +23,7 @@ from rlcli.objectives.reduction import MASK_KEYS, expanded, may_ask, zeroed
 
 
 class Values(NamedTuple):
-    """Values of a batch `[*B]`, `F` features (1 nearly always)."""
+    """Hold the values of a batch `[*B]`, `F` features (1 nearly always)."""
 
     value: Tensor  # [*B, F]
     next_value: Tensor  # [*B, F]; meaningless at terminated rows
@@ -32,19 +32,19 @@ class Values(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """The places where trajectories stop, bool `[*B]`."""
+    """Mark the places where trajectories stop, bool `[*B]`."""
 
     terminated: Tensor
     cut: Tensor  # done, or the next row belongs to something else
 
     def flags(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """`cut` and `terminated` in the shape of `like [*B, F]`, as the pure functions take them."""
+        """Return `cut` and `terminated` in the shape of `like [*B, F]`, as the pure functions take them."""
         cut, terminated = (x.unsqueeze(-1).expand_as(like) for x in (self.cut, self.terminated))
         return cut, terminated
 
 
 class Read(NamedTuple):
-    """The columns that a formula needs of a batch `[*B]`."""
+    """Hold the columns that a formula needs of a batch `[*B]`."""
 
     reward: Tensor  # [*B, F]
     ends: Ends
@@ -54,11 +54,11 @@ class Read(NamedTuple):
 
     @property
     def counts(self) -> Tensor | None:
-        """The mask in the shape of the reward."""
+        """Return the mask in the shape of the reward."""
         return None if self.mask is None else expanded(self.mask, self.reward)
 
     def blanked(self) -> tuple[Tensor, Ends, Values]:
-        """Reward, ends and values, with zeros in the rows that do not count."""
+        """Return reward, ends and values, with zeros in the rows that do not count."""
         value, next_value = (zeroed(x, self.mask) for x in self.values[:2])
         return zeroed(self.reward, self.mask), self.ends, self.values._replace(value=value, next_value=next_value)
 
@@ -69,11 +69,7 @@ def masks_of(td: TensorDictBase) -> dict[Key, Tensor]:
 
 
 def ends_of(td: TensorDictBase, keys: Any, time: int, masks: Mapping[Key, Tensor]) -> Ends:
-    """Return flags `[*B]`. `done` may be left out where terminated and truncated are kept.
-
-    `keys`: the estimator's `tensor_keys`. `time`: the batch dim that is time.
-    `masks` (bool `[*B]`): rows on the two sides of a mask's edge belong to different things.
-    """
+    """Return flags `[*B]`, cut at the edges of masks; `done` may follow from terminated and truncated."""
     done, terminated, truncated = (
         None if x is None else x.reshape(td.shape)
         for x in (td.get(k, None) for k in (keys.done, keys.terminated, keys.truncated))
@@ -101,7 +97,7 @@ def ends_of(td: TensorDictBase, keys: Any, time: int, masks: Mapping[Key, Tensor
 
 
 def _cut(done: Tensor, edges: list[Tensor], time: int) -> Tensor:
-    """`done`, and the last row before another trajectory or before padding."""
+    """Return `done`, and the last row before another trajectory or before padding."""
     last = done.shape[time] - 1
     if not edges or not last:
         return done
@@ -113,10 +109,7 @@ def _cut(done: Tensor, edges: list[Tensor], time: int) -> Tensor:
 
 # ---- what is refused -----------------------------------------------------------------------------------------------
 def need_rate(name: str, rate: Rate) -> Rate:
-    """A float in [0, 1] or a tensor of such numbers, or the sentence why not.
-
-    A tensor's numbers are looked at where that costs no wait: on the CPU, outside of compiled code.
-    """
+    """Check a rate in [0, 1]; a tensor's numbers only where that costs no wait (CPU, not compiled)."""
     if not isinstance(rate, Tensor):
         if not isinstance(rate, Real):
             raise ArgumentError(f"{name} must be a number between 0 and 1, or a tensor of such", why=f"got {rate!r}")
@@ -132,7 +125,7 @@ def need_rate(name: str, rate: Rate) -> Rate:
 
 
 def need_count(name: str, count: Any) -> int:
-    """A whole number from 1 on, or the sentence why not."""
+    """Check a whole number from 1 on."""
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ArgumentError(f"{name} must be a whole number, at least 1", why=f"got {count!r}")
     return count
@@ -141,11 +134,7 @@ def need_count(name: str, count: Any) -> int:
 def check_columns(
     td: TensorDictBase, keys: SimpleNamespace, observed: Sequence[tuple[Key, Any]], masks: Mapping[Key, Tensor]
 ) -> None:
-    """Refuse a batch `[*B]` whose rewards, flags, masks or next observations do not fit it.
-
-    `keys`: the estimator's `tensor_keys`.
-    `observed`: what the value network reads, and the next of it as the batch keeps it; None where it does not.
-    """
+    """Refuse a batch `[*B]` whose rewards, flags, masks or next observations do not fit it."""
     if not math.prod(td.shape):  # td.numel() is at least 1
         raise ArgumentError("the batch has no rows", why=f"its shape is {tuple(td.shape)}")
     for key in (keys.done, keys.terminated, keys.truncated):
@@ -194,7 +183,7 @@ def check_features(reward: Tensor, values: Values, names: tuple[Key, Key]) -> No
 
 
 def need(td: TensorDictBase, key: Key, reader: str | None = None) -> Tensor:
-    """A column, or the sentence that it is missing, who should have written it, and who reads it."""
+    """Return a column, or raise that it is missing, who should have written it, and who reads it."""
     x = td.get(key, None)
     if x is None:
         raise MissingKeyError(
@@ -227,11 +216,7 @@ def _writer(key: Key) -> str:
 def check_numbers(
     reward: Tensor, values: Values, ends: Ends, counts: Tensor | None, names: tuple[Key, Key], time: int
 ) -> None:
-    """Refuse rewards and values that are not finite, by the first row where one is.
-
-    `reward` (`[*B, F]`). `counts` (bool `[*B, F]`): rows that count; others may hold anything.
-    `names`: of the reward and of the value. `time`: the batch dim that is time.
-    """
+    """Refuse rewards and values `[*B, F]` that are not finite in rows that count, by the first such row."""
     if reward.is_meta or not may_ask(reward):
         return
     if counts is not None and not counts.any():
@@ -241,9 +226,9 @@ def check_numbers(
         seen = x if counts is None else x.masked_fill(~counts, 0)
         if seen.sum().isfinite() or seen.isfinite().all():
             continue
-        place = (~seen.isfinite()).nonzero()[0].tolist()[: reward.ndim - 1]
-        step = place.pop(time)
-        where = f"step {step}" + (f" of env {place[0] if len(place) == 1 else place}" if place else "")
+        index = (~seen.isfinite()).nonzero()[0].tolist()[: reward.ndim - 1]
+        step = index.pop(time)
+        where = f"step {step}" + (f" of env {index[0] if len(index) == 1 else index}" if index else "")
         raise NumericsError(
             f"{name} is not finite",
             where=where,

@@ -34,13 +34,7 @@ def successor_values(
     chunk_rows: int | None = None,
     two_calls: bool = False,
 ) -> Values:
-    """Return values of every row and of its successor; `time` is the batch dim that is time (compact only).
-
-    `td` (`[*B]`): reads the network's in_keys at the root and, where they are kept, under `next`.
-    `target`: evaluates next observations; by default `net` does.
-    `two_calls`: evaluate `exact` batches as `full` ones are, bit for bit; so they are where values mix rows (batch
-    norm).
-    """
+    """Return values of every row and of its successor; with `two_calls` as `full` batches, bit for bit."""
     if isinstance(net, SequenceValues):  # a successor's value needs the state before it
         return shifted_values(td, net, ends, time, budget=None, chunk_rows=chunk_rows)._replace(valid=None)
     seen, following = Observations(td, net.in_keys), target or net
@@ -62,7 +56,7 @@ def successor_values(
 
 
 def _neighbours(value: Tensor, following: Tensor, ends: Ends, time: int) -> Values:
-    """Without next observations: the value of the next row, and where there is none that of the row itself."""
+    """Return the next row's value, or the row's own where there is none: without next observations."""
     last = following.shape[time] - 1
     unknown = ends.cut.clone()
     unknown.select(time, last).fill_(True)
@@ -96,11 +90,7 @@ class ObservationSlots(NamedTuple):
 
 
 def slots_of(reset: Tensor, budget: int) -> ObservationSlots:
-    """Lay out rows.
-
-    `reset` (bool Tensor ``[R, T]``): steps that are cut but not terminated; that of the last step does not matter.
-    `budget`: slots beside `T`; the successor of the last step takes one.
-    """
+    """Lay out rows whose steps `reset` (bool ``[R, T]``) are cut, not terminated, with `budget` spare slots."""
     rows, steps = reset.shape
     count, device = steps + budget, reset.device
     ends = reset.clone()
@@ -110,10 +100,10 @@ def slots_of(reset: Tensor, budget: int) -> ObservationSlots:
     position = numbers + before
     dropped = (ends.sum(1, keepdim=True) - budget).clamp(min=0)
     valid = numbers < steps - dropped
-    place = position.clamp(max=count)  # what does not fit goes to one slot more, which is cut off
+    slot = position.clamp(max=count)  # what does not fit goes to one slot more, which is cut off
     after = torch.where(ends, position + 1, count).clamp(max=count)
     step = numbers.new_full((rows, count + 1), steps - 1)
-    step.scatter_(1, place, numbers).scatter_(1, after, numbers)
+    step.scatter_(1, slot, numbers).scatter_(1, after, numbers)
     inserted = torch.zeros(rows, count + 1, dtype=torch.bool, device=device).scatter_(1, after, True)
     return ObservationSlots(step[:, :count], inserted[:, :count], position.clamp(max=count - 2), valid)
 
@@ -127,12 +117,7 @@ def shifted_values(
     budget: int | None = 1,
     chunk_rows: int | None = None,
 ) -> Values:
-    """Return values of every row and of its successor from one pass over `T + budget` slots a row.
-
-    `td` (`[*B]`): where next observations are not kept, the observation of an end stands for its next one, marked.
-    `time`: the batch dim that is time.
-    `budget`: None: what the row with the most ends needs. A batch `[N]` always gets that.
-    """
+    """Return values of every row and its successor from one pass over `T + budget` slots a row."""
     rows = torch.arange(td.numel(), device=ends.cut.device).reshape(td.shape)
     number = rows.movedim(time, -1).reshape(-1, td.shape[time])  # [R, T] flat rows
     terminated, cut = (x.movedim(time, -1).reshape(number.shape) for x in ends)
@@ -158,7 +143,7 @@ def shifted_values(
 
 
 def _starts(td: TensorDictBase, layout: ObservationSlots, cut: Tensor, time: int) -> Tensor:
-    """Slots `[R, S]` where a trajectory begins: after a cut, and where the batch itself says so; not in padding."""
+    """Mark the slots `[R, S]` where a trajectory begins: after a cut, or where the batch says so."""
     said = td.get(IS_INIT, None)
     if said is None:
         starts = torch.zeros_like(cut)
@@ -175,7 +160,7 @@ def _starts(td: TensorDictBase, layout: ObservationSlots, cut: Tensor, time: int
 
 
 def cut_at_dropped(ends: Ends, valid: Tensor, time: int) -> Ends:
-    """Ends with one more cut: the last valid step of a row is the last of its trajectory."""
+    """Return ends with one more cut: the last valid step of a row is the last of its trajectory."""
     last = valid.shape[time] - 1
     cut = ends.cut | ~valid
     kept = cut.narrow(time, 0, last)
