@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral
 from os import PathLike
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import ArgumentError, ConfigError
 
@@ -59,13 +59,11 @@ def train(overrides: Sequence[str] = (), recipe_dirs: Iterable[str] = (), **sett
     >>> policy([0.0, 0.1, 0.0, 0.1]) in (0, 1)
     True
     """
-    from rlcli.config.schemas import Config
-
-    cfg, words = _configured("train", overrides, recipe_dirs, settings)
+    configured = _configured("train", overrides, recipe_dirs, settings)
     with _as_it_was():
         from rlcli.jobs import train as start
 
-        return start(cast(Config, cfg), words)
+        return start(*configured)
 
 
 def collect(overrides: Sequence[str] = (), recipe_dirs: Iterable[str] = (), **settings: Any) -> Run:
@@ -79,11 +77,11 @@ def collect(overrides: Sequence[str] = (), recipe_dirs: Iterable[str] = (), **se
     >>> len(open_buffer(run.path))
     512
     """
-    cfg, words = _configured("collect", overrides, recipe_dirs, settings)
+    configured = _configured("collect", overrides, recipe_dirs, settings)
     with _as_it_was():
         from rlcli.jobs import collect as start
 
-        return start(cfg, words)
+        return start(*configured)
 
 
 def plan(
@@ -119,11 +117,11 @@ def plan(
 
     if verb not in VERBS:
         raise ConfigError(f"plan is for {' and '.join(VERBS)}, not {verb!r}")
-    cfg, _ = _configured(verb, overrides, recipe_dirs, settings)
+    configured, _ = _configured(verb, overrides, recipe_dirs, settings)
     with _as_it_was():
         from rlcli.jobs.plan import plan as work_out
 
-        return work_out(cfg, verb, limit)
+        return work_out(configured, verb, limit)
 
 
 def resume(path: PathName, overrides: Sequence[str] = (), *, force: bool = False, **settings: Any) -> Run:

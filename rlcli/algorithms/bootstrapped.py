@@ -9,7 +9,7 @@ import torch
 
 from rlcli.algorithms.algorithm import Algorithm, Parts
 from rlcli.build.collector import devices, keys_of
-from rlcli.build.optim import optimizer_options
+from rlcli.build.policy import optimizer_options
 from rlcli.config.choices.loss import BootstrappedOptions
 from rlcli.config.schemas import by_priority, draws
 from rlcli.envs import EnvBase

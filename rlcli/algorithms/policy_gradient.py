@@ -11,8 +11,7 @@ import torch
 from rlcli.algorithms.algorithm import Algorithm, Parts
 from rlcli.build.buffer import slices_of
 from rlcli.build.collector import devices, keys_of
-from rlcli.build.optim import optimizer_options
-from rlcli.build.policy import actor_and_critic
+from rlcli.build.policy import actor_and_critic, optimizer_options
 from rlcli.config import registry
 from rlcli.config.choices.loss import PolicyGradientOptions
 from rlcli.config.schemas import draws_slices

@@ -10,7 +10,7 @@ import statistics
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from gymnasium import Space, spaces
 
@@ -18,7 +18,6 @@ from rlcli.bench.harness import Figure, Report, interleave, ratio
 from rlcli.bench.peers.runs import sb3_run
 from rlcli.config.compose import configure
 from rlcli.config.installed import install
-from rlcli.config.schemas import Config
 from rlcli.errors import ConfigError
 from rlcli.vec_envs.make import GymRecipe
 
@@ -101,14 +100,14 @@ def _peer(settings: dict[str, Any], seed: int) -> Play:
     return learn()
 
 
-def _configured(settings: dict[str, Any], folder: Path, seed: int) -> tuple[Config, list[str]]:
+def _configured(settings: dict[str, Any], folder: Path, seed: int) -> tuple[Any, list[str]]:
     """Return our run of the settings, and the overrides that say the same."""
     algo = settings["algo"]
     unknown = ("rounds", "peers", "algo", *(_ONLY_OFF if algo == "ppo" else _ONLY_PPO))
     words = [f"{key}={value}".replace(" ", "") for key, value in settings.items() if key not in unknown]
     words += _FIXED[algo](settings)
     words += [f"seed={seed}", f"run.dir={folder / str(seed)}", "run.eval_episodes=0", "console=off", "logger=none"]
-    return cast(Config, configure("train", words)), words
+    return configure("train", words), words
 
 
 def _updates_of_a_batch(settings: dict[str, Any]) -> int:

@@ -6,7 +6,8 @@ buffer loads none of what they are made of.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,27 @@ def frame_stacks(cfg: Any, rows: RowSchema) -> dict[Key, int]:
         return {}
     stackable = {key: field for key, field in rows.fields.items() if under_next(key) in rows.successors}
     return {key: frames for key, field in stackable.items() if len(field.shape) > 1 and field.shape[0] == frames}
+
+
+@dataclass(frozen=True)
+class RunStorage:
+    """The storage of a run before it is made."""
+
+    kind: str
+    max_size: int
+    ndim: int
+    rows: int  # of the whole run, those that it begins with included, however many are kept
+    codes: bool
+    stacks: Mapping[Key, int]  # frames in a stack, where one is stored a row
+    priorities: bool
+
+
+def storage_of(cfg: Any, rows: RowSchema, init_rows: int) -> RunStorage | None:
+    """Return what is known of the storage; None for a run without one."""
+    if (s := getattr(cfg, "storage", None)) is None or s.kind == "none":
+        return None
+    stacks = frame_stacks(cfg, rows)
+    return RunStorage(s.kind, s.max_size, s.ndim, cfg.total_frames + init_rows, s.codes, stacks, by_priority(cfg))
 
 
 def build_sampler(cfg: Config) -> Sampler:

@@ -117,6 +117,12 @@ def _dealt_out(cfg: EnvConfig, on_worker_error: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def lanes_of(cfg: CollectConfig, num: int) -> EnvConfig:
+    """Return the envs of the run, `num` of them and in this process, on the engine that it would choose for all."""
+    mode = "native" if wants_native(cfg.env, cfg.env.num) else "serial"
+    return dataclasses.replace(cfg.env, num=num, mode=mode, workers=None)
+
+
 def lanes_here(cfg: CollectConfig) -> int:
     """Return how many of a run's envs its own process steps."""
     if cfg.collector.kind != "sync":

@@ -1,4 +1,4 @@
-"""Actor and critic from a configuration, and how many threads their size is worth."""
+"""Actor and critic from a configuration, what trains them, and how many threads their size is worth."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from torch.nn.parameter import is_lazy
 
 from rlcli.build.collector import shares_meanwhile
 from rlcli.config import registry
-from rlcli.config.schemas import CollectConfig
+from rlcli.config.choices import CHOICES, readers
+from rlcli.config.schemas import CollectConfig, OptimConfig
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError, in_words
 from rlcli.keys import Key, unravel
@@ -119,3 +120,10 @@ def choose_threads(cfg: CollectConfig, policy: ActorCritic | None) -> int:
 def cores_to_spare(cfg: CollectConfig, there: int) -> int:
     """Cores for who learns: those that workers leave which collect meanwhile, and one at least."""
     return max(1, there - len(shares_meanwhile(cfg)))
+
+
+def optimizer_options(o: OptimConfig) -> dict[str, Any]:
+    """Return what the chosen optimizer is made with, beside its learning rate."""
+    own = (key.removeprefix("optim.") for key in CHOICES["optim"][o.kind].option_keys() if "optim" in readers(key))
+    options = {"weight_decay": o.weight_decay, **{name: getattr(o, name) for name in own}}
+    return options | ({"betas": tuple(o.betas)} if "betas" in options else {})

@@ -80,8 +80,8 @@ class CheckedCommand:
 
 def configure(
     verb: str, overrides: Sequence[str] = (), recipe_dirs: Iterable[str] = (), flags: Collection[str] = ()
-) -> CollectConfig:
-    """Return the configuration of one job; the error lists every problem."""
+) -> Any:
+    """Return the configuration of one job, a `Config` where it trains; the error lists every problem."""
     job = plan(verb, overrides, recipe_dirs, flags=flags).job
     assert job is not None  # only a sweep has none
     return job.cfg

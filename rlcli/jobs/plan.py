@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from rlcli.algorithms import algorithm_of
-from rlcli.build.collector import build_collector, in_this_process
-from rlcli.build.env import build_env, lanes_here
+from rlcli.build.buffer import storage_of
+from rlcli.build.collector import build_collector, envs_of, in_this_process
+from rlcli.build.env import build_env, lanes_of
 from rlcli.build.env_mode import settled
 from rlcli.build.init_rows import count_init_rows
 from rlcli.build.policy import choose_threads
@@ -27,7 +28,7 @@ from rlcli.jobs.acting_policy import policy_to_look_at
 from rlcli.jobs.collection import stored_keys
 from rlcli.keys import Key, unravel
 from rlcli.learning.evaluation import one_thread
-from rlcli.planning.envs import EVALUATION, Envs, lanes_apart, lanes_of, measured, played, workers_of
+from rlcli.planning.envs import EVALUATION, Envs, measured
 from rlcli.planning.fit import advice_for, modes_of, places_of, warnings_for
 from rlcli.planning.forecast import (
     Learning,
@@ -73,7 +74,8 @@ def plan(cfg: CollectConfig, verb: str, limit: int | None = None) -> Plan:
             policy = policy_to_look_at(cfg, env)
             torch.set_num_threads(choose_threads(cfg, policy))  # they say which kernels run, and what those hold
             networks = grown(before)
-            envs = measured(cfg, None if policy is None else policy.actor)
+            run = envs_of(cfg)
+            envs = measured(run, None if policy is None else policy.actor)
             before = resident()
             here = dataclasses.replace(in_this_process(cfg), device=DeviceConfig(kind="cpu"))
             learning, keep = _learning(here, env, policy)
@@ -84,7 +86,7 @@ def plan(cfg: CollectConfig, verb: str, limit: int | None = None) -> Plan:
             if wants_tensorboard(cfg.logger.kind):
                 load_tensorboard()
             compiled = grown(built)
-            code = max(first - envs.each, 0) if lanes_here(cfg) or played(cfg) else 0
+            code = max(first - envs.each, 0) if run.here or run.evaluated else 0
             process = {
                 "after imports": imported[0],
                 "networks, being made": max(networks - parameter_bytes(policy), 0),
@@ -96,12 +98,12 @@ def plan(cfg: CollectConfig, verb: str, limit: int | None = None) -> Plan:
             init_rows = count_init_rows(cfg)
 
             def forecast(changed: CollectConfig) -> Plan:
-                """Return what was measured for this configuration, or forecast another's tensors."""
-                alone, parts = envs, learning
-                more = {"envs": code + envs.each * lanes_here(changed), EVALUATION: envs.each * played(changed)}
-                if workers_of(cfg):
-                    fewer = workers_of(cfg) - workers_of(changed)
-                    gone = envs.worker * fewer + envs.each * (lanes_apart(cfg) - lanes_apart(changed))
+                """What was measured for this configuration, and the tensors of another."""
+                alone, parts, asked = envs, learning, envs_of(changed)
+                more = {"envs": code + envs.each * asked.here, EVALUATION: envs.each * asked.evaluated}
+                if run.workers:
+                    fewer = run.workers - asked.workers
+                    gone = envs.worker * fewer + envs.each * ((run.num - run.here) - (asked.num - asked.here))
                     alone = dataclasses.replace(envs, workers=envs.workers - gone)
                 if isinstance(changed, Config) and policy is not None:
                     on_cpu = dataclasses.replace(changed, device=here.device)
@@ -154,7 +156,8 @@ def _forecast(
 ) -> Plan:
     """Return the plan of a run whose parts exist; `collector` may have fewer envs, `process` in bytes."""
     rows, entries, peaks = tensors_of(cfg, collector, learning, init_rows)
-    mode, modes = cfg.memory.next_obs, modes_of(cfg, rows, partial(estimates_of, cfg, learning.estimator), init_rows)
+    storage, mode = storage_of(cfg, rows, init_rows), cfg.memory.next_obs
+    modes = modes_of(storage, rows, partial(estimates_of, cfg, learning.estimator))
     unknown = [f"the temporary memory of stage {p.stage} is not known: {p.unknown}" for p in peaks if p.unknown]
     found = Plan(
         verb, cfg.recipe or verb, cfg.env.id, rows.frames, rows.lanes, cfg.total_frames, mode, tuple(entries),

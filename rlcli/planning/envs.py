@@ -12,15 +12,12 @@ import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import psutil
 from torch import nn
 
-from rlcli.build.collector import shares
-from rlcli.build.env import build_env, env_workers, evaluation_lanes, lanes_here, wants_native
+from rlcli.build.collector import RunEnvs
 from rlcli.collectors import BaseCollector
-from rlcli.config.schemas import CollectConfig, Config, EnvConfig
 from rlcli.processes.crew import Crew
 from rlcli.processes.memory import give_back, grown, resident
 
@@ -41,25 +38,6 @@ class Envs:
     parent: int = 0  # this process, beside, where workers collect: the weights for them
 
 
-def lanes_of(cfg: CollectConfig, num: int) -> EnvConfig:
-    """Return the envs of the run, `num` of them and in this process, on the engine that it would choose for all."""
-    mode = "native" if wants_native(cfg.env, cfg.env.num) else "serial"
-    return dataclasses.replace(cfg.env, num=num, mode=mode, workers=None)
-
-
-def lanes_apart(cfg: CollectConfig) -> int:
-    """Return how many envs of the run other processes step."""
-    return cfg.env.num - lanes_here(cfg)
-
-
-def played(cfg: CollectConfig) -> int:
-    """Return how many envs an evaluation makes beside those of the run, all of them in the learner's process."""
-    if not isinstance(cfg, Config) or not cfg.run.eval_episodes:
-        return 0
-    gone = lanes_here(cfg) if cfg.run.eval_every is None else 0  # the only evaluation comes when those are closed
-    return max(evaluation_lanes(cfg, cfg.run.eval_episodes) - gone, 0)
-
-
 @contextlib.contextmanager
 def _by_themselves() -> Iterator[None]:
     """Keep what was left before (by an earlier run) neither freed nor reused while envs are measured."""
@@ -74,12 +52,12 @@ def _by_themselves() -> Iterator[None]:
 
 
 @_by_themselves()
-def one_more(cfg: CollectConfig) -> Envs:
+def one_more(run: RunEnvs) -> Envs:
     """Measure one more env; of small ones (less than a page), as many as are quickly made."""
     count, memory = 1, Envs(0)
     for again in range(3):  # the first is slower and larger than the others
         began, before = time.process_time(), resident()
-        another = build_env(lanes_of(cfg, count), offset=cfg.env.num)
+        another = run.here_too(count)
         try:
             made = resident()
             another.reset()
@@ -89,7 +67,7 @@ def one_more(cfg: CollectConfig) -> Envs:
             another.close()
             del another  # what the next one takes is not what this one gives back
         memory = Envs(taken // count, min(at_reset, taken) // count)
-        more = int(min(MANY, cfg.env.num - 1, count * MOMENT / spent, count * SPARE / max(taken, 1)))
+        more = int(min(MANY, run.num - 1, count * MOMENT / spent, count * SPARE / max(taken, 1)))
         if memory.each > SMALL or (again and more <= count):
             break
         count = max(count, more)  # once more at least where it seems to take little: others may have freed as much
@@ -97,17 +75,17 @@ def one_more(cfg: CollectConfig) -> Envs:
 
 
 @_by_themselves()
-def to_come(cfg: CollectConfig, *, reset: bool) -> dict[str, int]:
+def to_come(run: RunEnvs, *, reset: bool) -> dict[str, int]:
     """Return the memory of envs that a run is still to make; nothing of envs that cannot be made twice."""
-    if not (count := played(cfg)):
+    if not (count := run.evaluated):
         return {}
-    apart = env_workers(cfg) > 0 and not lanes_here(cfg)
+    apart = run.workers > 0 and not (run.collecting or run.here)
     before = resident()
     try:
-        env = build_env(lanes_of(cfg, 1), offset=cfg.env.num) if apart else None
+        env = run.here_too(1) if apart else None
         try:
             first = grown(before)
-            envs = one_more(cfg)
+            envs = one_more(run)
         finally:
             if env is not None:
                 env.close()
@@ -118,32 +96,28 @@ def to_come(cfg: CollectConfig, *, reset: bool) -> dict[str, int]:
         return {EVALUATION: max(first, envs.each) + envs.each * (count - 1)}
     return {
         EVALUATION: envs.each * count,
-        "envs, once reset": 0 if reset else envs.at_reset * lanes_here(cfg),
+        "envs, once reset": 0 if reset else envs.at_reset * run.here,
     }
 
 
 # ---- in processes of their own ---------------------------------------------------------------------------------------
-def workers_of(cfg: CollectConfig) -> int:
-    """Return how many processes step the envs beside this one."""
-    return len(shares(cfg)) or env_workers(cfg)
+def measured(run: RunEnvs, actor: nn.Module | None = None) -> Envs:
+    """Measure what one more env takes here, and what the processes that step the envs will take beside.
 
-
-def measured(cfg: CollectConfig, actor: nn.Module | None = None) -> Envs:
-    """Measure one more env here, and one worker process with its env (and actor and weights if it collects)."""
-    envs, parent = one_more(cfg), 0
-    one, count = dataclasses.replace(cfg.env, num=1), workers_of(cfg)
-    if shares(cfg):
+    One worker with one env is started and looked at; where it collects, with what acts there and its weights.
+    """
+    envs, parent = one_more(run), 0
+    if run.collecting:
         from rlcli.collectors import MultiSyncCollector
 
-        with MultiSyncCollector([partial(build_env, one, offset=cfg.env.num)], actor, frames_per_batch=1) as collector:
+        with MultiSyncCollector([run.one], actor, frames_per_batch=1) as collector:
             collector.rollout()
             collector.update_policy_weights_()
             collector.rollout()
             parent = collector.weights_nbytes
             shared, (own,), started = _processes(collector.processes)
-    elif count:
-        apart = dataclasses.replace(one, workers=1, per_worker="auto", caller_steps="false")
-        env = build_env(apart, offset=cfg.env.num)
+    elif run.workers:
+        env = run.one_apart()
         try:
             shared, (own,), started = _processes(env.vec_env.crew)  # type: ignore[attr-defined]
         finally:
@@ -151,7 +125,7 @@ def measured(cfg: CollectConfig, actor: nn.Module | None = None) -> Envs:
     else:
         return envs
     alone = max(own - envs.each, 0)
-    workers = shared + count * alone + lanes_apart(cfg) * (envs.each + started)
+    workers = shared + run.workers * alone + (run.num - run.here) * (envs.each + started)
     return dataclasses.replace(envs, workers=workers, worker=alone, parent=parent)
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from rlcli.build.buffer import slices_of
-from rlcli.build.env import env_workers
+from rlcli.build.buffer import RunStorage, slices_of
+from rlcli.build.collector import envs_of
 from rlcli.collectors.schema import RowSchema
 from rlcli.config.option import value_at
 from rlcli.config.schemas import CollectConfig, draws, remembers
@@ -22,10 +22,9 @@ from rlcli.data.fields import width_of
 from rlcli.data.storages.memmap import disk_need as rows_on_disk
 from rlcli.kernels.recurrent import WITHOUT_NUMBERS
 from rlcli.keys import Key, show
-from rlcli.planning.envs import workers_of
 from rlcli.planning.forecast import MINIBATCHES, UPDATE, VALUES, at_once, bytes_on
 from rlcli.planning.plan import MemoryFit, Mode, Plan
-from rlcli.planning.tensors import POINTER, SPARE, buffer_bytes, planned_batch
+from rlcli.planning.tensors import POINTER, SPARE, planned_batch, planned_buffer
 from rlcli.processes.memory import free_memory
 from rlcli.report.buffer_entries import BUFFER
 from rlcli.report.figures import size
@@ -195,12 +194,13 @@ def _ways(cfg: Any, plan: Plan, place: MemoryFit, over: int) -> Iterator[Sequenc
         yield [{"storage.max_size": _scaled(min(cfg.storage.max_size, cfg.total_frames), buffer, over)}]
     if in_ram and buffer and cfg.storage.kind != "memmap":
         yield [{"storage": "memmap"}]
-    if in_ram and (count := workers_of(cfg)) > 1:
-        yield [{"env.workers" if env_workers(cfg) else "collector.num_workers": count // 2}]
+    run = envs_of(cfg)
+    if in_ram and run.workers > 1:
+        yield [{"collector.num_workers" if run.collecting else "env.workers": run.workers // 2}]
     if in_ram:
         envs = plan.env_bytes * cfg.env.num
         fewer = _scaled(cfg.env.num, envs, over) if envs > over else cfg.env.num // 2
-        yield [{"env.num": max(fewer, workers_of(cfg) or 1)}]
+        yield [{"env.num": max(fewer, run.workers or 1)}]
     device = "cpu" if in_ram else place.name  # what lies elsewhere frees nothing here
     here = [entry for entry in plan.entries if (entry.device or "cpu") == device]
     plan = dataclasses.replace(plan, entries=here, peaks=[peak for peak in plan.peaks if peak.device == device])
@@ -276,12 +276,12 @@ SMALL_SAVING = 0.05
 
 
 def modes_of(
-    cfg: CollectConfig,
-    rows: RowSchema,
-    estimates: Callable[[str], tuple[Mapping[Key, Field], bool]],
-    init_rows: int = 0,
+    storage: RunStorage | None, rows: RowSchema, estimates: Callable[[str], tuple[Mapping[Key, Field], bool]]
 ) -> list[Mode]:
-    """Return batch and buffer under every way to keep the next observation."""
+    """Return the batch and the buffer under every way to keep the next observation.
+
+    `estimates`: mode -> what the value stage adds to a batch, and whether it keeps the index of next observations.
+    """
     found = []
     for name in MODES:
         added, index = estimates(name)
@@ -289,7 +289,8 @@ def modes_of(
         others = {*map(show, (*rows.fields, *rows.copies, *added, *rows.states))}
         kept = sum(entry.bytes for entry in entries if entry.key not in others)
         whole, n = sum(entry.bytes for entry in entries), max(rows.frames, 1)
-        found.append(Mode(name, whole / n, kept / n, whole, buffer_bytes(cfg, rows, name, init_rows)))
+        buffer = sum(entry.bytes for entry in planned_buffer(storage, rows, name))
+        found.append(Mode(name, whole / n, kept / n, whole, buffer))
     full = found[0]
     return [Mode(m.name, m.per_frame, m.next_obs, m.bytes, m.buffer, _against(rows, m, full)) for m in found]
 

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlcli.build.buffer import slices_of
-from rlcli.build.collector import delta_dtype_of, devices, keeps_overflows, shares_meanwhile
-from rlcli.build.optim import optimizer_options
+from rlcli.build.buffer import slices_of, storage_of
+from rlcli.build.collector import delta_dtype_of, devices, envs_of, shares_meanwhile
+from rlcli.build.policy import optimizer_options
 from rlcli.collectors import BaseCollector
 from rlcli.collectors.frames import AHEAD, next_steps
 from rlcli.collectors.schema import RowSchema
@@ -124,9 +124,9 @@ def expected(
 ) -> Expected:
     """Return the plan of a run about to begin, for its report; `imported` and `stored` in bytes."""
     rows, entries, peaks = tensors_of(cfg, collector, learning, init_rows)
-    counted = {peak.stage: peak for peak in peaks if not peak.unknown}
-    values, update = counted.get(VALUES), counted.get(UPDATE)
-    process = so_far(imported, learning, stored) | noise_of(rows) | to_come(cfg, reset=collector.frames > 0)
+    known = {peak.stage: peak for peak in peaks if not peak.unknown}
+    values, update = known.get(VALUES), known.get(UPDATE)
+    process = so_far(imported, learning, stored) | noise_of(rows) | to_come(envs_of(cfg), reset=collector.frames > 0)
     saved = None if update is None or not update.saved else update.saved
     return Expected(
         at_peak(process, entries, peaks), imported, None if values is None else values.bytes, worker_bytes(collector),
@@ -170,11 +170,9 @@ def tensors_of(
     if cfg.collector.preemptive_threshold is not None:
         fields[COLLECTOR_MASK] = Field((), torch.bool)
     rows = dataclasses.replace(
-        rows,
-        fields=fields,
-        delta_dtype=delta_dtype_of(cfg),
-        keeps_overflows=keeps_overflows(cfg),
-    )
+        rows, fields=fields, delta_dtype=delta_dtype_of(cfg),
+        keeps_overflows=mode == "delta" and cfg.memory.on_overflow == "keep",
+    )  # fmt: skip
     entries: list[LedgerEntry] = []
     peaks: list[Peak] = []
     estimator, loss = learning.estimator, learning.loss
@@ -186,7 +184,7 @@ def tensors_of(
         entries.append(spare_entry(rows, mode, device, len(parts) * (AHEAD + 1) or 1))
     if loss is not None:
         entries += _learned(cfg, rows, learning, peaks)
-    return rows, [*entries, *planned_buffer(cfg, rows, mode, init_rows)], peaks
+    return rows, [*entries, *planned_buffer(storage_of(cfg, rows, init_rows), rows, mode)], peaks
 
 
 def estimates_of(cfg: CollectConfig, estimator: Any, mode: str) -> tuple[Mapping[Key, Field], bool]:

@@ -16,9 +16,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from rlcli.build.buffer import frame_stacks
+from rlcli.build.buffer import RunStorage
 from rlcli.collectors.schema import RowSchema
-from rlcli.config.schemas import by_priority
 from rlcli.data.fields import width_of
 from rlcli.data.next_obs import Rows
 from rlcli.data.next_obs.modes import NEXT
@@ -194,21 +193,20 @@ def spare_entry(rows: RowSchema, mode: str, device: str, count: int = 1) -> Ledg
 
 
 # ---- buffers -----------------------------------------------------------------------------------------------------
-def planned_buffer(cfg: Any, rows: RowSchema, mode: str, init_rows: int = 0) -> list[LedgerEntry]:
-    """Return the configured storage's columns, full or with all of the run's rows; empty without one."""
-    storage = getattr(cfg, "storage", None)
-    if storage is None or storage.kind == "none":
+def planned_buffer(storage: RunStorage | None, rows: RowSchema, mode: str) -> list[LedgerEntry]:
+    """Return the columns of a storage once it holds all rows of the run; empty without one."""
+    if storage is None:
         return []
     device = "disk" if storage.kind in _DISK else "cpu"
-    count = min(storage.max_size, cfg.total_frames + init_rows)
+    count = min(storage.max_size, storage.rows)
     fields = rows.stored(mode)
-    stacks = frame_stacks(cfg, rows) if mode == cfg.memory.next_obs else {}
-    stored_fields = fields | {key: Field(fields[key].shape[1:], fields[key].dtype) for key in stacks}  # one frame a row
-    coded = _packed(cfg, rows, stored_fields, stacks)
-    widths = {key: stored_fields[key].width if (width := coded.width(key)) is None else width for key in fields}
+    stacks = storage.stacks if mode == "exact" else {}
+    held = fields | {key: Field(fields[key].shape[1:], fields[key].dtype) for key in stacks}  # one frame a row
+    coded = _packed(storage.codes, held, stacks)
+    widths = {key: held[key].width if (width := coded.width(key)) is None else width for key in fields}
     reserved = _in_files(storage, math.ceil(sum(widths.values())), count)
     # a ring that goes round drops a file once its last row is gone
-    goes_round = device == "disk" and cfg.total_frames + init_rows > count
+    goes_round = device == "disk" and storage.rows > count
     columns = []
     for key, field in fields.items():
         width, note = widths[key], "one frame per row" if key in stacks else ""
@@ -231,13 +229,13 @@ def planned_buffer(cfg: Any, rows: RowSchema, mode: str, init_rows: int = 0) -> 
     index = _index_bytes(storage, rows, mode, count) + rows.lanes * sum(fields[key].width for key in stacks)
     about = f"about; episodes of {EPISODE} steps"
     columns.append(LedgerEntry(BUFFER, "index", index, device="cpu", peak=index, per_frame=index / count, note=about))
-    if by_priority(cfg):
+    if storage.priorities:
         nbytes = tree_bytes(storage.max_size)
         columns.append(LedgerEntry(BUFFER, PRIORITIES, nbytes, device="cpu", peak=nbytes, per_frame=nbytes / count))
     return columns
 
 
-def _in_files(storage: Any, row_bytes: int, count: int) -> int:
+def _in_files(storage: RunStorage, row_bytes: int, count: int) -> int:
     """Return the rows that are reserved for so many."""
     if storage.kind not in _DISK:
         return count
@@ -247,8 +245,12 @@ def _in_files(storage: Any, row_bytes: int, count: int) -> int:
     return -(-count // rows) * rows
 
 
-def _index_bytes(storage: Any, rows: RowSchema, mode: str, count: int) -> int:
-    """Return the bytes of a storage's index; in a flat one each env of a batch is a trajectory of its own."""
+def _index_bytes(storage: RunStorage, rows: RowSchema, mode: str, count: int) -> int:
+    """Return the bytes of what says which rows belong together, and in `exact` of next observations without a row.
+
+    A flat storage holds the rows of several envs one batch after another: each lane of a batch is a run of its own, and
+    where rows have no ids a trajectory of its own, whose last next observation no row stands for.
+    """
     from rlcli.data.index.arrays import bytes_for
     from rlcli.data.index.markers import Markers
 
@@ -261,18 +263,16 @@ def _index_bytes(storage: Any, rows: RowSchema, mode: str, count: int) -> int:
     return bytes_for(storage.max_size, runs, trajectories, ids=ids, apart=apart)
 
 
-def buffer_bytes(cfg: Any, rows: RowSchema, mode: str, init_rows: int = 0) -> int:
-    """Return the whole buffer in some mode."""
-    return sum(entry.bytes for entry in planned_buffer(cfg, rows, mode, init_rows))
+def _packed(codes: bool, fields: Mapping[Key, Field], stacks: Mapping[Key, int]) -> CodedRows:
+    """Return the codes that a buffer of these fields comes to, once every action was seen.
 
-
-def _packed(cfg: Any, rows: RowSchema, fields: Mapping[Key, Field], stacks: Mapping[Key, int]) -> CodedRows:
-    """Return the codes of a buffer's fields once every action was seen; unbounded integers count in full."""
+    Whole numbers of which no bound is known are counted in full.
+    """
     from rlcli.data.codes.code import choose
     from rlcli.data.codes.packing import CodedRows
     from rlcli.data.index.markers import Markers
 
-    if not cfg.storage.codes:
+    if not codes:
         return CodedRows(fields, ())
     examples = {
         key: example for key, field in fields.items() if key not in stacks and (example := _example(field)) is not None

@@ -21,7 +21,7 @@ from large_env import LargeEnv
 
 import rlcli
 from rlcli.algorithms.algorithm import build_policy
-from rlcli.build.collector import build_collector
+from rlcli.build.collector import build_collector, envs_of
 from rlcli.build.env import build_env
 from rlcli.collectors.stored_states import StateClock
 from rlcli.config import registry
@@ -567,7 +567,7 @@ def test_the_first_env_of_an_evaluation_is_no_smaller_than_the_next(large_env, m
     measure = envs.grown
     monkeypatch.setattr(envs, "grown", back)
     cfg = configure("train", ["env.id=large", "env.num=2", "env.workers=2", "run.eval_episodes=4", "run.eval_envs=4"])
-    assert envs.to_come(cfg, reset=True)[envs.EVALUATION] == pytest.approx(4 * (40 << 20), rel=0.1)
+    assert envs.to_come(envs_of(cfg), reset=True)[envs.EVALUATION] == pytest.approx(4 * (40 << 20), rel=0.1)
     assert envs.grown is measure
 
 
@@ -613,33 +613,34 @@ def test_what_an_earlier_run_left_does_not_lessen_what_envs_take(large_env, word
         "train",
         ["env.id=collected", "env.num=2", "run.eval_episodes=4", "run.eval_envs=4", "run.eval_every=256", *words],
     )
-    to_come(cfg, reset=True)  # imports what it needs
+    to_come(envs_of(cfg), reset=True)  # imports what it needs
     gc.collect()
     left = [LargeEnv(), LargeEnv(), LargeEnv(), LargeEnv()]
     left.append(left)  # a circle
     del left
-    assert to_come(cfg, reset=True)[EVALUATION] == pytest.approx(4 * (40 << 20), rel=0.1)
+    assert to_come(envs_of(cfg), reset=True)[EVALUATION] == pytest.approx(4 * (40 << 20), rel=0.1)
     assert gc.isenabled()
 
 
 def test_memory_that_was_freed_before_does_not_hide_what_envs_take(large_env):
     cfg = configure("train", ["env.id=large", "env.num=2"])
-    one_more(cfg)  # imports what it needs
+    one_more(envs_of(cfg))  # imports what it needs
     left = [np.ones(1000) for _ in range(12_000)]
     left = left[-1:]  # it keeps the memory of the others from going back to the system
-    assert one_more(cfg).each == pytest.approx(40 << 20, rel=0.1) and len(left) == 1
+    assert one_more(envs_of(cfg)).each == pytest.approx(40 << 20, rel=0.1) and len(left) == 1
 
 
 FREED_MEANWHILE = """
 import rlcli
 from large_env import LargeEnv
+from rlcli.build.collector import envs_of
 from rlcli.config.compose import configure
 from rlcli.planning.envs import one_more
 
 rlcli.register_env("large")(LargeEnv)
 left, made = [LargeEnv(), LargeEnv()], LargeEnv.__init__
 LargeEnv.__init__ = lambda env: made(env) or left.clear()
-print(one_more(configure("train", ["env.id=large", "env.num=2"])).each)
+print(one_more(envs_of(configure("train", ["env.id=large", "env.num=2"]))).each)
 """
 
 
@@ -650,6 +651,7 @@ import sys
 import psutil
 import rlcli
 from large_env import LargeEnv
+from rlcli.build.collector import envs_of
 from rlcli.config.compose import configure
 from rlcli.planning.envs import one_more
 
@@ -660,7 +662,7 @@ assert sum(library[:: mmap.PAGESIZE]) == 0  # its pages are here
 made = LargeEnv.__init__
 LargeEnv.__init__ = lambda env: made(env) or library.madvise(mmap.MADV_DONTNEED)
 cfg, rss = configure("train", ["env.id=large", "env.num=2"]), psutil.Process().memory_info().rss
-print(one_more(cfg).each)
+print(one_more(envs_of(cfg)).each)
 assert psutil.Process().memory_info().rss < rss
 """
 

@@ -10,4 +10,4 @@ from rlcli.config.checks import learning as learning
 from rlcli.config.checks import machine as machine
 from rlcli.config.checks import rows as rows
 from rlcli.config.checks import run as run
-from rlcli.config.checks.check import CHECKS as CHECKS
+from rlcli.config.problem import CHECKS as CHECKS

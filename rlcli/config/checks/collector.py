@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rlcli.config.checks.check import check
-from rlcli.config.problem import Problem
+from rlcli.config.problem import Problem, check
 from rlcli.config.schemas import Config
 
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlcli.config import registry
-from rlcli.config.checks.check import check
-from rlcli.config.problem import Problem, did_you_mean
+from rlcli.config.problem import Problem, check, did_you_mean
 
 _OPTIONS = {"NormalizeObservation": "env.normalize_observation", "NormalizeReward": "env.normalize_reward"}
 

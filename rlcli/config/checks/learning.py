@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlcli.config import installed
-from rlcli.config.checks.check import check
-from rlcli.config.problem import Problem
+from rlcli.config.problem import Problem, check
 from rlcli.config.schemas import Config, convolves, draws, is_off_policy, remembers
 
 

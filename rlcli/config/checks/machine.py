@@ -10,9 +10,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from rlcli.config import installed, registry
-from rlcli.config.checks.check import check
 from rlcli.config.installed import accelerator, gymnasium_problem, known_ids, lacking
-from rlcli.config.problem import Problem, did_you_mean
+from rlcli.config.problem import Problem, check, did_you_mean
 
 _OF_GYMNASIUM = ("mujoco", "box2d")  # extras of envs that gymnasium holds in a module of this name
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlcli.config import registry
-from rlcli.config.checks.check import check
-from rlcli.config.problem import Problem
+from rlcli.config.problem import Problem, check
 from rlcli.config.schemas import Config, by_priority, draws, draws_slices, is_off_policy, remembers
 
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlcli.config import registry
-from rlcli.config.checks.check import check
 from rlcli.config.choices import CHOICES
-from rlcli.config.problem import Problem, spell
+from rlcli.config.problem import Problem, check, spell
 from rlcli.config.schemas import Config
 
 _FROM_WEIGHTS = (
