@@ -213,7 +213,7 @@ def without_hydra(node: DictConfig) -> DictConfig:
 
 
 def drop(node: DictConfig, keys: Iterable[str]) -> None:
-    """Remove keys from a tree, and branches of which nothing is left."""
+    """Remove keys from a tree."""
     for key in keys:
         branch, _, name = key.rpartition(".")
         holder = OmegaConf.select(node, branch) if branch else node
