@@ -94,8 +94,7 @@ def _sources(ready: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
     chosen = ready.job.choices
     by_loss = choice_file("loss", str(chosen.get("loss")))[1]
     for group, choice in chosen.items():
-        by = "loss" in chosen and by_loss.get(group) == choice
-        why = f", with loss={chosen['loss']}" if by else ""
+        why = f", with loss={chosen['loss']}" if "loss" in chosen and by_loss.get(group) == choice else ""
         yield f"{group}={choice}{why}", choice_file(group, str(choice))[0]
     for name in lineage(ready.job.cfg.recipe, ready.contents) if ready.job.cfg.recipe else ():
         yield f"recipe {name}", ready.contents[name]
