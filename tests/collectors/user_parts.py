@@ -443,7 +443,8 @@ class Touches(Part):
         if not self.what.startswith("inverts"):
             return td
         action = td["action"]
-        if action.is_floating_point():
+        choices = action.ndim > len(td.shape) and bool(((action == 0) | (action == 1)).all())  # one-hot, of any dtype
+        if action.is_floating_point() and not choices:
             other = -action
         else:
             other = action.flip(-1) if action.ndim > len(td.shape) else 2 - action
