@@ -1,14 +1,19 @@
 """Programs in a process of their own each, forked from one that has loaded torch and its like once for all of them."""
 
+import atexit
 import json
 import os
 import subprocess
 import sys
+import traceback
+import types
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 FORK = """
-import atexit, gc, json, os, sys, traceback, types
+import gc, json, os, sys
+from tests.forked_programs import end_as
 gc.disable()
 import {loaded}
 {first}
@@ -19,8 +24,21 @@ def run(name, program, folder):
     os.chdir(folder)
     for stream, file in enumerate(("stdout", "stderr"), 1):
         os.dup2(os.open(os.path.join({into!r}, f"{{name}}.{{file}}"), os.O_WRONLY | os.O_CREAT), stream)
-    main = sys.modules["__main__"] = types.ModuleType("__main__")
-    code = 0
+    end_as(program, name)
+
+for name, (program, folder) in json.load(sys.stdin).items():
+    if os.fork() == 0:
+        run(name, program, folder)
+    with open(os.path.join({into!r}, f"{{name}}.code"), "w") as code:
+        code.write(str(os.waitstatus_to_exitcode(os.wait()[1])))
+os._exit(0)
+"""
+
+
+def end_as(program: str, name: str) -> NoReturn:
+    """Run a program as `__main__`, and end with it."""
+    main, code = types.ModuleType("__main__"), 0
+    sys.modules["__main__"] = main
     try:
         exec(compile(program, name, "exec"), vars(main))
     except SystemExit as end:
@@ -30,15 +48,7 @@ def run(name, program, folder):
         code = 1
     atexit._run_exitfuncs()
     sys.stdout.flush()
-    os._exit(code)  # an end of Python that looks through all that was loaded took a second of each program
-
-for name, (program, folder) in json.load(sys.stdin).items():
-    if os.fork() == 0:
-        run(name, program, folder)
-    with open(os.path.join({into!r}, f"{{name}}.code"), "w") as code:
-        code.write(str(os.waitstatus_to_exitcode(os.wait()[1])))
-os._exit(0)
-"""
+    os._exit(code)  # an end of Python that looks through all that was loaded takes a second
 
 
 @dataclass

@@ -1,11 +1,9 @@
 """What the files of these tests import; the fork server does so once, and not each of hundreds of workers."""
 
 # ruff: noqa: F401, F403
-import atexit
 import os
 import signal
 import sys
-import traceback
 import types
 from pathlib import Path
 
@@ -24,6 +22,7 @@ from rlcli.processes import crew, fork_server, pulse, worker
 from rlcli.processes.channel import packed, unpacked
 from rlcli.transforms import *
 from rlcli.weight_update import *
+from tests.forked_programs import end_as
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,6 +63,39 @@ def forked(program: str, folder: Path, *words: object) -> tuple[int, str, str]:
     return unpacked(code), *((folder / stream).read_text() for stream in ("stdout", "stderr"))
 
 
+# a program for `forked`: a child of it owns two workers and is killed or exits, by the word that is given; they end too
+OWNER = """
+import os, signal, sys, time
+from pathlib import Path
+{begin}
+(told, tell), (waits, go) = os.pipe(), os.pipe()
+if not (owner := os.fork()):
+    owned = make()
+    os.write(tell, " ".join(f"/proc/{{worker.pid}}" for worker in workers_of(owned)).encode())
+    while sys.argv[1] == "killed": work(owned)
+    os.read(waits, 1)
+    sys.exit()
+os.close(tell)
+workers = [Path(place) for place in os.read(told, 99).decode().split()]
+assert len(workers) == 2
+for worker in workers:
+    assert "/dev/shm" not in (worker / "maps").read_text()  # what has no name cannot be left behind
+os.kill(owner, signal.SIGKILL) if sys.argv[1] == "killed" else os.write(go, b".")
+os.waitpid(owner, 0)
+
+def runs(worker):
+    try:
+        return (worker / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+until = time.monotonic() + 10
+while any(map(runs, workers)):
+    assert time.monotonic() < until
+    time.sleep(0.02)
+"""
+
+
 def _run(channel) -> None:
     program, folder, words = unpacked(channel.receive()[2])
     os.chdir(folder)
@@ -76,18 +108,8 @@ def _run(channel) -> None:
             os.close(fd)
         fork_server.in_worker = False
         worker.subprocess = types.SimpleNamespace(Popen=_Fork, DEVNULL=None, _args_from_interpreter_flags=list)
-        main, sys.argv[1:], code = types.ModuleType("__main__"), words, 0
-        sys.modules["__main__"] = main
-        try:
-            exec(compile(program, "program", "exec"), vars(main))
-        except SystemExit as end:
-            code = end.code or 0
-        except BaseException:
-            traceback.print_exc()
-            code = 1
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        os._exit(code)  # an end of Python that looks through all that was loaded takes a second
+        sys.argv[1:] = words
+        end_as(program, "program")
     channel.send(1, 1, packed(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
 
 

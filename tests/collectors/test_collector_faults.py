@@ -24,7 +24,7 @@ from rlcli.errors import ArgumentError, EnvError
 from rlcli.processes import pulse, restarts
 from rlcli.processes.channel import unpacked
 from tests.collectors.counting import steps_seen
-from tests.preloaded import forked
+from tests.preloaded import OWNER, forked
 
 pytestmark = pytest.mark.usefixtures("impatient")
 KINDS = [MultiSyncCollector, MultiAsyncCollector]
@@ -397,38 +397,25 @@ def test_a_thread_that_waits_for_a_worker_that_was_stopped_ends_with_its_collect
     c.async_shutdown(timeout=0.4)
 
 
-OWNER = """
-import os, signal, sys, time
+OWNS = """
 from functools import partial
-from pathlib import Path
 from rlcli.collectors import MultiAsyncCollector
 from tests.collectors.counting import pair
-(told, tell), (waits, go) = os.pipe(), os.pipe()
-if not (owner := os.fork()):
+
+def make():
     c = MultiAsyncCollector([partial(pair, Path("steps"), 5)] * 2, None, frames_per_batch=40)
     c.next()
-    os.write(tell, " ".join(f"/proc/{worker.pid}" for worker in c.processes.workers).encode())
-    while sys.argv[1] == "killed": c.next()
-    os.read(waits, 1)
-    sys.exit()
-os.close(tell)
-workers = [Path(place) for place in os.read(told, 99).decode().split()]
-assert len(workers) == 2
-for worker in workers:
-    assert "/dev/shm" not in (worker / "maps").read_text()  # what has no name cannot be left behind
-os.kill(owner, signal.SIGKILL) if sys.argv[1] == "killed" else os.write(go, b".")
-os.waitpid(owner, 0)
-until = time.monotonic() + 10
-while any(worker.exists() for worker in workers):
-    assert time.monotonic() < until
-    time.sleep(0.02)
+    return c
+
+def workers_of(c): return c.processes.workers
+def work(c): c.next()
 """
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="reads /proc")
 @pytest.mark.parametrize("ends", ["killed", "exits"])
 def test_no_worker_outlives_its_parent(ends, tmp_path):
-    assert forked(OWNER, tmp_path, ends) == (0, "", "")
+    assert forked(OWNER.format(begin=OWNS), tmp_path, ends) == (0, "", "")
 
 
 # ---- limits of the system --------------------------------------------------------------------------------------------

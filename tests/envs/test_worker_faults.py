@@ -24,7 +24,7 @@ from rlcli.envs import GymEnv, ParallelEnv, SerialEnv
 from rlcli.errors import ArgumentError, EnvError
 from rlcli.processes import restarts
 from rlcli.vec_envs.episodes import episode_seed
-from tests.preloaded import forked
+from tests.preloaded import OWNER, forked
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:the worker of env:UserWarning"),
@@ -359,44 +359,25 @@ def test_what_cannot_be_replaced_is_refused():
 
 
 # ---- what is left behind ---------------------------------------------------------------------------------------------
-OWNER = """
-import os, signal, sys, time
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
+OWNS = f"""
+sys.path.insert(0, {str(Path(__file__).parent)!r})
 from gym_worlds import Slow
 from rlcli.envs import GymEnv, ParallelEnv
-(told, tell), (waits, go) = os.pipe(), os.pipe()
-if not (owner := os.fork()):
+
+def make():
     env = ParallelEnv(4, lambda: GymEnv(Slow(0.001)), per_worker=2, on_worker_error="restart")
     env.rollout(3)
-    os.write(tell, " ".join(f"/proc/{worker.pid}" for worker in env.vec_env.crew.workers).encode())
-    env.rollout(1 << 30) if sys.argv[2] == "killed" else os.read(waits, 1)
-    sys.exit()
-os.close(tell)
-workers = [Path(place) for place in os.read(told, 99).decode().split()]
-assert len(workers) == 2
-for worker in workers:
-    assert "/dev/shm" not in (worker / "maps").read_text()  # what has no name cannot be left behind
-os.kill(owner, signal.SIGKILL) if sys.argv[2] == "killed" else os.write(go, b".")
-os.waitpid(owner, 0)
+    return env
 
-def runs(worker):
-    try:
-        return (worker / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-until = time.monotonic() + 10
-while any(map(runs, workers)):
-    assert time.monotonic() < until
-    time.sleep(0.02)
+def workers_of(env): return env.vec_env.crew.workers
+def work(env): env.rollout(1 << 30)
 """
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="reads /proc")
 @pytest.mark.parametrize("ends", ["killed", "exits"])
 def test_no_worker_outlives_its_parent_and_nothing_is_left_in_shared_memory(ends, tmp_path):
-    assert forked(OWNER, tmp_path, Path(__file__).parent, ends) == (0, "", "")
+    assert forked(OWNER.format(begin=OWNS), tmp_path, ends) == (0, "", "")
 
 
 def test_a_slow_reset_is_timed_too():
