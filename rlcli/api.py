@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from numbers import Integral
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+from rlcli import arguments
 from rlcli.errors import ArgumentError, ConfigError
 
 if TYPE_CHECKING:
@@ -175,7 +175,8 @@ def evaluate(
     >>> rlcli.evaluate(run.path, episodes=3).lengths.shape
     (3,)
     """
-    _check_whole(episodes=episodes, seed=seed or 0, max_steps=0 if max_steps is None else max_steps)
+    for name, value in {"episodes": episodes, "seed": seed or 0, "max_steps": max_steps or 0}.items():
+        arguments.count(name, value, None)
     with _as_it_was():
         from rlcli.jobs import evaluate as start
 
@@ -236,7 +237,7 @@ def inspect(path: PathName, trajectory: int | None = None) -> list[Inspection]:
     """
     from rlcli.inspection.folder import inspect as look
 
-    _check_whole(trajectory=trajectory or 0)
+    arguments.count("trajectory", trajectory or 0, None)
     return look(_folder(path), trajectory)
 
 
@@ -294,12 +295,6 @@ def _folder(path: Any) -> PathName:
     if not isinstance(path, str | PathLike):
         raise ArgumentError("a run is named by its folder", why=f"got {path!r}", fix="Give a text or a Path: run.path.")
     return path
-
-
-def _check_whole(**given: Any) -> None:
-    for name, value in given.items():
-        if isinstance(value, bool) or not isinstance(value, Integral):
-            raise ArgumentError(f"{name} is a whole number", why=f"got {value!r}")
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -94,19 +94,6 @@ class ArgumentError(RlcliError, ValueError):
     """A Python caller gave an argument that cannot be used."""
 
     exit_code = 2
-
-
-def one_of(name: str, given: Any, allowed: Iterable[str]) -> None:
-    """Refuse an argument that is not among the words allowed."""
-    if given not in allowed:
-        raise ArgumentError(f"unknown {name} {given!r}", fix=f"Choose one of {', '.join(allowed)}")
-
-
-def check_seconds(name: str, given: Any) -> None:
-    """Raise ArgumentError unless `given` is None or a number of seconds above 0."""
-    number = isinstance(given, int | float) and not isinstance(given, bool)
-    if given is not None and not (number and 0 < given < float("inf")):
-        raise ArgumentError(f"{name} must be a number of seconds above 0, or None", why=f"got {given!r}")
 
 
 class MissingKeyError(RlcliError, KeyError):

@@ -15,11 +15,10 @@ import os
 import re
 import stat
 from collections.abc import Callable, Mapping
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from rlcli.errors import ArgumentError, DamagedDataError
+from rlcli.errors import DamagedDataError
 
 Check = Callable[[Any], None]
 
@@ -49,14 +48,6 @@ def held(
     except Misfit as error:
         raise DamagedDataError(what, where=str(where), why=str(error), fix=fix) from error
     return value
-
-
-def from_0(name: str, value: Any, *, endless: bool = False) -> float:
-    """Return an argument as a float, from 0 on; infinity only if `endless`."""
-    fits = isinstance(value, Real) and not isinstance(value, bool) and float(value) >= 0
-    if not fits or (float(value) == math.inf and not endless):
-        raise ArgumentError(f"{name} is a number from 0 on", where=name, why=f"got {value!r}")
-    return float(value)
 
 
 def read_json(path: Path | str) -> Any:

@@ -85,7 +85,7 @@ def test_mistakes_in_keywords_are_named():
     for ask in (rlcli.resume, rlcli.load, rlcli.evaluate, rlcli.inspect, rlcli.verify):
         with pytest.raises(ArgumentError, match="a run is named by its folder: got 5"):
             ask(5)
-    with pytest.raises(ArgumentError, match="episodes is a whole number: got '3'"):
+    with pytest.raises(ArgumentError, match="episodes must be a whole number: got '3'"):
         rlcli.evaluate(".", episodes="3")
     with pytest.raises(ConfigError, match=r"did you mean env\.num"):
         rlcli.train(**{"env.nm": 3})

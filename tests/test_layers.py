@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "rlcli"
 
 LAYERS = [
     {"compat", "errors", "keys", "exports", "imports", "recognise"},
-    {"typed"},
+    {"typed", "arguments"},
     {"specs", "kernels", "config", "processes"},
     {"vec_envs", "transforms"},
     {"envs", "modules", "data"},

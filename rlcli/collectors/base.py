@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tensordict import TensorDictBase
 
+from rlcli import arguments
 from rlcli.collectors.background import Background
 from rlcli.collectors.delivered import Collected, Delivered
-from rlcli.collectors.options import FIELDS, CollectorOptions, CountedOption, counted, function
+from rlcli.collectors.options import FIELDS, CollectorOptions, CountedOption, counted
 from rlcli.collectors.schema import RowSchema
 from rlcli.collectors.weights import POLICY, CollectorWeights, Source
 from rlcli.data.splitting import split_trajectories
@@ -487,7 +488,7 @@ class BaseCollector:
 
     @postproc.setter
     def postproc(self, value: Callable[[TensorDictBase], TensorDictBase | None] | None) -> None:
-        self._postproc = function("postproc", value)
+        self._postproc = arguments.callable_("postproc", value)
 
     @property
     def pre_collect_hook(self) -> Callable[[], Any] | None:
@@ -496,7 +497,7 @@ class BaseCollector:
 
     @pre_collect_hook.setter
     def pre_collect_hook(self, hook: Callable[[], Any] | None) -> None:
-        self._set_hooks(function("pre_collect_hook", hook), self._hooks[1])
+        self._set_hooks(arguments.callable_("pre_collect_hook", hook), self._hooks[1])
 
     @property
     def post_collect_hook(self) -> Callable[[TensorDictBase], Any] | None:
@@ -505,7 +506,7 @@ class BaseCollector:
 
     @post_collect_hook.setter
     def post_collect_hook(self, hook: Callable[[TensorDictBase], Any] | None) -> None:
-        self._set_hooks(self._hooks[0], function("post_collect_hook", hook))
+        self._set_hooks(self._hooks[0], arguments.callable_("post_collect_hook", hook))
 
     def set_pre_collect_hook(self, hook: Callable[[], Any] | None) -> None:
         """Call `hook` before each batch from now on; where workers collect, in each of them."""

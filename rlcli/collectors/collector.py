@@ -20,6 +20,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 from torch import nn
 
+from rlcli import arguments
 from rlcli.collectors.actors.actor import TorchStream
 from rlcli.collectors.answers import answering
 from rlcli.collectors.base import BaseCollector, called
@@ -27,7 +28,7 @@ from rlcli.collectors.delivered import Collected
 from rlcli.collectors.devices import NOT_COPIED, one_device, own_copy, own_device, place
 from rlcli.collectors.finish import Filled, TrajectoryPool, assemble
 from rlcli.collectors.frames import next_steps, steps_of
-from rlcli.collectors.options import FIELDS, CollectorOptions, whole
+from rlcli.collectors.options import FIELDS, CollectorOptions
 from rlcli.collectors.rollout import Rollout
 from rlcli.collectors.schema import RowSchema
 from rlcli.collectors.weights import FollowedWeights, Receiver
@@ -303,7 +304,7 @@ class Collector(BaseCollector):
             Steps per env; those of a full batch by default.
         """
         usual = steps_of(self.frames_per_batch, self.vec_env.n)
-        return self._stepped(usual if steps is None else whole("steps", steps), False).batch
+        return self._stepped(usual if steps is None else arguments.count("steps", steps, None), False).batch
 
     def _collect(self, steps: int, timed: bool) -> Collected:
         if own(self, "rollout"):

@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlcli import arguments
 from rlcli.collectors.answers import say
 from rlcli.collectors.shared_batch import SharedBatch
 from rlcli.collectors.worker import TARGET, Sent, WorkerBatch, signs_of
 from rlcli.collectors.worker_record import WorkerRecord
-from rlcli.errors import ArgumentError, EnvError, RlcliError, StoppedSafely, in_words, one_of
+from rlcli.errors import ArgumentError, EnvError, RlcliError, StoppedSafely, in_words
 from rlcli.keys import Key, show
 from rlcli.processes.channel import packed
 from rlcli.processes.crew import Crew, Lost
@@ -62,7 +63,7 @@ class CollectorCrew:
         all_lanes: int | None = None,
         on_error: str = "raise",
     ) -> None:
-        one_of("on_worker_error", on_error, POLICIES)
+        arguments.choice("on_worker_error", on_error, POLICIES)
         self.sent, self.seed, self.on_error, self.start_method = list(sent), seed, on_error, start_method
         self.first_lane = first_lane  # number of the first worker's first env among all of the run
         self.name = "env"

@@ -18,6 +18,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
+from rlcli import arguments
 from rlcli.collectors.base import BaseCollector
 from rlcli.collectors.batch import BatchPool
 from rlcli.collectors.collector import drawn_seed
@@ -43,7 +44,7 @@ from rlcli.collectors.worker import Sent, WorkerBatch
 from rlcli.collectors.worker_record import WorkerRecord
 from rlcli.data import ReplayBufferEnsemble
 from rlcli.data.next_obs import move
-from rlcli.errors import ArgumentError, one_of
+from rlcli.errors import ArgumentError
 from rlcli.keys import COLLECTOR_MASK, TRAJ_IDS, Key
 from rlcli.processes.crew import Crew
 from rlcli.processes.worker import USUAL_METHOD
@@ -313,7 +314,7 @@ class MultiProcessCollector(BaseCollector):
         workers : {"aggregate", "per_worker", "both"}
             The figures of all together, or of each: `worker_0/frames`; none of them is asked.
         """
-        one_of("workers", workers, ("aggregate", "per_worker", "both"))
+        arguments.choice("workers", workers, ("aggregate", "per_worker", "both"))
         stats: dict[str, int | bool] = {} if workers == "per_worker" else super().stats()
         alive = [worker.exit_code() is None for worker in self.processes.workers]
         stats |= {"workers": self._count, "workers_alive": sum(alive)}

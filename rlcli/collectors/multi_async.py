@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from tensordict import TensorDictBase
 
+from rlcli import arguments
 from rlcli.collectors.base import Stage, no_stage
 from rlcli.collectors.crew import Order, ShutDown
 from rlcli.collectors.delivered import Collected, Delivered
@@ -21,7 +22,7 @@ from rlcli.collectors.multi_sync import MultiSyncCollector
 from rlcli.collectors.options import counted
 from rlcli.collectors.schema import RowSchema
 from rlcli.collectors.worker import WorkerBatch
-from rlcli.errors import ArgumentError, in_words, one_of
+from rlcli.errors import ArgumentError, in_words
 
 ON_LAG = ("report", "block", "drop")
 
@@ -61,7 +62,7 @@ class MultiAsyncCollector(MultiProcessCollector):
         on_lag: str = "report",
         **options: Any,
     ) -> None:
-        one_of("on_lag", on_lag, ON_LAG)
+        arguments.choice("on_lag", on_lag, ON_LAG)
         self.max_lag = None if max_lag is None else counted("max_lag", max_lag, 0)
         if self.max_lag is None and on_lag != "report":
             raise ArgumentError(f"on_lag='{on_lag}' has no meaning without max_lag")

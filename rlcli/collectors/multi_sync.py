@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
+from rlcli import arguments
 from rlcli.collectors.crew import Order
 from rlcli.collectors.delivered import Collected
 from rlcli.collectors.frames import cut, next_steps, steps_of
 from rlcli.collectors.multi import MultiProcessCollector
-from rlcli.collectors.options import whole
 from rlcli.collectors.worker import STOP
 from rlcli.errors import ArgumentError
 from rlcli.keys import COLLECTOR_MASK
@@ -55,7 +55,12 @@ class MultiSyncCollector(MultiProcessCollector):
         if cat_results not in ("stack", 0, -1) or isinstance(cat_results, bool):
             raise ArgumentError(f"unknown cat_results {cat_results!r}", fix='Use "stack", 0 or -1.')
         self.cat_results = cat_results
-        self.preemptive_threshold = _share(preemptive_threshold)
+        share = (
+            None
+            if preemptive_threshold is None
+            else arguments.number("preemptive_threshold", preemptive_threshold, 0, 1)
+        )
+        self.preemptive_threshold = None if share == 1 else share
         super().__init__(create_env_fn, policy, **options)
         lanes = {record.lanes for record in self.crew.records}
         if len(lanes) > 1 and cat_results != 0:
@@ -115,7 +120,7 @@ class MultiSyncCollector(MultiProcessCollector):
 
     def rollout(self, steps: int | None = None) -> TensorDictBase:
         """Collect one raw batch ``[B * P, T]``, shares cut to `steps`; see `Collector.rollout`."""
-        return self._collect(max(self.shares) if steps is None else whole("steps", steps), False).batch
+        return self._collect(max(self.shares) if steps is None else arguments.count("steps", steps, None), False).batch
 
     def _collect(self, steps: int, timed: bool) -> Collected:
         self._before_batch()
@@ -199,14 +204,6 @@ def _timed(batch: Any) -> TensorDictBase:
     """Return the same batch, time last."""
     batch.names = [*[None] * (batch.ndim - 1), "time"]
     return batch
-
-
-def _share(threshold: Any) -> float | None:
-    """Return a share of the workers, as a number."""
-    number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
-    if threshold is not None and not (number and 0 <= threshold <= 1):
-        raise ArgumentError("preemptive_threshold is a share of the workers, from 0 to 1", why=f"got {threshold!r}")
-    return None if threshold in (None, 1) else float(threshold)
 
 
 MultiSyncDataCollector = MultiSyncCollector  # an older spelling

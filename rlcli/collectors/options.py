@@ -11,6 +11,8 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
+from rlcli import arguments
+from rlcli.arguments import refuse
 from rlcli.data.next_obs.modes import MODES
 from rlcli.errors import ArgumentError, in_words
 from rlcli.keys import DONE, POLICY_VERSION, TRAJ_IDS, Key, show, unravel
@@ -21,34 +23,13 @@ if TYPE_CHECKING:
     from rlcli.collectors.trajectories import CompleteTrajectories
 
 
-def whole(name: str, value: Any) -> int:
-    """Return the number of an option that counts something; a float may stand for it, as 1e6 does."""
-    if isinstance(value, float | np.floating) and float(value).is_integer():
-        return int(value)
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise ArgumentError(f"{name} must be a whole number", why=f"got {value!r}")
-    return int(value)
-
-
 def counted(name: str, value: Any, least: int | None = None) -> int:
     """Return the number of an option that counts something: whole, and large enough."""
-    number = whole(name, value)
-    if name == "total_frames" and (number == 0 or number < -1):
-        raise ArgumentError(
-            "total_frames must be at least 1", why=f"got {number}", fix="Use -1 to collect without end."
-        )
     known = FIELDS.get(name)
-    least = known.metadata.get("least") if least is None and known is not None else least
-    if least is not None and number < least:
-        raise ArgumentError(f"{name} must be at least {least}", why=f"got {number}")
+    number = arguments.count(name, value, known.metadata.get("least") if least is None and known is not None else least)
+    endless = name == "total_frames" and (number == 0 or number < -1)
+    refuse(endless, "total_frames must be at least 1", why=f"got {number}", fix="Use -1 to collect without end.")
     return number
-
-
-def function(name: str, value: Any) -> Any:
-    """Return what is to be called, or None."""
-    if value is not None and not callable(value):
-        raise ArgumentError(f"{name} must be a function", why=f"got {value!r}", fix="Leave it out, or give one.")
-    return value
 
 
 def _interaction(value: Any) -> InteractionType | None:
@@ -147,13 +128,13 @@ class CollectorOptions:
                 )
             object.__setattr__(self, "keep_keys", keys)
         object.__setattr__(self, "exploration_type", _interaction(self.exploration_type))
-        function("policy_factory", self.policy_factory)
+        arguments.callable_("policy_factory", self.policy_factory)
         if self.policy is not None and self.policy_factory is not None:
             raise ArgumentError("policy and policy_factory are two ways to give one policy", fix="Give one of them.")
         if self.trajs_per_batch is not None:
-            object.__setattr__(self, "trajs_per_batch", whole("trajs_per_batch", self.trajs_per_batch))
+            object.__setattr__(self, "trajs_per_batch", arguments.count("trajs_per_batch", self.trajs_per_batch, None))
         for name in ("postproc", "pre_collect_hook", "post_collect_hook"):
-            function(name, getattr(self, name))
+            arguments.callable_(name, getattr(self, name))
         buffer, used = self.replay_buffer, "extend" if self.extend_buffer else "add"
         if buffer is not None and (type(buffer) in (list, set) or not callable(getattr(buffer, used, None))):
             raise ArgumentError(

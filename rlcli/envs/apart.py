@@ -14,9 +14,10 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
+from rlcli import arguments
 from rlcli.envs.base import SPECS, EnvBase
 from rlcli.envs.serial import Stacked, brief, differing, made, transforms_within
-from rlcli.errors import ArgumentError, EnvError, check_seconds
+from rlcli.errors import ArgumentError, EnvError
 from rlcli.keys import Key
 from rlcli.processes.channel import Channel, packed, unpacked
 from rlcli.processes.crew import Crew, Lost
@@ -51,7 +52,7 @@ class Apart(Stacked):
         start_method: str,
         device: Any,
     ) -> None:
-        check_seconds("step_timeout", step_timeout)
+        arguments.seconds("step_timeout", step_timeout)
         if on_worker_error == "restart" or caller_steps:
             asked = "caller_steps=True" if caller_steps else "on_worker_error='restart'"
             raise ArgumentError(

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rlcli.errors import ArgumentError, one_of
+from rlcli import arguments
+from rlcli.errors import ArgumentError
 from rlcli.learning.flat import FlatParameters
 from rlcli.modules.watch import ModuleWatch
 from rlcli.objectives.loss import Loss
@@ -82,7 +83,7 @@ class GradientChoice:
     """
 
     def __init__(self, loss: Loss, flat: FlatParameters, gradient: str = "auto", compile: bool = False) -> None:
-        one_of("gradient", gradient, GRADIENTS)
+        arguments.choice("gradient", gradient, GRADIENTS)
         self.loss, self.flat, self.compile = loss, flat, compile
         self._closed = _closed_form(type(loss)) if gradient == "auto" and not compile else None
         self._chosen: tuple[object, Gradient] | None = None

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
-from rlcli.errors import ArgumentError, DamagedDataError, NumericsError, one_of
+from rlcli import arguments
+from rlcli.errors import ArgumentError, DamagedDataError, NumericsError
 from rlcli.learning.flat import FlatParameters
 
 
@@ -43,7 +44,7 @@ class FlatOptimizer:
     """Step one tensor, its `.grad` allocated, by one of torch's optimizers; `lr` may be changed at any time."""
 
     def __init__(self, name: str, tensor: nn.Parameter, lr: float, **options: Any) -> None:
-        one_of("optimizer", name, OPTIMIZERS)
+        arguments.choice("optimizer", name, OPTIMIZERS)
         self.tensor = tensor
         try:
             self.optimizer = OPTIMIZERS[name]([tensor], lr=lr, **options)

@@ -18,7 +18,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
-from rlcli.errors import ArgumentError, MissingKeyError, one_of
+from rlcli import arguments
+from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import ACTION, PRIORITY_WEIGHT, STEPS_TO_NEXT_OBS, TD_ERROR, Key, show, under_next
 from rlcli.modules.watch import ModuleWatch
 from rlcli.objectives.keyed import Elsewhere, elsewhere
@@ -27,7 +28,7 @@ from rlcli.objectives.networks import Columns
 from rlcli.objectives.reduction import DISTANCES, MASK_KEYS, mask_of, per_row, reduce, zeroed
 from rlcli.objectives.value.estimators import ValueEstimators
 from rlcli.objectives.value.functional import td0_return_estimate
-from rlcli.objectives.value.reading import need_count, need_rate
+from rlcli.objectives.value.reading import need_rate
 
 
 class BootstrappedLoss(Loss):
@@ -59,7 +60,7 @@ class BootstrappedLoss(Loss):
     ) -> None:
         super().__init__(reduction)
         elsewhere(self, upstream, self.upstream_options)
-        one_of("loss_function", loss_function, DISTANCES)
+        arguments.choice("loss_function", loss_function, DISTANCES)
         self.loss_function = loss_function
         self.make_value_estimator(gamma=0.99 if gamma is None else gamma)
 
@@ -253,7 +254,7 @@ class SoftUpdate(TargetUpdate):
         self, loss_module: HasTargets, *, eps: float | None = None, tau: float | None = None, every: int = 1
     ) -> None:
         super().__init__(loss_module)
-        self.every = need_count("every", every)
+        self.every = arguments.count("every", every)
         if (eps is None) == (tau is None):
             raise ArgumentError("SoftUpdate takes exactly one of eps and tau", why=f"got eps={eps}, tau={tau}")
         self.tau = float(tau) if eps is None else 1 - float(eps)  # type: ignore[arg-type]

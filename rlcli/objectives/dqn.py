@@ -14,7 +14,8 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
-from rlcli.errors import ArgumentError, one_of
+from rlcli import arguments
+from rlcli.errors import ArgumentError
 from rlcli.keys import ACTION_VALUE, BURN_IN, IS_INIT, STEPS_TO_NEXT_OBS, TD_ERROR, Key, show, under_next, unravel
 from rlcli.modules.stages import Stage, take_apart_values
 from rlcli.modules.values import QValueActor, action_space_of, chosen, greedy
@@ -23,7 +24,7 @@ from rlcli.objectives.loss import Terms
 from rlcli.objectives.networks import Columns, Lowered, plain_stages
 from rlcli.objectives.reduction import value_error
 from rlcli.objectives.sequences import SequenceActionValues, burn_in_of, flat, slice_ends, without_burn_in
-from rlcli.objectives.value.reading import Ends, need_count
+from rlcli.objectives.value.reading import Ends
 from rlcli.specs import TensorSpec
 from rlcli.transforms.primer import recurrent_parts
 
@@ -77,8 +78,8 @@ class DQNLoss(BootstrappedLoss):
         **upstream: Any,
     ) -> None:
         super().__init__(loss_function, gamma, reduction, upstream)
-        one_of("start_state", start_state, START_STATES)
-        self.n_steps, self.start_state = need_count("n_steps", n_steps), start_state
+        arguments.choice("start_state", start_state, START_STATES)
+        self.n_steps, self.start_state = arguments.count("n_steps", n_steps), start_state
         if double_dqn and not delay_value:
             raise ArgumentError("double_dqn=True needs delay_value=True", why="without a target network both are one")
         spec = action_space if isinstance(action_space, TensorSpec) else None

@@ -13,7 +13,8 @@ from typing import ClassVar
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from rlcli.errors import ArgumentError, MissingKeyError, one_of
+from rlcli import arguments
+from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import ADVANTAGE, IS_INIT, STATE_VALUE, VALUE_TARGET, Key, show
 from rlcli.modules.recurrent.sequences import begun_with_trajectories
 from rlcli.objectives.keyed import NETWORKS, KeyedModule
@@ -32,7 +33,7 @@ class Loss(KeyedModule, ABC):
     def __init__(self, reduction: str | None = "mean") -> None:
         super().__init__()
         reduction = "mean" if reduction is None else reduction
-        one_of("reduction", reduction, REDUCTIONS)
+        arguments.choice("reduction", reduction, REDUCTIONS)
         self.reduction = reduction
 
     @property

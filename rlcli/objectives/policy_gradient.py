@@ -15,7 +15,8 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor, no_grad
 
-from rlcli.errors import ArgumentError, one_of
+from rlcli import arguments
+from rlcli.errors import ArgumentError
 from rlcli.keys import ACTION, ADVANTAGE, SAMPLE_LOG_PROB, STATE_VALUE, VALUE_TARGET, Key, under_next, unravel
 from rlcli.objectives.keyed import Elsewhere, either, elsewhere
 from rlcli.objectives.loss import Loss, Terms
@@ -130,7 +131,7 @@ class PolicyGradientLoss(Loss):
     ) -> None:
         super().__init__(reduction)
         elsewhere(self, upstream, self.upstream_options)
-        one_of("loss_critic_type", loss_critic_type, DISTANCES)
+        arguments.choice("loss_critic_type", loss_critic_type, DISTANCES)
         _check_clip_value(clip_value)
         actor_network = either("actor_network", actor_network, "actor", actor)
         critic_network = either("critic_network", critic_network, "critic", critic)

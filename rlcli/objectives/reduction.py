@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlcli.errors import ArgumentError, one_of
+from rlcli import arguments
+from rlcli.errors import ArgumentError
 from rlcli.keys import COLLECTOR_MASK, MASK, SHIFTED_VALID, Key
 
 MASK_KEYS: tuple[Key, ...] = (SHIFTED_VALID, MASK, COLLECTOR_MASK)
@@ -79,7 +80,7 @@ def per_row(x: Tensor, size: torch.Size, name: str) -> Tensor:
 
 def reduce(x: Tensor, mask: Tensor | None, reduction: str = "mean") -> Tensor:
     """`x [*B, F]` to one number over the rows that count; `none` only puts 0 in the other rows."""
-    one_of("reduction", reduction, REDUCTIONS)
+    arguments.choice("reduction", reduction, REDUCTIONS)
     if mask is not None:
         if mask.shape != x.shape:
             raise ArgumentError("a mask has another shape than its rows", why=f"{(*mask.shape,)} and {(*x.shape,)}")

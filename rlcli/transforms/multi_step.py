@@ -18,6 +18,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from rlcli import arguments
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import (
     COLLECTOR_MASK,
@@ -82,11 +83,7 @@ class MultiStepTransform(Transform):
 
     def __init__(self, n_steps: int, gamma: float) -> None:
         super().__init__()
-        if isinstance(n_steps, bool) or n_steps != int(n_steps) or n_steps < 1:
-            raise ArgumentError("MultiStepTransform needs at least one step", why=f"n_steps is {n_steps}")
-        if not 0 <= gamma <= 1:
-            raise ArgumentError("MultiStepTransform needs a discount from 0 to 1", why=f"gamma is {gamma}")
-        self.n_steps, self.gamma = int(n_steps), float(gamma)
+        self.n_steps, self.gamma = arguments.count("n_steps", n_steps), arguments.number("gamma", gamma, 0, 1)
         self._ring: BufferRows | None = None
         self._asked: tuple[Any, _Keys] = (None, _NONE)  # for which fields the keys were found
         self._powers: tuple[Any, Tensor, Tensor] = (None, torch.empty(0), torch.empty(0))

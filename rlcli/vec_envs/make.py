@@ -11,6 +11,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from rlcli import arguments
 from rlcli.errors import ArgumentError, ConfigError, in_words
 from rlcli.vec_envs.building import building, need_env, register_known
 from rlcli.vec_envs.observations import number_of
@@ -97,11 +98,9 @@ def _received(spec: Any, *values: Any) -> GymRecipe:
 class FrameSkip(gym.Wrapper):
     """Repeat an action `count` times, or until the episode is over; rewards are summed."""
 
-    def __init__(self, env: gym.Env, count: int) -> None:
+    def __init__(self, env: gym.Env, skip: int) -> None:
         super().__init__(env)
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ArgumentError("frame_skip must be a whole number, at least 1", why=f"got {count!r}")
-        self.count = count
+        self.count = arguments.count("frame_skip", skip)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         total = 0.0

@@ -22,7 +22,8 @@ from typing import Any, NoReturn
 import gymnasium as gym
 import numpy as np
 
-from rlcli.errors import ArgumentError, EnvError, check_seconds
+from rlcli import arguments
+from rlcli.errors import ArgumentError, EnvError
 from rlcli.keys import Key
 from rlcli.processes.channel import NOTHING, packed
 from rlcli.processes.crew import Crew, Lost
@@ -73,7 +74,7 @@ class ParallelVecEnv(ReplayableVecEnv):
         out_of_bounds: str = "count",
         first: gym.Env | None = None,
     ) -> None:
-        check_seconds("step_timeout", step_timeout)
+        arguments.seconds("step_timeout", step_timeout)
         self.n, self.name, self.clock = len(recipes), "env", [0]  # until the envs say more
         goes_on = on_worker_error == "restart"
         # env indices of each process; the caller's (`own`) come first

@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from rlcli.errors import ArgumentError, one_of
+from rlcli import arguments
+from rlcli.errors import ArgumentError
 from rlcli.processes.cores import cores
 from rlcli.processes.restarts import POLICIES
 
@@ -18,7 +19,7 @@ def shared_out(
     on_worker_error: str = "raise",
 ) -> tuple[list[range], bool]:
     """Deal `n` lanes out over processes, and say whether the caller steps the first part; see `ParallelEnv`."""
-    one_of("on_worker_error", on_worker_error, POLICIES)
+    arguments.choice("on_worker_error", on_worker_error, POLICIES)
     restarts = on_worker_error == "restart"
     if restarts and caller_steps:
         raise ArgumentError(
@@ -30,9 +31,7 @@ def shared_out(
     if len(given) == 2:
         raise ArgumentError("per_worker says how many workers there are", why=f"got workers={workers} too")
     for number in given:
-        if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= n:
-            what = "workers" if workers is not None else "envs a worker"
-            raise ArgumentError(f"{n} envs can have 1 to {n} {what}", why=f"got {number!r}")
+        arguments.count("workers" if workers is not None else "per_worker", number, 1, n)
     if caller_steps is None:
         caller_steps = not given and not restarts and min(n, cores()) > 1
     if workers is not None:

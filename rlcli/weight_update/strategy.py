@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
-from rlcli.errors import one_of
+from rlcli import arguments
 from rlcli.weight_update.tensors import Source, matched, named_tensors, write
 
 STRATEGIES = ("tensordict", "state_dict")
@@ -29,7 +29,7 @@ class WeightStrategy:
     """
 
     def __init__(self, extract_as: str = "tensordict") -> None:
-        one_of("strategy", extract_as, STRATEGIES)
+        arguments.choice("strategy", extract_as, STRATEGIES)
         self.extract_as = extract_as
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:

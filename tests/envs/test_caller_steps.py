@@ -200,7 +200,7 @@ def test_workers_that_are_asked_for_are_processes_and_the_caller_comes_on_top(mo
     [
         ({"workers": 2, "caller_steps": True}, "caller_steps=True leaves the workers too few envs"),
         ({"workers": 1, "per_worker": 2}, "per_worker says how many workers there are"),
-        ({"per_worker": 3}, "2 envs can have 1 to 2 envs a worker: got 3"),
+        ({"per_worker": 3}, "per_worker must be at most 2: got 3"),
     ],
 )
 def test_what_does_not_go_together_is_refused(options, sentence):

@@ -341,7 +341,7 @@ def test_what_workers_cannot_step_is_refused():
         ParallelEnv(1, GymEnv(GymRecipe(Locked, name="Locked")))
     with pytest.raises(ArgumentError, match="one env maker per env"):
         ParallelEnv(2, [CARTPOLE])
-    with pytest.raises(ArgumentError, match="1 to 2 workers"):
+    with pytest.raises(ArgumentError, match="workers must be at most 2"):
         ParallelEnv(2, CARTPOLE, workers=3)
 
 
@@ -566,7 +566,7 @@ def test_nobody_needs_to_close_it():
 
 @pytest.mark.parametrize("workers", [0, 3, 1.5, True, "two"])
 def test_so_many_workers_as_envs_cannot_have_are_refused(workers):
-    with pytest.raises(ArgumentError, match=rf"2 envs can have 1 to 2 workers: got {workers!r}"):
+    with pytest.raises(ArgumentError, match=rf"workers must be .*: got {workers!r}"):
         ParallelEnv(2, CARTPOLE, workers=workers)
 
 

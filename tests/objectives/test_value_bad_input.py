@@ -171,7 +171,7 @@ def test_a_rate_is_one_of_the_dtype_of_the_reward(rate):
 @pytest.mark.parametrize("count", [0, -1, 1.5, "2", True])
 def test_chunk_counts(count):
     for name in ("num_chunks", "value_chunk_size"):
-        with pytest.raises(ArgumentError, match=f"{name} must be a whole number, at least 1: got {count!r}"):
+        with pytest.raises(ArgumentError, match=f"{name} must be .*: got {count!r}"):
             gae(**{name: count})
 
 

@@ -274,9 +274,9 @@ def test_what_else_lies_under_next_does_not_stand_for_observations():
 
 def test_bad_arguments_and_batches():
     for n in (0, 1.5, True):
-        with pytest.raises(ArgumentError, match="at least one step"):
+        with pytest.raises(ArgumentError, match="n_steps must be"):
             MultiStepTransform(n, GAMMA)
-    with pytest.raises(ArgumentError, match="from 0 to 1"):
+    with pytest.raises(ArgumentError, match="gamma must be a number from 0 to 1"):
         MultiStepTransform(3, 1.1)
     batch = batch_of(steps_of(5, 0))
     with pytest.raises(MissingKeyError, match=r"next\.reward"):

@@ -19,6 +19,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch import Tensor
 
+from rlcli import arguments
 from rlcli.data.buffer.gate import after_fork
 from rlcli.data.buffer.replay_buffer import ReplayBuffer
 from rlcli.data.buffer.saving import no_copy, shallow
@@ -26,7 +27,7 @@ from rlcli.data.buffer.stream import Prefetcher, Sampled
 from rlcli.data.buffer.tensordict_buffer import TensorDictReplayBuffer
 from rlcli.data.buffer.transforms import Transforms
 from rlcli.data.index import RandomStream
-from rlcli.data.samplers.sampler import learned_from, need_size, uniform
+from rlcli.data.samplers.sampler import learned_from, uniform
 from rlcli.data.shared import RegionWriter
 from rlcli.data.storages.list_storage import collate
 from rlcli.errors import ArgumentError, MissingKeyError
@@ -87,8 +88,10 @@ class ReplayBufferEnsemble:
         if layout not in (None, "stack", "cat"):
             raise ArgumentError("layout is stack or cat", where="layout", why=f"got {layout!r}")
         self.buffers, self.sample_from_all = buffers, sample_from_all
-        self.batch_size = None if batch_size is None else need_size("batch_size", batch_size)
-        self.drawn = len(buffers) if num_buffer_sampled is None else need_size("num_buffer_sampled", num_buffer_sampled)
+        self.batch_size = None if batch_size is None else arguments.count("batch_size", batch_size)
+        self.drawn = (
+            len(buffers) if num_buffer_sampled is None else arguments.count("num_buffer_sampled", num_buffer_sampled)
+        )
         self._layout = layout
         self._chances = _checked(p, len(buffers))
         sums = np.cumsum(self._chances)
@@ -99,7 +102,7 @@ class ReplayBufferEnsemble:
         self._ahead: Prefetcher[Sampled] | None = None
         if prefetch:
             self._ahead = Prefetcher(
-                self._draw, need_size("prefetch", prefetch), lambda sampled: self._take_back(*sampled.position)
+                self._draw, arguments.count("prefetch", prefetch), lambda sampled: self._take_back(*sampled.position)
             )
         after_fork(self)
         if transform is not None:
@@ -114,7 +117,7 @@ class ReplayBufferEnsemble:
         Samples hold rows of every worker. Workers in other processes write buffers that are made with `shared=True`,
         each by its `rb.writer(worker)`.
         """
-        members = [make() for _ in range(need_size("workers", workers))]
+        members = [make() for _ in range(arguments.count("workers", workers))]
         return cls(*members, batch_size=batch_size, **{"sample_from_all": True, **options})
 
     def in_child(self) -> None:
@@ -212,7 +215,7 @@ class ReplayBufferEnsemble:
             yield sampled.batch
 
     def _next(self, batch_size: int | None) -> Sampled:
-        size = self.batch_size if batch_size is None else need_size("batch_size", batch_size)
+        size = self.batch_size if batch_size is None else arguments.count("batch_size", batch_size)
         if size is None:
             raise ArgumentError("the ensemble was given no batch size", fix="Use ReplayBufferEnsemble(batch_size=...).")
         if size % self.drawn:

@@ -19,6 +19,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
+from rlcli import arguments
 from rlcli.data.buffer.arguments import as_batch, made, ring_of, rows_at
 from rlcli.data.buffer.gate import Gate, SharedGate
 from rlcli.data.buffer.saving import HeldRows, SavedParts, need_state, no_copy, shallow
@@ -28,7 +29,6 @@ from rlcli.data.files.dumps import resume
 from rlcli.data.files.row_files import LiveRows
 from rlcli.data.ring.ring import Ring
 from rlcli.data.samplers import Draw, RandomSampler, Sampler
-from rlcli.data.samplers.sampler import need_size
 from rlcli.data.shared import RegionWriter, SharedRing, refuse_write_side
 from rlcli.data.storages import ListStorage, Storage
 from rlcli.data.storages.list_storage import ObjectRing, items_of
@@ -113,7 +113,7 @@ class ReplayBuffer:
             chosen.empty()  # of what it drew in a buffer that is gone
         if generator is not None:
             chosen.set_seed(int(torch.randint(0, 2**62, (), generator=generator, device=generator.device)))
-        size = chosen.batch_size() if batch_size is None else need_size("batch_size", batch_size)
+        size = chosen.batch_size() if batch_size is None else arguments.count("batch_size", batch_size)
         self._lock: Gate = SharedGate(self._follow) if shared else Gate()
         self._transforms = Transforms(self.ring)
         self._noted: dict[int, list[Sampled]] = {}  # thread -> what `sample` gave it while `drawn` asks for it
@@ -315,7 +315,7 @@ class ReplayBuffer:
         return len(self.ring)
 
     def _size(self, batch_size: int | None) -> int:
-        size = self.batch_size if batch_size is None else need_size("batch_size", batch_size)
+        size = self.batch_size if batch_size is None else arguments.count("batch_size", batch_size)
         if size is None:
             raise ArgumentError(
                 "the buffer was given no batch size",

@@ -13,11 +13,12 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from rlcli import arguments
 from rlcli.data.buffer.gate import Gate, after_fork
 from rlcli.data.buffer.transforms import Transforms
 from rlcli.data.fields import columns_of, nested
 from rlcli.data.samplers import Draw, Sampler
-from rlcli.data.samplers.sampler import need_draw, need_rows, need_size
+from rlcli.data.samplers.sampler import need_draw, need_rows
 from rlcli.data.storages.list_storage import ObjectRing, annotate
 from rlcli.errors import ArgumentError
 from rlcli.keys import show
@@ -163,7 +164,7 @@ class SampleStream:
         self._device = None if device is None else torch.device(device)
         self._kept: deque[Sampled] = deque()
         self._dropped = 0  # how often
-        self._ahead = Prefetcher(self._draw, need_size("prefetch", prefetch), self._undraw) if prefetch else None
+        self._ahead = Prefetcher(self._draw, arguments.count("prefetch", prefetch), self._undraw) if prefetch else None
         self._queue = threading.RLock() if self._ahead is None else self._ahead.lock
         after_fork(self)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
+from rlcli import arguments
 from rlcli.data.collected.batches import as_json, layout_of, tensors_of
 from rlcli.data.collected.folder import (
     FORMAT,
@@ -29,7 +30,7 @@ from rlcli.data.files.journal import JOURNAL, Journal, Record, state_name, state
 from rlcli.data.files.tensors import encode
 from rlcli.errors import ArgumentError, ResourceError
 from rlcli.specs.field import Field
-from rlcli.typed import Misfit, from_0
+from rlcli.typed import Misfit
 
 
 class SegmentWriter:
@@ -77,7 +78,7 @@ class SegmentWriter:
     ) -> None:
         self.folder, self.disk = Path(folder), disk or Disk()
         self.count, self.frames, self.nbytes = 0, 0, 0
-        self.commit_seconds = from_0("commit_seconds", commit_seconds, endless=True)
+        self.commit_seconds = arguments.number("commit_seconds", commit_seconds, endless=True)
         self._committed = time.monotonic()
         self.pending: list[Record] = []
         self._layout: dict[str, Field] | None = None

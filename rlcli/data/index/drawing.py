@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from rlcli import arguments
 from rlcli.errors import ArgumentError
 
 
@@ -49,9 +50,7 @@ class RandomStream:
         ArgumentError
             It is no whole number from 0 on.
         """
-        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-            raise ArgumentError("a seed is a whole number from 0 on", where="seed", why=f"got {seed!r}")
-        self.state[:] = np.random.SeedSequence(seed).generate_state(4, np.uint64)
+        self.state[:] = np.random.SeedSequence(arguments.count("seed", seed, 0)).generate_state(4, np.uint64)
 
     def integers(self, bound: int, count: int) -> np.ndarray:
         """Uniform integers in ``[0, bound)``, int64 ``[count]``.

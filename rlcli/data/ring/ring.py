@@ -22,6 +22,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from rlcli import arguments
 from rlcli.data.codes import Code, Packing, codes_of
 from rlcli.data.fields import check_fit, columns_of, nested
 from rlcli.data.index import TrajectoryIndex
@@ -52,12 +53,10 @@ class Ring:
         frame_stack: int | Mapping[Key, int] | None = None,
         codes: bool = False,
     ) -> None:
-        if next_obs not in ("auto", "exact", "full"):
-            raise ArgumentError("next_obs is auto, exact or full", where="next_obs", why=f"got {next_obs!r}")
+        arguments.choice("next_obs", next_obs, ("auto", "exact", "full"))
         for frames in frame_stack.values() if isinstance(frame_stack, Mapping) else [frame_stack]:
-            whole = isinstance(frames, int | np.integer) and not isinstance(frames, bool)
-            if frame_stack is not None and not (whole and frames >= 2):  # type: ignore[operator]
-                raise ArgumentError("a stack has 2 or more frames", where="frame_stack", why=f"got {frames!r}")
+            if frames is not None or isinstance(frame_stack, Mapping):
+                arguments.count("frame_stack", frames, 2)
         # `frame_stack`: observations stored one frame a row; a number: all that can be such stacks
         self.storage, self.next_obs, self.frame_stack = storage, next_obs, frame_stack
         self.packing = Packing(storage, codes)

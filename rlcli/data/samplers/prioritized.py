@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlcli import arguments
 from rlcli.data.index import Slices
-from rlcli.data.samplers.sampler import Draw, Sampler, live_rows, need_size, uniform
+from rlcli.data.samplers.sampler import Draw, Sampler, live_rows, uniform
 from rlcli.data.samplers.slice_sampler import SliceSampler, need_no_span
 from rlcli.errors import ArgumentError
 from rlcli.kernels.sum_tree import SumTree
-from rlcli.typed import from_0
 
 if TYPE_CHECKING:
     from rlcli.data.ring.ring import Ring
@@ -83,8 +83,8 @@ class PrioritizedSampler(Sampler):
         seed: int | None = None,
     ) -> None:
         super().__init__(seed)
-        self.max_capacity = need_size("max_capacity", max_capacity)
-        self.alpha, self.beta, self.eps = from_0("alpha", alpha), beta, from_0("eps", eps)
+        self.max_capacity = arguments.count("max_capacity", max_capacity)
+        self.alpha, self.beta, self.eps = arguments.number("alpha", alpha), beta, arguments.number("eps", eps)
         if reduction not in REDUCTIONS:
             raise ArgumentError(f"reduction is one of {', '.join(REDUCTIONS)}", why=f"got {reduction!r}")
         self.reduction, self.max_priority_within_buffer = reduction, max_priority_within_buffer
@@ -150,7 +150,7 @@ class PrioritizedSampler(Sampler):
 
     @beta.setter
     def beta(self, value: float) -> None:
-        self._beta = from_0("beta", value)
+        self._beta = arguments.number("beta", value)
 
     # ---- priorities --------------------------------------------------------------------------------------------
     @property

@@ -267,15 +267,6 @@ def learned_from(sample: TensorDictBase) -> Tensor | None:
     return ~burn_in if real is None else real & ~burn_in
 
 
-def need_size(name: str, value: Any) -> int:
-    """Return a whole number of at least 1."""
-    if type(value) is int and value >= 1:  # of every sample
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ArgumentError(f"{name} is a whole number of at least 1", where=name, why=f"got {value!r}")
-    return int(value)
-
-
 def shuffled(random: RandomStream, count: int) -> np.ndarray:
     """Return the numbers below `count` in random order, int64."""
     return np.random.default_rng(int(random.integers(2**62, 1)[0])).permutation(count)

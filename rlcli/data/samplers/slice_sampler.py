@@ -23,8 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlcli import arguments
 from rlcli.data.index.drawing import Slices, check_request
-from rlcli.data.samplers.sampler import Draw, Sampler, need_size
+from rlcli.data.samplers.sampler import Draw, Sampler
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import BURN_IN, COLLECTOR_MASK, DONE, IS_INIT, TRAJ_IDS, TRUNCATED, Key, as_tuple, show, unravel
 
@@ -108,8 +109,8 @@ class SliceSampler(Sampler):
             raise ArgumentError(
                 f"{type(self).__name__} needs to know its slices", fix="Give num_slices, slice_len, or both."
             )
-        self.num_slices = None if num_slices is None else need_size("num_slices", num_slices)
-        self.slice_len = None if slice_len is None else need_size("slice_len", slice_len)
+        self.num_slices = None if num_slices is None else arguments.count("num_slices", num_slices)
+        self.slice_len = None if slice_len is None else arguments.count("slice_len", slice_len)
         self.end_keys = _one_of("end_key", [end_key] if end_key is not None else None, "end_keys", end_keys)
         self._some, self._looked = end_keys is not None, False
         self.traj_key = _one_of("traj_key", traj_key, "trajectory_key", trajectory_key)
@@ -119,7 +120,7 @@ class SliceSampler(Sampler):
                 "leave pad_output out.",
                 stacklevel=2,
             )
-        self.burn_in = need_size("burn_in", burn_in) if burn_in else 0
+        self.burn_in = arguments.count("burn_in", burn_in) if burn_in else 0
         if burn_in and pad_output:
             raise ArgumentError(
                 "pad_output and burn_in exclude each other", why="both make slices longer", fix="Leave pad_output out."

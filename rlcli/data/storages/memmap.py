@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlcli import arguments
 from rlcli.data.fields import width_of
 from rlcli.data.files.disk import SCRATCH, Disk
 from rlcli.data.files.journal import JOURNAL, number_of, state_name, states
@@ -56,7 +57,6 @@ from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import Key
 from rlcli.recognise import own
 from rlcli.specs.field import Field
-from rlcli.typed import from_0
 
 
 class LazyMemmapStorage(Storage):
@@ -108,7 +108,10 @@ class LazyMemmapStorage(Storage):
         super().__init__(max_size, ndim=ndim, device=device)
         self.kept = scratch_dir is not None
         self._use_folder(scratch_dir)
-        self.disk, self.commit_seconds = disk or Disk(), from_0("commit_seconds", commit_seconds, endless=True)
+        self.disk, self.commit_seconds = (
+            disk or Disk(),
+            arguments.number("commit_seconds", commit_seconds, endless=True),
+        )
         self._journal: RowJournal | None = None
         self._forget()
         if self.kept and is_taken(self.folder):

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlcli import arguments
 from rlcli.data.fields import width_of
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
@@ -104,16 +105,7 @@ class Storage(ABC):
     _bound: weakref.ref[Any] | None = None
 
     def __init__(self, max_size: int, *, ndim: int = 1, device: torch.device | str = "cpu") -> None:
-        if isinstance(max_size, bool) or not isinstance(max_size, int | np.integer):
-            raise ArgumentError("a storage holds a whole number of rows", where="max_size", why=f"got {max_size!r}")
-        if max_size < 1:
-            raise ArgumentError("a storage holds at least one row", where="max_size", why=f"got {max_size!r}")
-        if max_size > self._most:
-            raise ArgumentError(
-                f"a storage holds at most {self._most:,} rows", where="max_size", why=f"got {max_size:,}",
-                fix="Give as many as memory or the disk has room for.",
-            )  # fmt: skip
-        max_size = int(max_size)
+        max_size = arguments.count("max_size", max_size, 1, self._most)
         if type(ndim) is not int or ndim not in (1, 2, 3):
             raise ArgumentError("a storage keeps 1, 2 or 3 batch dims", where="ndim", why=f"got {ndim!r}")
         try:

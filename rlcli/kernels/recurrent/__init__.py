@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from rlcli.errors import ArgumentError, one_of
+from rlcli import arguments
+from rlcli.errors import ArgumentError
 from rlcli.kernels.recurrent import reference, scan
 
 __all__ = ["BACKENDS", "Weights", "backend_for", "gru", "lstm", "unread"]
@@ -102,8 +103,8 @@ def _unroll(
 # ---- which backend --------------------------------------------------------------------------------------------------
 def backend_for(asked: str, cell: str, x: Tensor, weights: Weights) -> str:
     """Return the backend that a call takes, never "auto", or raise ArgumentError with why and what will."""
-    one_of("backend", asked, BACKENDS)
-    one_of("cell", cell, GATES)
+    arguments.choice("backend", asked, BACKENDS)
+    arguments.choice("cell", cell, GATES)
     if asked == "auto":
         return next(name for name in _preferred(x) if _refusal(name, x, weights) is None)
     why = _refusal(asked, x, weights)

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcli.errors import ArgumentError, one_of
+from rlcli import arguments
+from rlcli.errors import ArgumentError
 from rlcli.kernels.scan import reference
 from rlcli.kernels.scan.reference import Rate
 
@@ -142,7 +143,7 @@ def _check(reward: Tensor, terminated: Tensor, cut: Tensor, value: Tensor, next_
 # ---- which backend --------------------------------------------------------------------------------------------------
 def backend_for(asked: str, like: Tensor) -> str:
     """Return "reference", "cpu" or "triton", or raise ArgumentError if `asked` cannot take such tensors."""
-    one_of("backend", asked, BACKENDS)
+    arguments.choice("backend", asked, BACKENDS)
     if asked == "reference":
         return asked
     fast = {"cpu": "cpu", "cuda": "triton"}.get(like.device.type)

@@ -17,7 +17,8 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
-from rlcli.errors import ArgumentError, MissingKeyError, one_of
+from rlcli import arguments
+from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.kernels.recurrent import BACKENDS, Weights, gru, lstm, unread
 from rlcli.keys import IS_INIT, NEXT, Key, as_tuple, show, unravel
 from rlcli.modules.recurrent.mode import recurrent_mode
@@ -97,7 +98,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        one_of("recurrent_backend", recurrent_backend, BACKENDS)
+        arguments.choice("recurrent_backend", recurrent_backend, BACKENDS)
         if recurrent_compute_dtype not in (None, *PRECISIONS):
             raise ArgumentError(
                 f"{name} has no recurrent_compute_dtype={recurrent_compute_dtype}",

@@ -17,7 +17,8 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from rlcli.errors import ArgumentError, MissingKeyError, one_of
+from rlcli import arguments
+from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.kernels.scan import BACKENDS, Rate
 from rlcli.keys import (
     ADVANTAGE,
@@ -51,7 +52,6 @@ from rlcli.objectives.value.reading import (
     ends_of,
     masks_of,
     need,
-    need_count,
     need_rate,
 )
 from rlcli.objectives.value.successors import (
@@ -160,7 +160,7 @@ class ValueEstimator(KeyedModule, ABC):
     ) -> None:
         super().__init__()
         elsewhere(self, upstream, self.upstream_options)
-        one_of("backend", backend, BACKENDS)
+        arguments.choice("backend", backend, BACKENDS)
         if differentiable and isinstance(value_norm, PopArt):
             raise ArgumentError(
                 "PopArt cannot be used with differentiable=True",
@@ -176,7 +176,7 @@ class ValueEstimator(KeyedModule, ABC):
         self.value_network, self.zero_values = value_network, zero_values
         self._compute_dtype = need_compute_dtype(compute_dtype)
         ValueEstimator.take_up_networks(self)  # a subclass takes up its own ones when it has them
-        self.shifted, self.shifted_budget = shifted, need_count("shifted_budget", shifted_budget)
+        self.shifted, self.shifted_budget = shifted, arguments.count("shifted_budget", shifted_budget)
         self.average, self.average_rewards = average, average_rewards
         self.differentiable, self.network_gradient, self.two_calls = differentiable, network_gradient, two_calls
         self.skip_existing, self.time_dim, self.backend = bool(skip_existing), time_dim, backend

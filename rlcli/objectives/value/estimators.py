@@ -15,8 +15,9 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor
 
+from rlcli import arguments
 from rlcli.config import registry
-from rlcli.errors import ArgumentError, NumericsError, one_of
+from rlcli.errors import ArgumentError, NumericsError
 from rlcli.kernels.scan import Rate
 from rlcli.keys import ACTION, IS_INIT, STEPS_TO_NEXT_OBS, Key, show
 from rlcli.objectives.keyed import either
@@ -257,7 +258,7 @@ def make_estimator(
     """Return an estimator of a kind or registered name; `gamma` is 0.99 and `lmbda` 0.95 by default."""
     name = kind.value if isinstance(kind, ValueEstimators) else kind
     names = tuple(dict.fromkeys((*(ours.value for ours in ValueEstimators), *registry.names("estimator"))))
-    one_of("value estimator", name, names)
+    arguments.choice("value estimator", name, names)
     given = {"gamma": 0.99, "value_network": value_network, "zero_values": value_network is None, **options}
     if "value.lmbda" in registry.part("estimator", name).keys:
         given.setdefault("lmbda", 0.95)

@@ -22,12 +22,12 @@ from torch import Size, Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from rlcli import arguments
 from rlcli.errors import ArgumentError
 from rlcli.keys import IS_INIT, Key, show, under_next, unravel
 from rlcli.modules.recurrent import RecurrentModule
 from rlcli.objectives.networks import Columns, Lowered, fitted, value_key
 from rlcli.objectives.value.observations import Observations
-from rlcli.objectives.value.reading import need_count
 from rlcli.transforms.primer import recurrent_parts
 
 
@@ -39,7 +39,7 @@ class Chunks:
             raise ArgumentError("num_chunks and value_chunk_size exclude each other", fix="Give one of them")
         for name, count in (("num_chunks", number), ("value_chunk_size", size)):
             if count is not None:
-                need_count(name, count)
+                arguments.count(name, count)
         self.number, self.size = number, size
 
     def rows(self, shape: Size) -> int | None:

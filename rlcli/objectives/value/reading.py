@@ -124,13 +124,6 @@ def need_rate(name: str, rate: Rate) -> Rate:
     return rate
 
 
-def need_count(name: str, count: Any) -> int:
-    """Check a whole number from 1 on."""
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ArgumentError(f"{name} must be a whole number, at least 1", why=f"got {count!r}")
-    return count
-
-
 def check_columns(
     td: TensorDictBase, keys: SimpleNamespace, observed: Sequence[tuple[Key, Any]], masks: Mapping[Key, Tensor]
 ) -> None:

@@ -779,7 +779,7 @@ def test_a_sampler_that_could_not_replace_another_serves_another_buffer():
         (lambda: filled(SliceSampler(slice_len=3, traj_key="episode")), "episode is not in the batch"),
         (lambda: filled(SliceSampler(slice_len=3, end_key=("next", "over"))), "next.over is not in the batch"),
         (lambda: of_late_priorities(slice_len=4).sample(4), "priority 0. Use eps above 0"),
-        (lambda: RandomSampler(seed=-1), "a seed is a whole number from 0 on (seed): got -1"),
+        (lambda: RandomSampler(seed=-1), "seed must be at least 0: got -1"),
         (lambda: filled(RandomSampler()).set_seed(-1), "got -1"),
         (lambda: filled(RandomSampler()).set_seed(0.5), "got 0.5"),
         (lambda: filled(PrioritizedSampler(100, 1, 1)).update_priority([1], -1.0), "from 0 on"),

@@ -165,6 +165,6 @@ def test_rows_on_a_device_keep_no_graph():
 @pytest.mark.parametrize("rows", [1 << 70, (1 << 40) + 1])
 def test_more_rows_than_any_file_can_speak_of_are_refused(rows):
     for kind in (LazyTensorStorage, LazyMemmapStorage, CompressedStorage):
-        with pytest.raises(ArgumentError, match="at most 1,099,511,627,776 rows"):
+        with pytest.raises(ArgumentError, match="max_size must be at most 1,099,511,627,776"):
             kind(rows)
     assert ListStorage(sys.maxsize).max_size == sys.maxsize  # of objects there are no files
