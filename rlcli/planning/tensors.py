@@ -23,7 +23,7 @@ from rlcli.data.next_obs import Rows
 from rlcli.data.next_obs.modes import NEXT
 from rlcli.data.next_obs.pool import Successors
 from rlcli.data.next_obs.sparse import Sparse, sparse_bytes, sparse_rows
-from rlcli.kernels.sum_tree.levels import tree_bytes
+from rlcli.kernels.sum_tree import tree_bytes
 from rlcli.keys import APPROXIMATED, SHIFTED_VALID, Key, as_tuple, show, unravel
 from rlcli.learning.flat import spans_of
 from rlcli.learning.optimizer import FlatOptimizer

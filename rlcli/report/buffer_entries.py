@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlcli.data.fields import width_of
-from rlcli.kernels.sum_tree.levels import tree_bytes
+from rlcli.kernels.sum_tree import tree_bytes
 from rlcli.keys import show
 from rlcli.report.ledger import LedgerEntry, kept_few
 from rlcli.specs.dtypes import dtype_name
