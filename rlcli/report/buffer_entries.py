@@ -26,7 +26,7 @@ def stored_entries(buffer: ReplayBuffer) -> list[LedgerEntry]:
     share = storage.nbytes / max(plain, 1)  # bytes held for each byte of a row: fewer than rows where compressed
     entries, device = [], str(storage.device)
     for key, field in ring.fields.items():
-        width = ring.packing.width(key)
+        width = ring.contents.width(key)
         column_bytes = 0 if width is None else round(share * width)
         kind = dtype_name(field.dtype)
         saved = 0 if width == field.width else rows * field.width - column_bytes

@@ -95,7 +95,9 @@ def _unroll(
         return tuple(x.new_empty(*x.shape[:2], s.shape[1]) for s in states)
     if x.is_meta:
         name = WITHOUT_NUMBERS.get(name, name)
-    options: dict[str, Any] = {"triton": {"precision": precision}, "scan": {"traced": True}}.get(name, {})
+    options: dict[str, Any] = {"precision": precision} if name == "triton" else {}
+    if name == "scan":
+        options["traced"] = True
     outputs = getattr(_module(name), cell)(x, *states, source, weights, recompute=recompute, **options)
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
