@@ -53,7 +53,7 @@ def called(call: ast.Call) -> str | None:
 
 
 def sites(module: str, tree: ast.AST, names: set[str]) -> Iterator[tuple[str, list[ast.AST], ast.Call]]:
-    """Yield where an error is made (raised, returned or handed on), the functions and classes around it, and its call."""
+    """Yield where an error is made, the functions and classes around it, and the call that makes it."""
 
     def inside(node: ast.AST, around: list[ast.AST]) -> Iterator[tuple[str, list[ast.AST], ast.Call]]:
         for child in ast.iter_child_nodes(node):
@@ -98,7 +98,7 @@ def test_every_refusal_says_why_where_or_what_to_type():
     bare, nameless = wanting({name: nodes(path)[0] for name, path in modules()})
     assert not bare - ENOUGH
     assert not nameless - IN_WORDS
-    assert ENOUGH == bare and IN_WORDS == nameless, "these say more now, or are gone: take them off the lists"
+    assert bare == ENOUGH and nameless == IN_WORDS, "these say more now, or are gone: take them off the lists"
 
 
 def test_what_says_too_little_is_found():
