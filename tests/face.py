@@ -8,16 +8,15 @@ import pytest
 
 
 @contextlib.contextmanager
-def _refused(error: type[Exception] | tuple[type[Exception], ...], words: str) -> Iterator[pytest.ExceptionInfo]:
+def _refused(error: type[Exception] | tuple[type[Exception], ...], words: object) -> Iterator[pytest.ExceptionInfo]:
     with pytest.raises(error) as caught:
         yield caught
     text = str(caught.value)
-    assert words.split() and all(
-        re.search(rf"(\b|(?=\W)){re.escape(word)}(\b|(?<=\W))", text) for word in words.split()
-    ), text
+    each = str(words).split()
+    assert each and all(re.search(rf"(\b|(?=\W)){re.escape(word)}(\b|(?<=\W))", text) for word in each), text
 
 
-def refused(error: type[Exception] | tuple[type[Exception], ...], words: str, call: Callable[[], object] | None = None):
+def refused(error: type[Exception] | tuple[type[Exception], ...], words: object, call: Callable | None = None):
     """Expect an error of a class that names an argument, its value: each word stands in its text, in whatever sentence.
 
     With `call`, that is called; else this is the `with` of what is refused.

@@ -44,7 +44,7 @@ def test_a_key_without_a_name_is_refused_before_anything_is_written(tmp_path, ke
 def test_what_a_journal_could_not_say_is_refused_before_it_is_written(tmp_path):
     rb = ReplayBuffer(storage=LazyMemmapStorage(4, scratch_dir=tmp_path / "rows"))
     wide = torch.zeros(1).expand(1, *[1] * 65)
-    refused(ArgumentError, "could again", lambda: rb.extend(TensorDict({"obs": wide}, [1])))
+    refused(ArgumentError, "read again", lambda: rb.extend(TensorDict({"obs": wide}, [1])))
     rb.extend(TensorDict({"obs": torch.ones(4)}, [4]))
 
 

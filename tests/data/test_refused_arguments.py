@@ -91,7 +91,7 @@ def test_a_segment_takes_rows_of_bytes_alone(tmp_path, value):
     batch = rows(4)
     batch._tensordict["odd"] = value
     with SegmentWriter(tmp_path / "s") as writer:
-        refused(ArgumentError, "odd bytes", lambda: writer.append(batch))
+        refused(ArgumentError, "odd tensor", lambda: writer.append(batch))
         writer.append(rows(4))
         assert writer.count == 1
 

@@ -163,7 +163,7 @@ def test_padding_is_zero_in_every_dtype(dtype, shape):
 @pytest.mark.parametrize(("key", "value", "options", "said"), [
     ("text", "hello", {"as_nested": True}, "text NonTensorData"),
     ("small", torch.ones(2, 4, dtype=torch.uint16), {"as_nested": torch.strided}, "uint16 small as_nested=True"),
-    (("next", "done"), torch.zeros(2, 4, 3, 1).bool(), {}, "next done [3"),
+    (("next", "done"), torch.zeros(2, 4, 3, 1).bool(), {}, "next done done_key"),
     (("collector", "traj_ids"), torch.zeros(2, 4, 3), {"as_nested": True}, "traj_ids [3]"),
 ])  # fmt: skip
 @pytest.mark.filterwarnings("ignore:split_trajectories pads")

@@ -345,7 +345,7 @@ def test_the_layout_follows_the_samplers_of_members_unless_it_was_given():
         assert rb.sample().shape == shape
     rb.batch_size = 39
     rb.sample()
-    refused(ArgumentError, '13 layout="cat', lambda: rb.sample())
+    refused(ArgumentError, '13 layout="cat"', lambda: rb.sample())
 
 
 def test_n_steps_are_not_counted_over_rows_in_no_order():

@@ -74,7 +74,7 @@ def test_a_batch_of_envs_lies_env_after_env_in_a_flat_storage_and_side_by_side_i
     assert lanes[torch.tensor([1]), torch.tensor([2])]["x"].tolist() == [5]
     lanes[:, :2] = lanes[:, 1:]
     assert lanes[:]["x"].tolist() == [[1, 2, 2], [4, 5, 5]]
-    refused(ArgumentError, "[2 3]", lambda: lanes[2, 0])
+    refused(ArgumentError, "index bounds", lambda: lanes[2, 0])
     refused(ArgumentError, "other dims", lambda: lanes.extend(batch[:1]))
 
 
@@ -152,7 +152,7 @@ def test_a_list_storage_holds_anything_and_stacks_what_stacks():
     for items in ([torch.ones(2)] * 3, [torch.ones(2), torch.ones(3)], list(episodes([3]).unbind(0))):  # alike or not
         given = []
         kind = TensorDictReplayBuffer if isinstance(items[0], TensorDict) else ReplayBuffer
-        noted = lambda found, given=given: given.append(found) or found
+        noted = lambda found, given=given: given.append(found) or found  # noqa: E731
         listed = kind(storage=ListStorage(9), collate_fn=noted, batch_size=4)
         listed.extend(items)
         sample = listed.sample()
@@ -637,7 +637,7 @@ def test_handles_of_one_buffer_share_its_sampler_and_the_samples_that_are_ready(
 def test_a_copy_of_the_object_is_refused_in_a_sentence_that_says_what_to_do(kind, copied):
     rb = buffer(prefetch=1)
     rb.extend(episodes([5]))
-    with refused(ArgumentError, "load_state_dict(rb.state_dict") as caught:
+    with refused(ArgumentError, "load_state_dict(rb.state_dict())") as caught:
         copied(rb if kind == "buffer" else ReplayBufferEnsemble(rb, batch_size=4))
     assert ("dumps" in str(caught.value)) == (kind == "buffer")
     rb.sample()
@@ -1039,7 +1039,7 @@ def test_a_sampler_and_a_transform_that_tell_trajectories_apart_by_other_keys_ar
         return SliceSampler(slice_len=2, **keys)
 
     refused(ArgumentError, "same keys", lambda: buffer(sampler=drawn(**sampler), transform=rebuilt(**transform)))
-    with refused(ArgumentError, "traj_key done_key"):
+    with refused(ArgumentError, "done_key traj_key"):
         buffer(transform=Compose(rebuilt(**transform), rebuilt(**({"done_key": "part"} if "done_key" in transform
                                                                   else {"traj_key": "part"}))))  # fmt: skip
     rb = buffer(sampler=drawn(), transform=rebuilt(**transform))
@@ -1165,7 +1165,8 @@ def test_a_forked_child_samples_though_a_thread_made_samples_ahead(prefetch, mem
 
 def test_a_batch_without_envs_is_refused():
     rb = buffer(storage=LazyTensorStorage(10, ndim=2))
-    refused(ArgumentError, "[0 5]", lambda: rb.extend(TensorDict({"x": torch.zeros(0, 5)}, [0, 5])))
+    with pytest.raises(ArgumentError, match=r"at least one env: got \[0, 5\]"):
+        rb.extend(TensorDict({"x": torch.zeros(0, 5)}, [0, 5]))
     rb.extend(TensorDict({"x": torch.zeros(2, 5)}, [2, 5]))
     assert len(rb) == 10
 

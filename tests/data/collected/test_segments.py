@@ -85,7 +85,7 @@ def test_files_are_safetensors_that_the_library_reads(tmp_path):
     with safe_open(tmp_path / "00000000.safetensors", "pt") as file:
         same(file.get_tensor("observation"), full[0].get("observation"))
         assert {"@ends", "@extra/observation", "@extra/camera/pixels", "next/reward"} < set(file.keys())
-        assert "next/observation" not in file.keys()
+        assert "next/observation" not in file.keys()  # noqa: SIM118
 
 
 def test_tensor_bytes_are_aligned_to_their_dtype():

@@ -3,6 +3,8 @@
 The passes are run as the plain Python they are written in, so nothing is compiled anew; unharmed, they must pass too.
 """
 
+# ruff: noqa: E501 - lines of source are quoted whole
+
 import ctypes
 import importlib
 import random

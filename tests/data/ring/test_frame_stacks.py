@@ -68,7 +68,7 @@ def go(seed, writes=30):
     envs = lanes if lanes > 1 else int(rng.integers(1, 4))
     next_obs = bool(rng.random() < 0.7)
     players = Players(rng, envs, int(rng.choice([2, 200])))
-    make = lambda: Ring(LazyTensorStorage(steps * lanes, ndim=1 if lanes == 1 else 2), frame_stack=FRAMES)
+    make = lambda: Ring(LazyTensorStorage(steps * lanes, ndim=1 if lanes == 1 else 2), frame_stack=FRAMES)  # noqa: E731
     ring, true = make(), {}
     for _ in range(writes):
         count = int(rng.integers(1, 13)) if rng.random() < 0.7 else 1
@@ -197,7 +197,7 @@ def test_lazy_next_stacks_are_read_as_plain_ones():
 
 def test_what_is_no_stack_is_refused():
     td, _ = batch_of([Players(np.random.default_rng(0), 1, 9).play(0, 4)], [4], None, True)
-    refused(ArgumentError, "uint8[3 2]", lambda: Ring(LazyTensorStorage(9), frame_stack=4).extend(td))
+    refused(ArgumentError, "uint8[3", lambda: Ring(LazyTensorStorage(9), frame_stack=4).extend(td))
     refused(ArgumentError, "frame_stack image", lambda: Ring(LazyTensorStorage(9), frame_stack={"image": 3}).extend(td))
     refused(ArgumentError, "pixels", lambda: Ring(LazyTensorStorage(9), frame_stack={"pixels": 2}).extend(td))
 

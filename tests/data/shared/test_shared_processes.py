@@ -219,7 +219,7 @@ def test_a_region_has_one_writer_and_the_second_is_told_the_pid_of_the_first():
     with buffer() as rb:
         pid = forked(write_on, rb.writer(), 0, 0)
         wait_for(lambda: len(rb))
-        refused(ResourceError, f"{pid}", lambda: rb.writer().extend(batch(0, 1, 0, 1, 5)[0]))
+        refused(ResourceError, pid, lambda: rb.writer().extend(batch(0, 1, 0, 1, 5)[0]))
         end(pid)
         with rb.writer() as mine:
             mine.extend(batch(0, 1, 0, 1, 5)[0])

@@ -291,4 +291,4 @@ def test_what_it_writes_is_read_back_by_itself_wherever_the_rows_go(tmp_path, ki
         ReplayBuffer(storage=LazyMemmapStorage(9, scratch_dir=tmp_path / "plain", commit_seconds=0.0)).extend(
             counted(0, 9)
         )
-        refused(ArgumentError, "resume plain", lambda: Disk(9, scratch_dir=tmp_path / "plain", resume=True))
+        refused(ArgumentError, "plain", lambda: Disk(9, scratch_dir=tmp_path / "plain", resume=True))

@@ -402,7 +402,7 @@ def test_folders_without_steps_are_refused(tmp_path):
     refused(ConfigError, "nowhere", lambda: open_buffer(tmp_path / "nowhere"))
     refused(ConfigError, "stored", lambda: open_buffer(tmp_path))
     SegmentWriter(tmp_path / "data").close()
-    refused(ResourceError, "here yet", lambda: open_buffer(tmp_path))
+    refused(ResourceError, "nothing yet", lambda: open_buffer(tmp_path))
 
 
 @pytest.mark.parametrize("header", [True, False], ids=["header", "torn header"])
@@ -423,7 +423,7 @@ def test_a_folder_whose_writer_was_killed_before_its_first_commit_holds_nothing_
         journal.write_bytes(journal.read_bytes()[:20])
     before = {path: path.read_bytes() for path in folder.iterdir()}
     for look in (open_buffer, inspect) if kind == "rows" or not header else (open_buffer,):
-        with refused(ResourceError, "here yet") as caught:
+        with refused(ResourceError, "nothing yet") as caught:
             look(folder)
         assert "resume" in caught.value.fix and str(folder) in str(caught.value)
     assert before == {path: path.read_bytes() for path in folder.iterdir()}
