@@ -247,7 +247,7 @@ def pong_by_rule(cfg: EnvConfig, frames: int) -> Iterator[TensorDictBase]:
 
 def trained_cartpole(frames: int) -> tuple[list[TensorDictBase], float]:
     """Train a CartPole policy; return pictures of its play, and its mean return."""
-    from rlcli.jobs.acting_policy import policy_to_look_at
+    from rlcli.build.acting_policy import policy_to_look_at
 
     with tempfile.TemporaryDirectory() as folder:
         rlcli("train", "recipe=ppo_exact", "console=off", "logger=none", f"run.dir={folder}/run")

@@ -11,9 +11,9 @@ from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any, NamedTuple
 
-from rlcli.algorithms.algorithm import build_policy
 from rlcli.bench.bare_envs import bare
 from rlcli.bench.harness import Figure, Report, Side, fill, ratio, shown
+from rlcli.build.algorithm import build_policy
 from rlcli.build.collector import build_collector
 from rlcli.build.env import build_env, configured, make_single, wants_native
 from rlcli.build.env_mode import MOMENT, STEPS, chosen

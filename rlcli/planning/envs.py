@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import psutil
 from torch import nn
 
-from rlcli.build.collector import RunEnvs
 from rlcli.collectors import BaseCollector
+from rlcli.planning.workload import RunEnvs
 from rlcli.processes.crew import Crew
 from rlcli.processes.memory import give_back, grown, resident
 

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from rlcli.algorithms.algorithm import build_policy
+from rlcli.build.algorithm import build_policy
 from rlcli.build.collector import build_collector
 from rlcli.build.env import build_env
 from rlcli.config import registry
