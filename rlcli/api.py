@@ -13,7 +13,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from rlcli import arguments
-from rlcli.errors import ArgumentError, ConfigError
+from rlcli.errors import ArgumentError
 
 if TYPE_CHECKING:
     from rlcli.build.trained_run import TrainingRun
@@ -113,10 +113,6 @@ def plan(
     >>> rlcli.plan(recipe="ppo_exact", env={"num": 4}).fits
     True
     """
-    from rlcli.config.schemas import VERBS
-
-    if verb not in VERBS:
-        raise ConfigError(f"plan is for {' and '.join(VERBS)}, not {verb!r}")
     configured, _ = _configured(verb, overrides, recipe_dirs, settings)
     with _as_it_was():
         from rlcli.build.plan import plan as work_out
@@ -276,11 +272,10 @@ def _configured(verb: str, overrides: Sequence[str], recipe_dirs: Iterable[str],
 
 
 def _words(verb: str, overrides: Sequence[str], settings: dict[str, Any]) -> list[str]:
-    from rlcli.config.schemas import VERBS
     from rlcli.config.words import spelled
 
     typed = _list(overrides, str, "overrides are a list of texts", '["recipe=ppo_exact", "seed=1"]')
-    return [*typed, *spelled(VERBS[verb], settings)]
+    return [*typed, *spelled(verb, settings)]
 
 
 def _list(given: Any, kind: Any, what: str, example: str) -> list[Any]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from rlcli.build.acting_policy import acting_policy
+from rlcli.build.algorithm import build_policy
 from rlcli.build.collector import build_collector, devices, keys_of
-from rlcli.build.env import env_of_run, narrowed
+from rlcli.build.env import build_env, env_of_run, narrowed
 from rlcli.build.env_mode import NONE, First, settled
 from rlcli.build.report import notes, reporter_of
 from rlcli.build.workload import workload_of
+from rlcli.collectors import BaseCollector
 from rlcli.collectors.schema import row_specs
 from rlcli.config import registry
 from rlcli.config.resolved import to_dict
@@ -104,6 +106,18 @@ def collection_of(
         notes=lambda replayable: [*chosen, *notes(cfg, collector, replayable, narrowed(env))],
         expected=lambda: expected(workload_of(cfg, collector.rows()), collector, Learning(policy), imported),
     )  # fmt: skip
+
+
+@contextlib.contextmanager
+def collector_alone(cfg: CollectConfig) -> Iterator[BaseCollector]:
+    """Return the collector of a run, with its env and its policy, without folder and report."""
+    env = build_env(cfg.env, num=None if cfg.collector.kind == "sync" else 1)
+    with contextlib.closing(env):
+        collector = build_collector(cfg, env, build_policy(cfg, env), None)
+        try:
+            yield collector
+        finally:
+            collector.shutdown()
 
 
 def stored_keys(cfg: CollectConfig, observed: list[Key], policy: ActorCritic | None) -> list[Key]:
