@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import rlcli
+from rlcli.build import collect, train
 from rlcli.collectors import Collector
 from rlcli.config.compose import configure
 from rlcli.config.resolved import to_dict
 from rlcli.errors import ConfigError, EnvError, ResourceError
-from rlcli.jobs import collect, train
 from rlcli.processes.memory import process_memory
 from rlcli.report import closing, peaks, reporter
 from rlcli.runs.folder import open_run

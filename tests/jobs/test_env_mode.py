@@ -17,13 +17,12 @@ import torch
 from gymnasium import spaces
 
 from rlcli.bench import bare_envs
-from rlcli.build import env_mode
+from rlcli.build import env_mode, resume, train
 from rlcli.build.env import build_env
 from rlcli.build.env_mode import settled
 from rlcli.config.compose import configure
 from rlcli.envs import GymEnv
 from rlcli.errors import ConfigError, EnvError
-from rlcli.jobs import resume, train
 from rlcli.report.reporter import Reporter
 from rlcli.runs import checkpoint
 from rlcli.runs.folder import CHECKPOINTS

@@ -10,9 +10,9 @@ import torch
 from test_off_policy_runs import DQN, SAC
 from test_resume import same, stop_after
 
+from rlcli.build import resume
 from rlcli.cli.main import main
 from rlcli.errors import ConfigError
-from rlcli.jobs import resume
 from rlcli.jobs.learner import Learner
 from rlcli.runs.checkpoint import load, newest
 

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 import torch
 
+from rlcli.build import collect, resume
 from rlcli.config.compose import configure
 from rlcli.data import open_segments, verify_segments
 from rlcli.data.files.disk import Disk
 from rlcli.errors import DamagedDataError, StoppedSafely
-from rlcli.jobs import collect, collection, resume
+from rlcli.jobs import collection
 from rlcli.keys import DONE, TRAJ_IDS, TRUNCATED
 from rlcli.report.reporter import Reporter
 from rlcli.runs.folder import open_run

@@ -16,11 +16,11 @@ from torch import nn
 
 import rlcli
 from rlcli.build.env import build_env
+from rlcli.build.trained_run import policy_of
 from rlcli.config import registry
 from rlcli.config.compose import configure
 from rlcli.envs import GymEnv, TransformedEnv
 from rlcli.errors import ArgumentError, ConfigError, MissingKeyError
-from rlcli.jobs.trained_policy import TrainedPolicy
 from rlcli.learning.evaluation import evaluate as play
 from rlcli.modules import ActorCritic, ProbabilisticActor
 from rlcli.modules.distributions import Categorical
@@ -223,7 +223,7 @@ def test_what_is_no_observation_is_refused(tmp_path):
 def test_numbers_that_do_not_fit_the_stored_kind_are_refused_in_a_tensordict_too():
     cfg = configure("train", ["env.id=shown", "console=off"])
     networks = ActorCritic(ProbabilisticActor(Counting(), ["logits"], distribution_class=Categorical), None)
-    policy = TrainedPolicy(cfg, networks, build_env(cfg.env, num=1))
+    policy = policy_of(cfg, networks, build_env(cfg.env, num=1))
     shown = TensorDict({"observation": torch.zeros(3, dtype=torch.complex64)}, [])
     with pytest.raises(ArgumentError, match="expected dtype float32, got dtype complex64"):
         policy(shown)
@@ -232,7 +232,7 @@ def test_numbers_that_do_not_fit_the_stored_kind_are_refused_in_a_tensordict_too
 def test_an_action_that_is_one_number_is_not_rounded():
     cfg = configure("train", ["env.id=shown", "env.kwargs.action=number", "console=off"])
     networks = ActorCritic(TensorDictModule(lambda seen: seen[..., 0] * 0 + 0.7, ["observation"], ["action"]), None)
-    policy = TrainedPolicy(cfg, networks, build_env(cfg.env, num=1))
+    policy = policy_of(cfg, networks, build_env(cfg.env, num=1))
     action = policy(np.zeros(3))
     assert action in ACTIONS["number"] and action == np.float32(0.7)
 
@@ -290,7 +290,7 @@ def test_a_recurrent_state_is_carried_from_call_to_call():
     env = build_env(cfg.env, num=3)
     play(env, networks.actor)
     episodes = played(3)
-    policy = TrainedPolicy(cfg, networks, build_env(cfg.env, num=1))
+    policy = policy_of(cfg, networks, build_env(cfg.env, num=1))
     assert policy.remembers
     assert episodes[0][1][:4] == [-1, 0, 1, -1]
     agrees_with_the_evaluation(policy, episodes)
@@ -302,7 +302,7 @@ def test_what_follows_from_rewards_cannot_be_shown():
     networks = ActorCritic(ProbabilisticActor(network, ["logits"], distribution_class=Categorical), None)
     env = TransformedEnv(build_env(cfg.env, num=1), RewardSum())
     with pytest.raises(ConfigError, match="episode_reward, which follows from rewards"):
-        TrainedPolicy(cfg, networks, env)
+        policy_of(cfg, networks, env)
 
 
 def test_a_package_that_the_run_had_imported_is_named_and_not_imported(tmp_path, monkeypatch):
@@ -375,7 +375,7 @@ def test_a_transform_that_reads_what_a_policy_is_not_shown_is_named(transform, c
     cfg = configure("train", ["env.id=shown", "console=off"])
     network = TensorDictModule(nn.Linear(3, 3), ["observation"], ["logits"])
     networks = ActorCritic(ProbabilisticActor(network, ["logits"], distribution_class=Categorical), None)
-    policy = TrainedPolicy(cfg, networks, TransformedEnv(build_env(cfg.env, num=1), transform()))
+    policy = policy_of(cfg, networks, TransformedEnv(build_env(cfg.env, num=1), transform()))
     for _ in range(calls - 1):
         policy(np.zeros(3))
     with pytest.raises(

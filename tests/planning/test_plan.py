@@ -20,19 +20,19 @@ import torch
 from large_env import LargeEnv
 
 import rlcli
-from rlcli.algorithms.algorithm import build_policy
-from rlcli.build.collector import build_collector, envs_of
+from rlcli.build.algorithm import build_policy
+from rlcli.build.collector import build_collector
 from rlcli.build.env import build_env
+from rlcli.build.plan import advice_for, plan
+from rlcli.build.workload import envs_of
 from rlcli.collectors.stored_states import StateClock
 from rlcli.config import registry
 from rlcli.config.compose import configure
 from rlcli.config.recipes import find_recipes
 from rlcli.data.samplers import PrioritizedSampler
-from rlcli.jobs.plan import plan
 from rlcli.kernels.sum_tree import tree_bytes
 from rlcli.keys import DONE
 from rlcli.planning.envs import EVALUATION, one_more, to_come
-from rlcli.planning.fit import advice_for
 from rlcli.planning.plan import MemoryFit
 from rlcli.planning.tensors import planned_learner
 from rlcli.planning.view import show_plan
@@ -344,7 +344,7 @@ def test_planning_leaves_random_streams_as_they_were():
 
 def test_a_plan_of_stored_slices_loads_the_buffers_kernels_as_its_run_does(monkeypatch):
     loaded = []
-    monkeypatch.setattr("rlcli.algorithms.algorithm.load_buffer_compiler", loaded.append)
+    monkeypatch.setattr("rlcli.build.algorithm.load_buffer_compiler", loaded.append)
     rlcli.plan(QUIET)
     assert not loaded
     rlcli.plan(["storage=tensor", "sampler=slice", "sampler.slice_len=16", *QUIET])
@@ -633,7 +633,7 @@ def test_memory_that_was_freed_before_does_not_hide_what_envs_take(large_env):
 FREED_MEANWHILE = """
 import rlcli
 from large_env import LargeEnv
-from rlcli.build.collector import envs_of
+from rlcli.build.workload import envs_of
 from rlcli.config.compose import configure
 from rlcli.planning.envs import one_more
 
@@ -651,7 +651,7 @@ import sys
 import psutil
 import rlcli
 from large_env import LargeEnv
-from rlcli.build.collector import envs_of
+from rlcli.build.workload import envs_of
 from rlcli.config.compose import configure
 from rlcli.planning.envs import one_more
 
