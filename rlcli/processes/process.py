@@ -59,10 +59,7 @@ def room_for(more: int) -> None:
 
 
 def seed_streams(seed: int | None = None) -> None:
-    """Seed `random`, `numpy.random` and `torch`, those that are imported; by chance where no seed is given.
-
-    Forked workers begin with copies of one state.
-    """
+    """Seed `random`, `numpy.random` and `torch`, those that are imported; by chance where no seed is given."""
     if (python_random := sys.modules.get("random")) is not None:
         python_random.seed(seed)
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
