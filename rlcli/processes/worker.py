@@ -230,7 +230,7 @@ def _served(target: str, worker_end: socket.socket, spawn: bool, preload: Sequen
 
 
 # ---- whether it runs at all: it counts up a number in shared memory, some times a second -----------------------------
-# One that was stopped does not, nor one with code that keeps Python's lock; what hangs otherwise can be interrupted there.
+# One that was stopped does not, nor one with code that keeps Python's lock; what hangs otherwise can be interrupted.
 BEAT = np.dtype(np.int64)
 SAY_AFTER = 60.0  # seconds without a limit
 _BEAT_EVERY = 0.1  # seconds
