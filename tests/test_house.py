@@ -23,6 +23,9 @@ ROOMS = {
     "data": (15763, 73), "envs": (2684, 11), "errors": (170, 1), "exports": (59, 1), "imports": (111, 1),
     "inspection": (794, 5), "jobs": (1922, 9), "kernels": (5276, 31), "keys": (76, 1), "learning": (2331, 12),
     "modules": (4580, 21), "objectives": (4560, 20), "planning": (1425, 7), "processes": (1796, 12),
+    "data": (15892, 78), "envs": (2684, 11), "errors": (170, 1), "exports": (59, 1), "imports": (111, 1),
+    "inspection": (794, 5), "jobs": (1922, 9), "kernels": (5329, 35), "keys": (76, 1), "learning": (2331, 12),
+    "modules": (4580, 21), "objectives": (4560, 20), "planning": (1426, 7), "processes": (1796, 12),
     "recognise": (74, 1), "report": (3117, 17), "rlcli": (53, 1), "runs": (1442, 8), "specs": (959, 6),
     "transforms": (3055, 13), "typed": (238, 1), "vec_envs": (3968, 18), "weight_update": (1461, 12),
 }  # fmt: skip

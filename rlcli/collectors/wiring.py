@@ -18,7 +18,7 @@ from rlcli.collectors.schema import Kept, RowSchema, always, keeper, schema_of
 from rlcli.collectors.states import refuse_lost_states, transforms_of
 from rlcli.data.next_obs.modes import NEXT
 from rlcli.envs import EnvBase, GymEnv, TransformedEnv
-from rlcli.envs.base import steps_as_ours
+from rlcli.envs.base import own_stepping
 from rlcli.envs.mdp import on_tensordicts
 from rlcli.envs.spaces import ACTIONS, action_format, drawn_alike, from_gym_space
 from rlcli.envs.transformed import transforms_on, with_policy_transforms
@@ -120,9 +120,9 @@ def delta_of(env: EnvBase) -> NextObservationDelta | None:
 
 def array_face(env: EnvBase) -> tuple[VecEnv, list[Transform]]:
     """Return the env's `VecEnv`, and the transforms that still run on its rows, innermost first."""
-    if not isinstance(env, TransformedEnv) or not steps_as_ours(env):
+    if not isinstance(env, TransformedEnv) or own_stepping(env):
         vec_env = getattr(env, "vec_env", None)
-        return (vec_env if isinstance(vec_env, VecEnv) and steps_as_ours(env) else _on_tensordicts(env)), []
+        return (vec_env if isinstance(vec_env, VecEnv) and not own_stepping(env) else _on_tensordicts(env)), []
     base, transforms = env.base_env, env.transforms
     if not isinstance(base, TransformedEnv) and all(t.has_columns for t in transforms):
         vec_env, _ = array_face(base)
