@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rlcli.collectors.collector import Collector as Collector
     from rlcli.collectors.collector import DataCollector as DataCollector
     from rlcli.collectors.collector import SyncDataCollector as SyncDataCollector
-    from rlcli.collectors.delivered import Delivered as Delivered
+    from rlcli.collectors.finish import Delivered as Delivered
     from rlcli.collectors.multi import MultiProcessCollector as MultiProcessCollector
     from rlcli.collectors.multi_async import AsyncCollector as AsyncCollector
     from rlcli.collectors.multi_async import MultiAsyncCollector as MultiAsyncCollector

@@ -96,16 +96,12 @@ class Placement:
     @property
     def policy_is_elsewhere(self) -> bool:
         """Say whether rows must be copied before the policy can read them."""
-        return _is_elsewhere(self.policy)
+        return self.policy is not None and self.policy.type != "cpu"
 
     @property
     def storing_is_elsewhere(self) -> bool:
         """Say whether a finished batch must be copied before it is delivered."""
-        return _is_elsewhere(self.storing)
-
-
-def _is_elsewhere(device: torch.device | None) -> bool:
-    return device is not None and device.type != "cpu"
+        return self.storing is not None and self.storing.type != "cpu"
 
 
 def same_device(one: torch.device, other: torch.device) -> bool:
@@ -113,15 +109,8 @@ def same_device(one: torch.device, other: torch.device) -> bool:
     return one == other or one.type == other.type == "cpu"
 
 
-def not_both(device: Any, devices: Any) -> None:
-    """Refuse devices that are given in both ways."""
-    if device is not None and devices is not None:
-        raise ArgumentError("device and devices are two names for one thing", fix="Give one of them.")
-
-
 def one_device(device: Device, devices: Any) -> Device:
     """Return `device`, or the one that a list of `devices` names: a single process acts on one."""
-    not_both(device, devices)
     if devices is None:
         return device
     listed = list(devices) if isinstance(devices, list | tuple) else [devices]
@@ -153,11 +142,8 @@ def place(
     storing = resolve(storing_device if storing_device is not None else device)
     if storing is None and policy == env:
         storing = env
-
-    def wait(target: torch.device | None) -> Callable[[], None]:
-        return _do_nothing if no_cuda_sync else sync_function(target)
-
-    return Placement(env, policy, storing, wait(policy), wait(storing), non_blocking=no_cuda_sync)
+    to_policy, to_storage = (_do_nothing if no_cuda_sync else sync_function(device) for device in (policy, storing))
+    return Placement(env, policy, storing, to_policy, to_storage, non_blocking=no_cuda_sync)
 
 
 # ---- the policy on its device ---------------------------------------------------------------------------------------

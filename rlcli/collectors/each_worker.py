@@ -8,8 +8,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlcli.collectors.devices import not_both
-from rlcli.collectors.options import EACH, FIELDS, PARENT, CollectorOptions, CountedOption, counted, in_scope
+from rlcli.collectors.options import EACH, FIELDS, PARENT, CollectorOptions, counted, in_scope
 from rlcli.errors import ArgumentError
 from rlcli.processes.cores import cores
 
@@ -22,17 +21,6 @@ _OF_ONE_KIND = {  # of collectors with workers: the values that ask for nothing,
     "on_lag": (("report",), "workers that wait for each other are never behind", "MultiAsyncCollector"),
 }  # fmt: skip
 _WITHOUT_EFFECT = {"trust_policy", "use_buffers"}
-
-
-class CountedEach(CountedOption):
-    """Count `frames_per_batch` of a batch, or of each worker's share of it."""
-
-    def __set__(self, instance: Any, value: Any) -> None:
-        if not isinstance(value, list | tuple):
-            super().__set__(instance, value)
-            return
-        own_length("frames_per_batch", value, instance.num_workers)
-        vars(instance)[self._name] = [counted(self._name, frames) for frames in value]
 
 
 def own_length(name: str, value: Sequence[Any], workers: int) -> None:
@@ -103,13 +91,11 @@ def check_names(options: Mapping[str, Any], kind: type) -> None:
 def of_worker(options: Mapping[str, Any], index: int, count: int, maker: Any) -> CollectorOptions:
     """Return the options of one worker: what stays with the parent is left at its default."""
     own = {name: value for name, value in options.items() if name in FIELDS and name not in in_scope(PARENT)}
-    not_both(own.get("device"), own.get("devices"))
     for name in in_scope(EACH):
         value = own.get(name)
         if isinstance(value, list | tuple):
             own_length(name, value, count)
-            own["device" if name == "devices" else name] = value[index]
-            own.pop("devices", None)
+            own[name] = value[index]
     return CollectorOptions(create_env_fn=maker, **own)
 
 

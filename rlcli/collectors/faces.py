@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from rlcli.collectors.actors import RandomActor, TensorDictActor
 from rlcli.collectors.actors.rows import FastActor
-from rlcli.collectors.rollout import Rollout
-from rlcli.collectors.states import transforms_of
+from rlcli.collectors.wiring import Wired, transforms_of
 from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.envs.base import own_stepping
 from rlcli.envs.serial import BatchedEnv
@@ -32,17 +31,17 @@ class Face:
     why: str
 
 
-def faces_of(env: EnvBase, engine: Rollout) -> list[Face]:
+def faces_of(env: EnvBase, wired: Wired) -> list[Face]:
     """Return the faces of all parts: env, transforms from the innermost on, the policy's stages, noise."""
-    return [_env(env, engine), *_transforms(env, engine), *_policy(engine), *_noise(engine)]
+    return [_env(env, wired), *_transforms(env, wired), *_policy(wired), *_noise(wired)]
 
 
-def _env(env: EnvBase, engine: Rollout) -> Face:
+def _env(env: EnvBase, wired: Wired) -> Face:
     base = env
     while isinstance(base, TransformedEnv) and not own_stepping(base):
         base = base.base_env
-    if not engine.vec_env.on_tensordicts:
-        return Face("env", engine.vec_env.name, "columns", OURS)
+    if not wired.vec_env.on_tensordicts:
+        return Face("env", wired.vec_env.name, "columns", OURS)
     name = getattr(getattr(base, "vec_env", None), "name", type(base).__name__)
     return Face("env", name, "TensorDicts", _odd_env(base) or _odd_transform(env) or "it steps TensorDicts")
 
@@ -65,8 +64,8 @@ def _odd_transform(env: EnvBase) -> str:
     return f"{' and '.join(odd)} on it may read any key" if odd else ""
 
 
-def _transforms(env: EnvBase, engine: Rollout) -> Iterator[Face]:
-    faces = engine.faces
+def _transforms(env: EnvBase, wired: Wired) -> Iterator[Face]:
+    faces = wired.faces
     for transform in transforms_of(env):
         name = type(transform).__name__
         if transform in faces.inside:
@@ -88,8 +87,8 @@ def _in_the_loop(transform: Transform) -> str:
     return "the policy, or a transform in the loop, uses what it reads or writes"
 
 
-def _policy(engine: Rollout) -> Iterator[Face]:
-    actor = engine.actor
+def _policy(wired: Wired) -> Iterator[Face]:
+    actor = wired.actor
     if isinstance(actor, TensorDictActor):
         yield Face("policy", _class(actor.policy), "TensorDicts, called every step", actor.why)
     elif isinstance(actor, FastActor):
@@ -115,10 +114,10 @@ def _policy(engine: Rollout) -> Iterator[Face]:
         yield Face("policy", "random actions", "columns, for a batch at once", "there is no policy")
 
 
-def _noise(engine: Rollout) -> Iterator[Face]:
+def _noise(wired: Wired) -> Iterator[Face]:
     """Say where random numbers come from, a line a stream."""
-    actor = engine.actor
-    unknown = ["the env"] if engine.vec_env.on_tensordicts else []
+    actor = wired.actor
+    unknown = ["the env"] if wired.vec_env.on_tensordicts else []
     if isinstance(actor, TensorDictActor):
         unknown.insert(0, "the policy")
     elif actor.calls:

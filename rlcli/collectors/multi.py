@@ -23,18 +23,17 @@ from rlcli.collectors.base import BaseCollector
 from rlcli.collectors.batch import BatchPool
 from rlcli.collectors.collector import drawn_seed
 from rlcli.collectors.crew import CollectorCrew, ShutDown
-from rlcli.collectors.delivered import NO_GAPS, Collected, Shares
 from rlcli.collectors.devices import resolve, sync_function
 from rlcli.collectors.each_worker import (
-    CountedEach,
     check_alike,
     check_names,
     makers_of,
     of_worker,
     one_of_all,
+    own_length,
     warn_of_cores,
 )
-from rlcli.collectors.finish import assemble
+from rlcli.collectors.finish import Delivered, Shares
 from rlcli.collectors.options import PARENT, CollectorOptions, counted, in_scope, sent
 from rlcli.collectors.parts import Outside, merged
 from rlcli.collectors.published import PublishedWeights
@@ -95,7 +94,7 @@ class MultiProcessCollector(BaseCollector):
         A worker ended; and whatever an env raises in one.
     """
 
-    frames_per_batch: int | list[int] = CountedEach()  # type: ignore[assignment]
+    frames_per_batch: int | list[int]  # type: ignore[assignment]
     _at_exit = 10.0
     _weights: PublishedWeights
     _calls_hooks = False
@@ -159,6 +158,13 @@ class MultiProcessCollector(BaseCollector):
             self.crew.close()
             raise
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "frames_per_batch" or not isinstance(value, list | tuple):
+            super().__setattr__(name, value)
+            return
+        own_length(name, value, self._count)
+        vars(self)[name] = [counted(name, frames) for frames in value]
+
     # ---- batches -------------------------------------------------------------------------------------------------
     def _pool(self, only: int | None = None) -> BatchPool[SharedBatch]:
         """Return memory for the rows of all workers, or of one."""
@@ -179,12 +185,12 @@ class MultiProcessCollector(BaseCollector):
         batched: bool = True,
         shares: Shares | None = None,
         lanes: range | None = None,
-        gaps: Mapping[int, bool] = NO_GAPS,
-    ) -> Collected:
+        gaps: Mapping[int, bool] | None = None,
+    ) -> Delivered:
         """Return the batch of parts that lie in one memory; where they are shares of different lengths, with a mask."""
         filled = merged(parts, memory)
         self._schema = filled.schema
-        found, first = dict(gaps), 0 if lanes is None else lanes.start
+        found, first = dict(gaps or {}), 0 if lanes is None else lanes.start
         lane = first
         for part in parts:
             self.outside.add(part.outside)
@@ -192,7 +198,7 @@ class MultiProcessCollector(BaseCollector):
                 found |= dict.fromkeys(range(lane, lane + part.lanes), part.begins)
             lane += part.lanes
         self._number_anew(filled.columns.get(TRAJ_IDS), range(first, lane), found)
-        batch = assemble(filled, batched=batched, delta=self.delta)
+        batch = filled.assembled(batched=batched, delta=self.delta)
         if shares is not None:
             steps = torch.tensor([taken for lanes, taken in shares for _ in lanes])
             batch.set(COLLECTOR_MASK, torch.arange(filled.shape[1]) < steps[:, None])
@@ -204,7 +210,7 @@ class MultiProcessCollector(BaseCollector):
         self.frames += sum(part.lanes * part.steps for part in parts)
         if self.trajectories is not None:
             self.trajectories.interrupt(found)
-        return Collected(batch, filled.reward, filled.done, filled.seconds, lanes, shares, found, filled.ends)
+        return filled.delivered(batch, lanes=lanes, shares=shares, gaps=found)
 
     def _number_anew(self, ids: np.ndarray | None, lanes: range, gaps: Mapping[int, bool]) -> None:
         """Give what follows rows that were lost another id `[N, T]`: no buffer joins it with what was before them."""

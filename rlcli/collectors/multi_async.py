@@ -14,12 +14,10 @@ from tensordict import TensorDictBase
 from rlcli import arguments
 from rlcli.collectors.base import Stage, no_stage
 from rlcli.collectors.crew import Order, ShutDown
-from rlcli.collectors.delivered import Collected, Delivered
-from rlcli.collectors.finish import Ended
-from rlcli.collectors.frames import AHEAD, next_steps, steps_of
+from rlcli.collectors.finish import Delivered, Ended
 from rlcli.collectors.multi import MultiProcessCollector
 from rlcli.collectors.multi_sync import MultiSyncCollector
-from rlcli.collectors.options import counted
+from rlcli.collectors.options import AHEAD, counted, next_steps, steps_of
 from rlcli.collectors.schema import RowSchema
 from rlcli.collectors.worker import WorkerBatch
 from rlcli.errors import ArgumentError, in_words
@@ -113,14 +111,14 @@ class MultiAsyncCollector(MultiProcessCollector):
             `steps` are given.
         """
         _refuse_steps(steps)
-        return self._collect(0, False).batch
+        return self._collect(0, False).raw
 
     def deliver(self, steps: int | None = None, *, timed: bool = False, stage: Stage = no_stage) -> Delivered:
         """See `BaseCollector.deliver`; `steps` are refused, as in `rollout`."""
         _refuse_steps(steps)
         return super().deliver(timed=timed, stage=stage)
 
-    def _collect(self, steps: int, timed: bool) -> Collected:
+    def _collect(self, steps: int, timed: bool) -> Delivered:
         self._before_batch()
         while True:
             index, order, part = self._next(timed)

@@ -14,9 +14,9 @@ from tensordict import TensorDictBase
 
 from rlcli import arguments
 from rlcli.collectors.crew import Order
-from rlcli.collectors.delivered import Collected
-from rlcli.collectors.frames import cut, next_steps, steps_of
+from rlcli.collectors.finish import Delivered
 from rlcli.collectors.multi import MultiProcessCollector
+from rlcli.collectors.options import cut, next_steps, steps_of
 from rlcli.collectors.worker import STOP
 from rlcli.errors import ArgumentError
 from rlcli.keys import COLLECTOR_MASK
@@ -120,9 +120,9 @@ class MultiSyncCollector(MultiProcessCollector):
 
     def rollout(self, steps: int | None = None) -> TensorDictBase:
         """Collect one raw batch ``[B * P, T]``, shares cut to `steps`; see `Collector.rollout`."""
-        return self._collect(max(self.shares) if steps is None else arguments.count("steps", steps, None), False).batch
+        return self._collect(max(self.shares) if steps is None else arguments.count("steps", steps, None), False).raw
 
-    def _collect(self, steps: int, timed: bool) -> Collected:
+    def _collect(self, steps: int, timed: bool) -> Delivered:
         self._before_batch()
         if steps < 1:
             raise ArgumentError("a batch has at least one step", why=f"got {steps}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
@@ -32,31 +33,7 @@ def counted(name: str, value: Any, least: int | None = None) -> int:
     return number
 
 
-def _interaction(value: Any) -> InteractionType | None:
-    """Return an exploration type, by itself or by its name."""
-    if value is None or isinstance(value, InteractionType):
-        return value
-    names = [kind.name.lower() for kind in InteractionType]
-    if not isinstance(value, str) or value.lower() not in names:
-        raise ArgumentError(
-            "exploration_type must be an ExplorationType", why=f"got {value!r}", fix=f"Or one of {', '.join(names)}."
-        )
-    return InteractionType[value.upper()]
-
-
-class CountedOption:
-    """Check an option again when it is set between two batches."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        return self if instance is None else vars(instance)[self._name]
-
-    def __set__(self, instance: Any, value: Any) -> None:
-        vars(instance)[self._name] = counted(self._name, value)
-
-
+COUNTED = "frames_per_batch", "total_frames", "init_random_frames"  # may be set anew between two batches
 WORKER, EACH, PARENT = "worker", "each", "parent"  # scopes: all workers alike, a list has one for each, none
 
 
@@ -127,10 +104,16 @@ class CollectorOptions:
                     "keep_keys must be a list of keys", why=f"got {asked!r}", fix='Use ["observation", "action"].'
                 )
             object.__setattr__(self, "keep_keys", keys)
-        object.__setattr__(self, "exploration_type", _interaction(self.exploration_type))
+        if (kind := self.exploration_type) is not None and not isinstance(kind, InteractionType):
+            names = {each.name.lower(): each for each in InteractionType}
+            refuse(str(kind).lower() not in names, "exploration_type must be an ExplorationType", why=f"got {kind!r}",
+                   fix=f"Or one of {', '.join(names)}.")  # fmt: skip
+            object.__setattr__(self, "exploration_type", names[str(kind).lower()])
         arguments.callable_("policy_factory", self.policy_factory)
-        if self.policy is not None and self.policy_factory is not None:
-            raise ArgumentError("policy and policy_factory are two ways to give one policy", fix="Give one of them.")
+        refuse(self.policy is not None and self.policy_factory is not None,
+               "policy and policy_factory are two ways to give one policy", fix="Give one of them.")  # fmt: skip
+        refuse(self.device is not None and self.devices is not None,
+               "device and devices are two names for one thing", fix="Give one of them.")  # fmt: skip
         if self.trajs_per_batch is not None:
             object.__setattr__(self, "trajs_per_batch", arguments.count("trajs_per_batch", self.trajs_per_batch, None))
         for name in ("postproc", "pre_collect_hook", "post_collect_hook"):
@@ -290,3 +273,27 @@ _SENDABLE = {
     "policy_factory": "Give a function that makes all that the policy needs.",
     "traj_pool": "Leave it out: each process counts its own trajectories.",
 }
+
+
+# ---- the steps that a number of frames takes ------------------------------------------------------------------------
+AHEAD = 2  # batches that an asynchronous worker has been asked for and that were not delivered: it never waits
+
+
+def steps_of(frames: int, lanes: int) -> int:
+    """Return the steps per env for a number of frames, rounded up to whole steps of all `lanes` envs."""
+    return -(-frames // lanes)
+
+
+def next_steps(frames_per_batch: int, total_frames: int, lanes: int, done: int) -> int:
+    """Return the steps of the next batch after `done` frames; 0 when the run is over."""
+    usual = steps_of(frames_per_batch, lanes)
+    return usual if total_frames < 0 else min(usual, steps_of(max(0, total_frames - done), lanes))
+
+
+def cut(shares: Sequence[int], lanes: Sequence[int], frames: int) -> int:
+    """Return the fewest steps with which shares of a batch, cut to it, hold so many frames."""
+
+    def held(steps: int) -> int:
+        return sum(min(share, steps) * n for share, n in zip(shares, lanes, strict=True))
+
+    return bisect.bisect_left(range(max(shares)), frames, key=held)

@@ -75,11 +75,6 @@ class RowSchema:
         return {key: field for key, field in self.fields.items() if field.written == when}
 
     @cached_property
-    def sparse(self) -> list[Key]:
-        """Return the keys of which the consumer gets few rows."""
-        return [key for key, field in self.fields.items() if field.written == SPARSE and field.stored]
-
-    @cached_property
     def delivered(self) -> Fields:
         """Return the root fields that the consumer gets."""
         return {key: field for key, field in {**self.fields, **self.late}.items() if field.stored}
@@ -145,10 +140,10 @@ class RowSchema:
     def frames(self) -> int:
         return self.lanes * self.steps
 
-    @property
+    @cached_property
     def states(self) -> Fields:
         """Return the recurrent states of which few rows are kept."""
-        return {key: self.fields[key] for key in self.sparse}
+        return {key: field for key, field in self.fields.items() if field.written == SPARSE and field.stored}
 
     @property
     def successors(self) -> Fields:
@@ -250,7 +245,7 @@ def keeper(
     kept = {unravel(key) for key in keep_keys}
     legal = {show(key): key for key in map(unravel, known)}
     awaited = {key for key in kept if show(key) not in legal}
-    if not late:
+    if awaited and not late:
         refuse_unknown(awaited, legal)
     for key in observations:
         if under_next(key) in kept and unravel(key) not in kept:

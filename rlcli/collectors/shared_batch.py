@@ -32,8 +32,8 @@ class SharedBatch:
 class SharedSlots:
     """Write batches to slots that the parent shares, in place of a pool of one's own."""
 
-    def __init__(self, engine: Rollout) -> None:
-        self.engine = engine
+    def __init__(self, rollout: Rollout) -> None:
+        self.rollout = rollout
         self._batches: dict[int, BoundBatch] = {}
         self._data: dict[int, dict[Key, np.ndarray]] = {}
         self._now = -1
@@ -41,8 +41,8 @@ class SharedSlots:
     def add(self, slot: int, steps: int, data: dict[Key, np.ndarray]) -> None:
         """Add memory for batches of so many steps."""
         self._data[slot] = data
-        mine = self.engine.columns()
-        self._batches[slot] = self.engine.bind({key: data[key] for key in mine}, steps)
+        mine = self.rollout.columns()
+        self._batches[slot] = self.rollout.bind({key: data[key] for key in mine}, steps)
 
     def forget(self, slots: Sequence[int]) -> None:
         """Drop slots that the parent uses no more."""

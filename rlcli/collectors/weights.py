@@ -14,45 +14,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor, nn
 
-from rlcli.collectors.actors import BoundActor
 from rlcli.errors import ArgumentError
-from rlcli.weight_update.receiver import check_apart
-from rlcli.weight_update.tensors import Source, matched, snapshot, wait, write
+from rlcli.weight_update.tensors import Source, check_apart, matched, snapshot, wait, write
+
+if TYPE_CHECKING:
+    from rlcli.collectors.actors import BoundActor
+    from rlcli.weight_update.receiver import ModelsReceiver
 
 POLICY = "policy"
 SWAPS = ("rollout", "step")
-
-
-class Publication(NamedTuple):
-    """Hold published weights in memory of their own, which nobody writes to."""
-
-    version: int
-    models: Mapping[str, Mapping[str, Tensor]]  # model -> name -> tensor, in the dtype and on the device where it acts
-
-
-class Receiver(Protocol):
-    """Bring publications from another process, and write them to models."""
-
-    @property
-    def waiting(self) -> bool:
-        """Say whether a newer one is there than the models have."""
-
-    def receive(self) -> Mapping[str, int]:
-        """Write the newest to its models, whole; of each the version that it then has."""
-
-
-class CollectorWeights(Protocol):
-    """Describe what a collector publishes versions with."""
-
-    version: int
-
-    def publish(self, source: Source | None, model_id: str | None) -> None:
-        """Make one known: of all models as they are trained now, or of one from `source`; from any thread."""
 
 
 class FollowedWeights:
@@ -65,8 +40,9 @@ class FollowedWeights:
         self.version = self.acting = 0  # of the policy, as published last
         self.apart = False  # a thread collects: it alone changes what acts
         self._pairs: dict[str, tuple[Any, Any]] = {}
-        self._newest: Publication | None = None  # until it is adopted
-        self._receiver: Receiver | None = None
+        # model -> name -> tensor, in memory of its own, in the dtype and on the device where it acts; until adopted
+        self._waiting: dict[str, dict[str, Tensor]] | None = None
+        self._receiver: ModelsReceiver | None = None
         self._in_flight = False
         self._lock = threading.Lock()  # of all above but `swap`
         self._since: list[tuple[int, int]] = []  # steps of this batch, and the version that acts from each on
@@ -84,11 +60,10 @@ class FollowedWeights:
             others = {other: acts for other, (model, acts) in self._pairs.items() if model is not trained}
             check_apart(name, trained if used is None else used, others)
             self._pairs[name] = (trained, trained if used is None else used)
-            if self._newest is not None:  # what waits was made for another
-                waiting = {other: values for other, values in self._newest.models.items() if other != name}
-                self._newest = Publication(self._newest.version, waiting)
+            if self._waiting is not None:  # what waits was made for another
+                self._waiting.pop(name, None)
 
-    def follow(self, receiver: Receiver) -> None:
+    def follow(self, receiver: ModelsReceiver) -> None:
         """Adopt what is trained in another process."""
         with self._lock:
             self._receiver = receiver
@@ -105,7 +80,7 @@ class FollowedWeights:
         """Go on counting from there; what waits is of another course, and is not adopted."""
         with self._lock:
             self.version = self.acting = version
-            self._newest = None
+            self._waiting = None
 
     # ---- publishing --------------------------------------------------------------------------------------------
     def publish(self, source: Source | None, model_id: str | None) -> None:
@@ -120,9 +95,8 @@ class FollowedWeights:
                 return
         models = {name: snapshot(tensors, self._pairs[name][1]) for name, tensors in values.items()}
         with self._lock:
-            waiting = {} if self._newest is None else self._newest.models
             self.version = self._following(model_id)
-            self._newest = Publication(self.version, {**waiting, **models})
+            self._waiting = {**(self._waiting or {}), **models}
 
     def _following(self, model_id: str | None) -> int:
         return self.version + (model_id in (None, POLICY))
@@ -170,16 +144,15 @@ class FollowedWeights:
             versions = self._receiver.receive()
             if POLICY in versions:
                 self.version = self.acting = versions[POLICY]
-        newest = self._newest
-        if newest is None:
+        if self._waiting is None:
             return
-        for name, tensors in newest.models.items():
+        for name, tensors in self._waiting.items():
             write(tensors, self._pairs[name][1])
             wait(tensors.values())
-        self.acting, self._newest = newest.version, None
+        self.acting, self._waiting = self.version, None
 
     def _waits(self) -> bool:
-        return self._newest is not None or (self._receiver is not None and self._receiver.waiting)
+        return self._waiting is not None or (self._receiver is not None and self._receiver.waiting)
 
     def versions(self, lanes: int, steps: int) -> np.ndarray:
         """Return the version of the policy that acted in each step of the last batch, int64 `[lanes, steps]`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,16 +11,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlcli.collectors.actors import ActorRunner, PolicyContext, RandomActor, TensorDictActor, choose_actor
+from rlcli.arguments import refuse
+from rlcli.collectors.actors.actor import ActorRunner, PolicyContext, RandomActor, States, no_place
+from rlcli.collectors.actors.choose import choose_actor
+from rlcli.collectors.actors.tensordict import TensorDictActor
 from rlcli.collectors.devices import Placement, on_device, same_device
 from rlcli.collectors.options import CollectorOptions
 from rlcli.collectors.schema import Kept, RowSchema, always, keeper, schema_of
-from rlcli.collectors.states import refuse_lost_states, transforms_of
 from rlcli.data.next_obs.modes import NEXT
 from rlcli.envs import EnvBase, GymEnv, TransformedEnv
 from rlcli.envs.base import steps_as_ours
 from rlcli.envs.mdp import on_tensordicts
-from rlcli.envs.policy_transforms import with_policy_transforms
+from rlcli.envs.policy_transforms import keys_of, with_policy_transforms, written_states
+from rlcli.envs.serial import BatchedEnv
 from rlcli.envs.spaces import ACTIONS, action_format, drawn_alike, from_gym_space
 from rlcli.envs.tensordict_vec_env import TensorDictVecEnv
 from rlcli.envs.transformed import transforms_on
@@ -29,7 +32,7 @@ from rlcli.keys import IS_INIT, REWARD, Key, as_tuple, show, under_next, unravel
 from rlcli.modules.masks import mask_key_of
 from rlcli.recognise import overridden
 from rlcli.specs import Composite
-from rlcli.specs.field import CODED, Field, Fields
+from rlcli.specs.field import CODED, ROW, SPARSE, Field, Fields
 from rlcli.transforms import (
     Compose,
     Faces,
@@ -63,6 +66,8 @@ class Wired:
     random: RandomActor
     mask_key: Key | None  # the observation that says which actions are allowed
     schema: RowSchema
+    live: Fields  # what has a row at every step
+    states: States
 
 
 def make_env(create_env_fn: EnvMaker, kwargs: dict[str, Any] | None) -> EnvBase:
@@ -90,31 +95,31 @@ def make_env(create_env_fn: EnvMaker, kwargs: dict[str, Any] | None) -> EnvBase:
     return made
 
 
-def with_transforms(env: EnvBase, policy: Any, max_frames_per_traj: int | None, auto: bool) -> EnvBase:
-    """Return the env with the transforms that options and policy ask for."""
-    if max_frames_per_traj is not None and max_frames_per_traj < 1:
-        raise ArgumentError("max_frames_per_traj must be at least 1", why=f"got {max_frames_per_traj}")
-    counted = any(isinstance(t, StepCounter) for t in transforms_of(env))
-    extra: list[Transform] = [] if max_frames_per_traj is None or counted else [StepCounter()]
-    for transform in extra:
-        env = TransformedEnv(env, transform)
-    return with_policy_transforms(env, policy) if auto and policy is not None else env
+def with_transforms(
+    env: EnvBase, policy: Any, options: CollectorOptions
+) -> tuple[EnvBase, NextObservationDelta | None, str]:
+    """Return the env with what options and policy ask for, its `NextObservationDelta`, and the mode of next values."""
+    most = options.max_frames_per_traj
+    refuse(most is not None and most < 1, "max_frames_per_traj must be at least 1", why=f"got {most}")
+    if most is not None and not any(isinstance(t, StepCounter) for t in transforms_of(env)):
+        env = TransformedEnv(env, StepCounter())
+    if policy is not None and options.auto_register_policy_transforms:
+        env = with_policy_transforms(env, policy)
+    delta = next((t for t in transforms_on(env) if isinstance(t, NextObservationDelta)), None)
+    mode = options.next_obs_mode(delta is not None)
+    if delta is None and NEXT[mode] == CODED:
+        delta = NextObservationDelta(delta_dtype=options.delta_dtype, on_overflow=options.on_overflow)
+        env = TransformedEnv(env, delta)
+    return env, delta, mode
 
 
-def with_delta(
-    env: EnvBase, mode: str, dtype: torch.dtype, on_overflow: str = "raise"
-) -> tuple[EnvBase, NextObservationDelta | None]:
-    """Return the env with its `NextObservationDelta`: its own, or in `delta` mode a new outermost one."""
-    delta = delta_of(env)
-    if delta is not None or NEXT[mode] != CODED:
-        return env, delta
-    added = NextObservationDelta(delta_dtype=dtype, on_overflow=on_overflow)
-    return TransformedEnv(env, added), added
-
-
-def delta_of(env: EnvBase) -> NextObservationDelta | None:
-    """Return the `NextObservationDelta` among an env's transforms."""
-    return next((t for t in transforms_on(env) if isinstance(t, NextObservationDelta)), None)
+def transforms_of(env: EnvBase) -> Iterator[Transform]:
+    """Iterate over the transforms of an env and of those inside it, innermost first."""
+    if isinstance(env, TransformedEnv):
+        yield from transforms_of(env.base_env)
+        yield from env.transforms
+    elif isinstance(env, BatchedEnv) and env.envs:
+        yield from transforms_of(env.envs[0])
 
 
 def array_face(env: EnvBase) -> tuple[VecEnv, list[Transform]]:
@@ -175,6 +180,7 @@ def wire(
     options: CollectorOptions,
     *,
     mode: str,
+    delta: NextObservationDelta | None,
     random_frames: int,
 ) -> Wired:
     """Wire env, policy and devices to one collector's parts."""
@@ -205,11 +211,17 @@ def wire(
         faces.needs.add(REWARD)
     batches = schema_of(
         vec_env.n, faces, actor.live, {**random.once, **actor.once},
-        _kept(env, vec_env, shown, actor, random, options.keep_keys),
+        _kept(vec_env, shown, actor, random, delta, options.keep_keys),
         mode=mode, track_ids=options.track_traj_ids, track_version=options.tracks_version,
         states=actor.states, stride=options.recurrent_state_stride,
     )  # fmt: skip
-    return Wired(env, vec_env, transforms_on(env), faces, used, own, actor, random, mask_key, batches)
+    live = {key: field for key, field in batches.fields.items() if field.written in (ROW, SPARSE)}
+    below = transforms_of(vec_env.env) if isinstance(vec_env, TensorDictVecEnv) else ()
+    states = States([*faces.inside, *faces.after], below, vec_env, live)
+    states.learn(actor.states, actor.rewrites)
+    return Wired(
+        env, vec_env, transforms_on(env), faces, used, own, actor, random, mask_key, batches, live, states
+    )  # fmt: skip
 
 
 def _mask_key(policy: Any, shown: Fields, actions: ActionFormat, options: CollectorOptions) -> Key | None:
@@ -244,7 +256,7 @@ def _actor(
             action_format(env.action_spec, len(env.batch_size))  # refuses it
         actor = TensorDictActor(env.rand_action, setting, why=f"the env has {_own_random(env)}")
     elif policy is not None:
-        refuse_lost_states(policy, setting.inputs)
+        _refuse_lost_states(policy, setting.inputs)
         called = on_tensordicts(policy, list(setting.inputs))
         used, _ = on_device(called, setting.placement.policy)
         own = used if called is policy else used.module
@@ -254,6 +266,19 @@ def _actor(
                   for t in transforms_of(env))  # fmt: skip
         actor = choose_actor(used, setting, legal, whole=vec_env.on_tensordicts or odd, early=random_frames > 0)
     return used, own, actor
+
+
+def _refuse_lost_states(policy: Any, shown: Fields) -> None:
+    """Refuse a policy whose state no key of the env could hold from one step to the next."""
+    own = state_keys(policy)
+    for key in [*own, *written_states(policy)]:
+        if key not in shown:
+            raise no_place(key, by_itself=key in own)
+    if IS_INIT in keys_of(policy, "in_keys") and IS_INIT not in shown:
+        raise ArgumentError(
+            "the policy reads is_init, which the env does not offer",
+            fix="Leave auto_register_policy_transforms=True, or use TransformedEnv(env, InitTracker()).",
+        )
 
 
 def random_actions(env: EnvBase, vec_env: VecEnv) -> ActionFormat | None:
@@ -292,12 +317,13 @@ def refuse_random_now(env: EnvBase, vec_env: VecEnv, actor: ActorRunner) -> None
 
 
 def _kept(
-    env: EnvBase, vec_env: VecEnv, shown: Fields, actor: ActorRunner, random: ActorRunner, keep: Sequence[Key] | None
-) -> Kept:
+    vec_env: VecEnv, shown: Fields, actor: ActorRunner, random: ActorRunner, delta: NextObservationDelta | None,
+    keep: Sequence[Key] | None,
+) -> Kept:  # fmt: skip
     """Return what `keep` asks for; keys of differences stand for the next observations that they are made of."""
     late = vec_env.on_tensordicts or (actor.late is not None and actor.late.fields is None)
     known = [*shown, *map(under_next, shown), *actor.live, *actor.once, *random.once, *always()]
-    delta, parts = delta_of(env), (delta_key, scale_key, kept_key)
+    parts = delta_key, scale_key, kept_key
     coded = {} if delta is None else {part(key): under_next(key) for key in delta.keys for part in parts}
     asked = None if keep is None else [coded.get(as_tuple(key), key) for key in keep]
     return keeper(asked, list(shown), known, [*actor.states, IS_INIT], late=late)  # false in every successor

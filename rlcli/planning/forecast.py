@@ -23,7 +23,7 @@ from rlcli.build.buffer import slices_of, storage_of
 from rlcli.build.collector import delta_dtype_of, devices, envs_of, shares_meanwhile
 from rlcli.build.policy import optimizer_options
 from rlcli.collectors import BaseCollector
-from rlcli.collectors.frames import AHEAD, next_steps
+from rlcli.collectors.options import AHEAD, next_steps
 from rlcli.collectors.schema import RowSchema
 from rlcli.config.schemas import CollectConfig, draws_slices, is_off_policy
 from rlcli.errors import in_words

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from rlcli.modules.watch import ModuleWatch
 from rlcli.weight_update.newest import Newest, Overtaken
 from rlcli.weight_update.sender import Handle
 from rlcli.weight_update.strategy import WeightStrategy
-from rlcli.weight_update.tensors import part, wait
+from rlcli.weight_update.tensors import check_apart, part, wait
 
 
 class WeightReceiver:
@@ -115,15 +114,6 @@ class WeightReceiver:
                 wait(tensor for tensor, _ in self._outside)
             self.version = version
         return self.version
-
-
-def check_apart(model_id: str, model: Any, others: Mapping[str, Any]) -> None:
-    for other, used in others.items():
-        if other != model_id and used is model:
-            raise ArgumentError(
-                f"the weights of '{model_id}' would be written over those of '{other}'",
-                why="both are used in one place", fix="Give the place of another module.",
-            )  # fmt: skip
 
 
 class ModelsReceiver:

@@ -16,7 +16,7 @@ from worlds import Counter, Walk
 
 from rlcli.collectors import Collector, RandomPolicy
 from rlcli.collectors.batch import FinalObservations
-from rlcli.collectors.finish import Filled, assemble
+from rlcli.collectors.finish import Filled
 from rlcli.collectors.schema import RowSchema
 from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, ResourceError
@@ -478,7 +478,7 @@ def test_a_column_of_another_shape_is_refused_by_its_name():
     columns = {"observation": np.zeros((2, 3, 4), np.float32), "late": np.zeros((3, 2, 1), np.float32)}
     with pytest.raises(ArgumentError, match=r"late does not fit its batch: .*\(3, 2, 1\)"):
         schema = RowSchema(2, {}, "compact")
-        assemble(Filled(columns, {}, {}, FinalObservations({}), schema, (2, 3)), batched=True)
+        Filled(columns, {}, {}, FinalObservations({}), schema, (2, 3)).assembled(batched=True)
 
 
 @pytest.mark.parametrize("lanes", [0, 2])

@@ -290,7 +290,7 @@ def test_a_recurrent_actor_draws_and_is_called_whole():
     actor = ProbabilisticActor(core, ["logits"], distribution_class=Categorical, return_log_prob=True)
     env = SerialEnv(3, lambda: GymEnv(Counter(), categorical_action_encoding=True))
     collector = Collector(TransformedEnv(env, primer()), actor, frames_per_batch=60, seed=0)
-    assert type(collector.engine.actor) is TensorDictActor
+    assert type(collector._engine.actor) is TensorDictActor
     batch = collector.rollout()
     assert len(batch["action"].unique()) == 3
     law = torch.distributions.Categorical(logits=batch["logits"])

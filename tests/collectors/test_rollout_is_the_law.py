@@ -84,7 +84,7 @@ def collected(recipe: Recipe, first, cuts, mode=MODE):
         collector.stream.load_state_dict({"torch": torch.get_rng_state(), "cuda": []})
     with collector:
         batch = torch.cat([collector.rollout(steps) for steps in cuts], -1)
-    return batch, isinstance(collector.engine.actor, FastActor)
+    return batch, isinstance(collector._engine.actor, FastActor)
 
 
 def differences(expected, found, close=()) -> list[str]:

@@ -8,17 +8,15 @@
 | `choose` | decides between the last two |
 """
 
-from rlcli.collectors.actors.actor import ActorRunner, BoundActor, Masked, PolicyContext, RandomActor, holding
+from rlcli.collectors.actors.actor import ActorRunner, BoundActor, PolicyContext, RandomActor
 from rlcli.collectors.actors.choose import choose_actor
 from rlcli.collectors.actors.tensordict import TensorDictActor
 
 __all__ = [
     "ActorRunner",
     "BoundActor",
-    "Masked",
     "PolicyContext",
     "RandomActor",
     "TensorDictActor",
     "choose_actor",
-    "holding",
 ]

@@ -10,17 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from tensordict.nn import set_interaction_type
 from torch import Tensor
 
-from rlcli.collectors.actors.actor import ActorRunner, BoundActor, PolicyContext
+from rlcli.collectors.actors.actor import ActorRunner, BoundActor, PolicyContext, States
 from rlcli.collectors.actors.outputs import PASSED_ON, not_finite, raised, refuse_unsound, take
-from rlcli.collectors.batch import Columns
-from rlcli.collectors.states import States
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.kernels.cells import on_rows as step_on_rows
 from rlcli.kernels.mlp import on_rows
@@ -32,6 +30,9 @@ from rlcli.modules.stages import Stage
 from rlcli.modules.watch import ModuleWatch
 from rlcli.specs.dtypes import dtype_name
 from rlcli.specs.field import Field, Fields
+
+if TYPE_CHECKING:
+    from rlcli.collectors.batch import Columns
 
 Rows = dict[Key, list[Tensor]]
 

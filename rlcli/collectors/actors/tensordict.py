@@ -7,13 +7,13 @@ writes `("next", h)`: that output of step t goes into row t+1, where step t+1 re
 from __future__ import annotations
 
 from collections.abc import Callable, Set
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 from tensordict.nn import set_interaction_type
 
-from rlcli.collectors.actors.actor import ActorRunner, BoundActor, PolicyContext
+from rlcli.collectors.actors.actor import ActorRunner, BoundActor, PolicyContext, States, no_place
 from rlcli.collectors.actors.outputs import (
     bits_of,
     call,
@@ -26,13 +26,14 @@ from rlcli.collectors.actors.outputs import (
     refuse_unsound,
     take,
 )
-from rlcli.collectors.batch import Columns
-from rlcli.collectors.states import States, no_place
 from rlcli.envs.late_columns import LateColumns
 from rlcli.errors import ArgumentError
 from rlcli.keys import ACTION, ACTION_LOG_PROB, END_FLAGS, NEXT, SAMPLE_LOG_PROB, Key, as_tuple, show, unravel
 from rlcli.specs.dtypes import dtype_name, numpy_dtype, torch_dtype
 from rlcli.specs.field import Field, Fields
+
+if TYPE_CHECKING:
+    from rlcli.collectors.batch import Columns
 
 _Outputs = dict[Key, torch.Tensor]
 
