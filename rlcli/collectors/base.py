@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rlcli.collectors.finish import Delivered
     from rlcli.collectors.schema import RowSchema
     from rlcli.collectors.trajectories import CompleteTrajectories
-    from rlcli.collectors.worker_record import WorkerRecord
+    from rlcli.collectors.workers.each import WorkerRecord
     from rlcli.processes.crew import Crew
     from rlcli.weight_update.tensors import Source
     from rlcli.weight_update.updaters import WeightUpdaterBase, WorkerId

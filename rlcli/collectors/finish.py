@@ -17,9 +17,8 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from rlcli.collectors.batch import FinalObservations
+from rlcli.collectors.batch import FinalObservations, Kept
 from rlcli.collectors.schema import RowSchema
-from rlcli.collectors.stored_states import Kept
 from rlcli.data.next_obs import build_exact, build_full
 from rlcli.data.next_obs.sparse import Sparse, sparse_rows, sparse_where
 from rlcli.errors import ArgumentError
@@ -27,8 +26,10 @@ from rlcli.keys import DONE, END_FLAGS, REWARD, TERMINATED, TRUNCATED, Key, as_t
 from rlcli.specs.dtypes import numpy_dtype
 from rlcli.specs.field import SHARED
 from rlcli.transforms import NextObservationDelta
-from rlcli.vec_envs.vec_env import Outcome
+from rlcli.vec_envs.contract import BatchStart, not_finite
+from rlcli.vec_envs.vec_env import Outcome, VecEnv
 
+Columns: TypeAlias = dict[Key, np.ndarray]
 Shares: TypeAlias = tuple[tuple[range, int], ...]
 
 
@@ -225,3 +226,51 @@ def _tensordict(tree: dict, size: torch.Size, names: list) -> TensorDict:
     """Make a TensorDict without its look at each leaf, a third of the time of a one-step batch."""
     inner = {name: _tensordict(v, size, names) if isinstance(v, dict) else v for name, v in tree.items()}
     return TensorDict._new_unsafe(inner, batch_size=size, names=list(names))
+
+
+# ---- what the env showed ---------------------------------------------------------------------------------------------
+def check_finite(vec_env: VecEnv, data: Columns, carrier: Columns, finals: FinalObservations, outcome: Outcome) -> None:
+    """Refuse observations that are not finite, wherever the batch holds them."""
+    for key in vec_env.schema:
+        column, after = data.get(key), carrier.get(key)
+        if column is None or after is None or column.dtype.kind != "f":
+            continue
+        ends = finals.stacked().get(key, after[:0])
+        if all(np.isfinite(values).all() for values in (column, after, ends)):
+            continue
+        steps = column.shape[1]  # row t+1 was shown by step t; row 0 passed when it was the carrier
+        places = [(int(t) - 1, int(lane)) for lane, t, *_ in np.argwhere(~np.isfinite(column))]
+        places += [(steps - 1, int(lane)) for lane, *_ in np.argwhere(~np.isfinite(after))]
+        places += [finals.places[int(index)] for index, *_ in np.argwhere(~np.isfinite(ends))]
+        t, lane = min(places)
+        raise not_finite(vec_env, key, lane, (max(t, 0), outcome.ends))
+
+
+def check_bounds(
+    vec_env: VecEnv,
+    data: Columns,
+    carrier: Columns,
+    finals: FinalObservations,
+    outcome: Outcome,
+    keys: list[Key],
+    *,
+    start: BatchStart,
+    fresh: np.ndarray,
+    waiting: bool,
+) -> None:
+    """Refuse or count observations outside their bounds: every row, reset and final observation."""
+    finished = {} if waiting or not keys else finals.stacked()
+    for key in keys:
+        interval, column, after = vec_env.bounds.intervals[key], data[key], carrier[key]
+        ends = finished.get(key, after[:0])
+        if all(interval.holds(values) for values in (column, after, ends)):
+            continue
+        n, steps = column.shape[:2]
+        seen = np.concatenate([column.reshape(n * steps, *column.shape[2:]), after, ends])
+        over = {lane for _, lane, *_ in outcome.ends} if waiting else set()
+        times = [(t, True, lane) for lane in range(n) for t in range(steps)]
+        times += [(steps, lane not in over, lane) for lane in range(n)]
+        times += [] if waiting else [(t + 1, False, lane) for t, lane in finals.places]
+        new = np.array([t > 0 or bool(fresh[lane]) for t, _, lane in times])
+        chosen = [time for time, is_new in zip(times, new, strict=True) if is_new]
+        vec_env.bounds.found(vec_env, key, seen[new], chosen, start, outcome.ends)

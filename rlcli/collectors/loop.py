@@ -12,9 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlcli.collectors.actors.actor import BoundActor
-from rlcli.collectors.batch import Columns, FinalObservations
-from rlcli.collectors.checks import FiniteRows
-from rlcli.collectors.stored_states import KeptStates
+from rlcli.collectors.batch import Columns, FinalObservations, FiniteRows, KeptStates
 from rlcli.errors import NumericsError
 from rlcli.keys import Key, spell
 from rlcli.modules.masks import refuse_no_option
@@ -76,19 +74,6 @@ class BoundBatch:
         over = sorted(flags)
         ends[own:] = [(t, lane, *flags[lane]) for lane in over]  # in lane order, as the env writes them
         return over
-
-
-class RewardRows(RowOp):
-    """Put each step's rewards into rows for the transforms that read them inside the loop."""
-
-    def __init__(self, vec_env: VecEnv, rows: list[np.ndarray]) -> None:
-        self.vec_env, self.rows = vec_env, rows
-
-    def step(self, t: int) -> None:
-        self.rows[t - 1][:, 0] = self.vec_env.rewards or self.vec_env.outcome.last_rewards(self.vec_env.n)
-
-    def reset(self, t: int, lanes: Sequence[int]) -> None:
-        """Do nothing: a reset has no reward."""
 
 
 class Masked(BoundActor):

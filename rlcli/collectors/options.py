@@ -15,7 +15,7 @@ from tensordict.nn import InteractionType
 from rlcli import arguments
 from rlcli.arguments import refuse
 from rlcli.data.next_obs.modes import MODES
-from rlcli.errors import ArgumentError, in_words
+from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, POLICY_VERSION, TRAJ_IDS, Key, show, unravel
 from rlcli.modules.exploration import RandomPolicy
 from rlcli.specs.base import Device
@@ -178,17 +178,6 @@ class CollectorOptions:
             return seed
         return int(np.random.SeedSequence((seed, self.first_lane)).generate_state(1, np.uint64)[0])
 
-    def pickled(self) -> bytes:
-        """Pickle the options by value; shared tensors stay shared, but for those of modules."""
-        from rlcli.collectors.sharing import dumps
-
-        try:
-            return dumps(self)
-        except Exception:  # whatever a user's `__reduce__` raises
-            for name in FIELDS:
-                sent(name, getattr(self, name))
-            raise
-
     def storage_dims(self) -> list[int]:
         """Return the dimensions of the storage of the buffer, or of each member of an ensemble; else 1."""
         members = getattr(self.replay_buffer, "buffers", (self.replay_buffer,))
@@ -251,28 +240,6 @@ FIELDS = {field.name: field for field in fields(CollectorOptions)}
 def in_scope(scope: str) -> list[str]:
     """Return the names of the options of a scope."""
     return [name for name, field in FIELDS.items() if field.metadata["scope"] == scope]
-
-
-def sent(name: str, value: Any) -> bytes:
-    """Return an option as another process can take it: `pickle.loads` gives the like."""
-    from rlcli.collectors.sharing import dumps
-
-    try:
-        return dumps(value)
-    except Exception as error:  # whatever a user's `__reduce__` raises
-        raise ArgumentError(
-            f"{name} cannot be sent to another process", why=f"it is a {type(value).__name__}: {in_words(error, 200)}",
-            fix=_SENDABLE.get(name, "Give one that pickle.dumps takes."),
-        ) from error  # fmt: skip
-
-
-_SENDABLE = {
-    "create_env_fn": "Give a function that makes the env from what it is called with, or what can be pickled: "
-    "partial(GymEnv, 'CartPole-v1').",
-    "policy": "Give policy_factory=, a function that makes the policy.",
-    "policy_factory": "Give a function that makes all that the policy needs.",
-    "traj_pool": "Leave it out: each process counts its own trajectories.",
-}
 
 
 # ---- the steps that a number of frames takes ------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Batches of columns, one after the other: memory is bound (`batch`), filled (`loop`) and completed (`finish`).
+"""Batches of columns, one after the other: memory (`batch`) is bound and filled (`loop`), and completed (`finish`).
 
 Between two batches the engine holds the carrier: the row that the next batch begins with, trajectory ids, and what the
 transforms carry.
@@ -16,13 +16,30 @@ import torch
 
 from rlcli.collectors.actors.actor import BoundActor
 from rlcli.collectors.answers import answering
-from rlcli.collectors.batch import BatchPool, Columns, FinalObservations, columns_on
-from rlcli.collectors.checks import BoundedRows, FiniteRows, check_bounds, check_finite
-from rlcli.collectors.finish import Ended, Filled, Seconds, TrajectoryPool, fill_flags, fill_ids
-from rlcli.collectors.loop import BoundBatch, Holding, Masked, RewardRows
+from rlcli.collectors.batch import (
+    BatchPool,
+    BoundedRows,
+    Columns,
+    FinalObservations,
+    FiniteRows,
+    KeptStates,
+    RewardRows,
+    StateClock,
+    columns_on,
+)  # fmt: skip
+from rlcli.collectors.finish import (
+    Ended,
+    Filled,
+    Seconds,
+    TrajectoryPool,
+    check_bounds,
+    check_finite,
+    fill_flags,
+    fill_ids,
+)  # fmt: skip
+from rlcli.collectors.loop import BoundBatch, Holding, Masked
 from rlcli.collectors.options import CollectorOptions
 from rlcli.collectors.schema import refuse_unknown
-from rlcli.collectors.stored_states import KeptStates, StateClock
 from rlcli.collectors.wiring import Wired
 from rlcli.envs.late_columns import LateColumns
 from rlcli.envs.serial import times_called

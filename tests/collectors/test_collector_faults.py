@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from rlcli.collectors import MultiAsyncCollector, MultiSyncCollector
-from rlcli.collectors.crew import CollectorCrew
+from rlcli.collectors.workers.group import CollectorCrew
 from rlcli.data import LazyTensorStorage, ReplayBuffer
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError, EnvError

@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from rlcli.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from rlcli.collectors.shared_batch import SharedBatch
+from rlcli.collectors.workers.batches import SharedBatch
 from rlcli.data import LazyTensorStorage, ReplayBuffer
 from rlcli.data.files.state import decode_state, encode_state
 from rlcli.envs import GymEnv, SerialEnv

@@ -23,7 +23,7 @@ import rlcli
 from rlcli.algorithms.algorithm import build_policy
 from rlcli.build.collector import build_collector, envs_of
 from rlcli.build.env import build_env
-from rlcli.collectors.stored_states import StateClock
+from rlcli.collectors.batch import StateClock
 from rlcli.config import registry
 from rlcli.config.compose import configure
 from rlcli.config.recipes import find_recipes

@@ -18,9 +18,9 @@ import numpy as np
 
 from rlcli import arguments
 from rlcli.collectors.answers import say
-from rlcli.collectors.shared_batch import SharedBatch
-from rlcli.collectors.worker import TARGET, Sent, WorkerBatch, signs_of
-from rlcli.collectors.worker_record import WorkerRecord
+from rlcli.collectors.workers.batches import SharedBatch
+from rlcli.collectors.workers.each import WorkerRecord
+from rlcli.collectors.workers.worker import TARGET, Sent, WorkerBatch, signs_of
 from rlcli.errors import ArgumentError, EnvError, RlcliError, StoppedSafely, in_words
 from rlcli.keys import Key, show
 from rlcli.processes.channel import packed

@@ -13,13 +13,13 @@ from tensordict import TensorDictBase
 
 from rlcli import arguments
 from rlcli.collectors.base import Stage, no_stage
-from rlcli.collectors.crew import Order, ShutDown
 from rlcli.collectors.finish import Delivered, Ended
-from rlcli.collectors.multi import MultiProcessCollector
-from rlcli.collectors.multi_sync import MultiSyncCollector
 from rlcli.collectors.options import AHEAD, counted, next_steps, steps_of
 from rlcli.collectors.schema import RowSchema
-from rlcli.collectors.worker import WorkerBatch
+from rlcli.collectors.workers.group import Order, ShutDown
+from rlcli.collectors.workers.multi import MultiProcessCollector
+from rlcli.collectors.workers.sync import MultiSyncCollector
+from rlcli.collectors.workers.worker import WorkerBatch
 from rlcli.errors import ArgumentError, in_words
 
 ON_LAG = ("report", "block", "drop")

@@ -1,15 +1,28 @@
-"""From the options of a collector with workers to those of each: where one is a list, it has an entry for each."""
+"""What is each worker's own: its options, of which a list has an entry for each, its pickles and its record.
+
+Tensors of `share_memory_()` stay the parent's in a pickle: counters and flags of hooks and envs. What a module holds is
+copied all the same: versions of weights are published whole.
+"""
 
 from __future__ import annotations
 
 import difflib
 import inspect
+import io
+import os
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import cloudpickle
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing import get_sharing_strategy
+
 from rlcli.collectors.options import EACH, FIELDS, PARENT, CollectorOptions, counted, in_scope
-from rlcli.errors import ArgumentError
+from rlcli.errors import ArgumentError, in_words
 from rlcli.processes.cores import cores
 
 _OF_ONE_KIND = {  # of collectors with workers: the values that ask for nothing, which any kind may be given
@@ -109,3 +122,96 @@ def one_of_all(name: str, value: Any, workers: int) -> Any:
             f"{name} has more than one device", why="the rows of all workers make one batch", fix="Give one of them."
         )
     return value[0]
+
+
+# ---- what another process is sent ------------------------------------------------------------------------------------
+def pickled(options: CollectorOptions) -> bytes:
+    """Pickle the options by value; shared tensors stay shared, but for those of modules."""
+    try:
+        return dumps(options)
+    except Exception:  # whatever a user's `__reduce__` raises
+        for name in FIELDS:
+            sent(name, getattr(options, name))
+        raise
+
+
+def sent(name: str, value: Any) -> bytes:
+    """Return an option as another process can take it: `pickle.loads` gives the like."""
+    try:
+        return dumps(value)
+    except Exception as error:  # whatever a user's `__reduce__` raises
+        raise ArgumentError(
+            f"{name} cannot be sent to another process", why=f"it is a {type(value).__name__}: {in_words(error, 200)}",
+            fix=_SENDABLE.get(name, "Give one that pickle.dumps takes."),
+        ) from error  # fmt: skip
+
+
+_SENDABLE = {
+    "create_env_fn": "Give a function that makes the env from what it is called with, or what can be pickled: "
+    "partial(GymEnv, 'CartPole-v1').",
+    "policy": "Give policy_factory=, a function that makes the policy.",
+    "policy_factory": "Give a function that makes all that the policy needs.",
+    "traj_pool": "Leave it out: each process counts its own trajectories.",
+}
+
+
+def dumps(value: Any) -> bytes:
+    """Return what `pickle.loads` reads in another process, as long as this one holds the value."""
+    body = io.BytesIO()
+    _Pickler(body).dump(value)
+    return body.getvalue()
+
+
+class _Pickler(cloudpickle.Pickler):
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self._copied: set[int] = set()  # where the tensors of modules lie
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, nn.Module):  # comes before its tensors
+            self._copied |= {x.untyped_storage().data_ptr() for x in (*obj.parameters(), *obj.buffers())}
+        elif type(obj) is Tensor and obj.device.type == "cpu" and obj.is_shared():
+            storage = obj.untyped_storage()
+            if storage.data_ptr() not in self._copied:
+                if sys.platform == "linux" and get_sharing_strategy() == "file_descriptor":
+                    fd, size = storage._share_fd_cpu_()
+                    address = os.getpid(), fd, size
+                    return _opened, (address, obj.dtype, obj.storage_offset(), tuple(obj.shape), obj.stride())
+                warnings.warn("a tensor in shared memory was sent to a worker as a copy", stacklevel=2)
+        return super().reducer_override(obj)
+
+
+def _opened(place: tuple[int, int, int], dtype: torch.dtype, *form: Any) -> Tensor:
+    """Return the tensor, in the memory of the process that sent it."""
+    pid, number, size = place
+    fd = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR)
+    try:
+        storage = torch.UntypedStorage._new_shared_fd_cpu(fd, size)  # type: ignore[attr-defined]
+    finally:
+        os.close(fd)
+    return torch.empty(0, dtype=dtype).set_(storage, *form)
+
+
+# ---- records ---------------------------------------------------------------------------------------------------------
+@dataclass
+class WorkerRecord:
+    """Record one worker, of `lanes` envs from the collector's `first_lane` on."""
+
+    lanes: int
+    first_lane: int
+    episodes: list[int]
+    next_id: int
+    frames: int = 0  # in whole batches, delivered or not
+    version: int = 0
+    lag: int | None = None  # publications that its last batch was behind; None where nothing is published meanwhile
+    largest_lag: int | None = None
+    restarts: int = 0
+    lost_frames: int = 0
+    cause: str = ""
+    # its next rows begin episodes (True) or are mid-episode after a loss (False); None: they go on
+    begins: bool | None = None
+
+    @property
+    def span(self) -> range:
+        """Return its env indices, among the collector's."""
+        return range(self.first_lane, self.first_lane + self.lanes)

@@ -21,13 +21,13 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.collectors.base import called
+from rlcli.collectors.batch import Kept
 from rlcli.collectors.collector import Collector
 from rlcli.collectors.finish import Ended, Filled, Seconds, TrajectoryPool
+from rlcli.collectors.loop import BoundBatch
 from rlcli.collectors.options import CollectorOptions
 from rlcli.collectors.rollout import Rollout
 from rlcli.collectors.schema import RowSchema
-from rlcli.collectors.shared_batch import SharedSlots
-from rlcli.collectors.stored_states import Kept
 from rlcli.collectors.wiring import make_env
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, Key, show, under_next, unravel
@@ -44,7 +44,7 @@ from rlcli.weight_update.receiver import ModelsReceiver
 from rlcli.weight_update.sender import Handle
 
 STOP = {"stop": ((1,), np.dtype(np.uint8))}  # of the memory that says whether a batch is to end where it is
-TARGET = "rlcli.collectors.worker:work"
+TARGET = "rlcli.collectors.workers.worker:work"
 
 
 def signs_of(workers: int) -> Arrays:
@@ -100,6 +100,39 @@ def work(channel: Channel) -> None:
         serve(Line(channel), worker.carry_out)
     finally:
         worker.close()
+
+
+class SharedSlots:
+    """Write batches to slots that the parent shares, in place of a pool of one's own."""
+
+    def __init__(self, rollout: Rollout) -> None:
+        self.rollout = rollout
+        self._batches: dict[int, BoundBatch] = {}
+        self._data: dict[int, dict[Key, np.ndarray]] = {}
+        self._now = -1
+
+    def add(self, slot: int, steps: int, data: dict[Key, np.ndarray]) -> None:
+        """Add memory for batches of so many steps."""
+        self._data[slot] = data
+        mine = self.rollout.columns()
+        self._batches[slot] = self.rollout.bind({key: data[key] for key in mine}, steps)
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Drop slots that the parent uses no more."""
+        for slot in slots:
+            self._batches.pop(slot, None)
+            self._data.pop(slot, None)
+
+    def use(self, slot: int) -> dict[Key, np.ndarray]:
+        """Write the next batch into this slot."""
+        self._now = slot
+        return self._data[slot]
+
+    def take(self, steps: int) -> BoundBatch:
+        return self._batches[self._now]
+
+    def give_back(self, batch: BoundBatch) -> None:
+        """Do nothing: the parent says when the memory is free."""
 
 
 class PartCollector(Collector):

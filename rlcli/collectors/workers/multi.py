@@ -22,25 +22,26 @@ from rlcli import arguments
 from rlcli.collectors.base import BaseCollector
 from rlcli.collectors.batch import BatchPool
 from rlcli.collectors.collector import drawn_seed
-from rlcli.collectors.crew import CollectorCrew, ShutDown
 from rlcli.collectors.devices import resolve, sync_function
-from rlcli.collectors.each_worker import (
+from rlcli.collectors.finish import Delivered, Shares
+from rlcli.collectors.options import PARENT, CollectorOptions, counted, in_scope
+from rlcli.collectors.schema import RowSchema
+from rlcli.collectors.workers.batches import Outside, merged
+from rlcli.collectors.workers.each import (
+    WorkerRecord,
     check_alike,
     check_names,
     makers_of,
     of_worker,
     one_of_all,
     own_length,
+    pickled,
+    sent,
     warn_of_cores,
 )
-from rlcli.collectors.finish import Delivered, Shares
-from rlcli.collectors.options import PARENT, CollectorOptions, counted, in_scope, sent
-from rlcli.collectors.parts import Outside, merged
-from rlcli.collectors.published import PublishedWeights
-from rlcli.collectors.schema import RowSchema
-from rlcli.collectors.shared_batch import SharedBatch
-from rlcli.collectors.worker import Sent, WorkerBatch
-from rlcli.collectors.worker_record import WorkerRecord
+from rlcli.collectors.workers.group import CollectorCrew, ShutDown
+from rlcli.collectors.workers.weights import PublishedWeights
+from rlcli.collectors.workers.worker import Sent, WorkerBatch
 from rlcli.data import ReplayBufferEnsemble
 from rlcli.data.next_obs import move
 from rlcli.errors import ArgumentError
@@ -137,7 +138,7 @@ class MultiProcessCollector(BaseCollector):
                                else storing_device)  # fmt: skip
         body, threads, known = sent("hooks", self._hooks), counted("num_threads", num_threads, 1), told()
         self.crew = CollectorCrew(
-            [Sent(one.pickled(), body, known, threads, _quiet(filter_warnings_subprocess)) for one in each],
+            [Sent(pickled(one), body, known, threads, _quiet(filter_warnings_subprocess)) for one in each],
             start_method=start_method or USUAL_METHOD, seed=self.seed,
             first_lane=options.get("first_lane", 0), all_lanes=options.get("all_lanes"), on_error=on_worker_error,
         )  # fmt: skip
@@ -166,7 +167,7 @@ class MultiProcessCollector(BaseCollector):
         vars(self)[name] = [counted(name, frames) for frames in value]
 
     # ---- batches -------------------------------------------------------------------------------------------------
-    def _pool(self, only: int | None = None) -> BatchPool[SharedBatch]:
+    def _pool(self, only: int | None = None) -> BatchPool:
         """Return memory for the rows of all workers, or of one."""
 
         return BatchPool(

@@ -13,11 +13,11 @@ import torch
 from tensordict import TensorDictBase
 
 from rlcli import arguments
-from rlcli.collectors.crew import Order
 from rlcli.collectors.finish import Delivered
-from rlcli.collectors.multi import MultiProcessCollector
 from rlcli.collectors.options import cut, next_steps, steps_of
-from rlcli.collectors.worker import STOP
+from rlcli.collectors.workers.group import Order
+from rlcli.collectors.workers.multi import MultiProcessCollector
+from rlcli.collectors.workers.worker import STOP
 from rlcli.errors import ArgumentError
 from rlcli.keys import COLLECTOR_MASK
 from rlcli.processes.channel import packed

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from rlcli.collectors.crew import CollectorCrew
 from rlcli.collectors.weights import POLICY, Source, check_model, spoken_of
+from rlcli.collectors.workers.group import CollectorCrew
 from rlcli.errors import ArgumentError
 from rlcli.processes.channel import packed
 from rlcli.weight_update import SharedMemWeightSyncScheme, WeightSender, WeightSyncScheme
