@@ -31,7 +31,7 @@ import numpy as np
 from rlcli.keys import Key
 from rlcli.specs.field import Fields
 from rlcli.transforms import RowOp
-from rlcli.vec_envs.contract import BatchStart, not_finite
+from rlcli.vec_envs.episodes import BatchStart, not_finite
 from rlcli.vec_envs.vec_env import VecEnv
 
 Kept = dict[Key, tuple[np.ndarray, np.ndarray]]  # places (t, lane), int64 [K, 2], and states [K, *shape]

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -25,9 +25,11 @@ from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, END_FLAGS, REWARD, TERMINATED, TRUNCATED, Key, as_tuple, show, under_next
 from rlcli.specs.dtypes import numpy_dtype
 from rlcli.specs.field import SHARED
-from rlcli.transforms import NextObservationDelta
-from rlcli.vec_envs.contract import BatchStart, not_finite
+from rlcli.vec_envs.episodes import BatchStart, not_finite
 from rlcli.vec_envs.vec_env import Outcome, VecEnv
+
+if TYPE_CHECKING:
+    from rlcli.transforms import NextObservationDelta
 
 Columns: TypeAlias = dict[Key, np.ndarray]
 Shares: TypeAlias = tuple[tuple[range, int], ...]

@@ -43,12 +43,11 @@ from rlcli.collectors.schema import refuse_unknown
 from rlcli.collectors.wiring import Wired
 from rlcli.envs.late_columns import LateColumns
 from rlcli.envs.serial import times_called
-from rlcli.envs.tensordict_vec_env import TensorDictVecEnv
 from rlcli.keys import RAW, REWARD, TRAJ_IDS, Key, as_tuple, show, spell
 from rlcli.specs.field import BATCH, NONE, ROW, Field, Fields
 from rlcli.transforms import RowOp, by_name
 from rlcli.vec_envs.building import same_dtype
-from rlcli.vec_envs.contract import BatchStart
+from rlcli.vec_envs.episodes import BatchStart
 from rlcli.vec_envs.noise import POLICY, RANDOM, Noise
 from rlcli.vec_envs.vec_env import Outcome, VecEnv, reward_column
 
@@ -116,9 +115,7 @@ class Rollout:
         )
         self.late: list[LateColumns] = [part.late for part in (actor, vec_env) if part.late is not None]
         self.pool: Any = self._make_pool(self)
-        self._counted: VecEnv = vec_env  # counts what anybody does to the env
-        if isinstance(vec_env, TensorDictVecEnv) and vec_env.below is not None:
-            self._counted = vec_env.below
+        self._counted: VecEnv = vec_env.below or vec_env  # counts what anybody does to the env
         self._left = self._place()  # where the last batch left the env
 
     def env_rows(self, rows: dict[Key, Any]) -> dict[Key, Any]:
@@ -284,7 +281,7 @@ class Rollout:
         self.begun = False  # until the batch is whole, the carrier is not to be trusted
         seconds = Seconds() if timed else None
         started = time.perf_counter()
-        self.vec_env.resets_follow = self.options.reset_when_done
+        self.vec_env.expect_resets(self.options.reset_when_done)
         try:
             with self._guard():
                 for op in batch.row_ops:
@@ -301,7 +298,7 @@ class Rollout:
                 data, raw_reward, ends = self._finish(batch, taken)
                 late = self._take_late(data, taken, min(random_steps, taken))
         finally:
-            self.vec_env.resets_follow = False
+            self.vec_env.expect_resets(False)
             self.pool.give_back(batch)
         self.begun, self._left = True, self._place()
         if seconds is not None:
@@ -323,8 +320,7 @@ class Rollout:
         return late
 
     def _leg(self, batch: BoundBatch, actor: BoundActor, first: int, last: int, seconds: Seconds | None) -> int:
-        if self.vec_env.on_tensordicts:
-            self.vec_env.acting = actor
+        self.vec_env.act_by(actor)
         with self.drawing() if actor is batch.actor else contextlib.nullcontext():
             noise = self.noise[POLICY if actor is batch.actor else RANDOM]
             actor.begin(noise, first, last)

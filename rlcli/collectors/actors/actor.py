@@ -12,12 +12,12 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
-from rlcli.envs.tensordict_vec_env import TensorDictVecEnv
 from rlcli.errors import ArgumentError
 from rlcli.keys import ACTION, STEP_RESULTS, Key, show
 from rlcli.modules.masks import pick
 from rlcli.specs.field import Field, Fields
-from rlcli.transforms import TensorDictPrimer, Transform
+from rlcli.transforms.base import Transform
+from rlcli.transforms.primer import TensorDictPrimer
 from rlcli.vec_envs.actions import ActionFormat
 from rlcli.vec_envs.noise import Noise
 from rlcli.vec_envs.vec_env import VecEnv
@@ -154,7 +154,7 @@ class States:
                 for t in self.transforms
                 if not isinstance(t, TensorDictPrimer) and key in t.writes(self.rows)
             ]
-            if key in self.vec_env.schema and not isinstance(self.vec_env, TensorDictVecEnv):
+            if key in self.vec_env.schema and not self.vec_env.on_tensordicts:
                 writers.append(self.vec_env.name)
             if writers:
                 raise ArgumentError(
@@ -169,13 +169,11 @@ class States:
                     why="row t keeps the state that step t began with; the new one belongs to the next step",
                     fix=f"Write ('next', {key!r})." if isinstance(key, str) else f"Write {('next', *key)!r}.",
                 )
-        if isinstance(self.vec_env, TensorDictVecEnv):  # primers inside the env
-            self.vec_env.states = [key for key in states if key in self.vec_env.schema]
+        self.vec_env.carry(states)  # of primers inside the env
 
     def held(self, states: Sequence[Key]) -> list[Key]:
         """Return the keys whose rows go from step to step where nobody writes them."""
-        inside = self.vec_env.states if isinstance(self.vec_env, TensorDictVecEnv) else []
-        return [key for key in [*self._on_rows, *inside] if key not in states]
+        return [key for key in [*self._on_rows, *self.vec_env.states] if key not in states]
 
 
 def no_place(key: Key, *, by_itself: bool = False) -> ArgumentError:

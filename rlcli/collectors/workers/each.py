@@ -23,7 +23,7 @@ from torch.multiprocessing import get_sharing_strategy
 
 from rlcli.collectors.options import EACH, FIELDS, PARENT, CollectorOptions, counted, in_scope
 from rlcli.errors import ArgumentError, in_words
-from rlcli.processes.cores import cores
+from rlcli.processes.process import cores
 
 _OF_ONE_KIND = {  # of collectors with workers: the values that ask for nothing, which any kind may be given
     "cat_results": (("stack",), "a batch is one worker's, and put together with no other's", "MultiSyncCollector"),
