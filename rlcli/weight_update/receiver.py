@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from rlcli.errors import ArgumentError
 from rlcli.modules.watch import ModuleWatch
 from rlcli.weight_update.newest import Newest, Overtaken
-from rlcli.weight_update.sender import Handle
-from rlcli.weight_update.strategy import WeightStrategy
+from rlcli.weight_update.sender import Handle, WeightStrategy
 from rlcli.weight_update.tensors import check_apart, part, wait
 
 
