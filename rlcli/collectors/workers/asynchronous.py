@@ -16,7 +16,7 @@ from rlcli.collectors.base import Stage, no_stage
 from rlcli.collectors.finish import Delivered, Ended
 from rlcli.collectors.options import AHEAD, counted, next_steps, steps_of
 from rlcli.collectors.schema import RowSchema
-from rlcli.collectors.workers.group import Order, ShutDown
+from rlcli.collectors.workers.group import BatchRequest, ShutDown
 from rlcli.collectors.workers.multi import MultiProcessCollector
 from rlcli.collectors.workers.sync import MultiSyncCollector
 from rlcli.collectors.workers.worker import WorkerBatch
@@ -70,22 +70,22 @@ class MultiAsyncCollector(MultiProcessCollector):
         if options.get("track_policy_version") is None and options.get("keep_keys") is None:
             options["track_policy_version"] = True
         super().__init__(create_env_fn, policy, **options)
-        self.pools = [self._pool(index) for index in range(len(self.crew))]
+        self.pools = [self._pool(index) for index in range(len(self.group))]
         self._ready: deque[tuple[int, WorkerBatch]] = deque()  # batches that a checkpoint waited for, with their rows
-        self._queue: deque[Order] = deque()  # in the order of asking, where batches are delivered in it
-        self._arrived: dict[int, tuple[int, Order, WorkerBatch]] = {}  # those that came before their turn
+        self._queue: deque[BatchRequest] = deque()  # in the order of asking, where batches are delivered in it
+        self._arrived: dict[int, tuple[int, BatchRequest, WorkerBatch]] = {}  # those that came before their turn
         self._gaps: dict[int, bool] = {}  # lanes whose last rows were passed over: whether an episode ended with them
 
     def _steps(self, index: int, frames: int) -> int:
         """Return the steps of a worker's next batch, when so many frames are there or asked for."""
         own = self.frames_per_batch
         return next_steps(
-            own[index] if isinstance(own, list) else own, self.total_frames, self.crew.records[index].lanes, frames
+            own[index] if isinstance(own, list) else own, self.total_frames, self.group.records[index].lanes, frames
         )  # fmt: skip
 
     @property
     def lanes_in_batch(self) -> list[int]:
-        return [record.lanes for record in self.crew.records]
+        return [record.lanes for record in self.group.records]
 
     @property
     def frames_in_batch(self) -> int:
@@ -95,7 +95,7 @@ class MultiAsyncCollector(MultiProcessCollector):
         return max(steps_of(each, n) * n for each, n in zip(frames, lanes, strict=True))
 
     def steps_left(self) -> int:
-        return max(self._steps(index, self.frames) for index in range(len(self.crew)))
+        return max(self._steps(index, self.frames) for index in range(len(self.group)))
 
     def __len__(self) -> int:
         if isinstance(self.frames_per_batch, list) or len({*self.lanes_in_batch}) > 1:
@@ -122,7 +122,7 @@ class MultiAsyncCollector(MultiProcessCollector):
         self._before_batch()
         while True:
             index, order, part = self._next(timed)
-            frames, record = part.lanes * part.steps, self.crew.records[index]
+            frames, record = part.lanes * part.steps, self.group.records[index]
             lanes = record.span
             self.lag = record.lag = lag = self.policy_version - part.version
             record.largest_lag = max(lag, record.largest_lag or 0)
@@ -142,43 +142,43 @@ class MultiAsyncCollector(MultiProcessCollector):
             if found is not None:
                 return found
 
-    def _next(self, timed: bool) -> tuple[int, Order | None, WorkerBatch]:
+    def _next(self, timed: bool) -> tuple[int, BatchRequest | None, WorkerBatch]:
         if self._ready:
             index, part = self._ready.popleft()
             return index, None, part
         self._ask(timed)
         if self.on_lag != "block":
-            return self.crew.next()
+            return self.group.next()
         while True:
-            there = self._arrived.keys() | map(id, self.crew.outstanding())  # others were lost
+            there = self._arrived.keys() | map(id, self.group.outstanding())  # others were lost
             self._queue = deque(order for order in self._queue if id(order) in there)
             if (found := self._arrived.pop(id(self._queue[0]), None)) is not None:
                 return found
-            index, order, part = self.crew.next()
+            index, order, part = self.group.next()
             self._arrived[id(order)] = index, order, part
 
     @property
     def _asked(self) -> int:
         """Count the frames of batches that workers write, or wrote and nobody has."""
         written = [part for _, part in self._ready] + [part for _, _, part in self._arrived.values()]
-        return sum(part.lanes * part.steps for part in written) + self.crew.frames_begun()
+        return sum(part.lanes * part.steps for part in written) + self.group.frames_begun()
 
     def _ask(self, timed: bool) -> None:
         """Make every worker write its next batches, as far as the run and the lag allow."""
-        workers = range(len(self.crew))
+        workers = range(len(self.group))
         limit = self.max_lag + 1 if self.on_lag == "block" and self.max_lag is not None else AHEAD * len(workers)
         for ahead in range(1, AHEAD + 1):
-            for index in sorted(workers, key=self.crew.begun):
-                lanes = self.crew.records[index].lanes
+            for index in sorted(workers, key=self.group.begun):
+                lanes = self.group.records[index].lanes
                 steps = self._steps(index, self.frames + self._asked)
-                if not steps or sum(map(self.crew.begun, workers)) + len(self._arrived) >= limit:
+                if not steps or sum(map(self.group.begun, workers)) + len(self._arrived) >= limit:
                     return
-                if self.crew.begun(index) < ahead:
+                if self.group.begun(index) < ahead:
                     left = steps_of(max(0, self._random_frames() - self._asked), lanes)
-                    order = Order(self.pools[index].take(steps), 0, steps, min(steps, left), timed)
+                    order = BatchRequest(self.pools[index].take(steps), 0, steps, min(steps, left), timed)
                     if self.on_lag == "block":
                         self._queue.append(order)
-                    self.crew.begin(index, order)
+                    self.group.begin(index, order)
 
     def figures(self) -> dict[str, Any]:
         figures = super().figures()
@@ -231,7 +231,7 @@ class MultiAsyncCollector(MultiProcessCollector):
     def _settle(self) -> None:
         """Wait for all that workers write, and keep it."""
         self.background.refuse()
-        for index, order, part in [*self._arrived.values(), *self.crew.settle()]:
+        for index, order, part in [*self._arrived.values(), *self.group.settle()]:
             first, data = order.first, order.batch.columns.data
             rows = {
                 key: data[key][first : first + part.lanes, : part.steps].copy()
@@ -282,8 +282,8 @@ class AsyncCollector(MultiAsyncCollector):
     def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any) -> None:
         single = not isinstance(create_env_fn, list | tuple)
         super().__init__([create_env_fn] if single else create_env_fn, policy, **options)
-        if len(self.crew) > 1:
-            count = len(self.crew)
+        if len(self.group) > 1:
+            count = len(self.group)
             self.shutdown()
             raise ArgumentError(f"an AsyncCollector has one worker, and got {count} envs", fix="MultiAsyncCollector.")
 

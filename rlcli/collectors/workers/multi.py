@@ -39,9 +39,9 @@ from rlcli.collectors.workers.each import (
     sent,
     warn_of_cores,
 )
-from rlcli.collectors.workers.group import CollectorCrew, ShutDown
+from rlcli.collectors.workers.group import CollectorWorkers, ShutDown
 from rlcli.collectors.workers.weights import PublishedWeights
-from rlcli.collectors.workers.worker import Sent, WorkerBatch
+from rlcli.collectors.workers.worker import WorkerBatch, WorkerSpec
 from rlcli.data import ReplayBufferEnsemble
 from rlcli.data.next_obs import move
 from rlcli.errors import ArgumentError
@@ -137,26 +137,26 @@ class MultiProcessCollector(BaseCollector):
         self.storing = resolve(everywhere if storing_device is None and not isinstance(everywhere, list | tuple)
                                else storing_device)  # fmt: skip
         body, threads, known = sent("hooks", self._hooks), counted("num_threads", num_threads, 1), told()
-        self.crew = CollectorCrew(
-            [Sent(pickled(one), body, known, threads, _quiet(filter_warnings_subprocess)) for one in each],
+        self.group = CollectorWorkers(
+            [WorkerSpec(pickled(one), body, known, threads, _quiet(filter_warnings_subprocess)) for one in each],
             start_method=start_method or USUAL_METHOD, seed=self.seed,
             first_lane=options.get("first_lane", 0), all_lanes=options.get("all_lanes"), on_error=on_worker_error,
         )  # fmt: skip
         try:
-            check_alike(self.crew.about)
-            self._schema: RowSchema = self.crew.about[0]["schema"]
-            self.next_obs, self.batched = (self.crew.about[0][name] for name in ("next_obs", "batched"))
+            check_alike(self.group.about)
+            self._schema: RowSchema = self.group.about[0]["schema"]
+            self.next_obs, self.batched = (self.group.about[0][name] for name in ("next_obs", "batched"))
             self.delta = None
             if self._schema.next == CODED:
                 self.delta = NextObservationDelta(delta_dtype=each[0].delta_dtype, on_overflow=each[0].on_overflow)
             self.policy = policy if each[0].policy_factory is None else made_as_in_workers(each[0], self.seed)
-            self._weights = PublishedWeights(self.crew, self.policy, weight_sync_schemes)
+            self._weights = PublishedWeights(self.group, self.policy, weight_sync_schemes)
             self.outside = Outside()
             self._reuse = bool(options.get("reuse_batch", False))
             if self.trajectories is not None and self._has_members:
-                self.trajectories = own.trajectories(self.crew.ranges)
+                self.trajectories = own.trajectories(self.group.ranges)
         except BaseException:
-            self.crew.close()
+            self.group.close()
             raise
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -171,7 +171,7 @@ class MultiProcessCollector(BaseCollector):
         """Return memory for the rows of all workers, or of one."""
 
         return BatchPool(
-            lambda steps: self.crew.new_batch(steps, self._random_frames(), only), reuse=self._reuse
+            lambda steps: self.group.new_batch(steps, self._random_frames(), only), reuse=self._reuse
         )  # fmt: skip
 
     def _random_frames(self) -> int:
@@ -261,7 +261,7 @@ class MultiProcessCollector(BaseCollector):
         if self.trajectories is None:
             return self._for_buffer(parts)
         for index, rows in parts:
-            self.trajectories.add(rows, self.crew.ranges[index])
+            self.trajectories.add(rows, self.group.ranges[index])
         if not self.steps_left():
             self._finish()
         return self.trajectories.ready()
@@ -269,7 +269,7 @@ class MultiProcessCollector(BaseCollector):
     def _by_worker(self, batch: TensorDictBase, lanes: range) -> Iterator[tuple[int, TensorDictBase]]:
         """Split the rows into those `[P, T]` of each worker, without what a mask hides."""
         mask = batch.get(COLLECTOR_MASK, None)
-        for index, own in enumerate(self.crew.ranges):
+        for index, own in enumerate(self.group.ranges):
             if own.start in lanes:
                 first = own.start - lanes.start
                 rows = batch[first : first + len(own)]
@@ -295,19 +295,19 @@ class MultiProcessCollector(BaseCollector):
 
     def rows(self, lanes: int = 1, steps: int = 1) -> RowSchema:
         self.background.refuse()
-        return self.crew.call("rows", lanes, steps)[0]
+        return self.group.call("rows", lanes, steps)[0]
 
     @property
     def envs(self) -> int:
-        return self.crew.lanes
+        return self.group.lanes
 
     @property
     def processes(self) -> Crew:
-        return self.crew.crew
+        return self.group.processes
 
     @property
     def workers(self) -> Sequence[WorkerRecord]:
-        return tuple(self.crew.records)
+        return tuple(self.group.records)
 
     @property
     def num_workers(self) -> int:
@@ -325,7 +325,7 @@ class MultiProcessCollector(BaseCollector):
         stats: dict[str, int | bool] = {} if workers == "per_worker" else super().stats()
         alive = [worker.exit_code() is None for worker in self.processes.workers]
         stats |= {"workers": self._count, "workers_alive": sum(alive)}
-        for index, record in enumerate(self.crew.records if workers != "aggregate" else ()):
+        for index, record in enumerate(self.group.records if workers != "aggregate" else ()):
             own = {"frames": record.frames, "policy_version": record.version, "restarts": record.restarts,
                    "lost_frames": record.lost_frames, "alive": alive[index]}  # fmt: skip
             stats |= {f"worker_{index}/{name}": value for name, value in own.items()}
@@ -333,11 +333,11 @@ class MultiProcessCollector(BaseCollector):
 
     @property
     def episodes(self) -> list[int]:
-        return [number for record in self.crew.records for number in record.episodes]
+        return [number for record in self.group.records for number in record.episodes]
 
     @property
     def restarts(self) -> list[tuple[int, int]]:
-        return [(record.restarts, record.lost_frames) for record in self.crew.records]
+        return [(record.restarts, record.lost_frames) for record in self.group.records]
 
     def out_of_bounds(self) -> list[tuple[str, str, int]]:
         return self.outside.news()
@@ -345,7 +345,7 @@ class MultiProcessCollector(BaseCollector):
     def figures(self) -> dict[str, Any]:
         """For a closing report; see `Collector.figures`."""
         figures: dict[str, Any] = {"out_of_bounds": self.outside.figures()}
-        figures["workers"] = [dataclasses.asdict(record) for record in self.crew.records]
+        figures["workers"] = [dataclasses.asdict(record) for record in self.group.records]
         return figures if self.delta is None else figures | {"delta": self.delta.figures()}
 
     # ---- weights -------------------------------------------------------------------------------------------------
@@ -366,39 +366,39 @@ class MultiProcessCollector(BaseCollector):
 
     # ---- seeds, hooks, episodes ----------------------------------------------------------------------------------
     def _begin_episodes(self) -> None:
-        self.crew.reset()
+        self.group.reset()
 
     def _seed(self, seed: int, episode_seeds: bool) -> None:
-        self.crew.call("set_seed", seed, episode_seeds=episode_seeds)
+        self.group.call("set_seed", seed, episode_seeds=episode_seeds)
 
     def _set_hooks(self, before: Callable | None, after: Callable | None) -> None:
         self.background.refuse()
-        self.crew.set_hooks(sent("hooks", (before, after)))
+        self.group.set_hooks(sent("hooks", (before, after)))
         super()._set_hooks(before, after)
 
     def limit_episodes(self, steps: int) -> bool:
         """See `Collector.limit_episodes`."""
         self.background.refuse()
-        return all(self.crew.keep("limit_episodes", steps))
+        return all(self.group.keep("limit_episodes", steps))
 
     def remember_episodes(self, longest: int) -> bool:
         """See `Collector.remember_episodes`."""
         self.background.refuse()
-        return all(self.crew.keep("remember_episodes", longest))
+        return all(self.group.keep("remember_episodes", longest))
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
     def _state(self) -> dict[str, Any]:
-        told = [{name: getattr(record, name) for name in _COUNTED} for record in self.crew.records]
-        state = {"outside": self.outside.figures(), "workers": self.crew.call("state_dict"), "told": told}
+        told = [{name: getattr(record, name) for name in _COUNTED} for record in self.group.records]
+        state = {"outside": self.outside.figures(), "workers": self.group.call("state_dict"), "told": told}
         return state | {"renumbered": dict(self._renumbered)}
 
     def load_state_dict(self, state: dict[str, Any], *, replay: bool = True) -> list[int]:
         """Continue where `state_dict` was taken; see `Collector.load_state_dict`."""
         self.background.refuse()
         saved = state["workers"]
-        if len(saved) != len(self.crew):
+        if len(saved) != len(self.group):
             raise ArgumentError(
-                f"the state is of {len(saved)} workers", why=f"there are {len(self.crew)}",
+                f"the state is of {len(saved)} workers", why=f"there are {len(self.group)}",
                 fix="Use as many workers as wrote it.",
             )  # fmt: skip
         self.frames = int(state["frames"])
@@ -406,36 +406,36 @@ class MultiProcessCollector(BaseCollector):
         self._renumbered = {int(lane): (int(own), int(n)) for lane, (own, n) in state.get("renumbered", {}).items()}
         if self.trajectories is not None:
             self.trajectories.load_state_dict(state["trajectories"], self.storing)
-        lost = self.crew.each("call", [("load_state_dict", one) for one in saved], replay=replay)
-        for record, kept, frames in zip(self.crew.records, state["told"], self.crew.call("frames"), strict=True):
+        lost = self.group.each("call", [("load_state_dict", one) for one in saved], replay=replay)
+        for record, kept, frames in zip(self.group.records, state["told"], self.group.call("frames"), strict=True):
             vars(record).update({name: kept[name] for name in _COUNTED}, frames=frames)
         self._weights.restart_at(int(state["policy_version"]))
-        self.crew.learn()
-        return [span[lane] for span, lanes in zip(self.crew.ranges, lost, strict=True) for lane in lanes]
+        self.group.learn()
+        return [span[lane] for span, lanes in zip(self.group.ranges, lost, strict=True) for lane in lanes]
 
     def begin_anew(self, frames: int, taken: Iterable[int] = (), episodes: Iterable[int] = ()) -> None:
         """See `Collector.begin_anew`."""
         self.background.refuse()
         self.frames = frames
         numbers, used = list(episodes), list(taken)
-        own = [numbers[span.start : span.stop] for span in self.crew.ranges]
-        of = [(record.frames, used, mine) for record, mine in zip(self.crew.records, own, strict=True)]
-        self.crew.each("call", [("begin_anew", *each) for each in of])
-        self.crew.learn()
+        own = [numbers[span.start : span.stop] for span in self.group.ranges]
+        of = [(record.frames, used, mine) for record, mine in zip(self.group.records, own, strict=True)]
+        self.group.each("call", [("begin_anew", *each) for each in of])
+        self.group.learn()
 
     def _end_batch(self, waited: float | None) -> None:
-        self.crew.close()
+        self.group.close()
         self.background.thread.join()  # type: ignore[union-attr]
         if isinstance(self.background.failure, ShutDown):
             self.background.failure = None
 
     def interrupt_by(self, check: Callable[[], object]) -> None:
-        self.crew.crew.check = check
+        self.group.processes.check = check
 
     def _close(self) -> None:
         super()._close()
         self._weights.close()
-        self.crew.close()
+        self.group.close()
 
 
 def made_as_in_workers(options: CollectorOptions, seed: int) -> Any:

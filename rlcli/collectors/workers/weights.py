@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from rlcli.collectors.weights import POLICY, Source, check_model, spoken_of
-from rlcli.collectors.workers.group import CollectorCrew
+from rlcli.collectors.workers.group import CollectorWorkers
 from rlcli.errors import ArgumentError
 from rlcli.processes.channel import packed
 from rlcli.weight_update import SharedMemWeightSyncScheme, WeightSender, WeightSyncScheme
@@ -20,14 +20,14 @@ from rlcli.weight_update.newest import SharedNewest
 class PublishedWeights:
     """Publish the trained models' weights to workers, by default through shared memory."""
 
-    def __init__(self, crew: CollectorCrew, policy: Any, schemes: Mapping[str, WeightSyncScheme] | None) -> None:
-        self.crew, self.version = crew, 0
+    def __init__(self, group: CollectorWorkers, policy: Any, schemes: Mapping[str, WeightSyncScheme] | None) -> None:
+        self.group, self.version = group, 0
         self._schemes, self._warned = _schemes(schemes), False
         self._senders: dict[str, WeightSender] = {}
         self._trained: dict[str, Any] = {}
         self._lock = threading.Lock()  # of all above: any thread may publish
         self._newest = SharedNewest()
-        self.crew.follow("all models", lambda: (packed(("follow_together", (), {})), self._newest.fd))
+        self.group.follow("all models", lambda: (packed(("follow_together", (), {})), self._newest.fd))
         self._follow(POLICY, policy if isinstance(policy, nn.Module) else nn.Module(), POLICY)
         self._trained[POLICY] = policy
 
@@ -54,7 +54,7 @@ class PublishedWeights:
         def receiver() -> tuple[bytes, int | None]:
             return packed(("follow", (used, place, sender.handle(), sender.fd is not None), {})), sender.fd
 
-        self.crew.follow(name, receiver)
+        self.group.follow(name, receiver)
         with self._lock:
             if name in self._senders:
                 self._senders[name].close()
@@ -91,7 +91,7 @@ class PublishedWeights:
             for name, tensors in checked.items():  # all fit
                 self._senders[name].send_checked(tensors, version)
         messages = {name: self._senders[name].message() for name in new}
-        self.crew.post({name: message for name, message in messages.items() if message is not None})
+        self.group.post({name: message for name, message in messages.items() if message is not None})
         self.version = version
 
     def restart_at(self, version: int) -> None:

@@ -52,7 +52,7 @@ def signs_of(workers: int) -> Arrays:
 
 
 @dataclass(frozen=True)
-class Sent:
+class WorkerSpec:
     """Hold what a worker is made of."""
 
     options: bytes  # CollectorOptions.pickled()
@@ -191,7 +191,7 @@ class CollectorWorker:
         return getattr(self, name)(*args, **settings)
 
     # ---- the beginning -------------------------------------------------------------------------------------------
-    def make(self, sent: Sent) -> tuple[int, ...]:
+    def make(self, sent: WorkerSpec) -> tuple[int, ...]:
         """Make the env; its batch size."""
         torch.set_num_threads(sent.threads)
         if sent.quiet:
