@@ -27,7 +27,7 @@ from rlcli.collectors.devices import NOT_COPIED, one_device, own_copy, own_devic
 from rlcli.collectors.options import FIELDS, CollectorOptions, next_steps, steps_of
 from rlcli.collectors.schema import RowSchema
 from rlcli.collectors.weights import FollowedWeights
-from rlcli.collectors.wiring import EnvMaker, array_face, make_env, refuse_random_now, wire, with_transforms
+from rlcli.collectors.wiring import EnvMaker, array_path, make_env, refuse_random_now, wire, with_transforms
 from rlcli.data.next_obs import move
 from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.errors import ArgumentError, in_words
@@ -239,8 +239,8 @@ class Collector(BaseCollector):
                 no_cuda_sync=s.no_cuda_sync,
             )  # fmt: skip
             self.seed = drawn_seed() if s.seed is None else s.seed
-            self._face = array_face(self.env)
-            self.vec_env = self._face[0]
+            self._path = array_path(self.env)
+            self.vec_env = self._path[0]
             s.check_lanes(self.vec_env.n)
             self._check: Callable[[], object] | None = None
             self._looked = False  # at what the env shows
@@ -253,7 +253,7 @@ class Collector(BaseCollector):
     def _connect(self) -> None:
         """Put together the parts that are stepped, from what the env is known to show."""
         self._wired = wired = wire(
-            self.env, self._face, self._acting, self.placement, self._options,
+            self.env, self._path, self._acting, self.placement, self._options,
             mode=self.next_obs, delta=self.delta, random_frames=self.init_random_frames,
         )  # fmt: skip
         self._weights.connect(self._trained, wired.own)

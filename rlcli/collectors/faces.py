@@ -32,7 +32,7 @@ class Face:
 
 
 def faces_of(env: EnvBase, wired: Wired) -> list[Face]:
-    """Return the faces of all parts: env, transforms from the innermost on, the policy's stages, noise."""
+    """Say how all parts run: env, transforms from the innermost on, the policy's stages, noise."""
     return [_env(env, wired), *_transforms(env, wired), *_policy(wired), *_noise(wired)]
 
 
@@ -65,12 +65,12 @@ def _odd_transform(env: EnvBase) -> str:
 
 
 def _transforms(env: EnvBase, wired: Wired) -> Iterator[Face]:
-    faces = wired.faces
+    plan = wired.plan
     for transform in transforms_of(env):
         name = type(transform).__name__
-        if transform in faces.inside:
+        if transform in plan.inside:
             yield Face("transform", name, "columns, in the loop", _in_the_loop(transform))
-        elif transform in faces.after:
+        elif transform in plan.after:
             yield Face("transform", name, "columns, after the batch", "nothing in the loop uses what it writes")
         elif transform.has_columns:
             yield Face("transform", name, IN_STEP, "the env or another transform steps TensorDicts")

@@ -86,21 +86,21 @@ class Rollout:
 
     def connect(self, wired: Wired) -> None:
         """Step these parts from now on; no batch was collected yet."""
-        vec_env, actor, faces, schema = wired.vec_env, wired.actor, wired.faces, wired.schema
+        vec_env, actor, plan, schema = wired.vec_env, wired.actor, wired.plan, wired.schema
         self.transforms, self.states, self.live, self.mask_key = (
             wired.transforms,
             wired.states,
             wired.live,
             wired.mask_key,
         )
-        self.env, self.vec_env, self.faces, self.actor, self.random = wired.env, vec_env, faces, actor, wired.random
+        self.env, self.vec_env, self.plan, self.actor, self.random = wired.env, vec_env, plan, actor, wired.random
         self.schema = schema
         self.keep_finals = schema.next != NONE  # the true next observations of episode ends
         self._awaited = schema.kept.awaited  # until the first batch
         self.clock = StateClock(vec_env.n, schema.stride)
-        changed = {key for t in faces.inside for key in t.writes(self.live)}
+        changed = {key for t in plan.inside for key in t.writes(self.live)}
         unseen = [  # observations of the env that no stored column shows as they were
-            key for key in vec_env.schema if faces.env_keys[key] != key or key in changed or not schema.delivers(key)
+            key for key in vec_env.schema if plan.env_keys[key] != key or key in changed or not schema.delivers(key)
         ]
         self.hidden = [key for key in unseen if vec_env.schema[key].dtype.kind == "f"]
         watched = [] if vec_env.checks_bounds else vec_env.bounds.watched
@@ -109,9 +109,9 @@ class Rollout:
         self.start = BatchStart.of(vec_env)
         # zeros, not whatever the memory held: what only the policy writes is never in row T, and is saved all the same
         self.carrier = {key: np.zeros((vec_env.n, *shape), dtype) for key, (shape, dtype) in self.live.items()}
-        self.reward_rows = REWARD in faces.needs
+        self.reward_rows = REWARD in plan.needs
         self.rescales = self.reward_rows or any(
-            REWARD in t.writes({**self.live, REWARD: Field((1,), SINGLE)}) for t in faces.after
+            REWARD in t.writes({**self.live, REWARD: Field((1,), SINGLE)}) for t in plan.after
         )
         self.late: list[LateColumns] = [part.late for part in (actor, vec_env) if part.late is not None]
         self.pool: Any = self._make_pool(self)
@@ -120,7 +120,7 @@ class Rollout:
 
     def env_rows(self, rows: dict[Key, Any]) -> dict[Key, Any]:
         """Return the rows that the env writes, under its own names."""
-        return {key: rows[name] for key, name in self.faces.env_keys.items()}
+        return {key: rows[name] for key, name in self.plan.env_keys.items()}
 
     def row_ops(self, rows: dict[Key, list[np.ndarray]], data: dict[Key, np.ndarray]) -> list[RowOp]:
         """Bind the in-loop transforms to these rows, after a check of what they would hide."""
@@ -130,9 +130,9 @@ class Rollout:
         if self.hidden_bounded:
             first.append(BoundedRows(self.vec_env, self.env_rows(rows), self.hidden_bounded))
         if not self.reward_rows:
-            return [*first, *self.faces.bind(rows, self.vec_env.n)]
+            return [*first, *self.plan.bind(rows, self.vec_env.n)]
         rewards = list(data[REWARD].swapaxes(0, 1))
-        return [*first, RewardRows(self.vec_env, rewards), *self.faces.bind({**rows, REWARD: rewards}, self.vec_env.n)]
+        return [*first, RewardRows(self.vec_env, rewards), *self.plan.bind({**rows, REWARD: rewards}, self.vec_env.n)]
 
     # ---- episodes ----------------------------------------------------------------------------------------------
     def restart(self) -> None:
@@ -347,7 +347,7 @@ class Rollout:
 
     def _is_observed(self, key: Key) -> bool:
         """Say whether row t+1 of a key is the true successor of row t, which is kept where an episode ends."""
-        observed = key in self.faces.rows and as_tuple(key)[0] != RAW and key not in self.vec_env.held
+        observed = key in self.plan.rows and as_tuple(key)[0] != RAW and key not in self.vec_env.held
         return observed and self.live[key].written == ROW
 
     def _make(self, steps: int) -> BoundBatch:
@@ -406,7 +406,7 @@ class Rollout:
             fill_ids(ids, self.current_ids, resets, self.ids)
         if not self.options.reset_when_done:
             self._waiting = [lane for _, lane, _, _ in outcome.ends]
-        for transform in self.faces.after:
+        for transform in self.plan.after:
             transform.batch_pass(data, self.fresh)
         self.fresh = np.zeros(vec_env.n, np.bool_)
         return data, raw_reward, self._ended(outcome)

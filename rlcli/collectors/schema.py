@@ -190,17 +190,17 @@ class RowSchema:
 
 
 def schema_of(
-    lanes: int, faces: Faces, rows: Fields, once: Fields, kept: Kept, *, mode: str, track_ids: bool,
+    lanes: int, plan: Faces, rows: Fields, once: Fields, kept: Kept, *, mode: str, track_ids: bool,
     track_version: bool, states: Sequence[Key] = (), stride: int = 1,
 ) -> RowSchema:  # fmt: skip
     """Return the schema of batches that these parts write."""
-    live = {**faces.rows, **rows}
+    live = {**plan.rows, **rows}
     columns = {**once, **always(track_ids, track_version)}
-    read_later = {key for t in faces.after for key in t.reads({**live, **columns})}
-    if REWARD in faces.needs:
+    read_later = {key for t in plan.after for key in t.reads({**live, **columns})}
+    if REWARD in plan.needs:
         read_later.add(REWARD)
     few = {key for key in states if stride > 1 and live[key].dtype.kind == "f"}  # no whole number says: not kept
-    observations = faces.rows.keys() - few
+    observations = plan.rows.keys() - few
 
     def field(key: Key, of: Field, written: str, followed: bool = False) -> Field:
         way = OWN if followed and kept(under_next(key)) else NONE
@@ -215,7 +215,7 @@ def schema_of(
         for key, of in columns.items()
         if key not in live and (kept(key) or key in read_later)
     }
-    fields |= {key: field(key, of, PASS, True) for key, of in faces.columns.items() if key not in fields}
+    fields |= {key: field(key, of, PASS, True) for key, of in plan.columns.items() if key not in fields}
     return RowSchema(lanes, fields, mode, kept, stride=stride)
 
 

@@ -52,7 +52,7 @@ class Wired:
     env: EnvBase  # with all of its transforms
     vec_env: VecEnv
     transforms: list[Transform]
-    faces: Faces
+    plan: Faces
     policy: Any
     own: Any  # the part of `policy` of the kind that was given: the object, or a copy on its device
     actor: ActorRunner
@@ -122,18 +122,18 @@ def transforms_of(env: EnvBase) -> Iterator[Transform]:
         yield from transforms_of(env.envs[0])
 
 
-def array_face(env: EnvBase) -> tuple[VecEnv, list[Transform]]:
+def array_path(env: EnvBase) -> tuple[VecEnv, list[Transform]]:
     """Return the env's `VecEnv`, and the transforms that still run on its rows, innermost first."""
     if not isinstance(env, TransformedEnv) or not steps_as_ours(env):
         vec_env = getattr(env, "vec_env", None)
         return (vec_env if isinstance(vec_env, VecEnv) and steps_as_ours(env) else _on_tensordicts(env)), []
     base, transforms = env.base_env, env.transforms
     if not isinstance(base, TransformedEnv) and all(t.has_columns for t in transforms):
-        vec_env, _ = array_face(base)
+        vec_env, _ = array_path(base)
         if not vec_env.on_tensordicts:
             return vec_env, transforms
     transforms, late = _apart(transforms)
-    inside = next((place for place, t in enumerate(transforms) if t.outside_batches), len(transforms))
+    inside = next((at for at, t in enumerate(transforms) if t.outside_batches), len(transforms))
     for transform in transforms[inside:]:
         if not transform.has_columns:
             name = type(transforms[inside]).__name__
@@ -162,10 +162,10 @@ def _apart(transforms: Sequence[Transform]) -> tuple[list[Transform], list[Trans
     """Split off the transforms that can work on the rewards of whole batches in the end."""
     kept: list[Transform] = list(transforms)
     late: list[Transform] = []
-    for place in range(len(transforms) - 1, -1, -1):
-        transform = transforms[place]
+    for at in range(len(transforms) - 1, -1, -1):
+        transform = transforms[at]
         if transform.has_columns and transform.batch_only:
-            late.insert(0, kept.pop(place))
+            late.insert(0, kept.pop(at))
         elif not transform.has_columns or "reward" in {*transform.in_keys, *transform.out_keys}:
             break
     for transform in kept:
@@ -180,7 +180,7 @@ def _apart(transforms: Sequence[Transform]) -> tuple[list[Transform], list[Trans
 
 def wire(
     env: EnvBase,
-    face: tuple[VecEnv, list[Transform]],
+    path: tuple[VecEnv, list[Transform]],
     policy: Any,
     placement: Placement,
     options: CollectorOptions,
@@ -190,7 +190,7 @@ def wire(
     random_frames: int,
 ) -> Wired:
     """Wire env, policy and devices to one collector's parts."""
-    vec_env, transforms = face
+    vec_env, transforms = path
     if overridden(env, ["maybe_reset"]):
         raise ArgumentError(
             f"{type(env).__name__} has its own maybe_reset, which a collector never calls",
@@ -212,21 +212,21 @@ def wire(
     used, own, actor = _actor(env, vec_env, policy, setting, random_frames, mask_key)
     actions = random_actions(env, vec_env) or vec_env.actions
     random = RandomActor(actions, actor.log_prob_key, actor.log_prob_shape, mask_key)
-    faces = choose_faces(transforms, {**vec_env.schema, **reward}, actor.reads | random.reads)
+    plan = choose_faces(transforms, {**vec_env.schema, **reward}, actor.reads | random.reads)
     if vec_env.rewards is not None:
-        faces.needs.add(REWARD)
+        plan.needs.add(REWARD)
     batches = schema_of(
-        vec_env.n, faces, actor.live, {**random.once, **actor.once},
+        vec_env.n, plan, actor.live, {**random.once, **actor.once},
         _kept(vec_env, shown, actor, random, delta, options.keep_keys),
         mode=mode, track_ids=options.track_traj_ids, track_version=options.tracks_version,
         states=actor.states, stride=options.recurrent_state_stride,
     )  # fmt: skip
     live = {key: field for key, field in batches.fields.items() if field.written in (ROW, SPARSE)}
     below = transforms_of(vec_env.env) if vec_env.on_tensordicts else ()
-    states = States([*faces.inside, *faces.after], below, vec_env, live)
+    states = States([*plan.inside, *plan.after], below, vec_env, live)
     states.learn(actor.states, actor.rewrites)
     return Wired(
-        env, vec_env, transforms_on(env), faces, used, own, actor, random, mask_key, batches, live, states
+        env, vec_env, transforms_on(env), plan, used, own, actor, random, mask_key, batches, live, states
     )  # fmt: skip
 
 
