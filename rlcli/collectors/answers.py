@@ -70,11 +70,9 @@ class answering:  # used as `with answering(lanes):`
             return
         where, why = self.what(frame)
         raise EnvError(
-            f"no answer for {self.vec_env.step_timeout:g} s",
-            where=where,
-            why=why,
+            f"no answer for {self.vec_env.step_timeout:g} s", where=where, why=why,
             fix="Fix the env, or allow more time: env.step_timeout=...",
-        )
+        )  # fmt: skip
 
     def look(self) -> None:
         """Compare with the last look; say or end what takes too long."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from tensordict import TensorDictBase
 
 from rlcli import arguments
+from rlcli.arguments import refuse
 from rlcli.collectors.background import Background
 from rlcli.collectors.options import COUNTED, FIELDS, CollectorOptions, counted
 from rlcli.collectors.weights import POLICY
@@ -396,8 +397,7 @@ class BaseCollector:
             self.update_policy_weights_()
 
     def _refuse_closed(self) -> None:
-        if self.closed:
-            raise ArgumentError("the collector was shut down", fix="Make a new one.")
+        refuse(self.closed, "the collector was shut down", fix="Make a new one.")
 
     def _advance(self, steps: int, timed: bool, stage: Stage) -> tuple[Delivered, Iterator[TensorDictBase]]:
         """Return the next batch and its pieces; whole trajectories are cut when asked for."""
@@ -531,8 +531,7 @@ class BaseCollector:
     # ---- in the background -------------------------------------------------------------------------------------
     def start(self) -> None:
         """Collect in a thread, writing to the replay buffer, until `async_shutdown` or the end of `with`."""
-        if self.replay_buffer is None:
-            raise ArgumentError("start() needs a replay_buffer", fix="Pass replay_buffer= to the collector.")
+        refuse(self.replay_buffer is None, "start() needs a replay_buffer", fix="Pass replay_buffer= to the collector.")
         self._refuse_closed()
         if self.background.thread is None:
             self._part()
@@ -573,10 +572,9 @@ class BaseCollector:
     def _end_batch(self, waited: float | None) -> None:
         """End a thread in the middle of its batch, where that can be."""
         raise ResourceError(
-            f"the collector is still in its batch after {waited:g} s",
-            why="envs are not closed under a step",
+            f"the collector is still in its batch after {waited:g} s", why="envs are not closed under a step",
             fix="Call async_shutdown() again, with more time or without a limit.",
-        )
+        )  # fmt: skip
 
     def shutdown(self) -> None:
         """Close the envs, after the current batch of a thread; iterating afterwards is an error."""

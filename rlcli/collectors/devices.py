@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, ConfigError
 from rlcli.specs.base import Device
 
@@ -63,18 +64,12 @@ def resolve(name: Device) -> torch.device | None:
     except RuntimeError as error:
         raise ConfigError(f"unknown device '{name}'", where="device", why=str(error).splitlines()[0]) from error
     if device.type == "cuda":
-        if not torch.cuda.is_available():
-            raise ConfigError(
-                f"device '{device}' is not there", where="device", why="no CUDA GPU is visible", fix="Use device=cpu."
-            )
+        refuse(not torch.cuda.is_available(), f"device '{device}' is not there", where="device",
+               why="no CUDA GPU is visible", fix="Use device=cpu.", error=ConfigError)  # fmt: skip
         if device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
-        if device.index >= torch.cuda.device_count():
-            raise ConfigError(
-                f"device '{device}' is not there",
-                where="device",
-                why=f"this machine has {torch.cuda.device_count()} GPUs",
-            )
+        refuse(device.index >= torch.cuda.device_count(), f"device '{device}' is not there", where="device",
+               why=f"this machine has {torch.cuda.device_count()} GPUs", error=ConfigError)  # fmt: skip
     if device.type == "cpu":
         return torch.device("cpu")  # cpu:0 is the same
     if device.type == "mps" and not torch.backends.mps.is_available():
@@ -114,15 +109,11 @@ def one_device(device: Device, devices: Any) -> Device:
     if devices is None:
         return device
     listed = list(devices) if isinstance(devices, list | tuple) else [devices]
-    if not listed:
-        raise ArgumentError("devices is empty", fix="Leave it out, or name a device.")
+    refuse(not listed, "devices is empty", fix="Leave it out, or name a device.")
     resolved = {resolve(name) for name in listed}
-    if len(resolved) > 1:
-        raise ArgumentError(
-            f"one process acts on one device, and devices names {len(resolved)}",
-            why=", ".join(map(str, listed)),
-            fix="Name one, or run a process for each, with a collector of its own.",
-        )
+    refuse(len(resolved) > 1, f"one process acts on one device, and devices names {len(resolved)}",
+           why=", ".join(map(str, listed)),
+           fix="Name one, or run a process for each, with a collector of its own.")  # fmt: skip
     return listed[0]
 
 

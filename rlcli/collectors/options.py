@@ -99,10 +99,9 @@ class CollectorOptions:
                 object.__setattr__(self, name, counted(name, getattr(self, name)))
         if (asked := self.keep_keys) is not None:
             keys = tuple(asked) if isinstance(asked, Iterable) and not isinstance(asked, str) else None
-            if keys is None or not all(isinstance(key, str | tuple) for key in keys):
-                raise ArgumentError(
-                    "keep_keys must be a list of keys", why=f"got {asked!r}", fix='Use ["observation", "action"].'
-                )
+            refuse(keys is None or not all(isinstance(key, str | tuple) for key in keys),
+                   "keep_keys must be a list of keys", why=f"got {asked!r}",
+                   fix='Use ["observation", "action"].')  # fmt: skip
             object.__setattr__(self, "keep_keys", keys)
         if (kind := self.exploration_type) is not None and not isinstance(kind, InteractionType):
             names = {each.name.lower(): each for each in InteractionType}
@@ -119,28 +118,23 @@ class CollectorOptions:
         for name in ("postproc", "pre_collect_hook", "post_collect_hook"):
             arguments.callable_(name, getattr(self, name))
         buffer, used = self.replay_buffer, "extend" if self.extend_buffer else "add"
-        if buffer is not None and (type(buffer) in (list, set) or not callable(getattr(buffer, used, None))):
-            raise ArgumentError(
-                f"replay_buffer must be a replay buffer, with {used}", why=f"got a {type(buffer).__name__}",
-                fix="Use ReplayBuffer(...), or leave it out to get the batches.",
-            )  # fmt: skip
+        refuse(buffer is not None and (type(buffer) in (list, set) or not callable(getattr(buffer, used, None))),
+               f"replay_buffer must be a replay buffer, with {used}", why=f"got a {type(buffer).__name__}",
+               fix="Use ReplayBuffer(...), or leave it out to get the batches.")  # fmt: skip
         self.next_obs_mode()
 
     def next_obs_mode(self, delta: bool = False) -> str:
         """Return how next observations are kept; `delta`: whether the env brings a `NextObservationDelta`."""
         if delta:
             asked = "compact" if self.compact_obs else self.next_obs
-            if asked not in (None, "delta"):
-                raise ArgumentError(
-                    f"the env has a NextObservationDelta, and next_obs='{asked}' keeps next observations another way",
-                    fix="Leave out one of them.",
-                )
+            refuse(asked not in (None, "delta"),
+                   f"the env has a NextObservationDelta, and next_obs='{asked}' keeps next observations another way",
+                   fix="Leave out one of them.")  # fmt: skip
             return "delta"
         if self.compact_obs and self.next_obs not in (None, "compact"):
             raise ArgumentError(f"compact_obs=True and next_obs='{self.next_obs}' contradict each other")
         mode = self.next_obs or ("compact" if self.compact_obs else "full")
-        if mode not in MODES:
-            raise ArgumentError(f"unknown next_obs '{mode}'", fix=f"Use one of {', '.join(MODES)}.")
+        refuse(mode not in MODES, f"unknown next_obs '{mode}'", fix=f"Use one of {', '.join(MODES)}.")
         return mode
 
     @property
@@ -165,12 +159,10 @@ class CollectorOptions:
         first, total = self.first_lane, self.all_lanes
         numbers = (first, total or 0)
         whole = all(isinstance(number, int | np.integer) and not isinstance(number, bool) for number in numbers)
-        if not whole or first < 0 or (n if total is None else total) < first + n:
-            raise ArgumentError(
-                "first_lane and all_lanes do not say which envs of a run this collector steps",
-                why=f"its {n} envs begin at {first!r}, and all_lanes is {total!r}",
-                fix=f"Give whole numbers: first_lane from 0 on, all_lanes at least first_lane + {n}.",
-            )
+        refuse(not whole or first < 0 or (n if total is None else total) < first + n,
+               "first_lane and all_lanes do not say which envs of a run this collector steps",
+               why=f"its {n} envs begin at {first!r}, and all_lanes is {total!r}",
+               fix=f"Give whole numbers: first_lane from 0 on, all_lanes at least first_lane + {n}.")  # fmt: skip
 
     def process_seed(self, seed: int) -> int:
         """Return the seed of what is drawn for all envs of a process; the run's in the first process."""
@@ -192,22 +184,16 @@ class CollectorOptions:
                 ("traj_format", self.traj_format is not None),
                 ("deliver_leftovers", self.deliver_leftovers),
             ):
-                if asked:
-                    raise ArgumentError(f"{name} has no meaning without trajs_per_batch")
+                refuse(asked, f"{name} has no meaning without trajs_per_batch")
             return None
-        if not self.track_traj_ids:
-            raise ArgumentError(
-                "trajs_per_batch needs track_traj_ids=True", why="a reset from outside shows in the ids"
-            )
+        refuse(not self.track_traj_ids, "trajs_per_batch needs track_traj_ids=True",
+               why="a reset from outside shows in the ids")  # fmt: skip
         kept = None if self.keep_keys is None else [*map(unravel, self.keep_keys)]
         missing = [show(key) for key in (DONE, TRAJ_IDS) if kept is not None and key not in kept]
-        if missing:
-            raise ArgumentError(f"trajs_per_batch needs {' and '.join(missing)} among keep_keys")
-        if self.set_truncated and not self.reset_at_each_iter:
-            raise ArgumentError(
-                "set_truncated=True ends every trajectory with its batch, and trajs_per_batch asks for whole ones",
-                fix="Give one of them, or reset_at_each_iter=True as well.",
-            )
+        refuse(missing, f"trajs_per_batch needs {' and '.join(missing)} among keep_keys")
+        refuse(self.set_truncated and not self.reset_at_each_iter,
+               "set_truncated=True ends every trajectory with its batch, and trajs_per_batch asks for whole ones",
+               fix="Give one of them, or reset_at_each_iter=True as well.")  # fmt: skip
         if self.replay_buffer is not None and self.traj_format == "padded":
             raise ArgumentError("a replay buffer takes rows, not padding", fix="Leave out traj_format='padded'.")
         if (dims := max(self.storage_dims())) > 1:
@@ -223,13 +209,10 @@ class CollectorOptions:
     def _check_split(self) -> None:
         if self.trajs_per_batch is not None:
             raise ArgumentError("split_trajs and trajs_per_batch both cut trajectories", fix="Give one of them.")
-        if not self.track_traj_ids:
-            raise ArgumentError("split_trajs=True needs track_traj_ids=True")
-        if not self.extend_buffer:
-            raise ArgumentError(
-                "extend_buffer=False adds steps, and split_trajs=True makes padded trajectories",
-                fix="Give one of them.",
-            )
+        refuse(not self.track_traj_ids, "split_trajs=True needs track_traj_ids=True")
+        refuse(not self.extend_buffer,
+               "extend_buffer=False adds steps, and split_trajs=True makes padded trajectories",
+               fix="Give one of them.")  # fmt: skip
         if self.replay_buffer is not None:
             raise ArgumentError("a replay buffer takes rows, not padding", fix="Leave out split_trajs=True.")
 

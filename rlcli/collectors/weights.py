@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor, nn
 
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError
 from rlcli.weight_update.tensors import Source, check_apart, matched, snapshot, wait, write
 
@@ -34,8 +35,7 @@ class FollowedWeights:
     """Pair each trained model with the one that collecting uses."""
 
     def __init__(self, swap: str = "rollout") -> None:
-        if swap not in SWAPS:
-            raise ArgumentError(f"unknown weights_swap '{swap}'", fix=f"Use one of {', '.join(SWAPS)}.")
+        refuse(swap not in SWAPS, f"unknown weights_swap '{swap}'", fix=f"Use one of {', '.join(SWAPS)}.")
         self.swap = swap  # "rollout": what is published meanwhile acts from the next batch on; or "step"
         self.version = self.acting = 0  # of the policy, as published last
         self.apart = False  # a thread collects: it alone changes what acts
@@ -111,12 +111,9 @@ class FollowedWeights:
     def begin(self) -> None:
         """Begin a batch on the newest version."""
         with self._lock:
-            if self._in_flight:
-                raise ArgumentError(
-                    "this collector is in the middle of a batch",
-                    why="its envs cannot take the steps of two",
-                    fix="Collect from one thread; one in the background writes to its buffer.",
-                )
+            refuse(self._in_flight, "this collector is in the middle of a batch",
+                   why="its envs cannot take the steps of two",
+                   fix="Collect from one thread; one in the background writes to its buffer.")  # fmt: skip
             self._adopt()
             self._in_flight = True
         self._since = [(0, self.acting)]
@@ -164,20 +161,16 @@ class FollowedWeights:
 
 def check_model(name: str, *modules: Any) -> None:
     """Refuse a further model that is none, or is called as the policy is."""
-    if name == POLICY:
-        raise ArgumentError(f"the name '{POLICY}' is the collector's own policy", fix="Choose another name.")
+    refuse(name == POLICY, f"the name '{POLICY}' is the collector's own policy", fix="Choose another name.")
     for module in modules:
-        if not isinstance(module, nn.Module):
-            raise ArgumentError(
-                f"the model '{name}' has no weights to keep in step", why=f"it is a {type(module).__name__}"
-            )
+        refuse(not isinstance(module, nn.Module), f"the model '{name}' has no weights to keep in step",
+               why=f"it is a {type(module).__name__}")  # fmt: skip
 
 
 def spoken_of(trained: Mapping[str, Any], source: Source | None, model_id: str | None) -> dict[str, Any]:
     """Map each model that a publication names to its new weights: as trained, or `source`."""
     name = model_id or POLICY
-    if name not in trained:
-        raise ArgumentError(f"no model is called '{name}'", why=f"there are {', '.join(trained)}")
+    refuse(name not in trained, f"no model is called '{name}'", why=f"there are {', '.join(trained)}")
     if source is not None and not isinstance(trained[name], nn.Module):
         raise ArgumentError(f"'{name}' has no weights to update", why=f"it is {_kind(trained[name])}")
     new = dict(trained) if model_id is None else {name: trained[name]}

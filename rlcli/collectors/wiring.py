@@ -71,20 +71,15 @@ def make_env(create_env_fn: EnvMaker, kwargs: dict[str, Any] | None) -> EnvBase:
             fix="Put them together: SerialEnv(n, [make_env, ...]).",
         )
     if isinstance(create_env_fn, EnvBase):
-        if kwargs:
-            raise ArgumentError(
-                "create_env_kwargs is for what makes an env, and create_env_fn is one already",
-                why=f"it names {', '.join(kwargs)}", fix="Give a function or a name as create_env_fn.",
-            )  # fmt: skip
+        refuse(kwargs, "create_env_kwargs is for what makes an env, and create_env_fn is one already",
+               why=f"it names {', '.join(kwargs or ())}", fix="Give a function or a name as create_env_fn.")  # fmt: skip
         return create_env_fn
     if isinstance(create_env_fn, str):
         return GymEnv(create_env_fn, **(kwargs or {}))
     made = create_env_fn(**(kwargs or {})) if callable(create_env_fn) else create_env_fn
-    if not isinstance(made, EnvBase):
-        raise ArgumentError(
-            "create_env_fn gives no env of rlcli's", why=f"it gives a {type(made).__name__}",
-            fix="Wrap a gymnasium env, GymEnv(env), or give its name.",
-        )  # fmt: skip
+    refuse(not isinstance(made, EnvBase), "create_env_fn gives no env of rlcli's",
+           why=f"it gives a {type(made).__name__}",
+           fix="Wrap a gymnasium env, GymEnv(env), or give its name.")  # fmt: skip
     return made
 
 
@@ -137,16 +132,14 @@ def array_path(env: EnvBase) -> tuple[VecEnv, list[Transform]]:
     for transform in transforms[inside:]:
         if not transform.has_columns:
             name = type(transforms[inside]).__name__
-            if transform is transforms[inside]:
-                raise ArgumentError(
-                    f"{name} has its own {', '.join(transform.own_methods)}, which a collector never calls",
-                    why="it makes differences of whole columns", fix="Override code for another difference.",
-                )  # fmt: skip
+            refuse(transform is transforms[inside],
+                   f"{name} has its own {', '.join(transform.own_methods)}, which a collector never calls",
+                   why="it makes differences of whole columns",
+                   fix="Override code for another difference.")  # fmt: skip
             raise ArgumentError(
                 f"{name} lies inside {type(transform).__name__}",
-                why="which is stepped on tensordicts, with all that lies below it",
-                fix=f"Append {name} last.",
-            )
+                why="which is stepped on tensordicts, with all that lies below it", fix=f"Append {name} last.",
+            )  # fmt: skip
     outside = [*transforms[inside:], *late]
     keeps_rewards = not any("reward" in transform.out_keys for transform in outside)
     return _on_tensordicts(TransformedEnv(base, Compose(*transforms[:inside])), keeps_rewards=keeps_rewards), outside
@@ -191,12 +184,10 @@ def wire(
 ) -> Wired:
     """Wire env, policy and devices to one collector's parts."""
     vec_env, transforms = path
-    if overridden(env, ["maybe_reset"]):
-        raise ArgumentError(
-            f"{type(env).__name__} has its own maybe_reset, which a collector never calls",
-            why="the row that begins step t+1 is the one that step t showed, but where an episode ended",
-            fix="Override _reset or reset for what is done at resets, _step or step for the rest.",
-        )
+    refuse(overridden(env, ["maybe_reset"]),
+           f"{type(env).__name__} has its own maybe_reset, which a collector never calls",
+           why="the row that begins step t+1 is the one that step t showed, but where an episode ended",
+           fix="Override _reset or reset for what is done at resets, _step or step for the rest.")  # fmt: skip
     asked, cpu = placement.env, torch.device("cpu")
     if vec_env.on_tensordicts and asked and not same_device(asked, vec_env.env.device or cpu):
         vec_env.env.to(asked)
@@ -239,12 +230,9 @@ def _mask_key(policy: Any, shown: Fields, actions: ActionFormat, options: Collec
     if key is None:
         return None
     size = None if actions.kind == "box" else sum(actions.sizes)
-    if key not in shown or shown[key].size != size:
-        raise ArgumentError(
-            f"{show(key)} is no mask of the env's actions",
-            why=f"a mask has {size or 'no'} flags for them, the env shows {', '.join(map(show, shown))}",
-            fix="Give RandomPolicy the action_mask_key of an observation with a flag for each action.",
-        )  # fmt: skip
+    refuse(key not in shown or shown[key].size != size, f"{show(key)} is no mask of the env's actions",
+           why=f"a mask has {size or 'no'} flags for them, the env shows {', '.join(map(show, shown))}",
+           fix="Give RandomPolicy the action_mask_key of an observation with a flag for each action.")  # fmt: skip
     return key
 
 
@@ -280,11 +268,9 @@ def _refuse_lost_states(policy: Any, shown: Fields) -> None:
     for key in [*own, *written_states(policy)]:
         if key not in shown:
             raise no_place(key, by_itself=key in own)
-    if IS_INIT in keys_of(policy, "in_keys") and IS_INIT not in shown:
-        raise ArgumentError(
-            "the policy reads is_init, which the env does not offer",
-            fix="Leave auto_register_policy_transforms=True, or use TransformedEnv(env, InitTracker()).",
-        )
+    refuse(IS_INIT in keys_of(policy, "in_keys") and IS_INIT not in shown,
+           "the policy reads is_init, which the env does not offer",
+           fix="Leave auto_register_policy_transforms=True, or use TransformedEnv(env, InitTracker()).")  # fmt: skip
 
 
 def random_actions(env: EnvBase, vec_env: VecEnv) -> ActionFormat | None:
@@ -305,21 +291,18 @@ def _own_random(env: EnvBase) -> str:
 
 def refuse_own_random(env: EnvBase, vec_env: VecEnv) -> None:
     """Raise where the env's random actions are not those that first frames take."""
-    if random_actions(env, vec_env) is None:
-        raise ArgumentError(
-            "the first frames take uniform random actions", why=f"{type(env).__name__} has {_own_random(env)}",
-            fix="Use init_random_frames=0, and collect the first frames with a collector without a policy.",
-        )  # fmt: skip
+    refuse(random_actions(env, vec_env) is None, "the first frames take uniform random actions",
+           why=f"{type(env).__name__} has {_own_random(env)}",
+           fix="Use init_random_frames=0, and collect the first frames with a collector without a policy.")  # fmt: skip
 
 
 def refuse_random_now(env: EnvBase, vec_env: VecEnv, actor: ActorRunner) -> None:
     """Raise where a collector that was made without random first frames cannot take some all the same."""
     refuse_own_random(env, vec_env)
-    if actor.late is not None and actor.late.fields is None:
-        raise ArgumentError(
-            "random frames cannot come before the policy has acted",
-            why="its first step shows which columns batches have", fix="Give init_random_frames to the constructor.",
-        )  # fmt: skip
+    refuse(actor.late is not None and actor.late.fields is None,
+           "random frames cannot come before the policy has acted",
+           why="its first step shows which columns batches have",
+           fix="Give init_random_frames to the constructor.")  # fmt: skip
 
 
 def _kept(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from rlcli.errors import ArgumentError
+from rlcli.arguments import refuse
 from rlcli.modules.watch import ModuleWatch
 from rlcli.weight_update.newest import Newest, Overtaken
 from rlcli.weight_update.sender import Handle, WeightStrategy
@@ -42,11 +42,9 @@ class WeightReceiver:
     """
 
     def __init__(self, handle: Handle, fd: int | None, model: nn.Module) -> None:
-        if handle.needs_fd and fd is None:
-            raise ArgumentError(
-                f"the weights of '{handle.model_id}' lie in shared memory, and its descriptor is missing",
-                fix="Pass the sender's fd to each worker beside the handle, before the sender is closed.",
-            )
+        refuse(handle.needs_fd and fd is None,
+               f"the weights of '{handle.model_id}' lie in shared memory, and its descriptor is missing",
+               fix="Pass the sender's fd to each worker beside the handle, before the sender is closed.")  # fmt: skip
         self.model_id, self.layout, self.version = handle.model_id, handle.layout, 0
         self._followed = ModuleWatch(model, WeightStrategy(handle.extract_as).tensors)
         self._transport = handle.transport(self.layout, fd)

@@ -159,9 +159,8 @@ class States:
             if writers:
                 raise ArgumentError(
                     f"the policy writes next.{show(key)}, which {writers[0]} writes",
-                    why="one of the two would be lost",
-                    fix="Give the policy's state a name of its own.",
-                )
+                    why="one of the two would be lost", fix="Give the policy's state a name of its own.",
+                )  # fmt: skip
         for key in self.primed:
             if key in rewrites and key not in states:
                 raise ArgumentError(

@@ -305,10 +305,9 @@ class _BoundFastActor(BoundActor):
         taken = self.taken[first:last]
         if actions.kind == "box" and not np.isfinite(taken).all():  # the parameters were finite, their sum was not
             raise NumericsError(
-                "the policy's action is not finite",
-                why="its deviation is too large",
+                "the policy's action is not finite", why="its deviation is too large",
                 fix="Lower policy.init_std or optim.lr.",
-            )
+            )  # fmt: skip
         column = data.get(ACTION)
         if column is not None:
             across = taken.swapaxes(0, 1)  # [N, steps, *]

@@ -156,10 +156,9 @@ class TensorDictActor(ActorRunner):
     def _check_action(self, action: torch.Tensor | None, written: _Outputs) -> None:
         if action is None:
             raise ArgumentError(
-                "the policy wrote no action",
-                why=f"it wrote {', '.join(map(show, written)) or 'nothing'}",
+                "the policy wrote no action", why=f"it wrote {', '.join(map(show, written)) or 'nothing'}",
                 fix="Write the key 'action'.",
-            )
+            )  # fmt: skip
         shape, dtype = self.actions.stored
         got = tuple(action.shape[1:])
         if got != shape:

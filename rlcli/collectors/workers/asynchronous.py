@@ -12,6 +12,7 @@ import numpy as np
 from tensordict import TensorDictBase
 
 from rlcli import arguments
+from rlcli.arguments import refuse
 from rlcli.collectors.base import Stage, no_stage
 from rlcli.collectors.finish import Delivered, Ended
 from rlcli.collectors.options import AHEAD, counted, next_steps, steps_of
@@ -62,8 +63,7 @@ class MultiAsyncCollector(MultiProcessCollector):
     ) -> None:
         arguments.choice("on_lag", on_lag, ON_LAG)
         self.max_lag = None if max_lag is None else counted("max_lag", max_lag, 0)
-        if self.max_lag is None and on_lag != "report":
-            raise ArgumentError(f"on_lag='{on_lag}' has no meaning without max_lag")
+        refuse(self.max_lag is None and on_lag != "report", f"on_lag='{on_lag}' has no meaning without max_lag")
         self.on_lag = on_lag
         self.lag: int = 0
         self.late_batches = self.dropped_frames = 0

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing import get_sharing_strategy
 
+from rlcli.arguments import refuse
 from rlcli.collectors.options import EACH, FIELDS, PARENT, CollectorOptions, counted, in_scope
 from rlcli.errors import ArgumentError, in_words
 from rlcli.processes.process import cores
@@ -38,18 +39,16 @@ _WITHOUT_EFFECT = {"trust_policy", "use_buffers"}
 
 def own_length(name: str, value: Sequence[Any], workers: int) -> None:
     """Refuse a list that has not an entry for each worker."""
-    if len(value) != workers:
-        raise ArgumentError(f"{name} has {len(value)} entries, for {workers} workers")
+    refuse(len(value) != workers, f"{name} has {len(value)} entries, for {workers} workers")
 
 
 def makers_of(create_env_fn: Any, num_workers: int | None) -> list[Any]:
     """Return what makes the env of each worker."""
     if isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str):
         makers = list(create_env_fn)
-        if not makers or num_workers not in (None, len(makers)):
-            raise ArgumentError(
-                f"create_env_fn has {len(makers)} entries, one for each worker", why=f"num_workers is {num_workers}"
-            )
+        refuse(not makers or num_workers not in (None, len(makers)),
+               f"create_env_fn has {len(makers)} entries, one for each worker",
+               why=f"num_workers is {num_workers}")  # fmt: skip
         return makers
     return [create_env_fn] * counted("num_workers", 1 if num_workers is None else num_workers, 1)
 
@@ -75,11 +74,9 @@ def check_alike(about: Sequence[Mapping[str, Any]]) -> None:
                 why="their batches have different shapes", fix="SerialEnv(1, ...) is a batch of one.",
             )  # fmt: skip
     for index, said in enumerate(about):
-        if said["actions"] != first:
-            raise ArgumentError(
-                "the workers' envs do not take the same actions", where=f"workers 0 and {index}",
-                why=f"{first} against {said['actions']}", fix="Give all workers envs with the same actions.",
-            )  # fmt: skip
+        refuse(said["actions"] != first, "the workers' envs do not take the same actions",
+               where=f"workers 0 and {index}", why=f"{first} against {said['actions']}",
+               fix="Give all workers envs with the same actions.")  # fmt: skip
 
 
 def check_names(options: Mapping[str, Any], kind: type) -> None:
@@ -117,10 +114,8 @@ def one_of_all(name: str, value: Any, workers: int) -> Any:
     if not isinstance(value, list | tuple):
         return value
     own_length(name, value, workers)
-    if len({*map(str, value)}) > 1:
-        raise ArgumentError(
-            f"{name} has more than one device", why="the rows of all workers make one batch", fix="Give one of them."
-        )
+    refuse(len({*map(str, value)}) > 1, f"{name} has more than one device",
+           why="the rows of all workers make one batch", fix="Give one of them.")  # fmt: skip
     return value[0]
 
 

@@ -19,6 +19,7 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from rlcli import arguments
+from rlcli.arguments import refuse
 from rlcli.collectors.base import BaseCollector
 from rlcli.collectors.batch import BatchPool
 from rlcli.collectors.collector import drawn_seed
@@ -44,7 +45,6 @@ from rlcli.collectors.workers.weights import PublishedWeights
 from rlcli.collectors.workers.worker import WorkerBatch, WorkerSpec
 from rlcli.data import ReplayBufferEnsemble
 from rlcli.data.next_obs import move
-from rlcli.errors import ArgumentError
 from rlcli.keys import COLLECTOR_MASK, TRAJ_IDS, Key
 from rlcli.processes.crew import Crew
 from rlcli.processes.worker import USUAL_METHOD
@@ -246,12 +246,10 @@ class MultiProcessCollector(BaseCollector):
     def _check_buffer(self, options: CollectorOptions) -> None:
         """Refuse a buffer that these workers' rows do not fit."""
         self._storage_dims = options.storage_dims()
-        if self._has_members and len(self.replay_buffer.buffers) != self._count:
-            raise ArgumentError(
-                "each worker writes its own member of an ensemble",
-                why=f"there are {self._count} workers and {len(self.replay_buffer.buffers)} members",
-                fix="Use an ensemble of as many buffers as there are workers, or one buffer.",
-            )  # fmt: skip
+        members = len(self.replay_buffer.buffers) if self._has_members else self._count
+        refuse(members != self._count, "each worker writes its own member of an ensemble",
+               why=f"there are {self._count} workers and {members} members",
+               fix="Use an ensemble of as many buffers as there are workers, or one buffer.")  # fmt: skip
 
     def pieces(self, batch: TensorDictBase, lanes: range | None = None) -> Iterable[TensorDictBase]:
         handed_on = self.replay_buffer is not None or self.trajectories is not None
@@ -396,11 +394,8 @@ class MultiProcessCollector(BaseCollector):
         """Continue where `state_dict` was taken; see `Collector.load_state_dict`."""
         self.background.refuse()
         saved = state["workers"]
-        if len(saved) != len(self.group):
-            raise ArgumentError(
-                f"the state is of {len(saved)} workers", why=f"there are {len(self.group)}",
-                fix="Use as many workers as wrote it.",
-            )  # fmt: skip
+        refuse(len(saved) != len(self.group), f"the state is of {len(saved)} workers",
+               why=f"there are {len(self.group)}", fix="Use as many workers as wrote it.")  # fmt: skip
         self.frames = int(state["frames"])
         self.outside = Outside(state["outside"])
         self._renumbered = {int(lane): (int(own), int(n)) for lane, (own, n) in state.get("renumbered", {}).items()}

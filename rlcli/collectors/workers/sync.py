@@ -13,6 +13,7 @@ import torch
 from tensordict import TensorDictBase
 
 from rlcli import arguments
+from rlcli.arguments import refuse
 from rlcli.collectors.finish import Delivered
 from rlcli.collectors.options import cut, next_steps, steps_of
 from rlcli.collectors.workers.group import BatchRequest
@@ -124,8 +125,7 @@ class MultiSyncCollector(MultiProcessCollector):
 
     def _collect(self, steps: int, timed: bool) -> Delivered:
         self._before_batch()
-        if steps < 1:
-            raise ArgumentError("a batch has at least one step", why=f"got {steps}")
+        refuse(steps < 1, "a batch has at least one step", why=f"got {steps}")
         if not self._whole:
             self.group.give_up()
         self._whole = False  # until all parts of the batch are there
@@ -185,12 +185,10 @@ class MultiSyncCollector(MultiProcessCollector):
 
     def _check_even(self) -> None:
         """Refuse shares of different lengths: they make no rectangle of envs and steps."""
-        if max(self._storage_dims) > 1 and not self._has_members and self.uneven:
-            raise ArgumentError(
-                f"a storage with ndim={max(self._storage_dims)} takes as many steps of all envs",
-                why="some workers may take fewer than others",
-                fix="Use ndim=1, or a ReplayBufferEnsemble with a member for each worker.",
-            )  # fmt: skip
+        refuse(max(self._storage_dims) > 1 and not self._has_members and self.uneven,
+               f"a storage with ndim={max(self._storage_dims)} takes as many steps of all envs",
+               why="some workers may take fewer than others",
+               fix="Use ndim=1, or a ReplayBufferEnsemble with a member for each worker.")  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any], *, replay: bool = True) -> list[int]:
         lost = super().load_state_dict(state, replay=replay)
