@@ -72,7 +72,8 @@ def make_env(create_env_fn: EnvMaker, kwargs: dict[str, Any] | None) -> EnvBase:
         )
     if isinstance(create_env_fn, EnvBase):
         refuse(kwargs, "create_env_kwargs is for what makes an env, and create_env_fn is one already",
-               why=f"it names {', '.join(kwargs or ())}", fix="Give a function or a name as create_env_fn.")  # fmt: skip
+               why=f"it names {', '.join(kwargs or ())}",
+               fix="Give a function or a name as create_env_fn.")  # fmt: skip
         return create_env_fn
     if isinstance(create_env_fn, str):
         return GymEnv(create_env_fn, **(kwargs or {}))

@@ -16,8 +16,9 @@ from torch import nn
 from worlds import Walk
 
 from rlcli.collectors import Collector
-from rlcli.collectors.actors import RandomActor, TensorDictActor
+from rlcli.collectors.actors.actor import RandomActor
 from rlcli.collectors.actors.rows import FastActor
+from rlcli.collectors.actors.tensordict import TensorDictActor
 from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.modules import Categorical, ProbabilisticActor, build_actor_critic

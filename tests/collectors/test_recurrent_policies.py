@@ -16,7 +16,7 @@ from torch import nn
 from worlds import Counter, dirty
 
 from rlcli.collectors import Collector
-from rlcli.collectors.actors import TensorDictActor
+from rlcli.collectors.actors.tensordict import TensorDictActor
 from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, EnvError, NumericsError
 from rlcli.modules import Categorical, ProbabilisticActor

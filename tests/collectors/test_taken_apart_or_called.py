@@ -12,8 +12,8 @@ from tensordict.nn import InteractionType, TensorDictModule, TensorDictSequentia
 from torch import nn
 
 from rlcli.collectors import Collector
-from rlcli.collectors.actors import TensorDictActor
 from rlcli.collectors.actors.rows import FastActor
+from rlcli.collectors.actors.tensordict import TensorDictActor
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.modules import (

@@ -18,8 +18,8 @@ from torch import nn
 from worlds import Counter
 
 from rlcli.collectors import Collector
-from rlcli.collectors.actors import TensorDictActor
 from rlcli.collectors.actors.rows import FastActor
+from rlcli.collectors.actors.tensordict import TensorDictActor
 from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv, check_env_specs
 from rlcli.errors import ArgumentError, EnvError, NumericsError
 from rlcli.modules import Categorical, Delta, OneHotCategorical, ProbabilisticActor, TanhNormal

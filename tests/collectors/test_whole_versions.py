@@ -16,8 +16,8 @@ from torch import nn
 from worlds import Still
 
 from rlcli.collectors import Collector
-from rlcli.collectors.actors import TensorDictActor
 from rlcli.collectors.actors.rows import FastActor
+from rlcli.collectors.actors.tensordict import TensorDictActor
 from rlcli.envs import EnvBase, GymEnv, SerialEnv
 from rlcli.errors import ArgumentError
 from rlcli.modules import IndependentNormal, ProbabilisticActor, StateIndependentScale

@@ -7,8 +7,8 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 
 from rlcli.collectors import Collector
-from rlcli.collectors.actors import TensorDictActor
 from rlcli.collectors.actors.rows import FastActor
+from rlcli.collectors.actors.tensordict import TensorDictActor
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError, ConfigError
 from rlcli.modules import (

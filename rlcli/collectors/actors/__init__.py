@@ -7,16 +7,3 @@
 | `tensordict` | any callable on a tensordict, as it is |
 | `choose` | decides between the last two |
 """
-
-from rlcli.collectors.actors.actor import ActorRunner, BoundActor, PolicyContext, RandomActor
-from rlcli.collectors.actors.choose import choose_actor
-from rlcli.collectors.actors.tensordict import TensorDictActor
-
-__all__ = [
-    "ActorRunner",
-    "BoundActor",
-    "PolicyContext",
-    "RandomActor",
-    "TensorDictActor",
-    "choose_actor",
-]

@@ -29,26 +29,18 @@ if TYPE_CHECKING:
 
 
 class BoundActor:
-    """An actor bound to the rows of one batch.
+    """Act on the rows of one batch: `begin` once before the loop, `act(t)` at every step, `end` once after it."""
 
-    `begin` once before the loop, `act(t)` at every step, `end` once after it.
-
-    Attributes
-    ----------
-    written : TensorDict or None
-        All that a policy on tensordicts wrote in the step that it acted in last, its inputs among it.
-    """
-
-    written: TensorDictBase | None = None
+    written: TensorDictBase | None = None  # all that a policy on tensordicts wrote last, its inputs among it
 
     def begin(self, noise: Noise, first: int, last: int) -> None:
         """Prepare steps `first..last-1`: look at their noise, check that views of the weights are not stale."""
 
     def renew(self, t: int) -> None:
-        """The weights were overwritten before step t of a leg that has begun."""
+        """Look at weights that were overwritten before step t of a leg that has begun."""
 
     def act(self, t: int) -> Any:
-        """The action of step t as the env's loop takes it (`ActionFormat`)."""
+        """Return the action of step t as the env's loop takes it (`ActionFormat`)."""
         raise NotImplementedError
 
     def end(self, first: int, last: int) -> None:
@@ -57,65 +49,28 @@ class BoundActor:
 
 @dataclass(frozen=True)
 class PolicyContext:
-    """What a policy acts in.
+    """Describe what a policy acts in."""
 
-    Attributes
-    ----------
-    actions : ActionFormat
-        What it has to write.
-    inputs : Fields
-        Every key that it may be shown.
-    batch_size : torch.Size
-        The env's: `()` (the policy sees `[*obs]`) or `(N,)`.
-    placement : Placement
-        Devices; the input is copied to the policy's device where it differs.
-    exploration : InteractionType, optional
-        Whether actions are drawn or the mode is taken; None leaves distributions their own way.
-    flags : callable, optional
-        Gives the end flags of the root, where any may be set; False without it.
-    """
-
-    actions: ActionFormat
-    inputs: Fields
-    batch_size: torch.Size
+    actions: ActionFormat  # what it has to write
+    inputs: Fields  # all that it may be shown
+    batch_size: torch.Size  # the env's: `()`, the policy sees `[*obs]`, or `(N,)`
     placement: Placement
-    exploration: InteractionType | None
-    flags: Callable[[], Mapping[str, torch.Tensor]] | None = None
+    exploration: InteractionType | None  # None leaves distributions their own way
+    flags: Callable[[], Mapping[str, torch.Tensor]] | None = None  # end flags of the root; all are False without it
 
 
 class ActorRunner:
-    """A policy, ready to be bound.
+    """Know what a policy reads and writes; `bind` makes it ready to act."""
 
-    Attributes
-    ----------
-    reads : set of keys
-        Keys it reads from the rows; transforms that write them must run inside the loop.
-    live : Fields
-        Keys it writes row by row.
-    once : Fields
-        Keys it writes once per batch, as whole columns.
-    log_prob_key : key, optional
-        Where it writes log-probabilities, each of `log_prob_shape`.
-    states : sequence of keys
-        Root keys whose next value it writes: row t+1 at step t.
-    rewrites : set of keys
-        Keys that it reads and writes anew at the root; the rows keep what it read.
-    calls : bool
-        Whether code of the user's is called: it may draw from torch's global stream, and keep tensors between calls.
-    late : LateColumns or None
-        Columns beside those of `live` and `once`, where it is not known before the first step what it writes.
-    """
-
-    reads: set[Key]
-    live: Fields
-    once: Fields
-
+    reads: set[Key]  # from the rows; transforms that write them must run inside the loop
+    live: Fields  # written row by row
+    once: Fields  # written once per batch, as whole columns
     log_prob_key: Key | None = None
     log_prob_shape: tuple[int, ...] = ()
-    states: Sequence[Key] = ()
-    rewrites: Set[Key] = frozenset()
-    calls: bool = False
-    late: LateColumns | None = None
+    states: Sequence[Key] = ()  # root keys whose next value it writes: row t+1 at step t
+    rewrites: Set[Key] = frozenset()  # read and written anew at the root; the rows keep what was read
+    calls: bool = False  # code of the user's, which may draw from torch's global stream and keep tensors
+    late: LateColumns | None = None  # further columns, where the first step shows what is written
 
     def bind(self, columns: Columns, lanes: int, states: States) -> BoundActor:
         """Make it ready to act on these rows; `states` says what may be written under `next`."""
@@ -125,7 +80,7 @@ class ActorRunner:
         """Act with this copy of the policy from now on."""
 
     def refresh(self) -> None:
-        """A batch begins: see whether the policy is still made of what it was made of."""
+        """See, as a batch begins, whether the policy is still made of what it was made of."""
 
 
 # ---- recurrent states ----------------------------------------------------------------------------------------------
@@ -193,17 +148,9 @@ def no_place(key: Key, *, by_itself: bool = False) -> ArgumentError:
 
 # ---- no policy -------------------------------------------------------------------------------------------------------
 class RandomActor(ActorRunner):
-    """No policy: uniform actions of the action space.
+    """Draw uniform actions of the action space, or of those that a mask allows; without a policy.
 
-    Parameters
-    ----------
-    actions : ActionFormat
-    log_prob_key : key, optional
-        Where to write the log-density of the uniform law, float32; None leaves it out.
-    log_prob_shape : tuple of int
-        Of one log-density, as the policy writes its own: `()`, or the action's shape for one a dim.
-    mask_key : key, optional
-        Of the action mask: actions are uniform among those that it allows.
+    Under `log_prob_key` goes the log-density of that law, float32, one number or one a dim as the policy writes its.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Decides how a policy is run: as a function of rows where it is made of parts that are known, else as it is."""
+"""Decide how a policy is run: as a function of rows where it is made of parts that are known, else as it is."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def choose_actor(
     whole: bool = False,
     early: bool = False,
 ) -> ActorRunner:
-    """What runs a policy, TensorDict -> TensorDict with `action`; on another device it is called as it is.
+    """Return what runs a policy, TensorDict -> TensorDict with `action`; on another device it is called as it is.
 
     `legal`: values `[*batch, *shape]` that the env may show under a key, given some that are made up.
     `whole`: run it as it is: what it writes is to be handed on, at every step.

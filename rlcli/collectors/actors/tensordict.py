@@ -39,26 +39,10 @@ _Outputs = dict[Key, torch.Tensor]
 
 
 class TensorDictActor(ActorRunner):
-    """A policy that reads and writes a tensordict.
+    """Call a policy, TensorDict -> TensorDict with `action`, at every step.
 
-    Parameters
-    ----------
-    policy : callable
-        TensorDict -> TensorDict holding `action`.
-    setting : PolicyContext
-    example : TensorDict, optional
-        What one call of a copy of the policy wrote: names, shapes and dtypes of its outputs.  Without one, its first
-        step decides.
-    rewrites : set of keys
-        The inputs that this call changed.
-    why : str
-        Why it is not taken apart.
-
-    Raises
-    ------
-    ArgumentError
-        The policy writes no action, one that does not fit the env, what is no tensor, or a state that no key of the env
-        carries.
+    `example` is what one call of a copy wrote, and `rewrites` the inputs that it changed; without one, the first step
+    decides. `why`: the reason that it is not run on rows. A state that no key of the env carries is refused.
     """
 
     late: LateColumns
@@ -111,12 +95,7 @@ class TensorDictActor(ActorRunner):
             self.log_prob_shape = self.live[self.log_prob_key][0]
 
     def outputs(self, out: TensorDictBase, shown: Set[Key]) -> _Outputs:
-        """What the policy wrote beside what it was shown, `[N, *shape]`.
-
-        Raises
-        ------
-        ArgumentError
-        """
+        """Return what the policy wrote beside what it was shown, `[N, *shape]`."""
         outputs: _Outputs = {}
         dims = len(self.batch_size)
         for key, value in out.items(True, True, is_leaf=is_leaf_nontensor):
