@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from rlcli.arguments import refuse
-from rlcli.modules.watch import ModuleWatch
 from rlcli.weight_update.newest import Newest, Overtaken
 from rlcli.weight_update.sender import Handle, WeightStrategy
 from rlcli.weight_update.tensors import check_apart, part, wait
@@ -46,7 +45,7 @@ class WeightReceiver:
                f"the weights of '{handle.model_id}' lie in shared memory, and its descriptor is missing",
                fix="Pass the sender's fd to each worker beside the handle, before the sender is closed.")  # fmt: skip
         self.model_id, self.layout, self.version = handle.model_id, handle.layout, 0
-        self._followed = ModuleWatch(model, WeightStrategy(handle.extract_as).tensors)
+        self._followed = WeightStrategy(handle.extract_as).follow(model)
         self._transport = handle.transport(self.layout, fd)
         self._memory = self._transport.memory(self.layout.nbytes)
         self._move_in()
@@ -80,13 +79,7 @@ class WeightReceiver:
         return self._transport.waiting
 
     def take(self, message: bytes) -> None:
-        """Keep a message of the sender's until `receive`; a newer one takes its place.
-
-        Raises
-        ------
-        DamagedDataError
-            It is no message with this model's weights.
-        """
+        """Keep a message of the sender's until `receive`; see `TransportBackend.take`."""
         self._transport.take(message)
 
     def receive(self) -> int:

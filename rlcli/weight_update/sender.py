@@ -57,6 +57,10 @@ class WeightStrategy:
             return {name: tensor for name, tensor in tensors.items() if name in saved}
         return tensors
 
+    def follow(self, model: nn.Module) -> ModuleWatch[dict[str, Tensor]]:
+        """What gives the weights themselves, looked up anew only after the model's parts have changed."""
+        return ModuleWatch(model, self.tensors)
+
     def extract_weights(self, source: nn.Module) -> TensorDictBase | dict[str, Tensor]:
         """The weights in the strategy's form, without gradients, on the model's memory: nothing is copied."""
         tensors = {name: tensor.detach() for name, tensor in self.tensors(source).items()}
@@ -107,7 +111,7 @@ class WeightSender:
             raise ArgumentError(f"the model '{model_id}' has no weights to send", why=f"it is a {type(model).__name__}")
         self.model_id, self.model, self.strategy = model_id, model, strategy
         self.version = 0
-        self._followed = ModuleWatch(model, strategy.tensors)
+        self._followed = strategy.follow(model)
         self._checked = self._followed()
         self.layout = WeightLayout.of(self._checked)
         self._shapes = [slot.shape for slot in self.layout.slots.values()]
@@ -149,13 +153,7 @@ class WeightSender:
             self.send_checked(self.checked(source), version)
 
     def checked(self, source: Source | None = None) -> list[Tensor]:
-        """The tensors of the next version, for `send_checked`: as they are when that is called; nothing is sent here.
-
-        Raises
-        ------
-        ArgumentError
-            As `send` does.
-        """
+        """The tensors of the next version, for `send_checked`; raises as `send` does, and sends nothing."""
         tensors = self._followed()
         if source is not None and source is not self.model:
             tensors = tensors | {k: v for k, v in matched(source, self.model).items() if k in tensors}

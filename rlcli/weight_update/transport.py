@@ -64,7 +64,7 @@ class TransportBackend(ABC):
     def receive_weights(self, memory: np.ndarray) -> int:
         """Bring the newest version to `memory`, uint8 `[layout.nbytes]`: all of it, and of no other. Its number.
 
-        Called where something is `waiting` only.
+        Called where something is `waiting` only. DamagedDataError where what arrived is not what was sent.
         """
 
     def join(self, newest: Newest, model: int) -> None:  # noqa: B027
@@ -74,7 +74,7 @@ class TransportBackend(ABC):
         """
 
     def take(self, message: bytes) -> None:
-        """Keep a message of the sender's for `receive_weights`."""
+        """Keep a message of the sender's for `receive_weights`, in place of an older one; DamagedDataError if cut."""
         raise TypeError(f"a {type(self).__name__} is sent no messages")
 
     def close(self) -> None:  # noqa: B027 - many hold nothing
@@ -129,13 +129,6 @@ class MPTransport(TransportBackend):
         self.message = _HEAD.pack(version, checksum(summed(self._memory), version)) + self._memory.data
 
     def take(self, message: bytes) -> None:
-        """Keep it for `receive_weights`, in place of an older one that nobody received.
-
-        Raises
-        ------
-        DamagedDataError
-            It has not the length of a version.
-        """
         if len(message) != _HEAD.size + self.layout.nbytes:
             raise DamagedDataError(
                 "a message with weights has the wrong length",
@@ -148,13 +141,6 @@ class MPTransport(TransportBackend):
         return self.message is not None
 
     def receive_weights(self, memory: np.ndarray) -> int:
-        """Copy the version that waits.
-
-        Raises
-        ------
-        DamagedDataError
-            Its bytes are not those that were sent.
-        """
         message, self.message = self.message, None
         assert message is not None
         version, total = _HEAD.unpack_from(message)
