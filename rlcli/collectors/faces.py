@@ -55,8 +55,8 @@ def _odd_env(env: EnvBase) -> str:
         return _odd_env(inner) or f"its envs are of {type(inner).__name__}, each with what lies on it"
     if vec_env is None:
         return f"{type(env).__name__} steps TensorDicts"
-    own = own_stepping(env)
-    return f"{type(env).__name__} has its own {', '.join(own)}" if own else ""
+    overrides = own_stepping(env)
+    return f"{type(env).__name__} has its own {', '.join(overrides)}" if overrides else ""
 
 
 def _odd_transform(env: EnvBase) -> str:
@@ -76,8 +76,8 @@ def _transforms(env: EnvBase, wired: Wired) -> Iterator[Face]:
         elif transform.has_columns:
             yield Face("transform", name, IN_STEP, "the env or another transform steps TensorDicts")
         else:
-            own = ", ".join(transform.own_methods) or "part"
-            yield Face("transform", name, IN_STEP, f"it overrides {own}")
+            overrides = ", ".join(transform.own_methods) or "part"
+            yield Face("transform", name, IN_STEP, f"it overrides {overrides}")
 
 
 def _in_the_loop(transform: Transform) -> str:

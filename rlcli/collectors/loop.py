@@ -67,12 +67,12 @@ class BoundBatch:
     def _truncate(self, t: int, cut: Sequence[int], done: Sequence[int]) -> Sequence[int]:
         """Flag the episodes that a row op ends as truncated, to be reset with the others."""
         ends = self.vec_env.outcome.ends
-        own = len(ends) - len(done)  # the last ends are those of this step
-        flags = {lane: (terminated, truncated) for _, lane, terminated, truncated in ends[own:]}
+        first = len(ends) - len(done)  # the last ends are those of this step
+        flags = {lane: (terminated, truncated) for _, lane, terminated, truncated in ends[first:]}
         for lane in cut:
             flags[lane] = (flags.get(lane, (False, False))[0], True)
         over = sorted(flags)
-        ends[own:] = [(t, lane, *flags[lane]) for lane in over]  # in lane order, as the env writes them
+        ends[first:] = [(t, lane, *flags[lane]) for lane in over]  # in lane order, as the env writes them
         return over
 
 

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
 def counted(name: str, value: Any, least: int | None = None) -> int:
     """Return the number of an option that counts something: whole, and large enough."""
-    known = FIELDS.get(name)
-    number = arguments.count(name, value, known.metadata.get("least") if least is None and known is not None else least)
+    option = FIELDS.get(name)
+    if least is None and option is not None:
+        least = option.metadata.get("least")
+    number = arguments.count(name, value, least)
     endless = name == "total_frames" and (number == 0 or number < -1)
     refuse(endless, "total_frames must be at least 1", why=f"got {number}", fix="Use -1 to collect without end.")
     return number
@@ -243,7 +245,7 @@ def next_steps(frames_per_batch: int, total_frames: int, lanes: int, done: int) 
 def cut(shares: Sequence[int], lanes: Sequence[int], frames: int) -> int:
     """Return the fewest steps with which shares of a batch, cut to it, hold so many frames."""
 
-    def held(steps: int) -> int:
+    def frames_of(steps: int) -> int:
         return sum(min(share, steps) * n for share, n in zip(shares, lanes, strict=True))
 
-    return bisect.bisect_left(range(max(shares)), frames, key=held)
+    return bisect.bisect_left(range(max(shares)), frames, key=frames_of)

@@ -256,9 +256,9 @@ def keeper(
 
 def refuse_unknown(keys: Iterable[Key], names: Iterable[str]) -> None:
     """Refuse keys to keep that no batch holds; the nearest of `names` is told."""
-    known = list(names)
+    spelled = list(names)
     for key in keys:
-        near = difflib.get_close_matches(show(key), known, n=1)
+        near = difflib.get_close_matches(show(key), spelled, n=1)
         raise ArgumentError(
             f"keep_keys names {show(key)}, which no batch holds", fix=f"Did you mean {near[0]}?" if near else None
         )

@@ -103,10 +103,10 @@ class CompleteTrajectories:
 
     def ready(self) -> Iterator[TensorDictBase]:
         """Give the deliveries that can be made now."""
-        for group, held in sorted(self._whole.items()):
-            while len(held) >= self.per_batch or (self._last and held):
-                given = held[: self.per_batch]
-                del held[: self.per_batch]
+        for group, pieces in sorted(self._whole.items()):
+            while len(pieces) >= self.per_batch or (self._last and pieces):
+                given = pieces[: self.per_batch]
+                del pieces[: self.per_batch]
                 self.group = group
                 flat = end_to_end(given)
                 yield flat if self.layout == "cat" else padded(flat, torch.tensor([*map(len, given)]), COLLECTOR_MASK)

@@ -241,7 +241,7 @@ def _actor(
     env: EnvBase, vec_env: VecEnv, policy: Any, setting: PolicyContext, random_frames: int, mask_key: Key | None
 ) -> tuple[Any, Any, ActorRunner]:
     """Return what acts, on tensordicts; the part of it that is of the kind that was given; and what runs it."""
-    used, own = None, None
+    used, acting = None, None
     random = random_actions(env, vec_env)
     actor: ActorRunner = RandomActor(random or vec_env.actions, mask_key=mask_key)
     if random_frames:
@@ -254,21 +254,21 @@ def _actor(
         _refuse_lost_states(policy, setting.inputs)
         called = on_tensordicts(policy, list(setting.inputs))
         used, _ = on_device(called, setting.placement.policy)
-        own = used if called is policy else used.module
+        acting = used if called is policy else used.module
         legal = partial(_legal, env, vec_env.bounds.intervals)
         states = set(state_keys(policy))  # which its modules take for 0 where an episode begins
         odd = any(isinstance(t, TensorDictPrimer) and t.default_value != 0 and states & {*t.out_keys}
                   for t in transforms_of(env))  # fmt: skip
         actor = choose_actor(used, setting, legal, whole=vec_env.on_tensordicts or odd, early=random_frames > 0)
-    return used, own, actor
+    return used, acting, actor
 
 
 def _refuse_lost_states(policy: Any, shown: Fields) -> None:
     """Refuse a policy whose state no key of the env could hold from one step to the next."""
-    own = state_keys(policy)
-    for key in [*own, *written_states(policy)]:
+    states = state_keys(policy)
+    for key in [*states, *written_states(policy)]:
         if key not in shown:
-            raise no_place(key, by_itself=key in own)
+            raise no_place(key, by_itself=key in states)
     refuse(IS_INIT in keys_of(policy, "in_keys") and IS_INIT not in shown,
            "the policy reads is_init, which the env does not offer",
            fix="Leave auto_register_policy_transforms=True, or use TransformedEnv(env, InitTracker()).")  # fmt: skip

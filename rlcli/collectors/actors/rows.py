@@ -49,10 +49,10 @@ class FastActor(ActorRunner):
         flat = {key for key, (shape, _) in written.items() if len(shape) == 1}
         self.layers = [stage.layers if flat.issuperset(stage.out_keys) else None for stage in stages]
         self.cells = [stage.cells for stage in stages]
-        known = [stage.scale is not None or stage.only_reads for stage in stages]
+        plain_stages = [stage.scale is not None or stage.only_reads for stage in stages]
         self.calls = any(
             layers is None and cells is None and not plain
-            for layers, cells, plain in zip(self.layers, self.cells, known, strict=True)
+            for layers, cells, plain in zip(self.layers, self.cells, plain_stages, strict=True)
         )
         if self.calls:  # a module of somebody's: all are called, on tensors of each step's own
             self.layers, self.cells = [None] * len(stages), [None] * len(stages)

@@ -244,10 +244,10 @@ class _BoundTensorDict(BoundActor):
         row.copy_(action)
         return loop_action(actor.actions, self.action_rows[t], t)
 
-    def _check_states(self, out: TensorDictBase, found: _Outputs, t: int) -> None:
+    def _check_states(self, out: TensorDictBase, outputs: _Outputs, t: int) -> None:
         """Learn from an untried policy's first step which states it carries."""
         carried = self.carried
-        states = [unravel(as_tuple(key)[1:]) for key in found if as_tuple(key)[0] == NEXT]
+        states = [unravel(as_tuple(key)[1:]) for key in outputs if as_tuple(key)[0] == NEXT]
         rows = self.columns.rows
         read = [(key, torch.from_numpy(rows[key][t])) for key in carried.primed if key in self.actor.inputs]
         left = [(out.get(key, None), key, row) for key, row in read]  # a tensordict of its own need not hold its input

@@ -78,10 +78,8 @@ class MultiAsyncCollector(MultiProcessCollector):
 
     def _steps(self, index: int, frames: int) -> int:
         """Return the steps of a worker's next batch, when so many frames are there or asked for."""
-        own = self.frames_per_batch
-        return next_steps(
-            own[index] if isinstance(own, list) else own, self.total_frames, self.group.records[index].lanes, frames
-        )  # fmt: skip
+        batch, lanes = self.frames_per_batch, self.group.records[index].lanes
+        return next_steps(batch[index] if isinstance(batch, list) else batch, self.total_frames, lanes, frames)
 
     @property
     def lanes_in_batch(self) -> list[int]:
@@ -90,8 +88,8 @@ class MultiAsyncCollector(MultiProcessCollector):
     @property
     def frames_in_batch(self) -> int:
         """Of the largest that a worker gives."""
-        own, lanes = self.frames_per_batch, self.lanes_in_batch
-        frames = own if isinstance(own, list) else [own] * len(lanes)
+        batch, lanes = self.frames_per_batch, self.lanes_in_batch
+        frames = batch if isinstance(batch, list) else [batch] * len(lanes)
         return max(steps_of(each, n) * n for each, n in zip(frames, lanes, strict=True))
 
     def steps_left(self) -> int:
@@ -128,7 +126,7 @@ class MultiAsyncCollector(MultiProcessCollector):
             record.largest_lag = max(lag, record.largest_lag or 0)
             late = self.max_lag is not None and lag > self.max_lag
             self.late_batches += late
-            found = None
+            delivered = None
             if late and self.on_lag == "drop":
                 self.dropped_frames += frames
                 ended = {lane for t, lane in part.places if t == part.steps - 1}
@@ -136,11 +134,11 @@ class MultiAsyncCollector(MultiProcessCollector):
             else:
                 memory = {} if order is None else order.batch.columns.data
                 gaps = {lane: self._gaps.pop(lane) for lane in lanes if lane in self._gaps}
-                found = self._collected([part], memory, batched=self.batched, lanes=lanes, gaps=gaps)
+                delivered = self._collected([part], memory, batched=self.batched, lanes=lanes, gaps=gaps)
             if order is not None:
                 self.pools[index].give_back(order.batch)
-            if found is not None:
-                return found
+            if delivered is not None:
+                return delivered
 
     def _next(self, timed: bool) -> tuple[int, BatchRequest | None, WorkerBatch]:
         if self._ready:
@@ -152,8 +150,8 @@ class MultiAsyncCollector(MultiProcessCollector):
         while True:
             there = self._arrived.keys() | map(id, self.group.outstanding())  # others were lost
             self._queue = deque(order for order in self._queue if id(order) in there)
-            if (found := self._arrived.pop(id(self._queue[0]), None)) is not None:
-                return found
+            if (arrived := self._arrived.pop(id(self._queue[0]), None)) is not None:
+                return arrived
             index, order, part = self.group.next()
             self._arrived[id(order)] = index, order, part
 

@@ -52,9 +52,9 @@ class Outside:
     def add(self, news: Mapping[str, Mapping[str, Any]]) -> None:
         """Add what one worker found since it was asked last, in the form of `figures`."""
         for key, entry in news.items():
-            known = self._found.setdefault(key, {"observations": 0, "worst": entry["worst"]})
-            known["observations"] += entry["observations"]
-            known["worst"] = max(known["worst"], entry["worst"], key=lambda worst: worst["excess"])
+            total = self._found.setdefault(key, {"observations": 0, "worst": entry["worst"]})
+            total["observations"] += entry["observations"]
+            total["worst"] = max(total["worst"], entry["worst"], key=lambda worst: worst["excess"])
             self._fresh[key] = self._fresh.get(key, 0) + entry["observations"]
 
     def news(self) -> list[tuple[str, str, int]]:
@@ -130,8 +130,8 @@ def _placed(parts: Sequence[WorkerBatch]) -> list[tuple[WorkerBatch, int]]:
 
 
 def _column(part: WorkerBatch, memory: Mapping[Key, np.ndarray], key: Key, at: int) -> np.ndarray:
-    own = part.columns.get(key)
-    return memory[key][at : at + part.lanes, : part.steps] if own is None else own
+    apart = part.columns.get(key)
+    return memory[key][at : at + part.lanes, : part.steps] if apart is None else apart
 
 
 def _check_alike(parts: Sequence[WorkerBatch]) -> None:
@@ -147,10 +147,10 @@ def _check_alike(parts: Sequence[WorkerBatch]) -> None:
 
 def _finals(parts: Sequence[WorkerBatch], steps: int) -> FinalObservations:
     """Return the final observations in (t, env) order, as one collector keeps them."""
-    found = [(at, *_followed(part, steps)) for part, at in _placed(parts)]
-    places = [(t, lane + at) for at, own, _ in found for t, lane in own]
+    pairs = [(at, *_followed(part, steps)) for part, at in _placed(parts)]
+    places = [(t, lane + at) for at, rows, _ in pairs for t, lane in rows]
     order = sorted(range(len(places)), key=places.__getitem__)
-    of = [values for _, own, values in found if own]
+    of = [values for _, rows, values in pairs if rows]
     keys = of[0].keys() if of else ()
     values = {key: np.concatenate([each[key] for each in of])[order] for key in keys}
     return FinalObservations.of([places[i] for i in order], values)

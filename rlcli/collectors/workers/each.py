@@ -66,16 +66,16 @@ def warn_of_cores(workers: int) -> None:
 def check_alike(about: Sequence[Mapping[str, Any]]) -> None:
     """Refuse workers whose envs take different actions, or are single and batched: both may look alike in a batch."""
     first = about[0]["actions"]
-    for index, said in enumerate(about):
-        if said["batched"] != about[0]["batched"]:
+    for index, facts in enumerate(about):
+        if facts["batched"] != about[0]["batched"]:
             single, several = sorted((0, index), key=lambda worker: about[worker]["batched"])
             raise ArgumentError(
                 "some workers have a single env, and some a batch of envs", where=f"workers {single} and {several}",
                 why="their batches have different shapes", fix="SerialEnv(1, ...) is a batch of one.",
             )  # fmt: skip
-    for index, said in enumerate(about):
-        refuse(said["actions"] != first, "the workers' envs do not take the same actions",
-               where=f"workers 0 and {index}", why=f"{first} against {said['actions']}",
+    for index, facts in enumerate(about):
+        refuse(facts["actions"] != first, "the workers' envs do not take the same actions",
+               where=f"workers 0 and {index}", why=f"{first} against {facts['actions']}",
                fix="Give all workers envs with the same actions.")  # fmt: skip
 
 
@@ -93,20 +93,21 @@ def check_names(options: Mapping[str, Any], kind: type) -> None:
                 fix="Leave it out.",
             )  # fmt: skip
         elif name not in names:
-            own = [each for part in kind.__mro__ for each in inspect.signature(part).parameters.values()]
-            near = difflib.get_close_matches(name, names.union(p.name for p in own if p.kind is p.KEYWORD_ONLY), n=1)
+            parameters = [each for part in kind.__mro__ for each in inspect.signature(part).parameters.values()]
+            legal = names.union(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)
+            near = difflib.get_close_matches(name, legal, n=1)
             raise ArgumentError(f"a collector has no option {name!r}", fix=f"Did you mean {near[0]}?" if near else None)
 
 
 def of_worker(options: Mapping[str, Any], index: int, count: int, maker: Any) -> CollectorOptions:
     """Return the options of one worker: what stays with the parent is left at its default."""
-    own = {name: value for name, value in options.items() if name in FIELDS and name not in in_scope(PARENT)}
+    chosen = {name: value for name, value in options.items() if name in FIELDS and name not in in_scope(PARENT)}
     for name in in_scope(EACH):
-        value = own.get(name)
+        value = chosen.get(name)
         if isinstance(value, list | tuple):
             own_length(name, value, count)
-            own[name] = value[index]
-    return CollectorOptions(create_env_fn=maker, **own)
+            chosen[name] = value[index]
+    return CollectorOptions(create_env_fn=maker, **chosen)
 
 
 def one_of_all(name: str, value: Any, workers: int) -> Any:

@@ -346,7 +346,7 @@ class CollectorWorkers:
                 begun.clear()
             raise self._refusal(cause) from None
         try:
-            said = self._restarts.another(
+            reason = self._restarts.another(
                 self.name, index, self._place(index), cause,
                 collected=self.records[index].frames if index < len(self.records) else 0,
                 fix="Fix the cause; a Collector shows it in one process.",
@@ -360,7 +360,7 @@ class CollectorWorkers:
         self._sent[index] = {}
         if index < len(self.records):
             record = self.records[index]
-            record.restarts, record.cause, record.begins = record.restarts + 1, said, True
+            record.restarts, record.cause, record.begins = record.restarts + 1, reason, True
         if self.about:
             self._pulse.another(index)
 

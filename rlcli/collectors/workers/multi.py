@@ -123,22 +123,22 @@ class MultiProcessCollector(BaseCollector):
         makers = makers_of(create_env_fn, num_workers)
         check_names(options, type(self))
         each = [of_worker(options, index, len(makers), maker) for index, maker in enumerate(makers)]
-        own = dataclasses.replace(each[0], **{name: options[name] for name in in_scope(PARENT) if name in options})
-        super().__init__(own, own.trajectories())
+        parent = dataclasses.replace(each[0], **{name: options[name] for name in in_scope(PARENT) if name in options})
+        super().__init__(parent, parent.trajectories())
         self._options, self._count = each[0], len(makers)
         self._renumbered: dict[int, tuple[int, int]] = {}  # lane -> a trajectory, and how often rows of it were lost
         self.frames_per_batch, self.total_frames = frames_per_batch, total_frames  # type: ignore[assignment]
         self.init_random_frames = init_random_frames or 0
         self.update_at_each_batch = bool(options.get("update_at_each_batch", False))
         self.seed = drawn_seed() if options.get("seed") is None else counted("seed", options["seed"])
-        self._check_buffer(own)
+        self._check_buffer(parent)
         warn_of_cores(len(makers))
         everywhere, storing_device = options.get("device"), one_of_all("storing_device", storing_device, len(makers))
         self.storing = resolve(everywhere if storing_device is None and not isinstance(everywhere, list | tuple)
                                else storing_device)  # fmt: skip
-        body, threads, known = sent("hooks", self._hooks), counted("num_threads", num_threads, 1), told()
+        body, threads, learned = sent("hooks", self._hooks), counted("num_threads", num_threads, 1), told()
         self.group = CollectorWorkers(
-            [WorkerSpec(pickled(one), body, known, threads, _quiet(filter_warnings_subprocess)) for one in each],
+            [WorkerSpec(pickled(one), body, learned, threads, _quiet(filter_warnings_subprocess)) for one in each],
             start_method=start_method or USUAL_METHOD, seed=self.seed,
             first_lane=options.get("first_lane", 0), all_lanes=options.get("all_lanes"), on_error=on_worker_error,
         )  # fmt: skip
@@ -154,7 +154,7 @@ class MultiProcessCollector(BaseCollector):
             self.outside = Outside()
             self._reuse = bool(options.get("reuse_batch", False))
             if self.trajectories is not None and self._has_members:
-                self.trajectories = own.trajectories(self.group.ranges)
+                self.trajectories = parent.trajectories(self.group.ranges)
         except BaseException:
             self.group.close()
             raise
@@ -191,14 +191,14 @@ class MultiProcessCollector(BaseCollector):
         """Return the batch of parts that lie in one memory; where they are shares of different lengths, with a mask."""
         filled = merged(parts, memory)
         self._schema = filled.schema
-        found, first = dict(gaps or {}), 0 if lanes is None else lanes.start
+        breaks, first = dict(gaps or {}), 0 if lanes is None else lanes.start
         lane = first
         for part in parts:
             self.outside.add(part.outside)
             if part.begins is not None:
-                found |= dict.fromkeys(range(lane, lane + part.lanes), part.begins)
+                breaks |= dict.fromkeys(range(lane, lane + part.lanes), part.begins)
             lane += part.lanes
-        self._number_anew(filled.columns.get(TRAJ_IDS), range(first, lane), found)
+        self._number_anew(filled.columns.get(TRAJ_IDS), range(first, lane), breaks)
         batch = filled.assembled(batched=batched, delta=self.delta)
         if shares is not None:
             steps = torch.tensor([taken for lanes, taken in shares for _ in lanes])
@@ -210,22 +210,22 @@ class MultiProcessCollector(BaseCollector):
             sync_function(self.storing)()
         self.frames += sum(part.lanes * part.steps for part in parts)
         if self.trajectories is not None:
-            self.trajectories.interrupt(found)
-        return filled.delivered(batch, lanes=lanes, shares=shares, gaps=found)
+            self.trajectories.interrupt(breaks)
+        return filled.delivered(batch, lanes=lanes, shares=shares, gaps=breaks)
 
     def _number_anew(self, ids: np.ndarray | None, lanes: range, gaps: Mapping[int, bool]) -> None:
         """Give what follows rows that were lost another id `[N, T]`: no buffer joins it with what was before them."""
         if ids is None:
             return
         for lane, begins in gaps.items():
-            own = int(ids[lane - lanes.start, 0])
-            known, times = self._renumbered.get(lane, (own, 0))
+            first = int(ids[lane - lanes.start, 0])
+            before, times = self._renumbered.get(lane, (first, 0))
             if not begins:
-                self._renumbered[lane] = own, 1 + times * (known == own)
+                self._renumbered[lane] = first, 1 + times * (before == first)
         for lane in [lane for lane in self._renumbered if lane in lanes]:
-            (own, times), row = self._renumbered[lane], ids[lane - lanes.start]
-            if row[0] == own:
-                row[row == own] += times * _RENUMBERED
+            (first, times), row = self._renumbered[lane], ids[lane - lanes.start]
+            if row[0] == first:
+                row[row == first] += times * _RENUMBERED
             else:
                 del self._renumbered[lane]
 
@@ -267,10 +267,10 @@ class MultiProcessCollector(BaseCollector):
     def _by_worker(self, batch: TensorDictBase, lanes: range) -> Iterator[tuple[int, TensorDictBase]]:
         """Split the rows into those `[P, T]` of each worker, without what a mask hides."""
         mask = batch.get(COLLECTOR_MASK, None)
-        for index, own in enumerate(self.group.ranges):
-            if own.start in lanes:
-                first = own.start - lanes.start
-                rows = batch[first : first + len(own)]
+        for index, span in enumerate(self.group.ranges):
+            if span.start in lanes:
+                first = span.start - lanes.start
+                rows = batch[first : first + len(span)]
                 if mask is not None:
                     rows = rows[:, : int(mask[first].sum())].exclude(COLLECTOR_MASK)
                 yield index, rows
@@ -324,9 +324,9 @@ class MultiProcessCollector(BaseCollector):
         alive = [worker.exit_code() is None for worker in self.processes.workers]
         stats |= {"workers": self._count, "workers_alive": sum(alive)}
         for index, record in enumerate(self.group.records if workers != "aggregate" else ()):
-            own = {"frames": record.frames, "policy_version": record.version, "restarts": record.restarts,
+            figures = {"frames": record.frames, "policy_version": record.version, "restarts": record.restarts,
                    "lost_frames": record.lost_frames, "alive": alive[index]}  # fmt: skip
-            stats |= {f"worker_{index}/{name}": value for name, value in own.items()}
+            stats |= {f"worker_{index}/{name}": value for name, value in figures.items()}
         return stats
 
     @property
@@ -413,8 +413,8 @@ class MultiProcessCollector(BaseCollector):
         self.background.refuse()
         self.frames = frames
         numbers, used = list(episodes), list(taken)
-        own = [numbers[span.start : span.stop] for span in self.group.ranges]
-        of = [(record.frames, used, mine) for record, mine in zip(self.group.records, own, strict=True)]
+        shares = [numbers[span.start : span.stop] for span in self.group.ranges]
+        of = [(record.frames, used, each) for record, each in zip(self.group.records, shares, strict=True)]
         self.group.each("call", [("begin_anew", *each) for each in of])
         self.group.learn()
 

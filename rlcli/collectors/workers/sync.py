@@ -88,7 +88,7 @@ class MultiSyncCollector(MultiProcessCollector):
         frames = self.frames_per_batch
         if not isinstance(frames, list):
             return [steps_of(frames, self.envs)] * self.num_workers
-        return [steps_of(own, record.lanes) for own, record in zip(frames, self.group.records, strict=True)]
+        return [steps_of(each, record.lanes) for each, record in zip(frames, self.group.records, strict=True)]
 
     @property
     def uneven(self) -> bool:
@@ -141,7 +141,7 @@ class MultiSyncCollector(MultiProcessCollector):
             self.group.begin(
                 index, BatchRequest(batch, record.first_lane, of[index], min(of[index], random_steps), timed)
             )
-        parts = [part for _, _, part in sorted(self.group.settle(self._preempt), key=lambda found: found[0])]
+        parts = [part for _, _, part in sorted(self.group.settle(self._preempt), key=lambda written: written[0])]
         self._whole = True
         shares = None
         if self.uneven:

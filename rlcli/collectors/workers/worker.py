@@ -213,12 +213,14 @@ class CollectorWorker:
             self.options, create_env_fn=self.env, create_env_kwargs=None, first_lane=first_lane, all_lanes=all_lanes,
             seed=seed, traj_pool=TrajectoryPool(first_id, stride=stride),
         )  # fmt: skip
-        own = options.process_seed(seed)  # what an env or a policy of the user's draws from; forked siblings share it
-        seed_streams(own)
+        stream_seed = options.process_seed(
+            seed
+        )  # of what an env or a policy of the user's draws from
+        seed_streams(stream_seed)
         torch.manual_seed(seed % 2**63)  # a policy_factory makes the same weights in all workers
         self.collector = PartCollector(**vars(options) | {"pre_collect_hook": self.pre_hook})
         self.collector.vec_env.count_in(clock.data)
-        torch.manual_seed(own % 2**64)
+        torch.manual_seed(stream_seed % 2**64)
         taken = self.env.full_action_spec[(0,) * len(self.env.batch_size)]  # of one lane
         return {
             "lanes": self.collector.envs, "batched": self.collector.batched, "schema": self.collector.schema,
@@ -275,8 +277,8 @@ class CollectorWorker:
         )  # fmt: skip
 
     def _outside(self) -> dict[str, dict[str, Any]]:
-        found = self.collector.bounds.figures()
-        return {key: found[key] | {"observations": count} for key, _, count in self.collector.out_of_bounds()}
+        figures = self.collector.bounds.figures()
+        return {key: figures[key] | {"observations": count} for key, _, count in self.collector.out_of_bounds()}
 
     def _in_place(
         self, columns: Mapping[Key, np.ndarray], memory: Mapping[Key, np.ndarray], steps: int
@@ -300,14 +302,14 @@ class CollectorWorker:
         before = {key: (x, _written(x)) for key, x in batch.items(True, True)}
         called("post_collect_hook", self.post_hook, batch)
         for key, (was, written) in before.items():
-            now, own = batch.get(key, None), unravel(key) in (filled.columns.keys() | filled.late.keys())
-            if now is was and (own or _written(was) == written):
+            now, stored = batch.get(key, None), unravel(key) in (filled.columns.keys() | filled.late.keys())
+            if now is was and (stored or _written(was) == written):
                 continue
-            if not own or now is None or (now.shape, now.dtype) != (was.shape, was.dtype):
+            if not stored or now is None or (now.shape, now.dtype) != (was.shape, was.dtype):
                 raise ArgumentError(
                     f"a post_collect_hook in a worker may not {'change' if now is was else 'replace'} {show(key)}",
                     why="it is in shared memory of one shape and dtype"
-                    if own
+                    if stored
                     else "it is made where batches are delivered",
                     fix="A hook may add keys and write other values; postproc is called where batches are delivered.",
                 )
