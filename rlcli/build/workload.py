@@ -10,7 +10,7 @@ from rlcli.build.buffer import frame_stacks, slices_of
 from rlcli.build.collector import delta_dtype_of, devices, shares, shares_meanwhile
 from rlcli.build.env import build_env, env_workers, evaluation_lanes, lanes_here, lanes_of
 from rlcli.build.policy import optimizer_options
-from rlcli.collectors.frames import AHEAD
+from rlcli.collectors.options import AHEAD
 from rlcli.collectors.schema import RowSchema
 from rlcli.config.schemas import CollectConfig, Config, by_priority, draws, draws_slices, is_off_policy, remembers
 from rlcli.planning.workload import RunEnvs, RunStorage, Updates, Workload

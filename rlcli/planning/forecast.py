@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlcli.collectors import BaseCollector
-from rlcli.collectors.frames import next_steps
+from rlcli.collectors.options import next_steps
 from rlcli.collectors.schema import RowSchema
 from rlcli.data.next_obs.modes import codes, shares
 from rlcli.errors import in_words

@@ -17,7 +17,7 @@ from torch import nn
 from rlcli.build import resume
 from rlcli.build.policy import choose_threads
 from rlcli.collectors import MultiAsyncCollector
-from rlcli.collectors.frames import AHEAD
+from rlcli.collectors.options import AHEAD
 from rlcli.config.compose import configure
 from rlcli.envs import GymEnv
 from rlcli.errors import ConfigError

@@ -25,7 +25,7 @@ from rlcli.build.collector import build_collector
 from rlcli.build.env import build_env
 from rlcli.build.plan import advice_for, plan
 from rlcli.build.workload import envs_of
-from rlcli.collectors.stored_states import StateClock
+from rlcli.collectors.batch import StateClock
 from rlcli.config import registry
 from rlcli.config.compose import configure
 from rlcli.config.recipes import find_recipes
