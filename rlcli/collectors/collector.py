@@ -42,7 +42,7 @@ from rlcli.collectors.wiring import (
     with_delta,
     with_transforms,
 )
-from rlcli.data.next_obs import move
+from rlcli.data import next_obs
 from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.errors import ArgumentError, in_words
 from rlcli.keys import DONE, POLICY_VERSION, REWARD, TRUNCATED, Key
@@ -392,7 +392,7 @@ class Collector(BaseCollector):
             return batch
         if not self.placement.storing_is_elsewhere:
             return batch.to(storing)  # only says so
-        batch = move(batch, storing, non_blocking=self.placement.non_blocking)
+        batch = next_obs.move(batch, storing, non_blocking=self.placement.non_blocking)
         self.placement.sync_storage()
         return batch
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from rlcli.collectors import BaseCollector, Delivered
 from rlcli.collectors.finish import Ended
-from rlcli.data.next_obs import move
+from rlcli.data import next_obs
 from rlcli.keys import BURN_IN
 from rlcli.learning.hooks import Hooks, Unreported
 from rlcli.learning.update import StateBeside, Update, load_state_beside
@@ -116,7 +116,7 @@ class OnPolicy(Loop):
         """Run the value stage, and count its rows."""
         estimator = self.estimator
         with self.hooks.valuing(batch.numel()):
-            batch = estimator(batch if self.device is None else move(batch, self.device))
+            batch = estimator(batch if self.device is None else next_obs.move(batch, self.device))
         dropped = estimator.last_dropped if estimator.shifted else None
         self.hooks.valued.add(ValueRows(estimator.last_rows, estimator.last_approximated, dropped))
         return batch

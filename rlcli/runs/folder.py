@@ -35,7 +35,7 @@ from rlcli.runs.provenance import git_state, versions
 
 ROOT = "runs"
 DIFF = "git.diff"
-BUFFER = "buffer"
+BUFFER, BEST = "buffer", "best"  # folders: stored rows, the best checkpoint
 EVIDENCE = "not_finite.safetensors"  # what a NumericsError was raised about
 EVENTS = "events.out.*"
 ROWS = ("journal.jsonl", "journal.jsonl.new", "rows-[0-9]*.bin", "state-[0-9]*.safetensors")  # of a storage on disk

@@ -18,9 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 
 from rlcli.config.run_files import SEGMENTS
-from rlcli.data.files.disk import Disk
-from rlcli.data.files.state import copied
-from rlcli.data.files.tensors import encode
 from rlcli.errors import (
     DamagedDataError,
     EnvError,
@@ -32,8 +29,9 @@ from rlcli.errors import (
     saying_memory,
 )
 from rlcli.report.reporter import Reporter
-from rlcli.runs import checkpoint, random_streams
+from rlcli.runs import random_streams
 from rlcli.runs.folder import (
+    BEST,
     BUFFER,
     CHECKPOINTS,
     EVIDENCE,
@@ -82,7 +80,7 @@ def resumed_run(run: Run) -> Iterator[StopSignals]:
 
 def _need_own(run: Run) -> None:
     """Raise ResourceError where a run's folder is a link; unshare its files (a copy by `cp -al` shares all)."""
-    for folder in (CHECKPOINTS, checkpoint.BEST, BUFFER, SEGMENTS):
+    for folder in (CHECKPOINTS, BEST, BUFFER, SEGMENTS):
         if (run.path / folder).is_symlink():
             raise ResourceError(
                 f"the folder {folder} of this run is a link", where=str(run.path / folder),
@@ -93,6 +91,8 @@ def _need_own(run: Run) -> None:
     for parent in (run.path, run.path / BUFFER, run.path / SEGMENTS):
         for path in sorted(parent.iterdir()) if parent.is_dir() else ():
             if path.name != LOCK and path.is_file() and path.stat().st_nlink > 1:
+                from rlcli.data.files.disk import Disk
+
                 Disk().unshare(path)
 
 
@@ -256,14 +256,16 @@ class Saver:
 
     def save_best(self, frames: int) -> None:
         """Save the present policy, without a buffer, as the best one (`RUN:best`)."""
+        from rlcli.runs import checkpoint
+
         state = {name: dict(part.state_dict()) for name, part in self.parts.items()}
         with self.reporter.clock("other"), self.reporter.clock("checkpoint"):
-            checkpoint.save(
-                self.run.path / checkpoint.BEST, state, number=frames, config=self.config, versions=self.versions
-            )
-            checkpoint.make_room(self.run.path / checkpoint.BEST)
+            checkpoint.save(self.run.path / BEST, state, number=frames, config=self.config, versions=self.versions)
+            checkpoint.make_room(self.run.path / BEST)
 
     def _write(self, content: CheckpointContent) -> None:
+        from rlcli.runs import checkpoint
+
         with self.reporter.clock("other"), self.reporter.clock("checkpoint"):
             self.reporter.flush()
             checkpoint.save(
@@ -278,6 +280,8 @@ class Saver:
     # ---- the state after the last whole batch ----------------------------------------------------------------------
     def _copy_state(self, frames: int) -> None:
         """Copy the state, unless that has taken too much time already."""
+        from rlcli.data.files.state import copied
+
         ring, rows = None if self.buffer is None else self.buffer.ring, None if self._copy is None else self._copy.rows
         if ring is not None:
             self._longest, self._cursor = max(self._longest, ring.cursor - self._cursor), ring.cursor
@@ -305,6 +309,8 @@ class Saver:
             raise
 
     def _rescue(self, content: CheckpointContent) -> None:
+        from rlcli.runs import checkpoint
+
         try:
             if self.buffer is not None and "buffer" not in content.state:  # None: another process writes the rows
                 content.state["buffer"], ring = self.buffer.state_and_ring(content.rows)
@@ -330,6 +336,8 @@ def resumable(run: Run) -> Iterator[None]:
     except StoppedSafely:
         raise
     except RlcliError as error:
+        from rlcli.runs import checkpoint
+
         with contextlib.suppress(DamagedDataError, ResourceError):
             frames = checkpoint.latest_number(run.path / CHECKPOINTS)
             error.fix = with_command(error.fix, f"Saved at {frames:,} frames; resume with", run)
@@ -360,6 +368,9 @@ def kept_in(folder: Path | str) -> Iterator[None]:
     except NumericsError as error:
         path = Path(folder) / EVIDENCE
         if error.evidence and not path.exists():
+            from rlcli.data.files.disk import Disk
+            from rlcli.data.files.tensors import encode
+
             tensors = {name: torch.from_numpy(rows) for name, rows in error.evidence.items()}
             with contextlib.suppress(ResourceError):  # a full disk must not hide what went wrong first
                 Disk().write_file(path, encode(tensors))
