@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from face import refused
 from tensordict import TensorDict
 
 from rlcli.data import CompressedStorage, LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
@@ -229,8 +230,7 @@ def packed_on_a_device():
     rb.extend(batch)
     coded = rb.ring.contents.coded
     assert coded is not None and not coded.plain
-    with pytest.raises(NotImplementedError, match="meta"):
-        coded.pack({"flag": batch["flag"].to("meta")})
+    refused(NotImplementedError, "meta", lambda: coded.pack({"flag": batch["flag"].to("meta")}))
 
 
 def test_a_batch_on_a_device_is_packed_from_a_copy_in_memory(child):
@@ -306,8 +306,7 @@ def test_codes_that_cannot_be_changed_for_want_of_memory_stay_as_they_are(monkey
     before = ring.read(np.arange(40))
     with monkeypatch.context() as patch:
         patch.setattr(tensor, "mmap", NoMore)
-        with pytest.raises(ResourceError, match="cannot be reserved"):
-            ring.extend(counted(1000))
+        refused(ResourceError, "reserved", lambda: ring.extend(counted(1000)))
     assert len(ring) == 40 and (ring.read(np.arange(40)) == before).all()
     ring.extend(counted(1000))
     assert ring.read(np.arange(80))["count"].flatten().tolist() == [*range(40), *range(1000, 1040)]
