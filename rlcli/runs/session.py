@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 
 from rlcli.config.run_files import SEGMENTS
+from rlcli.data.files.disk import Disk
+from rlcli.data.files.state import copied
+from rlcli.data.files.tensors import encode
 from rlcli.errors import (
     DamagedDataError,
     EnvError,
@@ -35,14 +38,15 @@ from rlcli.runs.folder import (
     BUFFER,
     CHECKPOINTS,
     EVIDENCE,
+    LOCK,
     Run,
+    RunLock,
     create,
     note_new,
     resume_command,
     taken_back,
     with_command,
 )
-from rlcli.runs.lock import LOCK, RunLock
 from rlcli.runs.signals import StopSignals
 
 if TYPE_CHECKING:
@@ -91,8 +95,6 @@ def _need_own(run: Run) -> None:
     for parent in (run.path, run.path / BUFFER, run.path / SEGMENTS):
         for path in sorted(parent.iterdir()) if parent.is_dir() else ():
             if path.name != LOCK and path.is_file() and path.stat().st_nlink > 1:
-                from rlcli.data.files.disk import Disk
-
                 Disk().unshare(path)
 
 
@@ -264,7 +266,7 @@ class Saver:
             checkpoint.make_room(self.run.path / BEST)
 
     def _write(self, content: CheckpointContent) -> None:
-        from rlcli.runs import checkpoint
+        from rlcli.runs import checkpoint  # not before the first one is due
 
         with self.reporter.clock("other"), self.reporter.clock("checkpoint"):
             self.reporter.flush()
@@ -280,8 +282,6 @@ class Saver:
     # ---- the state after the last whole batch ----------------------------------------------------------------------
     def _copy_state(self, frames: int) -> None:
         """Copy the state, unless that has taken too much time already."""
-        from rlcli.data.files.state import copied
-
         ring, rows = None if self.buffer is None else self.buffer.ring, None if self._copy is None else self._copy.rows
         if ring is not None:
             self._longest, self._cursor = max(self._longest, ring.cursor - self._cursor), ring.cursor
@@ -309,9 +309,9 @@ class Saver:
             raise
 
     def _rescue(self, content: CheckpointContent) -> None:
-        from rlcli.runs import checkpoint
-
         try:
+            from rlcli.runs import checkpoint
+
             if self.buffer is not None and "buffer" not in content.state:  # None: another process writes the rows
                 content.state["buffer"], ring = self.buffer.state_and_ring(content.rows)
                 content = content._replace(ring=ring)
@@ -368,9 +368,6 @@ def kept_in(folder: Path | str) -> Iterator[None]:
     except NumericsError as error:
         path = Path(folder) / EVIDENCE
         if error.evidence and not path.exists():
-            from rlcli.data.files.disk import Disk
-            from rlcli.data.files.tensors import encode
-
             tensors = {name: torch.from_numpy(rows) for name, rows in error.evidence.items()}
             with contextlib.suppress(ResourceError):  # a full disk must not hide what went wrong first
                 Disk().write_file(path, encode(tensors))
