@@ -20,9 +20,8 @@ from rlcli.collectors.schema import RowSchema
 from rlcli.data.fields import width_of
 from rlcli.data.next_obs import Rows
 from rlcli.data.next_obs.modes import drops, shares
-from rlcli.data.next_obs.pool import Successors
+from rlcli.data.next_obs.rows import Successors
 from rlcli.data.next_obs.sparse import Sparse, sparse_bytes, sparse_rows
-from rlcli.kernels.sum_tree import tree_bytes
 from rlcli.keys import APPROXIMATED, SHIFTED_VALID, Key, as_tuple, show, unravel
 from rlcli.learning.flat import spans_of
 from rlcli.learning.optimizer import FlatOptimizer
@@ -229,6 +228,8 @@ def planned_buffer(storage: RunStorage | None, rows: RowSchema, mode: str) -> li
     about = f"about; episodes of {EPISODE} steps"
     columns.append(LedgerEntry(BUFFER, "index", index, device="cpu", peak=index, per_frame=index / count, note=about))
     if storage.priorities:
+        from rlcli.kernels.sum_tree.levels import tree_bytes
+
         nbytes = tree_bytes(storage.max_size)
         columns.append(LedgerEntry(BUFFER, PRIORITIES, nbytes, device="cpu", peak=nbytes, per_frame=nbytes / count))
     return columns

@@ -19,8 +19,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from rlcli.data.next_obs.pool import Successors
-from rlcli.data.next_obs.rows import Rows
+from rlcli.data.next_obs.rows import Rows, Successors
 from rlcli.keys import TRAJ_IDS, Key, under_next
 from rlcli.specs.base import fill_for
 from rlcli.specs.field import CODED, NONE, OWN, PASS, SHARED, SPARSE, Field, Fields
