@@ -19,10 +19,10 @@ from rlcli.errors import ArgumentError, ConfigError, EnvError
 from rlcli.keys import RESET
 from rlcli.transforms import Compose, InitTracker, RewardSum, StepCounter
 from rlcli.vec_envs import native_vec_env
-from rlcli.vec_envs.envpool import EnvpoolEngine
+from rlcli.vec_envs.make import auto_prefers_native
 from rlcli.vec_envs.replay import PROBE_STEPS, fingerprint
 from rlcli.vec_envs.vector_backend import MaskedEngine
-from rlcli.vec_envs.vector_backends import auto_prefers_native, engine_of
+from rlcli.vec_envs.vector_backends import EnvpoolEngine, engine_of
 
 
 def equal(a, b) -> bool:

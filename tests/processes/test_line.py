@@ -17,9 +17,9 @@ from face import refused
 from rlcli.processes import line as line_module
 from rlcli.processes.channel import Channel, Closed, packed, unpacked
 from rlcli.processes.crew import Crew, Lost
-from rlcli.processes.line import CELL, CELLS, Line, cores, may_spin
+from rlcli.processes.line import CELL, CELLS, Line, may_spin, serve
+from rlcli.processes.process import cores
 from rlcli.processes.region import Region
-from rlcli.processes.serving import serve
 from rlcli.processes.worker import Worker
 
 OPEN, COUNT, SPINS, PAUSE, NAP = 1, 2, 3, 4, 5

@@ -20,9 +20,8 @@ from rlcli.errors import ArgumentError
 from rlcli.processes import crew as crew_module
 from rlcli.processes.channel import Channel, packed, unpacked
 from rlcli.processes.crew import Crew, Lost
-from rlcli.processes.line import Line
+from rlcli.processes.line import Line, Traceback, serve
 from rlcli.processes.region import Region
-from rlcli.processes.serving import Traceback, serve
 from rlcli.processes.worker import METHODS, Worker
 
 FIELDS = {"numbers": ((4,), np.dtype(np.int64)), ("a", "pair"): ((2, 3), np.dtype(np.float32))}

@@ -98,7 +98,7 @@ def test_rows_are_laid_out_anew_where_a_value_outgrows_its_code():
         return ring
 
     own, plain = (counted(Ring(make(40, ndim=2), codes=True)) for make in (ZippedStorage, LazyTensorStorage))
-    assert own.packing.relaid and own.packing.codes == plain.packing.codes
+    assert own.contents.relaid and own.contents.codes == plain.contents.codes
     assert same(live(own), live(plain))
 
 
