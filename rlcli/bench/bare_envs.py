@@ -15,8 +15,7 @@ import numpy as np
 
 from rlcli.processes.channel import Channel, packed, unpacked
 from rlcli.processes.crew import Crew
-from rlcli.processes.line import Line
-from rlcli.processes.serving import serve
+from rlcli.processes.line import Line, serve
 from rlcli.processes.worker import Worker
 from rlcli.vec_envs.gym_vec_env import strip
 from rlcli.vec_envs.make import GymRecipe
@@ -26,7 +25,7 @@ MAKE, STEP = 1, 2  # orders to a process
 
 def bare(make: Callable[[], gym.Env], lanes: int, seed: int = 0) -> Callable[[int], None]:
     """Return a function that steps bare envs in turns: bookkeeping wrappers taken off, actions drawn ahead."""
-    pairs = [strip(make()) for _ in range(lanes)]
+    pairs = [strip(make())[:2] for _ in range(lanes)]
     rng = np.random.default_rng(seed)
     for lane, (env, _) in enumerate(pairs):
         env.reset(seed=seed + lane)

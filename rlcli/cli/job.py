@@ -37,14 +37,14 @@ def collect(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
 
 def start_training(cfg: Any, overrides: list[str]) -> Any:
     with loading(quiet=cfg.console.kind == "off"):
-        from rlcli.jobs import train
+        from rlcli.build import train
 
     return train(cfg, overrides)
 
 
 def start_collecting(cfg: Any, overrides: list[str]) -> Any:
     with loading(quiet=cfg.console.kind == "off"):
-        from rlcli.jobs import collect
+        from rlcli.build import collect
 
     return collect(cfg, overrides)
 
@@ -129,7 +129,7 @@ def resume(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     if info.get("verb") in VERBS and all(name in sys.modules for name in info.get("packages", ())):
         as_resumed(info["verb"], read_run_file(folder, CONFIG), args.overrides, str(folder / CONFIG))  # before torch
     with loading():
-        from rlcli.jobs import resume
+        from rlcli.build import resume
 
     resume(path, args.overrides, force=args.force)
     return 0

@@ -8,27 +8,27 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from rlcli.arguments import refuse
 from rlcli.envs.base import SPECS, EnvBase, own_stepping
 from rlcli.envs.spaces import from_gym_space
 from rlcli.errors import ArgumentError
 from rlcli.keys import ACTION, RESET
 from rlcli.specs import Composite
 from rlcli.specs.dtypes import torch_dtype
-from rlcli.vec_envs.contract import not_finite
-from rlcli.vec_envs.envpool import EnvpoolEngine
+from rlcli.vec_envs.episodes import not_finite
 from rlcli.vec_envs.gym_vec_env import GymVecEnv
 from rlcli.vec_envs.make import GymRecipe
-from rlcli.vec_envs.native_vec_env import NativeVecEnv
 from rlcli.vec_envs.vec_env import VecEnv, reward_column
-from rlcli.vec_envs.vector_backend import VectorBackend
-from rlcli.vec_envs.vector_backends import make_engine
+
+if TYPE_CHECKING:
+    from rlcli.vec_envs.vector_backend import VectorBackend
 
 
 class VecEnvAdapter(EnvBase):
@@ -233,6 +233,9 @@ class GymEnv(VecEnvAdapter):
         return f"GymEnv({self.vec_env.name})"
 
 
+GymWrapper = GymEnv  # an env object instead of an id: one class takes both
+
+
 def made_again(make: Callable[[], EnvBase]) -> tuple[Callable, tuple[bytes]]:
     """Return what `__reduce__` returns of an env whose pickle makes its like; `__main__` goes by value."""
     import cloudpickle
@@ -264,21 +267,15 @@ def recipe_of(
         )
     if isinstance(given, str):
         return GymRecipe(given, kwargs, tuple(wrappers), frame_skip=frame_skip)
-    unused = [*(["wrappers"] if wrappers else []), *kwargs]
-    if isinstance(given, GymRecipe):
-        unused += ["frame_skip"] if frame_skip != 1 else []
-        _refuse_unused(unused, "a GymRecipe", "Write it in the recipe.")
-        return given
-    _refuse_unused(unused, f"the object {type(given).__name__}", "Give its id, or make the object so.")
-    return GymRecipe(given, frame_skip=frame_skip)
-
-
-def _refuse_unused(names: list[str], given: str, fix: str) -> None:
-    if names:
-        raise ArgumentError(
-            f"GymEnv does not use {', '.join(names)}", why=f"got {given}, only an env made from an id takes such",
-            fix=fix,
-        )  # fmt: skip
+    recipe, unused = isinstance(given, GymRecipe), [*(["wrappers"] if wrappers else []), *kwargs]
+    if recipe and frame_skip != 1:
+        unused.append("frame_skip")
+    thing = "a GymRecipe" if recipe else f"the object {type(given).__name__}"
+    refuse(
+        unused, f"GymEnv does not use {', '.join(unused)}", why=f"got {thing}, only an env made from an id takes such",
+        fix="Write it in the recipe." if recipe else "Give its id, or make the object so.",
+    )  # fmt: skip
+    return given if isinstance(given, GymRecipe) else GymRecipe(given, frame_skip=frame_skip)
 
 
 # ---- engines ---------------------------------------------------------------------------------------------------------
@@ -304,6 +301,8 @@ class NativeEnv(VecEnvAdapter):
         out_of_bounds: str = "count",
         device=None,
     ) -> None:
+        from rlcli.vec_envs.native_vec_env import NativeVecEnv
+
         envs = NativeVecEnv(engine, categorical=categorical_action_encoding, narrow=narrow, out_of_bounds=out_of_bounds)
         super().__init__(envs, engine.observation_space, engine.action_space, batched=True, device=device)
 
@@ -346,6 +345,8 @@ def make_native(
     """
     if num < 1:
         raise ArgumentError("a native engine needs at least one env", why=f"got {num}")
+    from rlcli.vec_envs.vector_backends import EnvpoolEngine, make_engine
+
     given = {**(settings or {}), **kwargs}
     engine = EnvpoolEngine(env_id, num, **given) if pool else make_engine(env_id, num, **given)
     return NativeEnv(engine, categorical_action_encoding=categorical, narrow=narrow, out_of_bounds=out_of_bounds)

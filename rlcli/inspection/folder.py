@@ -21,6 +21,7 @@ from rlcli.data.collected import SegmentReader
 from rlcli.data.collected.folder import JOURNAL
 from rlcli.data.files.dumps import FOLDERS
 from rlcli.data.files.row_files import SavedRows
+from rlcli.data.next_obs.modes import drops
 from rlcli.data.next_obs.rows import Rows
 from rlcli.data.ring.ring import Ring
 from rlcli.data.storages.row_journal import unfinished
@@ -178,7 +179,7 @@ def _rows(batch: TensorDictBase, key: Key) -> np.ndarray | None:
 
 def _compact(segments: SegmentReader, inspection: Inspection) -> None:
     """Add the bytes that `memory=compact` left out to `full`, and count rows without a next observation."""
-    if segments.metadata.get("next_obs") != "compact" or inspection.trajectories is None:
+    if not drops(segments.metadata.get("next_obs")) or inspection.trajectories is None:
         return
     observed = [show(unravel(tuple(key))) for key in segments.metadata.get("observations", [])]
     for facts in [facts for facts in inspection.keys if facts.key in observed]:
@@ -260,7 +261,7 @@ def _keys_of_buffer(ring: Ring, rows: np.ndarray) -> list[KeyFacts]:
         for key, value in ring.read(part).items(include_nested=True, leaves_only=True):
             name = show(unravel(key))
             keys.setdefault(name, KeyFacts.of(name, value, 1)).add(value)
-    widths = {show(unravel(key)): ring.packing.width(key) or 0.0 for key in ring.packing.fields}
+    widths = {show(unravel(key)): ring.contents.width(key) or 0.0 for key in ring.contents.stored}
     pool = 0 if ring.pool is None else ring.pool.memory.nbytes
     apart = sum(facts.full for name, facts in keys.items() if name not in widths)
     for name, facts in keys.items():

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key, show
-from rlcli.specs.dtypes import dtype_name, holds, limits
+from rlcli.specs.dtypes import dtype_name, holds, limits, numpy_dtype
+from rlcli.specs.field import Field
 
 Device = torch.device | str | None  # as a caller names one
 
@@ -145,7 +146,8 @@ class TensorSpec:
         mine = (self.shape, self.dtype, self.device, len(self._details()))
         if mine != (other.shape, other.dtype, other.device, len(other._details())):
             return False
-        return all(_same(a, b) for (_, a), (_, b) in zip(self._details(), other._details(), strict=True))
+        pairs = zip(self._details(), other._details(), strict=True)
+        return all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for (_, a), (_, b) in pairs)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -160,10 +162,6 @@ class TensorSpec:
 def as_shape(shape: tuple) -> tuple[int, ...]:
     """Return the sizes that a method was given, one by one or as one sequence."""
     return tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else tuple(shape)
-
-
-def _same(a: Any, b: Any) -> bool:
-    return torch.equal(a, b) if isinstance(a, Tensor) else a == b
 
 
 def _brief(value: Any) -> str:
@@ -317,3 +315,15 @@ def fill_for(key: Key, dtype: torch.dtype, value: float | None) -> float | int |
             fix=f"Use a whole number from {low} to {high}.",
         )  # fmt: skip
     return int(value)
+
+
+def as_field(spec: TensorSpec) -> Field:
+    """Return the field of a spec's values, of numpy's dtype."""
+    dtype = numpy_dtype(spec.dtype)
+    if dtype is None:
+        raise ArgumentError(
+            f"a key of dtype {spec.dtype} cannot be collected",
+            why="rows are numpy arrays, and numpy has no such numbers",
+            fix="Declare and write float32 or float16.",
+        )
+    return Field(tuple(spec.shape), dtype)

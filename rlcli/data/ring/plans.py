@@ -25,8 +25,8 @@ from torch import Tensor
 
 from rlcli.data.ring.contents import Contents
 from rlcli.data.ring.write import room_for
-from rlcli.data.storages.sample_memory import is_plain, sample_memory
 from rlcli.data.storages.storage import PlainColumns
+from rlcli.data.storages.tensor import is_plain, sample_memory
 from rlcli.keys import Key
 
 Alike = Callable[..., bool]
@@ -143,7 +143,7 @@ class WritePlan:
     """Write batches of one form and size (`lead`); `tensors` are the first one's."""
 
     def __init__(self, contents: Contents, form: Form, tensors: Mapping[Key, Tensor], lead: torch.Size) -> None:
-        from rlcli.kernels.ring import write  # loads the compiler, which takes half a second
+        from rlcli.kernels.rows import write  # loads the compiler, which takes half a second
 
         storage, pairs, markers = contents.storage, contents.pairs, contents.layout.markers
         memory = storage.memory()
@@ -203,7 +203,7 @@ class ReadPlan:
     """Read all keys of some rows of laid-out contents in one pass over the storage's `memory`."""
 
     def __init__(self, contents: Contents, memory: PlainColumns) -> None:
-        from rlcli.kernels.ring import read  # loads the compiler, which takes half a second
+        from rlcli.kernels.rows import read  # loads the compiler, which takes half a second
 
         self.index, self._kernel = contents.index, read
         self._fields, pairs = contents.layout.fields, contents.pairs
@@ -250,7 +250,7 @@ class ReadPlan:
 
 def _memory(contents: Contents) -> PlainColumns | None:
     """Return where rows lie, if that is plain memory just as they are given."""
-    return None if contents.stacks or contents.packing.codes else contents.storage.memory()
+    return None if contents.stacks or contents.codes else contents.storage.memory()
 
 
 def _can_mark(contents: Contents, tensors: Mapping[Key, Tensor], count: int) -> bool:

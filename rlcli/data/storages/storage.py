@@ -27,6 +27,7 @@ from rlcli import arguments
 from rlcli.data.fields import width_of
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
+from rlcli.recognise import own
 from rlcli.specs.field import Field
 
 State = Callable[[], list[bytes | memoryview]]
@@ -100,6 +101,7 @@ class Storage(ABC):
     kept = False
     where = ""
     commits = 0
+    objects = False  # rows are objects of any kind, not columns
     _most = MOST_ROWS
     _taken_over = False
     _bound: weakref.ref[Any] | None = None
@@ -244,6 +246,11 @@ class Storage(ABC):
         asked for again shortly after should cost little.
         """
         return False
+
+    def gathered(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
+        """Return what `gather` gives, each column contiguous, as compiled passes take them."""
+        out = self.gather(rows, keys)
+        return out if own(self, "gather") else {key: column.contiguous() for key, column in out.items()}
 
     def private(self) -> str | None:
         """Why other processes cannot be given such rows; None if they can."""

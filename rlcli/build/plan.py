@@ -1,0 +1,202 @@
+"""`rlcli plan`: what a run will need, from specs: some envs are made and never stepped, nothing else is allocated.
+
+What processes take is measured here and now, since it depends on the machine: the imports, envs, one that steps an env,
+the compiler. `planning.forecast` counts the tensors, also of a run that has begun: its report says how far off it is.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import gc
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from rlcli.build.acting_policy import policy_to_look_at
+from rlcli.build.algorithm import algorithm_of, load_kernels
+from rlcli.build.collecting import stored_keys
+from rlcli.build.collector import build_collector, in_this_process
+from rlcli.build.env import build_env, lanes_of
+from rlcli.build.env_mode import settled
+from rlcli.build.init_rows import count_init_rows
+from rlcli.build.policy import choose_threads
+from rlcli.build.workload import envs_of, workload_of
+from rlcli.collectors import BaseCollector, Collector
+from rlcli.collectors.faces import Face
+from rlcli.config.option import value_at
+from rlcli.config.schemas import CollectConfig, Config, DeviceConfig
+from rlcli.config.validate import validate
+from rlcli.envs import EnvBase
+from rlcli.keys import Key, unravel
+from rlcli.learning.evaluation import one_thread
+from rlcli.planning import fit
+from rlcli.planning.envs import EVALUATION, Envs, measured
+from rlcli.planning.forecast import (
+    Learning,
+    estimates_of,
+    noise_of,
+    noise_of_lane,
+    parameter_bytes,
+    tensors_of,
+    working,
+)
+from rlcli.planning.plan import Plan, layers
+from rlcli.planning.tensors import out_of_step, per_end
+from rlcli.processes.memory import give_back, grown, resident
+from rlcli.report.metrics import load_tensorboard, wants_tensorboard
+from rlcli.runs import random_streams
+
+
+def plan(cfg: CollectConfig, verb: str, limit: int | None = None) -> Plan:
+    """What the command will need.
+
+    Parameters
+    ----------
+    cfg : CollectConfig
+        A `Config` for `verb="train"`.
+    limit : int, optional
+        Bytes of RAM to make do with; by default those that this process may take.
+
+    Raises
+    ------
+    RlcliError
+        The env or the policy cannot be made: the run would say the same.
+    """
+    cfg, _, tried = settled(cfg)
+    tried.close()
+    gc.collect()
+    give_back()
+    imported = resident()
+    with random_streams.kept(), one_thread():
+        env = build_env(lanes_of(cfg, 1))
+        try:
+            first = grown(imported)
+            before = resident()
+            policy = policy_to_look_at(cfg, env)
+            torch.set_num_threads(choose_threads(cfg, policy))  # they say which kernels run, and what those hold
+            networks = grown(before)
+            run = envs_of(cfg)
+            envs = measured(run, None if policy is None else policy.actor)
+            before = resident()
+            here = dataclasses.replace(in_this_process(cfg), device=DeviceConfig(kind="cpu"))
+            learning, keep = _learning(here, env, policy)
+            collector = build_collector(here, env, policy, keep)
+            networks, built = networks + grown(before), resident()
+            if isinstance(cfg, Config):
+                load_kernels(cfg, algorithm_of(cfg))
+            if wants_tensorboard(cfg.logger.kind):
+                load_tensorboard()
+            compiled = grown(built)
+            code = max(first - envs.each, 0) if run.here or run.evaluated else 0
+            process = {
+                "after imports": imported[0],
+                "networks, being made": max(networks - parameter_bytes(policy), 0),
+                "compiler and kernels": compiled,
+                "libraries at work": working(learning),
+            }
+            if envs.parent:
+                process["weights, for workers"] = envs.parent
+            init_rows = count_init_rows(cfg)
+
+            def forecast(changed: CollectConfig) -> Plan:
+                """What was measured for this configuration, and the tensors of another."""
+                alone, parts, asked = envs, learning, envs_of(changed)
+                more = {"envs": code + envs.each * asked.here, EVALUATION: envs.each * asked.evaluated}
+                if run.workers:
+                    fewer = run.workers - asked.workers
+                    gone = envs.worker * fewer + envs.each * ((run.num - run.here) - (asked.num - asked.here))
+                    alone = dataclasses.replace(envs, workers=envs.workers - gone)
+                if isinstance(changed, Config) and policy is not None:
+                    on_cpu = dataclasses.replace(changed, device=here.device)
+                    algorithm = algorithm_of(on_cpu)
+                    estimator = algorithm.estimator(policy)
+                    rebuilt = algorithm.rebuilt(estimator, env)
+                    parts = dataclasses.replace(learning, estimator=estimator, rebuilt=rebuilt)
+                return _forecast(
+                    changed, verb, collector, parts, process | more, envs=alone, init_rows=init_rows, limit=limit
+                )
+
+            plan = forecast(cfg)
+            return dataclasses.replace(plan, advice=advice_for(cfg, plan, forecast))
+        finally:
+            env.close()
+
+
+def faces(cfg: CollectConfig) -> list[Face]:
+    """Return what `Collector.faces()` of the run would say."""
+    with random_streams.kept():
+        env = build_env(lanes_of(cfg, 1))
+        try:
+            collector = build_collector(in_this_process(cfg), env, policy_to_look_at(cfg, env), None)
+            assert isinstance(collector, Collector)
+            return collector.faces()
+        finally:
+            env.close()
+
+
+def _learning(cfg: CollectConfig, env: EnvBase, policy: Any) -> tuple[Learning, list[Key]]:
+    """Return the learner's parts, and the keys that its batches hold."""
+    if not isinstance(cfg, Config):
+        observed = [unravel(key) for key in env.full_observation_spec.keys(True, True)]
+        return Learning(policy), stored_keys(cfg, observed, policy)
+    algorithm = algorithm_of(cfg)
+    estimator, loss = algorithm.estimator(policy), algorithm.loss(policy, env)
+    return Learning(policy, loss, estimator, algorithm.rebuilt(estimator, env)), algorithm.keys(loss, estimator, env)
+
+
+def _forecast(
+    cfg: CollectConfig,
+    verb: str,
+    collector: BaseCollector,
+    learning: Learning,
+    process: dict[str, int],
+    *,
+    envs: Envs,
+    init_rows: int = 0,
+    limit: int | None = None,
+) -> Plan:
+    """Return the plan of a run whose parts exist; `collector` may have fewer envs, `process` in bytes."""
+    run = workload_of(cfg, collector.rows()).beginning_with(init_rows)
+    rows, entries, peaks = tensors_of(run, collector, learning)
+    modes = fit.modes_of(run.storage, rows, partial(estimates_of, run, learning.estimator))
+    unknown = [f"the temporary memory of stage {p.stage} is not known: {p.unknown}" for p in peaks if p.unknown]
+    found = Plan(
+        verb, cfg.recipe or verb, cfg.env.id, rows.frames, rows.lanes, cfg.total_frames, run.mode, tuple(entries),
+        per_end(rows, run.mode), out_of_step(rows), tuple(peaks), process | noise_of(rows),
+        workers=envs.workers, worker=envs.worker, env_bytes=envs.each + noise_of_lane(rows), modes=modes,
+        warnings=[*fit.warnings_for(run, rows, modes), *unknown], networks=layers(learning.policy),
+    )  # fmt: skip
+    return dataclasses.replace(found, places=fit.places_of(run, found, limit))
+
+
+# ---- advice ----------------------------------------------------------------------------------------------------------
+_CHOICES = {"memory": ("memory.kind", "memory.next_obs"), "storage": ("storage.kind",)}
+
+
+class _Changed(NamedTuple):
+    """The same run with some overrides changed, planned again."""
+
+    cfg: CollectConfig
+    forecast: Callable[[Any], Plan]
+
+    def allowed(self, change: fit.Change) -> bool:
+        return set(validate(self._with(change))) <= set(validate(self.cfg))
+
+    def plan(self, change: fit.Change) -> Plan:
+        return self.forecast(self._with(change))
+
+    def _with(self, change: fit.Change) -> CollectConfig:
+        changed = copy.deepcopy(self.cfg)
+        for given, value in change.items():
+            for key in _CHOICES.get(given, (given,)):
+                group, _, name = key.rpartition(".")
+                setattr(value_at(changed, group) if group else changed, name, value)
+        return changed
+
+
+def advice_for(cfg: CollectConfig, plan: Plan, forecast: Callable[[Any], Plan]) -> list[str]:
+    """List the overrides that make a too small place fit; `forecast` plans a configuration."""
+    return fit.advice_for(workload_of(cfg), plan, _Changed(cfg, forecast))

@@ -1,0 +1,169 @@
+"""A training run with what it trained: what `rlcli.train(...)` returns, `rlcli.load(RUN)` and `rlcli eval RUN`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from rlcli.build.algorithm import build_policy
+from rlcli.build.env import build_env, build_evaluation_env, configured
+from rlcli.config.resolved import from_dict
+from rlcli.config.schemas import Config, EnvConfig
+from rlcli.data.files.state import loading_state
+from rlcli.envs import EnvBase
+from rlcli.errors import ArgumentError, ConfigError
+from rlcli.jobs.statistics import restored_transforms
+from rlcli.learning.evaluation import EVALUATION_SEED, Evaluation, longest_episode, progress_lines
+from rlcli.learning.evaluation import evaluate as play
+from rlcli.modules import ActorCritic
+from rlcli.runs import random_streams
+from rlcli.runs.folder import Run, open_run, packages_of
+from rlcli.runs.session import released
+
+if TYPE_CHECKING:
+    from rlcli.jobs.trained_policy import TrainedPolicy
+    from rlcli.runs.checkpoint import Checkpoint
+
+
+class TrainingRun(Run):
+    """Read a training run: its folder, its figures, and the policy that it trained."""
+
+    def policy(self) -> TrainedPolicy:
+        """Return the policy of its newest checkpoint; see `rlcli.load`."""
+        return load(self.path)
+
+
+def load(path: str | PathLike[str]) -> TrainedPolicy:
+    """See `rlcli.load`."""
+    saved, cfg = trained(path)
+    with random_streams.kept():
+        env = build_env(cfg.env, gamma=cfg.value.gamma, num=1)
+        try:
+            with loading_state(saved.path):
+                networks = restored_policy(cfg, env, saved.state)
+            return policy_of(cfg, networks, env, frames=saved.manifest["number"])
+        finally:
+            env.close()
+
+
+def policy_of(cfg: Config, networks: ActorCritic, env: EnvBase, *, frames: int = 0) -> TrainedPolicy:
+    """Return a run's policy to be called on what its envs show."""
+    from rlcli.jobs.trained_policy import TrainedPolicy
+
+    return TrainedPolicy(
+        cfg, networks, env, make=partial(_gym_env, cfg.env), title=f"{cfg.env.id}, {cfg.loss.kind}", frames=frames
+    )
+
+
+def _gym_env(e: EnvConfig, **kwargs: Any) -> Any:
+    if e.kind == "envpool" or (e.kind == "atari" and e.mode == "native"):
+        raise ConfigError(
+            "the run's env is an engine that steps many at once, not a gymnasium env",
+            where=f"env.mode={e.mode}, env={e.kind}",
+            fix="Make it yourself and pass its observations to the policy.",
+        )
+    return configured(dataclasses.replace(e, kwargs={**e.kwargs, **kwargs})).make()
+
+
+def trained(path: str | PathLike[str]) -> tuple[Checkpoint, Config]:
+    """Return the newest or the named checkpoint of a training run (`RUN:best`, `RUN:FRAMES`), and its own config."""
+    from rlcli.runs.checkpoint import load as read
+    from rlcli.runs.checkpoint import named, newest
+
+    kept = named(path)
+    run = open_run(Path(path) if kept is None else kept.parents[1])
+    if run.info.get("verb") != "train":
+        raise ConfigError("only training runs hold a policy", where=str(path))
+    check_imports(run)
+    saved = newest(run) if kept is None else read(kept)
+    return saved, config_of(saved.manifest["config"])
+
+
+def check_imports(run: Run) -> None:
+    """Refuse a run whose packages of the user's own have not been imported, naming them."""
+    missing = [name for name in packages_of(run) if name not in sys.modules]
+    if missing:
+        raise ConfigError(
+            f"this run was made with {' and '.join(missing)}, not imported here",
+            where=str(run.path),
+            why="rlcli never imports a package only because a run folder names it",
+            fix=f"In Python: import {', '.join(missing)}; on the command line: add "
+            f"{' '.join(f'--import {name}' for name in missing)}.",
+        )
+
+
+def config_of(data: dict[str, Any]) -> Config:
+    """Return the typed configuration of a saved training run."""
+    return cast(Config, from_dict("train", data))
+
+
+def restored_policy(cfg: Config, env: EnvBase, state: dict[str, Any]) -> ActorCritic:
+    """Return a run's policy with its saved weights, in eval mode; saved statistics go into `env`."""
+    policy = build_policy(cfg, env)
+    policy.load_state_dict(state["policy"])
+    restored_transforms(env, state)
+    policy.eval()
+    return policy
+
+
+def evaluate(
+    path: str | PathLike[str],
+    *,
+    episodes: int = 20,
+    deterministic: bool = True,
+    seed: int | None = None,
+    max_steps: int | None = None,
+    video: str | None = None,
+    say: Callable[[str], None] = lambda line: None,
+    show: Callable[[Evaluation], None] = lambda found: None,
+) -> Evaluation:
+    """See `rlcli.evaluate`; `say` is given a line when all is ready and every ten seconds, `show` what came of it.
+
+    The result is shown before the film is made, and says why there is none where that fails.
+    """
+    if episodes < 1:
+        raise ArgumentError(f"episodes is {episodes}", fix="Allowed: >= 1.")
+    if max_steps is not None and max_steps < 1:
+        raise ArgumentError(f"max_steps is {max_steps}", fix="Allowed: >= 1.")
+    if seed is not None and not 0 <= seed < 2**32:
+        raise ArgumentError(f"seed is {seed}", fix=f"Allowed: 0 to {2**32 - 1}.")
+    if video is not None:
+        from rlcli.learning.video import check, record, without_windows
+
+        check(Path(video))
+    saved, cfg = trained(path)
+    state = saved.state
+    env = build_evaluation_env(cfg, episodes)
+    with released(env.close):
+        with loading_state(saved.path):
+            policy = restored_policy(cfg, env, state)
+        film = f", then the first one again for {video}" if video else ""
+        say(f"running {episodes} episode{'s' * (episodes > 1)}{film} ...")
+        first = EVALUATION_SEED + (seed or 0)
+        limit = longest_episode(cfg.run.eval_max_steps if max_steps is None else max_steps, cfg.total_frames)
+        found = play(
+            env, policy.actor, episodes, seed=first, deterministic=deterministic, longest=limit,
+            progress=progress_lines(episodes, say),
+        )  # fmt: skip
+        assert found is not None  # nobody asked it to stop
+    show(found)
+    if video is None:
+        return found
+    kwargs = {**cfg.env.kwargs, "render_mode": "rgb_array"}
+    serial = dataclasses.replace(cfg.env, kwargs=kwargs, mode="serial")  # a native engine draws no pictures
+    try:
+        with (
+            without_windows(),
+            contextlib.closing(build_evaluation_env(dataclasses.replace(cfg, env=serial), 1)) as shown,
+        ):
+            restored_transforms(shown, state)
+            record(shown, policy.actor, Path(video), seed=first, deterministic=deterministic, longest=limit)
+    except Exception as error:  # of the env, its renderer or the disk: what was found is not lost for it
+        return dataclasses.replace(found, film_error=error)
+    return found

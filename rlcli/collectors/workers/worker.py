@@ -1,0 +1,353 @@
+"""A collector in a process of its own: it writes batches into memory that its parent shares, and says what lies there.
+
+The parent (`MultiProcessCollector`) makes the memory and puts batches together, so nothing of a row is sent.  What no
+column was made for goes with the answer: the successors of episodes that ended, the row that the next batch begins
+with, keys that nobody declared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from rlcli.collectors.base import called
+from rlcli.collectors.batch import Kept
+from rlcli.collectors.collector import Collector
+from rlcli.collectors.finish import Ended, Filled, Seconds, TrajectoryPool
+from rlcli.collectors.loop import BoundBatch
+from rlcli.collectors.options import CollectorOptions
+from rlcli.collectors.rollout import Rollout
+from rlcli.collectors.schema import RowSchema
+from rlcli.collectors.wiring import make_env
+from rlcli.errors import ArgumentError
+from rlcli.keys import DONE, Key, show, under_next, unravel
+from rlcli.processes.channel import Channel, unpacked
+from rlcli.processes.line import Line, serve
+from rlcli.processes.process import seed_streams
+from rlcli.processes.region import Arrays, Region
+from rlcli.processes.worker import BEAT, beat
+from rlcli.specs.field import PASS, Fields
+from rlcli.vec_envs.workers import Told
+from rlcli.weight_update.newest import SharedNewest
+from rlcli.weight_update.receiver import ModelsReceiver
+from rlcli.weight_update.sender import Handle
+
+STOP = {"stop": ((1,), np.dtype(np.uint8))}  # of the memory that says whether a batch is to end where it is
+TARGET = "rlcli.collectors.workers.worker:work"
+
+
+def signs_of(workers: int) -> Arrays:
+    """Return what workers show their parent at any time: the steps that they have taken, and that they run."""
+    return {"clock": ((workers,), np.dtype(np.int64)), "beats": ((workers,), BEAT)}
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """Hold what a worker is made of."""
+
+    options: bytes  # CollectorOptions.pickled()
+    hooks: bytes  # pickled pair: called before each batch, and with it
+    told: Told
+    threads: int = 1  # of one torch operation
+    quiet: bool = True
+
+
+@dataclass(frozen=True)
+class WorkerBatch:
+    """Describe the rows that a worker has written: `Filled`, less the columns in shared memory."""
+
+    lanes: int
+    steps: int
+    keys: tuple[Key, ...]
+    columns: dict[Key, np.ndarray]  # those not in shared memory, [N, T, *]
+    late: dict[Key, Tensor]
+    carrier: dict[Key, np.ndarray]  # key -> [N, *]: successors of the last row
+    places: list[tuple[int, int]]  # (t, lane) of rows that ended an episode
+    finals: dict[Key, np.ndarray]  # their successors, [E, *]
+    schema: RowSchema
+    raw_reward: np.ndarray | None
+    done: np.ndarray | None
+    seconds: Seconds | None
+    version: int
+    episodes: list[int]
+    next_id: int
+    outside: dict[str, dict[str, Any]] = field(default_factory=dict)
+    begins: bool | None = None  # set by the parent: see `WorkerRecord.begins`
+    states: Kept = field(default_factory=dict)
+    ends: list[Ended] = field(default_factory=list)
+
+
+def _written(x: Any) -> int:
+    """Count how often a tensor was written to."""
+    return x._version if isinstance(x, Tensor) and not x.is_inference() else 0
+
+
+def work(channel: Channel) -> None:
+    """Serve one parent."""
+    worker = CollectorWorker(channel)
+    try:
+        serve(Line(channel), worker.carry_out)
+    finally:
+        worker.close()
+
+
+class SharedSlots:
+    """Write batches to slots that the parent shares, in place of a pool of one's own."""
+
+    def __init__(self, rollout: Rollout) -> None:
+        self.rollout = rollout
+        self._batches: dict[int, BoundBatch] = {}
+        self._data: dict[int, dict[Key, np.ndarray]] = {}
+        self._now = -1
+
+    def add(self, slot: int, steps: int, data: dict[Key, np.ndarray]) -> None:
+        """Add memory for batches of so many steps."""
+        self._data[slot] = data
+        mine = self.rollout.columns()
+        self._batches[slot] = self.rollout.bind({key: data[key] for key in mine}, steps)
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Drop slots that the parent uses no more."""
+        for slot in slots:
+            self._batches.pop(slot, None)
+            self._data.pop(slot, None)
+
+    def use(self, slot: int) -> dict[Key, np.ndarray]:
+        """Write the next batch into this slot."""
+        self._now = slot
+        return self._data[slot]
+
+    def take(self, steps: int) -> BoundBatch:
+        return self._batches[self._now]
+
+    def give_back(self, batch: BoundBatch) -> None:
+        """Do nothing: the parent says when the memory is free."""
+
+
+class PartCollector(Collector):
+    """Collect into memory of a parent, which may end a batch early."""
+
+    fast = True
+    _stop: np.ndarray | None = None
+
+    def watch(self, stop: np.ndarray) -> None:
+        """End batches early from now on, where `stop` says so."""
+        self._stop = stop
+
+    @property
+    def slots(self) -> SharedSlots:
+        """Return the memory that the parent has shared."""
+        return self._engine.pool
+
+    @property
+    def next_id(self) -> int:
+        """Return the id of the next trajectory."""
+        return self._engine.ids.next_id
+
+    def shared_columns(self) -> Fields:
+        """Return the fields of the columns that are shared: what the loop writes, and what passes add."""
+        engine = self._engine
+        columns = engine.columns()
+        for key, added in engine.schema.written(PASS).items():
+            if added.stored:
+                columns |= {k: added for k in (key, under_next(key)) if engine.schema.delivers(k)}
+        return columns
+
+    def _make_engine(self, pool: Any = SharedSlots) -> Rollout:
+        return super()._make_engine(pool)
+
+    def _leg(self, first: int, last: int) -> Iterable[int]:
+        return range(first, last) if self._stop is None else self._until_stopped(self._stop, range(first, last))
+
+    @staticmethod
+    def _until_stopped(stop: np.ndarray, steps: range) -> Iterator[int]:
+        for t in steps:
+            yield t
+            if stop[0]:
+                return
+
+
+class CollectorWorker:
+    """Carry out a parent's orders: each is a method's name, with arguments."""
+
+    collector: PartCollector
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+
+    def carry_out(self, kind: int, body: bytes) -> Any:
+        """Carry out one order."""
+        name, args, settings = unpacked(body)
+        return getattr(self, name)(*args, **settings)
+
+    # ---- the beginning -------------------------------------------------------------------------------------------
+    def make(self, sent: WorkerSpec) -> tuple[int, ...]:
+        """Make the env; its batch size."""
+        torch.set_num_threads(sent.threads)
+        if sent.quiet:
+            warnings.simplefilter("ignore")
+        sent.told.learn()
+        self.options: CollectorOptions = pickle.loads(sent.options)
+        self.pre_hook, self.post_hook = pickle.loads(sent.hooks)
+        self.env = make_env(self.options.create_env_fn, self.options.create_env_kwargs)
+        return tuple(self.env.batch_size)
+
+    def build(self, first_lane: int, all_lanes: int, seed: int, first_id: int, stride: int) -> dict[str, Any]:
+        """Make the collector of these envs, and return what the parent must know of it."""
+        region = Region(signs_of(stride), self.channel.receive_fd())
+        region.forget_fd()
+        clock, beats = (region.arrays[name][first_id : first_id + 1] for name in ("clock", "beats"))
+        clock[0] = 0
+        beat(beats)
+        options = dataclasses.replace(
+            self.options, create_env_fn=self.env, create_env_kwargs=None, first_lane=first_lane, all_lanes=all_lanes,
+            seed=seed, traj_pool=TrajectoryPool(first_id, stride=stride),
+        )  # fmt: skip
+        stream_seed = options.process_seed(seed)  # of what an env or a policy of the user's draws from
+        seed_streams(stream_seed)
+        torch.manual_seed(seed % 2**63)  # a policy_factory makes the same weights in all workers
+        self.collector = PartCollector(**vars(options) | {"pre_collect_hook": self.pre_hook})
+        self.collector.vec_env.count_in(clock.data)
+        torch.manual_seed(stream_seed % 2**64)
+        taken = self.env.full_action_spec[(0,) * len(self.env.batch_size)]  # of one lane
+        return {
+            "lanes": self.collector.envs, "batched": self.collector.batched, "schema": self.collector.schema,
+            "next_obs": self.collector.next_obs, "name": self.collector.vec_env.name,
+            "step_timeout": self.collector.vec_env.step_timeout,
+            "actions": "; ".join(f"{show(unravel(key))} {spec}" for key, spec in taken.items(True, True)),
+        }  # fmt: skip
+
+    # ---- batches -------------------------------------------------------------------------------------------------
+    def look(self, random_frames: int) -> Fields:
+        """Look at the env before the first batch; what a row of the shared columns is."""
+        self.collector.look(random_frames)
+        return self.collector.shared_columns()
+
+    def watch(self) -> None:
+        """End batches early from now on, where the parent says so in the memory that it sends."""
+        region = Region(STOP, self.channel.receive_fd())
+        region.forget_fd()
+        self.collector.watch(region.arrays["stop"])
+
+    def share(self, slot: int, memory: Arrays, steps: int, first: int) -> None:
+        """Map a slot; this worker's lanes in it begin at `first`."""
+        region = Region(memory, self.channel.receive_fd())
+        region.forget_fd()
+        share = slice(first, first + self.collector.envs)
+        self.collector.slots.add(slot, steps, {key: array[share] for key, array in region.arrays.items()})  # type: ignore[misc]
+
+    def collect(
+        self,
+        slot: int,
+        steps: int,
+        random_steps: int,
+        timed: bool,
+        forget: Sequence[int] = (),
+        new: Any = None,
+        weights: Mapping[str, bytes] | None = None,
+    ) -> WorkerBatch:
+        """Write the next batch into a slot, a new one where `new` is what `share` needs, after `weights` were taken."""
+        self.receivers.take(weights or {})
+        self.collector.slots.forget(forget)
+        if new is not None:
+            self.share(slot, *new)
+        memory = self.collector.slots.use(slot)
+        filled = self.collector.fill(steps, random_steps=random_steps, timed=timed)
+        filled = self._shown(filled)
+        apart, late = self._in_place(filled.columns, memory, filled.shape[1]), filled.late
+        wanted = filled.schema.with_next
+        return WorkerBatch(
+            *filled.shape, tuple(filled.columns), apart, late,
+            {key: filled.carrier[key] for key in wanted}, filled.finals.places, filled.finals.stacked(),
+            filled.schema, filled.raw_reward, None if filled.done is filled.columns.get(DONE) else filled.done,
+            filled.seconds, self.collector.policy_version, self.collector.episodes, self.collector.next_id,
+            self._outside(), states=filled.states, ends=filled.ends,
+        )  # fmt: skip
+
+    def _outside(self) -> dict[str, dict[str, Any]]:
+        figures = self.collector.bounds.figures()
+        return {key: figures[key] | {"observations": count} for key, _, count in self.collector.out_of_bounds()}
+
+    def _in_place(
+        self, columns: Mapping[Key, np.ndarray], memory: Mapping[Key, np.ndarray], steps: int
+    ) -> dict[Key, np.ndarray]:
+        """Put the columns into shared memory; return those that have no place in it."""
+        apart = {}
+        for key, column in columns.items():
+            slot = memory.get(key)
+            if slot is None or slot.dtype != column.dtype or slot[:, :steps].shape != column.shape:
+                apart[key] = column
+            elif slot is not column:
+                slot[:, :steps] = column
+        return apart
+
+    def _shown(self, filled: Filled) -> Filled:
+        """Apply the hook to the batch: it may add keys, and write other values."""
+        if self.post_hook is None:
+            return filled
+        raw, done = (None if x is None else x.copy() for x in (filled.reward, filled.done))
+        batch: TensorDictBase = filled.assembled(batched=self.collector.batched)
+        before = {key: (x, _written(x)) for key, x in batch.items(True, True)}
+        called("post_collect_hook", self.post_hook, batch)
+        for key, (was, written) in before.items():
+            now, stored = batch.get(key, None), unravel(key) in (filled.columns.keys() | filled.late.keys())
+            if now is was and (stored or _written(was) == written):
+                continue
+            if not stored or now is None or (now.shape, now.dtype) != (was.shape, was.dtype):
+                raise ArgumentError(
+                    f"a post_collect_hook in a worker may not {'change' if now is was else 'replace'} {show(key)}",
+                    why="it is in shared memory of one shape and dtype"
+                    if stored
+                    else "it is made where batches are delivered",
+                    fix="A hook may add keys and write other values; postproc is called where batches are delivered.",
+                )
+            if now is not was:
+                was.copy_(now)
+        added = {unravel(key): batch[key] for key in batch.keys(True, True) if key not in before}
+        late = {key: x if self.collector.batched else x.unsqueeze(0) for key, x in added.items()}
+        return dataclasses.replace(filled, late=filled.late | late, raw_reward=raw, done=done)
+
+    def set_hooks(self, hooks: bytes) -> None:
+        """Set what is called from now on, before each batch and with each."""
+        self.collector.pre_collect_hook, self.post_hook = pickle.loads(hooks)
+
+    # ---- what else a collector does ------------------------------------------------------------------------------
+    def call(self, name: str, *args: Any, **settings: Any) -> Any:
+        """Call a method of the collector, or read an attribute."""
+        value = getattr(self.collector, name)
+        return value(*args, **settings) if callable(value) else value
+
+    def standing(self) -> tuple[list[int], int]:
+        """Return what a successor has to know: the lanes' episodes, and the next trajectory's id."""
+        return self.collector.episodes, self.collector.next_id
+
+    def follow_together(self) -> None:
+        """Adopt publications of any models from now on."""
+        self.receivers = ModelsReceiver(SharedNewest(self.channel.receive_fd()))
+        self.collector.follow(self.receivers)
+
+    def follow(self, used: str, place: int, handle: Handle, has_fd: bool) -> None:
+        """Adopt versions of this model too."""
+        fd = self.channel.receive_fd() if has_fd else None
+        try:
+            self.receivers.open(place, handle, fd, self.collector.model(used))
+        finally:
+            if fd is not None:
+                os.close(fd)
+
+    def close(self) -> None:
+        """Release the envs."""
+        if hasattr(self, "collector"):
+            self.collector.shutdown()
+        elif hasattr(self, "env"):
+            self.env.close()
