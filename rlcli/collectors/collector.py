@@ -247,7 +247,7 @@ class Collector(BaseCollector):
             self._made: Rollout | None = None
             self._connect()
             if s.seed is not None or not self.vec_env.seeded:
-                self._seed_lanes(self.seed, s.episode_seeds)
+                self.vec_env.seed(self.seed, every_episode=s.episode_seeds, first_lane=s.first_lane, total=s.all_lanes)
             undo.pop_all()
 
     def _connect(self) -> None:
@@ -564,11 +564,8 @@ class Collector(BaseCollector):
 
     def _seed(self, seed: int, episode_seeds: bool) -> None:
         self._engine.reseed(seed)
-        self._seed_lanes(seed, episode_seeds)
-
-    def _seed_lanes(self, seed: int, every_episode: bool) -> None:
         s = self._options
-        self.vec_env.seed(seed, every_episode=every_episode, first_lane=s.first_lane, total=s.all_lanes)
+        self.vec_env.seed(seed, every_episode=episode_seeds, first_lane=s.first_lane, total=s.all_lanes)
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def _state(self) -> dict[str, Any]:

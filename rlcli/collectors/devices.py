@@ -118,15 +118,9 @@ def one_device(device: Device, devices: Any) -> Device:
 
 
 def place(
-    *,
-    device=None,
-    env_device=None,
-    policy_device=None,
-    storing_device=None,
-    env_own: torch.device | None = None,
-    policy_own: torch.device | None = None,
-    no_cuda_sync=False,
-) -> Placement:
+    *, device=None, env_device=None, policy_device=None, storing_device=None, env_own: torch.device | None = None,
+    policy_own: torch.device | None = None, no_cuda_sync=False,
+) -> Placement:  # fmt: skip
     """Resolve the four device arguments of a collector; `device` sets the other three, each may override it."""
     env = resolve(env_device if env_device is not None else device) or env_own
     policy = resolve(policy_device if policy_device is not None else device) or policy_own

@@ -112,9 +112,8 @@ class Filled:
         schema = self.schema
         lanes, steps = shape = self.shape
         root: dict = {}
-        tensors = {
-            key: torch.from_numpy(column) for key, column in self.columns.items()
-        }  # new aliases at every delivery
+        # new aliases at every delivery
+        tensors = {key: torch.from_numpy(column) for key, column in self.columns.items()}
         for key, tensor in (tensors | self.late).items():
             if tensor.shape[:2] != shape:
                 raise ArgumentError(
@@ -249,17 +248,9 @@ def check_finite(vec_env: VecEnv, data: Columns, carrier: Columns, finals: Final
 
 
 def check_bounds(
-    vec_env: VecEnv,
-    data: Columns,
-    carrier: Columns,
-    finals: FinalObservations,
-    outcome: Outcome,
-    keys: list[Key],
-    *,
-    start: BatchStart,
-    fresh: np.ndarray,
-    waiting: bool,
-) -> None:
+    vec_env: VecEnv, data: Columns, carrier: Columns, finals: FinalObservations, outcome: Outcome, keys: list[Key], *,
+    start: BatchStart, fresh: np.ndarray, waiting: bool,
+) -> None:  # fmt: skip
     """Refuse or count observations outside their bounds: every row, reset and final observation."""
     finished = {} if waiting or not keys else finals.stacked()
     for key in keys:

@@ -62,16 +62,11 @@ class Rollout:
     """
 
     def __init__(
-        self,
-        wired: Wired,
-        options: CollectorOptions,
-        *,
-        seed: int,
-        stream: TorchStream,
+        self, wired: Wired, options: CollectorOptions, *, seed: int, stream: TorchStream,
         legs: Callable[[int, int], Iterable[int]] = range,
         adopting: Callable[[BoundActor], Callable[[int], Any]] | None = None,
         pool: Callable[[Rollout], Any] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.options, self.stream, self.legs, self.adopting = options, stream, legs, adopting
         self.ids, self.track_ids = options.traj_pool or TrajectoryPool(), options.track_traj_ids
         n = wired.vec_env.n

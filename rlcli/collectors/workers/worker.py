@@ -55,7 +55,7 @@ def signs_of(workers: int) -> Arrays:
 class WorkerSpec:
     """Hold what a worker is made of."""
 
-    options: bytes  # CollectorOptions.pickled()
+    options: bytes  # CollectorOptions, `each.pickled`
     hooks: bytes  # pickled pair: called before each batch, and with it
     told: Told
     threads: int = 1  # of one torch operation
@@ -213,9 +213,7 @@ class CollectorWorker:
             self.options, create_env_fn=self.env, create_env_kwargs=None, first_lane=first_lane, all_lanes=all_lanes,
             seed=seed, traj_pool=TrajectoryPool(first_id, stride=stride),
         )  # fmt: skip
-        stream_seed = options.process_seed(
-            seed
-        )  # of what an env or a policy of the user's draws from
+        stream_seed = options.process_seed(seed)  # of what an env or a policy of the user's draws from
         seed_streams(stream_seed)
         torch.manual_seed(seed % 2**63)  # a policy_factory makes the same weights in all workers
         self.collector = PartCollector(**vars(options) | {"pre_collect_hook": self.pre_hook})
@@ -249,15 +247,9 @@ class CollectorWorker:
         self.collector.slots.add(slot, steps, {key: array[share] for key, array in region.arrays.items()})  # type: ignore[misc]
 
     def collect(
-        self,
-        slot: int,
-        steps: int,
-        random_steps: int,
-        timed: bool,
-        forget: Sequence[int] = (),
-        new: Any = None,
+        self, slot: int, steps: int, random_steps: int, timed: bool, forget: Sequence[int] = (), new: Any = None,
         weights: Mapping[str, bytes] | None = None,
-    ) -> WorkerBatch:
+    ) -> WorkerBatch:  # fmt: skip
         """Write the next batch into a slot, a new one where `new` is what `share` needs, after `weights` were taken."""
         self.receivers.take(weights or {})
         self.collector.slots.forget(forget)
