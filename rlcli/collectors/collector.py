@@ -272,9 +272,8 @@ class Collector(BaseCollector):
     def _make_engine(self, pool: Callable[[Rollout], Any] | None = None) -> Rollout:
         from rlcli.collectors.rollout import Rollout, TorchStream
 
-        stream = TorchStream(
-            self._options.process_seed(self.seed), self.placement.policy, lambda: self.background.mine
-        )  # fmt: skip
+        seed = self._options.process_seed(self.seed)
+        stream = TorchStream(seed, self.placement.policy, shared=lambda: self.background.mine)
         adopting = self._weights.adopting if self.weights_swap == "step" else None
         return Rollout(
             self._wired, self._options, seed=self.seed, stream=stream, legs=self._leg, adopting=adopting, pool=pool

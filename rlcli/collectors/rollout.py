@@ -82,12 +82,8 @@ class Rollout:
     def connect(self, wired: Wired) -> None:
         """Step these parts from now on; no batch was collected yet."""
         vec_env, actor, plan, schema = wired.vec_env, wired.actor, wired.plan, wired.schema
-        self.transforms, self.states, self.live, self.mask_key = (
-            wired.transforms,
-            wired.states,
-            wired.live,
-            wired.mask_key,
-        )
+        self.transforms, self.mask_key = wired.transforms, wired.mask_key
+        self.states, self.live = wired.states, wired.live
         self.env, self.vec_env, self.plan, self.actor, self.random = wired.env, vec_env, plan, actor, wired.random
         self.schema = schema
         self.keep_finals = schema.next != NONE  # the true next observations of episode ends
