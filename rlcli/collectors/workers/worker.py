@@ -21,13 +21,12 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.collectors.base import called
-from rlcli.collectors.batch import Kept
+from rlcli.collectors.batch import FinalObservations
 from rlcli.collectors.collector import Collector
-from rlcli.collectors.finish import Ended, Filled, Seconds, TrajectoryPool
+from rlcli.collectors.finish import Filled, TrajectoryPool
 from rlcli.collectors.loop import BoundBatch
 from rlcli.collectors.options import CollectorOptions
 from rlcli.collectors.rollout import Rollout
-from rlcli.collectors.schema import RowSchema
 from rlcli.collectors.wiring import make_env
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, Key, show, under_next, unravel
@@ -63,28 +62,23 @@ class WorkerSpec:
 
 
 @dataclass(frozen=True)
-class WorkerBatch:
-    """Describe the rows that a worker has written: `Filled`, less the columns in shared memory."""
+class WorkerBatch(Filled):
+    """Describe what a worker has written; `columns` are those that are not in shared memory."""
 
-    lanes: int
-    steps: int
-    keys: tuple[Key, ...]
-    columns: dict[Key, np.ndarray]  # those not in shared memory, [N, T, *]
-    late: dict[Key, Tensor]
-    carrier: dict[Key, np.ndarray]  # key -> [N, *]: successors of the last row
-    places: list[tuple[int, int]]  # (t, lane) of rows that ended an episode
-    finals: dict[Key, np.ndarray]  # their successors, [E, *]
-    schema: RowSchema
-    raw_reward: np.ndarray | None
-    done: np.ndarray | None
-    seconds: Seconds | None
-    version: int
-    episodes: list[int]
-    next_id: int
+    keys: tuple[Key, ...] = ()  # of all columns
+    version: int = 0
+    episodes: list[int] = field(default_factory=list)
+    next_id: int = 0
     outside: dict[str, dict[str, Any]] = field(default_factory=dict)
     begins: bool | None = None  # set by the parent: see `WorkerRecord.begins`
-    states: Kept = field(default_factory=dict)
-    ends: list[Ended] = field(default_factory=list)
+
+    @property
+    def lanes(self) -> int:
+        return self.shape[0]
+
+    @property
+    def steps(self) -> int:
+        return self.shape[1]
 
 
 def _written(x: Any) -> int:
@@ -258,15 +252,15 @@ class CollectorWorker:
         memory = self.collector.slots.use(slot)
         filled = self.collector.fill(steps, random_steps=random_steps, timed=timed)
         filled = self._shown(filled)
-        apart, late = self._in_place(filled.columns, memory, filled.shape[1]), filled.late
-        wanted = filled.schema.with_next
-        return WorkerBatch(
-            *filled.shape, tuple(filled.columns), apart, late,
-            {key: filled.carrier[key] for key in wanted}, filled.finals.places, filled.finals.stacked(),
-            filled.schema, filled.raw_reward, None if filled.done is filled.columns.get(DONE) else filled.done,
-            filled.seconds, self.collector.policy_version, self.collector.episodes, self.collector.next_id,
-            self._outside(), states=filled.states, ends=filled.ends,
-        )  # fmt: skip
+        apart = self._in_place(filled.columns, memory, filled.shape[1])
+        collector, finals = self.collector, filled.finals
+        return WorkerBatch(**vars(filled) | {
+            "columns": apart, "carrier": {key: filled.carrier[key] for key in filled.schema.with_next},
+            "finals": FinalObservations.of(finals.places, finals.stacked()), "keys": tuple(filled.columns),
+            "done": None if filled.done is filled.columns.get(DONE) else filled.done,
+            "version": collector.policy_version, "episodes": collector.episodes, "next_id": collector.next_id,
+            "outside": self._outside(),
+        })  # fmt: skip
 
     def _outside(self) -> dict[str, dict[str, Any]]:
         figures = self.collector.bounds.figures()
