@@ -264,7 +264,7 @@ class Collector(BaseCollector):
 
     @property
     def _engine(self) -> Rollout:
-        """What takes the steps: its memory is made with the first batch."""
+        """Return what takes the steps: its memory is made with the first batch."""
         if self._made is None:
             self._made = self._make_engine()
         return self._made
@@ -413,14 +413,14 @@ class Collector(BaseCollector):
 
     @property
     def bounds(self) -> Bounds:
-        """What observations must stay within, and what was found outside."""
+        """Bounds of the observations, with what was outside of them."""
         return self.vec_env.bounds
 
     def out_of_bounds(self) -> list[tuple[str, str, int]]:
         return self.vec_env.bounds.news()
 
     def faces(self) -> list[Face]:
-        """Which parts run on columns and which on TensorDicts, and why: env, transforms, policy, noise.
+        """Say which parts run on columns and which on TensorDicts, and why: env, transforms, policy, noise.
 
         An env of tensordicts is looked at before the first batch: what it shows then may change how its policy runs.
         """
@@ -429,7 +429,7 @@ class Collector(BaseCollector):
         return faces_of(self.env, self._wired)
 
     def figures(self) -> dict[str, Any]:
-        """For a closing report.
+        """Return figures for a closing report.
 
         `out_of_bounds`: of each observation key that left its declared bounds how often, and the worst value; with
         `next_obs="delta"`, `delta`: what rounding differences cost; `env_workers`: where processes that step envs were
@@ -529,7 +529,7 @@ class Collector(BaseCollector):
         self._weights.register(name, module, self.model(used) if isinstance(used, str) else used)
 
     def model(self, path: str) -> nn.Module:
-        """The module that acts as the policy, "policy"; a registered model's; or another from here on: "env.reward".
+        """Return the module that acts: the "policy", a registered model's, or another from here on, "env.reward".
 
         Where the policy is no module, there is nothing to keep in step: an empty one.
 

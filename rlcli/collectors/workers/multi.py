@@ -57,7 +57,7 @@ _COUNTED = ("lag", "largest_lag", "restarts", "lost_frames", "cause", "begins") 
 
 
 class MultiProcessCollector(BaseCollector):
-    """What `MultiSyncCollector` and `MultiAsyncCollector` share: options, weights, checkpoints.
+    """Base of `MultiSyncCollector` and `MultiAsyncCollector`: options, weights, checkpoints.
 
     Parameters
     ----------
@@ -236,7 +236,7 @@ class MultiProcessCollector(BaseCollector):
 
     @property
     def uneven(self) -> bool:
-        """Whether workers may take different numbers of steps for one batch: what is no row is masked."""
+        """Say whether workers may take different numbers of steps for one batch: what is no row is masked."""
         return False
 
     @property
@@ -341,7 +341,7 @@ class MultiProcessCollector(BaseCollector):
         return self.outside.news()
 
     def figures(self) -> dict[str, Any]:
-        """For a closing report; see `Collector.figures`."""
+        """Return figures for a closing report; see `Collector.figures`."""
         figures: dict[str, Any] = {"out_of_bounds": self.outside.figures()}
         figures["workers"] = [dataclasses.asdict(record) for record in self.group.records]
         return figures if self.delta is None else figures | {"delta": self.delta.figures()}
