@@ -33,7 +33,6 @@ COLLECT, STORE = "collect", "store"
 
 
 def no_stage(name: str) -> AbstractContextManager:
-    """Time no stage."""
     return contextlib.nullcontext()
 
 
@@ -432,11 +431,9 @@ class BaseCollector:
 
     @property
     def _several(self) -> bool:
-        """Say whether a batch may be made into several pieces."""
         return self.trajectories is not None
 
     def _warn_of_bounds(self) -> None:
-        """Warn once a key of what the env showed outside its declared bounds."""
         for name, sentence, _ in self.out_of_bounds():
             if name not in self._warned_of:
                 self._warned_of.add(name)
@@ -525,7 +522,6 @@ class BaseCollector:
 
     @property
     def _hook(self) -> Callable[[TensorDictBase], Any] | None:
-        """Return the function that this process calls with each piece."""
         return self._hooks[1] if self._calls_hooks else None
 
     # ---- in the background -------------------------------------------------------------------------------------

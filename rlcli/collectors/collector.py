@@ -617,7 +617,6 @@ def drawn_seed() -> int:
 
 
 def _array(column: torch.Tensor | None) -> np.ndarray | None:
-    """Return a column of a batch `[N, T]` or `[T]`, as `[N, T, 1]`."""
     return None if column is None else column.detach().cpu().numpy().reshape(-1, *column.shape[-2:])
 
 

@@ -79,8 +79,6 @@ def resolve(name: Device) -> torch.device | None:
 
 @dataclass(frozen=True)
 class Placement:
-    """Hold the devices of one collector and what follows from them."""
-
     env: torch.device | None
     policy: torch.device | None
     storing: torch.device | None
@@ -90,12 +88,10 @@ class Placement:
 
     @property
     def policy_is_elsewhere(self) -> bool:
-        """Say whether rows must be copied before the policy can read them."""
         return self.policy is not None and self.policy.type != "cpu"
 
     @property
     def storing_is_elsewhere(self) -> bool:
-        """Say whether a finished batch must be copied before it is delivered."""
         return self.storing is not None and self.storing.type != "cpu"
 
 

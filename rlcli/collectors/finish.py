@@ -45,7 +45,6 @@ class TrajectoryPool:
 
     @property
     def next_id(self) -> int:
-        """Return the id that will be given out next; a checkpoint keeps it."""
         return self._next
 
     def restart_at(self, first: int) -> None:
@@ -54,7 +53,6 @@ class TrajectoryPool:
             self._next = first + (self._first - first) % self._stride
 
     def get_traj_and_increment(self, n: int = 1) -> np.ndarray:
-        """Return `n` fresh ids, int64 `[n]`."""
         with self._lock:
             first = self._next
             self._next += n * self._stride
@@ -63,8 +61,6 @@ class TrajectoryPool:
 
 @dataclass
 class Seconds:
-    """Add up the time of a timed batch, by where it went."""
-
     env: float = 0.0
     policy: float = 0.0
     total: float = 0.0

@@ -158,7 +158,6 @@ class MultiAsyncCollector(MultiProcessCollector):
 
     @property
     def _asked(self) -> int:
-        """Count the frames of batches that workers write, or wrote and nobody has."""
         written = [part for _, part in self._ready] + [part for _, _, part in self._arrived.values()]
         return sum(part.lanes * part.steps for part in written) + self.group.frames_begun()
 
@@ -256,14 +255,12 @@ _SAVED = ("keys", "columns", "late", "carrier", "raw_reward", "done", "version",
 
 
 def _plain(part: WorkerBatch) -> dict[str, Any]:
-    """Return what a checkpoint holds of a part."""
     places = np.array(part.finals.places, np.int64).reshape(-1, 2)
     more = {"lanes": part.lanes, "steps": part.steps, "places": places, "finals": part.finals.stacked()}
     return {name: getattr(part, name) for name in _SAVED} | more
 
 
 def _part(saved: Mapping[str, Any], schema: RowSchema) -> WorkerBatch:
-    """Return the part that `_plain` was given."""
     places = [(int(t), int(lane)) for t, lane in np.asarray(saved["places"]).reshape(-1, 2)]
     kept = {name: saved[name] for name in _SAVED} | {"ends": [Ended(*end) for end in saved["ends"]]}
     finals, shape = FinalObservations.of(places, saved["finals"]), (saved["lanes"], saved["steps"])

@@ -107,7 +107,6 @@ def _states(parts: Sequence[WorkerBatch]) -> Kept:
 
 
 def _longer(x: torch.Tensor, steps: int) -> torch.Tensor:
-    """Return a column `[N, t, *]` with zeros up to so many steps."""
     return x if x.shape[1] == steps else torch.cat([x, x.new_zeros(len(x), steps - x.shape[1], *x.shape[2:])], 1)
 
 
@@ -169,6 +168,5 @@ def _followed(part: WorkerBatch, steps: int) -> tuple[list[tuple[int, int]], dic
 
 
 def _seconds(parts: Sequence[WorkerBatch]) -> Seconds | None:
-    """Return the seconds of the worker that took longest."""
     timed = [part.seconds for part in parts if part.seconds is not None]
     return max(timed, key=lambda seconds: seconds.total, default=None)

@@ -168,14 +168,11 @@ class MultiProcessCollector(BaseCollector):
 
     # ---- batches -------------------------------------------------------------------------------------------------
     def _pool(self, only: int | None = None) -> BatchPool:
-        """Return memory for the rows of all workers, or of one."""
-
         return BatchPool(
             lambda steps: self.group.new_batch(steps, self._random_frames(), only), reuse=self._reuse
         )  # fmt: skip
 
     def _random_frames(self) -> int:
-        """Count the frames that are still to be taken with random actions."""
         return max(0, self.init_random_frames - self.frames)
 
     def _collected(

@@ -52,8 +52,6 @@ def signs_of(workers: int) -> Arrays:
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """Hold what a worker is made of."""
-
     options: bytes  # CollectorOptions, `each.pickled`
     hooks: bytes  # pickled pair: called before each batch, and with it
     told: Told
@@ -87,7 +85,6 @@ def _written(x: Any) -> int:
 
 
 def work(channel: Channel) -> None:
-    """Serve one parent."""
     worker = CollectorWorker(channel)
     try:
         serve(Line(channel), worker.carry_out)
@@ -111,13 +108,11 @@ class SharedSlots:
         self._batches[slot] = self.rollout.bind({key: data[key] for key in mine}, steps)
 
     def forget(self, slots: Sequence[int]) -> None:
-        """Drop slots that the parent uses no more."""
         for slot in slots:
             self._batches.pop(slot, None)
             self._data.pop(slot, None)
 
     def use(self, slot: int) -> dict[Key, np.ndarray]:
-        """Write the next batch into this slot."""
         self._now = slot
         return self._data[slot]
 
@@ -140,12 +135,10 @@ class PartCollector(Collector):
 
     @property
     def slots(self) -> SharedSlots:
-        """Return the memory that the parent has shared."""
         return self._engine.pool
 
     @property
     def next_id(self) -> int:
-        """Return the id of the next trajectory."""
         return self._engine.ids.next_id
 
     def shared_columns(self) -> Fields:
@@ -180,7 +173,6 @@ class CollectorWorker:
         self.channel = channel
 
     def carry_out(self, kind: int, body: bytes) -> Any:
-        """Carry out one order."""
         name, args, settings = unpacked(body)
         return getattr(self, name)(*args, **settings)
 
@@ -306,12 +298,10 @@ class CollectorWorker:
         return dataclasses.replace(filled, late=filled.late | late, raw_reward=raw, done=done)
 
     def set_hooks(self, hooks: bytes) -> None:
-        """Set what is called from now on, before each batch and with each."""
         self.collector.pre_collect_hook, self.post_hook = pickle.loads(hooks)
 
     # ---- what else a collector does ------------------------------------------------------------------------------
     def call(self, name: str, *args: Any, **settings: Any) -> Any:
-        """Call a method of the collector, or read an attribute."""
         value = getattr(self.collector, name)
         return value(*args, **settings) if callable(value) else value
 
@@ -325,7 +315,6 @@ class CollectorWorker:
         self.collector.follow(self.receivers)
 
     def follow(self, used: str, place: int, handle: Handle, has_fd: bool) -> None:
-        """Adopt versions of this model too."""
         fd = self.channel.receive_fd() if has_fd else None
         try:
             self.receivers.open(place, handle, fd, self.collector.model(used))
@@ -334,7 +323,6 @@ class CollectorWorker:
                 os.close(fd)
 
     def close(self) -> None:
-        """Release the envs."""
         if hasattr(self, "collector"):
             self.collector.shutdown()
         elif hasattr(self, "env"):
