@@ -20,7 +20,7 @@ from rlcli.collectors.options import CollectorOptions
 from rlcli.collectors.schema import Kept, RowSchema, always, keeper, schema_of
 from rlcli.data.next_obs.modes import NEXT
 from rlcli.envs import EnvBase, GymEnv, TransformedEnv
-from rlcli.envs.base import steps_as_ours
+from rlcli.envs.base import own_stepping
 from rlcli.envs.mdp import on_tensordicts
 from rlcli.envs.serial import BatchedEnv
 from rlcli.envs.spaces import ACTIONS, action_format, drawn_alike, from_gym_space
@@ -120,9 +120,9 @@ def transforms_of(env: EnvBase) -> Iterator[Transform]:
 
 def array_path(env: EnvBase) -> tuple[VecEnv, list[Transform]]:
     """Return the env's `VecEnv`, and the transforms that still run on its rows, innermost first."""
-    if not isinstance(env, TransformedEnv) or not steps_as_ours(env):
+    if not isinstance(env, TransformedEnv) or own_stepping(env):
         vec_env = getattr(env, "vec_env", None)
-        return (vec_env if isinstance(vec_env, VecEnv) and steps_as_ours(env) else _on_tensordicts(env)), []
+        return (vec_env if isinstance(vec_env, VecEnv) and not own_stepping(env) else _on_tensordicts(env)), []
     base, transforms = env.base_env, env.transforms
     if not isinstance(base, TransformedEnv) and all(t.has_columns for t in transforms):
         vec_env, _ = array_path(base)

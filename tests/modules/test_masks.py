@@ -8,13 +8,13 @@ from masked_env import Choices
 from tensordict import TensorDict
 
 from rlcli import specs
-from rlcli.build.collector import EXPLORATION
 from rlcli.collectors import Collector
 from rlcli.collectors.actors.rows import FastActor
 from rlcli.collectors.actors.tensordict import TensorDictActor
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError, ConfigError
 from rlcli.modules import ActionMask, ExplorationType, RandomPolicy, build_actor_critic, build_q_actor
+from rlcli.modules.exploration import EXPLORATION
 from rlcli.modules.masks import find_action_mask, pick, with_action_mask
 
 KINDS = ["discrete", "multi", "bits"]

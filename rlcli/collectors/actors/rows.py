@@ -20,7 +20,6 @@ from torch import Tensor
 from rlcli.collectors.actors.actor import ActorRunner, BoundActor, PolicyContext, States
 from rlcli.collectors.actors.outputs import PASSED_ON, not_finite, raised, refuse_unsound, take
 from rlcli.errors import ArgumentError, NumericsError
-from rlcli.kernels.cells import on_rows as step_on_rows
 from rlcli.kernels.mlp import on_rows
 from rlcli.keys import ACTION, Key, show, under_next
 from rlcli.modules.actor import Actor
@@ -155,6 +154,8 @@ class _BoundFastActor(BoundActor):
             if cells is not None:
                 x, *before = (self.rows[key] for key in stage.in_keys[:-1])
                 features, *after = (self.rows[key] for key in stage.out_keys)
+                from rlcli.kernels.cells import on_rows as step_on_rows
+
                 runs.append(step_on_rows(cells.weights(), x, before, after, features))
             elif layers is not None:
                 runs.append(on_rows(layers, self.rows[stage.in_keys[0]], self.rows[stage.out_keys[0]]))
