@@ -182,11 +182,8 @@ class CollectorOptions:
         if self.split_trajs:
             self._check_split()
         if self.trajs_per_batch is None:
-            for name, asked in (
-                ("traj_format", self.traj_format is not None),
-                ("deliver_leftovers", self.deliver_leftovers),
-            ):
-                refuse(asked, f"{name} has no meaning without trajs_per_batch")
+            asked = [name for name in ("traj_format", "deliver_leftovers") if getattr(self, name) not in (None, False)]
+            refuse(asked, f"{' and '.join(asked)} has no meaning without trajs_per_batch")
             return None
         refuse(not self.track_traj_ids, "trajs_per_batch needs track_traj_ids=True",
                why="a reset from outside shows in the ids")  # fmt: skip
