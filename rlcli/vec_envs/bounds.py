@@ -2,7 +2,7 @@
 
 Only bounds that say something are looked at: finite ones, tighter than the dtype's own.  A uint8 image in 0..255 has
 none and costs nothing.  Not for Discrete observations: an index out of range has no one-hot vector, so writing one is
-refused.  Batches are looked at by `rlcli.collectors.checks`, single steps by `VecEnvAdapter`.  What a declared dtype
+refused.  Batches are looked at by `rlcli.collectors.finish`, single steps by `VecEnvAdapter`.  What a declared dtype
 has rounded is counted beside, under the key and `ROUNDED`.
 """
 
