@@ -50,11 +50,10 @@ def from_gym_space(space: spaces.Space, *, categorical: bool, where: str = "gymn
     if isinstance(space, spaces.Box):
         return _box(space)
     raise EnvError(
-        f"a {type(space).__name__} space has no tensor form here",
-        where=where,
+        f"a {type(space).__name__} space has no tensor form here", where=where,
         why="rlcli reads Box, Discrete, MultiDiscrete (one row), MultiBinary and Dict spaces",
         fix="Wrap the env so that it gives one of these; for a Tuple, a Dict with one name per part.",
-    )
+    )  # fmt: skip
 
 
 def _box(space: spaces.Box) -> TensorSpec:

@@ -323,7 +323,6 @@ def as_field(spec: TensorSpec) -> Field:
     if dtype is None:
         raise ArgumentError(
             f"a key of dtype {spec.dtype} cannot be collected",
-            why="rows are numpy arrays, and numpy has no such numbers",
-            fix="Declare and write float32 or float16.",
-        )
+            why="rows are numpy arrays, and numpy has no such numbers", fix="Declare and write float32 or float16.",
+        )  # fmt: skip
     return Field(tuple(spec.shape), dtype)

@@ -153,11 +153,9 @@ class NamedWrapper:
         except TypeError as error:
             needed = ", ".join(f"{each}: ..." for each in self._wanted())
             raise ConfigError(
-                f"the wrapper {self.name} does not take these arguments",
-                where="env.wrappers",
-                why=in_words(error),
+                f"the wrapper {self.name} does not take these arguments", where="env.wrappers", why=in_words(error),
                 fix=f"Write env.wrappers=[{{{self.name}: {{{needed}}}}}].",
-            ) from error
+            ) from error  # fmt: skip
 
     def _wrapped(self, env: gym.Env) -> gym.Env:
         """Wrap an env; a list, YAML's only sequence, goes as a tuple where the wrapper refuses it."""

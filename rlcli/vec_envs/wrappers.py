@@ -23,11 +23,10 @@ class SelectEntries(gym.ObservationWrapper, gym.utils.RecordConstructorArgs):
         space = env.observation_space
         if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
             raise ConfigError(
-                "SelectEntries takes vector observations",
-                where="env.wrappers",
+                "SelectEntries takes vector observations", where="env.wrappers",
                 why=f"the env's are {type(space).__name__}, shape {space.shape}",
                 fix="Put FlattenObservation before it.",
-            )
+            )  # fmt: skip
         size = space.shape[0]
         refuse(
             not _are_places(entries, size), f"SelectEntries cannot take the entries {entries!r}", where="env.wrappers",
