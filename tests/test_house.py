@@ -25,6 +25,10 @@ ROOMS = {
     "modules": (4582, 21), "objectives": (4560, 20), "planning": (1474, 8), "processes": (1784, 12),
     "recognise": (74, 1), "report": (3120, 17), "rlcli": (53, 1), "runs": (1432, 7), "specs": (956, 6),
     "transforms": (3059, 13), "typed": (238, 1), "vec_envs": (3946, 18), "weight_update": (1388, 10),
+    "data": (15790, 70), "envs": (2658, 11), "errors": (170, 1), "exports": (59, 1), "imports": (111, 1),
+    "modules": (4582, 21), "objectives": (4560, 20), "planning": (1474, 8), "processes": (1783, 12),
+    "recognise": (74, 1), "report": (3120, 17), "rlcli": (53, 1), "runs": (1432, 7), "specs": (953, 6),
+    "transforms": (3022, 13), "typed": (238, 1), "vec_envs": (3941, 18), "weight_update": (1388, 10),
 }  # fmt: skip
 MACHINE = 10  # functions by which machines differ: control groups, cores, terminals
 WALKS = {
