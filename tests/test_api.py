@@ -14,11 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from face import refused
+from face import configure, refused
 
 import rlcli
 from rlcli import api
-from rlcli.config.compose import configure
 from rlcli.errors import ArgumentError, ConfigError, ResourceError
 from rlcli.jobs import trained_policy
 
@@ -62,7 +61,7 @@ def test_a_type_checker_sees_them(tmp_path):
 def test_keywords_are_overrides(monkeypatch):
     given = {"recipe": "ppo_exact", "seed": 3, "optim.lr": 1e-3, "policy.hidden": (32, 16), "run": {"dir": "a b'\\"}}
     seen = []
-    monkeypatch.setattr("rlcli.jobs.train", lambda cfg, words: seen.append((cfg, words)))
+    monkeypatch.setattr("rlcli.build.train", lambda cfg, words: seen.append((cfg, words)))
     rlcli.train(["seed=1", "env.num=2"], **given, **{"env.kwargs": {"x": {"y": None}}}, env="mujoco")
     ((cfg, words),) = seen
     assert (cfg.recipe, cfg.seed, cfg.optim.lr, cfg.policy.hidden) == ("ppo_exact", 3, 1e-3, [32, 16])

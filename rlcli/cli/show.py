@@ -47,7 +47,7 @@ def _print_faces(args: Any, recipe_dirs: Sequence[str]) -> None:
 
     cfg = configure(args.verb, args.words, recipe_dirs, args.flags)
     with loading():
-        from rlcli.jobs.plan import faces
+        from rlcli.build.plan import faces
     rows = [dataclasses.astuple(face) for face in faces(cfg)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row in rows:
@@ -58,7 +58,7 @@ def _print_why(ready: Any) -> None:
     from rlcli.config.compose import holds
     from rlcli.config.option import leaves, value_at
     from rlcli.config.problem import spell
-    from rlcli.config.reading import unread
+    from rlcli.config.schemas import unread
 
     cfg, sources = ready.job.cfg, list(_sources(ready))
     rows, without = [], unread(cfg)

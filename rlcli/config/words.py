@@ -18,6 +18,7 @@ from rlcli.config import guard
 from rlcli.config.option import branches, find, leaves
 from rlcli.config.problem import READ_AS_OTHER, Problem, quoted
 from rlcli.config.problem import spell as spell
+from rlcli.config.schemas import VERBS
 from rlcli.errors import ConfigError
 
 _SHOWN = 200  # characters of an override that cannot be read
@@ -68,17 +69,24 @@ def each(
         elif problem := misused(schema, override):
             yield problem
         else:
-            leaf = find(schema, override.key_or_group)
-            text_wanted = override.key_or_group in guard.HYDRA_KEYS or (leaf is not None and is_text(leaf.hint))
-            yield as_text(_at_home(override)) if text_wanted else override
+            yield _as_meant(schema, override)
 
 
-def _at_home(override: Override) -> Override:
-    """An override of a folder that rlcli writes; its `~`, which no shell replaces behind a `=`, is the home folder."""
+def _as_meant(schema: type, override: Override) -> Override:
+    """Return an override whose text the grammar takes for a number or a truth (`run.dir=2024_01_05`) as text.
+
+    The `~` of a folder that rlcli writes, which no shell replaces behind a `=`, is the home folder.
+    """
     key, value = override.key_or_group, plain(override.value())
-    if key not in guard.WRITTEN or not isinstance(value, str) or not value.startswith("~"):
+    leaf = find(schema, key)
+    if key not in guard.HYDRA_KEYS and not (leaf is not None and is_text(leaf.hint)):
         return override
-    return parsed(f"{key}={quoted(os.path.expanduser(value))}")
+    if key in guard.WRITTEN and isinstance(value, str) and value.startswith("~"):
+        return parsed(f"{key}={quoted(os.path.expanduser(value))}")
+    if isinstance(value, bool | int | float):
+        typed_key, _, typed = (override.input_line or "").partition("=")
+        return parsed(f"{typed_key}={quoted(typed.strip())}")
+    return override
 
 
 def _cut_at_spaces(texts: list[str]) -> tuple[int, Problem] | None:
@@ -105,15 +113,6 @@ def _cut_at_spaces(texts: list[str]) -> tuple[int, Problem] | None:
 def is_text(hint: Any) -> bool:
     """Say whether a type is text, or text and null."""
     return {*(get_args(hint) or (hint,))} <= {str, type(None)}
-
-
-def as_text(override: Override) -> Override:
-    """Return an override of a text whose bare value the grammar takes for a number or a truth: `run.dir=2024_01_05`."""
-    value = override.value()
-    if not isinstance(value, bool | int | float):
-        return override
-    key, _, typed = (override.input_line or "").partition("=")
-    return parsed(f"{key}={quoted(typed.strip())}")
 
 
 @lru_cache(maxsize=1024)  # a millisecond each
@@ -237,12 +236,14 @@ def entries(schema: type, override: Override) -> list[str] | None:
     return [f"{key}.{name}={spell(entry)}" for name, entry in value.items()]
 
 
-def spelled(schema: type, settings: Mapping[str, Any]) -> list[str]:
-    """Keyword settings as overrides: `{"env.num": 2}` and `{"env": {"num": 2}}` are `env.num=2`."""
+def spelled(verb: str, settings: Mapping[str, Any]) -> list[str]:
+    """Keyword settings as overrides of a verb: `{"env.num": 2}` and `{"env": {"num": 2}}` are `env.num=2`."""
+    if verb not in VERBS:
+        raise ConfigError(f"verb is {' or '.join(VERBS)}, not {verb!r}")
     texts: list[str] = []
     for key, value in settings.items():
-        if isinstance(value, Mapping) and key in branches(schema):
-            texts += spelled(schema, {f"{key}.{name}": entry for name, entry in value.items()})
+        if isinstance(value, Mapping) and key in branches(VERBS[verb]):
+            texts += spelled(verb, {f"{key}.{name}": entry for name, entry in value.items()})
         else:
             _need_names(key, value)
             texts.append(f"{key}={spell(value)}")

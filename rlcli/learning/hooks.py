@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from tensordict import TensorDictBase
 
-from rlcli.collectors import BaseCollector, Delivered
-from rlcli.collectors.finish import Ended
 from rlcli.learning.evaluation import PeriodicEvaluation, one_thread
 from rlcli.report.buffer_entries import stored_entries
 from rlcli.report.clock import Clock
@@ -18,6 +16,10 @@ from rlcli.report.ledger import LedgerEntry
 from rlcli.report.reporter import Reporter
 from rlcli.report.tally import ValueRows
 from rlcli.runs.session import Saver, due
+
+if TYPE_CHECKING:
+    from rlcli.collectors import BaseCollector, Delivered
+    from rlcli.collectors.finish import Ended
 
 TIMED_EVERY = 16  # one batch in so many is timed step by step, to divide the collector's time
 

@@ -15,8 +15,6 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
-from rlcli.collectors import BaseCollector, Delivered
-from rlcli.collectors.finish import Ended
 from rlcli.data.next_obs import move
 from rlcli.keys import BURN_IN
 from rlcli.learning.hooks import Hooks, Unreported
@@ -27,6 +25,7 @@ from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.report.tally import ValueRows
 
 if TYPE_CHECKING:
+    from rlcli.collectors import BaseCollector, Delivered
     from rlcli.data.buffer.replay_buffer import ReplayBuffer
 
 
@@ -256,6 +255,8 @@ class OffPolicy(Loop):
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        from rlcli.collectors.finish import Ended
+
         super().load_state_dict(state)
         self.owed = float(state["owed"])
         lanes = [None if of is None else range(*of) for of in state["lanes"]]

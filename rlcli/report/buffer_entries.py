@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlcli.data.fields import width_of
-from rlcli.kernels.sum_tree import tree_bytes
 from rlcli.keys import show
 from rlcli.report.ledger import LedgerEntry, kept_few
 from rlcli.specs.dtypes import dtype_name
@@ -58,6 +57,8 @@ def stored_entries(buffer: ReplayBuffer) -> list[LedgerEntry]:
         LedgerEntry(BUFFER, "index", index_bytes, per_frame=index_bytes / rows, saved=-index_bytes if ring.exact else 0)
     )
     if (capacity := getattr(buffer.sampler, "max_capacity", None)) is not None:
+        from rlcli.kernels.sum_tree.levels import tree_bytes
+
         nbytes = tree_bytes(capacity)
         entries.append(LedgerEntry(BUFFER, PRIORITIES, nbytes, per_frame=nbytes / rows))
     return entries

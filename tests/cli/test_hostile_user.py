@@ -8,8 +8,7 @@ from pathlib import Path
 
 import gymnasium as gym
 import pytest
-
-from rlcli.runs.folder import open_run
+from face import open_run
 
 
 @pytest.mark.parametrize("name", ["binary", "folder", "pipe", "gone"])
@@ -129,7 +128,7 @@ def noisy():
 # two runs, each with a terminal of its own, forked from a process that has loaded torch for both
 TWO_TERMINALS = """
 import os, signal, sys
-import rlcli.jobs, rlcli.report.live
+import rlcli.build, rlcli.report.live
 from rlcli.cli.main import main
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 for console, terminal in zip(("live", "plain"), map(int, sys.argv[1:])):

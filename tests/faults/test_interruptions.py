@@ -19,13 +19,12 @@ import pytest
 import torch
 from answers import SHORT, is_a_sentence
 from disks import run_and_die
+from face import main, open_run
 
-from rlcli.cli.main import main
 from rlcli.collectors import BaseCollector
 from rlcli.data import open_segments
 from rlcli.learning.optimizer import Step
-from rlcli.runs import checkpoint, session, signals
-from rlcli.runs.folder import open_run
+from rlcli.runs import checkpoint, signals
 
 CHECKOUT = Path(__file__).parents[2]
 STOPS = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
@@ -58,7 +57,7 @@ def whole(tmp_path_factory):
 PLACES = {
     "in the first batch": ("rlcli.collectors.loop.BoundBatch", "run", 1),
     "between two steps of an update": (Step, "__call__", 20),
-    "while a checkpoint is written": ("rlcli.runs.session.checkpoint", "save", 2),
+    "while a checkpoint is written": ("rlcli.runs.checkpoint", "save", 2),
     "in a first step": ("gymnasium.envs.classic_control.CartPoleEnv", "step", 100),
     "in a step": ("gymnasium.envs.classic_control.CartPoleEnv", "step", 300),
     "while workers collect": ("rlcli.processes.crew.Crew", "_first", 5),
@@ -171,7 +170,7 @@ def test_a_signal_while_the_parts_of_a_resumed_run_are_made_leaves_it_as_it_was(
     assert rlcli("train", "run.dir=r").code == 75
     saved = learned("r")
     with monkeypatch.context() as patch:
-        patch.setattr("rlcli.jobs.learner.env_of_run", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+        patch.setattr("rlcli.build.training.env_of_run", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
         answer = rlcli("resume", "r")
     assert answer.code == 75 and "Resume with: rlcli resume r" in answer.err
     assert learned("r") == saved and rlcli("resume", "r").code == 0 and learned("r") == whole[0]
@@ -185,7 +184,7 @@ def test_an_env_that_swallows_a_stop_while_it_is_made_does_not_lose_it(hostile):
 
 
 def test_a_signal_in_the_last_checkpoint_of_a_run_finds_it_done(rlcli, monkeypatch, whole):
-    monkeypatch.setitem(PLACES, "the last", ("rlcli.runs.session.checkpoint", "save", 5))
+    monkeypatch.setitem(PLACES, "the last", ("rlcli.runs.checkpoint", "save", 5))
     raise_within(monkeypatch, "the last", signal.SIGTERM)
     assert rlcli("train", "run.dir=r").code == 0
     assert statuses("r") == ("done", 1024) and learned("r") == whole[0]
@@ -367,7 +366,7 @@ def test_killed_before_every_call_of_a_disk_a_run_goes_on(rlcli, whole, monkeypa
     save = checkpoint.save
 
     def run_with(disk, folder):
-        monkeypatch.setattr(session.checkpoint, "save", lambda *a, **o: save(*a, disk=disk, **o))
+        monkeypatch.setattr(checkpoint, "save", lambda *a, **o: save(*a, disk=disk, **o))
         return train_in_a_child(["train", f"run.dir={folder}", *SHORT])
 
     def count(report):

@@ -15,12 +15,12 @@ from test_off_policy_runs import DQN, SAC
 from test_resume import final_state, stop_after
 from torch import nn
 
+from rlcli.build import resume
 from rlcli.build.policy import choose_threads
 from rlcli.collectors import MultiAsyncCollector
-from rlcli.collectors.frames import AHEAD
+from rlcli.collectors.options import AHEAD
 from rlcli.envs import GymEnv
 from rlcli.errors import ConfigError
-from rlcli.jobs import resume
 from rlcli.learning.hooks import Hooks
 from rlcli.report import figures
 

@@ -6,13 +6,13 @@ import random
 
 import pytest
 import torch
-from face import build_collector, build_env, build_policy, configure, refused
+from face import algorithm_of, build_collector, build_env, build_policy, configure, refused
 from test_off_policy_runs import decided
 from test_resume import final_state, same, stop_after
 
-from rlcli.algorithms import algorithm_of
+from rlcli.build import resume
+from rlcli.build.algorithm import build_parts
 from rlcli.errors import ConfigError
-from rlcli.jobs import resume
 from rlcli.keys import ADVANTAGE, OBSERVATION, VALUE_TARGET, under_next
 from rlcli.learning.hooks import Hooks
 from rlcli.learning.loops import BufferedOnPolicy
@@ -92,7 +92,7 @@ def walk_of(tmp_path, name: str, *words: str) -> BufferedOnPolicy:
     policy = build_policy(cfg, env)
     run = create({}, verb="train", recipe=None, seed=0, directory=str(tmp_path / name))
     algorithm = algorithm_of(cfg)
-    loop = algorithm.loop(algorithm.parts(env, policy, run), policy, Hooks())
+    loop = algorithm.loop(build_parts(cfg, algorithm, env, policy, run), policy, Hooks())
     for _ in range(3):
         loop.buffer.extend(loop.collector.rollout(loop.collector.steps_left()))
     return loop

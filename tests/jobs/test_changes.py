@@ -12,17 +12,14 @@ import signal
 from pathlib import Path
 
 import pytest
-from face import refused
+from face import Saver, configure, open_run, refused
 
+from rlcli.build import collect, resume, resumed, train
 from rlcli.config import registry
-from rlcli.config.compose import configure
 from rlcli.data.files import sealed_folder
 from rlcli.errors import ConfigError, ResourceError, StoppedSafely
-from rlcli.jobs import collect, resume, resumed, train
 from rlcli.runs import checkpoint
-from rlcli.runs.folder import open_run
 from rlcli.runs.provenance import surroundings
-from rlcli.runs.session import Saver
 
 TINY = [
     "total_frames=256", "collector.frames_per_batch=128", "env.num=2", "policy.hidden=[8]", "optim.epochs=1",
@@ -190,7 +187,7 @@ def test_a_finished_run_says_what_was_not_changed(copied, verb, capsys):
 
 
 @pytest.mark.parametrize(
-    ("verb", "built"), [("train", "rlcli.jobs.learner.env_of_run"), ("collect", "rlcli.jobs.collection.env_of_run")]
+    ("verb", "built"), [("train", "rlcli.build.training.env_of_run"), ("collect", "rlcli.build.collecting.env_of_run")]
 )
 def test_a_resume_that_is_stopped_while_its_parts_are_made_is_told_as_it_was_typed(copied, monkeypatch, verb, built):
     """What was typed is noted in the run folder only after that."""
@@ -204,7 +201,7 @@ def test_a_resume_that_is_stopped_while_its_parts_are_made_is_told_as_it_was_typ
 
 @pytest.mark.parametrize(
     ("verb", "start", "built"),
-    [("train", train, "rlcli.jobs.learner.env_of_run"), ("collect", collect, "rlcli.jobs.collection.env_of_run")],
+    [("train", train, "rlcli.build.training.env_of_run"), ("collect", collect, "rlcli.build.collecting.env_of_run")],
 )
 def test_a_run_that_is_stopped_before_it_began_begins_in_the_folder_that_was_typed(
     tmp_path, monkeypatch, verb, start, built

@@ -8,15 +8,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from face import refused
+from face import configure, refused
 from test_off_policy_runs import DQN
 from test_resume import final_state, same, stop_after
 
 import rlcli
-from rlcli.config.compose import configure
+from rlcli.build import resume
 from rlcli.data import open_segments
 from rlcli.errors import ConfigError, NumericsError
-from rlcli.jobs import resume
 
 SMALL = ["total_frames=300", "collector.frames_per_batch=60", "console=off", "env.num=3"]
 NEXT_OBS, DELTA = ("next", "observation"), ("next", "delta", "observation")

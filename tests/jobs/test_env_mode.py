@@ -18,11 +18,10 @@ from face import Reporter, build_env, configure, refused
 from gymnasium import spaces
 
 from rlcli.bench import bare_envs
-from rlcli.build import env_mode
+from rlcli.build import env_mode, resume, train
 from rlcli.build.env_mode import settled
 from rlcli.envs import GymEnv
 from rlcli.errors import ConfigError, EnvError
-from rlcli.jobs import resume, train
 from rlcli.runs import checkpoint
 from rlcli.runs.folder import CHECKPOINTS
 from rlcli.runs.signals import BeforeTheRun

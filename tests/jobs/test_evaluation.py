@@ -10,19 +10,19 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from face import refused
+from face import build_env, configure, refused
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from rlcli.build.env import build_env, evaluation_lanes
+from rlcli.build import collect, evaluate, load, resume
+from rlcli.build.env import evaluation_lanes
+from rlcli.build.trained_run import config_of, restored_policy
 from rlcli.cli.flags import run_folder
 from rlcli.config import registry
-from rlcli.config.compose import configure
 from rlcli.config.registry import register_transform
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError, ConfigError, EnvError, StoppedSafely
-from rlcli.jobs import collect, evaluate, learner, load, resume
-from rlcli.jobs.trained_run import config_of, restored_policy
+from rlcli.jobs import learner
 from rlcli.keys import OBSERVATION
 from rlcli.learning import evaluation, video
 from rlcli.learning.evaluation import evaluate as play
@@ -314,15 +314,15 @@ def test_the_closing_evaluation_is_a_stage_of_its_own(run):
 
 
 def test_an_evaluation_that_a_stop_interrupts_is_made_up_after_the_resume(run, monkeypatch):
-    original, give_up = learner.Learner._play, [True]
+    original, give_up = learner.Evaluator._play, [True]
 
-    def play(self, episodes):
-        if give_up and self.collector.frames == 512:
+    def play(self):
+        if give_up:  # at 512 frames
             self.stop.requested, self.stop.reason = True, "a test"
             return None
-        return original(self, episodes)
+        return original(self)
 
-    monkeypatch.setattr(learner.Learner, "_play", play)
+    monkeypatch.setattr(learner.Evaluator, "_play", play)
     with pytest.raises(StoppedSafely):
         run("run.dir=a", "run.eval_every=512", *BRIEF, "total_frames=1024")
     give_up.clear()
@@ -443,8 +443,8 @@ def test_a_film_that_cannot_be_written_is_refused_before_anything_is_loaded(tmp_
 
 def test_the_weights_of_the_best_evaluation_are_kept_and_named(run, monkeypatch):
     found = iter([3.0, 7.0, 5.0])
-    played = lambda self, episodes: evaluation.Evaluation(np.array([next(found)]), np.array([1]))  # noqa: E731
-    monkeypatch.setattr(learner.Learner, "_play", played)
+    played = lambda self: evaluation.Evaluation(np.array([next(found)]), np.array([1]))  # noqa: E731
+    monkeypatch.setattr(learner.Evaluator, "_play", played)
     run("run.dir=a", "run.eval_every=256", *BRIEF, "total_frames=768", "run.keep_best=true", "run.checkpoint_every=256")
     (best,) = checkpoint.list_checkpoints(Path("a/best"))
     assert load("a:best").frames == checkpoint.load(best).manifest["number"] == 512 and load("a").frames == 768

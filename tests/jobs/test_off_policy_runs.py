@@ -17,12 +17,12 @@ from test_resume import final_state, same, stop_after
 from torch import nn
 
 from rlcli.algorithms.dqn import DQN as DQNAlgorithm
+from rlcli.build import collect, evaluate, resume
 from rlcli.config import registry
 from rlcli.config.registry import register_policy
 from rlcli.data import open_buffer
 from rlcli.errors import ArgumentError, ConfigError, EnvError
 from rlcli.inspection.folder import inspect
-from rlcli.jobs import collect, evaluate, resume
 from rlcli.keys import as_tuple
 from rlcli.modules import MLP, EGreedyModule, QValueActor
 from rlcli.transforms import Transform

@@ -13,10 +13,10 @@ from face import Saver, configure, from_dict, open_run
 from omegaconf import OmegaConf
 
 from rlcli import verify
+from rlcli.build import load, resume
 from rlcli.config import registry
 from rlcli.config.resolved import to_dict
 from rlcli.errors import ConfigError, StoppedSafely
-from rlcli.jobs import load, resume
 from rlcli.objectives.value import GAE
 from rlcli.runs import checkpoint
 from rlcli.runs.folder import CHECKPOINTS

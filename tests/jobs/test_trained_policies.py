@@ -9,24 +9,20 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from face import refused
+from face import Saver, build_env, configure, open_run, refused
 from gymnasium import spaces
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 
 import rlcli
-from rlcli.build.env import build_env
+from rlcli.build.trained_run import policy_of
 from rlcli.config import registry
-from rlcli.config.compose import configure
 from rlcli.envs import GymEnv, TransformedEnv
 from rlcli.errors import ArgumentError, ConfigError, MissingKeyError
-from rlcli.jobs.trained_policy import TrainedPolicy
 from rlcli.learning.evaluation import evaluate as play
 from rlcli.modules import ActorCritic, ProbabilisticActor
 from rlcli.modules.distributions import Categorical
-from rlcli.runs.folder import open_run
-from rlcli.runs.session import Saver
 from rlcli.specs import Unbounded
 from rlcli.transforms import InitTracker, RewardSum, TensorDictPrimer, Transform
 from rlcli.transforms.maps import MapTransform
@@ -223,7 +219,7 @@ def test_what_is_no_observation_is_refused(tmp_path):
 def test_numbers_that_do_not_fit_the_stored_kind_are_refused_in_a_tensordict_too():
     cfg = configure("train", ["env.id=shown", "console=off"])
     networks = ActorCritic(ProbabilisticActor(Counting(), ["logits"], distribution_class=Categorical), None)
-    policy = TrainedPolicy(cfg, networks, build_env(cfg.env, num=1))
+    policy = policy_of(cfg, networks, build_env(cfg.env, num=1))
     shown = TensorDict({"observation": torch.zeros(3, dtype=torch.complex64)}, [])
     refused(ArgumentError, "float32 complex64", lambda: policy(shown))
 
@@ -231,7 +227,7 @@ def test_numbers_that_do_not_fit_the_stored_kind_are_refused_in_a_tensordict_too
 def test_an_action_that_is_one_number_is_not_rounded():
     cfg = configure("train", ["env.id=shown", "env.kwargs.action=number", "console=off"])
     networks = ActorCritic(TensorDictModule(lambda seen: seen[..., 0] * 0 + 0.7, ["observation"], ["action"]), None)
-    policy = TrainedPolicy(cfg, networks, build_env(cfg.env, num=1))
+    policy = policy_of(cfg, networks, build_env(cfg.env, num=1))
     action = policy(np.zeros(3))
     assert action in ACTIONS["number"] and action == np.float32(0.7)
 
@@ -288,7 +284,7 @@ def test_a_recurrent_state_is_carried_from_call_to_call():
     env = build_env(cfg.env, num=3)
     play(env, networks.actor)
     episodes = played(3)
-    policy = TrainedPolicy(cfg, networks, build_env(cfg.env, num=1))
+    policy = policy_of(cfg, networks, build_env(cfg.env, num=1))
     assert policy.remembers
     assert episodes[0][1][:4] == [-1, 0, 1, -1]
     agrees_with_the_evaluation(policy, episodes)
@@ -299,7 +295,7 @@ def test_what_follows_from_rewards_cannot_be_shown():
     network = TensorDictModule(nn.Linear(1, 3), ["episode_reward"], ["logits"])
     networks = ActorCritic(ProbabilisticActor(network, ["logits"], distribution_class=Categorical), None)
     env = TransformedEnv(build_env(cfg.env, num=1), RewardSum())
-    refused(ConfigError, "episode_reward", lambda: TrainedPolicy(cfg, networks, env))
+    refused(ConfigError, "episode_reward", lambda: policy_of(cfg, networks, env))
 
 
 def test_a_package_that_the_run_had_imported_is_named_and_not_imported(tmp_path, monkeypatch):
@@ -371,7 +367,7 @@ def test_a_transform_that_reads_what_a_policy_is_not_shown_is_named(transform, c
     cfg = configure("train", ["env.id=shown", "console=off"])
     network = TensorDictModule(nn.Linear(3, 3), ["observation"], ["logits"])
     networks = ActorCritic(ProbabilisticActor(network, ["logits"], distribution_class=Categorical), None)
-    policy = TrainedPolicy(cfg, networks, TransformedEnv(build_env(cfg.env, num=1), transform()))
+    policy = policy_of(cfg, networks, TransformedEnv(build_env(cfg.env, num=1), transform()))
     for _ in range(calls - 1):
         policy(np.zeros(3))
     refused(ConfigError, f"env.transforms {transform.__name__}", lambda: policy(np.zeros(3)))

@@ -21,15 +21,14 @@ from face import Reporter, build_collector, build_env, build_policy, configure, 
 from large_env import LargeEnv
 
 import rlcli
-from rlcli.build.collector import envs_of
-from rlcli.collectors.stored_states import StateClock
+from rlcli.build.plan import advice_for, plan
+from rlcli.build.workload import envs_of
+from rlcli.collectors.batch import StateClock
 from rlcli.config import registry
 from rlcli.data.samplers import PrioritizedSampler
-from rlcli.jobs.plan import plan
 from rlcli.kernels.sum_tree import tree_bytes
 from rlcli.keys import DONE
 from rlcli.planning.envs import EVALUATION, one_more, to_come
-from rlcli.planning.fit import advice_for
 from rlcli.planning.plan import MemoryFit
 from rlcli.planning.tensors import planned_learner
 from rlcli.planning.view import show_plan
@@ -341,7 +340,7 @@ def test_planning_leaves_random_streams_as_they_were():
 
 def test_a_plan_of_stored_slices_loads_the_buffers_kernels_as_its_run_does(monkeypatch):
     loaded = []
-    monkeypatch.setattr("rlcli.algorithms.algorithm.load_buffer_compiler", loaded.append)
+    monkeypatch.setattr("rlcli.build.algorithm.load_buffer_compiler", loaded.append)
     rlcli.plan(QUIET)
     assert not loaded
     rlcli.plan(["storage=tensor", "sampler=slice", "sampler.slice_len=16", *QUIET])
@@ -635,7 +634,7 @@ import sys
 import psutil
 import rlcli
 from large_env import LargeEnv
-from rlcli.build.collector import envs_of
+from rlcli.build.workload import envs_of
 from rlcli.config.compose import configure
 from rlcli.planning.envs import one_more
 
