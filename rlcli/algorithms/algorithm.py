@@ -17,8 +17,7 @@ from rlcli.config.schemas import CollectConfig, Config
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
 from rlcli.keys import Key
-from rlcli.learning.hooks import Hooks
-from rlcli.learning.loops import Loop
+from rlcli.learning.loops import Hooks, Loop
 from rlcli.learning.update import Update
 from rlcli.modules import ActorCritic
 from rlcli.objectives.loss import Loss

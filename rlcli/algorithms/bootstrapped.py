@@ -14,8 +14,8 @@ from rlcli.config.choices.loss import BootstrappedOptions
 from rlcli.config.schemas import by_priority, draws
 from rlcli.envs import EnvBase
 from rlcli.keys import TRAJ_IDS, Key
-from rlcli.learning.hooks import Hooks
-from rlcli.learning.loops import Loop, OffPolicy
+from rlcli.learning.buffered import OffPolicy
+from rlcli.learning.loops import Hooks, Loop
 from rlcli.learning.optimizer import Linear
 from rlcli.learning.update import Update
 from rlcli.modules import ActorCritic, EGreedyModule

@@ -34,14 +34,12 @@ from rlcli.keys import (
     under_next,
     unravel,
 )
-from rlcli.learning.hooks import Hooks
-from rlcli.learning.loops import BufferedOnPolicy, Loop, OnPolicy
+from rlcli.learning.loops import Hooks, Loop, OnPolicy
 from rlcli.learning.optimizer import Linear
 from rlcli.learning.update import Update
 from rlcli.modules import ActorCritic
 from rlcli.objectives import PolicyGradientLoss
 from rlcli.objectives.loss import Loss
-from rlcli.objectives.value import PopArt, ValueNorm
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.objectives.value.estimators import make_estimator
 from rlcli.transforms.primer import state_keys
@@ -92,7 +90,11 @@ class PolicyGradient(Algorithm):
     def estimator(self, policy: ActorCritic) -> ValueEstimator:
         v = self.cfg.value
         critic: Any = policy.critic if self.valued else None
-        norm = None if v.normaliser == "none" else PopArt(critic) if v.normaliser == "popart" else ValueNorm()
+        norm: ValueNorm | None = None
+        if v.normaliser != "none":
+            from rlcli.objectives.value import PopArt, ValueNorm
+
+            norm = PopArt(critic) if v.normaliser == "popart" else ValueNorm()
         options: dict[str, Any] = {
             "gamma": v.gamma, "shifted": v.shifted, "shifted_budget": v.shifted_budget, "num_chunks": v.num_chunks,
             "value_chunk_size": v.value_chunk_size, "two_calls": v.two_calls, "backend": v.backend,
@@ -144,6 +146,8 @@ class PolicyGradient(Algorithm):
         cfg, collector, update, estimator = self.cfg, parts.collector, parts.update, parts.estimator
         assert estimator is not None
         if self.stores:
+            from rlcli.learning.buffered import BufferedOnPolicy
+
             length = slices_of(cfg)[1] if cfg.sampler.strict_length else None
             return BufferedOnPolicy(collector, estimator, update, cfg.total_frames, hooks, slice_len=length)
         places = devices(cfg)

@@ -25,16 +25,7 @@ from rlcli.data.files.state import loading_state
 from rlcli.envs import EnvBase
 from rlcli.errors import EnvError, RlcliError, in_words
 from rlcli.jobs.trained_run import TrainingRun
-from rlcli.learning.evaluation import (
-    Evaluation,
-    FailedEvaluation,
-    PeriodicEvaluation,
-    Played,
-    evaluate,
-    longest_episode,
-    progress_lines,
-)
-from rlcli.learning.hooks import Hooks
+from rlcli.learning.loops import Hooks
 from rlcli.learning.update import StateBeside
 from rlcli.planning.forecast import Learning, expected
 from rlcli.processes.cores import cores
@@ -51,6 +42,7 @@ from rlcli.typed import Misfit
 if TYPE_CHECKING:
     from rlcli.build.init_rows import InitRows
     from rlcli.jobs.init_policy import InitPolicy
+    from rlcli.learning.evaluation import Evaluation, PeriodicEvaluation, Played
 
 ANNOUNCED_FROM = 1.0  # seconds: an evaluation that takes longer than this is announced
 
@@ -138,8 +130,11 @@ class Learner:
             every=cfg.run.checkpoint_every, minutes=cfg.run.checkpoint_minutes, keep=cfg.run.keep,
             keep_best=cfg.run.keep_best, stop=stop, reporter=self.reporter, buffer=self.buffer,
         )  # fmt: skip
-        every = cfg.run.eval_every
-        play = None if every is None else PeriodicEvaluation(every, self.evaluation)
+        play: PeriodicEvaluation | None = None
+        if cfg.run.eval_every is not None:
+            from rlcli.learning.evaluation import PeriodicEvaluation
+
+            play = PeriodicEvaluation(cfg.run.eval_every, self.evaluation)
         self.hooks = Hooks(self.reporter, self.saver, play)
         self.loop = self.algorithm.loop(made, policy, self.hooks)
         refuse_unread(self.algorithm)
@@ -204,6 +199,8 @@ class Learner:
 
     def evaluation(self) -> Played | None:
         """Play episodes with the present weights; an error is a warning. None if asked to stop meanwhile."""
+        from rlcli.learning.evaluation import FailedEvaluation
+
         episodes = self.cfg.run.eval_episodes
         if self._waited > ANNOUNCED_FROM:
             self.reporter.say(f"evaluating: {episodes} episode{'s' * (episodes > 1)}, deterministic actions ...")
@@ -223,6 +220,8 @@ class Learner:
 
     def _play(self, episodes: int) -> Evaluation | None:
         """Play in envs that are kept for the next time, unless they fail."""
+        from rlcli.learning.evaluation import evaluate, longest_episode, progress_lines
+
         try:
             if self.evaluation_env is None:
                 self.evaluation_env = self._make_evaluation_env(episodes)

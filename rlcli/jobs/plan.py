@@ -27,7 +27,7 @@ from rlcli.envs import EnvBase
 from rlcli.jobs.acting_policy import policy_to_look_at
 from rlcli.jobs.collection import stored_keys
 from rlcli.keys import Key, unravel
-from rlcli.learning.evaluation import one_thread
+from rlcli.modules.nets import one_thread
 from rlcli.planning.envs import EVALUATION, Envs, measured
 from rlcli.planning.fit import advice_for, modes_of, places_of, warnings_for
 from rlcli.planning.forecast import (

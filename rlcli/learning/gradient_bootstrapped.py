@@ -17,11 +17,11 @@ from torch import Tensor
 from rlcli.errors import ArgumentError, in_words
 from rlcli.kernels.mlp import Recent, Replay
 from rlcli.keys import STEPS_TO_NEXT_OBS, TD_ERROR, Key, under_next
-from rlcli.learning.flat import FlatParameters
+from rlcli.learning.optimizer import FlatParameters
 from rlcli.modules.distributions.continuous import TanhNormalFamily
 from rlcli.modules.head import LogScaleExtractor
-from rlcli.modules.nets import StateActionMLP
 from rlcli.modules.stages import layers_of
+from rlcli.modules.values import StateActionMLP
 from rlcli.modules.watch import plain
 from rlcli.objectives.dqn import DQNLoss
 from rlcli.objectives.networks import Columns, Lowered

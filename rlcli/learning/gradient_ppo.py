@@ -18,7 +18,7 @@ from torch import Tensor
 from rlcli.errors import ArgumentError, in_words
 from rlcli.kernels.mlp import Recent, Replay
 from rlcli.keys import Key
-from rlcli.learning.flat import FlatParameters
+from rlcli.learning.optimizer import FlatParameters
 from rlcli.modules.distributions.continuous import NormalFamily
 from rlcli.modules.distributions.discrete import CategoricalFamily
 from rlcli.modules.head import StateIndependentScale

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from rlcli.keys import ACTION, Key, under_next, unravel
-from rlcli.modules.distributions import Family, family_of, param_keys
-from rlcli.modules.distributions.family import Params
-from rlcli.modules.exploration import EGreedyFamily
+from rlcli.modules.distributions.family import Family, Params
+from rlcli.modules.distributions.recognise import family_of, param_keys
 from rlcli.modules.stages import NetworkStages, Stage, read_by, take_apart, take_apart_values
 
 
@@ -35,6 +34,8 @@ class Actor(NamedTuple):
             return cls._of_parameters(parts)
         if (values := take_apart_values(net)) is None:
             return None
+        from rlcli.modules.values import EGreedyFamily  # of no other policy
+
         choice, tries = values.choice, values.exploration
         masked, outs = choice.action_mask_key is not None, [unravel(key) for key in choice.out_keys]
         family = EGreedyFamily()

@@ -26,21 +26,17 @@ from torch import nn
 
 from rlcli.errors import ArgumentError, ConfigError
 from rlcli.keys import ACTION_VALUE, OBSERVATION, STATE_ACTION_VALUE, STATE_VALUE, Key, show, unravel
-from rlcli.modules.actors import ActorCritic, ProbabilisticActor
-from rlcli.modules.encoders import convolves, network, observation_keys
-from rlcli.modules.exploration import EGreedyModule
+from rlcli.modules.actors import ActorCritic, ActorValueOperator, ProbabilisticActor, ValueOperator
 from rlcli.modules.head import ActionHead, LogScaleExtractor, action_head, single_action
 from rlcli.modules.masks import with_action_mask
-from rlcli.modules.nets import MLP, DuelingHead, StateActionMLP, seeded
-from rlcli.modules.recurrent import GRUModule, LSTMModule, RecurrentModule
-from rlcli.modules.values import ActorValueOperator, QValueActor, ValueOperator
+from rlcli.modules.nets import MLP, convolves, network, observation_keys, seeded
 from rlcli.specs import Bounded, Categorical, Composite, OneHot, TensorSpec, Unbounded
 
 Activation = str | type[nn.Module]
 
 TRUNK_KEY: Key = "hidden"
 ENCODED_KEY: Key = "encoded"  # what a recurrent layer reads
-RECURRENT: dict[str, type[RecurrentModule]] = {"gru": GRUModule, "lstm": LSTMModule}
+RECURRENT = ("gru", "lstm")
 POLICY_GAIN, VALUE_GAIN = 0.01, 1.0  # Huang et al. 2022, "The 37 implementation details of PPO", detail 2
 
 
@@ -55,7 +51,9 @@ class Recurrence:
 
     def after(self, encoder: nn.Module, keys: Sequence[Key]) -> TensorDictSequential:
         """Return what `encoder [*B, features]` makes of `keys`, and what is remembered of it at `hidden`."""
-        module = RECURRENT[self.kind](
+        from rlcli.modules.recurrent import GRUModule, LSTMModule
+
+        module = (GRUModule if self.kind == "gru" else LSTMModule)(
             encoder.out_features,  # type: ignore[arg-type]
             self.size,
             self.layers,
@@ -169,7 +167,7 @@ def build_actor_critic(
                 )
             encoder = net_of(None)
             trunk: TensorDictModuleBase = TensorDictModule(encoder, keys, [TRUNK_KEY])
-            width = encoder.out_features
+            width: int = encoder.out_features  # type: ignore[assignment]
             if recurrence is not None:
                 trunk, width = recurrence.after(encoder, keys), recurrence.size
             policy_layer = MLP(width, outputs, (), orthogonal=orthogonal, last_gain=POLICY_GAIN)
@@ -233,6 +231,8 @@ def build_q_actor(
     ConfigError
         The action is not one choice of several.
     """
+    from rlcli.modules.values import DuelingHead, EGreedyModule, QValueActor  # of no other policy
+
     keys = _seen(observation_spec, in_keys, action_mask_key)
     key, spec = single_action(action_spec)
     if not isinstance(spec, Categorical | OneHot):
@@ -281,6 +281,8 @@ def build_soft_actor_critic(
     ConfigError
         The action is not a bounded vector, or an observation is an image.
     """
+    from rlcli.modules.values import StateActionMLP  # of no other policy
+
     keys = observation_keys(observation_spec, in_keys)
     key, spec = single_action(action_spec)
     if not isinstance(spec, Bounded | Unbounded) or not spec.dtype.is_floating_point:

@@ -110,6 +110,15 @@ class LogScaleExtractor(nn.Module):
 
 
 DISTRIBUTIONS = ("auto", "categorical", "multi_categorical", "bernoulli", "normal", "tanh_normal")
+_NAMES = {
+    "Categorical": "categorical",
+    "OneHotCategorical": "categorical",
+    "MultiCategorical": "multi_categorical",
+    "MultiOneHot": "multi_categorical",
+    "IndependentBernoulli": "bernoulli",
+    "IndependentNormal": "normal",
+    "TanhNormal": "tanh_normal",
+}
 
 
 @dataclass
@@ -230,15 +239,7 @@ def action_head(action_spec: TensorSpec, batch_dims: int, distribution: str = "a
             fix="Reshape it in the env with gymnasium.wrappers.TransformAction.",
         )
     head = _discrete(key, spec) or _continuous(key, spec, shape[0], distribution)
-    fits = {
-        D.Categorical: "categorical",
-        D.OneHotCategorical: "categorical",
-        D.MultiCategorical: "multi_categorical",
-        D.MultiOneHot: "multi_categorical",
-        D.IndependentBernoulli: "bernoulli",
-        D.IndependentNormal: "normal",
-        D.TanhNormal: "tanh_normal",
-    }[head.distribution_class]
+    fits = _NAMES[head.distribution_class.__name__]
     if distribution not in ("auto", fits):
         raise ConfigError(
             f"distribution '{distribution}' does not fit this action",

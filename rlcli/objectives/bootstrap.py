@@ -50,9 +50,9 @@ class BootstrappedLoss(Loss):
     }
 
     upstream_options: ClassVar[dict[str, Elsewhere]] = {
-        "deactivate_vmap": Elsewhere(None, ""),  # there is none
-        "priority_key": Elsewhere((None,), "Rename it: loss.set_keys(priority=...)."),
-        "use_prioritized_weights": Elsewhere(("auto",), "Leave the weights out of the batch, or rename them."),
+        "deactivate_vmap": (None, ""),  # there is none
+        "priority_key": ((None,), "Rename it: loss.set_keys(priority=...)."),
+        "use_prioritized_weights": (("auto",), "Leave the weights out of the batch, or rename them."),
     }
 
     def __init__(

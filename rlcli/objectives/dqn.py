@@ -60,6 +60,7 @@ class DQNLoss(BootstrappedLoss):
     """
 
     fast = True
+    closed_form = "gradient_bootstrapped:closed_dqn"
     upstream_keys: ClassVar[tuple[str, ...]] = ("loss",)
     default_keys: ClassVar[dict[str, Key]] = {**BootstrappedLoss.default_keys, "action_value": ACTION_VALUE}
 

@@ -6,7 +6,7 @@ import difflib
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from tensordict import TensorDict
 from torch import Tensor, nn
@@ -25,11 +25,9 @@ def either(name: str, given: T | None, alias: str, other: T | None) -> T | None:
     return other if given is None else given
 
 
-class Elsewhere(NamedTuple):
-    """Describe an option that upstream has and rlcli has not."""
-
-    same: tuple[Any, ...] | None  # values that ask for what happens here anyway; None: every value
-    instead: str  # what to do instead of another
+# an option that upstream has and rlcli has not: values that ask for what happens here anyway (None: every value), and
+# what to do instead of another
+Elsewhere = tuple[tuple[Any, ...] | None, str]
 
 
 def elsewhere(owner: Any, given: Mapping[str, Any], options: Mapping[str, Elsewhere]) -> None:

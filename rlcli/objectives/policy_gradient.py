@@ -94,17 +94,17 @@ class PolicyGradientLoss(Loss):
         "sample_log_prob": SAMPLE_LOG_PROB,
     }
     upstream_options: ClassVar[dict[str, Elsewhere]] = {
-        "functional": Elsewhere((False,), "Leave it out: the networks keep their parameters."),
-        "delay_actor": Elsewhere((False,), "Leave it out: there is no target network of the actor."),
-        "delay_value": Elsewhere((False,), "Leave it out: there is no target network of the critic."),
-        "device": Elsewhere((None,), "Move the loss: loss.to(device)."),
-        "gamma": Elsewhere((None,), "Tell the estimator: loss.make_value_estimator(gamma=...)."),
-        "advantage_key": Elsewhere((None,), "Rename it: loss.set_keys(advantage=...)."),
-        "value_target_key": Elsewhere((None,), "Rename it: loss.set_keys(value_target=...)."),
-        "value_key": Elsewhere((None,), "Rename it: loss.set_keys(value=...)."),
-        "normalize_advantage_exclude_dims": Elsewhere(((), None), "Standardise the advantages before the loss."),
-        "advantage_norm": Elsewhere((None,), "Use normalize_advantage=True, or standardise before the loss."),
-        "max_importance_ratio": Elsewhere((None,), "Use ClipPPOLoss, whose clip_epsilon limits the ratio."),
+        "functional": ((False,), "Leave it out: the networks keep their parameters."),
+        "delay_actor": ((False,), "Leave it out: there is no target network of the actor."),
+        "delay_value": ((False,), "Leave it out: there is no target network of the critic."),
+        "device": ((None,), "Move the loss: loss.to(device)."),
+        "gamma": ((None,), "Tell the estimator: loss.make_value_estimator(gamma=...)."),
+        "advantage_key": ((None,), "Rename it: loss.set_keys(advantage=...)."),
+        "value_target_key": ((None,), "Rename it: loss.set_keys(value_target=...)."),
+        "value_key": ((None,), "Rename it: loss.set_keys(value=...)."),
+        "normalize_advantage_exclude_dims": (((), None), "Standardise the advantages before the loss."),
+        "advantage_norm": ((None,), "Use normalize_advantage=True, or standardise before the loss."),
+        "max_importance_ratio": ((None,), "Use ClipPPOLoss, whose clip_epsilon limits the ratio."),
     }
     actor_term: ClassVar[str] = "loss_objective"
     critic_term: ClassVar[str] = "loss_critic"

@@ -106,6 +106,7 @@ class ClipPPOLoss(PPOLoss):
     """
 
     fast = True
+    closed_form = "gradient_ppo:closed_ppo"
     objective_figures: ClassVar[tuple[str, ...]] = ("clip_fraction", *PPOLoss.objective_figures)
     upstream_keys: ClassVar[tuple[str, ...]] = (
         "loss_objective", "clip_fraction", "entropy", "loss_entropy", "loss_critic", "ESS", "kl_approx",

@@ -22,9 +22,8 @@ from rlcli.keys import BURN_IN, IS_INIT, Key, under_next, unravel
 from rlcli.modules.recurrent import set_recurrent_mode
 from rlcli.objectives.networks import Columns, Lowered
 from rlcli.objectives.reduction import per_row
-from rlcli.objectives.value.network import SequenceValues
 from rlcli.objectives.value.reading import Ends
-from rlcli.objectives.value.successors import shifted_values
+from rlcli.objectives.value.shifted import SequenceValues, shifted_values
 from rlcli.transforms.primer import state_keys
 
 

@@ -31,7 +31,6 @@ from rlcli.keys import ACTION, COLLECTOR_MASK, IS_INIT, Key
 from rlcli.learning.gradient import total_of
 from rlcli.learning.minibatches import whole_sequences
 from rlcli.learning.update import watch_saved
-from rlcli.modules.recurrent import RecurrentModule
 from rlcli.objectives.reduction import MASK_KEYS
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.planning.envs import to_come, worker_bytes
@@ -320,8 +319,8 @@ def update_peak(loss: Any, columns: Mapping[Key, Tensor], device: str, sequences
     if not saved:
         return StageMemory(live.peak, live.kept)
     for part in copied.modules():
-        if isinstance(part, RecurrentModule):
-            part.recurrent_recompute = not part.recurrent_recompute
+        if hasattr(part, "recurrent_recompute"):
+            part.recurrent_recompute = not part.recurrent_recompute  # type: ignore[operator]
     other = watch_saved(copied)
     with _asked(sequences):
         total_of(copied, columns)
@@ -383,7 +382,7 @@ def stage_peak(
 def rows_at_once(estimator: ValueEstimator, rows: RowSchema, flat: bool = False) -> int:
     """Return the rows of one call of the value network."""
     whole = rows.lanes * _slots(estimator, rows)
-    size = estimator.chunks.rows(torch.Size((rows.frames,) if flat else (rows.lanes, rows.steps)))
+    size = estimator.chunk_rows(torch.Size((rows.frames,) if flat else (rows.lanes, rows.steps)))
     if size is None:
         return whole
     if estimator.recurrent and not flat:  # whole sequences

@@ -25,8 +25,7 @@ from rlcli.data.next_obs.pool import Successors
 from rlcli.data.next_obs.sparse import Sparse, sparse_bytes, sparse_rows
 from rlcli.kernels.sum_tree.levels import tree_bytes
 from rlcli.keys import APPROXIMATED, SHIFTED_VALID, Key, as_tuple, show, unravel
-from rlcli.learning.flat import spans_of
-from rlcli.learning.optimizer import FlatOptimizer
+from rlcli.learning.optimizer import FlatOptimizer, spans_of
 from rlcli.objectives.reduction import MASK_KEYS
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.report.buffer_entries import BUFFER, PRIORITIES

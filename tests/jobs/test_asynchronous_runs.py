@@ -21,7 +21,7 @@ from rlcli.config.compose import configure
 from rlcli.envs import GymEnv
 from rlcli.errors import ConfigError
 from rlcli.jobs import resume
-from rlcli.learning.hooks import Hooks
+from rlcli.learning.loops import Hooks
 from rlcli.report import figures
 from rlcli.runs.folder import open_run
 

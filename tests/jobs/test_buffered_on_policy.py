@@ -17,8 +17,8 @@ from rlcli.config.compose import configure
 from rlcli.errors import ConfigError
 from rlcli.jobs import resume
 from rlcli.keys import ADVANTAGE, OBSERVATION, VALUE_TARGET, under_next
-from rlcli.learning.hooks import Hooks
-from rlcli.learning.loops import BufferedOnPolicy
+from rlcli.learning.buffered import BufferedOnPolicy
+from rlcli.learning.loops import Hooks
 from rlcli.runs.folder import create
 
 BASE = [

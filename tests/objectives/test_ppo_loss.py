@@ -15,7 +15,7 @@ from torch import nn
 
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.modules import Categorical, ProbabilisticActor, ValueOperator
-from rlcli.modules.values import ActorValueOperator
+from rlcli.modules.actors import ActorValueOperator
 from rlcli.objectives import ClipPPOLoss, PPOLoss
 from rlcli.objectives.networks import Lowered
 from rlcli.objectives.value import GAE

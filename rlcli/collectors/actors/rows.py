@@ -27,7 +27,6 @@ from rlcli.kernels.mlp import on_rows
 from rlcli.keys import ACTION, Key, show, under_next
 from rlcli.modules.actor import Actor
 from rlcli.modules.distributions.family import Family
-from rlcli.modules.recurrent import recurrent_mode
 from rlcli.modules.stages import Stage
 from rlcli.modules.watch import ModuleWatch
 from rlcli.specs.dtypes import dtype_name
@@ -230,7 +229,7 @@ class _BoundFastActor(BoundActor):
         self.act = self._actor(self.first)  # type: ignore[method-assign, assignment]
 
     def begin(self, noise, first, last) -> None:
-        if self.states and recurrent_mode():
+        if self.states and _runs_over_sequences():
             raise ArgumentError(
                 "a recurrent policy acts one step at a time",
                 why="set_recurrent_mode(True) is in force around its collector",
@@ -334,6 +333,12 @@ class _BoundFastActor(BoundActor):
                 refuse_unsound(key, data[key][:, first:last])
             elif bool(kept[first:last].isnan().any()):
                 raise not_finite(key, f"steps {first} to {last - 1} of the batch")
+
+
+def _runs_over_sequences() -> bool | None:
+    from rlcli.modules.recurrent import recurrent_mode
+
+    return recurrent_mode()
 
 
 def _of_lane(family: Family, width: int, generator: np.random.Generator, steps: int) -> np.ndarray:

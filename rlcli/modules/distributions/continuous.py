@@ -112,6 +112,8 @@ class IndependentNormal(FamilyDistribution):
         Mean and standard deviation; `scale` may be `[d]`, or a number.
     """
 
+    family_for = staticmethod(lambda: NORMAL)
+
     def __init__(self, loc: Tensor, scale: Tensor | float) -> None:
         super().__init__(NORMAL, (loc, as_scale(scale, loc)))
 
@@ -293,6 +295,8 @@ class TanhNormal(FamilyDistribution):
         See `TanhNormalFamily`.
     """
 
+    family_for = TanhNormalFamily
+
     def __init__(
         self, loc: Tensor, scale: Tensor | float, low: Bound = -1.0, high: Bound = 1.0, **options: Any
     ) -> None:
@@ -351,6 +355,8 @@ DELTA = DeltaFamily()
 
 class Delta(FamilyDistribution):
     """All mass on `param`, `[*B, d]`."""
+
+    family_for = staticmethod(lambda: DELTA)
 
     def __init__(self, param: Tensor) -> None:
         super().__init__(DELTA, (param,))

@@ -62,18 +62,12 @@ class RecurrentModule(TensorDictModuleBase, ABC):
     device : torch.device, optional
     default_recurrent_mode : bool, optional
         What it does where no `set_recurrent_mode` says: True, runs over sequences.
-
-    Attributes
-    ----------
-    saving : callable or None
-        From so many steps, and the tensors that are there anyway, to the context in which the layers run over sequences
-        that a backward pass may follow: whoever counts what they save for it.
     """
 
     settings = ("_in_keys", "_out_keys", "recurrent_backend", "default_recurrent_mode")
     kind: ClassVar[type[nn.GRU] | type[nn.LSTM]]
     states: ClassVar[tuple[str, ...]]  # default names
-    saving: Callable[[int, Sequence[Tensor]], AbstractContextManager[Any]] | None = None
+    _saving: Callable[[int, Sequence[Tensor]], AbstractContextManager[Any]] | None = None
 
     def __init__(
         self,
@@ -265,14 +259,21 @@ class RecurrentModule(TensorDictModuleBase, ABC):
             nothing = x.new_zeros(1, self.layers.num_layers, self.layers.hidden_size)
             flat, source = [nothing] * len(states), where.begins.long() - 1
         laid_out = where.laid_out(x.reshape(-1, x.shape[-1]))
-        with self._saving(laid_out, flat):
+        with self._counted(laid_out, flat):
             found = self._layers(laid_out, flat, lambda below, state, weights: self.run(below, state, source, weights))
         return self._written(found, where, size)
 
-    def _saving(self, laid_out: Tensor, states: Sequence[Tensor]) -> AbstractContextManager[Any]:
-        if self.saving is None or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+    def count_saved(self, inside: Callable[[int, Sequence[Tensor]], AbstractContextManager[Any]] | None) -> None:
+        """Run over sequences in the context `inside(steps, tensors)`, where a backward pass may follow.
+
+        It counts what the layers save for that pass; `tensors` are there anyway. None: no more.
+        """
+        self._saving = inside
+
+    def _counted(self, laid_out: Tensor, states: Sequence[Tensor]) -> AbstractContextManager[Any]:
+        if self._saving is None or torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return nullcontext()
-        return self.saving(laid_out.shape[:2].numel(), (laid_out, *states, *self.layers.parameters()))
+        return self._saving(laid_out.shape[:2].numel(), (laid_out, *states, *self.layers.parameters()))
 
     def _layers(
         self, below: Tensor, states: Sequence[Tensor], run: Callable[[Tensor, State, Weights], State]

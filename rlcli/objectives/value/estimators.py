@@ -227,7 +227,7 @@ class VTrace(ValueEstimator):
     def _log_prob(self, td: TensorDictBase) -> Tensor:
         """Return the taken actions' log-probability, in as many calls as the value network gets."""
         columns = {key: need(td, key) for key in self._density.in_keys}
-        action, size = need(td, self.tensor_keys.action), self.chunks.rows(td.shape)
+        action, size = need(td, self.tensor_keys.action), self.chunk_rows(td.shape)
         if size is None or IS_INIT in columns:  # a recurrent actor needs whole sequences
             return self._density(columns, action, td.ndim, entropy=False)[0]
         flat = {key: x.reshape(-1, *x.shape[td.ndim :]) for key, x in columns.items()}
