@@ -18,7 +18,7 @@ from rlcli.collectors import answers
 from rlcli.data import *
 from rlcli.envs import *
 from rlcli.modules import *
-from rlcli.processes import crew, fork_server, pulse, worker
+from rlcli.processes import crew, process, worker
 from rlcli.processes.channel import packed, unpacked
 from rlcli.transforms import *
 from rlcli.weight_update import *
@@ -49,7 +49,7 @@ def impatient(monkeypatch) -> None:
     """Who may hang is looked at more often; workers that do not end are waited for less."""
     monkeypatch.setattr(crew, "GRACE", 0.2)
     monkeypatch.setattr(answers, "EVERY", 0.1)
-    for each in crew, pulse:
+    for each in crew, worker:
         monkeypatch.setattr(each, "_LOOK", 0.1)
 
 
@@ -106,7 +106,7 @@ def _run(channel) -> None:
             fd = os.open(file, os.O_WRONLY | os.O_CREAT)
             os.dup2(fd, stream)
             os.close(fd)
-        fork_server.in_worker = False
+        process.in_worker = False
         worker.subprocess = types.SimpleNamespace(Popen=_Fork, DEVNULL=None, _args_from_interpreter_flags=list)
         sys.argv[1:] = words
         end_as(program, "program")

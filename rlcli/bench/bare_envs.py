@@ -15,8 +15,7 @@ import numpy as np
 
 from rlcli.processes.channel import Channel, packed, unpacked
 from rlcli.processes.crew import Crew
-from rlcli.processes.line import Line
-from rlcli.processes.serving import serve
+from rlcli.processes.line import Line, serve
 from rlcli.processes.worker import Worker
 from rlcli.vec_envs.gym_vec_env import strip
 from rlcli.vec_envs.make import GymRecipe

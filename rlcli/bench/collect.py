@@ -31,8 +31,8 @@ from rlcli.modules.build import Recurrence
 from rlcli.modules.recurrent.modules import STATE
 from rlcli.objectives.value import GAE
 from rlcli.transforms import Compose, RewardSum, RunningNorm, StepCounter
-from rlcli.vec_envs.envpool import EnvpoolEngine
 from rlcli.vec_envs.make import GymRecipe
+from rlcli.vec_envs.vector_backends import EnvpoolEngine
 
 BARS = {1: ">= 1.2", 8: ">= 1.5", 64: ">= 1.2"}
 UNITS = 64  # of the recurrent actor

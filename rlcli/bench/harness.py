@@ -20,7 +20,7 @@ from rlcli.bench.settings import MIN_ROUNDS
 from rlcli.config.installed import install
 from rlcli.config.run_files import write_whole
 from rlcli.errors import ResourceError
-from rlcli.processes.cores import cores
+from rlcli.processes.process import cores
 from rlcli.report.figures import NOTHING, Table
 
 

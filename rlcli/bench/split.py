@@ -20,7 +20,7 @@ from rlcli.build.env_mode import MOMENT, STEPS, chosen
 from rlcli.collectors.base import BaseCollector
 from rlcli.config.compose import configure
 from rlcli.config.schemas import CollectConfig
-from rlcli.processes.cores import cores
+from rlcli.processes.process import cores
 
 WORTH_IT = 1.05  # times as fast: what a less simple split must be
 ALONE, NATIVE, CALLING, APART, COLLECTING = "one process", "its own engine", "caller", "workers", "collectors"

@@ -22,9 +22,9 @@ from rlcli.collectors import Collector, MultiSyncCollector
 from rlcli.envs import GymEnv, ParallelEnv, SerialEnv
 from rlcli.errors import NumericsError
 from rlcli.modules import build_actor_critic
-from rlcli.processes.cores import cores
+from rlcli.processes.process import cores
 from rlcli.vec_envs.make import GymRecipe
-from rlcli.vec_envs.shares import dealt
+from rlcli.vec_envs.workers import dealt
 
 CARTPOLE = "CartPole-v1"
 SERIAL, COLLECTOR = "rlcli serial", "rlcli collector"

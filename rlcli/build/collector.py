@@ -21,8 +21,7 @@ from rlcli.envs import EnvBase
 from rlcli.keys import Key, unravel
 from rlcli.modules import ActorCritic, RandomPolicy
 from rlcli.modules.masks import find_action_mask
-from rlcli.processes.cores import cores
-from rlcli.vec_envs.shares import dealt
+from rlcli.processes.process import cores
 
 EXPLORATION = {name: InteractionType[name.upper()] for name in ("random", "mode", "mean", "deterministic")}
 SLICED = 16  # every so many states are kept where slices are drawn
@@ -93,6 +92,8 @@ def shares(cfg: CollectConfig) -> list[range]:
         count = c.num_workers
     else:  # who learns while others collect needs a core as well
         count = max(1, min(cores() - (c.kind == "multi_async"), cfg.env.num))
+    from rlcli.vec_envs.workers import dealt
+
     return dealt(cfg.env.num, count)
 
 

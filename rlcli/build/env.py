@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from rlcli import transforms
 from rlcli.config import registry
 from rlcli.config.guard import check_env_ids
 from rlcli.config.problem import raise_all
@@ -19,18 +20,16 @@ from rlcli.config.registry import wrapper_call
 from rlcli.config.schemas import AtariConfig, CollectConfig, Config, EnvConfig
 from rlcli.envs.base import EnvBase
 from rlcli.envs.gym_env import GymEnv, make_native
-from rlcli.envs.parallel import ParallelEnv
 from rlcli.envs.serial import SerialEnv
 from rlcli.envs.transformed import TransformedEnv, transforms_on
 from rlcli.errors import ConfigError, ResourceError, RlcliError, in_words
 from rlcli.keys import ACTION_MASK, Key, as_tuple, unravel
 from rlcli.processes.memory import free_memory, process_memory, size
 from rlcli.specs import Bounded, TensorSpec
-from rlcli.transforms import FrameStack, RewardNorm, RewardScaling, RunningNorm, SignTransform, Transform, by_name
+from rlcli.transforms.base import Transform
+from rlcli.transforms.compose import by_name
 from rlcli.vec_envs.building import beside
-from rlcli.vec_envs.make import AtariFrames, GymRecipe, NamedWrapper, Wrapper, set_limit
-from rlcli.vec_envs.shares import shared_out
-from rlcli.vec_envs.vector_backends import auto_prefers_native
+from rlcli.vec_envs.make import AtariFrames, GymRecipe, NamedWrapper, Wrapper, auto_prefers_native, set_limit
 
 EVALUATION_ENVS = 32  # of one evaluation at most, unless more are asked for
 SURE_AFTER = 2.0  # seconds, from which the envs made so far say something of the others
@@ -53,7 +52,7 @@ def build_env(
         base = _parallel(cfg, offset, on_worker_error, first)
     else:
         base = _native(cfg, lanes) if wants_native(cfg, lanes) else _serial(cfg, lanes, offset, first, key)
-    base.vec_env.step_timeout = cfg.step_timeout  # type: ignore[attr-defined]
+    base.vec_env.give_up_after(cfg.step_timeout)  # type: ignore[attr-defined]
     if cfg.info_keys:
         base.vec_env.keep_info(cfg.info_keys)  # type: ignore[attr-defined]
     for transform in build_transforms(cfg, base, gamma):
@@ -129,7 +128,7 @@ def lanes_here(cfg: CollectConfig) -> int:
         return 0
     if not _apart(cfg.env):
         return cfg.env.num
-    parts, caller_steps = shared_out(cfg.env.num, **_dealt_out(cfg.env, cfg.collector.on_worker_error))
+    parts, caller_steps = _parts(cfg)
     return len(parts[0]) if caller_steps else 0
 
 
@@ -137,11 +136,20 @@ def env_workers(cfg: CollectConfig) -> int:
     """Return how many processes step envs for a run's own one; those that collect are not among them."""
     if cfg.collector.kind != "sync" or not _apart(cfg.env):
         return 0
-    parts, caller_steps = shared_out(cfg.env.num, **_dealt_out(cfg.env, cfg.collector.on_worker_error))
+    parts, caller_steps = _parts(cfg)
     return len(parts) - caller_steps
 
 
+def _parts(cfg: CollectConfig) -> tuple[list[range], bool]:
+    """Return the envs that each process steps, and whether the run's own process steps the first ones."""
+    from rlcli.vec_envs.workers import shared_out
+
+    return shared_out(cfg.env.num, **_dealt_out(cfg.env, cfg.collector.on_worker_error))
+
+
 def _parallel(cfg: EnvConfig, offset: int, on_worker_error: str, first: GymEnv | None) -> EnvBase:
+    from rlcli.envs.parallel import ParallelEnv
+
     method = None if cfg.start_method == "auto" else cfg.start_method
     env = ParallelEnv(
         cfg.num, _makers(cfg, cfg.num, offset), **_dealt_out(cfg, on_worker_error), step_timeout=cfg.step_timeout,
@@ -259,24 +267,24 @@ def build_transforms(cfg: EnvConfig, env: EnvBase, gamma: float) -> list[Transfo
     keys = [unravel(key) for key in env.observation_spec.keys(True, True)]
     keys = [key for key in keys if as_tuple(key)[-1] != ACTION_MASK]  # flags stay flags
     numbers: list[Key] = [key for key in keys if _scalable(env.observation_spec[key])]
-    transforms: list[Transform] = []
+    chosen: list[Transform] = []
     if cfg.normalize_observation:
         if not numbers:
             raise ConfigError("env.normalize_observation needs observations of numbers other than bytes", where=cfg.id)
-        transforms.append(RunningNorm(numbers))
+        chosen.append(transforms.RunningNorm(numbers))
     if cfg.frame_stack is not None and cfg.frame_stack > 1:
         lanes = len(env.batch_size)
         for ndim in sorted({len(env.observation_spec[key].shape) - lanes for key in keys}):
             alike = [key for key in keys if len(env.observation_spec[key].shape) - lanes == ndim]
-            transforms.append(FrameStack(cfg.frame_stack, ndim, alike))
-    transforms += [_transform(*wrapper_call(entry)) for entry in cfg.transforms]
+            chosen.append(transforms.FrameStack(cfg.frame_stack, ndim, alike))
+    chosen += [_transform(*wrapper_call(entry)) for entry in cfg.transforms]
     if cfg.kind == "atari" and cfg.atari.clip_reward:
-        transforms.append(SignTransform())
+        chosen.append(transforms.SignTransform())
     if cfg.reward_scale != 1.0:
-        transforms.append(RewardScaling(loc=0.0, scale=cfg.reward_scale))
+        chosen.append(transforms.RewardScaling(loc=0.0, scale=cfg.reward_scale))
     if cfg.normalize_reward:
-        transforms.append(RewardNorm(gamma))
-    return transforms
+        chosen.append(transforms.RewardNorm(gamma))
+    return chosen
 
 
 def _scalable(spec: TensorSpec) -> bool:
@@ -321,7 +329,7 @@ def continue_transforms(env: EnvBase, saved: Mapping[str, Any]) -> None:
     """Have an env's transforms begin with what others had learned, and learn on from there."""
     _adopt(env, saved)
     for transform in transforms_on(env):
-        if isinstance(transform, RunningNorm | RewardNorm):
+        if isinstance(transform, transforms.RunningNorm | transforms.RewardNorm):
             transform.freeze(False)
 
 

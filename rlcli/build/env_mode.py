@@ -17,9 +17,9 @@ from rlcli.build.env import make_single, wants_native
 from rlcli.collectors.answers import answering
 from rlcli.config.schemas import CollectConfig
 from rlcli.envs import GymEnv
-from rlcli.processes.cores import cores
+from rlcli.processes.process import cores
 from rlcli.runs import random_streams
-from rlcli.vec_envs.vector_backends import auto_prefers_native
+from rlcli.vec_envs.make import auto_prefers_native
 
 STEPS, MOMENT = 32, 1.0  # that an env is tried for, and seconds after which it is enough
 CROSSING = 50e-6  # seconds, about, that an order to a process and its answer take
@@ -72,7 +72,7 @@ def settled(cfg: C) -> tuple[C, list[str], First]:
         made = make_single(env)
         first = First(made, random_streams.state())
         try:
-            made.vec_env.step_timeout = env.step_timeout
+            made.vec_env.give_up_after(env.step_timeout)
             with answering(made.vec_env):
                 wall, cpu = made.vec_env.pace(STEPS, MOMENT)  # type: ignore[attr-defined]
             processes, line = chosen(env.num, wall, cpu)

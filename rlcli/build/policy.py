@@ -17,7 +17,7 @@ from rlcli.keys import Key, unravel
 from rlcli.modules import ActorCritic, build_actor_critic
 from rlcli.modules.build import RECURRENT, Recurrence
 from rlcli.modules.masks import find_action_mask, mask_key_of, with_action_mask
-from rlcli.processes.cores import cores
+from rlcli.processes.process import cores
 
 WORTH_A_THREAD = 32_000_000  # multiply-adds of one layer for a minibatch above which a second thread pays
 

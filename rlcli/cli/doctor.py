@@ -13,8 +13,8 @@ from rlcli import __version__
 from rlcli.cli.flags import read
 from rlcli.config.installed import EXTRAS, gymnasium_problem, install
 from rlcli.errors import ConfigError
-from rlcli.processes.cores import cores
 from rlcli.processes.memory import free_memory, limits, size
+from rlcli.processes.process import cores
 from rlcli.runs.provenance import ALWAYS, LISTED
 
 

@@ -17,8 +17,8 @@ from types import FrameType
 from typing import Any
 
 from rlcli.errors import EnvError, in_words
-from rlcli.processes import fork_server
-from rlcli.vec_envs.contract import place_of
+from rlcli.processes import process
+from rlcli.vec_envs.episodes import place_of
 from rlcli.vec_envs.vec_env import VecEnv
 
 SAY_AFTER = 60.0  # seconds without a limit
@@ -75,7 +75,7 @@ class answering:  # used as `with answering(lanes):`
             return
         limit, waited = None if vec_env.ends_what_hangs else vec_env.step_timeout, now - self.since
         if limit is not None and self.ends and waited >= limit:
-            if self.asked is not None and now - self.asked > (_IN_WORKER if fork_server.in_worker else LAST_RESORT):
+            if self.asked is not None and now - self.asked > (_IN_WORKER if process.in_worker else LAST_RESORT):
                 say(f"{self._sentence(waited)}; it cannot be interrupted, so this process exits")
                 os._exit(EnvError.exit_code)
             self.asked = self.asked or now

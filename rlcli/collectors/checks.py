@@ -13,7 +13,7 @@ import numpy as np
 from rlcli.collectors.batch import FinalObservations
 from rlcli.keys import Key
 from rlcli.transforms import RowOp
-from rlcli.vec_envs.contract import BatchStart, not_finite
+from rlcli.vec_envs.episodes import BatchStart, not_finite
 from rlcli.vec_envs.vec_env import Outcome, VecEnv
 
 ASIDE = 1 << 20  # bytes a batch and key; a key that would take more is looked at in every step

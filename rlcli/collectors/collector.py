@@ -48,7 +48,6 @@ from rlcli.errors import ArgumentError, in_words
 from rlcli.keys import DONE, POLICY_VERSION, REWARD, TRUNCATED, Key
 from rlcli.recognise import own
 from rlcli.vec_envs.bounds import Bounds
-from rlcli.vec_envs.parallel_vec_env import ParallelVecEnv
 
 if TYPE_CHECKING:
     from rlcli.collectors.faces import Face
@@ -356,8 +355,7 @@ class Collector(BaseCollector):
 
     def interrupt_by(self, check: Callable[[], object]) -> None:
         self._check = check
-        if isinstance(self.vec_env, ParallelVecEnv):  # one of their workers may hang in a step
-            self.vec_env.crew.check = check
+        self.vec_env.interrupt_by(check)  # one of its workers may hang in a step
 
     def _checked(self, first: int, last: int) -> Iterator[int]:
         check = self._check
@@ -485,7 +483,7 @@ class Collector(BaseCollector):
             replayable = self.vec_env.is_replayable()
         if not replayable:
             return False
-        self.vec_env.history_limit = longest
+        self.vec_env.keep_actions(longest)
         return True
 
     # ---- in the background -------------------------------------------------------------------------------------

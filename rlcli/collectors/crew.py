@@ -24,12 +24,10 @@ from rlcli.collectors.worker_record import WorkerRecord
 from rlcli.errors import ArgumentError, EnvError, RlcliError, StoppedSafely, in_words
 from rlcli.keys import Key, show
 from rlcli.processes.channel import packed
-from rlcli.processes.crew import Crew, Lost
-from rlcli.processes.files import room_for
-from rlcli.processes.pulse import Pulse
+from rlcli.processes.crew import NOT_REPLACED, POLICIES, Crew, Lost, Restarts, time_to_build
+from rlcli.processes.process import room_for
 from rlcli.processes.region import Region
-from rlcli.processes.restarts import NOT_REPLACED, POLICIES, Restarts, time_to_build
-from rlcli.processes.worker import Worker
+from rlcli.processes.worker import Pulse, Worker
 from rlcli.specs.field import Fields
 
 CALL = 1

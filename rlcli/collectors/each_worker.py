@@ -11,7 +11,7 @@ from typing import Any
 from rlcli.collectors.devices import not_both
 from rlcli.collectors.options import EACH, FIELDS, PARENT, CollectorOptions, CountedOption, counted, in_scope
 from rlcli.errors import ArgumentError
-from rlcli.processes.cores import cores
+from rlcli.processes.process import cores
 
 _OF_ONE_KIND = {  # of collectors with workers: the values that ask for nothing, which any kind may be given
     "cat_results": (("stack",), "a batch is one worker's, and put together with no other's", "MultiSyncCollector"),

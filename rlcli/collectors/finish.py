@@ -10,7 +10,7 @@ import math
 import threading
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -25,8 +25,10 @@ from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, END_FLAGS, REWARD, TERMINATED, TRUNCATED, Key, as_tuple, show, under_next
 from rlcli.specs.dtypes import numpy_dtype
 from rlcli.specs.field import SHARED
-from rlcli.transforms import NextObservationDelta
 from rlcli.vec_envs.vec_env import Outcome
+
+if TYPE_CHECKING:
+    from rlcli.transforms import NextObservationDelta
 
 
 class TrajectoryPool:

@@ -50,7 +50,7 @@ from rlcli.processes.crew import Crew
 from rlcli.processes.worker import USUAL_METHOD
 from rlcli.specs.field import CODED
 from rlcli.transforms import NextObservationDelta
-from rlcli.vec_envs.told import told
+from rlcli.vec_envs.workers import told
 
 _RENUMBERED = 1 << 48  # is added to the id of a trajectory each time that rows of it are lost
 _COUNTED = ("lag", "largest_lag", "restarts", "lost_frames", "cause", "begins")  # of a worker, in a checkpoint

@@ -28,12 +28,11 @@ from rlcli.collectors.stored_states import KeptStates, StateClock
 from rlcli.collectors.wiring import Wired
 from rlcli.envs.late_columns import LateColumns
 from rlcli.envs.serial import times_called
-from rlcli.envs.tensordict_vec_env import TensorDictVecEnv
 from rlcli.keys import RAW, REWARD, TRAJ_IDS, Key, as_tuple, show, spell
 from rlcli.specs.field import BATCH, NONE, ROW, SPARSE, Field, Fields
 from rlcli.transforms import RowOp, by_name
 from rlcli.vec_envs.building import same_dtype
-from rlcli.vec_envs.contract import BatchStart
+from rlcli.vec_envs.episodes import BatchStart
 from rlcli.vec_envs.noise import POLICY, RANDOM, Noise
 from rlcli.vec_envs.vec_env import Outcome, VecEnv, reward_column
 
@@ -92,9 +91,7 @@ class Rollout:
         self.limit: int | None = None
         # legs(first, last) gives the steps to take, from the first on: all, or a part
         self.legs: Callable[[int, int], Iterable[int]] = range
-        self._counted: VecEnv = vec_env  # counts what anybody does to the env
-        if isinstance(vec_env, TensorDictVecEnv) and vec_env.below is not None:
-            self._counted = vec_env.below
+        self._counted: VecEnv = vec_env.below or vec_env  # counts what anybody does to the env
         self._left = self._place()  # where the last batch left the env
         self.fresh = np.ones(vec_env.n, np.bool_)  # lanes whose row 0 was reset outside the loop
 
@@ -259,7 +256,7 @@ class Rollout:
         self.begun = False  # until the batch is whole, the carrier is not to be trusted
         seconds = Seconds() if timed else None
         started = time.perf_counter()
-        self.vec_env.resets_follow = self.reset_when_done
+        self.vec_env.expect_resets(self.reset_when_done)
         try:
             with self._guard():
                 for op in batch.row_ops:
@@ -276,7 +273,7 @@ class Rollout:
                 data, raw_reward, ends = self._finish(batch, taken)
                 late = self._take_late(data, taken, min(random_steps, taken))
         finally:
-            self.vec_env.resets_follow = False
+            self.vec_env.expect_resets(False)
             self.pool.give_back(batch)
         self.begun, self._left = True, self._place()
         if seconds is not None:
@@ -298,8 +295,7 @@ class Rollout:
         return late
 
     def _leg(self, batch: BoundBatch, actor: BoundActor, first: int, last: int, seconds: Seconds | None) -> int:
-        if self.vec_env.on_tensordicts:
-            self.vec_env.acting = actor
+        self.vec_env.act_by(actor)
         with self.drawing() if actor is batch.actor else contextlib.nullcontext():
             noise = self.noise[POLICY if actor is batch.actor else RANDOM]
             actor.begin(noise, first, last)

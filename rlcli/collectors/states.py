@@ -1,6 +1,6 @@
 """A recurrent policy's state: `("next", h)` of step t is `h` of row t+1.
 
-A `TensorDictPrimer` gives `h` its rows and, at resets, its default (`rlcli.envs.policy_transforms` adds it where it is
+A `TensorDictPrimer` gives `h` its rows and, at resets, its default (`rlcli.envs.transformed` adds it where it is
 missing); the policy's actor writes row t+1. A policy whose state would have no place is refused. `States` says which
 keys may be carried so, and which keep what they hold since nobody writes them (random actions, a policy that only reads
 them).
@@ -12,14 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any
 
 from rlcli.envs import EnvBase, TransformedEnv
-from rlcli.envs.policy_transforms import keys_of, written_states
 from rlcli.envs.serial import BatchedEnv
-from rlcli.envs.tensordict_vec_env import TensorDictVecEnv
+from rlcli.envs.transformed import keys_of, written_states
 from rlcli.errors import ArgumentError
 from rlcli.keys import IS_INIT, STEP_RESULTS, Key, show
 from rlcli.specs.field import Fields
-from rlcli.transforms import TensorDictPrimer, Transform
-from rlcli.transforms.primer import state_keys
+from rlcli.transforms.base import Transform
+from rlcli.transforms.primer import TensorDictPrimer, state_keys
 from rlcli.vec_envs.vec_env import VecEnv
 
 
@@ -60,7 +59,7 @@ class States:
     def __init__(self, transforms: Iterable[Transform], vec_env: VecEnv, rows: Fields) -> None:
         self.transforms, self.vec_env, self.rows = list(transforms), vec_env, rows
         self._on_rows = _primed(self.transforms)
-        below = transforms_of(vec_env.env) if isinstance(vec_env, TensorDictVecEnv) else ()
+        below = transforms_of(vec_env.env) if vec_env.on_tensordicts else ()
         self.primed = [*self._on_rows, *_primed(below)]
 
     def learn(self, states: Sequence[Key], rewrites: Set[Key]) -> None:
@@ -71,7 +70,7 @@ class States:
                 for t in self.transforms
                 if not isinstance(t, TensorDictPrimer) and key in t.writes(self.rows)
             ]
-            if key in self.vec_env.schema and not isinstance(self.vec_env, TensorDictVecEnv):
+            if key in self.vec_env.schema and not self.vec_env.on_tensordicts:
                 writers.append(self.vec_env.name)
             if writers:
                 raise ArgumentError(
@@ -86,13 +85,11 @@ class States:
                     why="row t keeps the state that step t began with; the new one belongs to the next step",
                     fix=f"Write ('next', {key!r})." if isinstance(key, str) else f"Write {('next', *key)!r}.",
                 )
-        if isinstance(self.vec_env, TensorDictVecEnv):  # primers inside the env
-            self.vec_env.states = [key for key in states if key in self.vec_env.schema]
+        self.vec_env.carry(states)  # of primers inside the env
 
     def held(self, states: Sequence[Key]) -> list[Key]:
         """Return the keys whose rows go from step to step where nobody writes them."""
-        inside = self.vec_env.states if isinstance(self.vec_env, TensorDictVecEnv) else []
-        return [key for key in [*self._on_rows, *inside] if key not in states]
+        return [key for key in [*self._on_rows, *self.vec_env.states] if key not in states]
 
 
 def _primed(transforms: Iterable[Transform]) -> list[Key]:

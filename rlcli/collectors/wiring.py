@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,31 +20,24 @@ from rlcli.data.next_obs.modes import NEXT
 from rlcli.envs import EnvBase, GymEnv, TransformedEnv
 from rlcli.envs.base import steps_as_ours
 from rlcli.envs.mdp import on_tensordicts
-from rlcli.envs.policy_transforms import with_policy_transforms
 from rlcli.envs.spaces import ACTIONS, action_format, drawn_alike, from_gym_space
-from rlcli.envs.tensordict_vec_env import TensorDictVecEnv
-from rlcli.envs.transformed import transforms_on
+from rlcli.envs.transformed import transforms_on, with_policy_transforms
 from rlcli.errors import ArgumentError
 from rlcli.keys import IS_INIT, REWARD, Key, as_tuple, show, under_next, unravel
 from rlcli.modules.masks import mask_key_of
 from rlcli.recognise import overridden
 from rlcli.specs import Composite
 from rlcli.specs.field import CODED, Field, Fields
-from rlcli.transforms import (
-    Compose,
-    Faces,
-    NextObservationDelta,
-    StepCounter,
-    TensorDictPrimer,
-    Transform,
-    choose_faces,
-)
-from rlcli.transforms.base import planned
+from rlcli.transforms.base import Transform, planned
+from rlcli.transforms.compose import Compose, Faces, choose_faces
 from rlcli.transforms.delta_codec import delta_key, kept_key, scale_key
-from rlcli.transforms.primer import state_keys
+from rlcli.transforms.primer import TensorDictPrimer, state_keys
 from rlcli.vec_envs.actions import ActionFormat
 from rlcli.vec_envs.bounds import Interval
 from rlcli.vec_envs.vec_env import VecEnv
+
+if TYPE_CHECKING:
+    from rlcli.transforms.next_observation_delta import NextObservationDelta
 
 EnvMaker = EnvBase | Callable[[], EnvBase] | str
 
@@ -94,10 +87,11 @@ def with_transforms(env: EnvBase, policy: Any, max_frames_per_traj: int | None, 
     """Return the env with the transforms that options and policy ask for."""
     if max_frames_per_traj is not None and max_frames_per_traj < 1:
         raise ArgumentError("max_frames_per_traj must be at least 1", why=f"got {max_frames_per_traj}")
-    counted = any(isinstance(t, StepCounter) for t in transforms_of(env))
-    extra: list[Transform] = [] if max_frames_per_traj is None or counted else [StepCounter()]
-    for transform in extra:
-        env = TransformedEnv(env, transform)
+    if max_frames_per_traj is not None:
+        from rlcli.transforms.counters import StepCounter
+
+        if not any(isinstance(t, StepCounter) for t in transforms_of(env)):
+            env = TransformedEnv(env, StepCounter())
     return with_policy_transforms(env, policy) if auto and policy is not None else env
 
 
@@ -108,24 +102,31 @@ def with_delta(
     delta = delta_of(env)
     if delta is not None or NEXT[mode] != CODED:
         return env, delta
+    from rlcli.transforms.next_observation_delta import NextObservationDelta
+
     added = NextObservationDelta(delta_dtype=dtype, on_overflow=on_overflow)
     return TransformedEnv(env, added), added
 
 
 def delta_of(env: EnvBase) -> NextObservationDelta | None:
     """Return the `NextObservationDelta` among an env's transforms."""
-    return next((t for t in transforms_on(env) if isinstance(t, NextObservationDelta)), None)
+    transforms = transforms_on(env)
+    if not transforms:
+        return None
+    from rlcli.transforms.next_observation_delta import NextObservationDelta
+
+    return next((t for t in transforms if isinstance(t, NextObservationDelta)), None)
 
 
 def array_face(env: EnvBase) -> tuple[VecEnv, list[Transform]]:
     """Return the env's `VecEnv`, and the transforms that still run on its rows, innermost first."""
     if not isinstance(env, TransformedEnv) or not steps_as_ours(env):
         vec_env = getattr(env, "vec_env", None)
-        return (vec_env if isinstance(vec_env, VecEnv) and steps_as_ours(env) else TensorDictVecEnv(env)), []
+        return (vec_env if isinstance(vec_env, VecEnv) and steps_as_ours(env) else _on_tensordicts(env)), []
     base, transforms = env.base_env, env.transforms
     if not isinstance(base, TransformedEnv) and all(t.has_columns for t in transforms):
         vec_env, _ = array_face(base)
-        if not isinstance(vec_env, TensorDictVecEnv):
+        if not vec_env.on_tensordicts:
             return vec_env, transforms
     transforms, late = _apart(transforms)
     inside = next((place for place, t in enumerate(transforms) if t.outside_batches), len(transforms))
@@ -144,7 +145,13 @@ def array_face(env: EnvBase) -> tuple[VecEnv, list[Transform]]:
             )
     outside = [*transforms[inside:], *late]
     keeps_rewards = not any("reward" in transform.out_keys for transform in outside)
-    return TensorDictVecEnv(TransformedEnv(base, Compose(*transforms[:inside])), keeps_rewards=keeps_rewards), outside
+    return _on_tensordicts(TransformedEnv(base, Compose(*transforms[:inside])), keeps_rewards=keeps_rewards), outside
+
+
+def _on_tensordicts(env: EnvBase, *, keeps_rewards: bool = True) -> VecEnv:
+    from rlcli.envs.tensordict_vec_env import TensorDictVecEnv
+
+    return TensorDictVecEnv(env, keeps_rewards=keeps_rewards)
 
 
 def _apart(transforms: Sequence[Transform]) -> tuple[list[Transform], list[Transform]]:
@@ -186,7 +193,7 @@ def wire(
             fix="Override _reset or reset for what is done at resets, _step or step for the rest.",
         )
     asked, cpu = placement.env, torch.device("cpu")
-    if isinstance(vec_env, TensorDictVecEnv) and asked and not same_device(asked, vec_env.env.device or cpu):
+    if vec_env.on_tensordicts and asked and not same_device(asked, vec_env.env.device or cpu):
         vec_env.env.to(asked)
     vec_env.limit_frames(options.max_frames_per_traj)  # may refuse; the engine limits only the episodes that it begins
     vec_env.limit_frames(None)
@@ -194,7 +201,7 @@ def wire(
     shown = dict(vec_env.schema)
     for transform in transforms:
         shown |= planned(transform, {**shown, **reward})
-    flags = vec_env.flags if isinstance(vec_env, TensorDictVecEnv) else None
+    flags = getattr(vec_env, "flags", None)
     setting = PolicyContext(vec_env.actions, shown, env.batch_size, placement, options.exploration_type, flags)
     mask_key = _mask_key(policy, shown, vec_env.actions, options)
     used, own, actor = _actor(env, vec_env, policy, setting, random_frames, mask_key)

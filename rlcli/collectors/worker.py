@@ -32,13 +32,12 @@ from rlcli.collectors.wiring import make_env
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, Key, show, under_next, unravel
 from rlcli.processes.channel import Channel, unpacked
-from rlcli.processes.line import Line
-from rlcli.processes.pulse import BEAT, beat
+from rlcli.processes.line import Line, serve
+from rlcli.processes.process import seed_streams
 from rlcli.processes.region import Arrays, Region
-from rlcli.processes.serving import serve
-from rlcli.processes.streams import seed_streams
+from rlcli.processes.worker import BEAT, beat
 from rlcli.specs.field import PASS, Fields
-from rlcli.vec_envs.told import Told
+from rlcli.vec_envs.workers import Told
 from rlcli.weight_update.newest import SharedNewest
 from rlcli.weight_update.receiver import ModelsReceiver
 from rlcli.weight_update.sender import Handle
@@ -152,7 +151,7 @@ class CollectorWorker:
         seed_streams(own)
         torch.manual_seed(seed % 2**63)  # a policy_factory makes the same weights in all workers
         self.collector = Collector(**vars(options) | {"pre_collect_hook": self.pre_hook})
-        self.collector.vec_env.clock = clock.data  # type: ignore[assignment]
+        self.collector.vec_env.count_in(clock.data)
         torch.manual_seed(own % 2**64)
         self._engine: Rollout | None = None
         taken = self.env.full_action_spec[(0,) * len(self.env.batch_size)]  # of one lane

@@ -102,6 +102,14 @@ def check_fields(x: Any) -> None:
         raise Misfit(f"a row would have {width:,} bytes")
 
 
+def bytes_of(column: Tensor) -> Tensor:
+    """Return the bytes of each row, uint8 ``[N, bytes]``, on the CPU."""
+    plain = column.detach().cpu().reshape(len(column), math.prod(column.shape[1:])).contiguous()
+    if plain.numel():
+        return plain.view(torch.uint8).view(len(column), -1)
+    return plain.new_empty((len(column), plain.shape[1] * plain.element_size()), dtype=torch.uint8)
+
+
 # ---- between a TensorDict and its columns, without the checks that a known layout does not need ---------------------
 def columns_of(batch: TensorDictBase) -> dict[Key, Tensor]:
     """Return every leaf of a batch, under its key; lazily conjugated or negated ones as what they stand for."""

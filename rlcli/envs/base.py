@@ -8,12 +8,16 @@ of the fast loop.
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from inspect import Signature, signature
 from numbers import Integral
 from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import InteractionType as ExplorationType
+from tensordict.nn import set_interaction_type as set_exploration_type
+from tensordict.nn.probabilistic import interaction_type as exploration_type
 
 from rlcli.envs.mdp import acted, complete_flags, merged, on_tensordicts, promoted, step_mdp
 from rlcli.errors import ArgumentError, EnvError, in_words
@@ -22,6 +26,7 @@ from rlcli.recognise import overridden
 from rlcli.specs import Binary, Composite, TensorSpec, Unbounded
 from rlcli.specs.composite import returned_by
 
+__all__ = ["EnvBase", "ExplorationType", "exploration_type", "set_exploration_type"]
 SPECS = ("observation_spec", "state_spec", "action_spec", "reward_spec")
 _STEPPING = (
     "reset", "step", "step_and_maybe_reset", "maybe_reset", "set_seed", "_reset", "_step", "_set_seed",
@@ -35,13 +40,13 @@ def _other_name(name: str) -> Any:
 class _WithPolicy(type):
     """Take `policy=` of any env's constructor."""
 
-    wired: Callable[[Any, Any], Any]  # `policy_transforms` gives it: it knows the envs with transforms, and those this
-
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         asked = "policy" in kwargs and "policy" not in signature(cls.__init__).parameters  # type: ignore[misc]
         policy = kwargs.pop("policy") if asked else None
         env = super().__call__(*args, **kwargs)
-        return env if policy is None else _WithPolicy.wired(env, policy)
+        if policy is None:
+            return env
+        return import_module("rlcli.envs.transformed").with_policy_transforms(env, policy)  # a file that knows this one
 
     @property
     def __signature__(cls) -> Signature:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
@@ -21,14 +21,13 @@ from rlcli.errors import ArgumentError
 from rlcli.keys import ACTION, RESET
 from rlcli.specs import Composite
 from rlcli.specs.dtypes import torch_dtype
-from rlcli.vec_envs.contract import not_finite
-from rlcli.vec_envs.envpool import EnvpoolEngine
+from rlcli.vec_envs.episodes import not_finite
 from rlcli.vec_envs.gym_vec_env import GymVecEnv
 from rlcli.vec_envs.make import GymRecipe
-from rlcli.vec_envs.native_vec_env import NativeVecEnv
 from rlcli.vec_envs.vec_env import VecEnv, reward_column
-from rlcli.vec_envs.vector_backend import VectorBackend
-from rlcli.vec_envs.vector_backends import make_engine
+
+if TYPE_CHECKING:
+    from rlcli.vec_envs.vector_backend import VectorBackend
 
 
 class VecEnvAdapter(EnvBase):
@@ -233,6 +232,9 @@ class GymEnv(VecEnvAdapter):
         return f"GymEnv({self.vec_env.name})"
 
 
+GymWrapper = GymEnv  # an env object instead of an id: one class takes both
+
+
 def made_again(make: Callable[[], EnvBase]) -> tuple[Callable, tuple[bytes]]:
     """Return what `__reduce__` returns of an env whose pickle makes its like; `__main__` goes by value."""
     import cloudpickle
@@ -304,6 +306,8 @@ class NativeEnv(VecEnvAdapter):
         out_of_bounds: str = "count",
         device=None,
     ) -> None:
+        from rlcli.vec_envs.native_vec_env import NativeVecEnv
+
         envs = NativeVecEnv(engine, categorical=categorical_action_encoding, narrow=narrow, out_of_bounds=out_of_bounds)
         super().__init__(envs, engine.observation_space, engine.action_space, batched=True, device=device)
 
@@ -346,6 +350,8 @@ def make_native(
     """
     if num < 1:
         raise ArgumentError("a native engine needs at least one env", why=f"got {num}")
+    from rlcli.vec_envs.vector_backends import EnvpoolEngine, make_engine
+
     given = {**(settings or {}), **kwargs}
     engine = EnvpoolEngine(env_id, num, **given) if pool else make_engine(env_id, num, **given)
     return NativeEnv(engine, categorical_action_encoding=categorical, narrow=narrow, out_of_bounds=out_of_bounds)

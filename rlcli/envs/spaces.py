@@ -24,8 +24,8 @@ from rlcli.specs import (
     TensorSpec,
     Unbounded,
 )
+from rlcli.specs.base import as_field
 from rlcli.specs.dtypes import torch_dtype
-from rlcli.transforms.base import as_field
 from rlcli.vec_envs.actions import ActionFormat
 from rlcli.vec_envs.bounds import Interval
 

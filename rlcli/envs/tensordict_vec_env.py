@@ -17,11 +17,11 @@ from rlcli.envs.spaces import action_format, spec_bounds
 from rlcli.errors import ArgumentError, EnvError, RlcliError
 from rlcli.keys import ACTION, END_FLAGS, NEXT, RESET, REWARD, Key, as_tuple, show, under_next, unravel
 from rlcli.specs import Unbounded
+from rlcli.specs.base import as_field
 from rlcli.specs.field import Field
 from rlcli.transforms import RunningNorm
-from rlcli.transforms.base import as_field
 from rlcli.vec_envs.bounds import Bounds
-from rlcli.vec_envs.contract import broken, env_raised, place_of
+from rlcli.vec_envs.episodes import broken, env_raised, place_of
 from rlcli.vec_envs.observations import check_name
 from rlcli.vec_envs.vec_env import NONE, Outcome, VecEnv
 
@@ -37,14 +37,13 @@ class TensorDictVecEnv(VecEnv):
     """Step an `EnvBase` of batch size `()` or `(N,)` through `step` and `reset`, as `EnvBase.rollout` does."""
 
     on_tensordicts = True
-    acting: Acting | None = None
 
     def __init__(self, env: EnvBase, *, keeps_rewards: bool = True) -> None:
         self.keeps_rewards, dims = keeps_rewards, len(env.batch_size)
         transformed = isinstance(env, TransformedEnv) and steps_as_ours(env)
         base = env.base_env if transformed else env  # type: ignore[attr-defined]
         below = getattr(base, "vec_env", None) if transformed and steps_as_ours(base) else None
-        self.below: VecEnv | None = below  # of an env of ours under transforms, its own lanes, seeded one by one
+        self.below = below  # seeded one by one
         if dims > 1:
             raise ArgumentError(
                 "a collector steps envs of batch size () or (N,)",
@@ -76,7 +75,7 @@ class TensorDictVecEnv(VecEnv):
             self.bounds, self.checks_bounds = below.bounds, True
         self._run_seed = base.seeded_with
         self._env_seed: int | None = None  # until the env was given it
-        self.states: list[Key] = []  # of the schema, what a policy writes under `next` before the env is stepped
+        self._acting: Acting | None = None
         self.late: LateColumns = LateColumns(self.n, self._refuse)
         self.held: set[Key] = set()  # what resets write and steps do not: it stays at the root
         # until the first step, what only the first reset has shown, and states, which steps need not write
@@ -84,6 +83,12 @@ class TensorDictVecEnv(VecEnv):
         self._undecided = set(self._states)
         self._flags: dict[str, torch.Tensor] = {}  # of the root
         self._shown: TensorDictBase | None = None  # by the first reset, until an episode begins with it
+
+    def act_by(self, actor: Acting) -> None:
+        self._acting = actor
+
+    def carry(self, states: Sequence[Key]) -> None:
+        self.states = [key for key in states if key in self.schema]
 
     def _refuse(self, what: str, why: str, fix: str) -> EnvError:
         return EnvError(f"the env's {what}", where=place_of(self, None), why=why, fix=fix or None)
@@ -269,7 +274,7 @@ class TensorDictVecEnv(VecEnv):
     def _acted(self, root: dict[Key, np.ndarray], rows, t: int, actions) -> TensorDict:
         """Return the argument of the env's `step`: the root, and all that was written by what acts."""
         td = self._root(root)
-        written = None if self.acting is None else self.acting.written
+        written = None if self._acting is None else self._acting.written
         if written is None:
             td.set(ACTION, self._stored(actions))
         else:

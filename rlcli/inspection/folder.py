@@ -260,7 +260,7 @@ def _keys_of_buffer(ring: Ring, rows: np.ndarray) -> list[KeyFacts]:
         for key, value in ring.read(part).items(include_nested=True, leaves_only=True):
             name = show(unravel(key))
             keys.setdefault(name, KeyFacts.of(name, value, 1)).add(value)
-    widths = {show(unravel(key)): ring.packing.width(key) or 0.0 for key in ring.packing.fields}
+    widths = {show(unravel(key)): ring.contents.width(key) or 0.0 for key in ring.contents.stored}
     pool = 0 if ring.pool is None else ring.pool.memory.nbytes
     apart = sum(facts.full for name, facts in keys.items() if name not in widths)
     for name, facts in keys.items():

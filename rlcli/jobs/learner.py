@@ -28,7 +28,7 @@ from rlcli.jobs.trained_run import TrainingRun
 from rlcli.learning.loops import Hooks
 from rlcli.learning.update import StateBeside
 from rlcli.planning.forecast import Learning, expected
-from rlcli.processes.cores import cores
+from rlcli.processes.process import cores
 from rlcli.report.peaks import ProcessPeak
 from rlcli.report.reporter import WatchedMemory
 from rlcli.runs import random_streams

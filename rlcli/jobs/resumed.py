@@ -26,7 +26,7 @@ from rlcli.config.validate import as_resumed, validate
 from rlcli.config.words import key_of
 from rlcli.errors import ConfigError, DamagedDataError
 from rlcli.jobs.trained_run import TrainingRun, check_imports
-from rlcli.processes.cores import cores
+from rlcli.processes.process import cores
 from rlcli.runs.checkpoint import gone_before, newest
 from rlcli.runs.folder import Run, init_command, note_resume, open_run, resume_command, start_command
 from rlcli.runs.provenance import decides_bits, surroundings

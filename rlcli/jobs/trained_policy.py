@@ -23,7 +23,7 @@ from rlcli.build.env import configured
 from rlcli.config.schemas import Config
 from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.envs.mdp import merged, on_tensordicts
-from rlcli.envs.policy_transforms import with_policy_transforms
+from rlcli.envs.transformed import with_policy_transforms
 from rlcli.errors import ArgumentError, ConfigError, MissingKeyError, NumericsError, RlcliError, in_words
 from rlcli.keys import ACTION, IS_INIT, OBSERVATION, RESET, REWARD, Key, show
 from rlcli.modules import ActorCritic

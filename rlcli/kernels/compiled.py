@@ -1,6 +1,12 @@
 """Compile loops by numba, at their first call, cached beside the source or in the user's cache folder.
 
 Import a module that uses this inside the function that needs it: numba takes half a second to load.
+
+Here too: bytes at an address, inside a compiled loop, copied, compared, read and written; and words that processes
+share. Nothing is checked: whoever calls keeps the memory alive and knows its size. A word that one process stores and
+others load is 8 bytes, in an order that every processor keeps: a release store is seen after all that was written
+before it; what is read after an acquire load is at least as new as that store. On x86 these are plain moves; on ARM
+they are not, and nothing in Python or numpy promises either.
 """
 
 from __future__ import annotations
@@ -13,7 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
 from numba.core.options import DefaultOptions
+from numba.extending import intrinsic
 
 # what reading a pickle that was cut may raise
 DAMAGED = (EOFError, pickle.UnpicklingError, ValueError, LookupError, AttributeError, ImportError, TypeError)
@@ -78,3 +89,150 @@ def damaged() -> list[Path]:
 @cache
 def _newest_source() -> int:
     return max(path.stat().st_mtime_ns for path in Path(__file__).parent.rglob("*.py"))
+
+
+# ---- bytes at an address ---------------------------------------------------------------------------------------------
+_COPY = types.void(types.int64, types.int64, types.int64)
+_SAME = types.boolean(types.int64, types.int64, types.int64)
+
+
+def typed_intrinsic(generator: Callable) -> Any:
+    """Type an intrinsic as callable without its first argument, which no type checker can know."""
+    return intrinsic(generator)
+
+
+@typed_intrinsic
+def copy_bytes(typing: Any, target: Any, source: Any, count: Any) -> Any:
+    """Emit C's `memcpy(target, source, count)`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = cgutils.voidptr_t
+        cgutils.raw_memcpy(builder, builder.inttoptr(args[0], pointer), builder.inttoptr(args[1], pointer), args[2], 1)
+        return context.get_dummy_value()
+
+    return _COPY, generate
+
+
+@typed_intrinsic
+def same_bytes(typing: Any, one: Any, other: Any, count: Any) -> Any:
+    """Emit C's `memcmp(one, other, count) == 0`: of bits, so NaN equals itself and -0.0 differs from 0.0."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = cgutils.voidptr_t
+        kind = ir.FunctionType(ir.IntType(32), [pointer, pointer, ir.IntType(64)])
+        compare = cgutils.get_or_insert_function(builder.module, kind, "memcmp")
+        answer = builder.call(
+            compare, [builder.inttoptr(args[0], pointer), builder.inttoptr(args[1], pointer), args[2]]
+        )
+        return builder.icmp_signed("==", answer, ir.Constant(ir.IntType(32), 0))
+
+    return _SAME, generate
+
+
+def _mover(size: int) -> Any:
+    @typed_intrinsic
+    def move(typing: Any, target: Any, source: Any) -> Any:
+        """One load and one store: a call of `memcpy` takes longer than the copy of a small row."""
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointer = ir.PointerType(ir.IntType(8 * size))
+            value = builder.load(builder.inttoptr(args[1], pointer), align=1)
+            builder.store(value, builder.inttoptr(args[0], pointer), align=1)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), generate
+
+    return move
+
+
+move_1, move_2, move_4, move_8, move_16 = _mover(1), _mover(2), _mover(4), _mover(8), _mover(16)
+
+
+def _reader(size: int, number: Any = types.int64) -> Any:
+    @typed_intrinsic
+    def read(typing: Any, address: Any) -> Any:
+        """The number at an address, which need not be aligned; a signed one is widened to `number`."""
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            value = builder.load(builder.inttoptr(args[0], ir.PointerType(ir.IntType(8 * size))), align=1)
+            return value if 8 * size == number.bitwidth else builder.sext(value, ir.IntType(number.bitwidth))
+
+        return number(types.int64), generate
+
+    return read
+
+
+read_1, read_2, read_4, read_8 = _reader(1), _reader(2), _reader(4), _reader(8)
+load_1, load_64 = _reader(1, types.uint8), _reader(8, types.uint64)
+
+
+def _writer(size: int, number: Any = types.int64) -> Any:
+    @typed_intrinsic
+    def write(typing: Any, address: Any, value: Any) -> Any:
+        """Store the low bytes of a number at an address that need not be aligned."""
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            kind = ir.IntType(8 * size)
+            value = args[1] if 8 * size == number.bitwidth else builder.trunc(args[1], kind)
+            builder.store(value, builder.inttoptr(args[0], ir.PointerType(kind)), align=1)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, number), generate
+
+    return write
+
+
+write_1, write_2, write_4, write_8 = _writer(1), _writer(2), _writer(4), _writer(8)
+store_1, store_64 = _writer(1, types.uint8), _writer(8, types.uint64)
+
+
+@typed_intrinsic
+def pointer(typing: Any, address: Any) -> Any:
+    """Turn an address into what `numba.carray` makes an array of."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), generate
+
+
+@compiled()
+def byte(address: int) -> int:
+    """Load a byte as a signed number: sums with an unsigned one would be floats."""
+    return np.int64(load_1(address))  # type: ignore[return-value]
+
+
+# ---- words that processes share ------------------------------------------------------------------------------------
+_WORD = ir.IntType(64)
+
+
+@typed_intrinsic
+def store_release(typing: Any, address: Any, value: Any) -> Any:
+    """Write an aligned word after all that this thread wrote before."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store_atomic(args[1], builder.inttoptr(args[0], ir.PointerType(_WORD)), "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@typed_intrinsic
+def load_acquire(typing: Any, address: Any) -> Any:
+    """Read an aligned word before all that this thread reads after it."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load_atomic(builder.inttoptr(args[0], ir.PointerType(_WORD)), "acquire", 8)
+
+    return types.int64(types.int64), generate
+
+
+@compiled()
+def publish(address: int, value: int) -> None:
+    """`store_release`, for Python."""
+    store_release(address, value)
+
+
+@compiled()
+def published(address: int) -> int:
+    return load_acquire(address)

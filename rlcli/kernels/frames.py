@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlcli.kernels.bytes import byte, copy_bytes, load_1, load_64, store_1, store_64
-from rlcli.kernels.compiled import compiled
+from rlcli.kernels.compiled import byte, compiled, copy_bytes, load_1, load_64, store_1, store_64
 
 NEEDS_KEY, FULL = range(2)
 _NEAR = 8  # rows back in which the same one is looked for: two stacks that overlap

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlcli.kernels.bytes import copy_bytes, load_1
-from rlcli.kernels.compiled import compiled
+from rlcli.kernels.compiled import compiled, copy_bytes, load_1
 from rlcli.kernels.index import CURSOR, LANES, POOL, SLOT_WIDTH, STEPS
 from rlcli.kernels.index.read import next_places
 from rlcli.kernels.index.write import NEXT, OBS, PLAIN, compare, fits, record

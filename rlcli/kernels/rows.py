@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlcli.kernels.bytes import copy_bytes, move_1, move_2, move_4, move_8, move_16
-from rlcli.kernels.compiled import compiled
+from rlcli.kernels.compiled import compiled, copy_bytes, move_1, move_2, move_4, move_8, move_16
 
 
 @compiled(borrows=True)

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlcli.kernels.bytes import copy_bytes
-from rlcli.kernels.compiled import compiled
+from rlcli.kernels.compiled import compiled, copy_bytes
 
 
 @compiled(borrows=True)

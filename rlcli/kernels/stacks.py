@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlcli.kernels.bytes import copy_bytes, same_bytes
-from rlcli.kernels.compiled import compiled
+from rlcli.kernels.compiled import compiled, copy_bytes, same_bytes
 
 START, BEFORE = range(2)
 REPEAT = -1

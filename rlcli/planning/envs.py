@@ -12,14 +12,17 @@ import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import psutil
 from torch import nn
 
 from rlcli.build.collector import RunEnvs
 from rlcli.collectors import BaseCollector
-from rlcli.processes.crew import Crew
 from rlcli.processes.memory import give_back, grown, resident
+
+if TYPE_CHECKING:
+    from rlcli.processes.crew import Crew
 
 EVALUATION = "evaluation envs"
 # while the memory of an env is measured: how many are made at most, in how many seconds of the processor

@@ -23,7 +23,7 @@ from rlcli.data.next_obs import Rows
 from rlcli.data.next_obs.modes import NEXT
 from rlcli.data.next_obs.pool import Successors
 from rlcli.data.next_obs.sparse import Sparse, sparse_bytes, sparse_rows
-from rlcli.kernels.sum_tree.levels import tree_bytes
+from rlcli.kernels.sum_tree import tree_bytes
 from rlcli.keys import APPROXIMATED, SHIFTED_VALID, Key, as_tuple, show, unravel
 from rlcli.learning.optimizer import FlatOptimizer, spans_of
 from rlcli.objectives.reduction import MASK_KEYS
@@ -34,7 +34,7 @@ from rlcli.specs.dtypes import dtype_name
 from rlcli.specs.field import NONE, Field
 
 if TYPE_CHECKING:
-    from rlcli.data.codes.packing import CodedRows
+    from rlcli.data.codes import CodedRows
 
 Module = TypeVar("Module", bound=nn.Module)
 META = torch.device("meta")
@@ -251,7 +251,7 @@ def _index_bytes(storage: RunStorage, rows: RowSchema, mode: str, count: int) ->
     where rows have no ids a trajectory of its own, whose last next observation no row stands for.
     """
     from rlcli.data.index.arrays import bytes_for
-    from rlcli.data.index.markers import Markers
+    from rlcli.data.ring.layout import Markers
 
     ids = Markers.among(rows.stored(mode)).traj_key is not None
     pieces = count // rows.steps if storage.ndim == 1 and rows.lanes > 1 else 0
@@ -267,9 +267,8 @@ def _packed(codes: bool, fields: Mapping[Key, Field], stacks: Mapping[Key, int])
 
     Whole numbers of which no bound is known are counted in full.
     """
-    from rlcli.data.codes.code import choose
-    from rlcli.data.codes.packing import CodedRows
-    from rlcli.data.index.markers import Markers
+    from rlcli.data.codes import CodedRows, choose
+    from rlcli.data.ring.layout import Markers
 
     if not codes:
         return CodedRows(fields, ())

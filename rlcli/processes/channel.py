@@ -18,7 +18,7 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
-from rlcli.processes.files import room_for
+from rlcli.processes.process import room_for
 
 _HEAD = struct.Struct("<BQQ")
 NOTHING = b""

@@ -26,15 +26,14 @@ import time
 import traceback
 from typing import Any
 
+from rlcli.processes import process
 from rlcli.processes.channel import Channel, Closed
-from rlcli.processes.streams import seed_streams
 
 HEAD, MADE, STATUS = struct.Struct("<II"), struct.Struct("<Ii"), struct.Struct("<i")  # (number, length), (number, pid)
 _EVERY = 1.0  # seconds between two looks at the parent
 _MEETING = 3  # the descriptor under which a new Python finds its end of the channel
 _PR_SET_PDEATHSIG = 1
 _WATCH = 0.5  # seconds between two looks at a parent whose end the kernel does not tell
-in_worker = False  # whether this process is a worker
 
 
 # ---- a worker -------------------------------------------------------------------------------------------------------
@@ -88,13 +87,13 @@ def surroundings() -> dict[str, Any]:
 
 def live(target: str, end: socket.socket) -> None:
     """Run `target`, a function `module:name` of a channel, and end this process."""
-    global in_worker
-    in_worker, code = True, 1
+    process.become_worker()
+    code = 1
     try:
         os.register_at_fork(after_in_child=heed_terminal)
         with contextlib.suppress(OSError, ValueError, AttributeError):  # no stderr
             faulthandler.enable()
-        seed_streams()
+        process.seed_streams()
         module, _, name = target.partition(":")
         getattr(importlib.import_module(module), name)(Channel(end))
         code = 0

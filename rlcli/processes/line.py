@@ -16,14 +16,15 @@ from __future__ import annotations
 import os
 import platform
 import time
+import traceback
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from rlcli.processes import fork_server
-from rlcli.processes.channel import NOTHING, Channel
-from rlcli.processes.cores import cores
+from rlcli.processes import process
+from rlcli.processes.channel import NOTHING, Channel, packed, unpacked
 
 CELLS = 16  # of eight bytes each, in two cache lines: the parent writes into one, the worker into the other
 CELL = np.dtype(np.int64)
@@ -42,7 +43,7 @@ _let_others_run = getattr(os, "sched_yield", partial(time.sleep, 0))
 
 def may_spin(processes: int) -> bool:
     """Return True if so many processes have a core each, and this is no worker itself."""
-    return processes <= cores() and not fork_server.in_worker
+    return processes <= process.cores() and not process.in_worker
 
 
 class Line:
@@ -156,3 +157,45 @@ class Line:
             return self.channel.receive() if read[_WORD] == seen else _WORD_CAME
         finally:
             written[_SLEEPS] = 0
+
+
+# ---- a worker's side: it serves orders, and what it raises goes back -------------------------------------------------
+ANSWER, FAILED = 254, 255  # kinds of answers; orders have the numbers from 1 up
+
+
+def serve(line: Line, orders: Callable[[int, bytes], Any]) -> None:
+    """Carry out `orders(kind, body)` in a worker until its parent closes the channel; errors go there, traced."""
+    while True:
+        try:
+            kind, turn, body = line.receive()
+        except BlockingIOError:  # nothing to do yet
+            continue
+        try:
+            result = orders(kind, body)
+            answer, how = NOTHING if result is None else packed(result), ANSWER
+        except BaseException as error:
+            answer, how = packed((_sendable(error), traceback.format_exc())), FAILED
+        line.send(how, turn, answer)
+
+
+def _sendable(error: BaseException) -> BaseException:
+    """Return the error, or where it cannot be pickled one that says as much."""
+    try:
+        unpacked(packed(error))
+    except Exception:  # whatever a class of the user's does
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+class Traceback(Exception):
+    """The cause of an error that comes from a worker: where it was raised there."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def raised(failed: bytes) -> BaseException:
+    """Return what a worker raised, with the text of its traceback as the cause."""
+    error, text = unpacked(failed)
+    error.__cause__ = Traceback(text)
+    return error

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rlcli.errors import ResourceError
-from rlcli.processes.files import room_for
+from rlcli.processes.process import room_for
 
 Arrays = Mapping[Any, tuple[tuple[int, ...], np.dtype]]  # by any hashable name
 _LINE = 64  # bytes; every array begins a cache line

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlcli.data.fields import width_of
-from rlcli.kernels.sum_tree.levels import tree_bytes
+from rlcli.kernels.sum_tree import tree_bytes
 from rlcli.keys import show
 from rlcli.report.ledger import LedgerEntry, kept_few
 from rlcli.specs.dtypes import dtype_name
@@ -26,7 +26,7 @@ def stored_entries(buffer: ReplayBuffer) -> list[LedgerEntry]:
     share = storage.nbytes / max(plain, 1)  # bytes held for each byte of a row: fewer than rows where compressed
     entries, device = [], str(storage.device)
     for key, field in ring.fields.items():
-        width = ring.packing.width(key)
+        width = ring.contents.width(key)
         column_bytes = 0 if width is None else round(share * width)
         kind = dtype_name(field.dtype)
         saved = 0 if width == field.width else rows * field.width - column_bytes

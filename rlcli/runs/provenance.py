@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from rlcli.processes.cores import cores
+from rlcli.processes.process import cores
 
 ALWAYS = ("rlcli", "torch", "tensordict", "numpy", "gymnasium", "numba", "llvmlite")  # every run computes with these
 # module -> the distributions that bring it; they matter to a run that has loaded the module

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlcli.processes.streams import seed_streams
+from rlcli.processes.process import seed_streams
 
 ACCELERATORS = ("cuda", "mps", "xpu")  # kinds that have random streams of their own
 

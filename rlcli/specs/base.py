@@ -16,7 +16,8 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key, show
-from rlcli.specs.dtypes import dtype_name, holds, limits
+from rlcli.specs.dtypes import dtype_name, holds, limits, numpy_dtype
+from rlcli.specs.field import Field
 
 Device = torch.device | str | None  # as a caller names one
 
@@ -317,3 +318,15 @@ def fill_for(key: Key, dtype: torch.dtype, value: float | None) -> float | int |
             fix=f"Use a whole number from {low} to {high}.",
         )  # fmt: skip
     return int(value)
+
+
+def as_field(spec: TensorSpec) -> Field:
+    """Return the field of a spec's values, of numpy's dtype."""
+    dtype = numpy_dtype(spec.dtype)
+    if dtype is None:
+        raise ArgumentError(
+            f"a key of dtype {spec.dtype} cannot be collected",
+            why="rows are numpy arrays, and numpy has no such numbers",
+            fix="Declare and write float32 or float16.",
+        )
+    return Field(tuple(spec.shape), dtype)

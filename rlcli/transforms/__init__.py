@@ -1,47 +1,33 @@
 """Transforms of what an env gives and takes, one idea per file."""
 
-from rlcli.transforms.base import RowOp, Transform
-from rlcli.transforms.compose import Compose, Faces, by_name, choose_faces
-from rlcli.transforms.counters import InitTracker, RewardSum, StepCounter
-from rlcli.transforms.frame_stack import CatFrames, FrameStack
-from rlcli.transforms.maps import (
-    ChannelsFirst,
-    DoubleToFloat,
-    RewardClipping,
-    RewardScaling,
-    SignTransform,
-    ToFloat,
-    ToTensorImage,
-)
-from rlcli.transforms.multi_step import MultiStepTransform
-from rlcli.transforms.next_observation_delta import NextObservationDelta
-from rlcli.transforms.next_state import NextStateReconstructor
-from rlcli.transforms.norms import RewardNorm, RunningNorm
-from rlcli.transforms.primer import TensorDictPrimer
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "CatFrames",
-    "ChannelsFirst",
-    "Compose",
-    "DoubleToFloat",
-    "Faces",
-    "FrameStack",
-    "InitTracker",
-    "MultiStepTransform",
-    "NextObservationDelta",
-    "NextStateReconstructor",
-    "RewardClipping",
-    "RewardNorm",
-    "RewardScaling",
-    "RewardSum",
-    "RowOp",
-    "RunningNorm",
-    "SignTransform",
-    "StepCounter",
-    "TensorDictPrimer",
-    "ToFloat",
-    "ToTensorImage",
-    "Transform",
-    "by_name",
-    "choose_faces",
-]
+from rlcli.exports import lazily
+
+if TYPE_CHECKING:
+    from rlcli.transforms.base import RowOp as RowOp
+    from rlcli.transforms.base import Transform as Transform
+    from rlcli.transforms.compose import Compose as Compose
+    from rlcli.transforms.compose import Faces as Faces
+    from rlcli.transforms.compose import by_name as by_name
+    from rlcli.transforms.compose import choose_faces as choose_faces
+    from rlcli.transforms.counters import InitTracker as InitTracker
+    from rlcli.transforms.counters import RewardSum as RewardSum
+    from rlcli.transforms.counters import StepCounter as StepCounter
+    from rlcli.transforms.frame_stack import CatFrames as CatFrames
+    from rlcli.transforms.frame_stack import FrameStack as FrameStack
+    from rlcli.transforms.maps import ChannelsFirst as ChannelsFirst
+    from rlcli.transforms.maps import DoubleToFloat as DoubleToFloat
+    from rlcli.transforms.maps import RewardClipping as RewardClipping
+    from rlcli.transforms.maps import RewardScaling as RewardScaling
+    from rlcli.transforms.maps import SignTransform as SignTransform
+    from rlcli.transforms.maps import ToFloat as ToFloat
+    from rlcli.transforms.maps import ToTensorImage as ToTensorImage
+    from rlcli.transforms.multi_step import MultiStepTransform as MultiStepTransform
+    from rlcli.transforms.next_observation_delta import NextObservationDelta as NextObservationDelta
+    from rlcli.transforms.next_state import NextStateReconstructor as NextStateReconstructor
+    from rlcli.transforms.norms import RewardNorm as RewardNorm
+    from rlcli.transforms.norms import RunningNorm as RunningNorm
+    from rlcli.transforms.primer import TensorDictPrimer as TensorDictPrimer
+
+__getattr__, __dir__, __all__ = lazily(__name__)

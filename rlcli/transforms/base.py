@@ -11,7 +11,7 @@ Letters: N envs ("lanes"), T steps of a batch, B the batch dims of a tensordict.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tensordict import TensorDictBase
@@ -21,9 +21,12 @@ from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import NEXT, RAW, RESET, TAKEN, Key, as_tuple, show, under_next, unravel
 from rlcli.recognise import declaring, overridden
 from rlcli.specs import Composite, TensorSpec, Unbounded
-from rlcli.specs.dtypes import numpy_dtype, torch_dtype
+from rlcli.specs.base import as_field
+from rlcli.specs.dtypes import torch_dtype
 from rlcli.specs.field import Field, Fields
-from rlcli.transforms.stored_rows import BufferRows
+
+if TYPE_CHECKING:
+    from rlcli.transforms.stored_rows import BufferRows
 
 Rows = Mapping[Any, Sequence[np.ndarray]]
 Columns = MutableMapping[Any, np.ndarray]
@@ -355,18 +358,6 @@ def put(cols: Columns, key: Key, value: np.ndarray) -> None:
         cols[key][...] = value
     else:
         cols[key] = value
-
-
-def as_field(spec: TensorSpec) -> Field:
-    """Return the field of a spec's values, of numpy's dtype."""
-    dtype = numpy_dtype(spec.dtype)
-    if dtype is None:
-        raise ArgumentError(
-            f"a key of dtype {spec.dtype} cannot be collected",
-            why="rows are numpy arrays, and numpy has no such numbers",
-            fix="Declare and write float32 or float16.",
-        )
-    return Field(tuple(spec.shape), dtype)
 
 
 def _key_list(keys: Sequence[Key]) -> list[Key]:

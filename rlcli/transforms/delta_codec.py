@@ -24,7 +24,6 @@ from torch import Tensor
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import NEXT, Key, as_tuple, show, under_next, unravel
 from rlcli.specs.dtypes import dtype_name
-from rlcli.transforms.stored_rows import spread
 
 PARTS = DELTA, SCALE, KEPT = "delta", "delta_scale", "delta_kept"
 LEVELS = 127  # of int8, on either side of 0
@@ -88,6 +87,11 @@ def encode(obs: Tensor, after: Tensor, wanted: torch.dtype, batch_dims: int) -> 
     scale = (largest / LEVELS).to(torch.float32)
     steps = rows / scale.to(rows.dtype).clamp_min(torch.finfo(rows.dtype).tiny * torch.finfo(rows.dtype).eps)
     return Coded(steps.round().clamp(-LEVELS, LEVELS).to(torch.int8).reshape(change.shape), scale)
+
+
+def spread(rows: Tensor, x: Tensor) -> Tensor:
+    """Return one value a row, `[*B]`, with as many dims as `x` `[*B, *F]`."""
+    return rows.reshape(*rows.shape, *[1] * (x.ndim - rows.ndim))
 
 
 def mark(coded: Coded, rows: Tensor) -> Coded:

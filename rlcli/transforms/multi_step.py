@@ -32,8 +32,8 @@ from rlcli.keys import (
     unravel,
 )
 from rlcli.transforms.base import Transform
-from rlcli.transforms.delta_codec import Coded, delta_key, is_part, kept_key, read, remove, scale_key
-from rlcli.transforms.stored_rows import BufferRows, ends_of, goes_on, spread
+from rlcli.transforms.delta_codec import Coded, delta_key, is_part, kept_key, read, remove, scale_key, spread
+from rlcli.transforms.stored_rows import BufferRows, ends_of, goes_on
 
 ORIGINAL_REWARD = (NEXT, "original_reward")
 CUTS = ("truncated", "done")  # what a slice sampler may add to the last row of a slice

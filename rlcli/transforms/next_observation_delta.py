@@ -41,8 +41,8 @@ from rlcli.transforms.delta_codec import (
     remove,
     saves,
     scale_key,
+    spread,
 )
-from rlcli.transforms.stored_rows import GatheredRows, spread
 
 ON_OVERFLOW = ("raise", "keep")
 
@@ -267,7 +267,7 @@ class NextObservationDelta(Transform):
                 continue
             if self.chosen:
                 self._check_saving(key, tuple(obs.shape[tensordict.ndim :]), obs.dtype)
-            if isinstance(after, GatheredRows):
+            if hasattr(after, "full"):  # put together when it is read, as `next_obs=exact` keeps it
                 after = after.full()
             coded, kept = self.code(key, obs, after, tensordict.ndim)
             _put(out, key, coded)

@@ -21,7 +21,8 @@ from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import DONE, OBSERVATION, TRAJ_IDS, Key, show, under_next
 from rlcli.specs.base import fill_for
 from rlcli.transforms.base import Transform
-from rlcli.transforms.stored_rows import BufferRows, goes_on, spread
+from rlcli.transforms.delta_codec import spread
+from rlcli.transforms.stored_rows import BufferRows, goes_on
 
 SOURCES = ("storage", "sample")
 

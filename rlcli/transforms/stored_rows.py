@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -45,29 +45,6 @@ class BufferRows(Protocol):
 
     def use_markers(self, traj_key: Key | None = None, end_keys: Sequence[Key] = ()) -> None:
         """Tell trajectories apart by these keys."""
-
-
-@runtime_checkable
-class ReadsStored(Protocol):
-    """A transform that takes values of a buffer's rows as they are stored, whatever a sample holds."""
-
-    def reads_stored(self) -> Collection[Key]:
-        """Return the keys of these values, or their parents."""
-
-
-@runtime_checkable
-class GatheredRows(Protocol):
-    """A column that is put together when it is read, as `next_obs=exact` keeps next observations."""
-
-    nbytes_held: int
-
-    def full(self) -> Tensor:
-        """Return it as a plain tensor."""
-
-
-def spread(rows: Tensor, x: Tensor) -> Tensor:
-    """Return one value a row, `[*B]`, with as many dims as `x` `[*B, *F]`."""
-    return rows.reshape(*rows.shape, *[1] * (x.ndim - rows.ndim))
 
 
 def ends_of(tensordict: TensorDictBase) -> tuple[Tensor | None, Tensor | None]:

@@ -18,7 +18,7 @@ from gymnasium import spaces
 
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key, as_tuple, show, spell
-from rlcli.vec_envs.contract import BatchStart, Book, broken
+from rlcli.vec_envs.episodes import BatchStart, Episodes, broken
 from rlcli.vec_envs.observations import ObservationLeaf
 
 MODES = ("refuse", "count", "ignore")
@@ -164,7 +164,7 @@ class Bounds:
         """Return the keys to look at."""
         return [] if self.mode == "ignore" else list(self.intervals)
 
-    def check_row(self, vec_env: Book, row: dict[Key, np.ndarray], chosen: Sequence[int]) -> None:
+    def check_row(self, vec_env: Episodes, row: dict[Key, np.ndarray], chosen: Sequence[int]) -> None:
         """Look at what these lanes show now, in rows `[N, *shape]` that belong to no batch."""
         for key in self.watched:
             values = row[key][list(chosen)]
@@ -174,7 +174,7 @@ class Bounds:
 
     def found(
         self,
-        vec_env: Book,
+        vec_env: Episodes,
         key: Key,
         values: np.ndarray,
         times: Sequence[tuple],

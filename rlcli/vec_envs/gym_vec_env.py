@@ -20,8 +20,7 @@ from rlcli.errors import ArgumentError, EnvError, RlcliError
 from rlcli.recognise import set_on
 from rlcli.vec_envs.actions import ActionFormat
 from rlcli.vec_envs.building import need_env
-from rlcli.vec_envs.contract import broken, env_raised, named
-from rlcli.vec_envs.episodes import NO_LIMIT
+from rlcli.vec_envs.episodes import NO_LIMIT, broken, env_raised, named
 from rlcli.vec_envs.observations import BadValue, flag_of, plain, writer
 from rlcli.vec_envs.replay import ReplayableVecEnv, fingerprint
 from rlcli.vec_envs.vec_env import NONE, Rows, numbers_of

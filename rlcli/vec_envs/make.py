@@ -15,9 +15,10 @@ from rlcli import arguments
 from rlcli.errors import ArgumentError, ConfigError, in_words
 from rlcli.vec_envs.building import building, need_env, register_known
 from rlcli.vec_envs.observations import number_of
-from rlcli.vec_envs.wrappers import FireReset
 
 Wrapper = Callable[[gym.Env], gym.Env]
+# engines that env.mode=auto takes from so many envs on: same bits as single envs, resumable, and faster
+WORTH_FROM = {"gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv": 16}
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,13 @@ def _follows_the_contract(result: Any) -> bool:
     return whole and all(number_of(value) is not None for value in result[1:4])
 
 
+def auto_prefers_native(env_id: str, num: int) -> bool:
+    """Say whether `env.mode=auto` takes the engine: by id and number only, so one config gives one run."""
+    spec = gym.registry.get(env_id)
+    entry = None if spec is None else spec.vector_entry_point
+    return isinstance(entry, str) and num >= WORTH_FROM.get(entry, num + 1)
+
+
 def set_limit(settings: dict[str, Any], max_episode_steps: int | None) -> None:
     """Put a limit among the settings of an env, unless they have another one."""
     if max_episode_steps is None:
@@ -186,6 +194,8 @@ class AtariFrames:
 
     def __call__(self, env: gym.Env) -> gym.Env:
         from gymnasium.wrappers import AtariPreprocessing
+
+        from rlcli.vec_envs.wrappers import FireReset
 
         made = AtariPreprocessing(env, **self.options)
         return FireReset(made) if self.fire_reset else made

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rlcli.errors import ArgumentError, RlcliError
-from rlcli.vec_envs.contract import env_raised
+from rlcli.vec_envs.episodes import env_raised
 from rlcli.vec_envs.observations import lane_writer
 from rlcli.vec_envs.replay import ReplayableVecEnv, fingerprint
 from rlcli.vec_envs.vec_env import NONE, numbers_of

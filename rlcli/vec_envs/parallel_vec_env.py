@@ -26,11 +26,10 @@ from rlcli import arguments
 from rlcli.errors import ArgumentError, EnvError
 from rlcli.keys import Key
 from rlcli.processes.channel import NOTHING, packed
-from rlcli.processes.crew import Crew, Lost
+from rlcli.processes.crew import NOT_REPLACED, Crew, Lost, Restarts, time_to_build
 from rlcli.processes.region import Region
-from rlcli.processes.restarts import NOT_REPLACED, Restarts, time_to_build
 from rlcli.processes.worker import Worker
-from rlcli.vec_envs.contract import broken, named, place_of
+from rlcli.vec_envs.episodes import broken, named, place_of
 from rlcli.vec_envs.replay import ReplayableVecEnv
 from rlcli.vec_envs.shard import (
     AHEAD,
@@ -47,8 +46,8 @@ from rlcli.vec_envs.shard import (
     memory_of,
     numbered,
 )
-from rlcli.vec_envs.shares import shared_out
 from rlcli.vec_envs.vec_env import NONE
+from rlcli.vec_envs.workers import shared_out
 
 _TRIES = {"repeats": "a trial run", "load_state_dict": "a replay"}  # of episodes, by many steps each
 _OF_LANES = ("started", "episodes", "fingerprints")  # of a saved state: one entry a lane
@@ -162,7 +161,7 @@ class ParallelVecEnv(ReplayableVecEnv):
         except Lost as lost:
             self._refuse(lost)
         if self.own is not None:
-            self.own.vec_env.leaves, self.own.vec_env.tried = self.leaves, self.tried
+            self.own.vec_env.share_counts(self.leaves, self.tried)
             self.own.attach(region.arrays)
         return region.arrays
 
@@ -331,6 +330,9 @@ class ParallelVecEnv(ReplayableVecEnv):
         """List envs beside these that are in no episode, and whose worker begins some now."""
         parts = [self.parts[index] for index in self._fallen]
         return [lane for part in parts if any(i in part for i in lanes) for lane in part if lane not in lanes]
+
+    def interrupt_by(self, check: Callable[[], object]) -> None:
+        self.crew.check = check
 
     def _settle(self) -> None:
         try:

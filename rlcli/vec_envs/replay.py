@@ -16,7 +16,7 @@ from gymnasium import spaces
 from rlcli.specs.field import Field
 from rlcli.vec_envs.actions import ActionFormat
 from rlcli.vec_envs.bounds import Bounds, space_bounds
-from rlcli.vec_envs.observations import leaves
+from rlcli.vec_envs.observations import ObservationLeaf, leaves
 from rlcli.vec_envs.vec_env import VecEnv
 
 PROBE_STEPS = 64
@@ -50,6 +50,10 @@ class ReplayableVecEnv(VecEnv):
         super().__init__(n, name=name, schema=schema, actions=ActionFormat(action_space, categorical), limits=limits)
         rounded = {leaf.key: [leaf.rounded] for leaf in self.leaves}
         self.bounds = Bounds(space_bounds(observation_space, self.leaves), out_of_bounds, rounded)
+
+    def share_counts(self, leaves: list[ObservationLeaf], tried: Any) -> None:
+        """Count what is rounded and tried in memory that others see, before rows are bound."""
+        self.leaves, self.tried = leaves, tried
 
     def shows(self, lane: int) -> list[np.ndarray]:
         """Return the leaves of what this lane shows now, as the env gave them; empty before it was reset."""

@@ -16,10 +16,9 @@ import numpy as np
 
 from rlcli.errors import EnvError, in_words
 from rlcli.processes.channel import Channel, packed, unpacked
-from rlcli.processes.line import CELL, CELLS, Line
+from rlcli.processes.line import CELL, CELLS, Line, serve
+from rlcli.processes.process import seed_streams
 from rlcli.processes.region import Arrays, Region
-from rlcli.processes.serving import serve
-from rlcli.processes.streams import seed_streams
 from rlcli.specs.field import Fields
 from rlcli.vec_envs.actions import ActionFormat
 from rlcli.vec_envs.building import beside
@@ -189,10 +188,10 @@ class ShardWorker:
         region = Region(memory_of(n, workers, vec_env.schema, vec_env.actions), self.line.channel.receive_fd())
         region.forget_fd()
         cells = region.arrays["rounded"][index]
-        vec_env.leaves = [replace(leaf, rounded=cell) for leaf, cell in zip(vec_env.leaves, cells, strict=True)]
+        leaves = [replace(leaf, rounded=cell) for leaf, cell in zip(vec_env.leaves, cells, strict=True)]
+        vec_env.share_counts(leaves, region.arrays["tried"][index : index + 1].data)
         arrays = self.shard.attach(region.arrays)
         self._step, self._reset = vec_env.bind({key: [arrays["row", key]] * 2 for key in vec_env.schema})
-        vec_env.tried = region.arrays["tried"][index : index + 1].data  # type: ignore[assignment]
         self.line.open(region.arrays["cells"][index], parent=False)
 
     def seed(self, run_seed: int, *, first_lane: int, before: int = 0, **settings: Any) -> None:

@@ -19,8 +19,7 @@ from rlcli.keys import Key
 from rlcli.specs.field import Fields
 from rlcli.vec_envs.actions import ActionFormat
 from rlcli.vec_envs.bounds import Bounds
-from rlcli.vec_envs.contract import broken
-from rlcli.vec_envs.episodes import Episodes
+from rlcli.vec_envs.episodes import Episodes, broken
 from rlcli.vec_envs.observations import NUMBERS, number_of
 
 NONE: Sequence[int] = ()
@@ -53,10 +52,12 @@ class VecEnv(Episodes):
     resets_running_lanes = True  # an episode can be cut before it ends by itself
     rewards: list[float] | None = None  # of the last step, where transforms are stepped inside
     checks_bounds = False  # each step looks at `bounds` by itself
-    resets_follow = False  # the caller resets finished envs before the next step: they may be reset within the step
-    ends_what_hangs = False  # the caller looks at `step_timeout` by itself
+    resets_follow = False  # see `expect_resets`
+    ends_what_hangs = False  # a step looks at `step_timeout` by itself
     on_tensordicts = False  # steps call code that may keep what it is given and draw from torch's stream
-    acting: Any = None  # what chose this step's action, where the env reads all that it wrote
+    env: Any = None  # the env that is stepped on tensordicts
+    below: VecEnv | None = None  # of an env of ours that is stepped so, its own lanes: they count what anybody does
+    states: Sequence[Key] = ()  # see `carry`
     held: Set[Key] = frozenset()  # keys of `schema` that only resets write: they have no next value
     late: Any = None  # columns beside `schema`, unknown before the first step
 
@@ -67,13 +68,30 @@ class VecEnv(Episodes):
         self.name, self.schema, self.actions = name, schema, actions  # without the env dim, of numpy's dtype
         self.outcome = Outcome()
         self.reported_rounding = False  # of rewards
-        self.step_timeout: float | None = None  # seconds after which a step that has not returned is ended
+        self.step_timeout: float | None = None  # see `give_up_after`
         self.bounds = Bounds()  # whoever hands observations on looks at them first
         self.info_keys: tuple[str, ...] = (SUCCESS,)
 
     def keep_info(self, keys: Sequence[str]) -> None:
         """Keep these numbers and flags of the `info` of steps that end an episode, beside `is_success`."""
         self.info_keys = tuple(dict.fromkeys((SUCCESS, *keys)))
+
+    def give_up_after(self, seconds: float | None) -> None:
+        """End a step or a reset that has not returned after so many seconds."""
+        self.step_timeout = seconds
+
+    def interrupt_by(self, check: Callable[[], object]) -> None:
+        """Call `check`, which may raise, while a step waits for other processes."""
+
+    def expect_resets(self, follow: bool) -> None:
+        """Reset finished envs within the step, perhaps: the caller resets them before the next step."""
+        self.resets_follow = follow
+
+    def act_by(self, actor: Any) -> None:
+        """Read, where the env is stepped on tensordicts, all that `actor` writes beside its actions."""
+
+    def carry(self, states: Sequence[Key]) -> None:
+        """Read, where the env is stepped on tensordicts, these keys of `schema` that a policy writes under `next`."""
 
     def bind(self, rows: Rows) -> tuple[Callable, Callable]:
         """Return `step(t, actions) -> finished lanes` and `reset(t, lanes)`, both writing into row t+1."""

@@ -1,7 +1,7 @@
 """Vector engines behind one face: step all lanes, reset chosen lanes at once, give lanes seeds.
 
-Here are the face and those over gymnasium's vector envs; envpool has a file of its own.  Which engine gets which face,
-and which none, is in `vector_backends.py`.
+Here are the face and those over gymnasium's vector envs.  Which engine gets which face, and which none, is in
+`vector_backends.py`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ class VectorBackend:
     info: Mapping[str, Any] = MappingProxyType({})
     seeds_episodes = False  # `reset` gives each env the very seed it is handed: episodes can be replayed
     resets_running_lanes = True  # an env can be reset before its episode has ended
-    # envs from which env.mode=auto takes it: same bits as single envs, resumable, and faster
-    worth_from: int | None = None
 
     def step(self, actions: np.ndarray) -> tuple[Any, Any, Any, Any]:
         """Return observation (true final ones too), reward, terminated, truncated, with the envs first."""
@@ -323,8 +321,6 @@ class StateEngine(VectorEngine):
 
 class CartPoleEngine(StateEngine):
     """Step the array CartPole; seeded alike, it gives the bits of N single ones."""
-
-    worth_from = 16
 
     def reset(self, lanes, seeds):
         vector: Any = self.vector

@@ -11,7 +11,7 @@ one of these ways, and an engine that offers none is refused:
 | any declaring `NEXT_STEP` | the same, once a probe saw it call off the reset of the next step | one for all lanes |
 | any declaring `SAME_STEP` | itself; the true last observation is in `final_obs`, and stays | one for all lanes |
 | gymnasium's Sync and Async | as the mode says, after the same probes | one per episode, but for `SAME_STEP` |
-| envpool (`envpool.py`) | `reset(env_ids)` | one per lane, when the pool is made |
+| envpool | `reset(env_ids)` | one per lane, when the pool is made |
 
 An engine that resets on the next step and disregards masks moves the other lanes one row on while it resets one.  Lanes
 cannot be paused, so those with fewer ends run ahead, by one row an end and without bound: a batch `[N, T]` would need a
@@ -21,13 +21,16 @@ trajectories.  No row could be trusted, so there is no adapter.
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from rlcli.config.installed import install
 from rlcli.errors import ConfigError, EnvError, in_words
-from rlcli.vec_envs.building import building, register_known
+from rlcli.vec_envs.building import building, register_known, suggest
 from rlcli.vec_envs.vector_backend import (
     PROBE_STEPS,
     AtariEngine,
@@ -39,6 +42,7 @@ from rlcli.vec_envs.vector_backend import (
     VectorBackend,
     VectorEngine,
     name_of,
+    take,
 )
 
 # engines with a face of their own, by class: none of them is imported for others' sake
@@ -50,14 +54,6 @@ OWN: dict[str, type[VectorEngine]] = {
 }
 # engines that take a seed a lane; whether they regard masks is still probed
 SEEDED = {"gymnasium.vector.sync_vector_env.SyncVectorEnv", "gymnasium.vector.async_vector_env.AsyncVectorEnv"}
-
-
-def auto_prefers_native(env_id: str, num: int) -> bool:
-    """Say whether `env.mode=auto` takes the engine: by id and number only, so one config gives one run."""
-    spec = gym.registry.get(env_id)
-    entry = spec.vector_entry_point if spec is not None else None
-    own = OWN.get(entry.replace(":", ".")) if isinstance(entry, str) else None
-    return own is not None and own.worth_from is not None and num >= own.worth_from
 
 
 def make_engine(env_id: str, num: int, /, **kwargs: Any) -> VectorBackend:
@@ -138,3 +134,78 @@ def _refused(
 ) -> ConfigError:
     vector.close()
     return ConfigError(f"the native engine of {name_of(vector)} cannot be used", where="env.mode", why=why, fix=fix)
+
+
+class EnvpoolEngine(VectorBackend):
+    """Step a synchronous envpool of `env_id`, in threads of its own; `kwargs` go to `envpool.make_gymnasium`.
+
+    envpool resets a finished lane on the next step by itself; `reset(env_ids)` resets it at once and calls that off. It
+    is asked to as soon as lanes have finished, and its threads reset them while their last rows are written. A lane's
+    seed is fixed when the pool is made, later episodes go on with its stream: such runs repeat from the start, but a
+    resumed run begins new episodes.
+    """
+
+    def __init__(self, env_id: str, num: int, /, **kwargs: Any) -> None:
+        if importlib.util.find_spec("envpool") is None:
+            raise EnvError(f"{env_id} in envpool needs envpool", fix=f"Install it: {install('envpool')}.")
+        import envpool
+
+        self.n, self.name = num, env_id.removeprefix("ALE/")
+        ids = envpool.list_all_envs()
+        if self.name not in ids:
+            raise ConfigError(f"envpool has no env '{self.name}'", where="env.id", fix=suggest(self.name, ids))
+        self._make = lambda **seeds: envpool.make_gymnasium(self.name, num_envs=num, **kwargs, **seeds)
+        try:
+            self.pool = self._make()
+        except TypeError as error:
+            raise ConfigError(
+                f"{self.name} does not take these settings", where="env.kwargs", why=str(error)
+            ) from error
+        self.observation_space = self.pool.single_observation_space
+        self.action_space = self.pool.single_action_space
+        self._ids = np.arange(num, dtype=np.int32)
+        self._in_order = self._ids.tobytes()
+        self._begun = self._ids[:0]  # finished lanes whose resets have been asked for, and not received
+
+    def step(self, actions):
+        self._forget()
+        observation, reward, terminated, truncated, info = self.pool.step(actions)
+        self.info = info
+        if info["env_id"].tobytes() != self._in_order:  # a synchronous pool answers in the order it was asked
+            raise RuntimeError(f"envpool answered for envs {info['env_id'].tolist()}")
+        self._begin(self._ids[terminated | truncated])
+        return observation, reward, terminated, truncated
+
+    def reset(self, lanes, seeds):
+        asked = self._ids.take(lanes)
+        if any(seed is not None for seed in seeds) and len(asked) == self.n:
+            self.pool.close()
+            self.pool, self._begun = self._make(seed=list(seeds)), self._ids[:0]
+        if self._begun.tobytes() != asked.tobytes():  # others than have finished: those are reset twice
+            self._forget()
+            self._begin(asked)
+        answered, observation = self._receive()
+        if answered.tobytes() == asked.tobytes():
+            return observation
+        places = answered.tolist()
+        return take(observation, [places.index(lane) for lane in lanes])
+
+    def _begin(self, lanes: np.ndarray) -> None:
+        """Ask for resets, without waiting for them."""
+        if len(lanes):
+            self.pool._reset(lanes)
+        self._begun = lanes
+
+    def _receive(self) -> tuple[np.ndarray, Any]:
+        """Return the lanes whose resets were asked for, in the order of the answer, and their first observations."""
+        self._begun = self._ids[:0]  # before the call: one that was interrupted must not be waited for again
+        observation, info = self.pool.recv(reset=True)
+        return info["env_id"], observation
+
+    def _forget(self) -> None:
+        """Drop resets that were asked for: nobody wants to see how those episodes begin."""
+        if len(self._begun):
+            self._receive()
+
+    def close(self) -> None:
+        self.pool.close()

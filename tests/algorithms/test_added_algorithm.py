@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from face import refused
 
 import rlcli
 from rlcli.algorithms import A2C, Algorithm, algorithm_of
@@ -91,18 +92,15 @@ def test_its_run_is_evaluated_loaded_and_planned_as_any_other():
 def test_what_it_uses_is_read_and_what_it_does_not_is_refused():
     words = ["loss=iql", "storage=tensor", "sampler=random", "collector.frames_per_batch=64"]
     assert configure("train", [*words, "loss.tau=0.5"]).loss.tau == 0.5
-    with pytest.raises(ConfigError, match=r"optim\.epochs has no meaning with loss=iql"):
-        configure("train", [*words, "optim.epochs=3"])
-    with pytest.raises(ConfigError, match="loss=iql learns from a replay buffer, and storage=none has none"):
-        configure("train", ["loss=iql", "storage=none"])
+    refused(ConfigError, "optim.epochs loss=iql", lambda: configure("train", [*words, "optim.epochs=3"]))
+    refused(ConfigError, "loss=iql storage=none", lambda: configure("train", ["loss=iql", "storage=none"]))
 
 
 def test_what_is_no_algorithm_is_refused():
     registry.register_algorithm("nothing")(lambda cfg: 3)
     cfg = configure("train", [])
     cfg.loss.kind = "nothing"
-    with pytest.raises(ConfigError, match="loss=nothing is no algorithm: its builder gave int"):
-        algorithm_of(cfg)
+    refused(ConfigError, "loss=nothing", lambda: algorithm_of(cfg))
 
 
 @pytest.mark.parametrize("name", [name for name in CHOICES["loss"] if CHOICES["loss"][name].place])

@@ -1,6 +1,7 @@
 """What `rlcli bench train` says of returns."""
 
 import pytest
+from face import refused
 
 from rlcli.bench import BENCHES
 from rlcli.bench.train import OURS, SB3, _figures
@@ -25,15 +26,14 @@ def test_four_of_five_runs_must_solve_the_env():
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ("algo=dqn env.id=Pendulum-v1", "needs one array observed and Discrete actions, and finds .* Box"),
-        ("algo=sac env.id=CartPole-v1", "needs one array observed and Box actions, and finds .* Discrete"),
-        ("algo=ppo env.id=Blackjack-v1", "needs one array observed and actions of any kind, and finds Tuple"),
+        ("algo=dqn env.id=Pendulum-v1", "Box"),
+        ("algo=sac env.id=CartPole-v1", "Discrete"),
+        ("algo=ppo env.id=Blackjack-v1", "Tuple"),
     ],
 )
 def test_an_env_that_one_side_does_not_take_is_refused_before_anything_is_run(monkeypatch, words, why):
     monkeypatch.setattr("rlcli.bench.train.interleave", lambda *_, **__: pytest.fail("it was run"))
-    with pytest.raises(ConfigError, match=f"this bench cannot run algo=.*{why}"):
-        BENCHES.measure("train", words.split())
+    refused(ConfigError, f"algo= {why}", lambda: BENCHES.measure("train", words.split()))
 
 
 def test_returns_are_compared_pair_by_pair():

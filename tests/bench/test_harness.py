@@ -3,7 +3,7 @@
 import json
 import time
 
-import pytest
+from face import refused
 
 from rlcli.bench.harness import Figure, Ratio, Report, Side, claim, fill, interleave, publish, ratio
 from rlcli.errors import ResourceError
@@ -75,7 +75,7 @@ def test_a_line_that_is_true_of_many_cases_is_said_once():
 
 def test_a_folder_that_cannot_be_written_is_a_sentence_before_and_after(tmp_path):
     for write in (lambda path: claim(path), lambda path: publish(Report("x", {}, "step"), path)):
-        with pytest.raises(ResourceError, match=r"cannot write .*file/bench.json"):
+        with refused(ResourceError, "file/bench.json"):
             (tmp_path / "file").touch()
             write(tmp_path / "file" / "bench.json")
     claim(tmp_path / "runs" / "bench" / "new.json")

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from rlcli.processes.channel import Channel, unpacked
-from rlcli.processes.line import Line
+from rlcli.processes.line import Line, serve
 from rlcli.processes.region import Region
-from rlcli.processes.serving import serve
 from rlcli.weight_update import WeightReceiver, open_receiver
 from rlcli.weight_update.layout import WeightLayout
 from rlcli.weight_update.tensors import named_tensors

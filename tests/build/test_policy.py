@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from face import refused
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
@@ -65,8 +66,7 @@ def test_a_lazy_network_is_called_once_by_its_builder_or_refused(monkeypatch):
         return as_actor(nn.LazyLinear(2), observation_spec, action_spec), critic
 
     monkeypatch.setitem(registry._users, "policy", {"lazy": build})
-    with pytest.raises(ConfigError, match=r"policy=lazy has parameters without a shape.*critic.*weight.*Call each"):
-        built("policy=lazy", "policy.kwargs={call: false}")
+    refused(ConfigError, "policy=lazy", lambda: built("policy=lazy", "policy.kwargs={call: false}"))
     assert [tuple(p.shape) for p in built("policy=lazy", "policy.kwargs={call: true}").parameters()][-2:] == [
         (1, 4),
         (1,),
@@ -74,8 +74,7 @@ def test_a_lazy_network_is_called_once_by_its_builder_or_refused(monkeypatch):
 
 
 def test_a_shared_trunk_of_no_layers_is_refused():
-    with pytest.raises(ConfigError, match="a shared trunk needs a hidden layer"):
-        built("policy.hidden=[]", "policy.shared=true")
+    refused(ConfigError, "shared trunk", lambda: built("policy.hidden=[]", "policy.shared=true"))
 
 
 PICTURE = Bounded(0, 255, (3, 40, 40), dtype=torch.uint8)

@@ -4,7 +4,7 @@ import gc
 import time
 import weakref
 
-import pytest
+from face import refused
 
 from rlcli.collectors.answers import EVERY, answering
 from rlcli.envs import GymEnv
@@ -26,7 +26,7 @@ def test_lanes_that_cannot_be_looked_at_are_said_and_the_others_are_looked_at(ca
     lanes.moved = lambda: 1 // 0
     others.step_timeout = EVERY
     began = time.monotonic()
-    with pytest.raises(EnvError, match="no answer for"), answering(lanes), answering(others):
+    with refused(EnvError, "answer"), answering(lanes), answering(others):
         while time.monotonic() - began < 60:
             time.sleep(0.01)
     assert capfd.readouterr().err.count("ZeroDivisionError") == 1

@@ -21,7 +21,8 @@ from rlcli.collectors.crew import CollectorCrew
 from rlcli.data import LazyTensorStorage, ReplayBuffer
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError, EnvError
-from rlcli.processes import pulse, restarts
+from rlcli.processes import crew as restarts
+from rlcli.processes import worker as pulse
 from rlcli.processes.channel import unpacked
 from tests.collectors.counting import steps_seen
 from tests.preloaded import OWNER, forked

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from face import refused
 
 from rlcli.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from rlcli.data import LazyTensorStorage, ReplayBuffer, ReplayBufferEnsemble
@@ -166,7 +167,7 @@ def test_a_state_holds_the_trajectories_of_each_worker():
 
 
 def test_an_ensemble_of_another_number_of_members_is_refused_at_once(files):
-    with pytest.raises(ArgumentError, match="its own member of an ensemble: there are 3 workers and 2 members"):
+    with refused(ArgumentError, "member"):
         MultiSyncCollector([partial(counting, files[0])] * 3, None, replay_buffer=ensemble())
 
 
@@ -174,5 +175,5 @@ def test_an_ensemble_of_another_number_of_members_is_refused_at_once(files):
 def test_trajectories_of_any_length_and_a_storage_of_two_dims_are_refused(kind, files):
     maker = partial(counting, files[0], 5)
     for rb in (ReplayBuffer(storage=LazyTensorStorage(100, ndim=2)), ensemble(ndim=2)):
-        with pytest.raises(ArgumentError, match=r"trajectories of any length, and the storage has ndim=2\. Use"):
+        with refused(ArgumentError, "ndim=2"):
             kind(maker if kind is Collector else [maker] * 2, None, replay_buffer=rb, trajs_per_batch=1)

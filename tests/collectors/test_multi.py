@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from face import refused
 from interrupted import instructions
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
@@ -247,8 +248,7 @@ def test_asynchronous_batches_are_those_of_single_collectors_of_the_same_lanes()
 def test_an_async_collector_has_one_worker():
     with AsyncCollector(cartpole, actor(), frames_per_batch=30, total_frames=90) as c:
         assert [batch.shape for batch in c] == [(30,)] * 3
-    with pytest.raises(ArgumentError, match="one worker, and got 2 envs"):
-        AsyncCollector([cartpole, cartpole], None)
+    refused(ArgumentError, "worker", lambda: AsyncCollector([cartpole, cartpole], None))
 
 
 @pytest.mark.parametrize("on_lag", ["report", "block", "drop"])
@@ -325,8 +325,7 @@ def test_further_models_are_kept_in_step_where_an_env_uses_them():
                 model.bias.fill_(value)
             c.update_policy_weights_(model_id="judge")
             assert (c.next()["next", "reward"] == value).all()
-        with pytest.raises(ArgumentError, match="no model is called 'other'"):
-            c.update_policy_weights_(model_id="other")
+        refused(ArgumentError, "other", lambda: c.update_policy_weights_(model_id="other"))
 
 
 def test_workers_keep_counts_of_their_own_where_a_run_begins_anew():
@@ -383,8 +382,7 @@ def test_one_model_that_does_not_fit_keeps_all_from_being_published():
         with torch.no_grad():
             policy.first.fill_(1), policy.last.fill_(1)
         judge.weight = nn.Parameter(torch.zeros(5, 5))
-        with pytest.raises(ArgumentError, match="the trained 'judge' does not fit"):
-            c.update_policy_weights_()
+        refused(ArgumentError, "judge", lambda: c.update_policy_weights_())
         batch = c.next()
         assert c.policy_version == 0
         assert (batch["collector", "policy_version"] == 0).all() and (batch["shown"] == 0).all()
@@ -621,7 +619,7 @@ def broken(at):
 
 @pytest.mark.parametrize("start", ["forkserver", "spawn"])
 def test_an_env_that_cannot_be_built_in_a_worker_gives_its_own_error_once(start):
-    with pytest.raises(Exception, match="no such world") as caught:
+    with refused(Exception, "world") as caught:
         MultiSyncCollector([partial(broken, -1)] * 2, None, start_method=start)
     assert isinstance(caught.value, FileNotFoundError | EnvError)
 
@@ -637,7 +635,7 @@ def test_an_env_that_raises_ends_the_batch_and_the_next_one_can_be_collected():
 
 def test_envs_that_show_other_things_are_refused():
     with (
-        pytest.raises(ArgumentError, match=r"do not show the same.*observation"),
+        refused(ArgumentError, "show same"),
         MultiSyncCollector([partial(GymEnv, "CartPole-v1"), endless], None, frames_per_batch=8) as c,
     ):
         c.next()
@@ -722,9 +720,7 @@ def test_a_crash_loop_stops_with_its_first_cause():
         MultiSyncCollector(
             [cartpole, partial(broken, 1)][1:] * 2, None, frames_per_batch=8, on_worker_error="restart"
         ) as c,
-        pytest.raises(
-            EnvError, match=r"worker was restarted more than 5 times.*the first time: worker .*raised.*of the env"
-        ),
+        refused(EnvError, "restarted"),
     ):
         c.next()
 
@@ -742,8 +738,7 @@ def test_errors_that_another_worker_would_raise_too_are_raised():
     net = TensorDictModule(Infinite(), ["observation"], ["logits"])
     policy = ProbabilisticActor(net, in_keys=["logits"], distribution_class=Categorical)
     with MultiSyncCollector([cartpole] * 2, policy, frames_per_batch=8, on_worker_error="restart") as c:
-        with pytest.raises(NumericsError, match="not finite"):
-            c.next()
+        refused(NumericsError, "finite", lambda: c.next())
         assert c.restarts == [(0, 0), (0, 0)]
 
 
@@ -927,11 +922,10 @@ def test_what_the_successor_of_a_worker_raised_is_raised_once_and_the_worker_mad
         c.next()
         (tmp_path / "refuses").touch()
         os.kill(victim(c), signal.SIGKILL)
-        with pytest.raises(ArgumentError, match="this world is full"):
+        with refused(ArgumentError, "world full"):
             for _ in range(10_000):  # its end is not seen at once
                 c.next()
-        with pytest.raises(ArgumentError, match="this world is full"):
-            c.crew.call("steps_left")
+        refused(ArgumentError, "world full", lambda: c.crew.call("steps_left"))
         (tmp_path / "refuses").unlink()
         for _ in range(4):
             c.next()

@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from face import refused
 from tensordict.nn import InteractionType, TensorDictModule
 from torch import nn
 from worlds import Counter, Walk, dirty
@@ -152,8 +153,7 @@ def test_a_policy_may_keep_what_it_was_given():
 
 def test_a_recurrent_policy_is_refused_not_run_without_its_memory():
     policy = lambda td: td.set("action", torch.zeros(2, 2)).set(("next", "hidden"), torch.zeros(2, 5))  # noqa: E731
-    with pytest.raises(ArgumentError, match="recurrent"):
-        Collector(walks(), policy).next()
+    refused(ArgumentError, "recurrent", lambda: Collector(walks(), policy).next())
 
 
 # ---- random frames -----------------------------------------------------------------------------------------------
@@ -239,21 +239,19 @@ def test_a_seed_given_to_the_env_is_kept():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"keep_keys": ["observatoin"]}, "observation"),
-        ({"keep_keys": [("next", "observation")]}, "without"),
-        ({"split_trajs": True, "trajs_per_batch": 2}, "both"),
-        ({"trajs_per_batch": 2, "keep_keys": ["observation"]}, "done"),
+        ({"keep_keys": ["observatoin"]}, "observatoin keep_keys"),
+        ({"keep_keys": [("next", "observation")]}, "keep_keys"),
+        ({"split_trajs": True, "trajs_per_batch": 2}, "trajs_per_batch split_trajs"),
+        ({"trajs_per_batch": 2, "keep_keys": ["observation"]}, "trajs_per_batch keep_keys"),
     ],
 )
 def test_requests_that_no_batch_can_meet_are_refused(options, words):
-    with pytest.raises(ArgumentError, match=words):
-        Collector(counters(), **options)
+    refused(ArgumentError, words, lambda: Collector(counters(), **options))
 
 
 def test_one_env_object_cannot_be_two_lanes():
     env = GymEnv(Counter())
-    with pytest.raises(ArgumentError, match="cannot be several"):
-        SerialEnv(2, lambda: env)
+    refused(ArgumentError, "several", lambda: SerialEnv(2, lambda: env))
 
 
 def test_infinity_is_seen_before_a_transform_clips_it():
@@ -265,8 +263,7 @@ def test_infinity_is_seen_before_a_transform_clips_it():
             return seen
 
     env = TransformedEnv(SerialEnv(2, lambda: GymEnv(Wild(), narrow=True)), RunningNorm(["place"]))
-    with pytest.raises(EnvError, match="place is not finite"):
-        Collector(env, gaussian(), frames_per_batch=40).rollout()
+    refused(EnvError, "finite", lambda: Collector(env, gaussian(), frames_per_batch=40).rollout())
 
 
 def test_a_policy_output_that_is_not_finite_is_refused_where_actions_cannot_show_it():
@@ -275,8 +272,7 @@ def test_a_policy_output_that_is_not_finite_is_refused_where_actions_cannot_show
             "logits", torch.full((3, 3), float("nan"))
         )
 
-    with pytest.raises(NumericsError, match="logits"):
-        Collector(counters(), policy, frames_per_batch=30).rollout()
+    refused(NumericsError, "logits", lambda: Collector(counters(), policy, frames_per_batch=30).rollout())
 
 
 # ---- full and exact, whatever else is asked for ------------------------------------------------------------------
@@ -342,18 +338,17 @@ class OnlyAdds:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"keep_keys": "observation"}, "keep_keys must be a list of keys"),
-        ({"keep_keys": [3]}, "keep_keys must be a list of keys"),
-        ({"keep_keys": 5}, "keep_keys must be a list of keys"),
-        ({"replay_buffer": "x"}, "replay_buffer must be a replay buffer"),
-        ({"replay_buffer": []}, "replay_buffer must be a replay buffer.*got a list"),
-        ({"replay_buffer": set(), "extend_buffer": False}, "replay_buffer must be a replay buffer.*got a set"),
-        ({"replay_buffer": OnlyAdds()}, "replay_buffer must be a replay buffer, with extend"),
+        ({"keep_keys": "observation"}, "keep_keys"),
+        ({"keep_keys": [3]}, "keep_keys"),
+        ({"keep_keys": 5}, "keep_keys"),
+        ({"replay_buffer": "x"}, "replay_buffer"),
+        ({"replay_buffer": []}, "replay_buffer"),
+        ({"replay_buffer": set(), "extend_buffer": False}, "replay_buffer"),
+        ({"replay_buffer": OnlyAdds()}, "replay_buffer"),
     ],
 )
 def test_options_that_are_none_are_refused_by_name(options, words):
-    with pytest.raises(ArgumentError, match=words):
-        Collector(GymEnv("CartPole-v1"), **options)
+    refused(ArgumentError, words, lambda: Collector(GymEnv("CartPole-v1"), **options))
 
 
 def test_a_buffer_needs_no_method_but_the_one_that_is_used():
@@ -372,10 +367,9 @@ def test_keys_to_keep_may_come_one_by_one(given):
 def test_steps_and_seeds_are_whole_numbers_and_a_refused_one_changes_nothing():
     collector = Collector(GymEnv("CartPole-v1"), seed=3)
     assert collector.rollout(2.0).shape == (2,)
-    with pytest.raises(ArgumentError, match="steps must be a whole number"):
-        collector.rollout(2.5)
+    refused(ArgumentError, "steps whole", lambda: collector.rollout(2.5))
     for seed in (-1, "a"):
-        with pytest.raises(ArgumentError, match="seed must be"):
+        with refused(ArgumentError, "seed"):
             collector.set_seed(seed)
     assert collector.seed == 3
 
@@ -391,8 +385,7 @@ def test_random_frames_that_are_asked_for_later_are_refused_where_the_constructo
 
     own = Collector(AlwaysLeft("CartPole-v1"), policy, frames_per_batch=16)
     own.init_random_frames = 50
-    with pytest.raises(ArgumentError, match="has its own rand_action"):
-        own.rollout()
+    refused(ArgumentError, "rand_action", lambda: own.rollout())
     unknown = Collector(GymEnv("CartPole-v1"), policy, frames_per_batch=16)
     unknown.init_random_frames = 16
     with pytest.raises(ArgumentError, match="Give init_random_frames to the constructor"):

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from face import refused
 from tensordict.nn import InteractionType, TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import nn
 
@@ -361,14 +362,12 @@ def test_weights_of_another_dtype_are_noticed(part):
     with Collector(serial(3), policy, frames_per_batch=30) as collector:
         collector.rollout()
         policy.module[0][part].double()
-        with pytest.raises(ArgumentError, match="its weights are float64, and rows are float32"):
-            collector.rollout()
+        refused(ArgumentError, "float64 float32", lambda: collector.rollout())
 
 
 def test_a_hook_that_nobody_would_call_is_refused():
     policy = changed(lambda cells: cells.gru.register_forward_hook(lambda *_: None))
-    with pytest.raises(ArgumentError, match="a hook or a forward that would never run"):
-        Collector(serial(3), policy, frames_per_batch=30)
+    refused(ArgumentError, "forward", lambda: Collector(serial(3), policy, frames_per_batch=30))
 
 
 @pytest.mark.parametrize("change", [
@@ -380,8 +379,7 @@ def test_what_makes_it_more_between_two_batches_is_noticed(change):
     with Collector(serial(3), policy, frames_per_batch=30) as collector:
         collector.rollout()
         change(policy)
-        with pytest.raises(ArgumentError, match="was changed after its collector was made"):
-            collector.rollout()
+        refused(ArgumentError, "changed", lambda: collector.rollout())
 
 
 @pytest.mark.parametrize("kind", CELLS)
@@ -432,6 +430,6 @@ def test_layers_that_drop_features_out_do_so_once_they_train():
 
 def test_sequences_around_a_collector_are_refused():
     collector = Collector(serial(3), actor(), frames_per_batch=30)
-    with set_recurrent_mode(True), pytest.raises(ArgumentError, match="set_recurrent_mode"):
+    with set_recurrent_mode(True), refused(ArgumentError, "set_recurrent_mode"):
         collector.rollout()
     assert collector.rollout().shape == (3, 10)

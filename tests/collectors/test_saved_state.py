@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from face import refused
 from tensordict import TensorDict
 
 from rlcli.collectors import Collector
@@ -153,8 +154,7 @@ def test_after_a_step_that_raised_the_next_one_is_whole(reset):
     env = SerialEnv(2, lambda: GymEnv(Fails()))
     env.rand_step(env.reset())
     td = env.reset()
-    with pytest.raises(EnvError, match="boom"):
-        env.rand_step(td)
+    refused(EnvError, "boom", lambda: env.rand_step(td))
     td = env.rand_step(env.reset() if reset else td)
     assert td["next", "reward"].flatten().tolist() == [5, 6]
 
@@ -164,8 +164,7 @@ def test_a_collector_is_not_given_the_rewards_of_a_step_that_raised_by_hand():
     env = SerialEnv(2, lambda: GymEnv(Fails()))
     collector = Collector(env, frames_per_batch=2)
     collector.next()
-    with pytest.raises(EnvError, match="boom"):
-        env.rand_step(env.reset())
+    refused(EnvError, "boom", lambda: env.rand_step(env.reset()))
     assert collector.next()["next", "reward"].flatten().tolist() == [5, 6]
 
 

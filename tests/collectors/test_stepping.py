@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from face import refused
 from tensordict.nn import TensorDictModule
 from torch import nn
 from worlds import Counter
@@ -124,7 +125,7 @@ def test_every_member_is_named():
         values = {other.name: None for other in fields(CollectorOptions)} | {field.name: threading.Lock()}
         for name, value in values.items():
             object.__setattr__(held, name, value)
-        with pytest.raises(ArgumentError, match=f"^{field.name} cannot be sent"):
+        with refused(ArgumentError, field.name):
             held.pickled()
 
 
@@ -155,7 +156,7 @@ def test_stepping_refuses_what_contradicts_itself(options, sentence):
 
 
 def test_options_that_contradict_each_other_are_refused():
-    with pytest.raises(ArgumentError, match="split_trajs=True needs track_traj_ids=True"):
+    with refused(ArgumentError, "split_trajs=True track_traj_ids=True"):
         stepping(split_trajs=True, track_traj_ids=False).trajectories()
     assert stepping(trajs_per_batch=2).trajectories().per_batch == 2
     assert stepping().trajectories() is None
@@ -170,27 +171,25 @@ def test_a_float_that_is_whole_and_numbers_of_numpy_are_taken_as_they_are_meant(
     assert found == [12, 100, 4, 5, 3] and {type(number) for number in found} == {int}
     assert [batch.shape[1] for batch in Collector(**vars(made))] == [4] * 8 + [2]
     assert stepping(trajs_per_batch=2.0).trajs_per_batch == 2
-    with pytest.raises(ArgumentError, match="trajs_per_batch must be a whole number"):
-        stepping(trajs_per_batch=2.5)
+    refused(ArgumentError, "trajs_per_batch", lambda: stepping(trajs_per_batch=2.5))
 
 
 @pytest.mark.parametrize(
     ("name", "value", "sentence"),
     [
-        ("frames_per_batch", 0, "frames_per_batch must be at least 1"),
-        ("frames_per_batch", 2.5, "frames_per_batch must be a whole number"),
-        ("total_frames", 0, "total_frames must be at least 1"),
-        ("init_random_frames", "5", "init_random_frames must be a whole number"),
+        ("frames_per_batch", 0, "frames_per_batch"),
+        ("frames_per_batch", 2.5, "frames_per_batch"),
+        ("total_frames", 0, "total_frames"),
+        ("init_random_frames", "5", "init_random_frames"),
     ],
 )
 def test_what_is_changed_between_batches_is_looked_at_as_at_first(name, value, sentence):
     made = Collector(make_env, frames_per_batch=4, total_frames=8)
-    with pytest.raises(ArgumentError, match=sentence):
-        setattr(made, name, value)
+    refused(ArgumentError, sentence, lambda: setattr(made, name, value))
     made.frames_per_batch, made.total_frames, made.init_random_frames = 2.0, np.int64(6), 1e1
     assert [batch.shape[-1] for batch in made] == [1, 1, 1] and made.init_random_frames == 10
 
 
 def test_arguments_of_an_env_that_is_made_already_are_refused():
-    with pytest.raises(ArgumentError, match=r"create_env_kwargs is for what makes an env.*render_mode"):
+    with refused(ArgumentError, "create_env_kwargs render_mode"):
         Collector(make_env(), create_env_kwargs={"render_mode": "rgb_array"})

@@ -7,6 +7,7 @@ import functools
 import numpy as np
 import pytest
 import torch
+from face import refused
 from tensordict.nn import TensorDictModule
 from torch import nn
 
@@ -128,5 +129,5 @@ def test_a_stopped_batch_uses_no_noise_of_steps_that_it_did_not_take():
      {"first_lane": 1.5, "all_lanes": 8}, {"all_lanes": "x"}, {"first_lane": True, "all_lanes": 8}],
 )  # fmt: skip
 def test_lanes_that_are_not_of_the_run_are_refused(options):
-    with pytest.raises(ArgumentError, match=r"first_lane and all_lanes.*its 3 envs begin at.*at least first_lane \+ 3"):
+    with refused(ArgumentError, "first_lane all_lanes"):
         Collector(SerialEnv(3, lambda: GymEnv("CartPole-v1")), frames_per_batch=9, **options)

@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from face import refused
 from gymnasium import spaces
 from tensordict.nn import InteractionType, TensorDictModule, TensorDictSequential, set_interaction_type
 from torch import nn
@@ -120,7 +121,7 @@ def test_an_action_that_is_not_on_offer_is_refused_before_the_env_is_stepped(pol
     if isinstance(made, TensorDictSequential) and type(made) is TensorDictSequential and exploration is MODE:
         return  # the greedy one is on offer
     collecting = collector(made, space, called=called, exploration_type=exploration)
-    with pytest.raises(ArgumentError, match="out of range"):
+    with refused(ArgumentError, "out range"):
         for _ in range(3):
             collecting.rollout()
     assert all(space.contains(a.astype(np.int64)) for a in Takes.last.taken)
@@ -155,8 +156,7 @@ def test_an_exploration_type_may_be_given_by_its_name(name):
 
 @pytest.mark.parametrize("value", [3, "sometimes", True])
 def test_an_exploration_type_that_there_is_not_is_refused(value):
-    with pytest.raises(ArgumentError, match="must be an ExplorationType"):
-        collector(None, spaces.Discrete(3), exploration_type=value)
+    refused(ArgumentError, "ExplorationType", lambda: collector(None, spaces.Discrete(3), exploration_type=value))
 
 
 @pytest.mark.parametrize("called", [False, True], ids=["lowered", "called"])
@@ -185,8 +185,7 @@ def test_a_nan_that_the_policy_writes_reaches_no_batch(policy, box, key, called,
     if box and not keep and not called:
         assert "sample_log_prob" not in collecting.rollout()  # nobody asked for it: it is not computed
         return
-    with pytest.raises(NumericsError, match=f"the policy's {key} is not finite"):
-        collecting.rollout()
+    refused(NumericsError, key, lambda: collecting.rollout())
 
 
 DTYPES = [np.float16, np.float32, np.float64]
@@ -346,5 +345,4 @@ def test_bits_that_are_certain_are_those_of_a_rollout(logits, bits, lanes, calle
 @pytest.mark.parametrize("called", [False, True], ids=["lowered", "called"])
 def test_logits_of_bits_that_are_no_numbers_are_refused(called):
     made = collector(actor(IndependentBernoulli, Writes(INF, float("nan"))), spaces.MultiBinary(2), called=called)
-    with pytest.raises(NumericsError, match="logits is not finite"):
-        made.rollout()
+    refused(NumericsError, "logits", lambda: made.rollout())

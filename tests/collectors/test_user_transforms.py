@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from face import refused
 
 from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
@@ -216,7 +217,7 @@ def test_bounds_are_those_of_the_env_below():
 
 
 def test_differences_do_not_lie_inside_what_is_stepped_on_tensordicts():
-    with pytest.raises(ArgumentError, match="NextObservationDelta lies inside Ends"):
+    with refused(ArgumentError, "NextObservationDelta"):
         Collector(TransformedEnv(GymEnv(Drift()), Compose(NextObservationDelta(), Ends())), policy, frames_per_batch=8)
 
 
@@ -340,7 +341,7 @@ class Picky(GymEnv):
 def test_an_envs_own_random_actions_are_those_that_are_taken():
     batch = Collector(Picky(Drift()), frames_per_batch=20, seed=3).next()
     assert batch["action"][:, 1].all()
-    with pytest.raises(ArgumentError, match=r"first frames.*Picky has its own rand_action.*init_random_frames=0"):
+    with refused(ArgumentError, "rand_action init_random_frames=0"):
         Collector(Picky(Drift()), lambda td: td, frames_per_batch=20, init_random_frames=20)
 
 
@@ -349,5 +350,4 @@ def test_an_env_with_its_own_maybe_reset_is_refused():
         def maybe_reset(self, td):
             return super().maybe_reset(td).set("bonus", td["bonus"] + 1)
 
-    with pytest.raises(ArgumentError, match=r"Odd has its own maybe_reset, which a collector never calls.*Override"):
-        Collector(Odd(Drift()), frames_per_batch=20)
+    refused(ArgumentError, "maybe_reset", lambda: Collector(Odd(Drift()), frames_per_batch=20))

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from face import refused
 
 from rlcli.cli.main import main
 from rlcli.config import registry
@@ -93,11 +94,9 @@ def test_what_a_part_uses_is_read_and_what_it_does_not_is_refused(added):
 
 
 def test_arguments_are_for_a_part_of_ones_own(added):
-    with pytest.raises(ConfigError, match=r"value\.kwargs has no meaning with value=gae; it is for an estimator"):
-        configure("train", ["value.kwargs={scale:2}"])
+    refused(ConfigError, "value.kwargs value=gae", lambda: configure("train", ["value.kwargs={scale:2}"]))
     added("damped")
-    with pytest.raises(ConfigError, match=r"an argument of its own: value\.kwargs\.scale=2"):
-        configure("train", ["value=damped", "value.scale=2"])
+    refused(ConfigError, "value.kwargs.scale=2", lambda: configure("train", ["value=damped", "value.scale=2"]))
 
 
 def test_an_argument_that_a_part_does_not_take_is_refused(added, tmp_path, capsys):
@@ -109,8 +108,7 @@ def test_an_argument_that_a_part_does_not_take_is_refused(added, tmp_path, capsy
 
 def test_what_is_no_part_is_refused(added):
     registry.register_storage("none_at_all")(lambda **options: 3)
-    with pytest.raises(ConfigError, match="storage=none_at_all is no storage: its builder gave int"):
-        registry.build("storage", "none_at_all", dict)
+    refused(ConfigError, "storage=none_at_all storage", lambda: registry.build("storage", "none_at_all", dict))
 
 
 def test_a_logger_that_takes_no_figures_is_refused_and_leaves_no_run_behind(added, tmp_path, capsys):
@@ -122,12 +120,9 @@ def test_a_logger_that_takes_no_figures_is_refused_and_leaves_no_run_behind(adde
 
 def test_the_name_of_an_env_is_its_id_and_no_choice_of_the_group(added):
     registry.register_env("mine")(lambda: None)
-    with pytest.raises(ConfigError, match=r"unknown env 'mine'; write env\.id=mine"):
-        configure("train", ["env=mine"])
+    refused(ConfigError, "mine env.id=mine", lambda: configure("train", ["env=mine"]))
 
 
 def test_a_name_without_its_package_is_unknown_and_says_how_to_import_it(added):
-    with pytest.raises(ConfigError, match=r"unknown value 'damped'"):
-        configure("train", ["value=damped"])
-    with pytest.raises(ConfigError, match=r"unknown value 'damped'"):
-        configure("train", ["recipe=damped"], RECIPES)
+    refused(ConfigError, "damped", lambda: configure("train", ["value=damped"]))
+    refused(ConfigError, "damped", lambda: configure("train", ["recipe=damped"], RECIPES))

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from face import refused
 
 from rlcli.config.compose import configure
 from rlcli.config.option import find, groups, leaves
@@ -96,5 +97,5 @@ def test_a_value_is_converted_with_the_rest_of_the_command(typed, words):
 
 def test_what_a_recipe_sets_counts_in_a_conversion():
     num = configure("train", ["recipe=ppo_halfcheetah"]).env.num
-    with pytest.raises(ConfigError, match=f"write collector.frames_per_batch={10 * num} "):
+    with refused(ConfigError, f"collector.frames_per_batch={10 * num}"):
         configure("train", ["recipe=ppo_halfcheetah", "n_steps=10"])

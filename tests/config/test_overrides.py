@@ -1,6 +1,7 @@
 """Overrides: mistakes are found all at once, and what is right reaches Hydra in the form it needs."""
 
 import pytest
+from face import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -186,8 +187,7 @@ def test_a_next_obs_that_is_no_preset_is_refused_before_anything_is_composed(val
 
 
 def test_numbers_for_next_obs_are_refused_in_a_sweep_too():
-    with pytest.raises(ConfigError, match=r"unknown memory\.next_obs '1'"):
-        plan("train", ["memory.next_obs=range(1,3)"], multirun=True)
+    refused(ConfigError, "memory.next_obs", lambda: plan("train", ["memory.next_obs=range(1,3)"], multirun=True))
 
 
 @pytest.mark.parametrize("mode", ["full", "compact", "exact"])
@@ -213,8 +213,7 @@ def test_a_mapping_meets_the_checks_that_its_single_options_meet(plus):
 def test_a_sweep_over_mappings_meets_them_too():
     words = ["env.atari={noop_max:3e0},{noop_max:4}"]
     assert plan("train", ["env=atari", "env.id=ALE/Pong-v5", *words], multirun=True).sweep
-    with pytest.raises(ConfigError, match=r"env\.atari\.noop_max has no meaning with env=gym"):
-        plan("train", words, multirun=True)
+    refused(ConfigError, "env.atari.noop_max env=gym", lambda: plan("train", words, multirun=True))
 
 
 @pytest.mark.parametrize(
@@ -414,8 +413,7 @@ def test_a_folder_named_by_hydras_record_of_the_command_follows_it(own, tmp_path
 @pytest.mark.parametrize("name", ["x:y", "null", "True", "a.b", "a b", "", 1, "inf"])
 def test_a_name_that_would_be_read_as_something_else_is_refused(name):
     for asked in ({"env": {"kwargs": {name: 1}}}, {"env.kwargs": {"k": [{name: 1}]}}):
-        with pytest.raises(ConfigError, match="cannot be the name of a setting"):
+        with refused(ConfigError, "setting"):
             spelled(Config, asked)
     assert spelled(Config, {"env": {"kwargs": {"a_b": {"c-d": 1}}}}) == ["env.kwargs={a_b:{c-d:1}}"]
-    with pytest.raises(ConfigError, match=r"'a\.b' cannot be the name of a setting"):
-        configure("train", ["env.kwargs={a.b:1}"])
+    refused(ConfigError, "a.b", lambda: configure("train", ["env.kwargs={a.b:1}"]))

@@ -4,6 +4,7 @@ import dataclasses
 import warnings
 
 import pytest
+from face import refused
 
 from rlcli.config import registry
 from rlcli.config.choices import CHOICES
@@ -114,7 +115,7 @@ def test_what_a_verb_reads_an_option_with_is_said_in_words():
 def test_the_default_is_as_much_refused_as_any_other_value():
     """Whether a value was typed decides, not what it is."""
     for option in ("optim.epochs=10", "optim.epochs=11"):
-        with pytest.raises(ConfigError, match=r"optim\.epochs has no meaning with loss=dqn"):
+        with refused(ConfigError, "optim.epochs loss=dqn"):
             configure("train", [*DQN, option])
 
 

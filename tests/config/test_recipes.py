@@ -1,6 +1,7 @@
 """Recipes ship with the package, compose without a problem, and can be a user's own."""
 
 import pytest
+from face import refused
 
 from rlcli.config import guard, registry
 from rlcli.config.compose import configure, plan
@@ -61,8 +62,7 @@ def test_recipes_beside_the_user_are_found_and_build_on_ours(tmp_path, monkeypat
     write(tmp_path / "recipes", "mine", "defaults: [ppo_exact]\nenv: {num: 3}\n")
     cfg = configure("train", ["recipe=mine"])
     assert (cfg.recipe, cfg.env.num, cfg.memory.next_obs, cfg.optim.lr) == ("mine", 3, "exact", 1e-3)
-    with pytest.raises(ConfigError, match=r"not given as the file \./recipes/mine\.yaml; write recipe=mine$"):
-        configure("train", ["recipe=./recipes/mine.yaml"])
+    refused(ConfigError, "./recipes/mine.yaml recipe=mine", lambda: configure("train", ["recipe=./recipes/mine.yaml"]))
 
 
 @pytest.mark.parametrize("word", ["recipe=null", "recipe='null'"])
@@ -138,10 +138,7 @@ def test_a_recipe_of_another_verb_says_so():
     with pytest.raises(ConfigError, match="this recipe is for rlcli train") as refusal:
         configure("collect", ["recipe=dqn_recurrent"])
     assert str(refusal.value).endswith("it sets storage, sampler, loss, value, optim")
-    with pytest.raises(
-        ConfigError, match=r"ppo_exact \(by way of ppo_compact\): .*ppo_compact\.yaml: this recipe is for"
-    ):
-        configure("collect", ["recipe=ppo_exact"])
+    refused(ConfigError, "ppo_exact ppo_compact ppo_compact.yaml", lambda: configure("collect", ["recipe=ppo_exact"]))
     with pytest.raises(ConfigError, match="use rlcli collect"):
         configure("train", ["recipe=collect_random"])
 
@@ -181,8 +178,7 @@ def test_a_choice_holds_only_what_differs_from_the_schema(path):
 
 def test_what_a_recipe_builds_on_cannot_come_after_it(tmp_path):
     (tmp_path / "late.yaml").write_text("defaults: [_self_, ppo_exact]\ntotal_frames: 7\n")
-    with pytest.raises(ConfigError, match="_self_ stands last in defaults"):
-        configure("train", ["recipe=late"], [tmp_path])
+    refused(ConfigError, "_self_", lambda: configure("train", ["recipe=late"], [tmp_path]))
     (tmp_path / "late.yaml").write_text("defaults: [ppo_exact, _self_]\ntotal_frames: 7\n")
     cfg = configure("train", ["recipe=late"], [tmp_path])
     assert (cfg.recipe, cfg.total_frames) == ("late", 7)
@@ -190,8 +186,7 @@ def test_what_a_recipe_builds_on_cannot_come_after_it(tmp_path):
 
 def test_what_a_recipe_sweeps_over_is_checked_before_the_first_job(tmp_path):
     (tmp_path / "swept.yaml").write_text("defaults: [ppo_exact]\nhydra: {sweeper: {params: {loss.tau: '0.1,0.2'}}}\n")
-    with pytest.raises(ConfigError, match=r"loss\.tau has no meaning with loss=ppo_clip"):
-        plan("train", ["recipe=swept"], [tmp_path], multirun=True)
+    refused(ConfigError, "loss.tau loss=ppo_clip", lambda: plan("train", ["recipe=swept"], [tmp_path], multirun=True))
 
 
 @pytest.mark.parametrize(

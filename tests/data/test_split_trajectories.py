@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from face import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
@@ -124,8 +125,7 @@ def test_ids_or_done_flags_alone_are_enough():
     for part in (batch.exclude(TRAJ_IDS), batch.exclude(DONE)):
         assert split_trajectories(part)["mask"].tolist() == [[True, True], [True, True]]
     renamed = batch.exclude(DONE, TRAJ_IDS)
-    with pytest.raises(MissingKeyError, match="trajectory ids or done flags"):
-        split_trajectories(renamed)
+    refused(MissingKeyError, "trajectory flags", lambda: split_trajectories(renamed))
     renamed["mine"] = torch.tensor([[5, 6, 6, 6]])
     assert split_trajectories(renamed, trajectory_key="mine")["mask"].sum(-1).tolist() == [1, 3]
     renamed["over"] = torch.tensor([[False, False, True, False]])
@@ -135,10 +135,9 @@ def test_ids_or_done_flags_alone_are_enough():
 def test_one_dim_of_time_is_enough_and_bad_calls_say_so():
     batch = lanes_of([[0, 0, 1]])
     assert split_trajectories(batch[0], as_nested=True)["x"].offsets().tolist() == [0, 2, 3]
-    with pytest.raises(ArgumentError, match="no layout of nested tensors"):
-        split_trajectories(batch, as_nested=torch.sparse_coo)
+    refused(ArgumentError, "as_nested", lambda: split_trajectories(batch, as_nested=torch.sparse_coo))
     for empty in (batch[0, 0], batch[:0]):
-        with pytest.raises(ArgumentError, match="no trajectories to split"):
+        with refused(ArgumentError, "trajectories split"):
             split_trajectories(empty)
 
 
@@ -162,14 +161,13 @@ def test_padding_is_zero_in_every_dtype(dtype, shape):
 
 
 @pytest.mark.parametrize(("key", "value", "options", "said"), [
-    ("text", "hello", {"as_nested": True}, r"text.*got NonTensorData"),
-    ("small", torch.ones(2, 4, dtype=torch.uint16), {"as_nested": torch.strided}, r"uint16 \(small\).*as_nested=True"),
-    (("next", "done"), torch.zeros(2, 4, 3, 1).bool(), {}, r"next.*done.*shape \[3, 1\].*done_key"),
-    (("collector", "traj_ids"), torch.zeros(2, 4, 3), {"as_nested": True}, r"traj_ids.*shape \[3\]"),
+    ("text", "hello", {"as_nested": True}, "text NonTensorData"),
+    ("small", torch.ones(2, 4, dtype=torch.uint16), {"as_nested": torch.strided}, "uint16 small as_nested=True"),
+    (("next", "done"), torch.zeros(2, 4, 3, 1).bool(), {}, "next done done_key"),
+    (("collector", "traj_ids"), torch.zeros(2, 4, 3), {"as_nested": True}, "traj_ids [3]"),
 ])  # fmt: skip
 @pytest.mark.filterwarnings("ignore:split_trajectories pads")
 def test_what_cannot_be_split_is_named(key, value, options, said):
     batch = TensorDict({"x": torch.ones(2, 4), "collector": {"traj_ids": torch.zeros(2, 4)}}, [2, 4])
     batch[key] = value
-    with pytest.raises(ArgumentError, match=said):
-        split_trajectories(batch, **options)
+    refused(ArgumentError, said, lambda: split_trajectories(batch, **options))

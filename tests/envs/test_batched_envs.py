@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from face import refused
 from gym_worlds import Sampled
 from tensordict import TensorDict
 
@@ -185,7 +186,7 @@ class Counts(gym.Env):
     ],
 )
 def test_what_an_env_shows_itself_is_not_overwritten(transform, key, argument):
-    with pytest.raises(ArgumentError, match=rf"overwrite {key}.*{transform.__name__}\({argument}=\.\.\.\)"):
+    with refused(ArgumentError, f"{key} {transform.__name__}({argument}=...)"):
         TransformedEnv(GymEnv(Counts()), transform())
     named = {argument: ["mine"] if argument == "out_keys" else "mine"}
     batch = TransformedEnv(GymEnv(Counts()), transform(**named)).rollout(3)
@@ -219,7 +220,7 @@ def test_no_transform_writes_over_a_key_that_it_does_not_read(env, made, key):
 @pytest.mark.parametrize("key", ["", ()])
 def test_a_key_without_a_name_is_refused_where_it_is_given(key):
     for make in (lambda: InitTracker(init_key=key), lambda: RewardSum(out_keys=[key]), lambda: ToFloat(["a"], [key])):
-        with pytest.raises(ArgumentError, match="does not take a key without a name"):
+        with refused(ArgumentError, "key name"):
             make()
 
 
@@ -233,7 +234,7 @@ def test_no_transform_writes_over_a_key_that_it_needs_for_something_else(kind, k
 
 
 def test_a_limit_of_frames_finds_a_counter_or_adds_one():
-    with pytest.raises(ArgumentError, match="step_count_key"):
+    with refused(ArgumentError, "step_count_key"):
         Collector(GymEnv(Counts()), frames_per_batch=4, max_frames_per_traj=2)
     env = TransformedEnv(GymEnv(Counts()), StepCounter(step_count_key="steps"))
     batch = Collector(env, frames_per_batch=4, max_frames_per_traj=2).rollout()
@@ -307,13 +308,12 @@ def test_lanes_of_one_seed_have_different_episodes_and_repeat():
 
 
 def test_makers_must_match_the_number_and_spaces_one_another():
-    with pytest.raises(ArgumentError, match="one env maker per env"):
-        SerialEnv(2, plain())
+    refused(ArgumentError, "maker per", lambda: SerialEnv(2, plain()))
     for wrong in (0, 2.0, None, [3, 4], "2"):
         for kind in (SerialEnv, ParallelEnv):
-            with pytest.raises(ArgumentError, match=rf"{kind.__name__} needs a number of envs.*num_workers is "):
+            with refused(ArgumentError, f"{kind.__name__} num_workers"):
                 kind(wrong, "CartPole-v1")
-    with pytest.raises(EnvError, match="differ in their spaces"):
+    with refused(EnvError, "spaces"):
         SerialEnv(2, [lambda: GymEnv(Sampled("vector")), lambda: GymEnv(Sampled("image"))])
 
 
@@ -349,8 +349,7 @@ def test_a_transform_inside_is_no_other_env(around):
 
 @pytest.mark.parametrize("seed", ["x", None, float("nan"), float("inf"), [1], -1, True, 2**70])
 def test_a_seed_that_is_no_number_is_refused(seed):
-    with pytest.raises(ArgumentError, match="a seed is a whole number"):
-        GymEnv("CartPole-v1").set_seed(seed)
+    refused(ArgumentError, "seed whole", lambda: GymEnv("CartPole-v1").set_seed(seed))
 
 
 def test_closing_reaches_every_env():
@@ -515,14 +514,14 @@ def test_a_patched_transform_of_an_env_is_what_a_collector_steps():
 def test_a_partial_reset_needs_what_the_others_show(make, wrap):
     env, mask = wrap(SerialEnv(3, make())), TensorDict({RESET: torch.tensor([[True], [False], [True]])}, [3])
     for _ in range(2):
-        with pytest.raises(ArgumentError, match=r"some envs are to be reset.*holds no .*observation.*or reset all"):
+        with refused(ArgumentError, "reset all"):
             env.reset(mask)
         env.reset(TensorDict({RESET: torch.ones(3, 1, dtype=torch.bool)}, [3]))
 
 
 def test_a_partial_reset_is_none_where_nothing_was_reset():
     root = counting(lambda: SerialEnv(3, plain())).reset()
-    with pytest.raises(ArgumentError, match="some envs are to be reset, and none was before"):
+    with refused(ArgumentError, "reset none"):
         counting(lambda: SerialEnv(3, plain())).reset(root.set(RESET, torch.tensor([[True], [False], [True]])))
 
 
@@ -559,8 +558,7 @@ def test_an_env_object_with_parts_of_its_own_keeps_them_among_others():
     env = SerialEnv(2, [specified_otherwise, specified_otherwise])
     assert env.reward_spec == Bounded(-3, 3, (2, 1))
     assert env.observation_spec["observation"] == Bounded(-1, 1, (2, 3))
-    with pytest.raises(ArgumentError, match="alike"):
-        SerialEnv(2, [specified_otherwise, plain()[0]])
+    refused(ArgumentError, "alike", lambda: SerialEnv(2, [specified_otherwise, plain()[0]]))
     for make in (stepped_otherwise, specified_otherwise):
         parallel, serial = ParallelEnv(2, make), SerialEnv(2, make)
         assert parallel.reward_spec == serial.reward_spec
@@ -574,20 +572,17 @@ def test_a_transform_is_in_one_place_alone():
     norm = RunningNorm()
     train = TransformedEnv(GymEnv("CartPole-v1"), norm)
     assert TransformedEnv(train, StepCounter()).transforms[0] is norm  # on the same env
-    with pytest.raises(ArgumentError, match=r"one RunningNorm cannot be in two places.*on another env.*adopt"):
-        TransformedEnv(GymEnv("CartPole-v1"), Compose(norm))
+    refused(ArgumentError, "RunningNorm", lambda: TransformedEnv(GymEnv("CartPole-v1"), Compose(norm)))
     TransformedEnv(GymEnv("CartPole-v1"), copy.deepcopy(norm))
     train.close()
     again = TransformedEnv(GymEnv("CartPole-v1"), norm)
-    with pytest.raises(ArgumentError, match="among the transforms of this env twice"):
-        again.append_transform(Compose(StepCounter(), norm))
+    refused(ArgumentError, "among twice", lambda: again.append_transform(Compose(StepCounter(), norm)))
     assert again.append_transform(StepCounter()).transforms[1:]
 
 
 def test_a_transform_that_is_refused_leaves_the_env_as_it_was():
     env = TransformedEnv(GymEnv("CartPole-v1"), ToFloat())
-    with pytest.raises(MissingKeyError, match="no nope"):
-        env.append_transform(ToFloat(["nope"]))
+    refused(MissingKeyError, "nope", lambda: env.append_transform(ToFloat(["nope"])))
     env.append_transform(StepCounter())
     assert [type(t) for t in env.transforms] == [ToFloat, StepCounter] and "step_count" in env.reset()
 
@@ -603,7 +598,7 @@ def test_one_gymnasium_env_is_not_several_whatever_is_around_it():
     for make in around:
         with pytest.raises(ArgumentError, match=r"one env cannot be several \(env 1\)"):
             SerialEnv(2, make)
-    with pytest.raises(ArgumentError, match="one env object cannot serve as several envs"):
+    with refused(ArgumentError, "serve several"):
         GymVecEnv([gym.wrappers.TimeLimit(made, 5), gym.wrappers.TimeLimit(made, 6)])
 
 

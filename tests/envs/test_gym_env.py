@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from face import refused
 from gym_worlds import OBSERVATIONS, Sampled, same_observation
 from gymnasium import spaces
 from tensordict import TensorDict
@@ -150,13 +151,11 @@ def test_specs_name_every_key():
 def test_a_step_without_action_is_refused():
     env = GymEnv(Sampled())
     env.reset()
-    with pytest.raises(ArgumentError, match="holds no action"):
-        GymEnv("CartPole-v1").step(None)
+    refused(ArgumentError, "action", lambda: GymEnv("CartPole-v1").step(None))
     for given, got in ((3, "got a int"), (TensorDict({"a": torch.ones(1)}, []), "got a")):
-        with pytest.raises(ArgumentError, match=f"step_mdp takes the tensordict of a step.*{got}"):
+        with refused(ArgumentError, f"step_mdp {got}"):
             step_mdp(given)
-    with pytest.raises(ArgumentError, match="holds no action"):
-        env.step(TensorDict({}, batch_size=()))
+    refused(ArgumentError, "action", lambda: env.step(TensorDict({}, batch_size=())))
 
 
 def test_set_seed_covers_the_first_episode():
@@ -174,12 +173,10 @@ def test_an_env_may_be_given_as_env_name():
     assert repr(GymEnv(env_name="CartPole-v1")) == repr(GymEnv("CartPole-v1"))
     collector = Collector(GymEnv, create_env_kwargs={"env_name": "CartPole-v1"}, frames_per_batch=4)
     assert len(collector.next()) == 4
-    with pytest.raises(ArgumentError, match="another name of env"):
-        GymEnv("CartPole-v1", env_name="CartPole-v1")
+    refused(ArgumentError, "env_name", lambda: GymEnv("CartPole-v1", env_name="CartPole-v1"))
     with pytest.raises(ArgumentError, match="needs an env"):
         GymEnv()
-    with pytest.raises(ArgumentError, match=r"num_envs=4.*SerialEnv"):
-        GymEnv("CartPole-v1", num_envs=4)
+    refused(ArgumentError, "num_envs=4 SerialEnv", lambda: GymEnv("CartPole-v1", num_envs=4))
 
 
 @pytest.mark.parametrize(
@@ -201,8 +198,7 @@ def test_an_env_may_be_given_as_env_name():
 def test_options_for_an_id_are_not_dropped_where_there_is_none(given, options, said):
     with pytest.raises(ArgumentError, match=rf"GymEnv does not use {said}"):
         GymEnv(given(), **options)
-    with pytest.raises(ArgumentError, match="GymEnv does not use"):
-        ParallelEnv(1, partial(GymEnv, given(), **options))
+    refused(ArgumentError, "GymEnv", lambda: ParallelEnv(1, partial(GymEnv, given(), **options)))
     assert GymEnv(Sampled(), frame_skip=2).rollout(1)["next", "reward"].item() == 1.5
 
 
@@ -218,8 +214,7 @@ def test_an_action_is_taken_for_so_many_steps_and_the_rewards_add_up():
         b = four.step(b.set("action", action))["next"]
         assert torch.equal(a["observation"], b["observation"]) and b["reward"].item() == pytest.approx(total, rel=1e-6)
         assert torch.equal(a["truncated"], b["truncated"]) and b["truncated"].item() == (length == 2)
-    with pytest.raises(ArgumentError, match="frame_skip"):
-        GymEnv("Pendulum-v1", frame_skip=0)
+    refused(ArgumentError, "frame_skip", lambda: GymEnv("Pendulum-v1", frame_skip=0))
 
 
 @pytest.mark.parametrize(
@@ -259,8 +254,7 @@ def test_an_env_on_tensordicts_has_no_other_names_to_choose_from():
 
     env = ByHand(Sampled())
     env.observation_spec["_raw"] = Unbounded((1,))
-    with pytest.raises(EnvError, match="an observation cannot be called '_raw'"):
-        Collector(env, frames_per_batch=4)
+    refused(EnvError, "_raw", lambda: Collector(env, frames_per_batch=4))
 
 
 BOX, WHOLE = spaces.Box(-1, 1, (2, 3)), spaces.Box(0, 9, (2,), np.uint8)
@@ -269,20 +263,19 @@ BOX, WHOLE = spaces.Box(-1, 1, (2, 3)), spaces.Box(0, 9, (2,), np.uint8)
 @pytest.mark.parametrize(
     ("space", "action", "said"),
     [
-        (BOX, torch.zeros(3, 2), r"shape that the env takes: expected \(2, 3\), got \(3, 2\)"),
-        (BOX, torch.full((2, 3), torch.nan), "no such action: expected a finite action"),
-        (WHOLE, torch.tensor([1.7, 2.0]), "no such action: expected whole numbers"),
-        (spaces.Discrete(3), torch.tensor(5), "no such action: expected 0 to 2, got"),
-        (spaces.MultiDiscrete([2, 3]), torch.tensor([0, 3]), r"no such action: expected 0 to \[1 2\]"),
-        (spaces.MultiBinary(3), torch.tensor([0, 1, 2]), "no such action: expected 0 to 1"),
+        (BOX, torch.zeros(3, 2), "shape"),
+        (BOX, torch.full((2, 3), torch.nan), "finite"),
+        (WHOLE, torch.tensor([1.7, 2.0]), "numbers"),
+        (spaces.Discrete(3), torch.tensor(5), "action"),
+        (spaces.MultiDiscrete([2, 3]), torch.tensor([0, 3]), "action"),
+        (spaces.MultiBinary(3), torch.tensor([0, 1, 2]), "action"),
     ],
 )
 def test_an_action_that_the_env_does_not_have_is_refused_before_it_is_stepped(space, action, said):
     env = GymEnv(Sampled(), categorical_action_encoding=True)
     env.gym.action_space = space
     env = GymEnv(env.gym, categorical_action_encoding=True)
-    with pytest.raises(ArgumentError, match=said):
-        env.step(env.reset().set("action", action))
+    refused(ArgumentError, said, lambda: env.step(env.reset().set("action", action)))
     assert not env.gym.received
 
 
@@ -317,14 +310,14 @@ def test_numbers_of_another_byte_order_are_refused():
     turned = spaces.Box(-5, 5, (2,), np.dtype(">f4"))
     for made, name in ((Sampled(), "observation_space"), (Sampled(), "action_space")):
         setattr(made, name, turned)
-        with pytest.raises(EnvError, match="torch does not compute with it"):
+        with refused(EnvError, "compute"):
             GymEnv(made)
 
 
 def test_a_rollout_takes_whole_steps():
     assert GymEnv("CartPole-v1").rollout(np.int64(2)).shape == (2,)
     for steps in (3.5, "3", 0):
-        with pytest.raises(ArgumentError, match="max_steps is a whole number of at least 1"):
+        with refused(ArgumentError, "max_steps"):
             GymEnv("CartPole-v1").rollout(steps)
 
 
@@ -361,15 +354,14 @@ def test_a_recipe_of_an_env_that_is_there_wraps_and_limits_it():
     env = GymEnv(GymRecipe(made, wrappers=(gym.wrappers.FlattenObservation,), max_episode_steps=3))
     assert env.gym.unwrapped is made
     assert env.rollout(9)["next", "truncated"].flatten().tolist() == [False, False, True]
-    with pytest.raises(ArgumentError, match=r"an env that is there already takes no settings \(Sampled\): got colour"):
-        GymEnv(GymRecipe(made, {"colour": "red"}))
+    refused(ArgumentError, "colour", lambda: GymEnv(GymRecipe(made, {"colour": "red"})))
 
 
 def test_an_env_without_an_action_spec_needs_a_policy():
     env = GymEnv("CartPole-v1")
     env.action_spec = None
     for act in (env.rand_action, partial(env.rollout, 2)):
-        with pytest.raises(ArgumentError, match="no action_spec to draw actions from"):
+        with refused(ArgumentError, "action_spec"):
             act()
     td = env.rollout(2, lambda td: td.set("action", torch.tensor([1, 0])))
     assert len(td) == 2

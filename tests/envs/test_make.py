@@ -9,6 +9,7 @@ import sys
 import gymnasium as gym
 import numpy as np
 import pytest
+from face import refusals, refused
 from gym_worlds import Sampled
 
 from rlcli.build import env as build
@@ -36,8 +37,7 @@ def test_wrappers_apply_in_order_and_limits_replace_the_registered_one():
 def test_an_unknown_id_gets_the_nearest_names():
     with pytest.raises(ConfigError, match=r"unknown env id 'CartPol-v1' \(env\.id\).* Did you mean CartPole-v1"):
         GymEnv("CartPol-v1")
-    with pytest.raises(ConfigError, match="'CartPole-v9'"):
-        GymEnv("CartPole-v9")
+    refused(ConfigError, "CartPole-v9", lambda: GymEnv("CartPole-v9"))
 
 
 @pytest.mark.parametrize("options", [{}, {"mode": "native"}, {"mode": "serial"}, {"num": 2, "workers": 2}])
@@ -46,17 +46,11 @@ def test_an_id_that_names_a_module_is_refused_where_the_env_is_made(tmp_path, mo
     monkeypatch.syspath_prepend(tmp_path)
     config = Config(env=EnvConfig(**{"num": 1, **options, "id": "brings_envs:CartPole-v1"}))
     for make in (lambda: build_env(config.env), lambda: build.build_evaluation_env(config, 4)):
-        with pytest.raises(ConfigError, match=r"import the module 'brings_envs'.*--import brings_envs, .* CartPole-v1"):
+        with refused(ConfigError, "brings_envs CartPole-v1"):
             make()
     nested = EnvConfig(id="CartPole-v1", kwargs={"env_id": "brings_envs:CartPole-v1"})
-    with pytest.raises(ConfigError, match="import the module 'brings_envs'"):
-        build_env(nested)
+    refused(ConfigError, "brings_envs", lambda: build_env(nested))
     assert "brings_envs" not in sys.modules
-
-
-def test_a_setting_that_the_env_does_not_take_is_named():
-    with pytest.raises(ConfigError, match=r"CartPole-v1 does not take these settings \(env\.kwargs\): .*colour"):
-        GymEnv("CartPole-v1", colour="red")
 
 
 def built(*words):
@@ -66,25 +60,27 @@ def built(*words):
 @pytest.mark.parametrize("name", ["env_id", "wrappers", "settings", "id", "num", "pool", "narrow", "categorical"])
 @pytest.mark.parametrize("mode", ["serial", "native"])
 def test_a_setting_may_have_any_name(name, mode):
-    with pytest.raises(ConfigError, match=r"CartPole-v1 does not take these settings \(env\.kwargs\)"):
-        built(f"env.kwargs.{name}=3", f"env.mode={mode}")
+    refused(ConfigError, "CartPole-v1 env.kwargs", lambda: built(f"env.kwargs.{name}=3", f"env.mode={mode}"))
 
 
-def test_two_limits_contradict_each_other():
-    with pytest.raises(ConfigError, match="max_episode_steps is 7 and, among the settings, 9"):
-        built("env.kwargs.max_episode_steps=9", "env.max_episode_steps=7")
+test_refused = refusals(
+    ("a setting that the env does not take is named", ConfigError, "CartPole-v1 env.kwargs colour",
+     lambda: GymEnv("CartPole-v1", colour="red")),
+    ("two limits contradict each other", ConfigError, "max_episode_steps",
+     lambda: built("env.kwargs.max_episode_steps=9", "env.max_episode_steps=7")),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("wrappers", "said"),
     [
-        ("[TimeLimit]", r"the wrapper TimeLimit does not take.*\{TimeLimit: \{max_episode_steps: \.\.\.\}\}"),
-        ("[{TimeLimit: {steps: 3}}]", r"the wrapper TimeLimit does not take.*'steps'.*max_episode_steps"),
-        ("[FlattenObservation,{RescaleAction: {low: 1}}]", r"RescaleAction.*\{min_action: \.\.\., max_action: "),
+        ("[TimeLimit]", "TimeLimit {TimeLimit {max_episode_steps"),
+        ("[{TimeLimit: {steps: 3}}]", "TimeLimit steps max_episode_steps"),
+        ("[FlattenObservation,{RescaleAction: {low: 1}}]", "RescaleAction {min_action max_action"),
     ],
 )
 def test_a_wrapper_that_lacks_arguments_is_named_itself(wrappers, said):
-    with pytest.raises(ConfigError, match=rf"{said}") as caught:
+    with refused(ConfigError, said) as caught:
         built("env.id=Pendulum-v1", f"env.wrappers={wrappers}")
     assert "env.wrappers" in str(caught.value) and "env.kwargs" not in str(caught.value)
 
@@ -102,23 +98,21 @@ def test_a_missing_package_names_the_extra(package, extra, monkeypatch):
         raise gym.error.DependencyNotInstalled(f"No module named {package!r}")
 
     monkeypatch.setattr(gym, "make", fail)
-    with pytest.raises(EnvError, match=rf"pip install \"rlcli\[{extra}\]\""):
-        GymRecipe("Some-v0").make()
+    refused(EnvError, f"rlcli[{extra}]", lambda: GymRecipe("Some-v0").make())
 
 
 def test_a_missing_emulator_names_the_extra(monkeypatch):
     monkeypatch.setattr(building.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(EnvError, match=r"ALE/Pong-v5 needs ale-py.*rlcli\[atari\]"):
-        GymRecipe("ALE/Pong-v5").make()
+    refused(EnvError, "ALE/Pong-v5 rlcli[atari]", lambda: GymRecipe("ALE/Pong-v5").make())
 
 
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (OSError("no such port"), "OSError: no such port"),
-        (OSError(), r"OSError at .*test_make\.py:\d+: raise error"),
-        (OSError("an OpenGL platform library"), r".*Without a display, .* MUJOCO_GL=egl"),
-        (OSError('Cannot connect to "None" display'), r".* PYGLET_HEADLESS=1"),
+        (OSError("no such port"), "OSError port"),
+        (OSError(), "test_make.py"),
+        (OSError("an OpenGL platform library"), "MUJOCO_GL=egl"),
+        (OSError('Cannot connect to "None" display'), "PYGLET_HEADLESS=1"),
     ],
 )
 def test_an_env_that_raises_while_it_is_built_keeps_its_text_or_names_its_line(error, said, monkeypatch):
@@ -129,8 +123,7 @@ def test_an_env_that_raises_while_it_is_built_keeps_its_text_or_names_its_line(e
             raise error
 
     gym.register("test/Fails-v0", entry_point=Fails)
-    with pytest.raises(EnvError, match=rf"could not be built \(test/Fails-v0\): {said}"):
-        GymRecipe("test/Fails-v0").make()
+    refused(EnvError, f"test/Fails-v0 {said}", lambda: GymRecipe("test/Fails-v0").make())
     del gym.registry["test/Fails-v0"]
 
 
@@ -139,11 +132,11 @@ def test_an_env_that_raises_while_it_is_built_keeps_its_text_or_names_its_line(e
     [
         (
             ImportError("cannot import name 'arm' from 'robot'"),
-            r"could not be built \(test/Arm-v0\): ImportError: cannot",
+            "test/Arm-v0 ImportError",
         ),
         (
             ModuleNotFoundError("No module named 'robot'"),
-            "test/Arm-v0 needs a package that is not installed: No module",
+            "test/Arm-v0",
         ),
     ],
 )
@@ -152,8 +145,7 @@ def test_a_name_that_cannot_be_imported_is_no_missing_package(error, said):
         raise error
 
     gym.register("test/Arm-v0", entry_point=fails)
-    with pytest.raises(EnvError, match=said):
-        GymRecipe("test/Arm-v0").make()
+    refused(EnvError, said, lambda: GymRecipe("test/Arm-v0").make())
     del gym.registry["test/Arm-v0"]
 
 
@@ -161,12 +153,10 @@ def test_a_name_that_cannot_be_imported_is_no_missing_package(error, said):
 def test_spaces_that_cannot_be_used_are_refused_at_once(space):
     env = Sampled()
     env.observation_space = space
-    with pytest.raises(EnvError, match=f"type {type(space).__name__} cannot be used"):
-        GymEnv(env)
+    refused(EnvError, f"{type(space).__name__}", lambda: GymEnv(env))
     env = Sampled()
     env.action_space = space
-    with pytest.raises(EnvError, match=f"type {type(space).__name__} cannot be used"):
-        GymEnv(env)
+    refused(EnvError, f"{type(space).__name__}", lambda: GymEnv(env))
 
 
 LOUD = """
@@ -202,13 +192,12 @@ def test_many_envs_are_announced_or_refused_while_the_first_are_made(monkeypatch
     held = iter([10 << 20, 15 << 20])
     monkeypatch.setattr(build, "process_memory", lambda: (next(held), 0))
     monkeypatch.setattr(build, "free_memory", lambda: (200 << 20, 1 << 30))
-    with pytest.raises(ResourceError, match=r"40 envs do not fit.*first 1 took 5.0 MiB.*195 MiB.*185 MiB are free"):
-        build_env(configure("train", words).env)
+    refused(ResourceError, "40 5.0 MiB", lambda: build_env(configure("train", words).env))
 
 
 def test_two_limits_are_refused_by_every_mode():
     for mode in ("serial", "native"):
-        with pytest.raises(ConfigError, match="max_episode_steps is 3 and, among the settings, 7"):
+        with refused(ConfigError, "max_episode_steps"):
             build_env(EnvConfig("CartPole-v1", num=2, mode=mode, max_episode_steps=3, kwargs={"max_episode_steps": 7}))
 
 
@@ -239,5 +228,4 @@ def test_an_unknown_id_says_what_the_imported_package_registered(package, env_id
 
 def test_an_env_of_the_old_gym_names_what_wraps_it():
     old = type("Old", (), {"__module__": "gym.core"})
-    with pytest.raises(EnvError, match=r"not a gymnasium env.*old gym.*shimmy.GymV26CompatibilityV0"):
-        building.need_env(old())
+    refused(EnvError, "shimmy.GymV26CompatibilityV0", lambda: building.need_env(old()))

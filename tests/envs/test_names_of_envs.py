@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from face import refused
 from tensordict import TensorDict
 
 from rlcli.data import Binary, Bounded, Categorical, Composite, Unbounded
@@ -56,13 +57,11 @@ def test_specs_are_set_under_their_full_names():
     ids=["shape", "name", "dtype"],
 )
 def test_flags_that_an_env_cannot_have_are_refused(done_spec):
-    with pytest.raises(ArgumentError, match="Leave done_spec out"):
-        Ported(done_spec=done_spec)
+    refused(ArgumentError, "done_spec", lambda: Ported(done_spec=done_spec))
 
 
 def test_several_actions_are_refused():
-    with pytest.raises(ArgumentError, match="one action, called so: got a, b"):
-        Ported(full_action_spec=Composite(a=Categorical(2), b=Categorical(3)))
+    refused(ArgumentError, "called", lambda: Ported(full_action_spec=Composite(a=Categorical(2), b=Categorical(3))))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from face import refused
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import given, settings
@@ -284,7 +285,7 @@ def test_an_index_outside_a_discrete_space_is_refused_whatever_the_mode():
             return {"seen": 3}, 0.0, False, False, {}
 
     for mode in ("refuse", "count", "ignore"):
-        with pytest.raises(EnvError, match=r"expected seen to be a Discrete value in 0\.\.2, got 3"):
+        with refused(EnvError, "0..2"):
             collected(SerialEnv(1, lambda mode=mode: GymEnv(Wrong(), out_of_bounds=mode)))
 
 
@@ -381,8 +382,7 @@ def test_nothing_said_means_counted_and_a_collector_warns_once_a_key():
 
 
 def test_an_unknown_mode_is_refused():
-    with pytest.raises(ArgumentError, match="unknown out_of_bounds 'warn'"):
-        GymEnv("CartPole-v1", out_of_bounds="warn")
+    refused(ArgumentError, "out_of_bounds warn", lambda: GymEnv("CartPole-v1", out_of_bounds="warn"))
 
 
 def test_envs_together_take_the_strictest_mode():
@@ -471,5 +471,4 @@ def test_what_lies_under_transforms_inside_is_counted_once(make):
 
 def test_envs_under_transforms_inside_refuse_as_plain_ones_do():
     env = SerialEnv(2, lambda: TransformedEnv(GymEnv(Choosing(), out_of_bounds="refuse"), RewardSum()))
-    with pytest.raises(EnvError, match="observation is outside its declared bounds"):
-        Collector(env, frames_per_batch=24).next()
+    refused(EnvError, "declared", lambda: Collector(env, frames_per_batch=24).next())

@@ -18,6 +18,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from face import refused
 from gym_worlds import Breaking, LateStart, Locked, Remembering, Sampled, Slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -114,8 +115,7 @@ def test_whatever_serial_env_steps_is_stepped_in_workers(child):
         batches, states = zip(*(collected(env, [6, 5]) for env in envs), strict=True)
         assert all(equal(a, b) for a, b in zip(*batches, strict=True)) and repr(states[0]) == repr(states[1])
     envs[1].close()
-    with pytest.raises(ArgumentError, match="the env is closed"):
-        envs[1].reset()
+    refused(ArgumentError, "closed", lambda: envs[1].reset())
 
 
 def test_statistics_inside_workers_are_in_a_checkpoint():
@@ -133,14 +133,12 @@ def test_statistics_inside_workers_are_in_a_checkpoint():
 def test_an_env_of_tensordicts_in_a_worker_that_ends_or_raises_is_named():
     env = ParallelEnv(3, Walk, workers=2, step_timeout=60.0)
     td = env.reset()
-    with pytest.raises(RuntimeError, match="size of tensor"):
-        env.step(td.clone().set("action", torch.zeros(3, 5, dtype=torch.long)))
+    refused(RuntimeError, "tensor", lambda: env.step(td.clone().set("action", torch.zeros(3, 5, dtype=torch.long))))
     td = env.step(td.set("action", torch.zeros(3, dtype=torch.long)))  # which goes on
     os.kill(env.inner.crew.workers[1].pid, signal.SIGKILL)
     with pytest.raises(EnvError, match=r"was killed by SIGKILL \(ParallelEnv, envs 1 to 2\)"):
         env.rollout(3)
-    with pytest.raises(ArgumentError, match="on_worker_error='restart' is for plain GymEnvs"):
-        ParallelEnv(2, Walk, on_worker_error="restart")
+    refused(ArgumentError, "on_worker_error='restart' GymEnvs", lambda: ParallelEnv(2, Walk, on_worker_error="restart"))
 
 
 def rolled(env, steps: int):
@@ -308,8 +306,7 @@ def test_actions_of_another_dtype_reach_the_env_as_they_do_in_one_process(caller
 
 @pytest.mark.parametrize("kind", [ParallelEnv, SerialEnv])
 def test_an_argument_of_an_env_may_have_any_name(kind):
-    with pytest.raises(ConfigError, match="'kwargs'"):
-        kind(2, partial(GymEnv, "CartPole-v1", kwargs={"a": 1}))
+    refused(ConfigError, "kwargs", lambda: kind(2, partial(GymEnv, "CartPole-v1", kwargs={"a": 1})))
 
 
 def test_an_env_that_cannot_be_made_is_refused_as_in_one_process():
@@ -326,23 +323,18 @@ def test_an_env_that_cannot_be_made_is_refused_as_in_one_process():
 def test_envs_that_differ_are_refused(workers):
     with pytest.raises(EnvError, match=r"differ in their spaces \(CartPole-v1, env 1"):
         ParallelEnv(2, ["CartPole-v1", "MountainCar-v0"], workers=workers)
-    with pytest.raises(ArgumentError, match="alike"):
-        ParallelEnv(2, [CARTPOLE, WORLDS["CartPole, indices"]])
+    refused(ArgumentError, "alike", lambda: ParallelEnv(2, [CARTPOLE, WORLDS["CartPole, indices"]]))
 
 
 def test_what_workers_cannot_step_is_refused():
-    with pytest.raises(ArgumentError, match=r"ParallelEnv puts single envs together: SerialEnv has batch size \(2,\)"):
-        ParallelEnv(2, lambda: SerialEnv(2, CARTPOLE))
-    with pytest.raises(ArgumentError, match="cannot be sent to a worker process"):
+    refused(ArgumentError, "ParallelEnv SerialEnv", lambda: ParallelEnv(2, lambda: SerialEnv(2, CARTPOLE)))
+    with refused(ArgumentError, "sent worker"):
         env = Sampled()
         env.open = (each for each in ())
         ParallelEnv(1, lambda: GymEnv(env))
-    with pytest.raises(EnvError, match=r"spaces cannot be sent to another process \(env Locked\): TypeError"):
-        ParallelEnv(1, GymEnv(GymRecipe(Locked, name="Locked")))
-    with pytest.raises(ArgumentError, match="one env maker per env"):
-        ParallelEnv(2, [CARTPOLE])
-    with pytest.raises(ArgumentError, match="workers must be at most 2"):
-        ParallelEnv(2, CARTPOLE, workers=3)
+    refused(EnvError, "Locked TypeError", lambda: ParallelEnv(1, GymEnv(GymRecipe(Locked, name="Locked"))))
+    refused(ArgumentError, "maker per", lambda: ParallelEnv(2, [CARTPOLE]))
+    refused(ArgumentError, "workers", lambda: ParallelEnv(2, CARTPOLE, workers=3))
 
 
 def test_an_unknown_mode_is_refused_as_in_one_process():
@@ -537,8 +529,7 @@ def test_a_worker_that_hangs_is_named_and_ended():
     with pytest.raises(EnvError, match=place):
         collector.rollout(1)
     assert time.monotonic() - began < 5
-    with pytest.raises(EnvError, match="was killed after not answering for 1 s"):
-        collector.rollout(1)
+    refused(EnvError, "answering", lambda: collector.rollout(1))
     env.close()
     assert env.vec_env.crew.workers[2].exit_code() == -signal.SIGKILL
 
@@ -566,8 +557,7 @@ def test_nobody_needs_to_close_it():
 
 @pytest.mark.parametrize("workers", [0, 3, 1.5, True, "two"])
 def test_so_many_workers_as_envs_cannot_have_are_refused(workers):
-    with pytest.raises(ArgumentError, match=rf"workers must be .*: got {workers!r}"):
-        ParallelEnv(2, CARTPOLE, workers=workers)
+    refused(ArgumentError, f"{workers!r}", lambda: ParallelEnv(2, CARTPOLE, workers=workers))
 
 
 @pytest.mark.parametrize("policy", ["raise", "restart"])
@@ -580,7 +570,7 @@ def test_an_env_that_is_closed_says_so(policy, caller_steps):
     env.close()
     collect = lambda: Collector(env, None, frames_per_batch=4).next()  # noqa: E731
     for act in (env.reset, lambda: env.set_seed(1), lambda: env.rand_step(td), env.vec_env.state_dict, collect):
-        with pytest.raises(ArgumentError, match=r"^the env is closed \(env CartPole-v1\). Make a new one"):
+        with refused(ArgumentError, "CartPole-v1"):
             act()
 
 

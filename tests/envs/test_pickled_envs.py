@@ -20,8 +20,7 @@ from gym_worlds import Sampled
 from rlcli.envs import GymEnv, ParallelEnv, SerialEnv, TransformedEnv
 from rlcli.processes.channel import Channel, packed, unpacked
 from rlcli.processes.crew import Crew
-from rlcli.processes.line import Line
-from rlcli.processes.serving import serve
+from rlcli.processes.line import Line, serve
 from rlcli.processes.worker import Worker
 from rlcli.transforms import RewardSum
 

@@ -5,6 +5,7 @@ import re
 import gymnasium as gym
 import numpy as np
 import pytest
+from face import refused
 
 from rlcli.build.env import build_env
 from rlcli.config.compose import configure
@@ -29,20 +30,20 @@ def test_entries_are_those_of_the_env_in_the_order_asked_for():
 @pytest.mark.parametrize(
     ("wrappers", "said"),
     [
-        ("[{SelectEntries: {entries: [0, 4]}}]", r"cannot take the entries \[0, 4\].*entries 0 to 3"),
-        ("[{SelectEntries: {entries: [-1]}}]", r"cannot take the entries \[-1\]"),
-        ("[{SelectEntries: {entries: []}}]", r"cannot take the entries \[\]"),
-        ("[{SelectEntries: {entries: 2}}]", "cannot take the entries 2"),
-        ("[{SelectEntries: {entries: [true]}}]", r"cannot take the entries \[True\]"),
-        ("[SelectEntries]", r"does not take these arguments.*\{SelectEntries: \{entries: \.\.\.\}\}"),
+        ("[{SelectEntries: {entries: [0, 4]}}]", "entries"),
+        ("[{SelectEntries: {entries: [-1]}}]", "[-1]"),
+        ("[{SelectEntries: {entries: []}}]", "[]"),
+        ("[{SelectEntries: {entries: 2}}]", "entries"),
+        ("[{SelectEntries: {entries: [true]}}]", "[True]"),
+        ("[SelectEntries]", "{SelectEntries"),
         (
             "[{FrameStackObservation: {stack_size: 2}}, {SelectEntries: {entries: [0]}}]",
-            r"takes vector observations.*Box, shape \(2, 4\).*FlattenObservation",
+            "FlattenObservation",
         ),
     ],
 )
 def test_entries_that_are_not_there_are_refused(wrappers, said):
-    with pytest.raises(ConfigError, match=said):
+    with refused(ConfigError, said):
         build_env(configure("train", ["env.id=CartPole-v1", f"env.wrappers={wrappers}"]).env, num=1)
 
 
@@ -73,12 +74,11 @@ def test_a_list_goes_as_a_tuple_where_the_wrapper_wants_one(wrapper, shape):
 @pytest.mark.parametrize("name", ["observation", "reward"])
 def test_gymnasiums_running_statistics_are_refused_with_the_key_to_type(name):
     word = f"Normalize{name.capitalize()}"
-    with pytest.raises(ConfigError, match=rf"{word} keeps statistics.*write env.normalize_{name}=true"):
-        configure("train", [f"env.wrappers=[{word}]"])
+    refused(ConfigError, f"{word} env.normalize_{name}=true", lambda: configure("train", [f"env.wrappers=[{word}]"]))
 
 
 def test_an_unknown_wrapper_says_how_one_is_added():
-    with pytest.raises(ConfigError, match=r"--import my_wrappers.*rlcli.register_wrapper\(\"ImgObsWrapper\"\)"):
+    with refused(ConfigError, 'my_wrappers rlcli.register_wrapper("ImgObsWrapper")'):
         configure("train", ["env.wrappers=[ImgObsWrapper]"])
 
 
@@ -99,8 +99,7 @@ def test_rewards_are_weighed_and_actions_bounded():
     env = LinearReward(BoundAction(Vectors(), -1, [1, 2]), [1, 0.5])
     env.reset()
     assert env.step(None)[1] == 0.0 and env.action_space == gym.spaces.Box(np.float32([-1, -1]), np.float32([1, 2]))
-    with pytest.raises(ConfigError, match=r"BoundAction does not fit the env's actions.*Discrete"):
-        BoundAction(gym.make("CartPole-v1"), -1, 1)
+    refused(ConfigError, "BoundAction", lambda: BoundAction(gym.make("CartPole-v1"), -1, 1))
 
 
 class Shows(Vectors):

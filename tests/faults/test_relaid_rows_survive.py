@@ -97,7 +97,7 @@ def check_and_finish(folder, acknowledged, text):
     ring.storage.close(ring.content)
     assert wrong(folder) == [], text
     again = begin(folder)
-    assert batches_in(again) == BATCHES and again.packing.codes, text
+    assert batches_in(again) == BATCHES and again.contents.codes, text
     let_go(again)
 
 
@@ -105,7 +105,7 @@ def check_and_finish(folder, acknowledged, text):
 def calls(tmp_path_factory):
     disk = CountingDisk()
     ring = write(begin(tmp_path_factory.mktemp("counted") / "rows", disk))
-    assert ring.packing.relaid == 4 and "count" in ring.storage.fields and "action" in ring.storage.fields
+    assert ring.contents.relaid == 4 and "count" in ring.storage.fields and "action" in ring.storage.fields
     let_go(ring)
     return disk.calls
 
@@ -193,7 +193,7 @@ def test_a_dump_made_before_a_change_stays_whole(tmp_path):
     held = live(ring)
     dumps.dump(ring, tmp_path / "dump")
     write(ring)
-    assert ring.packing.relaid
+    assert ring.contents.relaid
     back = Ring(LazyTensorStorage(STEPS * 2, ndim=2), next_obs="exact", codes=True)
     dumps.load(back, tmp_path / "dump", cut=False)
     assert equal(live(back), held)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from face import refused
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -236,34 +237,28 @@ def test_rows_side_by_side_are_the_reference_bit_for_bit(rows, steps, dtype):
 def test_a_backend_that_cannot_run_here_is_refused(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     x = batch(0, (2, 5, 1), torch.float32)
-    with pytest.raises(ArgumentError, match="auto, reference, cpu, triton"):
-        gae(*x, 0.99, 0.95, "gpu")
-    with pytest.raises(ArgumentError, match=r"tensors are on cpu.*backend='auto'"):
-        gae(*x, 0.99, 0.95, "triton")
+    refused(ArgumentError, "reference", lambda: gae(*x, 0.99, 0.95, "gpu"))
+    refused(ArgumentError, "backend='auto'", lambda: gae(*x, 0.99, 0.95, "triton"))
     half = [y.half() if y.is_floating_point() else y for y in x]
-    with pytest.raises(ArgumentError, match="float32 and float64"):
-        gae(*half, 0.99, 0.95, "cpu")
+    refused(ArgumentError, "float32 float64", lambda: gae(*half, 0.99, 0.95, "cpu"))
     assert gae(*half, 0.99, 0.95)[0].dtype == torch.float16
 
 
 def test_flags_rates_and_rewards_of_the_wrong_kind_are_refused():
     reward, terminated, done, value, next_value = batch(0, (2, 5, 1), torch.float32)
-    with pytest.raises(ArgumentError, match=r"done is torch\.float32, not bool"):
-        scan(reward, terminated, done.float(), value, next_value, 0.9, 0.9)
-    with pytest.raises(ArgumentError, match=r"reward is torch\.int64"):
-        scan(reward.long(), terminated, done, value, next_value, 0.9, 0.9)
-    with pytest.raises(ArgumentError, match="gamma does not broadcast"):
+    refused(ArgumentError, "torch.float32", lambda: scan(reward, terminated, done.float(), value, next_value, 0.9, 0.9))
+    refused(ArgumentError, "torch.int64", lambda: scan(reward.long(), terminated, done, value, next_value, 0.9, 0.9))
+    with refused(ArgumentError, "broadcast"):
         scan(reward, terminated, done, value, next_value, torch.rand(3, 5, 1), 0.9)
-    with pytest.raises(ArgumentError, match="time_dim=3 does not exist"):
+    with refused(ArgumentError, "time_dim=3"):
         scan(reward, terminated, done, value, next_value, 0.9, 0.9, time_dim=3)
 
 
 def test_shapes_that_would_broadcast_are_refused():
     reward, terminated, done, value, next_value = batch(0, (2, 5, 1), torch.float32)
-    with pytest.raises(ArgumentError, match="value and reward have different shapes"):
+    with refused(ArgumentError, "different"):
         gae(reward, terminated, done, value.squeeze(-1), next_value, 0.99, 0.95)
-    with pytest.raises(ArgumentError, match="float64"):
-        gae(reward, terminated, done, value.double(), next_value, 0.99, 0.95)
+    refused(ArgumentError, "float64", lambda: gae(reward, terminated, done, value.double(), next_value, 0.99, 0.95))
 
 
 def test_without_terminated_every_end_is_one():

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from face import refused
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -150,7 +151,7 @@ def test_an_action_that_does_not_exist_is_an_error_and_not_a_stray_write():
     for action in (3, -1):
         batch = columns(torch.randint(3, (N,)))
         batch["action"][5] = action
-        with pytest.raises(ArgumentError, match="number of actions"):
+        with refused(ArgumentError, "actions"):
             GradientChoice(loss, flat).of(batch)(batch)
 
 
@@ -434,8 +435,7 @@ def test_a_one_hot_row_of_zeros_is_one_action_either_way():
 def test_actions_of_another_width_than_the_actors_are_not_read_beside_the_array():
     loss, batch = off_policy("sac")
     batch["action"] = torch.rand(N, 3)
-    with pytest.raises(ArgumentError, match="a qvalue network cannot be evaluated on the batch"):
-        GradientChoice(loss, FlatParameters(loss)).of(batch)(batch)
+    refused(ArgumentError, "qvalue", lambda: GradientChoice(loss, FlatParameters(loss)).of(batch)(batch))
     for call in (
         lambda x, y: sac.draw(x(4, 5), x(4, 3), x(3), x(3), -1.0, 1.0, x(4, 3), x(4)),
         lambda x, y: sac.draw(x(4, 6), x(4, 3), x(2), x(2), -1.0, 1.0, x(4, 3), x(4)),
@@ -501,8 +501,7 @@ def test_a_weight_that_is_frozen_later_is_told_of():
     choice = GradientChoice(loss, FlatParameters(loss))
     choice.of(batch)
     actor.module[0].module[0].weight.requires_grad_(False)
-    with pytest.raises(ArgumentError, match="trainable parameters changed"):
-        choice.of(batch)
+    refused(ArgumentError, "trainable", lambda: choice.of(batch))
 
 
 def test_a_key_that_is_renamed_after_the_first_update_is_read():

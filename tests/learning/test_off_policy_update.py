@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from face import refused
 from tensordict import TensorDict
 
 from rlcli.errors import ArgumentError, NumericsError
@@ -136,8 +137,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_too_many_are_an_error():
     learn(one, bad)
     learn(one, bad)
     assert torch.equal(weights(one), before)
-    with pytest.raises(NumericsError, match="3 updates in a row"):
-        learn(one, bad)
+    refused(NumericsError, "updates", lambda: learn(one, bad))
 
 
 def twice(loss):
@@ -180,5 +180,4 @@ def test_figures_are_means_since_they_were_last_asked_for():
 
 
 def test_an_unknown_gradient_is_refused():
-    with pytest.raises(ArgumentError, match="unknown gradient"):
-        update("dqn", gradient="magic")
+    refused(ArgumentError, "gradient", lambda: update("dqn", gradient="magic"))

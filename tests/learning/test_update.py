@@ -6,6 +6,7 @@ import io
 import pytest
 import torch
 from actor_critic_batches import make_actor, make_critic, rollout
+from face import refused
 from safetensors.torch import load, save
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -191,16 +192,13 @@ def test_flat_modules_can_still_be_saved():
 
 
 def test_what_cannot_be_flat_is_said():
-    with pytest.raises(ArgumentError, match="nothing to train"):
-        FlatParameters(nn.Tanh())
+    refused(ArgumentError, "nothing train", lambda: FlatParameters(nn.Tanh()))
     mixed = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2).double()])
-    with pytest.raises(ArgumentError, match="share a dtype"):
-        FlatParameters(mixed)
+    refused(ArgumentError, "share dtype", lambda: FlatParameters(mixed))
     module = nn.Linear(2, 2)
     flat = FlatParameters(module)
     module.bias = None
-    with pytest.raises(ArgumentError, match="Build a new update"):
-        flat.bind()
+    refused(ArgumentError, "Build update", lambda: flat.bind())
 
 
 # ---- stopping, annealing, guarding -------------------------------------------------------------------------
@@ -276,8 +274,7 @@ def test_skipping_without_looking_is_skipping_with_looking(name, options, rows, 
     for key, x in updates[0].state_dict().items():
         assert torch.allclose(x.double(), updates[1].state_dict()[key].double(), atol=1e-7), key
     td["advantage"].fill_(float("nan"))
-    with pytest.raises(NumericsError, match="in a row"):
-        updates[1](td)
+    refused(NumericsError, "row", lambda: updates[1](td))
 
 
 def test_an_infinite_loss_with_a_finite_gradient_is_seen():
@@ -294,8 +291,7 @@ def test_several_in_a_row_are_an_error_that_names_the_step():
     td = batch_for(loss)
     td["advantage"].fill_(float("nan"))
     before = weights(loss)
-    with pytest.raises(NumericsError, match="3 updates in a row were not finite"):
-        Update(loss, batch_size=10, max_nonfinite=3)(td)
+    refused(NumericsError, "updates", lambda: Update(loss, batch_size=10, max_nonfinite=3)(td))
     assert torch.equal(weights(loss), before)
 
 
@@ -350,7 +346,7 @@ def test_wrong_options_are_refused():
 
 def test_a_loss_of_every_row_is_no_number_to_minimise():
     loss = make_loss(reduction="none")
-    with pytest.raises(ArgumentError, match=r"gives several.*reduction='none'.*\(80,\).*reduction=\"mean\""):
+    with refused(ArgumentError, "reduction='none' 80 reduction=\"mean\""):
         Update(loss, epochs=1, batch_size=80)(batch_for(loss))
 
 
@@ -389,8 +385,7 @@ def test_the_state_of_another_model_is_refused():
     update = Update(make_loss())
     update(batch_for(update.loss))
     small = ClipPPOLoss(make_actor(), TensorDictModule(nn.Linear(4, 1), ["observation"], ["state_value"]))
-    with pytest.raises(DamagedDataError, match="another model"):
-        Update(small).load_state_dict(update.state_dict())
+    refused(DamagedDataError, "another model", lambda: Update(small).load_state_dict(update.state_dict()))
 
 
 class WithABonus(ClipPPOLoss):
@@ -451,8 +446,7 @@ def test_extra_state_is_saved_once_with_the_policy_or_with_the_loss():
     updates[1].load_state_dict(copy.deepcopy(state))
     assert losses[1].bonus.history["seen"] == seen > 0
     del state["loss.bonus._extra_state"]
-    with pytest.raises(KeyError, match=r"the saved WithABonus holds .*this one .*_extra_state"):
-        updates[1].load_state_dict(state)
+    refused(KeyError, "WithABonus _extra_state", lambda: updates[1].load_state_dict(state))
 
 
 def test_steps_that_were_skipped_in_any_piece_are_reported():

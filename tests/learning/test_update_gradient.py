@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from actor_critic_batches import make_actor, make_critic, rollout
+from face import refused
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
@@ -141,8 +142,7 @@ def test_an_action_that_does_not_exist_is_an_error_and_not_a_stray_write():
     loss = ClipPPOLoss(make_actor(), make_critic())
     columns = columns_for(loss)
     columns["action"][3] = 7
-    with pytest.raises(ArgumentError, match="number of actions"):
-        closed_ppo(loss, FlatParameters(loss), columns)(columns)
+    refused(ArgumentError, "actions", lambda: closed_ppo(loss, FlatParameters(loss), columns)(columns))
 
 
 class Shouting(ClipPPOLoss):
@@ -216,7 +216,7 @@ def test_a_critic_of_several_numbers_a_row_is_refused_as_the_general_way_does():
     wide = ClipPPOLoss(make_actor(), ValueOperator(nn.Linear(4, 2)))
     flat = FlatParameters(wide)
     for gradient in (closed_ppo(wide, flat, columns), Autograd(wide, flat)):
-        with pytest.raises(ArgumentError, match="state_value does not hold one number"):
+        with refused(ArgumentError, "state_value"):
             gradient(columns)
 
 
@@ -264,7 +264,7 @@ def test_actions_of_another_width_are_refused_and_not_read_beside_the_array(make
     columns["action"] = columns["action"][:, :1].clone()
     flat = FlatParameters(loss)
     for gradient in (GradientChoice(loss, flat).of(columns), Autograd(loss, flat)):
-        with pytest.raises(ArgumentError, match=r"do not have the shape.* \(64, 1\), .* \(64, 3\)"):
+        with refused(ArgumentError, "64 shape"):
             gradient(columns)
 
 

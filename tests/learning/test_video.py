@@ -7,6 +7,7 @@ from typing import ClassVar
 import gymnasium as gym
 import numpy as np
 import pytest
+from face import refused
 
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import EnvError
@@ -52,17 +53,13 @@ def film(error, path):
 
 
 def test_mujoco_without_a_display_is_told_which_variable_helps(tmp_path):
-    with pytest.raises(
-        EnvError, match=r"cannot be rendered .*FatalError: no OpenGL.* MUJOCO_GL=egl or MUJOCO_GL=osmesa"
-    ):
+    with refused(EnvError, "FatalError OpenGL MUJOCO_GL=egl"):
         film(FatalError("no OpenGL context"), tmp_path / "a.mp4")
 
 
-@pytest.mark.parametrize(
-    ("error", "why"), [(RuntimeError("no display"), "RuntimeError: no display"), (None, "gave nothing")]
-)
+@pytest.mark.parametrize(("error", "why"), [(RuntimeError("no display"), "RuntimeError"), (None, "gave nothing")])
 def test_an_env_that_draws_nothing_is_an_error_of_the_env(tmp_path, error, why):
-    with pytest.raises(EnvError, match=why) as raised:
+    with refused(EnvError, why) as raised:
         film(error, tmp_path / "a.mp4")
     assert "MUJOCO_GL" not in str(raised.value)
 

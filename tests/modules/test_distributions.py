@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from face import refused
 from tensordict import TensorDict, TensorDictParams
 from tensordict.nn import ProbabilisticTensorDictModule
 
@@ -230,7 +231,7 @@ def test_a_family_first_used_in_inference_mode_can_train() -> None:
 
 def test_tanh_normal_refuses_bounds_it_cannot_squash_into() -> None:
     for low, high in ((-np.inf, 1.0), (1.0, 1.0), (0.0, np.nan)):
-        with pytest.raises(ArgumentError, match="finite bounds"):
+        with refused(ArgumentError, "finite"):
             TanhNormalFamily(low, high)
 
 
@@ -254,8 +255,7 @@ def test_sampling_follows_the_generator_and_leaves_the_global_one() -> None:
 
 
 def test_multi_categorical_refuses_logits_of_the_wrong_size() -> None:
-    with pytest.raises(ArgumentError, match="need 5 logits, got 4"):
-        MultiCategorical(torch.zeros(2, 4), nvec=[3, 2])
+    refused(ArgumentError, "logits", lambda: MultiCategorical(torch.zeros(2, 4), nvec=[3, 2]))
 
 
 def test_distribution_shapes_follow_torch() -> None:
@@ -299,10 +299,9 @@ def test_values_broadcast_with_the_batch_as_they_do_in_torch() -> None:
     bits = IndependentBernoulli(logits)
     assert bits.logits is logits and torch.equal(bits.probs, logits.sigmoid())
     assert torch.allclose(bits.stddev, torch.distributions.Bernoulli(logits=logits).stddev)
-    with pytest.raises(AttributeError, match="TanhNormal has no nonsense"):
+    with refused(AttributeError, "TanhNormal"):
         _ = TanhNormal(logits, 1.0).nonsense
-    with pytest.raises(ArgumentError, match=r"shape \(3,\), the value \(4, 1\)"):
-        normal.log_prob(torch.zeros(4, 1))
+    refused(ArgumentError, "shape value", lambda: normal.log_prob(torch.zeros(4, 1)))
 
 
 def test_a_bit_that_is_certain_has_a_log_prob_and_an_entropy() -> None:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from face import refused
 from masked_env import Choices
 from tensordict import TensorDict
 
@@ -132,24 +133,22 @@ def test_the_mask_is_found_by_its_name_or_by_what_was_said():
 @pytest.mark.parametrize(
     ("asked", "action", "words"),
     [
-        ("vector", specs.Categorical(4), "no mask of the env's actions.*a flag for each.*action_mask_key=none"),
-        (None, specs.Categorical(4), "no mask of the env's actions.*action_mask_key=none"),
-        (None, specs.MultiCategorical([2, 2]), r"2 \+ 2 options"),
-        ("action_mask", specs.Bounded(-1.0, 1.0, (3,)), "for actions that are choices"),
-        ("info/legal", specs.Categorical(3), "no observation 'info/legal'.*env.wrappers=.ActionMask."),
+        ("vector", specs.Categorical(4), "action_mask_key=none"),
+        (None, specs.Categorical(4), "action_mask_key=none"),
+        (None, specs.MultiCategorical([2, 2]), "options"),
+        ("action_mask", specs.Bounded(-1.0, 1.0, (3,)), "action_mask"),
+        ("info/legal", specs.Categorical(3), "info/legal"),
     ],
 )
 def test_what_is_no_mask_is_refused(asked, action, words):
     seen = specs.Composite({"vector": specs.Unbounded((4,)), "action_mask": specs.Binary(3)})
-    with pytest.raises(ConfigError, match=words):
-        find_action_mask(asked, seen, action)
+    refused(ConfigError, words, lambda: find_action_mask(asked, seen, action))
 
 
 def test_an_actor_that_draws_from_something_else_is_refused():
     spec = specs.Bounded(-1.0, 1.0, (2,))
     actor, _ = build_actor_critic(specs.Composite({"observation": specs.Unbounded((4,))}), spec)
-    with pytest.raises(ArgumentError, match=r"not draw its actions from logits.*action_mask_key=none"):
-        with_action_mask(actor, "legal", spec)
+    refused(ArgumentError, "action_mask_key=none", lambda: with_action_mask(actor, "legal", spec))
 
 
 def test_the_networks_do_not_see_the_mask():

@@ -10,6 +10,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from face import refused
 from torch import nn
 
 from rlcli.errors import ArgumentError, ConfigError
@@ -78,21 +79,20 @@ def test_an_activation_may_be_made_by_a_function(make, name) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"hidden": "64"}, r"hidden is a sequence of units, one a layer: got '64'"),
-        ({"hidden": [64.0]}, r"hidden is a sequence of units.*got \[64\.0\]"),
-        ({"num_cells": 64.0, "depth": 2}, r"num_cells is a sequence of units.*got 64\.0"),
-        ({"num_cells": 64, "depth": 2.0}, r"depth is a whole number of layers: got 2\.0"),
-        ({"num_cells": 4, "depth": -1}, r"depth is a whole number of layers: got -1"),
-        ({"out_features": (2, 2)}, r"sizes of a network are whole numbers: they are \[4, 64, 64, \(2, 2\)\]"),
-        ({"in_features": None}, r"sizes of a network are whole numbers.*Say in_features"),
-        ({"activation": 0}, "an activation is a name or a class of modules.*got 0"),
-        ({"activation": torch.tanh}, "an activation cannot be made: TypeError"),
-        ({"activation": lambda: torch.tanh}, "an activation is a module: got builtin_function_or_method"),
+        ({"hidden": "64"}, "hidden 64"),
+        ({"hidden": [64.0]}, "hidden [64.0]"),
+        ({"num_cells": 64.0, "depth": 2}, "num_cells 64.0"),
+        ({"num_cells": 64, "depth": 2.0}, "depth 2.0"),
+        ({"num_cells": 4, "depth": -1}, "depth -1"),
+        ({"out_features": (2, 2)}, "64 sizes"),
+        ({"in_features": None}, "in_features"),
+        ({"activation": 0}, "activation"),
+        ({"activation": torch.tanh}, "activation TypeError"),
+        ({"activation": lambda: torch.tanh}, "activation builtin_function_or_method"),
     ],
 )
 def test_layers_that_cannot_be_are_refused_in_a_sentence(options, words) -> None:
-    with pytest.raises((ArgumentError, ConfigError), match=words):
-        MLP(**{"in_features": 4, "out_features": 2, **options})
+    refused((ArgumentError, ConfigError), words, lambda: MLP(**{"in_features": 4, "out_features": 2, **options}))
 
 
 def test_orthogonal_layers_have_their_gains() -> None:
@@ -150,8 +150,7 @@ def test_channels_last_is_the_same_image() -> None:
 
 
 def test_a_small_image_is_refused_with_its_size() -> None:
-    with pytest.raises(ArgumentError, match=r"\(3, 20, 84\).*36 pixels"):
-        NatureCNN((3, 20, 84))
+    refused(ArgumentError, "20 84 36", lambda: NatureCNN((3, 20, 84)))
 
 
 def test_flat_casts_float64_to_float32_and_flattens() -> None:
@@ -264,5 +263,5 @@ def test_boards_and_vectors_are_no_pictures(leaf) -> None:
 @pytest.mark.parametrize("net", ["mlp", "auto"])
 def test_a_refusal_says_what_to_type(net) -> None:
     leaves = {"a": VECTOR, "b": VECTOR} if net == "mlp" else {"a": Unbounded((2, 3), torch.complex64)}
-    with pytest.raises(ConfigError, match=r"env\.wrappers=\[\{FilterObservation: \{filter_keys: \[\.\.\.\]\}\}\]"):
+    with refused(ConfigError, "env.wrappers=[{FilterObservation {filter_keys [...]}}"):
         network(spec(**leaves), list(leaves), 1, net=net)

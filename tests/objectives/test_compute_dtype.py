@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from face import refused
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -141,5 +142,4 @@ class Recurrent(nn.Module):
 
 
 def test_another_dtype_is_refused():
-    with pytest.raises(ArgumentError, match="no lower precision"):
-        estimated(torch.int8)
+    refused(ArgumentError, "precision", lambda: estimated(torch.int8))

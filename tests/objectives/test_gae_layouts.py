@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from actor_critic_batches import OBS, as_exact, make_actor, make_critic, rollout
+from face import refused
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -78,8 +79,7 @@ def test_exact_batches_that_were_cut_permuted_or_copied_equal_full(change):
 def test_observations_changed_under_exact_rows_are_refused():
     exact = as_exact(rollout(make_actor()))
     exact["observation"].div_(2)
-    with pytest.raises(ArgumentError, match="changed in place"):
-        gae(make_critic())(exact)
+    refused(ArgumentError, "changed", lambda: gae(make_critic())(exact))
 
 
 def test_compact_bootstraps_from_the_next_row_and_counts_the_rest():
@@ -217,8 +217,7 @@ def test_gradients_reach_the_critic_only_when_asked_for():
     out = gae(critic, differentiable=True, network_gradient=True)(rollout(make_actor()))
     out["value_target"].sum().backward()
     assert all(p.grad is not None for p in critic.parameters())
-    with pytest.raises(ArgumentError, match="network_gradient=True needs differentiable=True"):
-        gae(critic, network_gradient=True)
+    refused(ArgumentError, "network_gradient=True differentiable=True", lambda: gae(critic, network_gradient=True))
 
 
 STORED = {
@@ -245,12 +244,11 @@ def test_without_a_network_the_values_of_the_batch_are_used_and_kept(kind):
         torch.testing.assert_close(out[key], full[key])
     assert torch.equal(out["next", "state_value"], td["next", "state_value"])
     for lost in ("state_value", ("next", "state_value")):
-        with pytest.raises(MissingKeyError, match=r"no (next\.)?state_value.*no value network"):
+        with refused(MissingKeyError, "state_value"):
             estimator(td.exclude(lost))
     none = STORED[kind](value_network=None, zero_values=True, **options)(td.copy())
     assert not none["state_value"].any() and not torch.equal(none["advantage"], out["advantage"])
-    with pytest.raises(ArgumentError, match="excludes a value_network"):
-        STORED[kind](value_network=critic, zero_values=True, **options)
+    refused(ArgumentError, "value_network", lambda: STORED[kind](value_network=critic, zero_values=True, **options))
 
 
 def test_existing_values_are_used_on_request():
@@ -280,27 +278,20 @@ def test_done_may_be_left_out_where_it_follows_from_the_two_flags():
     td = rollout(make_actor())
     expected = gae(make_critic())(td.copy())["advantage"]
     assert torch.equal(gae(make_critic())(td.exclude(("next", "done")))["advantage"], expected)
-    with pytest.raises(MissingKeyError, match=r"next.terminated"):
-        gae(make_critic())(td.exclude(("next", "terminated")))
-    with pytest.raises(MissingKeyError, match="where trajectories end"):
+    refused(MissingKeyError, "next.terminated", lambda: gae(make_critic())(td.exclude(("next", "terminated"))))
+    with refused(MissingKeyError, "truncated"):
         gae(make_critic())(td.exclude(("next", "done"), ("next", "truncated")))
 
 
 def test_what_cannot_be_done_is_said_at_construction():
     critic = make_critic()
-    with pytest.raises(ArgumentError, match="exclude each other"):
-        gae(critic, num_chunks=2, value_chunk_size=2)
-    with pytest.raises(ArgumentError, match="gamma must be between 0 and 1"):
-        GAE(gamma=1.5, lmbda=0.9, value_network=critic)
-    with pytest.raises(ArgumentError, match="no in_keys"):
-        gae(nn.Linear(4, 1))
+    refused(ArgumentError, "value_chunk_size num_chunks", lambda: gae(critic, num_chunks=2, value_chunk_size=2))
+    refused(ArgumentError, "gamma", lambda: GAE(gamma=1.5, lmbda=0.9, value_network=critic))
+    refused(ArgumentError, "in_keys", lambda: gae(nn.Linear(4, 1)))
     recurrent = TensorDictModule(nn.GRU(4, 1), ["observation"], ["state_value", "h"])
-    with pytest.raises(ArgumentError, match="told where trajectories start"):
-        gae(recurrent)
-    with pytest.raises(MissingKeyError, match="the value network reads it"):
-        gae(critic)(rollout(make_actor()).exclude("observation"))
-    with pytest.raises(ArgumentError, match="no batch dims"):
-        gae(critic)(TensorDict({}))
+    refused(ArgumentError, "told trajectories", lambda: gae(recurrent))
+    refused(MissingKeyError, "network reads", lambda: gae(critic)(rollout(make_actor()).exclude("observation")))
+    refused(ArgumentError, "dims", lambda: gae(critic)(TensorDict({})))
 
 
 def test_numbers_that_are_none_are_refused_by_env_and_step():
@@ -317,15 +308,13 @@ def test_numbers_that_are_none_are_refused_by_env_and_step():
     diverged = make_critic()
     with torch.no_grad():
         next(diverged.parameters()).fill_(float("inf"))
-    with pytest.raises(NumericsError, match="state_value is not finite"):
-        gae(diverged)(rollout(make_actor()))
+    refused(NumericsError, "state_value", lambda: gae(diverged)(rollout(make_actor())))
 
 
 def test_a_batch_without_a_row_that_counts_is_refused():
     td = rollout(make_actor(), (3, 20))
     td["mask"] = torch.zeros(3, 20, dtype=torch.bool)
-    with pytest.raises(ArgumentError, match="no row of the batch counts"):
-        gae(make_critic())(td)
+    refused(ArgumentError, "counts", lambda: gae(make_critic())(td))
 
 
 @pytest.mark.parametrize("kind", ["gae", "td0", "td1", "td_lambda"])

@@ -6,6 +6,7 @@ import functools
 import pytest
 import torch
 from actor_critic_batches import make_actor, make_critic, rollout
+from face import refused
 from tensordict import TensorDict, TensorDictParams
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
@@ -96,8 +97,7 @@ def test_reinforce_without_a_baseline_weighs_actions_by_their_returns():
 def test_a_loss_completes_a_batch_with_the_estimator_it_was_told(kind):
     actor, critic = make_actor(), make_critic()
     loss = A2CLoss(actor, critic)
-    with pytest.raises(MissingKeyError, match=r"no advantage.*Run a value estimator"):
-        loss(rollout(actor).exclude(("next", "reward")))
+    refused(MissingKeyError, "advantage", lambda: loss(rollout(actor).exclude(("next", "reward"))))
     made = loss.make_value_estimator(kind, gamma=0.9)
     assert loss(rollout(actor))["loss_objective"].requires_grad
     names = [name for name, _ in loss.named_parameters()]
@@ -122,10 +122,8 @@ def test_networks_have_two_names(kind):
         torch.testing.assert_close(dict(LOSSES[kind](**names(actor, critic))(td).items()), expected, rtol=0, atol=0)
     with pytest.raises(ArgumentError, match=r"actor is another name of actor_network\. Give one of them"):
         LOSSES[kind](actor, critic, actor=actor)
-    with pytest.raises(ArgumentError, match="critic is another name of critic_network"):
-        LOSSES[kind](actor, critic, critic=critic)
-    with pytest.raises(ArgumentError, match="needs an actor"):
-        LOSSES[kind](critic=critic)
+    refused(ArgumentError, "critic critic_network", lambda: LOSSES[kind](actor, critic, critic=critic))
+    refused(ArgumentError, "actor", lambda: LOSSES[kind](critic=critic))
 
 
 class Trunk(nn.Sequential):
@@ -175,8 +173,7 @@ def test_the_old_log_probability_is_read_under_either_name(kind, written):
     both = td.copy().set(written, old).set(next(x for x in LOG_PROBS if x != written), torch.zeros_like(old))
     assert torch.equal(stage(both)[result], results[0])  # that of its own name goes first
     stage.set_keys(sample_log_prob="mine")
-    with pytest.raises(MissingKeyError, match="no mine"):
-        stage(td.set(written, old))
+    refused(MissingKeyError, "mine", lambda: stage(td.set(written, old)))
 
 
 def test_what_no_estimator_is_is_refused():
@@ -184,7 +181,7 @@ def test_what_no_estimator_is_is_refused():
     with pytest.raises(ArgumentError, match="Choose one of td0, td1, td_lambda, gae, vtrace"):
         loss.make_value_estimator("td2")
     for options in ({"dtarg": 0.0}, {"beta": -1.0}, {"increment": 0.5}, {"decrement": 2.0}, {"samples_mc_kl": 0}):
-        with pytest.raises(ArgumentError, match="out of range"):
+        with refused(ArgumentError, "out range"):
             KLPENPPOLoss(make_actor(), make_critic(), **options)
 
 
@@ -277,9 +274,9 @@ def test_the_reward_and_the_ends_of_a_loss_can_be_renamed():
 @pytest.mark.parametrize(
     ("option", "same", "other", "instead"),
     [
-        ("functional", False, True, "keep their parameters"),
-        ("delay_actor", False, True, "no target network"),
-        ("device", None, "cuda", r"loss\.to\(device\)"),
+        ("functional", False, True, "functional"),
+        ("delay_actor", False, True, "delay_actor"),
+        ("device", None, "cuda", "loss.to(device)"),
         ("gamma", None, 0.9, "make_value_estimator"),
         ("advantage_key", None, "adv", "set_keys"),
         ("max_importance_ratio", None, 10.0, "ClipPPOLoss"),
@@ -292,8 +289,7 @@ def test_options_of_upstream_are_taken_where_they_change_nothing(kind, option, s
     expected = dict(LOSSES[kind](actor, critic)(td).items())
     taken = LOSSES[kind](actor, critic, **{option: same}, reduction=None, entropy_coeff=None)(td)
     torch.testing.assert_close(dict(taken.items()), expected, rtol=0, atol=0)
-    with pytest.raises(ArgumentError, match=f"{option}=.*{instead}"):
-        LOSSES[kind](actor, critic, **{option: other})
+    refused(ArgumentError, f"{option}= {instead}", lambda: LOSSES[kind](actor, critic, **{option: other}))
     with pytest.raises(ArgumentError, match=r"no option called 'entropy_coef'.*Did you mean 'entropy_coeff'"):
         LOSSES[kind](actor, critic, entropy_coef=0.1)
 
@@ -409,8 +405,7 @@ def test_what_learns_nothing_learns_nothing_where_it_is_computed_again(make):
     wanted, found = ([p.grad for p in make(how).parameters() if p.requires_grad] for how in (None, False))
     assert len(wanted) and all(torch.equal(x, y) for x, y in zip(wanted, found, strict=True))
     if make is not separate_with_checkpoints:  # whose trunk reads nothing that has a gradient: torch warns of it
-        with pytest.raises(RuntimeError, match="use_reentrant=False"):
-            make(True)
+        refused(RuntimeError, "use_reentrant=False", lambda: make(True))
 
 
 def test_targets_of_one_step_are_what_off_policy_losses_have():
@@ -419,9 +414,8 @@ def test_targets_of_one_step_are_what_off_policy_losses_have():
     assert loss.gamma == 0.5
     with pytest.raises(ArgumentError, match="one-step"):
         loss.make_value_estimator(ValueEstimators.TDLambda)
-    with pytest.raises(ArgumentError, match="set_keys"):
-        DQNLoss(MLP(4, 3, (8,)), action_space="categorical", priority_key="p")
-    with pytest.raises(ArgumentError, match=r"no value_network.*Leave it out"):
+    refused(ArgumentError, "set_keys", lambda: DQNLoss(MLP(4, 3, (8,)), action_space="categorical", priority_key="p"))
+    with refused(ArgumentError, "value_network"):
         SACLoss(make_actor("tanh_normal"), make_critic(), target_entropy=-3.0, value_network=make_critic())
 
 
@@ -450,8 +444,7 @@ NO_LIMITS = [-1.0, float("nan"), "wide"]
     + [(kind, limit) for kind in LOSSES if kind != "ppo" for limit in (True, 0.0)],  # PPO: clip_epsilon, and none
 )
 def test_a_limit_of_values_is_a_positive_number(kind, limit):
-    with pytest.raises(ArgumentError, match="clip_value must be None or a positive number"):
-        LOSSES[kind](make_actor(), make_critic(), clip_value=limit)
+    refused(ArgumentError, "clip_value", lambda: LOSSES[kind](make_actor(), make_critic(), clip_value=limit))
 
 
 @pytest.mark.parametrize("base", [GAE, VTrace])
@@ -554,7 +547,7 @@ def test_a_network_that_an_estimator_was_made_of_stays_where_another_is_refused(
     loss, td = ClipPPOLoss(make_actor(), make_critic()), ready(make_actor(), make_critic())
     loss.make_value_estimator("vtrace")
     before, wanted = getattr(loss, name), loss(td)["loss_critic"]
-    with pytest.raises(ArgumentError, match=f"{name} cannot be replaced: a value estimator was made"):
+    with refused(ArgumentError, name):
         setattr(loss, name, make_actor() if name == "actor_network" else make_critic())
     assert getattr(loss, name) is before and torch.equal(loss(td)["loss_critic"], wanted)
     loss.make_value_estimator("gae")
@@ -564,17 +557,16 @@ def test_a_network_that_an_estimator_was_made_of_stays_where_another_is_refused(
 @pytest.mark.parametrize(
     ("name", "other", "words"),
     [
-        ("actor_network", nn.Linear(4, 2), "no action distribution"),
-        ("critic_network", nn.Linear(4, 1), "must work on tensordicts"),
-        ("critic_network", lambda x: x, "critic_network must be a module: got function"),
-        ("actor_network", None, "no action distribution"),
+        ("actor_network", nn.Linear(4, 2), "distribution"),
+        ("critic_network", nn.Linear(4, 1), "work tensordicts"),
+        ("critic_network", lambda x: x, "critic_network"),
+        ("actor_network", None, "distribution"),
     ],
 )
 def test_a_network_stays_where_another_cannot_be_used(name, other, words):
     loss, td = ClipPPOLoss(make_actor(), make_critic()), ready(make_actor(), make_critic())
     before, wanted = getattr(loss, name), loss(td)
-    with pytest.raises(ArgumentError, match=words):
-        setattr(loss, name, other)
+    refused(ArgumentError, words, lambda: setattr(loss, name, other))
     assert getattr(loss, name) is before
     assert all(torch.equal(x, wanted[key]) for key, x in loss(td).items())
 
@@ -601,10 +593,10 @@ def test_an_estimator_computes_with_networks_that_were_set_later():
     fresh = VTrace(gamma=0.9, actor_network=actor, value_network=renamed)
     for key in (*fresh.out_keys, "worth"):
         assert torch.equal(estimator(td.clone())[key], fresh(td.clone())[key])
-    with pytest.raises(ArgumentError, match="zero_values=True excludes a value_network"):
+    with refused(ArgumentError, "zero_values=True value_network"):
         TD1Estimator(gamma=0.9, value_network=None, zero_values=True).value_network = critic
     scaled = GAE(gamma=0.9, lmbda=0.9, value_network=critic, value_norm=PopArt(critic))
-    with pytest.raises(ArgumentError, match="PopArt rescales cannot be replaced"):
+    with refused(ArgumentError, "PopArt"):
         scaled.value_network = renamed
     assert scaled.value_network is critic
 
@@ -680,7 +672,7 @@ def test_a_critic_of_sac_may_be_put_in_the_place_of_another(put):
     assert len(loss.qvalue_network) == 2 and all(p.grad is not None for p in loss.qvalue_network.parameters())
     loss.target_qvalue_network[0] = new
     assert loss.target_critics[0].module is new
-    with pytest.raises(ArgumentError, match=r"needs a qvalue_network .* got NoneType"):
+    with refused(ArgumentError, "qvalue_network NoneType"):
         loss.qvalue_network = None
 
 
@@ -763,27 +755,21 @@ def test_what_does_not_fit_a_loss_is_a_sentence():
     loss = DQNLoss(QValueActor(net, action_space="categorical"))
     _, td = soft(critic_of("observation", "action"))
     td["action"] = torch.tensor([0, 1, 0, 1, 2])
-    with pytest.raises(ArgumentError, match="actions do not fit the values"):
-        loss(td)
+    refused(ArgumentError, "values", lambda: loss(td))
     td["action"] = td["action"].clamp(max=1)
     td["next", "reward"] = torch.ones(5, 2)
-    with pytest.raises(ArgumentError, match=r"next\.reward does not hold one number a row"):
-        loss(td)
+    refused(ArgumentError, "next.reward", lambda: loss(td))
     with pytest.raises(ArgumentError, match=r"hidden is a sequence of units.*Use \[64\]"):
         MLP(3, 2, hidden=64)
-    with pytest.raises(ConfigError, match="an activation is a name or a class of modules"):
-        MLP(3, 2, activation=nn.ReLU())
+    refused(ConfigError, "activation", lambda: MLP(3, 2, activation=nn.ReLU()))
     actor = ProbabilisticActor(
         TensorDictModule(nn.Linear(4, 3), ["observation"], ["logits"]), ["logits"], distribution_class=Categorical,
         distribution_kwargs={"unheard_of": 1},
     )  # fmt: skip
-    with pytest.raises(ArgumentError, match=r"the actor cannot be evaluated on the batch.*unheard_of"):
-        A2CLoss(actor, make_critic())(ready(make_actor(), make_critic()))
+    refused(ArgumentError, "unheard_of", lambda: A2CLoss(actor, make_critic())(ready(make_actor(), make_critic())))
     spans = ready(make_actor(), make_critic()).set("steps_to_next_obs", torch.ones(3, 20, 2))
-    with pytest.raises(ArgumentError, match="steps_to_next_obs does not hold one number a row"):
-        TD0Estimator(gamma=0.9, value_network=make_critic())(spans)
+    refused(ArgumentError, "steps_to_next_obs", lambda: TD0Estimator(gamma=0.9, value_network=make_critic())(spans))
     places = TensorDictModule(nn.Sequential(nn.Embedding(3, 1), nn.Flatten()), ["place"], ["state_value"])
     batch = ready(make_actor(), make_critic()).set("place", torch.full((3, 20, 1), 7))
     batch["next", "place"] = batch["place"]
-    with pytest.raises(ArgumentError, match="the value network cannot be evaluated on the batch"):
-        GAE(gamma=0.99, lmbda=0.95, value_network=places)(batch)
+    refused(ArgumentError, "evaluated", lambda: GAE(gamma=0.99, lmbda=0.95, value_network=places)(batch))

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from actor_critic_batches import make_actor, make_critic, rollout
+from face import refused
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
@@ -202,23 +203,19 @@ def test_an_outer_product_is_refused():
     actor, critic = make_actor(), make_critic()
     td = ready(actor, critic).reshape(-1)
     td["advantage"] = td["advantage"].expand(-1, 2).contiguous()
-    with pytest.raises(ArgumentError, match="advantage does not hold one number a row"):
-        ClipPPOLoss(actor, critic)(td)
+    refused(ArgumentError, "advantage", lambda: ClipPPOLoss(actor, critic)(td))
 
 
 def test_errors_name_the_stage_that_should_have_run():
     actor, critic = make_actor(), make_critic()
-    with pytest.raises(MissingKeyError, match="value estimator"):
+    with refused(MissingKeyError, "estimator"):
         ClipPPOLoss(actor, critic)(rollout(actor).exclude(("next", "reward")))
-    with pytest.raises(MissingKeyError, match="value estimator"):
+    with refused(MissingKeyError, "estimator"):
         ClipPPOLoss(actor)(rollout(actor))  # returns are no advantage of PPO's
-    with pytest.raises(ArgumentError, match="smooth_l1"):
-        ClipPPOLoss(actor, critic, loss_critic_type="huber")
-    with pytest.raises(ArgumentError, match="single clip_epsilon"):
-        ClipPPOLoss(actor, critic, clip_epsilon=(0.1, 0.2), clip_value=True)
-    with pytest.raises(ArgumentError, match="between 0 and 1"):
-        ClipPPOLoss(actor, critic, clip_epsilon=-0.1)
-    with pytest.raises(ArgumentError, match="no action distribution"):
+    refused(ArgumentError, "smooth_l1", lambda: ClipPPOLoss(actor, critic, loss_critic_type="huber"))
+    refused(ArgumentError, "clip_epsilon", lambda: ClipPPOLoss(actor, critic, clip_epsilon=(0.1, 0.2), clip_value=True))
+    refused(ArgumentError, "clip_epsilon", lambda: ClipPPOLoss(actor, critic, clip_epsilon=-0.1))
+    with refused(ArgumentError, "distribution"):
         ClipPPOLoss(TensorDictModule(nn.Linear(4, 2), ["observation"], ["logits"]))
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from actor_critic_batches import as_exact
+from face import refused
 from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
@@ -147,10 +148,8 @@ def test_a_batch_of_which_nothing_counts_is_refused(loss):
     actor = ACTORS["normal"]()
     td = batch(actor, spoil=False)
     td["mask"][:] = False
-    with pytest.raises(ArgumentError, match="no row of the batch counts"):
-        loss(actor, critic())(td)
-    with pytest.raises(ArgumentError, match="no rows"):
-        loss(actor, critic())(batch(actor, spoil=False)[:0])
+    refused(ArgumentError, "counts", lambda: loss(actor, critic())(td))
+    refused(ArgumentError, "rows", lambda: loss(actor, critic())(batch(actor, spoil=False)[:0]))
 
 
 def test_an_estimate_replaces_what_an_earlier_one_said_of_its_rows():
@@ -195,7 +194,7 @@ def test_a_log_probability_of_every_action_dim_is_refused(kind):
     for distribution in (torch.distributions.Normal, Own):
         actor = ours(distribution)
         loss = SACLoss(actor, ValueOperator(StateActionMLP(D + 2), ["observation", "action"]), target_entropy=-2.0)
-        with pytest.raises(ArgumentError, match=r"not one number a row.*IndependentNormal.*Independent\(\.\.\., 1\)"):
+        with refused(ArgumentError, "IndependentNormal"):
             loss(td) if kind == "sac" else A2CLoss(actor)(td.clone().set("advantage", torch.randn(8, 1)))
 
 
@@ -207,10 +206,8 @@ def test_a_single_row_is_not_standardised_masked_or_not():
 
 def test_rows_of_several_tensors_are_not_left_out():
     rows = TensorDict({"a": torch.zeros(3)}, [3])
-    with pytest.raises(ArgumentError, match="left out of tensors alone: a column is a TensorDict"):
-        filled(rows, torch.ones(3, dtype=torch.bool))
+    refused(ArgumentError, "TensorDict", lambda: filled(rows, torch.ones(3, dtype=torch.bool)))
 
 
 def test_a_mask_of_another_shape_is_refused():
-    with pytest.raises(ArgumentError, match="a mask has another shape"):
-        reduce(torch.zeros(3, 1), torch.ones(3, dtype=torch.bool))
+    refused(ArgumentError, "mask shape", lambda: reduce(torch.zeros(3, 1), torch.ones(3, dtype=torch.bool)))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from actor_critic_batches import as_exact, make_actor, make_critic, rollout
+from face import refused
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
@@ -168,13 +169,11 @@ def test_slots_are_those_of_the_picture():
 
 def test_what_one_call_cannot_do_is_refused():
     td, estimator = batch(0, 2, 5), ESTIMATORS["gae"](net(), shifted=True)
-    with pytest.raises(ArgumentError, match="target_params are other parameters"):
-        estimator(td, target_params=TensorDict())
+    refused(ArgumentError, "target_params", lambda: estimator(td, target_params=TensorDict()))
     td["steps_to_next_obs"] = torch.full((2, 5, 1), 3)
     with pytest.raises(ArgumentError, match="multi-step"):
         estimator(td)
-    with pytest.raises(ArgumentError, match="shifted_budget must be at least 1"):
-        ESTIMATORS["gae"](net(), shifted=True, shifted_budget=0)
+    refused(ArgumentError, "shifted_budget", lambda: ESTIMATORS["gae"](net(), shifted=True, shifted_budget=0))
 
 
 @pytest.mark.parametrize("norm", [None, "running"])

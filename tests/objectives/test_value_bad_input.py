@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from actor_critic_batches import make_actor, make_critic, rollout
+from face import refused
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -93,7 +94,7 @@ def test_vtrace_says_that_the_policy_writes_the_action_and_its_log_probability()
     actor = make_actor()
     estimator = VTrace(gamma=0.9, actor_network=actor, value_network=make_critic())
     for key in ("action", "sample_log_prob"):
-        with pytest.raises(MissingKeyError, match=f"no {key}: the policy writes it when it acts"):
+        with refused(MissingKeyError, key):
             estimator(rollout(actor).exclude(key))
 
 
@@ -147,7 +148,7 @@ def test_rates_out_of_range(rate):
         ("gamma", lambda: F.vtrace_advantage_estimate(rate, x, x, x, x, x, done)),
         ("gamma", lambda: F.reward2go(x, done, rate)),
     ):
-        with pytest.raises(ArgumentError, match=f"^{name} must be .*between 0 and 1"):
+        with refused(ArgumentError, name):
             make()
 
 
@@ -171,7 +172,7 @@ def test_a_rate_is_one_of_the_dtype_of_the_reward(rate):
 @pytest.mark.parametrize("count", [0, -1, 1.5, "2", True])
 def test_chunk_counts(count):
     for name in ("num_chunks", "value_chunk_size"):
-        with pytest.raises(ArgumentError, match=f"{name} must be .*: got {count!r}"):
+        with refused(ArgumentError, f"{name} {count!r}"):
             gae(**{name: count})
 
 
@@ -231,8 +232,7 @@ def test_multi_step_rows_are_discounted_or_refused():
     for kind in (GAE, TDLambdaEstimator):
         with pytest.raises(ArgumentError, match=f"{kind.__name__} works on single steps.*Use TD0Estimator"):
             kind(gamma=0.9, lmbda=0.9, value_network=net)(td)
-    with pytest.raises(ArgumentError, match="TD1Estimator works on single steps"):
-        TD1Estimator(gamma=0.9, value_network=net)(td)
+    refused(ArgumentError, "TD1Estimator", lambda: TD1Estimator(gamma=0.9, value_network=net)(td))
     td["steps_to_next_obs"] = torch.ones_like(steps)
     TD1Estimator(gamma=0.9, value_network=net)(td)
 
@@ -243,5 +243,4 @@ def test_an_estimator_of_ones_own_is_told_what_it_has_to_return(found):
         def estimate(self, td, reward, ends, values, time_dim):
             return found(values.value)
 
-    with pytest.raises(ArgumentError, match=r"Mine\.estimate has to return advantage and value target.*reward is \("):
-        Mine(gamma=0.9, value_network=make_critic())(rollout(make_actor()))
+    refused(ArgumentError, "Mine.estimate", lambda: Mine(gamma=0.9, value_network=make_critic())(rollout(make_actor())))

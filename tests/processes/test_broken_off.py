@@ -17,10 +17,9 @@ from test_workers import ask, crew
 from rlcli.processes import channel as channel_module
 from rlcli.processes import crew as crew_module
 from rlcli.processes import line as line_module
-from rlcli.processes import serving as serving_module
 from rlcli.processes.channel import Channel, packed
 
-FILES = {module.__file__ for module in (channel_module, line_module, crew_module, serving_module)}
+FILES = {module.__file__ for module in (channel_module, line_module, crew_module)}
 instructions = partial(instructions_of, FILES)
 BODIES = {"none": b"", "small": packed("hello"), "large": packed("hello" * 100_000)}
 

@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from rlcli.processes import cores, memory
+from rlcli.processes import memory
+from rlcli.processes.process import cores
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def machine(tmp_path, monkeypatch):
 )
 def test_a_quota_of_cgroup_2(machine, text, there, group):
     (machine / "all" / group / "cpu.max").write_text(text)
-    assert cores.cores() == there
+    assert cores() == there
 
 
 @pytest.mark.parametrize("group", [".", "slurm", "slurm/job_7"])
@@ -47,14 +48,14 @@ def test_a_quota_of_cgroup_2(machine, text, there, group):
 def test_a_quota_of_cgroup_1(machine, quota, there, group):
     (machine / "cpu" / group / "cpu.cfs_quota_us").write_text(quota)
     (machine / "cpu" / group / "cpu.cfs_period_us").write_text("100000")
-    assert cores.cores() == there
+    assert cores() == there
 
 
 def test_the_least_of_all_groups_counts(machine):
     for group, quota in {".": "600000", "slurm": "200000", "slurm/job_7": "max"}.items():
         (machine / "all" / group / "cpu.max").write_text(f"{quota} 100000\n")
-    assert cores.cores() == 2
+    assert cores() == 2
 
 
 def test_without_one(machine):
-    assert cores.cores() == 8
+    assert cores() == 8

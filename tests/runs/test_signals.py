@@ -15,6 +15,7 @@ import threading
 import gymnasium as gym
 import numpy as np
 import pytest
+from face import refused
 
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import EnvError, StoppedSafely
@@ -52,7 +53,7 @@ def test_sigterm_may_be_repeated_and_does_not_count_as_a_ctrl_c(capfd):
 
 @pytest.mark.parametrize("make", [OSError, EnvError])
 def test_what_other_code_makes_of_a_stop_before_a_run_is_that_stop(make):
-    with pytest.raises(StoppedSafely, match=r"stopped by Ctrl-C before it began.*type this"), StopSignals("") as stop:
+    with refused(StoppedSafely, "stopped began"), StopSignals("") as stop:
         with pytest.raises(make, match="of its own"), stop.at_once("type this"):
             raise make("of its own")  # nobody asked for a stop
         with stop.at_once("type this"):

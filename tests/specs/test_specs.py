@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from face import refusals, refused
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -145,8 +146,7 @@ def test_a_composite_reads_like_a_tensordict():
     assert spec.mismatch(drawn.set(("a", "b"), torch.ones(8, 3).long())) == "a.b: a vector is not one-hot"
     del spec["a", "b"]
     assert spec.keys(True, True) == ["obs"]
-    with pytest.raises(MissingKeyError, match=r"there is no a\.b in this spec: it has obs"):
-        spec["a", "b"]
+    refused(MissingKeyError, "a.b", lambda: spec["a", "b"])
 
 
 def test_updates_merge_nested_entries():
@@ -172,40 +172,34 @@ def test_a_composite_grows_entry_by_entry():
     assert grown.unsqueeze(-1).squeeze(-1) == grown
 
 
-def test_impossible_specs_are_refused():
-    with pytest.raises(ArgumentError, match="must end in 3"):
-        OneHot(3, (3, 4))
-    with pytest.raises(ArgumentError, match=r"shapes \(3,\) and \(2,\) do not go together"):
-        Bounded(torch.zeros(3), torch.ones(2))
-    with pytest.raises(ArgumentError, match=r"\(3,\) and \(\) do not go together; the shape is \(2,\)"):
-        Bounded(torch.zeros(3), 1.0, (2,))
-    with pytest.raises(ArgumentError, match="lies above"):
-        Bounded(1, 0)
-    with pytest.raises(ArgumentError, match="does not begin with the composite's shape"):
-        Composite({"a": Unbounded((4,))}, shape=(8,))
-    with pytest.raises(ArgumentError, match="its last dim is one value"):
-        OneHot(3)[0]
+test_impossible_specs_are_refused = refusals(
+    (ArgumentError, "end", lambda: OneHot(3, (3, 4))),
+    (ArgumentError, "together", lambda: Bounded(torch.zeros(3), torch.ones(2))),
+    (ArgumentError, "together", lambda: Bounded(torch.zeros(3), 1.0, (2,))),
+    (ArgumentError, "lies above", lambda: Bounded(1, 0)),
+    (ArgumentError, "shape", lambda: Composite({"a": Unbounded((4,))}, shape=(8,))),
+    (ArgumentError, "last dim", lambda: OneHot(3)[0]),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Unbounded((-1,)), "a shape is a sequence of sizes, from 0 on"),
-        (lambda: Unbounded("3"), "a shape is a sequence of sizes"),
-        (lambda: Bounded(0, 1, "3"), "a shape is a sequence of sizes"),
-        (lambda: Unbounded((2,), dtype=None), "dtype is one of torch's"),
-        (lambda: Categorical(0), "the number of choices is a whole number from 1 on.*got 0"),
-        (lambda: Categorical(2.5), "the number of choices is a whole number"),
-        (lambda: OneHot(0), "the number of choices is a whole number"),
-        (lambda: OneHot((2,)), "the number of choices is a whole number"),
-        (lambda: Binary((1,)), "the number of choices is a whole number"),
-        (lambda: MultiOneHot(3), "nvec is a sequence of numbers of choices"),
-        (lambda: MultiCategorical([]), "nvec is a sequence of numbers of choices"),
+        (lambda: Unbounded((-1,)), "sequence sizes"),
+        (lambda: Unbounded("3"), "sequence sizes"),
+        (lambda: Bounded(0, 1, "3"), "sequence sizes"),
+        (lambda: Unbounded((2,), dtype=None), "dtype"),
+        (lambda: Categorical(0), "choices"),
+        (lambda: Categorical(2.5), "choices"),
+        (lambda: OneHot(0), "choices"),
+        (lambda: OneHot((2,)), "choices"),
+        (lambda: Binary((1,)), "choices"),
+        (lambda: MultiOneHot(3), "nvec sequence"),
+        (lambda: MultiCategorical([]), "nvec sequence"),
     ],
 )
 def test_arguments_that_make_no_spec_are_refused(make, said):
-    with pytest.raises(ArgumentError, match=said):
-        make()
+    refused(ArgumentError, said, lambda: make())
 
 
 def test_bounds_and_choices_are_read_under_space_too():
@@ -267,15 +261,12 @@ def test_whole_numbers_are_drawn_between_their_bounds_however_large(low, high, d
 
 
 def test_what_is_no_spec_or_bound_is_refused():
-    with pytest.raises(ArgumentError, match="the spec of a is none: got 3"):
-        Composite({"a": 3})
-    with pytest.raises(ArgumentError, match="inf is no bound of numbers of dtype int64"):
-        Bounded(-float("inf"), float("inf"), (3,), dtype=torch.int64)
+    refused(ArgumentError, "spec none", lambda: Composite({"a": 3}))
+    refused(ArgumentError, "inf dtype int64", lambda: Bounded(-float("inf"), float("inf"), (3,), dtype=torch.int64))
     for bound in (INF, -INF, float("nan"), 1e30):
-        with pytest.raises(ArgumentError, match="is no bound of numbers of dtype int64"):
+        with refused(ArgumentError, "dtype int64"):
             Bounded(0, np.array([bound]), dtype=torch.int64)
-    with pytest.raises(ArgumentError, match="is no bound of numbers of dtype int8"):
-        Bounded(torch.tensor([0]), torch.tensor([300]), dtype=torch.int8)
+    refused(ArgumentError, "dtype int8", lambda: Bounded(torch.tensor([0]), torch.tensor([300]), dtype=torch.int8))
 
 
 def test_unbounded_complex_numbers_are_drawn():

@@ -8,6 +8,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from face import refused
 from tensordict import TensorDict
 from test_next_observation_delta import Leaping, flags
 
@@ -62,8 +63,7 @@ def test_rows_that_overflow_are_kept_and_counted_and_no_others(code):
     bound = delta.figures()["observation"]["bound"]
     assert delta.figures()["observation"]["kept"] == int(rows.sum()) > 0 and bound < 0.1
     same_next(delta(coded.clone())["next", "observation"], full[NEXT_OBS], rows, bound)
-    with pytest.raises(NumericsError, match=r"on_overflow=keep"):
-        NextObservationDelta(delta_dtype=code).compress(full)
+    refused(NumericsError, "on_overflow=keep", lambda: NextObservationDelta(delta_dtype=code).compress(full))
 
 
 @pytest.mark.parametrize("change", [40_000, -32_768, -32_769, 2**40])
@@ -89,13 +89,11 @@ def test_a_difference_that_looks_like_the_mark_is_kept_too():
 def test_what_is_not_finite_is_refused_all_the_same(value):
     full, _ = jumping(0, 6)
     full[NEXT_OBS][2, 1] = value
-    with pytest.raises(NumericsError, match="not finite"):
-        NextObservationDelta(on_overflow="keep").compress(full)
+    refused(NumericsError, "finite", lambda: NextObservationDelta(on_overflow="keep").compress(full))
 
 
 def test_another_word_is_refused():
-    with pytest.raises(ArgumentError, match="raise or keep"):
-        NextObservationDelta(on_overflow="clip")
+    refused(ArgumentError, "on_overflow clip", lambda: NextObservationDelta(on_overflow="clip"))
 
 
 def collected(mode, **options):
@@ -304,28 +302,26 @@ def test_marked_rows_whose_kept_next_observation_is_missing_are_not_read(code, r
         "values": lambda td: rebuilt(td, "observation"),
     }[reader]
     read(coded.clone())
-    with pytest.raises(MissingKeyError, match=r"cannot be read without next\.delta_kept\.observation"):
-        read(bare)
+    refused(MissingKeyError, "next.delta_kept.observation", lambda: read(bare))
 
 
 def test_int8_without_its_scales_is_not_read():
     full, _ = jumping(0, 4, 25, often=0.0)
     delta = NextObservationDelta(delta_dtype=torch.int8)
-    with pytest.raises(MissingKeyError, match=r"cannot be read without next\.delta_scale\.observation"):
+    with refused(MissingKeyError, "next.delta_scale.observation"):
         delta(delta.compress(full).exclude(("next", "delta_scale")))
 
 
 @pytest.mark.parametrize(
     ("obs", "after", "sentence"),
     [
-        (torch.tensor([[65504.0]]), torch.tensor([[0.0]]), r"by 65504, more than float16 can hold \(65472\)"),
-        (torch.tensor([[32768]]), torch.tensor([[0]]), r"by 32768, more than int16 can hold \(32767\)"),
+        (torch.tensor([[65504.0]]), torch.tensor([[0.0]]), "65504 float16 65472"),
+        (torch.tensor([[32768]]), torch.tensor([[0]]), "32768 int16 32767"),
     ],
 )
 def test_no_difference_is_written_that_looks_like_the_mark(obs, after, sentence):
     td = TensorDict({"observation": obs, "next": {"observation": after, **flags(1)}}, batch_size=[1])
-    with pytest.raises(NumericsError, match=sentence):
-        NextObservationDelta().compress(td)
+    refused(NumericsError, sentence, lambda: NextObservationDelta().compress(td))
     td["observation"], td["next", "observation"] = after, obs - 1  # as far the other way is no mark
     delta = NextObservationDelta()
     delta(delta.compress(td))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from face import refused
 from scripted import assert_same, run_columns, run_tensordicts, write_script
 from torch import nn
 
@@ -177,8 +178,7 @@ def test_specs_describe_what_comes_out(name):
 @pytest.mark.parametrize("make", [lambda: CatFrames(3, -2), lambda: CatFrames(3, -3), lambda: FrameStack(3)])
 def test_frames_are_not_joined_along_a_dim_that_observations_do_not_have(make):
     spec = Composite({"observation": Unbounded((2, 4))}, shape=(2,))
-    with pytest.raises(ArgumentError, match=r"needs observations of at least [23] dims: observation has 1.*ndim=1"):
-        make().transform_observation_spec(spec)
+    refused(ArgumentError, "ndim=1", lambda: make().transform_observation_spec(spec))
     assert FrameStack(3, 1).transform_observation_spec(spec)["observation"].shape == (2, 3, 4)
 
 
@@ -215,8 +215,7 @@ def test_an_observation_is_mapped_like_a_reward_in_every_row(kind):
 def test_a_group_of_observations_is_not_one_of_them(kind):
     spec = Composite({("b", "c"): Unbounded((2,)), ("b", "d", "e"): Unbounded((3,))})
     transform = kind(["b"]) if kind is not RewardClipping else kind(in_keys=["b"])
-    with pytest.raises(ArgumentError, match=r"was given b, which is a group of observations: it holds b\.c, b\.d\.e"):
-        transform.transform_observation_spec(spec)
+    refused(ArgumentError, "b.c b.d.e", lambda: transform.transform_observation_spec(spec))
 
 
 class TakenOff(RewardScaling):
@@ -293,7 +292,7 @@ def test_faces_are_chosen_by_place():
 def test_what_a_dtype_does_not_hold_is_no_padding():
     spec = Composite({"observation": Unbounded((4,), torch.uint8)})
     for value in (-1, 256, 0.5):
-        with pytest.raises(ArgumentError, match=f"CatFrames cannot pad with {value}: the observations are uint8"):
+        with refused(ArgumentError, f"CatFrames {value} uint8"):
             CatFrames(2, -1, padding="constant", padding_value=value).transform_observation_spec(spec.clone())
     CatFrames(2, -1, padding="constant", padding_value=255).transform_observation_spec(spec)
 
@@ -301,5 +300,4 @@ def test_what_a_dtype_does_not_hold_is_no_padding():
 def test_bounds_that_no_reward_reaches_clip_nothing():
     script, make = write_script(batch=T), lambda: RewardClipping(-1e39, 1e39)
     assert_same(run_columns(script, make(), T), run_tensordicts(script, make(), T))
-    with pytest.raises(ArgumentError, match="clamp_min <= clamp_max"):
-        RewardClipping(1, -1)
+    refused(ArgumentError, "clamp_min <= clamp_max", lambda: RewardClipping(1, -1))

@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from face import refusals, refused
 from tensordict import TensorDict
 
 from rlcli.collectors import Collector
@@ -118,25 +119,23 @@ def test_keys_that_would_not_shrink_keep_their_next_value():
 def test_batched_envs_have_it_outside():
     env = TransformedEnv(SerialEnv(2, lambda: GymEnv("CartPole-v1")), NextObservationDelta())
     assert env.rollout(3)[KEY].shape == (2, 3, 4)
-    with pytest.raises(ArgumentError, match=r"lies inside an env of a batched env.*TransformedEnv\(SerialEnv"):
-        SerialEnv(2, lambda: cartpole())
+    refused(ArgumentError, "TransformedEnv(SerialEnv", lambda: SerialEnv(2, lambda: cartpole()))
 
 
 def test_what_changes_observations_comes_before_it():
     later = [StepCounter(), RewardScaling(0, 2)]  # they write other keys
     TransformedEnv(GymEnv("CartPole-v1"), Compose(NextObservationDelta(), *later))
     for transform in (RunningNorm(["observation"]), DoubleToFloat(["observation"]), NextObservationDelta()):
-        with pytest.raises(ArgumentError, match="last transform that writes observations"):
+        with refused(ArgumentError, "last writes"):
             TransformedEnv(GymEnv("CartPole-v1"), Compose(NextObservationDelta(), transform))
-        with pytest.raises(ArgumentError, match="last transform that writes observations"):
+        with refused(ArgumentError, "last writes"):
             cartpole().append_transform(transform)
 
 
-def test_an_unknown_key_or_dtype_is_refused():
-    with pytest.raises(ArgumentError, match="which the env does not observe"):
-        cartpole(in_keys=["pixels"])
-    with pytest.raises(ArgumentError, match=r"torch\.float16, torch\.bfloat16, torch\.int8"):
-        NextObservationDelta(delta_dtype=torch.int16)
+test_an_unknown_key_or_dtype_is_refused = refusals(
+    (ArgumentError, "pixels", lambda: cartpole(in_keys=["pixels"])),
+    (ArgumentError, "torch.float16 torch.bfloat16 torch.int8", lambda: NextObservationDelta(delta_dtype=torch.int16)),
+)  # fmt: skip
 
 
 # ---- what cannot be kept -----------------------------------------------------------------------------------------
@@ -146,8 +145,7 @@ def test_a_jump_of_a_million_is_refused_in_float16_and_kept_by_the_others():
         env.set_seed(0)
         return env, env.rollout(6)
 
-    with pytest.raises(NumericsError, match=r"changed place by 999999, more than float16 can hold \(65504\).*bfloat16"):
-        leaping(torch.float16)
+    refused(NumericsError, "999999 float16 65504", lambda: leaping(torch.float16))
     for dtype in (torch.bfloat16, torch.int8):
         env, batch = leaping(dtype)
         figures = env.transforms[0].figures()["place"]
@@ -159,16 +157,14 @@ def test_a_jump_of_a_million_is_refused_in_float16_and_kept_by_the_others():
 
 def test_an_integer_that_changes_by_too_much_is_refused():
     env = TransformedEnv(GymEnv(Leaping(count=2**15)), NextObservationDelta())
-    with pytest.raises(NumericsError, match=r"changed count by 32768, more than int16 can hold \(32767\)"):
-        env.rollout(3)
+    refused(NumericsError, "32768 int16 32767", lambda: env.rollout(3))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_not_finite_has_no_difference(bad):
     batch = full_batch(5)
     batch["next", "observation"][2, 1] = bad
-    with pytest.raises(NumericsError, match="observation is not finite"):
-        NextObservationDelta().compress(batch)
+    refused(NumericsError, "finite", lambda: NextObservationDelta().compress(batch))
 
 
 # ---- batches and buffers -----------------------------------------------------------------------------------------
@@ -220,9 +216,9 @@ def test_a_buffer_takes_differences_as_an_env_wrote_them():
 
 def test_a_batch_without_differences_says_so():
     batch = full_batch(3).exclude(("next", "observation"))
-    with pytest.raises(MissingKeyError, match=r"neither next\.delta\.observation nor next\.observation"):
+    with refused(MissingKeyError, "next.delta.observation next.observation"):
         NextObservationDelta(["observation"])(batch)
-    with pytest.raises(ArgumentError, match="difference to an observation that the batch does not hold"):
+    with refused(ArgumentError, "observation"):
         NextObservationDelta()(NextObservationDelta().compress(full_batch(3)).exclude("observation"))
 
 
@@ -258,5 +254,5 @@ def test_a_subclass_may_code_differences_in_its_own_way_but_not_steps():
     own = Doubled()
     Collector(TransformedEnv(GymEnv("CartPole-v1"), own), frames_per_batch=8).next()
     assert own.coded
-    with pytest.raises(ArgumentError, match=r"Stepped has its own _step, which a collector never calls"):
+    with refused(ArgumentError, "_step"):
         Collector(TransformedEnv(GymEnv("CartPole-v1"), Stepped()), frames_per_batch=8)

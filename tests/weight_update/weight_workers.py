@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from rlcli.processes.channel import Channel, packed, unpacked
-from rlcli.processes.line import Line
-from rlcli.processes.serving import serve
+from rlcli.processes.line import Line, serve
 from rlcli.weight_update import SharedMemWeightSyncScheme, SharedVersions, open_receiver, versions
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from torch import Tensor
 
 from rlcli.data.buffer.transforms import Transforms
-from rlcli.data.codes.packing import CodedRows, other_layout
+from rlcli.data.codes import CodedRows
 from rlcli.data.files.dumps import dump, load, read_rows, take_rows
 from rlcli.data.files.state import copied
 from rlcli.data.ring.ring import Ring
@@ -105,7 +105,7 @@ class HeldRows:
     base: int
     cursor: int
     until: int  # the step up to which the ring may be written
-    codes: CodedRows
+    coded: CodedRows | None
     rows: np.ndarray
     columns: dict[Key, Tensor]  # stored columns of `rows`, written over until then
 
@@ -116,17 +116,17 @@ class HeldRows:
         over = min(max(0, cursor + spare - steps - base), cursor - base)
         rows = ring.space.rows(base, over)
         columns = ring.storage.gather(rows) if over else {}
-        until, codes = base + steps + over, ring.packing.coded
-        return cls(copied(state), ring.storage, ring.lanes, base, cursor, until, codes, rows, columns)
+        until, coded = base + steps + over, ring.contents.coded
+        return cls(copied(state), ring.storage, ring.lanes, base, cursor, until, coded, rows, columns)
 
     def put_back(self, ring: Ring) -> dict[str, Any]:
         """Put rows that were written over back into the storage, which the ring can then no longer use; `state`."""
         if not self.cursor <= ring.cursor <= self.until:
             raise ArgumentError("rows were overwritten that had not been copied")
         if len(self.rows):
-            ring.storage.scatter(self.rows, other_layout(self.codes, ring.packing.coded, self.columns))
-        if "codes" in (held := self.state["rows"]["ring"]):  # not before the first rows
-            held["codes"] = ring.packing.state()  # wider ones may have become necessary
+            ring.storage.scatter(self.rows, ring.contents.as_coded(self.coded, self.columns))
+        if self.coded is not None and ring.contents.coded is not None:
+            self.state["rows"]["ring"]["codes"] = ring.contents.coded.state()  # wider ones may have become necessary
         return self.state
 
 

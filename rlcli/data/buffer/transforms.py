@@ -23,9 +23,8 @@ from rlcli.data.storages.list_storage import ObjectRing
 from rlcli.errors import ArgumentError
 from rlcli.keys import END_FLAGS, Key, as_tuple, show, under_next
 from rlcli.recognise import own
-from rlcli.transforms import NextObservationDelta, Transform
+from rlcli.transforms.base import Transform
 from rlcli.transforms.compose import parts_of
-from rlcli.transforms.stored_rows import ReadsStored
 
 Part = Callable[[Any], Any]
 _owners: weakref.WeakKeyDictionary[Transform, weakref.ref[Transforms]] = weakref.WeakKeyDictionary()
@@ -179,11 +178,15 @@ def _belongs(part: Transform) -> bool:
 def _need_order(parts: Sequence[tuple[Part, bool]]) -> None:
     """Refuse a part that takes stored values, after one that changes these in a sample."""
     for place, (part, inverted) in enumerate(parts):
-        if inverted or not isinstance(part, ReadsStored):
+        if inverted or not hasattr(part, "reads_stored"):
             continue
+        from rlcli.transforms.next_observation_delta import NextObservationDelta
+
         for before, turned in parts[:place]:
-            if not isinstance(before, Transform) or isinstance(before, ReadsStored | NextObservationDelta):
-                continue  # of a function nobody knows what it changes; differences are read as they are stored
+            if not isinstance(before, Transform) or hasattr(before, "reads_stored"):
+                continue  # of a function nobody knows what it changes
+            if isinstance(before, NextObservationDelta):
+                continue  # differences are read as they are stored
             keys = before.in_keys if turned else before.out_keys
             keys = [*keys, *(under_next(key) for key in keys if key in (*END_FLAGS, "reward"))]
             for key in keys:

@@ -12,15 +12,13 @@ disk gives its full segments: only what is new is written. No pickle.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from rlcli.data.codes import Code
-from rlcli.data.codes.packing import CodedRows
 from rlcli.data.fields import check_fit
 from rlcli.data.files.disk import Disk, Stamp
 from rlcli.data.files.row_files import ABOUT, NAMES, LiveRows, RowFiles, SavedRows, check_rows
@@ -51,8 +49,8 @@ class DumpedRing(LiveRows, Protocol):
 
     def state_dict(self) -> dict[str, Any]: ...
     def content(self) -> list[bytes | memoryview]: ...
-    def read_state(self, state: Mapping[str, Any]) -> tuple[Contents, tuple[Code, ...]]: ...
-    def take_over(self, contents: Contents, codes: Sequence[Code], *, cut: bool = False) -> None: ...
+    def read_state(self, state: Mapping[str, Any]) -> Contents: ...
+    def take_over(self, contents: Contents, *, cut: bool = False) -> None: ...
     def clear(self, *, fields: bool = False) -> None: ...
 
 
@@ -147,30 +145,30 @@ Saved = Mapping[Key, Tensor] | SavedRows | tuple[int, int]
 the number of the first and one past that of the last."""
 
 
-def read_rows(ring: DumpedRing, state: Mapping[str, Any], saved: Saved) -> tuple[Contents, tuple[Code, ...]]:
+def read_rows(ring: DumpedRing, state: Mapping[str, Any], saved: Saved) -> Contents:
     """Return what `ring.read_state` makes of a state for these rows; Misfit, ArgumentError: they are none of a ring."""
-    contents, codes = ring.read_state(state)
+    contents = ring.read_state(state)
     first, stop = contents.first, contents.first + len(contents)
-    stored = CodedRows(contents.stored, codes).stored
+    stored = contents.columns
     if isinstance(saved, Mapping):
         if saved or first < stop:
             check_fit(stored, saved)
             if any(len(column) != stop - first for column in saved.values()):
                 raise Misfit(f"columns of {stop - first} rows were expected")
-        return contents, codes
+        return contents
     if isinstance(saved, SavedRows) and saved.fields != stored:
         raise Misfit("the files and the state of a buffer do not belong together")
     begin, end = saved.span if isinstance(saved, SavedRows) else saved
     if first < stop and not begin <= first < stop == end:
         raise Misfit(f"steps {begin} to {end} are stored, and the state is of {first} to {stop}")
-    return contents, codes
+    return contents
 
 
 def take_rows(ring: DumpedRing, state: Mapping[str, Any], saved: Saved, *, cut: bool = False) -> None:
     """Give a ring another one's state and rows; where rows cannot be written, it holds none."""
-    contents, codes = read_rows(ring, state, saved)
+    contents = read_rows(ring, state, saved)
     try:
-        ring.take_over(contents, codes, cut=cut)
+        ring.take_over(contents, cut=cut)
         if isinstance(saved, SavedRows):
             saved.fill(ring.storage)
         elif isinstance(saved, Mapping):

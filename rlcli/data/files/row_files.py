@@ -238,7 +238,7 @@ class SavedRows:
 
     def __eq__(self, other: object) -> bool:
         """Say whether both hold the same rows, byte for byte, however they are cut into files."""
-        from rlcli.data.next_obs.pairs import bytes_of
+        from rlcli.data.fields import bytes_of
 
         if not isinstance(other, SavedRows) or self.fields != other.fields:
             return False

@@ -24,8 +24,7 @@ from rlcli.data.next_obs.rows import Rows
 from rlcli.keys import TRAJ_IDS, Key, under_next
 from rlcli.specs.base import fill_for
 from rlcli.specs.field import CODED, NONE, OWN, PASS, SHARED, SPARSE, Field, Fields
-from rlcli.transforms.delta_codec import delta_key, encode, kept_key, saves, scale_key
-from rlcli.transforms.stored_rows import spread
+from rlcli.transforms.delta_codec import delta_key, encode, kept_key, saves, scale_key, spread
 
 NEXT = {"full": OWN, "compact": NONE, "exact": SHARED, "delta": CODED}  # mode -> how next observations are kept
 MODES = tuple(NEXT)

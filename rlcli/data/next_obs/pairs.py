@@ -7,7 +7,6 @@ so many that `exact` saves little.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import column_offsets
+from rlcli.data.fields import bytes_of, column_offsets
 from rlcli.data.next_obs.rows import Rows
 from rlcli.keys import END_FLAGS, NEXT, Key, as_tuple, under_next
 from rlcli.specs.field import Field
@@ -204,14 +203,6 @@ class SidePool:
         for key in columns.keys() - plain.keys():
             column = columns[key]
             column[torch.from_numpy(at).to(column.device)] = self.column(key, -1 - places[at]).to(column.device)
-
-
-def bytes_of(column: Tensor) -> Tensor:
-    """Return the bytes of each row, uint8 ``[N, bytes]``, on the CPU."""
-    plain = column.detach().cpu().reshape(len(column), math.prod(column.shape[1:])).contiguous()
-    if plain.numel():
-        return plain.view(torch.uint8).view(len(column), -1)
-    return plain.new_empty((len(column), plain.shape[1] * plain.element_size()), dtype=torch.uint8)
 
 
 class Unfollowed:

@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.fields import check_fit
-from rlcli.data.next_obs.pairs import bytes_of
+from rlcli.data.fields import bytes_of, check_fit
 from rlcli.data.next_obs.rows import Rows
 from rlcli.keys import NEXT, Key, as_tuple, unravel
 from rlcli.specs.field import Field

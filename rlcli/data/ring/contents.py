@@ -11,37 +11,36 @@ rows are plain.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.codes import Packing
-from rlcli.data.codes.code import Code
-from rlcli.data.codes.packing import CodedRows, other_layout
-from rlcli.data.fields import listed_fields
-from rlcli.data.files.state import encode_state
+from rlcli.data.fields import bytes_of, listed_fields
 from rlcli.data.index import TrajectoryIndex
-from rlcli.data.next_obs.pairs import Pairs, SidePool, Unfollowed, bytes_of, indices_of
+from rlcli.data.next_obs.pairs import Pairs, SidePool, Unfollowed, indices_of
 from rlcli.data.next_obs.sparse import SparseColumns
 from rlcli.data.ring.layout import RingLayout
 from rlcli.data.ring.space import RingSpace
-from rlcli.data.ring.stacks import FrameStacks
-from rlcli.data.storages import Storage
+from rlcli.data.storages.storage import Storage
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.kernels.codes import ONE_HOT
 from rlcli.keys import Key, as_tuple, show, under_next, unravel
+from rlcli.specs.field import Field
 from rlcli.typed import Misfit
+
+if TYPE_CHECKING:
+    from rlcli.data.codes import Code, CodedRows
+    from rlcli.data.ring.stacks import FrameStacks
 
 
 class Contents:
     """Hold a ring's rows, layout and index: see the module."""
 
-    def __init__(self, storage: Storage, packing: Packing, layout: RingLayout) -> None:
-        self.storage, self.packing, self.layout = storage, packing, layout
+    def __init__(self, storage: Storage, layout: RingLayout) -> None:
+        self.storage, self.layout = storage, layout
         if storage.max_size < layout.lanes:
             raise ArgumentError(
                 "the storage is smaller than one step of all envs",
@@ -53,10 +52,18 @@ class Contents:
         self.pairs: Pairs  # observations and next ones, as the index compares them
         self.space = RingSpace(storage.max_size // layout.lanes, layout.lanes)
         self.use(*self.new_index(layout))
-        self.stacks = {key: FrameStacks(key, layout.fields[key], n, self.space) for key, n in layout.stacked.items()}
-        # what the storage is given of a row
+        self.stacks: dict[Key, FrameStacks] = {}
+        # what of a row is stored, packed or as it is
         self.stored = {k: field for k, field in layout.fields.items() if not (layout.exact and k in self.pairs.nexts)}
-        self.stored |= {key: stack.frame for key, stack in self.stacks.items()}
+        if layout.stacked:
+            from rlcli.data.ring.stacks import FrameStacks
+
+            self.stacks = {
+                key: FrameStacks(key, layout.fields[key], n, self.space) for key, n in layout.stacked.items()
+            }
+            self.stored |= {key: stack.frame for key, stack in self.stacks.items()}
+        self.coded: CodedRows | None = None  # how small keys are packed, if they are
+        self.relaid = 0  # how often a value did not fit its code, and all rows were laid out anew
         self.sparse, self.unfollowed = SparseColumns(), Unfollowed()
 
     def new_index(self, layout: RingLayout) -> tuple[TrajectoryIndex, SidePool | None, Pairs]:
@@ -70,9 +77,13 @@ class Contents:
         )  # fmt: skip
         return index, pool, pairs
 
-    def choose(self, codes: Sequence[Code]) -> None:
-        """Keep next observations as indices where rows are, by these codes; before the first row."""
-        fields = self.layout.fields
+    def pack_by(self, codes: Sequence[Code]) -> None:
+        """Pack keys by these codes, next observations of one-hot ones as indices; before the first row."""
+        if not codes:
+            return
+        from rlcli.data.codes import CodedRows
+
+        self.coded, fields = CodedRows(self.stored, codes), self.layout.fields
         hot = {code.key for code in codes if code.kind == ONE_HOT and not fields[code.key].dtype.is_floating_point}
         self.choices = [key for key in self.layout.observations if key in hot and fields[key].width > 4]
         if self.choices:
@@ -96,6 +107,21 @@ class Contents:
     def use(self, index: TrajectoryIndex, pool: SidePool | None, pairs: Pairs) -> None:
         """Tell rows apart by this index."""
         self.index, self.pool, self.pairs = index, pool, pairs
+
+    @property
+    def codes(self) -> tuple[Code, ...]:
+        """Return how small keys are packed."""
+        return () if self.coded is None else self.coded.codes
+
+    @property
+    def columns(self) -> Mapping[Key, Field]:
+        """Return the fields of the storage."""
+        return self.stored if self.coded is None else self.coded.stored
+
+    def width(self, key: Key) -> float | None:
+        """Return the bytes of a row that the storage holds for a key; None for one that it knows nothing of."""
+        field = self.columns.get(key)
+        return field.width if field is not None else None if self.coded is None else self.coded.width(key)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -146,7 +172,7 @@ class Contents:
             if key not in fields:
                 raise MissingKeyError(f"{show(key)} is not stored", why=f"stored are {', '.join(map(show, fields))}")
         if not exact and not self.stacks:
-            return self.packing.gather(rows, self.index, asked)
+            return self._unpacked(rows, asked)
         wanted = fields if asked is None else asked
         pairs = zip(self.pairs.nexts, self.pairs.keys, strict=True) if exact else ()
         nexts = {key: root for key, root in pairs if key in wanted}
@@ -166,32 +192,75 @@ class Contents:
 
     def _gather(self, rows: np.ndarray, keys: list[Key]) -> dict[Key, Tensor]:
         """Return the stored columns, stacks put together."""
-        out = self.packing.gather(rows, self.index, [key for key in keys if key not in self.stacks])
+        out = self._unpacked(rows, [key for key in keys if key not in self.stacks])
         for key in keys if self.stacks else ():
             if key in self.stacks:
                 out[key] = self.stacks[key].read(self.storage, self.index.base, [rows])[0]
         return out
 
-    # ---- a write that is taken back ----------------------------------------------------------------------------
-    def before(self, rows: np.ndarray | None = None) -> Before:
-        """Copy index, side pool, stacks and `rows` (int64 `[N]`, about to be written over) as they are now."""
-        index, pool, stacks, unfollowed = copy.deepcopy((self.index, self.pool, self.stacks, self.unfollowed))
-        beside = self.choices, self.pairs
-        columns = None if rows is None else self.storage.gather(rows)
-        return Before(index, pool, *beside, stacks, unfollowed, self.sparse.copy(), self.packing.coded, rows, columns)
+    def _unpacked(self, rows: np.ndarray, keys: Iterable[Key] | None) -> dict[Key, Tensor]:
+        if self.coded is None:
+            return self.storage.gathered(rows, keys)
+        return self.coded.gather(self.storage, rows, self.index, keys)
 
-    def bring_back(self, before: Before) -> None:
-        """Restore what was there before the write."""
-        self.stacks, self.unfollowed, self.sparse = before.stacks, before.unfollowed, before.sparse
-        self.choices = before.choices
-        self.use(before.index, before.pool, before.pairs)
-        self.index.arrays.find_pool()
-        self.storage.take_back(self.index.cursor * self.space.lanes)
-        if before.rows is not None and before.columns is not None:
-            columns = other_layout(before.codes, self.packing.coded, before.columns)
-            now = self.storage.gather(before.rows)
-            if any(not torch.equal(bytes_of(column), bytes_of(now[key])) for key, column in columns.items()):
-                self.storage.scatter(before.rows, columns)  # they were written, so the disk is not asked again
+    # ---- codes -------------------------------------------------------------------------------------------------
+    def pack(self, columns: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+        """Return columns ``[N, *F]`` as they are stored, before they are written.
+
+        A value that its code cannot hold changes the code, and all rows are laid out anew; ResourceError: there is no
+        room for that, and nothing has changed.
+        """
+        if self.coded is None:
+            return dict(columns)
+        packed, misfit = self.coded.pack(columns)
+        if misfit is None:
+            return packed
+        coded = self.coded
+        while misfit is not None:
+            coded = coded.wider(misfit, columns[misfit.key])
+            packed, misfit = coded.pack(columns)
+        self._lay_out_anew(coded)
+        self.relaid += 1
+        return packed
+
+    def keep_ids(self, traj_key: Key | None) -> None:
+        """Store the ids that the index alone knows, before `traj_key` is what tells trajectories apart."""
+        if self.coded is not None and (coded := self.coded.with_ids(traj_key)) is not None:
+            self._lay_out_anew(coded, self.index)
+
+    def _lay_out_anew(self, coded: CodedRows, index: TrajectoryIndex | None = None) -> None:
+        from rlcli.data.codes import relay
+
+        assert self.coded is not None
+        before, self.coded = self.coded, coded  # the state that is kept speaks of the new codes already
+        try:
+            relay(self.storage, before, coded, self.first, len(self), index, self.encoded)
+        except BaseException:
+            self.coded = before
+            raise
+
+    # ---- a write that is taken back ----------------------------------------------------------------------------
+    def before(self, rows: np.ndarray | None = None) -> Callable[[], None]:
+        """Return what brings back all of this as it is now, with `rows` (int64 `[N]`) about to be written over."""
+        index, pool, stacks, unfollowed = copy.deepcopy((self.index, self.pool, self.stacks, self.unfollowed))
+        choices, pairs, sparse, coded = self.choices, self.pairs, self.sparse.copy(), self.coded
+        written_over = None if rows is None else self.storage.gather(rows)
+
+        def bring_back() -> None:
+            self.stacks, self.unfollowed, self.sparse, self.choices = stacks, unfollowed, sparse, choices
+            self.use(index, pool, pairs)
+            self.index.arrays.find_pool()
+            self.storage.take_back(self.index.cursor * self.space.lanes)
+            if rows is not None and written_over is not None:
+                columns, now = self.as_coded(coded, written_over), self.storage.gather(rows)
+                if any(not torch.equal(bytes_of(column), bytes_of(now[key])) for key, column in columns.items()):
+                    self.storage.scatter(rows, columns)  # they were written, so the disk is not asked again
+
+        return bring_back
+
+    def as_coded(self, before: CodedRows | None, columns: dict[Key, Tensor]) -> dict[Key, Tensor]:
+        """Return columns that were stored as the codes `before` say, as they are stored now."""
+        return columns if before is None or self.coded is None else self.coded.recoded(before, columns)
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
@@ -208,7 +277,7 @@ class Contents:
             "exact": layout.exact,
             "observations": [list(as_tuple(key)) for key in layout.observations],
             "markers": layout.markers.state(),
-            "codes": self.packing.state(),
+            "codes": [] if self.coded is None else self.coded.state(),
             "index": self.index.arrays.state_dict(),
             "slots": torch.from_numpy(slots),
             "sparse": self.sparse.state_dict(self.first),
@@ -217,6 +286,8 @@ class Contents:
 
     def encoded(self) -> list[bytes | memoryview]:
         """Return `state_dict` as the content of a file, for a storage that can lose its process."""
+        from rlcli.data.files.state import encode_state
+
         return encode_state(self.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -232,19 +303,3 @@ class Contents:
         self.sparse.load_state_dict(state["sparse"])
         if self.pool is not None:
             self.pool.memory[: len(slots)] = slots
-
-
-@dataclass(frozen=True)
-class Before:
-    """Hold what a write changes of `Contents`; with the columns of `rows` that it writes over."""
-
-    index: TrajectoryIndex
-    pool: SidePool | None
-    choices: list[Key]
-    pairs: Pairs
-    stacks: dict[Key, FrameStacks]
-    unfollowed: Unfollowed
-    sparse: SparseColumns
-    codes: CodedRows
-    rows: np.ndarray | None
-    columns: dict[Key, Tensor] | None

@@ -1,26 +1,136 @@
-"""Layout of a ring: what the first batch decides for all later ones, found in the batch, or in a saved state."""
+"""Layout of a ring: what the first batch decides for all later ones, and by which keys trajectories are told apart."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.codes.code import INDEX
-from rlcli.data.fields import KEY, check_fields, check_fit, fields_of, read_fields
-from rlcli.data.files.tensors import tensor
-from rlcli.data.index.markers import Asked, Markers
+from rlcli.data.fields import check_fit, fields_of
 from rlcli.data.next_obs.pairs import observation_keys
 from rlcli.data.next_obs.rows import Rows
-from rlcli.errors import ArgumentError
-from rlcli.kernels import codes
-from rlcli.keys import NEXT, Key, as_tuple, show, unravel
+from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.keys import DONE, NEXT, TERMINATED, TRAJ_IDS, TRUNCATED, Key, as_tuple, show, unravel
 from rlcli.specs.field import Field
-from rlcli.typed import Misfit, anything, choice, flag, listed, mapping, record, row, text, whole
+
+Asked = tuple[Key | None, tuple[Key, ...], bool]
+"""By which keys trajectories are to be told apart: what `Markers.among` takes."""
+NO_ASK: Asked = (None, (), False)
+
+
+def agreed(*asks: Asked) -> Asked:
+    """Return what several parts of a buffer ask for; what one leaves open follows the others."""
+    ids = {traj_key for traj_key, _, _ in asks if traj_key is not None}
+    ends = {frozenset(end_keys): (end_keys, some) for _, end_keys, some in asks if end_keys}
+    if len(ids) > 1 or len(ends) > 1:
+        named = ids if len(ids) > 1 else [key for end_keys, _ in ends.values() for key in end_keys]
+        raise ArgumentError(
+            "the sampler and the transforms of a buffer tell trajectories apart by the same keys",
+            why=f"{'traj_key' if len(ids) > 1 else 'end keys'}: they name {', '.join(sorted({*map(show, named)}))}",
+            fix="Give all of them the same traj_key and the same end_key (of a transform: done_key), or name no key.",
+        )
+    end_keys, some = next(iter(ends.values()), ((), False))
+    return next(iter(ids), None), end_keys, some
+
+
+@dataclass(frozen=True)
+class Markers:
+    """Name the keys that tell trajectories apart."""
+
+    traj_key: Key | None  # of ids, int [] or [1] a row
+    end_keys: tuple[Key, ...]  # of flags [] or [1] a row; a trajectory ends where one is set
+
+    @classmethod
+    def among(
+        cls,
+        fields: Mapping[Key, Field],
+        traj_key: Key | None = None,
+        end_keys: Sequence[Key] = (),
+        some: bool = False,
+    ) -> Markers:
+        """Return the keys that were asked for, or the usual ones among `fields`; `some`: of `end_keys` any will do."""
+        present = [key for key in end_keys if unravel(key) in fields]
+        ids = [key for key in ((TRAJ_IDS, "episode") if traj_key is None else (traj_key,)) if unravel(key) in fields]
+        if some and (present or ids):
+            end_keys = present
+        for key in (*([traj_key] if traj_key is not None else []), *end_keys):
+            if unravel(key) not in fields:
+                raise MissingKeyError(
+                    f"{show(key)} is not in the batch, and the buffer is to tell trajectories apart by it",
+                    why=f"it holds {', '.join(map(show, fields))}",
+                    fix="Store it, or name another key: traj_key or end_key of the sampler, traj_key or done_key of a "
+                    "transform.",
+                )
+        ends: Sequence[Key] = end_keys
+        if not ends:
+            ends = [DONE] if DONE in fields else [key for key in (TERMINATED, TRUNCATED) if key in fields]
+        found = cls(unravel(ids[0]) if ids else None, tuple(unravel(key) for key in ends))
+        found.need_fit(fields)
+        return found
+
+    def need_fit(self, fields: Mapping[Key, Field]) -> None:
+        """Refuse keys that are no ids, or no flags, in rows of these fields."""
+        for key in self.keys:
+            _need_one_a_row(key, fields[key], ids=key == self.traj_key)
+
+    def __bool__(self) -> bool:
+        return self.traj_key is not None or bool(self.end_keys)
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """Return all of the keys."""
+        return self.end_keys if self.traj_key is None else (*self.end_keys, self.traj_key)
+
+    def read(self, columns: Mapping[Key, Tensor], count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Ids, int64 ``[count]`` (empty without them), and ends, bool ``[count]``."""
+        ids = np.empty(0, np.int64)
+        if self.traj_key is not None:
+            ids = _flat(columns[self.traj_key]).astype(np.int64, copy=False)
+        ends = np.zeros(count, bool) if not self.end_keys else None
+        for key in self.end_keys:
+            column = columns[key]
+            flag = _flat(column if column.dtype is torch.bool else column != 0)
+            ends = flag if ends is None else ends | flag
+        assert ends is not None
+        return ids, ends
+
+    def state(self) -> dict[str, list]:
+        """Return plain lists."""
+        return {
+            "traj_key": [] if self.traj_key is None else list(as_tuple(self.traj_key)),
+            "end_keys": [list(as_tuple(key)) for key in self.end_keys],
+        }
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, list]) -> Markers:
+        traj_key = unravel(tuple(state["traj_key"])) if state["traj_key"] else None
+        return cls(traj_key, tuple(unravel(tuple(key)) for key in state["end_keys"]))
+
+
+def _need_one_a_row(key: Key, field: Field, *, ids: bool) -> None:
+    if field.size != 1:
+        raise ArgumentError(
+            "a key that tells trajectories apart holds one value a row",
+            where=show(key),
+            why=f"got {field} a row",
+            fix="Store it under another name, or store one for all (done.any(-1, keepdim=True)).",
+        )
+    if ids and (field.dtype.is_floating_point or field.dtype.is_complex):
+        raise ArgumentError(
+            "trajectory ids are whole numbers",
+            where=show(key),
+            why=f"got {field} a row",
+            fix="Store them as int64 (ids.long()), or under another name.",
+        )
+
+
+def _flat(column: Tensor) -> np.ndarray:
+    values = (column if column.is_cpu else column.cpu()).numpy()
+    return values if values.ndim == 1 and values.flags.c_contiguous else np.ascontiguousarray(values).reshape(-1)
 
 
 @dataclass(frozen=True)
@@ -110,52 +220,3 @@ def _stacked(fields: Mapping[Key, Field], frame_stack: int | Mapping[Key, int] |
             fix="The first dim must hold the frames; name the key: frame_stack={'pixels': 4}.",
         )
     return dict.fromkeys(fit, int(frame_stack))
-
-
-_KEYS, _SIZE = listed(KEY), whole(1, 1 << 40)
-_EMPTY = record(fields=listed(anything, most=0), max_size=_SIZE, ndim=whole(1, 64))
-_STATE = record(
-    fields=check_fields, max_size=_SIZE, ndim=whole(1, 64), lane_shape=listed(whole(1, 1 << 40), most=64), exact=flag,
-    observations=_KEYS, markers=record(traj_key=listed(text()), end_keys=_KEYS),
-    codes=listed(row(KEY, choice(INDEX, codes.BITS, codes.ONE_HOT, codes.NARROW), choice(0, 1, 2, 4))),
-    index=mapping(), slots=tensor(torch.uint8, None, None),
-    sparse=listed(row(KEY, tensor(torch.int64, None), anything)),
-    stacks=listed(row(KEY, whole(2, 1 << 20), mapping())),
-)  # fmt: skip
-
-
-def saved_layout(state: Any) -> RingLayout:
-    """Return the layout of a ring with this state, which is one that `Contents.state_dict` gives; else raise Misfit."""
-    mapping()(state)
-    if not state.get("fields"):
-        _EMPTY(state)
-        return NOTHING
-    _STATE(state)
-    fields = read_fields(state["fields"])
-    lanes = math.prod(state["lane_shape"])
-    if not 1 <= lanes <= state["max_size"] or len(state["lane_shape"]) >= max(state["ndim"], 2):
-        raise Misfit(f"{state['lane_shape']} envs in a storage of {state['max_size']} rows and ndim={state['ndim']}")
-    marked = [state["markers"]["traj_key"] or None, *state["markers"]["end_keys"]]
-    named = [key for key in (*marked, *(stack[0] for stack in state["stacks"])) if key is not None]
-    for key in (*named, *(code[0] for code in state["codes"])):
-        if unravel(tuple(key)) not in fields:
-            raise Misfit(f"{key} is no key of these rows")
-    for key, kind, wide in state["codes"]:
-        field = fields[unravel(tuple(key))]
-        if kind in (codes.ONE_HOT, codes.NARROW) and not 1 <= wide <= field.width:
-            raise Misfit(f"{key} would be packed into {wide} bytes")
-    for key, at, rows in state["sparse"]:
-        if not isinstance(rows, Tensor) or not rows.ndim or len(at) != len(rows) or bool((at.diff() <= 0).any()):
-            raise Misfit(f"{len(at)} numbers, and not as many rows that ascend", show(tuple(key)))
-        if unravel(tuple(key)) in fields:
-            raise Misfit("a column holds something in few rows and in all", show(tuple(key)))
-    markers = Markers.of_state(state["markers"])
-    markers.need_fit(fields)
-    return RingLayout(
-        fields,
-        torch.Size(state["lane_shape"]),
-        markers,
-        [unravel(tuple(key)) for key in state["observations"]],
-        state["exact"] and bool(state["observations"]),
-        {unravel(tuple(key)): frames for key, frames, _ in state["stacks"]},
-    )

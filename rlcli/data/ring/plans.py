@@ -25,8 +25,8 @@ from torch import Tensor
 
 from rlcli.data.ring.contents import Contents
 from rlcli.data.ring.write import room_for
-from rlcli.data.storages.sample_memory import is_plain, sample_memory
 from rlcli.data.storages.storage import PlainColumns
+from rlcli.data.storages.tensor import is_plain, sample_memory
 from rlcli.keys import Key
 
 Alike = Callable[..., bool]
@@ -250,7 +250,7 @@ class ReadPlan:
 
 def _memory(contents: Contents) -> PlainColumns | None:
     """Return where rows lie, if that is plain memory just as they are given."""
-    return None if contents.stacks or contents.packing.codes else contents.storage.memory()
+    return None if contents.stacks or contents.codes else contents.storage.memory()
 
 
 def _can_mark(contents: Contents, tensors: Mapping[Key, Tensor], count: int) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,27 +23,30 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli import arguments
-from rlcli.data.codes import Code, Packing, codes_of
 from rlcli.data.fields import check_fit, columns_of, nested
 from rlcli.data.index import TrajectoryIndex
-from rlcli.data.index.markers import NO_ASK, Asked, Markers, agreed
 from rlcli.data.next_obs.pairs import SidePool
 from rlcli.data.next_obs.rows import Rows
 from rlcli.data.next_obs.sparse import Sparse
 from rlcli.data.ring.contents import Contents
-from rlcli.data.ring.layout import NOTHING, RingLayout, saved_layout
+from rlcli.data.ring.layout import NO_ASK, NOTHING, Asked, Markers, RingLayout, agreed
 from rlcli.data.ring.plans import Plans
 from rlcli.data.ring.space import RingSpace, warn_of_left_out
-from rlcli.data.ring.stacks import FrameStacks
 from rlcli.data.ring.write import overwrite, remark, write
-from rlcli.data.storages import Storage
+from rlcli.data.storages.storage import Storage
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key, show, unravel
 from rlcli.specs.field import Field
 
+if TYPE_CHECKING:
+    from rlcli.data.codes import Code
+    from rlcli.data.ring.stacks import FrameStacks
+
 
 class Ring:
     """Keep rows in time."""
+
+    objects = shared = False  # what it keeps are objects of any kind; another process writes it
 
     def __init__(
         self,
@@ -58,13 +61,12 @@ class Ring:
             if frames is not None or isinstance(frame_stack, Mapping):
                 arguments.count("frame_stack", frames, 2)
         # `frame_stack`: observations stored one frame a row; a number: all that can be such stacks
-        self.storage, self.next_obs, self.frame_stack = storage, next_obs, frame_stack
-        self.packing = Packing(storage, codes)
+        self.storage, self.next_obs, self.frame_stack, self.packs = storage, next_obs, frame_stack, codes
         self.asked: Asked = NO_ASK  # keys that tell trajectories apart, as all told `use_markers`
         self._asks: dict[str, Asked] = {}  # by whom
         self._who, self._warned = "", False
         # `contents` are new after `clear`, `load_state_dict` and the first write
-        self.contents, self.plans = Contents(storage, self.packing, NOTHING), Plans()
+        self.contents, self.plans = Contents(storage, NOTHING), Plans()
 
     # ---- what it holds -----------------------------------------------------------------------------------------
     @property
@@ -188,7 +190,7 @@ class Ring:
         contents = self.contents
         if markers == self.markers:
             return
-        self.packing.keep_ids(markers.traj_key, contents.index, contents.first, len(self), contents.encoded)
+        contents.keep_ids(markers.traj_key)
         remark(contents, markers)
 
     # ---- writing -----------------------------------------------------------------------------------------------
@@ -231,22 +233,23 @@ class Ring:
     def _begin(self, columns: Mapping[Key, Tensor], lead: torch.Size) -> None:
         """Lay out what a first batch ``[*lead, *F]`` decides."""
         layout = RingLayout.of_batch(columns, lead, self.storage.ndim, self.asked, self.next_obs, self.frame_stack)
-        contents = Contents(self.storage, self.packing, layout)
-        traj_key = layout.markers.traj_key
-        # flags, one-hots, small integers and ids are packed where that saves a tenth of a row
-        codes = self.packing.chosen(contents.stored, columns, len(lead), traj_key, contents.stacks)
-        contents.choose(codes)
-        self._declare(contents, codes)
+        contents = Contents(self.storage, layout)
+        if self.packs and self.storage.device.type == "cpu":
+            from rlcli.data.codes import codes_for  # flags, one-hots, small integers and ids
+
+            apart, traj_key = contents.stacks, layout.markers.traj_key
+            contents.pack_by(codes_for(contents.stored, columns, len(lead), apart=apart, traj_key=traj_key))
+        self._declare(contents)
 
     def lay_out(self, layout: RingLayout, codes: Sequence[Code] = ()) -> None:
         """Fix all that batches have in common, and how keys are packed."""
-        contents = Contents(self.storage, self.packing, layout)
-        contents.choose(codes)
-        self._declare(contents, codes)
+        contents = Contents(self.storage, layout)
+        contents.pack_by(codes)
+        self._declare(contents)
 
-    def _declare(self, contents: Contents, codes: Sequence[Code]) -> None:
+    def _declare(self, contents: Contents) -> None:
         self.storage.lanes = contents.space.lanes
-        self.packing.declare(contents.stored, codes, contents.space.size)
+        self.storage.declare(contents.columns, contents.space.size)
         self.contents = contents
 
     def overwrite(self, rows: np.ndarray, batch: TensorDictBase) -> None:
@@ -274,7 +277,7 @@ class Ring:
         """Write in here, `count` rows behind the newest and over `rows`, and commit; all or nothing."""
         storage, first = self.storage, not self.fields
         due = not first and storage.due(count)
-        before = self.contents.before(rows) if due and storage.kept else None
+        bring_back = self.contents.before(rows) if due and storage.kept else None
         commits = storage.commits
         try:
             yield
@@ -285,19 +288,18 @@ class Ring:
                 pass
             elif first:
                 self.clear(fields=True)
-            elif before is not None:
-                self.contents.bring_back(before)
+            elif bring_back is not None:
+                bring_back()
             raise
 
     def clear(self, *, fields: bool = False) -> None:
         """Forget all rows; with `fields` their keys, shapes and env dims as well."""
-        layout, codes, sparse = self.contents.layout, self.packing.codes, self.contents.sparse.emptied()
+        layout, codes, sparse = self.contents.layout, self.contents.codes, self.contents.sparse.emptied()
         try:
             self.storage.clear()
         finally:  # a storage that cannot take its files away holds no rows either
-            self.packing.forget()
             self.plans.forget()
-            self.contents = Contents(self.storage, self.packing, NOTHING)
+            self.contents = Contents(self.storage, NOTHING)
         if not fields and layout.fields:
             self.lay_out(layout, codes)
             self.contents.sparse = sparse
@@ -324,8 +326,10 @@ class Ring:
         """Return `state_dict` as the content of a file, for a storage that can lose its process."""
         return self.contents.encoded()
 
-    def read_state(self, state: Mapping[str, Any]) -> tuple[Contents, tuple[Code, ...]]:
-        """Return what `state_dict` says as new contents and codes, columns apart; Misfit: it is no such state."""
+    def read_state(self, state: Mapping[str, Any]) -> Contents:
+        """Return what `state_dict` says as new contents, columns apart; Misfit: it is no such state."""
+        from rlcli.data.ring.saved_state import saved_codes, saved_layout
+
         layout = saved_layout(state)
         for name, mine in (("max_size", self.storage.max_size), ("ndim", self.storage.ndim)):
             if state[name] != mine:
@@ -335,23 +339,21 @@ class Ring:
                     why=f"this one has {mine}, that one {state[name]}",
                     fix=f"Make the buffer with {name}={state[name]}.",
                 )
-        contents = Contents(self.storage, self.packing, layout)
-        if not layout.fields:
-            return contents, ()
-        Markers.among(layout.fields, *self.asked)
-        codes = codes_of(state["codes"])
-        contents.choose(codes)
-        contents.load_state_dict(state)
-        return contents, codes
+        contents = Contents(self.storage, layout)
+        if layout.fields:
+            Markers.among(layout.fields, *self.asked)
+            contents.pack_by(saved_codes(state))
+            contents.load_state_dict(state)
+        return contents
 
     def load_state_dict(self, state: Mapping[str, Any], *, cut: bool = False) -> None:
         """Take over `state_dict`'s answer, columns apart, or change nothing; `cut`: begin new trajectories."""
-        self.take_over(*self.read_state(state), cut=cut)
+        self.take_over(self.read_state(state), cut=cut)
 
-    def take_over(self, contents: Contents, codes: Sequence[Code], *, cut: bool = False) -> None:
-        """Go on with what `read_state` made, in place of all that is stored; the parameters are theirs."""
+    def take_over(self, contents: Contents, *, cut: bool = False) -> None:
+        """Go on with what `read_state` made, in place of all that is stored."""
         self.clear(fields=True)
         if contents.layout.fields:
-            self._declare(contents, codes)
+            self._declare(contents)
         if cut:
             self.index.cut()

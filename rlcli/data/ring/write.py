@@ -18,14 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli.data.index.cut_out import cut_out
-from rlcli.data.index.markers import Markers
-from rlcli.data.next_obs.pairs import bytes_of
+from rlcli.data.fields import bytes_of
 from rlcli.data.next_obs.rows import Rows
 from rlcli.data.next_obs.sparse import Sparse
 from rlcli.data.ring.contents import Contents
-from rlcli.data.storages.sample_memory import sample_memory
+from rlcli.data.ring.layout import Markers
 from rlcli.data.storages.storage import by_row
+from rlcli.data.storages.tensor import sample_memory
 from rlcli.errors import ResourceError
 from rlcli.keys import Key, under_next
 from rlcli.specs.field import Field
@@ -41,10 +40,10 @@ def write(
     if not length:
         return np.empty(0, np.int64)
     per_env = lead[-1] if space.lanes == 1 and len(lead) else length
-    columns = _flat(given, contents.packing.fields, len(lead), count)
+    columns = _flat(given, contents.stored, len(lead), count)
     ids, ends = contents.layout.markers.read(columns, count)
     form, where = _pointed(contents, columns, given, count)
-    packed = contents.packing.pack(columns, contents.first, len(contents), contents.encoded)
+    packed = contents.pack(columns)
     pairs = contents.pairs
     with uninterrupted():
         for start in range(0, length, space.steps):  # a batch longer than the ring goes in pieces
@@ -129,6 +128,8 @@ def _step_major(columns: Mapping[Key, Tensor], lanes: int, length: int, start: i
 # ---- single rows -----------------------------------------------------------------------------------------------
 def overwrite(contents: Contents, rows: np.ndarray, given: Mapping[Key, Tensor], sparse: Mapping[Key, Sparse]) -> None:
     """Write columns `[N, *F]` over live rows int64 `[N]`, the last of two alike; changed keys cut a trajectory."""
+    from rlcli.data.index.cut_out import cut_out
+
     contents.fit(given)
     index, pairs, markers, stacks = contents.index, contents.pairs, contents.layout.markers, contents.stacks
     numbers = contents.space.numbers_of(rows, index.cursor)
@@ -141,8 +142,8 @@ def overwrite(contents: Contents, rows: np.ndarray, given: Mapping[Key, Tensor],
         index.arrays.reserve(len(changed))
         for key, other in others.items():
             stacks[key].reserve(index, rows[other])
-    stored = {key: columns[key].contiguous() for key in contents.packing.fields}
-    packed = contents.packing.pack(stored, contents.first, len(contents), contents.encoded)
+    stored = {key: columns[key].contiguous() for key in contents.stored}
+    packed = contents.pack(stored)
     contents.storage.ready(rows)
     with uninterrupted():
         if len(changed):

@@ -27,6 +27,7 @@ from rlcli import arguments
 from rlcli.data.fields import width_of
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
+from rlcli.recognise import own
 from rlcli.specs.field import Field
 
 State = Callable[[], list[bytes | memoryview]]
@@ -244,6 +245,11 @@ class Storage(ABC):
         asked for again shortly after should cost little.
         """
         return False
+
+    def gathered(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
+        """Return what `gather` gives, each column contiguous, as compiled passes take them."""
+        out = self.gather(rows, keys)
+        return out if own(self, "gather") else {key: column.contiguous() for key, column in out.items()}
 
     def private(self) -> str | None:
         """Why other processes cannot be given such rows; None if they can."""

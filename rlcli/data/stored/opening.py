@@ -317,7 +317,7 @@ def _copy(
     ring = source.ring
     stacks = {key: stack.frames for key, stack in ring.stacks.items()}
     as_there = {
-        "next_obs": "exact" if ring.exact else "full", "frame_stack": stacks or None, "codes": bool(ring.packing.codes)
+        "next_obs": "exact" if ring.exact else "full", "frame_stack": stacks or None, "codes": bool(ring.contents.codes)
     }  # fmt: skip
     storage = LazyTensorStorage(max_size, ndim=source.storage.ndim)
     buffer = TensorDictReplayBuffer(storage=storage, **{**as_there, **options})

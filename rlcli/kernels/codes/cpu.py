@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlcli.kernels.bytes import (
+from rlcli.kernels.codes import AT, BITS, COUNT, KIND, ONE, ONE_HOT, SIZE, WIDE
+from rlcli.kernels.compiled import (
+    compiled,
     load_1,
     read_1,
     read_2,
@@ -23,8 +25,6 @@ from rlcli.kernels.bytes import (
     write_4,
     write_8,
 )
-from rlcli.kernels.codes import AT, BITS, COUNT, KIND, ONE, ONE_HOT, SIZE, WIDE
-from rlcli.kernels.compiled import compiled
 
 
 @compiled()

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlcli.kernels.bytes import load_1, store_1
-from rlcli.kernels.compiled import compiled
+from rlcli.kernels.compiled import compiled, load_1, store_1
 from rlcli.kernels.index import (
     CURSOR,
     END,

@@ -29,7 +29,7 @@ from torch.autograd import forward_ad
 
 from rlcli import arguments
 from rlcli.errors import ArgumentError
-from rlcli.kernels.recurrent import reference, scan
+from rlcli.kernels.recurrent import reference
 
 __all__ = ["BACKENDS", "Weights", "backend_for", "gru", "lstm", "unread"]
 
@@ -95,7 +95,9 @@ def _unroll(
         return tuple(x.new_empty(*x.shape[:2], s.shape[1]) for s in states)
     if x.is_meta:
         name = WITHOUT_NUMBERS.get(name, name)
-    options = {"precision": precision} if name == "triton" else {}
+    options: dict[str, Any] = {"precision": precision} if name == "triton" else {}
+    if name == "scan":
+        options["traced"] = True
     outputs = getattr(_module(name), cell)(x, *states, source, weights, recompute=recompute, **options)
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
@@ -140,9 +142,8 @@ def _refusal(name: str, x: Tensor, weights: Weights) -> str | None:
 
 
 def _module(name: str) -> Any:
-    # those that `torch.compile` traces are here; the others bring compilers, and are loaded by the first who needs them
-    traced = {"reference": reference, "scan": scan}
-    return traced[name] if name in traced else importlib.import_module(f"{__name__}.{name}")
+    # what `torch.compile` traces is here; the others bring compilers, and are loaded by the first who needs them
+    return reference if name in ("reference", "scan") else importlib.import_module(f"{__name__}.{name}")
 
 
 def unread(x: Tensor) -> bool:

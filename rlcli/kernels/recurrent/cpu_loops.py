@@ -21,8 +21,7 @@ import torch
 from numba import carray, types
 from numba.extending import overload
 
-from rlcli.kernels.bytes import pointer
-from rlcli.kernels.compiled import compiled
+from rlcli.kernels.compiled import compiled, pointer
 from rlcli.kernels.recurrent.cpu_product import BYTES, copy, multiply
 
 FIELDS = (

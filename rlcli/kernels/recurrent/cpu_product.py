@@ -16,8 +16,7 @@ from llvmlite import ir
 from numba import types
 from torch import Tensor
 
-from rlcli.kernels.bytes import typed_intrinsic
-from rlcli.kernels.compiled import compiled
+from rlcli.kernels.compiled import compiled, typed_intrinsic
 
 # A tile must fit the registers: 16 of 64 bytes with AVX-512, 12 of 32 bytes or 24 of 16 bytes without.
 ROWS, BYTES = (8, 128) if llvmlite.binding.get_host_cpu_features().get("avx512f") else (6, 64)

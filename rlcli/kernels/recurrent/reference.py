@@ -1,4 +1,12 @@
-"""GRU and LSTM in plain torch, one step after another: differentiable as often as one likes, the oracle of the rest."""
+"""GRU and LSTM in plain torch, one step after another: differentiable as often as one likes, the oracle of the rest.
+
+`traced` is the backend `scan`, for `torch.compile`. Without a gradient it is torch's scan operator, whose graph holds
+one step. With one it is the loop, all of whose steps are traced, so that compiling takes longer the longer the
+sequences: Inductor may overwrite what the backward pass of the operator still reads, and gives wrong gradients without
+a word (pytorch issue 153679; with 2.13 a GRU's `bias_hh` gets those of `bias_ih`). A module around torch's own layers
+is compiled whole (fullgraph=True) where `torch._dynamo.config.allow_rnn` is set, and in pieces elsewhere. Outside of
+`torch.compile`, where the operator would trace at every call, it is the loop too.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +17,24 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+operator: Callable[..., Any] | None
+try:
+    from torch._higher_order_ops.scan import scan as operator
+except ImportError:  # it has no public name yet
+    operator = None
 
-def gru(x: Tensor, state: Tensor, source: Tensor, weights: Any, *, recompute: bool = False) -> Tensor:
-    return _unroll(gru_step, x, (state,), source, weights)[0]
+
+def gru(
+    x: Tensor, state: Tensor, source: Tensor, weights: Any, *, recompute: bool = False, traced: bool = False
+) -> Tensor:
+    return _unroll(gru_step, x, (state,), source, weights, traced)[0]
 
 
 def lstm(
-    x: Tensor, state: Tensor, cell: Tensor, source: Tensor, weights: Any, *, recompute: bool = False
-) -> tuple[Tensor, Tensor]:
-    h, c = _unroll(lstm_step, x, (state, cell), source, weights)
+    x: Tensor, state: Tensor, cell: Tensor, source: Tensor, weights: Any, *, recompute: bool = False,
+    traced: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    h, c = _unroll(lstm_step, x, (state, cell), source, weights, traced)
     return h, c
 
 
@@ -53,8 +70,11 @@ def lstm_step(inputs: Tensor, h: Tensor, c: Tensor, hh: Tensor, bias: Tensor | N
 
 
 def _unroll(
-    step: Callable[..., tuple[Tensor, ...]], x: Tensor, states: tuple[Tensor, ...], source: Tensor, weights: Any
-) -> tuple[Tensor, ...]:
+    step: Callable[..., tuple[Tensor, ...]], x: Tensor, states: tuple[Tensor, ...], source: Tensor, weights: Any,
+    traced: bool = False,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    if traced and not _needs_loop(x, *states, *weights):
+        return _scan(step, x, states, source, weights)
     inputs = linear(x, weights.ih, weights.bias_ih)
     now = tuple(s[source[:, 0]] for s in states)
     steps = []
@@ -67,3 +87,27 @@ def _unroll(
         now = step(inputs[:, t], *now, weights.hh, weights.bias_hh)
         steps.append(now)
     return tuple(torch.stack(each, 1) for each in zip(*steps, strict=True))
+
+
+# ---- torch's scan operator ------------------------------------------------------------------------------------------
+def _needs_loop(*inputs: Tensor | None) -> bool:
+    gradient = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    return operator is None or gradient or not torch.compiler.is_compiling()
+
+
+def _scan(
+    step: Callable[..., tuple[Tensor, ...]], x: Tensor, states: tuple[Tensor, ...], source: Tensor, weights: Any
+) -> tuple[Tensor, ...]:
+    inputs = linear(x, weights.ih, weights.bias_ih)
+    fresh = tuple(s[source.clamp(min=0)] for s in states)
+    begins = (source >= 0)[..., None]
+
+    def combine(now: tuple[Tensor, ...], at: Any) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        inputs, begins, fresh = at
+        now = tuple(torch.where(begins, new, old) for new, old in zip(fresh, now, strict=True))
+        now = step(inputs, *now, weights.hh, weights.bias_hh)
+        return now, tuple(h.clone() for h in now)  # outputs of the operator may not be one tensor twice
+
+    assert operator is not None
+    first = tuple(f[:, 0].clone() for f in fresh)
+    return operator(combine, first, (inputs, begins, fresh), dim=1)[1]

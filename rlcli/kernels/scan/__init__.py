@@ -8,7 +8,7 @@
 | TD(1), TD(0) | gamma, 0 | 1 | x |
 | V-trace (arXiv:1802.01561, eq. 1) | gamma c | rho | from the target of the next step |
 
-Backends: `reference.py` (plain torch, the oracle), `cpu.py` (compiled), `triton.py` (GPU). Shape letters: `B` rows,
+Backends: `reference` (plain torch, the oracle), `cpu.py` (compiled), `triton.py` (GPU). Shape letters: `B` rows,
 `T` time, `F` features (1 nearly always).
 """
 
@@ -24,14 +24,13 @@ from torch import Tensor
 
 from rlcli import arguments
 from rlcli.errors import ArgumentError
-from rlcli.kernels.scan import reference
-from rlcli.kernels.scan.reference import Rate
 
 __all__ = ["BACKENDS", "Rate", "broadcast_rate", "scan"]
 
 FIX = "Use backend='auto'"
 BACKENDS = ("auto", "reference", "cpu", "triton")
 DTYPES = (torch.float32, torch.float64)
+Rate = float | Tensor  # one number, or one for every step
 
 
 def scan(
@@ -90,7 +89,7 @@ def scan(
         return accumulated, target
     name = backend_for(backend, reward)
     if name == "reference":
-        accumulated, target = reference.scan(*columns, *rates)
+        accumulated, target = reference(*columns, *rates)
     elif torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in (*columns, *rates)):
         accumulated, target = Recursion.apply(name, *columns, *rates)
     else:
@@ -98,6 +97,24 @@ def scan(
     if shape != lanes:
         accumulated, target = accumulated.reshape(shape), target.reshape(shape)
     return accumulated, target
+
+
+def reference(
+    reward: Tensor, terminated: Tensor, cut: Tensor, value: Tensor, next_value: Tensor, gamma: Rate, decay: Rate,
+    weight: Rate,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return differences and targets ``[B, T, F]`` in plain torch: on any device, and the oracle of the fast ones."""
+    bootstrap = next_value.masked_fill(terminated, 0.0)  # filled, not multiplied: 0 * NaN is NaN
+    difference = weight * (reward + gamma * bootstrap - value)
+    decay = decay.expand_as(reward) if isinstance(decay, Tensor) else difference.new_full((), decay).expand_as(reward)
+    carry = difference.new_zeros(difference.shape[0], difference.shape[2])  # [B, F]
+    steps = []
+    for t in range(difference.shape[1] - 1, -1, -1):
+        carry = carry.masked_fill(cut[:, t], 0.0)  # so that its NaN reaches no gradient of the decay either
+        carry = difference[:, t] + (decay[:, t] * carry).masked_fill(cut[:, t], 0.0)
+        steps.append(carry)
+    accumulated = torch.stack(steps[::-1], 1) if steps else difference
+    return accumulated, accumulated + value
 
 
 def _rate(x: Rate, like: Tensor, lanes: tuple[int, int, int], name: str) -> Rate:
@@ -217,7 +234,7 @@ def _differentiable(
     """Return gradients of the reference, to be differentiated again (create_graph=True)."""
     inputs = [x.view_as(x) if isinstance(x, Tensor) else x for x in inputs]  # none is made of another
     wanted = [x for x, needed in zip(inputs, needs, strict=True) if needed]
-    outputs = reference.scan(*inputs)
+    outputs = reference(*inputs)
     gradients = iter(torch.autograd.grad(outputs, wanted, of_outputs, create_graph=True, allow_unused=True))
     return [next(gradients) if needed else None for needed in needs]
 

@@ -19,9 +19,8 @@ import torch
 from numba import carray, types
 from torch import Tensor
 
-from rlcli.kernels.bytes import pointer
-from rlcli.kernels.compiled import compiled
-from rlcli.kernels.scan.reference import Rate
+from rlcli.kernels.compiled import compiled, pointer
+from rlcli.kernels.scan import Rate
 
 TOGETHER = 4096  # steps of the rows that are passed over together: 90 KB of columns
 PER_THREAD = 1 << 19  # rows below which waking another core costs more than it saves (0.7 ms on one core)

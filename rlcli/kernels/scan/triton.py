@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rlcli.kernels.scan.reference import Rate
+from rlcli.kernels.scan import Rate
 
 STEPS = 1024  # of a block, at most
 ROWS = 4096  # steps of a block times its lanes, at most

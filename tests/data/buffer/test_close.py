@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from episodes import episodes
+from face import refused
 from tensordict import TensorDict
 
 from rlcli.data import (
@@ -50,7 +51,7 @@ def test_every_call_after_it_is_a_sentence(kind, prefetch):
     rb.sample()
     rb.close()
     for name, call in CALLS.items():
-        with pytest.raises(ArgumentError, match=r"the buffer is closed.*Make a new one"):
+        with refused(ArgumentError, "closed"):
             call(rb, td)
             pytest.fail(name)
     assert repr(rb) == "TensorDictPrioritizedReplayBuffer(closed)" and rb.storage.nbytes == 0
@@ -83,9 +84,9 @@ def test_what_the_storage_alone_commits_comes_back_as_well(tmp_path, name):
         held = rb[:]
         getattr(rb.storage, name)()
         if name == "close":
-            with pytest.raises(ArgumentError, match="it was closed"):
+            with refused(ArgumentError, "closed"):
                 rb.extend(episodes([5, 5]))
-            with pytest.raises(ArgumentError, match="it was closed"):
+            with refused(ArgumentError, "closed"):
                 rb[:]
         else:
             rb.storage._journal.abandon()  # as a killed process leaves it
@@ -98,7 +99,7 @@ def test_a_storage_without_its_state_is_not_committed(tmp_path):
     ring = Ring(storage)
     ring.extend(episodes([5, 5]))
     for call in (storage.commit, storage.close):
-        with pytest.raises(ArgumentError, match="committed together with the state"):
+        with refused(ArgumentError, "committed"):
             call()
     storage.close(ring.content)
     assert len(ReplayBuffer(storage=LazyMemmapStorage(20, scratch_dir=tmp_path, resume=True))) == 10
@@ -113,8 +114,7 @@ def test_a_disk_that_refuses_leaves_it_open(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(rb.storage.disk, "sync_file", refuse)
-        with pytest.raises(ResourceError, match="the disk is full"):
-            rb.close()
+        refused(ResourceError, "disk full", lambda: rb.close())
     assert len(rb) == 10 and len(rb.sample()) == 4
     rb.close()
 
@@ -122,15 +122,14 @@ def test_a_disk_that_refuses_leaves_it_open(tmp_path, monkeypatch):
 def test_objects_and_ensembles():
     with ReplayBuffer(storage=ListStorage(9)) as rb:
         rb.extend([1, 2])
-    with pytest.raises(ArgumentError, match="the buffer is closed"):
-        rb.extend([3])
+    refused(ArgumentError, "closed", lambda: rb.extend([3]))
     members = [ReplayBuffer(storage=LazyTensorStorage(9)) for _ in range(2)]
     with ReplayBufferEnsemble(*members, batch_size=4, sample_from_all=True, prefetch=1) as rb:
         for worker in range(2):
             rb.extend(episodes([4]), buffer=worker)
         assert rb.sample().numel() == 4
     for call in (rb.sample, lambda: rb.extend(episodes([4]), buffer=0), lambda: len(rb), lambda: rb[0][0]):
-        with pytest.raises(ArgumentError, match="the buffer is closed"):
+        with refused(ArgumentError, "closed"):
             call()
 
 
@@ -144,7 +143,7 @@ def test_every_handle_of_it_is_closed(prefetch):
     rb.sample()
     ensemble.close()
     for handle in (rb, ensemble, *handles):
-        with pytest.raises(ArgumentError, match="the buffer is closed"):
+        with refused(ArgumentError, "closed"):
             handle.sample()
         handle.close()
 

@@ -7,6 +7,7 @@ import contextlib
 import pytest
 import torch
 from episodes import episodes, slices_of
+from face import refused
 
 from rlcli.data import (
     LazyTensorStorage,
@@ -96,8 +97,7 @@ def test_a_part_of_an_ensemble_is_one_too():
     assert some.buffers == rb.buffers[1:] and some.sample()["observation"].shape == (2, 6, 2)
     drawn = ReplayBufferEnsemble(*rb.buffers, p=[0.2, 0.0, 0.8], batch_size=6)[:2]
     assert set(drawn.sample()["index", "buffer_ids"].flatten().tolist()) == {0}
-    with pytest.raises(ArgumentError, match="made of buffers"):
-        rb[3:]
+    refused(ArgumentError, "buffers", lambda: rb[3:])
     chances = torch.rand(9, generator=torch.Generator().manual_seed(1)).double().numpy()
     chances[-1] = 0  # whose chance is nothing, however the others are added up
     nine = ReplayBufferEnsemble(*(member() for _ in range(9)), p=chances, batch_size=6)
@@ -267,8 +267,7 @@ def test_a_state_that_one_member_refuses_changes_none():
 
     ours, twin = made(RandomSampler(seed=2)), made(RandomSampler(seed=2))
     by_priority, other = made(PrioritizedSampler(100, 1.0, 1.0)), made(RandomSampler(), transform=lambda td: td)
-    with pytest.raises(ArgumentError, match="index, next, observation; action"):
-        by_priority.sample()
+    refused(ArgumentError, "index next", lambda: by_priority.sample())
     for saved in (by_priority, other):
         saved.extend(episodes([5]), buffer=0)
         with pytest.raises(ArgumentError, match=r"another sampler|other transforms"):
@@ -306,8 +305,7 @@ def test_plain_buffers_make_an_ensemble_without_index():
     rb = ReplayBufferEnsemble(ReplayBuffer(storage=LazyTensorStorage(9)), batch_size=2)
     rb.extend(episodes([5]), buffer=0)
     assert "index" not in rb.sample()
-    with pytest.raises(MissingKeyError, match="TensorDictReplayBuffers"):
-        rb.update_tensordict_priority(rb.sample())
+    refused(MissingKeyError, "TensorDictReplayBuffers", lambda: rb.update_tensordict_priority(rb.sample()))
 
 
 CHANGES = {
@@ -347,8 +345,7 @@ def test_the_layout_follows_the_samplers_of_members_unless_it_was_given():
         assert rb.sample().shape == shape
     rb.batch_size = 39
     rb.sample()
-    with pytest.raises(ArgumentError, match=r'cannot be stacked(.|\n)*3, 13, 13(.|\n)*layout="cat"'):
-        rb.sample()
+    refused(ArgumentError, '13 layout="cat"', lambda: rb.sample())
 
 
 def test_n_steps_are_not_counted_over_rows_in_no_order():
@@ -362,5 +359,5 @@ def test_n_steps_are_not_counted_over_rows_in_no_order():
         if fits:
             assert rb.sample()["steps_to_next_obs"].max() == 3
         else:
-            with pytest.raises(ArgumentError, match="in no order of time"):
+            with refused(ArgumentError, "order time"):
                 rb.sample()

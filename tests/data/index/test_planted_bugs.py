@@ -126,11 +126,10 @@ def plain(monkeypatch):
     """Replace the compiled passes by their own source, run as Python, with one place changed."""
 
     def install(part=None, old="", new="", same=same_bytes):
-        monkeypatch.setitem(
-            sys.modules, "rlcli.kernels.compiled", types.SimpleNamespace(compiled=lambda **_: lambda f: f)
+        stand_in = types.SimpleNamespace(
+            compiled=lambda **_: lambda f: f, copy_bytes=copy_bytes, same_bytes=same, read_8=read_8
         )
-        stand_in = types.SimpleNamespace(copy_bytes=copy_bytes, same_bytes=same, read_8=read_8)
-        monkeypatch.setitem(sys.modules, "rlcli.kernels.bytes", stand_in)
+        monkeypatch.setitem(sys.modules, "rlcli.kernels.compiled", stand_in)
         for plan in (WritePlan, ReadPlan):  # plans have passes of their own, compiled
             monkeypatch.setattr(plan, "of", lambda *_: None)
         for name in PARTS:

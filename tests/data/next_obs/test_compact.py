@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from face import refused
 from tensordict import TensorDict
 
 from rlcli.collectors import Collector
@@ -66,14 +67,12 @@ def test_floats_are_nan_without_a_fill_value_and_integers_ask_for_one():
     batch = batches("compact", 2)[0]
     got = with_next(batch, ["place"])["next", "place"]
     assert torch.equal(got.isnan().all(-1), batch.get(DONE).squeeze(-1) | (torch.arange(7) == 6))
-    with pytest.raises(ArgumentError, match=r"image is uint8.*memory\.fill_value=0"):
-        with_next(batch, KEYS)
+    refused(ArgumentError, "uint8 memory.fill_value=0", lambda: with_next(batch, KEYS))
 
 
 @pytest.mark.parametrize("value", [-1, 256, 0.5])
 def test_a_fill_value_that_the_dtype_cannot_hold_is_refused(value):
-    with pytest.raises(ArgumentError, match="from 0 to 255"):
-        fill_for("image", torch.uint8, value)
+    refused(ArgumentError, "255", lambda: fill_for("image", torch.uint8, value))
 
 
 def test_without_ids_nothing_is_read_across_batches():
@@ -94,5 +93,4 @@ def test_ends_are_told_by_flags_or_by_ids_and_neither_is_a_sentence():
     want = torch.tensor([1.0, -1.0, 3.0, -1.0])
     for given in (batch, batch.exclude(DONE), batch.exclude(TRAJ_IDS)):
         assert torch.equal(with_next(given, ["x"], fill_value=-1)["next", "x"], want)
-    with pytest.raises(MissingKeyError, match=r"does not say where trajectories end. Keep next.done"):
-        with_next(batch.exclude(DONE, TRAJ_IDS), ["x"])
+    refused(MissingKeyError, "next.done", lambda: with_next(batch.exclude(DONE, TRAJ_IDS), ["x"]))

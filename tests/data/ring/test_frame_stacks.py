@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from batches import same
+from face import refused
 from ring_model import check
 from tensordict import TensorDict
 
@@ -196,12 +197,9 @@ def test_lazy_next_stacks_are_read_as_plain_ones():
 
 def test_what_is_no_stack_is_refused():
     td, _ = batch_of([Players(np.random.default_rng(0), 1, 9).play(0, 4)], [4], None, True)
-    with pytest.raises(ArgumentError, match=r"no observation is a stack of 4 frames.*pixels is uint8\[3, 2, 2\]"):
-        Ring(LazyTensorStorage(9), frame_stack=4).extend(td)
-    with pytest.raises(ArgumentError, match="frame_stack names image"):
-        Ring(LazyTensorStorage(9), frame_stack={"image": 3}).extend(td)
-    with pytest.raises(ArgumentError, match=r"no stacks of frames.*pixels"):
-        Ring(LazyTensorStorage(9), frame_stack={"pixels": 2}).extend(td)
+    refused(ArgumentError, "uint8[3", lambda: Ring(LazyTensorStorage(9), frame_stack=4).extend(td))
+    refused(ArgumentError, "frame_stack image", lambda: Ring(LazyTensorStorage(9), frame_stack={"image": 3}).extend(td))
+    refused(ArgumentError, "pixels", lambda: Ring(LazyTensorStorage(9), frame_stack={"pixels": 2}).extend(td))
 
 
 def test_stacks_that_do_not_shift_are_told_once():

@@ -66,7 +66,7 @@ def test_some_keys_and_other_kinds_of_rows_are_read_plainly():
     coded = Ring(LazyTensorStorage(50), codes=True)
     coded.extend(play(rng, (17,)))
     coded.columns(np.arange(17))
-    assert coded.plans.read is None or not coded.packing.codes
+    assert coded.plans.read is None or not coded.contents.codes
     ring = Ring(LazyTensorStorage(50))
     ring.extend(play(rng, (17,)))
     assert list(ring.columns(np.arange(3), ["action"])) == ["action"] and ring.plans.read is None

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from batches import same, twins
+from face import refused
 from ring_model import check
 from tensordict import TensorDict
 
@@ -158,12 +159,10 @@ def test_markers_that_are_missing_or_odd_are_named():
     _, full = twins(0)
     ring = Ring(LazyTensorStorage(40))
     ring.use_markers("episode_id", [("next", "done")])
-    with pytest.raises(MissingKeyError, match="episode_id is not in the batch"):
-        ring.extend(full)
+    refused(MissingKeyError, "episode_id", lambda: ring.extend(full))
     ring = Ring(LazyTensorStorage(40))
-    with pytest.raises(ArgumentError, match="trajectory ids are whole numbers"):
-        ring.extend(full.clone().set("episode", torch.zeros(3, 5)))
-    with pytest.raises(ArgumentError, match=r"one value a row \(episode\): got int64\[2\] a row. Store it"):
+    refused(ArgumentError, "trajectory", lambda: ring.extend(full.clone().set("episode", torch.zeros(3, 5))))
+    with refused(ArgumentError, "episode int64[2]"):
         Ring(LazyTensorStorage(40)).extend(full.clone().set("episode", torch.zeros(3, 5, 2, dtype=torch.int64)))
 
 
@@ -174,5 +173,4 @@ def test_only_given_keys_are_read_and_in_that_order():
     got = ring.read(np.array([4, 2]), [("next", "camera", "pixels"), "observation"])
     assert set(got.keys(True, True)) == {("next", "camera", "pixels"), "observation"}
     assert torch.equal(got["next", "camera", "pixels"], full.reshape(-1)["next", "camera", "pixels"][[4, 2]])
-    with pytest.raises(MissingKeyError, match="colour is not stored"):
-        ring.read(np.array([0]), ["colour"])
+    refused(MissingKeyError, "colour", lambda: ring.read(np.array([0]), ["colour"]))

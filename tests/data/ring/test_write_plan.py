@@ -132,7 +132,7 @@ def test_only_plain_rows_in_plain_memory_are_planned(tmp_path):
     ):
         ring.extend(base)
         ring.extend(base)
-        assert not ring.plans.writes or not ring.packing.wanted
+        assert not ring.plans.writes or not ring.packs
         check(ring)
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from episodes import episodes, slices_of
+from face import refusals
 
 from rlcli.data import (
     LazyTensorStorage,
@@ -102,8 +103,8 @@ def test_burn_in_gets_no_priority_in_an_ensemble_either():
     assert sample[BURN_IN].any() and (given == 2.0).any() and not (given == 7.0).any()
 
 
-def test_padding_excludes_burn_in():
-    with pytest.raises(ArgumentError, match="pad_output and burn_in"):
-        SliceSampler(slice_len=3, burn_in=2, pad_output=True, strict_length=False)
-    with pytest.raises(ArgumentError, match="burn_in must be"):
-        SliceSampler(slice_len=3, burn_in=-2)
+test_padding_excludes_burn_in = refusals(
+    (ArgumentError, "pad_output burn_in",
+     lambda: SliceSampler(slice_len=3, burn_in=2, pad_output=True, strict_length=False)),
+    (ArgumentError, "burn_in", lambda: SliceSampler(slice_len=3, burn_in=-2)),
+)  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from face import refused
 from tensordict import TensorDict
 
 from rlcli.data import (
@@ -194,7 +195,6 @@ def test_what_needs_columns_is_refused():
         lambda: storage.gather(np.arange(1)),
         lambda: storage.scatter(np.arange(1), {}),
     ):
-        with pytest.raises(ArgumentError, match="no columns"):
+        with refused(ArgumentError, "columns"):
             work()
-    with pytest.raises(ArgumentError, match="no place in a file"):
-        ObjectRing(storage).state_dict()
+    refused(ArgumentError, "place file", lambda: ObjectRing(storage).state_dict())

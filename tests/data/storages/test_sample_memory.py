@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-import rlcli.data.storages.sample_memory as sample_memory_module
-from rlcli.data.storages.sample_memory import sample_memory
+import rlcli.data.storages.tensor as sample_memory_module
+from rlcli.data.storages.tensor import sample_memory
 from rlcli.specs.field import Field
 
 FIELD = Field(

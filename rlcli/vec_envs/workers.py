@@ -1,6 +1,7 @@
-"""Tell a worker what no pickle of an env maker carries: names that this program registered, the key of its Managers.
+"""Deal envs out to worker processes, and tell those what no pickle of an env maker carries.
 
-A script that registers an env and trains it in workers has no package that those could import.
+That is the names that this program registered and the key of its Managers: a script that registers an env and trains it
+in workers has no package that those could import.
 """
 
 from __future__ import annotations
@@ -9,16 +10,60 @@ import pickle
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from multiprocessing import current_process
 from typing import Any
 
 import gymnasium as gym
 
+from rlcli import arguments
 from rlcli.config import registry
-from rlcli.errors import in_words
+from rlcli.errors import ArgumentError, in_words
+from rlcli.processes.crew import POLICIES
+from rlcli.processes.process import cores
 from rlcli.vec_envs.building import register_known
 
 _BY_THEMSELVES = ("gymnasium.", "ale_py.", "minigrid.")  # packages whose ids every process knows
+
+
+def shared_out(
+    n: int,
+    workers: int | None = None,
+    per_worker: int | str | None = None,
+    caller_steps: bool | None = None,
+    on_worker_error: str = "raise",
+) -> tuple[list[range], bool]:
+    """Deal `n` lanes out over processes, and say whether the caller steps the first part; see `ParallelEnv`."""
+    arguments.choice("on_worker_error", on_worker_error, POLICIES)
+    restarts = on_worker_error == "restart"
+    if restarts and caller_steps:
+        raise ArgumentError(
+            "caller_steps=True and on_worker_error='restart' contradict each other",
+            why="an env in the caller's own process cannot be replaced", fix="Use caller_steps=False.",
+        )  # fmt: skip
+    most: Any = None if per_worker == "auto" else per_worker
+    given = [each for each in (workers, most) if each is not None]
+    if len(given) == 2:
+        raise ArgumentError("per_worker says how many workers there are", why=f"got workers={workers} too")
+    for number in given:
+        arguments.count("workers" if workers is not None else "per_worker", number, 1, n)
+    if caller_steps is None:
+        caller_steps = not given and not restarts and min(n, cores()) > 1
+    if workers is not None:
+        shares = workers + caller_steps
+    else:
+        shares = max(min(n, cores()) if most is None else -(-n // most), 1 + caller_steps)
+    if shares > n:
+        raise ArgumentError(
+            "caller_steps=True leaves the workers too few envs", why=f"{n} envs, {shares - 1} workers and the caller",
+            fix="Use fewer workers, or caller_steps=False.",
+        )  # fmt: skip
+    return dealt(n, shares), caller_steps
+
+
+def dealt(n: int, shares: int) -> list[range]:
+    """Deal neighbouring envs out to shares, as many for each, or one more for the later ones."""
+    return [range(first, last) for first, last in pairwise(n * place // shares for place in range(shares + 1))]
 
 
 @dataclass(frozen=True)

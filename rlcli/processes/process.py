@@ -1,0 +1,71 @@
+"""This process: the cores and files that it may use, the random numbers of others' code, whether it is a worker."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+
+from rlcli.errors import ResourceError
+
+_SPARE = 16  # files for whatever else is opened meanwhile
+in_worker = False  # see `become_worker`
+
+
+def become_worker() -> None:
+    """Note that this process is a worker."""
+    global in_worker
+    in_worker = True
+
+
+def cores() -> int:
+    """Return the cores that this process may use, by its affinity and its control groups' share."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(allowed, int(_share())))
+
+
+def _share() -> float:
+    """Return the least quota of this process's control groups and their parents, in cores."""
+    from rlcli.processes.memory import control_groups  # workers import this module, and would have pathlib for nothing
+
+    least = float(2**31)
+    for group, version in control_groups("cpu"):
+        try:
+            if version == 1:
+                quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+            else:
+                quota, period = (group / "cpu.max").read_text().split()
+            quotient = int(quota) / int(period)
+        except (OSError, ValueError, ZeroDivisionError):  # "max", or no such file: there is none
+            continue
+        least = min(least, quotient) if quotient > 0 else least
+    return least
+
+
+def room_for(more: int) -> None:
+    """Raise the soft limit, if need be, so that so many more files can be opened: what is shared takes a few."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    need = len(os.listdir("/dev/fd")) + more + _SPARE
+    if soft == resource.RLIM_INFINITY or need <= soft:
+        return
+    if hard != resource.RLIM_INFINITY and need > hard:
+        raise ResourceError(
+            f"{need:,} files would be open, and this process may open {hard:,}",
+            why="each worker process, and each batch that is held, takes a few descriptors",
+            fix="Use fewer workers, release batches, or raise the limit (`ulimit -Hn`, LimitNOFILE=).",
+        )
+    most = max(need, 2 * soft)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
+def seed_streams(seed: int | None = None) -> None:
+    """Seed `random`, `numpy.random` and `torch`, those that are imported; by chance where no seed is given.
+
+    Forked workers begin with copies of one state.
+    """
+    if (python_random := sys.modules.get("random")) is not None:
+        python_random.seed(seed)
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed(None if seed is None else seed % 2**32)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.seed() if seed is None else torch.manual_seed(seed % 2**64)
