@@ -13,7 +13,7 @@ from rlcli.config.resolved import settings
 from rlcli.config.run_files import EPISODES, METRICS
 from rlcli.config.schemas import CollectConfig
 from rlcli.keys import Key, show
-from rlcli.report.metrics import Figures
+from rlcli.report.events import Figures
 from rlcli.report.reporter import Facts, Reporter
 from rlcli.runs.folder import EVENTS, Run, note_new
 from rlcli.runs.session import REPLAY_NOTICE

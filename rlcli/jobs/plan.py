@@ -42,7 +42,8 @@ from rlcli.planning.forecast import (
 from rlcli.planning.plan import Plan, layers
 from rlcli.planning.tensors import out_of_step, per_end
 from rlcli.processes.memory import give_back, grown, resident
-from rlcli.report.metrics import load_tensorboard, wants_tensorboard
+from rlcli.report.events import load_tensorboard
+from rlcli.report.metrics import wants_tensorboard
 from rlcli.runs import random_streams
 
 

@@ -25,7 +25,7 @@ from rlcli.learning.update import StateBeside, Update, load_state_beside
 from rlcli.modules.nets import one_thread
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.report.clock import Clock
-from rlcli.report.ledger import LedgerEntry
+from rlcli.report.ledger import LedgerEntry, stored_entries
 from rlcli.report.reporter import Reporter
 from rlcli.report.tally import ValueRows
 from rlcli.runs.session import Saver, due
@@ -191,8 +191,6 @@ def _others(collector: BaseCollector) -> list[LedgerEntry]:
     entries = [] if trajectories is None else [LedgerEntry("trajectories", "unfinished", trajectories.nbytes)]
     if collector.replay_buffer is None:
         return entries
-    from rlcli.report.buffer_entries import stored_entries
-
     return [*entries, *stored_entries(collector.replay_buffer)]
 
 

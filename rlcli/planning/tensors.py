@@ -28,8 +28,7 @@ from rlcli.keys import APPROXIMATED, SHIFTED_VALID, Key, as_tuple, show, unravel
 from rlcli.learning.optimizer import FlatOptimizer, spans_of
 from rlcli.objectives.reduction import MASK_KEYS
 from rlcli.objectives.value.estimator import ValueEstimator
-from rlcli.report.buffer_entries import BUFFER, PRIORITIES
-from rlcli.report.ledger import FEW_ROWS, Claims, LedgerEntry, batch_entries, learner_entries
+from rlcli.report.ledger import BUFFER, FEW_ROWS, PRIORITIES, Claims, LedgerEntry, batch_entries, learner_entries
 from rlcli.specs.dtypes import dtype_name
 from rlcli.specs.field import NONE, Field
 

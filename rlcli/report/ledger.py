@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDictBase
@@ -18,9 +19,13 @@ from rlcli.keys import Key, as_tuple, show, under_next, unravel
 from rlcli.specs.dtypes import dtype_name
 from rlcli.transforms.delta_codec import KEPT, delta_key, scale_key
 
+if TYPE_CHECKING:
+    from rlcli.data.buffer.replay_buffer import ReplayBuffer
+
 ROLLOUT = "rollout"
 FEW_ROWS = "few rows"
 LEARNER = "params+optim"
+BUFFER, PRIORITIES = "buffer", "priorities"
 
 
 @dataclass(frozen=True)
@@ -176,6 +181,41 @@ def learner_entries(
         state = optimizer.state if isinstance(optimizer, torch.optim.Optimizer) else optimizer
         kinds["optimizer"] += list(_tensors(state))
     return [_summed(kind, tensors, claims) for kind, tensors in kinds.items() if tensors]
+
+
+def stored_entries(buffer: ReplayBuffer) -> list[LedgerEntry]:
+    """Return a line a key, in bytes of the stored rows, then the index with next observations, and priorities."""
+    ring, storage = buffer.ring, buffer.storage
+    if not ring.fields:
+        return []
+    rows = max(len(ring), 1)
+    # bytes held for each byte of a row: fewer than rows where compressed
+    share = storage.nbytes / max(sum(field.width for field in storage.fields.values()), 1)
+
+    def entry(key: str, nbytes: int, *about: Any, saved: int = 0, note: str = "") -> LedgerEntry:
+        return LedgerEntry(BUFFER, key, nbytes, *about, per_frame=nbytes / rows, saved=saved, note=note)
+
+    entries = []
+    for key, field in ring.fields.items():
+        width = ring.packing.width(key)
+        nbytes = 0 if width is None else round(share * width)
+        note = "exact" if width is None else "" if width == field.width else "packed"
+        note = "one frame per row" if key in ring.stacks else note
+        about = (rows, *field.shape), dtype_name(field.dtype), str(storage.device)
+        saved = 0 if width == field.width else rows * field.width - nbytes
+        entries.append(entry(show(key), nbytes, *about, saved=saved, note=note))
+    few = ring.sparse_fields()
+    for key, (field, nbytes) in few.items():
+        saved, note = kept_few(key, rows * field.width, nbytes)
+        about = (rows, *field.shape), dtype_name(field.dtype), "cpu"
+        entries.append(entry(show(key), nbytes, *about, saved=saved, note=note))
+    index_bytes = ring.nbytes - storage.nbytes - sum(nbytes for _, nbytes in few.values())
+    entries.append(entry("index", index_bytes, saved=-index_bytes if ring.exact else 0))
+    if (capacity := getattr(buffer.sampler, "max_capacity", None)) is not None:
+        from rlcli.kernels.sum_tree.levels import tree_bytes
+
+        entries.append(entry(PRIORITIES, tree_bytes(capacity)))
+    return entries
 
 
 def _plain(key: Key, value: Tensor, frames: int, claims: Claims) -> LedgerEntry:

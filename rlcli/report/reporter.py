@@ -18,24 +18,23 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from tensordict import TensorDictBase
 
 from rlcli.config.run_files import EPISODES, METRICS
 from rlcli.keys import DONE, OBSERVATION, REWARD, Key
-from rlcli.report import closing
-from rlcli.report.clock import OTHER, Clock, Spent
-from rlcli.report.compiling import Compiling
-from rlcli.report.episode_log import EpisodeLog
+from rlcli.report.clock import OTHER, Clock, Compiling, Spent
 from rlcli.report.ledger import LedgerEntry
 from rlcli.report.memory import MemoryReport, WatchedMemory
-from rlcli.report.metrics import Logger, MetricsWriter, plain
-from rlcli.report.snapshot import EVALUATION, Snapshot, View, shown
+from rlcli.report.metrics import EpisodeLog, MetricsWriter, plain
 from rlcli.report.tally import EpisodeStats, Figure, Tally
-from rlcli.report.view import open_view
+from rlcli.report.view import EVALUATION, Snapshot, View, open_view, shown
 from rlcli.report.workers import WorkerReadings, Workers
 from rlcli.vec_envs.vec_env import SUCCESS
+
+if TYPE_CHECKING:
+    from rlcli.report.events import Logger
 
 LEDGER_EVERY = 1.0  # seconds between two readings of the ledger; the first and the last batch are always read
 
@@ -209,6 +208,8 @@ class Reporter:
 
     def close(self, status: str = "done", commands: Mapping[str, str] | None = None, **facts: object) -> dict:
         """End the view, write summary.json and report.md with `facts`, print the report, return the summary."""
+        from rlcli.report import closing
+
         self.clock.lap()
         for key in self.facts.info_keys if self.episodes.episodes else ():
             if key != SUCCESS and key not in self.episodes.infos.get("info", {}):

@@ -25,7 +25,7 @@ class LoggerOptions(Options, group="logger"):  # options of every logger
     kwargs: dict[str, Any] = option({}, "arguments for a registered logger of your own")
 
 
-class TensorBoardOptions(LoggerOptions, place="rlcli.report.metrics:EventsWriter"):
+class TensorBoardOptions(LoggerOptions, place="rlcli.report.events:EventsWriter"):
     """`logger=tensorboard`."""
 
 
