@@ -82,9 +82,8 @@ class GradientChoice:
         self._options: list[object] = []
 
     def _look(self) -> None:
-        self._watch: ModuleWatch[Loss] = ModuleWatch(self.loss)
+        self._watch: ModuleWatch[Loss] = ModuleWatch(self.loss, frozen=True)  # parameters of target networks, too
         self._chosen = None
-        self._fixed = [p for p in self.loss.parameters() if not p.requires_grad]  # of target networks
 
     def of(self, columns: Columns) -> Gradient:
         """Return the fastest way that fits minibatches like `columns`, of any length."""
@@ -99,7 +98,7 @@ class GradientChoice:
             self._told, self._options = told, _options(self.loss)
         kinds = [(k, x.shape[1:], x.dtype, x.device) for k, x in columns.items()]
         autocast = torch.is_autocast_enabled(self.flat.tensor.device.type)
-        kind = (self.flat.version, [p.data_ptr() for p in self._fixed], hooked, autocast, self._options, kinds)
+        kind = (self.flat.version, hooked, autocast, self._options, kinds)
         if self._chosen is None or self._chosen[0] != kind:
             closed = None
             if self._closed is not None and own(self.loss) and not (hooked or autocast):

@@ -50,10 +50,7 @@ class Hooks:
     """Follow a loop: report, save and evaluate, each only where it is given; `stage(name)` times a stage."""
 
     def __init__(
-        self,
-        reporter: Reporter | None = None,
-        saver: Saver | None = None,
-        evaluation: PeriodicEvaluation | None = None,
+        self, reporter: Reporter | None = None, saver: Saver | None = None, evaluation: PeriodicEvaluation | None = None
     ) -> None:
         self.reporter, self.saver, self.evaluation = reporter, saver, evaluation
         self.stage = Clock() if reporter is None else reporter.clock

@@ -74,9 +74,8 @@ class FlatParameters:
         if len(current) != len(self.parameters):
             raise ArgumentError(
                 "the trainable parameters changed after the update was built",
-                why=f"there were {len(self.parameters)}, now there are {len(current)}",
-                fix="Build a new update",
-            )
+                why=f"there were {len(self.parameters)}, now there are {len(current)}", fix="Build a new update",
+            )  # fmt: skip
         same = all(a is b for a, b in zip(current, self.parameters, strict=True))
         if same and all(self._is_view(p, span) for p, span in zip(current, self._spans, strict=True)):
             return
@@ -84,9 +83,8 @@ class FlatParameters:
             if old.shape != new.shape:
                 raise ArgumentError(
                     "a parameter changed its shape after the update was built",
-                    why=f"{tuple(old.shape)} became {tuple(new.shape)}",
-                    fix="Build a new update",
-                )
+                    why=f"{tuple(old.shape)} became {tuple(new.shape)}", fix="Build a new update",
+                )  # fmt: skip
         self.parameters = current
         like = self._common(current)
         if like.dtype != self.tensor.dtype or like.device != self.tensor.device:
@@ -202,10 +200,9 @@ class FlatOptimizer:
         for name, x in state.items():
             if x.ndim and x.shape != self.tensor.shape:
                 raise DamagedDataError(
-                    "the saved optimizer state belongs to another model",
-                    where=name,
+                    "the saved optimizer state belongs to another model", where=name,
                     why=f"it has {x.numel()} elements, the model {self.tensor.numel()}",
-                )
+                )  # fmt: skip
         restored = {k: x.to(self.tensor, copy=True) if x.ndim else self._count(x) for k, x in state.items()}
         self.optimizer.state.clear()
         if restored:
@@ -289,10 +286,9 @@ class Step:
         self.in_a_row += 1
         if self.in_a_row >= self.limit:
             raise NumericsError(
-                f"{self.in_a_row} updates in a row were not finite",
-                why=what,
+                f"{self.in_a_row} updates in a row were not finite", why=what,
                 fix="The weights are those of the last good step. Lower optim.lr, or set optim.max_grad_norm",
-            )
+            )  # fmt: skip
 
     def state_dict(self) -> dict[str, Tensor]:
         state = {f"{_OPTIMIZER}{name}": x for name, x in self.optimizer.state_dict().items()}

@@ -57,9 +57,8 @@ class Update:
         if slice_len is not None and not (loss.recurrent and slice_len >= 1):
             raise ArgumentError(
                 "slice_len cuts the sequences of a recurrent loss into slices of at least one row",
-                why=f"got {slice_len}" if loss.recurrent else "none of its networks is recurrent",
-                fix="Leave it out.",
-            )
+                why=f"got {slice_len}" if loss.recurrent else "none of its networks is recurrent", fix="Leave it out.",
+            )  # fmt: skip
         self.loss, self.targets, self.flat = loss, targets, FlatParameters(loss)
         self.lr = schedule(lr)
         self.clip_epsilon = None if clip_epsilon is None else schedule(clip_epsilon)

@@ -249,10 +249,7 @@ class ActorCritic(nn.Module):
         """Return the names of tensors that repeat an earlier one, and that one's name."""
         first: dict[int, str] = {}
         repeats = {}
-        tensors = [
-            *self.named_parameters(remove_duplicate=False),
-            *self.named_buffers(remove_duplicate=False),
-        ]
+        tensors = [*self.named_parameters(remove_duplicate=False), *self.named_buffers(remove_duplicate=False)]
         for name, tensor in tensors:
             if id(tensor) in first:
                 repeats[name] = first[id(tensor)]

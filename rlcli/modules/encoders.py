@@ -243,12 +243,11 @@ def encoder_for(key: Key, spec: TensorSpec, shape: Sequence[int], images: bool =
         return NatureCNN(shape, image_scale(spec))
     if spec.dtype.is_complex or not isinstance(spec, Unbounded | Bounded | Binary | OneHot | Categorical):
         raise ConfigError(
-            "no network here can take this observation",
-            where=where,
+            "no network here can take this observation", where=where,
             why=f"it is {type(spec).__name__} of dtype {spec.dtype}",
             fix="Leave it out with env.wrappers=[{FilterObservation: {filter_keys: [...]}}], or register a policy of "
             "your own (in Python: in_keys without it, or a module).",
-        )
+        )  # fmt: skip
     if math.prod(shape) == 0:
         raise ConfigError("the observation is empty", where=where, why=f"its shape is {tuple(shape)}")
     in_a_row = f"{where} of shape {tuple(shape)} is read as {math.prod(shape):,} numbers in a row"
@@ -276,9 +275,8 @@ def encoder_of(specs: Mapping[Key, TensorSpec], batch_dims: int, net: str) -> En
     if net == "cnn" and not encoders[0].convolves:
         key, shape = next(iter(shapes.items()))
         raise ConfigError(
-            "policy=cnn needs an image",
-            where=f"observation '{show(key)}'",
+            "policy=cnn needs an image", where=f"observation '{show(key)}'",
             why=f"its shape is {shape}, and an image has 2 to 4 dims and at least 36 pixels a side",
             fix="Use policy=mlp.",
-        )
+        )  # fmt: skip
     return encoders[0] if len(encoders) == 1 else DictEncoder(encoders)

@@ -233,11 +233,10 @@ def observation_keys(spec: Composite, wanted: Sequence[Key] | None = None) -> li
         if key not in spec:
             near = get_close_matches(show(key), [show(k) for k in known], n=1)
             raise ConfigError(
-                f"there is no observation '{show(key)}'",
-                where="policy in_keys",
+                f"there is no observation '{show(key)}'", where="policy in_keys",
                 why=f"the env has {', '.join(map(show, known)) or 'none'}",
                 fix=f"Did you mean {near[0]}?" if near else None,
-            )
+            )  # fmt: skip
     keys = list(wanted) if wanted else [key for key in known if not spec[key].counter]
     if not keys:
         raise ConfigError("the env has no observation for a policy to read", where="observation spec")
@@ -289,11 +288,10 @@ def _front(spec: Composite, keys: list[Key], net: str) -> Encoder | None:
         raise ConfigError(f"there is no network '{net}'", where="policy", fix=fix)
     if net in ("mlp", "cnn") and len(keys) > 1:
         raise ConfigError(
-            f"policy={net} reads one observation",
-            why=f"the env has {', '.join(map(show, keys))}",
+            f"policy={net} reads one observation", why=f"the env has {', '.join(map(show, keys))}",
             fix="Use policy=dict to read all of them, or leave the others out with "
             "env.wrappers=[{FilterObservation: {filter_keys: [...]}}] (in Python: in_keys=[...]).",
-        )
+        )  # fmt: skip
     leaf = spec[keys[0]]
     vector = len(leaf.shape) == len(spec.shape) + 1 and leaf.shape[-1] and leaf.dtype is torch.float32
     if len(keys) == 1 and net != "cnn" and vector and isinstance(leaf, Bounded | Unbounded | Binary | OneHot):

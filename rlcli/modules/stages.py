@@ -9,15 +9,10 @@ inputs) is not taken apart: its users call it as it is, on a tensordict.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tensordict import TensorDictBase
-from tensordict.nn import (
-    NormalParamExtractor,
-    ProbabilisticTensorDictModule,
-    TensorDictModule,
-    TensorDictSequential,
-)
+from tensordict.nn import NormalParamExtractor, ProbabilisticTensorDictModule, TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError, MissingKeyError, RlcliError
@@ -30,6 +25,9 @@ from rlcli.modules.watch import hooked, plain
 if TYPE_CHECKING:
     from rlcli.modules.recurrent import RecurrentModule
     from rlcli.modules.values import EGreedyModule, QValueModule
+
+
+T = TypeVar("T")
 
 
 class Stage(NamedTuple):
@@ -65,10 +63,9 @@ class Stage(NamedTuple):
             raise
         if len(written) != len(self.out_keys):
             raise ArgumentError(
-                "a network does not write what its out_keys say",
-                where=type(self.module).__name__,
+                "a network does not write what its out_keys say", where=type(self.module).__name__,
                 why=f"it returns {len(written)}, for {', '.join(map(show, self.out_keys))}",
-            )
+            )  # fmt: skip
         values.update(zip(self.out_keys, written, strict=True))
 
     @property
@@ -111,15 +108,19 @@ class Stage(NamedTuple):
         weights = (p for layer in self.module.weights() for p in layer if p is not None)
         return None if drops or not all(isinstance(p, nn.Parameter) for p in weights) else self.module
 
+    def of_kind(self, kind: type[T]) -> T | None:
+        """Return the module where it is one of this class and does what that says."""
+        return self.module if plain(self.module, kind) else None
+
     @property
     def mask(self) -> ActionMask | None:
         """Return the module where it is an action mask."""
-        return self.module if plain(self.module, ActionMask) else None
+        return self.of_kind(ActionMask)
 
     @property
     def scale(self) -> StateIndependentScale | None:
         """Return the module where it is a learned deviation, equal in every row."""
-        return self.module if plain(self.module, StateIndependentScale) else None
+        return self.of_kind(StateIndependentScale)
 
 
 def read_by(stages: Sequence[Stage], more: Sequence[Key] = ()) -> list[Key]:

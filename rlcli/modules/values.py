@@ -82,11 +82,9 @@ def action_space_of(action_space: str | None, spec: TensorSpec | None, key: Key 
     space = {Categorical: "categorical", OneHot: "one_hot"}.get(type(leaf))  # type: ignore[arg-type]
     if leaf is not None and space is None:
         raise ArgumentError(
-            "values of actions need one discrete action",
-            where=f"action '{show(key)}'",
-            why=f"its spec is {leaf!r}",
+            "values of actions need one discrete action", where=f"action '{show(key)}'", why=f"its spec is {leaf!r}",
             fix="Use loss=sac for continuous actions.",
-        )
+        )  # fmt: skip
     if asked is not None and asked not in ACTION_SPACES:
         raise ArgumentError(f"unknown action_space {action_space!r}", fix=f"Choose one of {', '.join(ACTION_SPACES)}")
     if asked is None and space is None:

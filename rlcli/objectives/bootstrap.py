@@ -154,10 +154,9 @@ def next_columns(columns: Columns, keys: Sequence[Key]) -> dict[Key, Tensor]:
         x = columns.get(under_next(key))
         if x is None:
             raise MissingKeyError(
-                f"the batch has no {show(under_next(key))}",
-                why="the value of the next state is needed",
+                f"the batch has no {show(under_next(key))}", why="the value of the next state is needed",
                 fix="Use memory=exact or memory=full, which keep next observations.",
-            )
+            )  # fmt: skip
         pairs[key] = x
     return pairs
 
@@ -192,10 +191,9 @@ class TargetUpdate(ABC):
         pairs = loss_module.target_pairs() if hasattr(loss_module, "target_pairs") else []
         if not pairs:
             raise ArgumentError(
-                "there are no target networks to update",
-                where=type(loss_module).__name__,
+                "there are no target networks to update", where=type(loss_module).__name__,
                 fix="Build the loss with delay_value=True (DQNLoss) or delay_qvalue=True (SACLoss).",
-            )
+            )  # fmt: skip
         self.loss_module, self.counter = loss_module, 0
         self._watch: ModuleWatch | None = None
         self._sources: list[Tensor] = []
@@ -209,11 +207,10 @@ class TargetUpdate(ABC):
             sources, targets = ([x for pair in pairs for x in _floats(pair[i])] for i in (0, 1))
             if not sources or [x.shape for x in sources] != [x.shape for x in targets]:
                 raise ArgumentError(
-                    "the target networks cannot follow what is trained",
-                    where=type(self.loss_module).__name__,
+                    "the target networks cannot follow what is trained", where=type(self.loss_module).__name__,
                     why=_difference(sources, targets),
                     fix="Change a layer in both networks, or build the loss and its updater anew.",
-                )
+                )  # fmt: skip
             own = [self.loss_module] if isinstance(self.loss_module, nn.Module) else []
             self._watch = ModuleWatch(nn.ModuleList([*own, *itertools.chain.from_iterable(pairs)]))
             self._sources, self._targets = sources, targets

@@ -87,10 +87,9 @@ class DQNLoss(BootstrappedLoss):
         said = None if isinstance(action_space, TensorSpec) else action_space
         if not isinstance(value_network, nn.Module):
             raise ArgumentError(
-                "DQNLoss needs a network of action values",
-                why=f"got {type(value_network).__name__}",
+                "DQNLoss needs a network of action values", why=f"got {type(value_network).__name__}",
                 fix="Use QValueActor(net, spec=env.action_spec).",
-            )
+            )  # fmt: skip
         if not isinstance(value_network, TensorDictModuleBase):
             value_network = QValueActor(value_network, spec=spec, action_space=said)
         known = getattr(value_network, "action_space", None)

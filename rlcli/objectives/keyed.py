@@ -86,9 +86,8 @@ class KeyedModule(nn.Module):
             if role not in self.default_keys:
                 raise ArgumentError(
                     f"{type(self).__name__} has no key called {role!r}",
-                    why=f"its keys are {', '.join(self.default_keys)}",
-                    fix=_nearest(role, self.default_keys),
-                )
+                    why=f"its keys are {', '.join(self.default_keys)}", fix=_nearest(role, self.default_keys),
+                )  # fmt: skip
             parts = as_tuple(key)
             if role in STEP_RESULTS:
                 root = (parts[1:] or parts) if parts[0] == NEXT else parts
@@ -120,10 +119,9 @@ class KeyedModule(nn.Module):
         for name in given:
             if name not in known:
                 raise ArgumentError(
-                    f"{type(self).__name__} reads nothing called {name!r}",
-                    why=f"it reads {', '.join(known)}",
+                    f"{type(self).__name__} reads nothing called {name!r}", why=f"it reads {', '.join(known)}",
                     fix=_nearest(name, known),
-                )
+                )  # fmt: skip
         td = TensorDict({known[name]: x for name, x in given.items()})
         for role in ("reward", "advantage"):  # one number a row: what comes before it is the batch
             key = as_tuple(getattr(self.tensor_keys, role, role))[-1]

@@ -103,10 +103,9 @@ class Loss(KeyedModule, ABC):
             return dict(columns), None
         if mask.numel() != math.prod(size):
             raise ArgumentError(
-                "the masks of the batch do not hold one flag a row",
-                where=where,
+                "the masks of the batch do not hold one flag a row", where=where,
                 why=f"their shape is {tuple(mask.shape)}, that of the batch {tuple(size)}",
-            )
+            )  # fmt: skip
         mask = mask.reshape(size)
         if self.recurrent and IS_INIT in columns:
             columns = {**columns, IS_INIT: begun(columns[IS_INIT], mask)}

@@ -40,10 +40,9 @@ def fitted(what: str, run: Callable[[], T], read: Callable[[], Columns]) -> T:
     except (RuntimeError, ValueError, IndexError, TypeError) as error:  # what torch raises then
         raise ArgumentError(
             f"{what} cannot be evaluated on the batch",
-            where=", ".join(f"{show(k)} {tuple(x.shape)} {x.dtype}" for k, x in read().items()),
-            why=in_words(error),
+            where=", ".join(f"{show(k)} {tuple(x.shape)} {x.dtype}" for k, x in read().items()), why=in_words(error),
             fix="Compare with the shapes, dtypes and numbers that it was made for.",
-        ) from error
+        ) from error  # fmt: skip
 
 
 def over_sequences(network: nn.Module) -> AbstractContextManager[None]:
@@ -212,10 +211,9 @@ class Density:
     def __init__(self, actor: ProbabilisticTensorDictSequential, mc_samples: int = 1) -> None:
         if not hasattr(actor, "get_dist"):
             raise ArgumentError(
-                "the actor has no action distribution",
-                why=f"{type(actor).__name__} has no get_dist",
+                "the actor has no action distribution", why=f"{type(actor).__name__} has no get_dist",
                 fix="Use ProbabilisticActor, or a ProbabilisticTensorDictSequential",
-            )
+            )  # fmt: skip
         self.actor, self.mc_samples = actor, mc_samples
         self.known = ModuleWatch(actor, Actor.of)
 
@@ -268,11 +266,7 @@ class Density:
             action = family.fitting(params, action)
             if entropy:
                 pair = family.log_prob_and_entropy(params, action)
-                return (
-                    one_a_row(pair[0], size, family),
-                    one_a_row(pair[1], size, family),
-                    values,
-                )
+                return (one_a_row(pair[0], size, family), one_a_row(pair[1], size, family), values)
             return one_a_row(family.log_prob(params, action), size, family), None, values
         dist, td = self.dist(columns, size)
         written = {unravel(k): x for k, x in td.items(True, True)}  # type: ignore[arg-type]

@@ -20,16 +20,7 @@ from rlcli.errors import ArgumentError
 from rlcli.keys import ACTION, ADVANTAGE, SAMPLE_LOG_PROB, STATE_VALUE, VALUE_TARGET, Key, under_next, unravel
 from rlcli.objectives.keyed import Elsewhere, either, elsewhere
 from rlcli.objectives.loss import Loss, Terms
-from rlcli.objectives.networks import (
-    Columns,
-    Density,
-    Lowered,
-    alone,
-    log_prob_key,
-    parted,
-    shared_stages,
-    value_key,
-)
+from rlcli.objectives.networks import Columns, Density, Lowered, alone, log_prob_key, parted, shared_stages, value_key
 from rlcli.objectives.reduction import (
     DISTANCES,
     MASK_KEYS,
@@ -132,7 +123,9 @@ class PolicyGradientLoss(Loss):
         super().__init__(reduction)
         elsewhere(self, upstream, self.upstream_options)
         arguments.choice("loss_critic_type", loss_critic_type, DISTANCES)
-        _check_clip_value(clip_value)
+        number = isinstance(clip_value, Real | Tensor) and not isinstance(clip_value, bool)
+        if clip_value is not None and not (number and clip_value > 0):
+            raise ArgumentError("clip_value must be None or a positive number", why=f"got {clip_value!r}")
         actor_network = either("actor_network", actor_network, "actor", actor)
         critic_network = either("critic_network", critic_network, "critic", critic)
         if actor_network is None:
@@ -383,9 +376,3 @@ class ReinforceLoss(PolicyGradientLoss):
     @property
     def default_value_estimator(self) -> ValueEstimators:
         return ValueEstimators.TD1 if self.critic_network is None else ValueEstimators.GAE
-
-
-def _check_clip_value(limit: Any) -> None:
-    number = isinstance(limit, Real | Tensor) and not isinstance(limit, bool)
-    if limit is not None and not (number and limit > 0):
-        raise ArgumentError("clip_value must be None or a positive number", why=f"got {limit!r}")

@@ -125,10 +125,9 @@ class ClipPPOLoss(PPOLoss):
         if clip_value is True:
             if not isinstance(clip_epsilon, int | float):
                 raise ArgumentError(
-                    "clip_value=True needs a single clip_epsilon",
-                    why=f"got {clip_epsilon}",
+                    "clip_value=True needs a single clip_epsilon", why=f"got {clip_epsilon}",
                     fix="Give clip_value a number",
-                )
+                )  # fmt: skip
             clip_value = float(clip_epsilon)
         super().__init__(actor_network, critic_network, clip_value=clip_value or None, **options)
         self.clip_epsilon = clip_epsilon

@@ -65,11 +65,9 @@ def write(folder: Path | str, summary: Mapping) -> None:
             write_whole(path, text)
         except OSError as error:
             raise ResourceError(
-                "cannot write the closing report",
-                where=str(path),
-                why=error.strerror or str(error),
+                "cannot write the closing report", where=str(path), why=error.strerror or str(error),
                 fix="The run itself is saved: `rlcli eval` and `rlcli resume` work once the folder can be written.",
-            ) from error
+            ) from error  # fmt: skip
 
 
 def to_markdown(summary: Mapping) -> str:

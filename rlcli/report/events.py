@@ -75,10 +75,9 @@ class EventsWriter:
             self._writer = event_file_writer.EventFileWriter(str(folder))
         except UnicodeEncodeError:
             raise ResourceError(
-                "TensorBoard writes only where names are UTF-8",
-                where=str(folder),
+                "TensorBoard writes only where names are UTF-8", where=str(folder),
                 fix="Rename the folder, or use logger=none (for a run that is resumed: logger.kind=none).",
-            ) from None
+            ) from None  # fmt: skip
         if resume_at is not None:
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self._add(resume_at + 1, session_log=start)

@@ -132,10 +132,7 @@ def _outside(start: int, stop: int, taken: Sequence[tuple[int, int]]) -> list[tu
 
 
 def batch_entries(
-    batch: TensorDictBase,
-    obs_keys: Iterable[Key] = (),
-    *,
-    claims: Claims | None = None,
+    batch: TensorDictBase, obs_keys: Iterable[Key] = (), *, claims: Claims | None = None
 ) -> list[LedgerEntry]:
     """Return the lines of one batch `[N, T]`; observations absent under "next" are saved; aliases share `claims`."""
     claims = Claims() if claims is None else claims
@@ -197,7 +194,7 @@ def stored_entries(buffer: ReplayBuffer) -> list[LedgerEntry]:
 
     entries = []
     for key, field in ring.fields.items():
-        width = ring.packing.width(key)
+        width = ring.contents.width(key)
         nbytes = 0 if width is None else round(share * width)
         note = "exact" if width is None else "" if width == field.width else "packed"
         note = "one frame per row" if key in ring.stacks else note
@@ -212,7 +209,7 @@ def stored_entries(buffer: ReplayBuffer) -> list[LedgerEntry]:
     index_bytes = ring.nbytes - storage.nbytes - sum(nbytes for _, nbytes in few.values())
     entries.append(entry("index", index_bytes, saved=-index_bytes if ring.exact else 0))
     if (capacity := getattr(buffer.sampler, "max_capacity", None)) is not None:
-        from rlcli.kernels.sum_tree.levels import tree_bytes
+        from rlcli.kernels.sum_tree import tree_bytes
 
         entries.append(entry(PRIORITIES, tree_bytes(capacity)))
     return entries

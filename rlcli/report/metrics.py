@@ -65,12 +65,6 @@ class MetricsWriter:
         if self._begun:
             return
         self._begun = True
-        with contextlib.ExitStack() as undo:
-            undo.callback(self._file.close)
-            self._begin()
-            undo.pop_all()
-
-    def _begin(self) -> None:
         try:
             if self._resume_at is not None:
                 cut_back(self.path, self._resume_at)
@@ -79,8 +73,11 @@ class MetricsWriter:
                 from rlcli.report.events import Guarded
 
                 self._events = Guarded(self._make(self.path.parent, self._resume_at), self._warn)
-        except OSError as error:
-            raise cannot_write(self.path, error) from error
+        except BaseException as error:
+            self._file.close()
+            if isinstance(error, OSError):
+                raise cannot_write(self.path, error) from error
+            raise
 
     def write(self, record: Mapping[str, object]) -> None:
         """Append a record of numbers, strings, bools, None, one-element tensors or nested mappings, at its "frames"."""
@@ -238,10 +235,9 @@ def wants_tensorboard(logger: str) -> bool:
     installed = has("tensorboard")
     if logger == "tensorboard" and not installed:
         raise ConfigError(
-            "TensorBoard is not installed",
-            where="logger=tensorboard",
+            "TensorBoard is not installed", where="logger=tensorboard",
             fix=f"{install('tensorboard')}, or logger=none (metrics.jsonl is always written).",
-        )
+        )  # fmt: skip
     return installed and logger in ("auto", "tensorboard")
 
 

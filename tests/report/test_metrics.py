@@ -13,7 +13,7 @@ import torch
 from face import refused
 
 from rlcli.errors import ConfigError, ResourceError
-from rlcli.report import events, metrics
+from rlcli.report import events
 from rlcli.report.metrics import MetricsWriter, read_metrics, wants_tensorboard
 
 

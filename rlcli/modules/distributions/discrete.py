@@ -82,10 +82,9 @@ class CategoricalFamily(Family):
 
     def mean(self, params: Params) -> Tensor:
         raise ArgumentError(
-            "a categorical action has no mean",
-            why="the average of action indices is not an action",
+            "a categorical action has no mean", why="the average of action indices is not an action",
             fix="Use ExplorationType.MODE or DETERMINISTIC.",
-        )
+        )  # fmt: skip
 
     def sample(self, params: Params, generator: torch.Generator | None = None) -> Tensor:
         return draw(params[0], generator)

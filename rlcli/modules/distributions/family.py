@@ -227,9 +227,7 @@ def logits_of(logits: Tensor | None, probs: Tensor | None) -> Tensor:
     """Return logits from exactly one of `logits` and `probs`."""
     if (logits is None) == (probs is None):
         raise ArgumentError(
-            "a categorical distribution takes logits or probs",
-            why="both or neither were given",
-            fix="Give one.",
+            "a categorical distribution takes logits or probs", why="both or neither were given", fix="Give one."
         )
     if logits is None:
         assert probs is not None

@@ -21,8 +21,7 @@ from rlcli import arguments
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.kernels.recurrent import BACKENDS, Weights, gru, lstm, unread
 from rlcli.keys import IS_INIT, NEXT, Key, as_tuple, show, unravel
-from rlcli.modules.recurrent.mode import recurrent_mode
-from rlcli.modules.recurrent.sequences import Sequences, begun_with_trajectories, sequences
+from rlcli.modules.recurrent.sequences import Sequences, begun_with_trajectories, recurrent_mode, sequences
 from rlcli.modules.watch import OWN_CALLS, hooks_of
 from rlcli.specs import Unbounded
 from rlcli.specs.dtypes import dtype_name
@@ -182,10 +181,9 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         """
         if self.runs_over_sequences and not td.ndim:
             raise ArgumentError(
-                f"{type(self).__name__} runs over sequences, and the data have no time",
-                why="their batch size is ()",
+                f"{type(self).__name__} runs over sequences, and the data have no time", why="their batch size is ()",
                 fix="Give [*B, T] or flat [N], or call it under set_recurrent_mode(False).",
-            )
+            )  # fmt: skip
         x, *states, is_init = (td.get(key, None) for key in self.in_keys)
         if is_init is not None and is_init.ndim == td.ndim:
             is_init = is_init.unsqueeze(-1)
@@ -235,11 +233,10 @@ class RecurrentModule(TensorDictModuleBase, ABC):
     def _over_sequences(self, x: Tensor, states: Sequence[Tensor | None], is_init: Tensor | None) -> State:
         if is_init is None:
             raise MissingKeyError(
-                f"the data have no {show(self.in_keys[-1])}",
-                where=type(self).__name__,
+                f"the data have no {show(self.in_keys[-1])}", where=type(self).__name__,
                 why="sequences say there where trajectories begin",
                 fix="Give the env policy=..., append InitTracker() to it, or use a SliceSampler.",
-            )
+            )  # fmt: skip
         size = x.shape[:-1]
         if is_init.shape[: len(size)] != size or is_init.numel() != size.numel():
             raise ArgumentError(
@@ -387,11 +384,9 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         missing = [show(key) for key, state in zip(self.state_keys, states, strict=True) if state is None]
         if missing:
             raise MissingKeyError(
-                f"the data have no {', '.join(missing)}",
-                where=type(self).__name__,
-                why=why,
+                f"the data have no {', '.join(missing)}", where=type(self).__name__, why=why,
                 fix="Give the env policy=..., or append module.make_tensordict_primer() to it.",
-            )
+            )  # fmt: skip
 
     def _check_kept(self, states: list[Tensor]) -> None:
         """Refuse sequences that begin in a row whose state was not kept."""
@@ -413,11 +408,10 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         first = begins.reshape(-1, begins.shape[-1])[:, 0]
         if not bool(first.all()):
             raise MissingKeyError(
-                f"the data have no {' and '.join(map(show, self.state_keys))}",
-                where=type(self).__name__,
+                f"the data have no {' and '.join(map(show, self.state_keys))}", where=type(self).__name__,
                 why=f"{int((~first).sum())} of {len(first)} sequences begin inside of a trajectory",
                 fix="Keep the states (keep_keys), or set is_init where a sequence begins, to start from zeros.",
-            )
+            )  # fmt: skip
 
 
 class GRUModule(RecurrentModule):

@@ -200,7 +200,15 @@ class ValueEstimator(KeyedModule, ABC):
                 "a network that PopArt rescales cannot be replaced", why="its statistics are of the one before",
                 fix="Make a new estimator.",
             )  # fmt: skip
-        self._net = None if net is None else _values_of(net, self._compute_dtype)
+        kinds = (torch.nn.RNNBase, torch.nn.RNNCellBase)
+        if net is None:
+            self._net = None
+        elif getattr(net, "recurrent", False) or any(isinstance(x, kinds) for x in net.modules()):
+            from rlcli.objectives.value.shifted import SequenceValues
+
+            self._net = SequenceValues(net, self._compute_dtype)
+        else:
+            self._net = RowValues(net, self._compute_dtype)
         if self._net is not None and (before is None or self.tensor_keys.value == before.key):
             self.tensor_keys.value = self._net.key
 
@@ -264,11 +272,7 @@ class ValueEstimator(KeyedModule, ABC):
         return estimates
 
     def forward(
-        self,
-        td: TensorDictBase,
-        *,
-        params: TensorDictBase | None = None,
-        target_params: TensorDictBase | None = None,
+        self, td: TensorDictBase, *, params: TensorDictBase | None = None, target_params: TensorDictBase | None = None
     ) -> TensorDictBase:
         """Add advantage, value target and state value to `td [*B]` and return it.
 
@@ -294,11 +298,7 @@ class ValueEstimator(KeyedModule, ABC):
             return self._write(td, read, advantage, target)
 
     def value_estimate(
-        self,
-        td: TensorDictBase,
-        *,
-        params: TensorDictBase | None = None,
-        target_params: TensorDictBase | None = None,
+        self, td: TensorDictBase, *, params: TensorDictBase | None = None, target_params: TensorDictBase | None = None
     ) -> Tensor:
         """The value targets ``[*B, F]`` of `td` ``[*B]``, which stays as it is.
 
@@ -328,7 +328,8 @@ class ValueEstimator(KeyedModule, ABC):
     def _read(self, td: TensorDictBase, time: int, target_params: TensorDictBase | None) -> Read:
         """Read and check rewards, ends and values, float32 at least; drops masked rows and those over budget."""
         k, masks = self.tensor_keys, masks_of(td)
-        check_columns(td, k, self._observed(td), masks)
+        observed = [] if self._net is None else self._net.in_keys
+        check_columns(td, k, [(key, td.get(under_next(key), None)) for key in observed], masks)
         ends = ends_of(td, k, time, masks)
         with nullcontext() if self.value_norm is None else self.value_norm.calling():
             values = self._values(td, ends, time, target_params)
@@ -402,11 +403,10 @@ class ValueEstimator(KeyedModule, ABC):
                 return Values(value, next_value, None)
         if self._net is None:
             raise MissingKeyError(
-                f"the batch has no {show(key if value is None else under_next(key))}",
-                where=type(self).__name__,
+                f"the batch has no {show(key if value is None else under_next(key))}", where=type(self).__name__,
                 why="there is no value network to write it",
                 fix="Give value_network, or zero_values=True for sums of rewards.",
-            )
+            )  # fmt: skip
         if not torch.is_grad_enabled() or self.network_gradient:
             return self._evaluated(self._net, td, ends, time, target_params)
         assert self.value_network is not None
@@ -450,20 +450,6 @@ class ValueEstimator(KeyedModule, ABC):
         if self.num_chunks is not None:
             return -(-shape.numel() // self.num_chunks)
         return None if self.value_chunk_size is None else self.value_chunk_size * shape[1:].numel()
-
-    def _observed(self, td: TensorDictBase) -> list[tuple[Key, Tensor | None]]:
-        keys = [] if self._net is None else self._net.in_keys
-        return [(key, td.get(under_next(key), None)) for key in keys]
-
-
-def _values_of(network: TensorDictModuleBase, compute_dtype: torch.dtype | None) -> RowValues | SequenceValues:
-    """Return a value network, called the way it needs, in a lower precision where one is given."""
-    kinds = (torch.nn.RNNBase, torch.nn.RNNCellBase)
-    if not (getattr(network, "recurrent", False) or any(isinstance(x, kinds) for x in network.modules())):
-        return RowValues(network, compute_dtype)
-    from rlcli.objectives.value.shifted import SequenceValues
-
-    return SequenceValues(network, compute_dtype)
 
 
 def _written(value: Tensor) -> torch.dtype:

@@ -155,10 +155,7 @@ class VTrace(ValueEstimator):
     The log-probability of the policy that acted is read as `PPOLoss` reads it, under either of its two names.
     """
 
-    default_keys: ClassVar[dict[str, Key]] = {
-        **ValueEstimator.default_keys,
-        "action": ACTION,
-    }
+    default_keys: ClassVar[dict[str, Key]] = {**ValueEstimator.default_keys, "action": ACTION}
     reads_batch: ClassVar[bool] = True
     reads_actor: ClassVar[bool] = True
     uses: ClassVar[tuple[str, ...]] = ("value.rho_thresh", "value.c_thresh")

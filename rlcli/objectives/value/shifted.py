@@ -133,9 +133,8 @@ def refuse_what_one_call_cannot(td: TensorDictBase, target_params: TensorDictBas
     if target_params is not None:
         raise ArgumentError(
             "shifted=True evaluates a step and its successor in one call",
-            why="target_params are other parameters for the successors",
-            fix="Use shifted=False.",
-        )
+            why="target_params are other parameters for the successors", fix="Use shifted=False.",
+        )  # fmt: skip
     if td.get(STEPS_TO_NEXT_OBS, None) is not None:
         raise ArgumentError(
             "shifted=True takes the next row for the successor",
@@ -173,11 +172,10 @@ class SequenceValues:
         written = [unravel(key) for key in network.out_keys]
         if IS_INIT not in keys:
             raise ArgumentError(
-                "a recurrent value network must be told where trajectories start",
-                where=type(network).__name__,
+                "a recurrent value network must be told where trajectories start", where=type(network).__name__,
                 why="is_init is not among its in_keys, so that its state would run over their ends",
                 fix="Let it read is_init and start anew where that is set.",
-            )
+            )  # fmt: skip
         self.state_keys = tuple(key for key in keys if under_next(key) in written)
         self.in_keys: list[Key] = [key for key in keys if key != IS_INIT and key not in self.state_keys]
         self.key = value_key(network) if key is None else key  # where it writes values
