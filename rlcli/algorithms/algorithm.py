@@ -21,11 +21,11 @@ from rlcli.learning.loops import Hooks, Loop
 from rlcli.learning.update import Update
 from rlcli.modules import ActorCritic
 from rlcli.objectives.loss import Loss
-from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.runs.folder import Run
 
 if TYPE_CHECKING:
     from rlcli.data.buffer.replay_buffer import ReplayBuffer
+    from rlcli.objectives.value.estimator import ValueEstimator
 
 
 class Parts(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,7 +23,9 @@ from rlcli.modules import ActorCritic, EGreedyModule
 from rlcli.objectives import HardUpdate, SoftUpdate
 from rlcli.objectives.bootstrap import BootstrappedLoss, TargetUpdate
 from rlcli.objectives.loss import Loss
-from rlcli.objectives.value.estimator import ValueEstimator
+
+if TYPE_CHECKING:
+    from rlcli.objectives.value.estimator import ValueEstimator
 
 
 class Bootstrapped(Algorithm):

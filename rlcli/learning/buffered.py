@@ -14,10 +14,10 @@ from rlcli.keys import BURN_IN
 from rlcli.learning.loops import Hooks, Loop, OnPolicy, Unreported
 from rlcli.learning.update import Update
 from rlcli.objectives.reduction import mask_of
-from rlcli.objectives.value.estimator import ValueEstimator
 
 if TYPE_CHECKING:
     from rlcli.data.buffer.replay_buffer import ReplayBuffer
+    from rlcli.objectives.value.estimator import ValueEstimator
 
 
 class BufferedOnPolicy(OnPolicy):

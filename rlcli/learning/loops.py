@@ -23,7 +23,6 @@ from rlcli.collectors import BaseCollector, Delivered
 from rlcli.data.next_obs import move
 from rlcli.learning.update import StateBeside, Update, load_state_beside
 from rlcli.modules.nets import one_thread
-from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.report.clock import Clock
 from rlcli.report.ledger import LedgerEntry, stored_entries
 from rlcli.report.reporter import Reporter
@@ -33,6 +32,7 @@ from rlcli.runs.session import Saver, due
 if TYPE_CHECKING:
     from rlcli.collectors.finish import Ended
     from rlcli.learning.evaluation import PeriodicEvaluation
+    from rlcli.objectives.value.estimator import ValueEstimator
 
 TIMED_EVERY = 16  # one batch in so many is timed step by step, to divide the collector's time
 

@@ -26,7 +26,6 @@ from rlcli.objectives.keyed import Elsewhere, elsewhere
 from rlcli.objectives.loss import Loss
 from rlcli.objectives.networks import Columns
 from rlcli.objectives.reduction import DISTANCES, MASK_KEYS, mask_of, per_row, reduce, zeroed
-from rlcli.objectives.value.estimators import ValueEstimators
 from rlcli.objectives.value.functional import td0_return_estimate
 from rlcli.objectives.value.reading import need_rate
 
@@ -66,7 +65,7 @@ class BootstrappedLoss(Loss):
 
     def make_value_estimator(self, value_type: Any = None, *, gamma: float = 0.99, **other: Any) -> None:
         """Set the discount. Targets are one-step, or n-step where the batch says how many steps its rewards span."""
-        if other or value_type not in (None, ValueEstimators.TD0, ValueEstimators.TD0.value):
+        if other or getattr(value_type, "value", value_type) not in (None, "td0"):
             got = ", ".join(map(str, ([] if value_type is None else [value_type]) + list(other)))
             raise ArgumentError("targets are one-step here", why=f"got {got}", fix="Use n-step rewards instead.")
         self.gamma = float(need_rate("gamma", gamma))

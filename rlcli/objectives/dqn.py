@@ -8,7 +8,7 @@ A network that remembers learns from slices of trajectories, `is_init` where the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from tensordict.nn import TensorDictModuleBase
@@ -23,10 +23,12 @@ from rlcli.objectives.bootstrap import BootstrappedLoss, Pair, mean_of, next_col
 from rlcli.objectives.loss import Terms
 from rlcli.objectives.networks import Columns, Lowered, plain_stages
 from rlcli.objectives.reduction import value_error
-from rlcli.objectives.sequences import SequenceActionValues, burn_in_of, flat, slice_ends, without_burn_in
-from rlcli.objectives.value.reading import Ends
 from rlcli.specs import TensorSpec
 from rlcli.transforms.primer import recurrent_parts
+
+if TYPE_CHECKING:
+    from rlcli.objectives.sequences import SequenceActionValues
+    from rlcli.objectives.value.reading import Ends
 
 START_STATES = ("stored", "zero")
 
@@ -116,6 +118,8 @@ class DQNLoss(BootstrappedLoss):
     def _values_of(self, network: TensorDictModuleBase) -> Lowered | SequenceActionValues:
         online = action_values(network)
         if recurrent_parts(network):
+            from rlcli.objectives.sequences import SequenceActionValues
+
             return SequenceActionValues(online, self.tensor_keys.action_value, self.start_state == "stored")
         return online
 
@@ -130,7 +134,7 @@ class DQNLoss(BootstrappedLoss):
     @property
     def in_keys(self) -> list[Key]:
         own = self.online.in_keys
-        observed = self.online.observed if isinstance(self.online, SequenceActionValues) else own
+        observed = own if isinstance(self.online, Lowered) else self.online.observed
         return [*own, self.tensor_keys.action, *map(under_next, observed), *self.next_keys]
 
     @property
@@ -159,7 +163,7 @@ class DQNLoss(BootstrappedLoss):
                 fix="Use QValueActor(net, spec=env.action_spec), or loss.set_keys(action_value=...)",
             )
         online, delayed = self.online, self.delayed
-        if isinstance(online, SequenceActionValues) or isinstance(delayed, SequenceActionValues):
+        if not (isinstance(online, Lowered) and isinstance(delayed, Lowered)):
             return self._of_slices(columns, batch_dims, mask, weights)
         values = online(columns, batch_dims)[key]
         with torch.no_grad():
@@ -172,6 +176,8 @@ class DQNLoss(BootstrappedLoss):
         self, columns: dict[Key, Tensor], batch_dims: int, mask: Tensor | None, weights: Tensor | None
     ) -> Terms:
         """Return `terms` of a network that remembers; errors of rows that only warm it up are 0."""
+        from rlcli.objectives.sequences import burn_in_of, flat, slice_ends, without_burn_in
+
         if STEPS_TO_NEXT_OBS in columns:
             raise ArgumentError(
                 "a recurrent network takes the next row for the successor",
@@ -187,7 +193,7 @@ class DQNLoss(BootstrappedLoss):
         size = self.need(columns, self.next_keys[0]).shape[:batch_dims]
         ends = slice_ends(columns, self.next_keys[1], self.ended_key(columns), size)
         online, delayed = self.online, self.delayed
-        assert isinstance(online, SequenceActionValues) and isinstance(delayed, SequenceActionValues)
+        assert not (isinstance(online, Lowered) or isinstance(delayed, Lowered))
         values, following = online(columns, ends, burn_in)
         following = following.detach()
         with torch.no_grad():

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,7 +32,6 @@ from rlcli.learning.gradient import total_of
 from rlcli.learning.minibatches import whole_sequences
 from rlcli.learning.update import watch_saved
 from rlcli.objectives.reduction import MASK_KEYS
-from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.planning.envs import to_come, worker_bytes
 from rlcli.planning.tensors import (
     META,
@@ -52,6 +51,9 @@ from rlcli.report.peaks import LargestSaved, LiveBytes
 from rlcli.specs.field import Field
 from rlcli.transforms.primer import state_keys
 from rlcli.vec_envs.noise import drawn_ahead
+
+if TYPE_CHECKING:
+    from rlcli.objectives.value.estimator import ValueEstimator
 
 aten = torch.ops.aten
 VALUES, UPDATE = "values", "update"  # stages

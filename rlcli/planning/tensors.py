@@ -27,13 +27,13 @@ from rlcli.kernels.sum_tree import tree_bytes
 from rlcli.keys import APPROXIMATED, SHIFTED_VALID, Key, as_tuple, show, unravel
 from rlcli.learning.optimizer import FlatOptimizer, spans_of
 from rlcli.objectives.reduction import MASK_KEYS
-from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.report.ledger import BUFFER, FEW_ROWS, PRIORITIES, Claims, LedgerEntry, batch_entries, learner_entries
 from rlcli.specs.dtypes import dtype_name
 from rlcli.specs.field import NONE, Field
 
 if TYPE_CHECKING:
     from rlcli.data.codes import CodedRows
+    from rlcli.objectives.value.estimator import ValueEstimator
 
 Module = TypeVar("Module", bound=nn.Module)
 META = torch.device("meta")

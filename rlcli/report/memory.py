@@ -80,9 +80,9 @@ class MemoryReport:
 
     def rows(self) -> list[MemoryRow]:
         """For a view."""
-        told = self._told()
-        told["process"]["workers"] = self.expected.workers  # where the plan could not count the rest, too
-        return memory_rows(self.ledger, self.obs_keys, told, self.next_obs)
+        measured = self._measured()
+        measured["process"]["workers"] = self.expected.workers  # where the plan could not count the rest, too
+        return memory_rows(self.ledger, self.obs_keys, measured, self.next_obs)
 
     def record(self) -> dict[str, int]:
         """Return a metrics record: the ledger only where it was read since the last one."""
@@ -100,10 +100,10 @@ class MemoryReport:
 
     def summary(self) -> dict:
         """Return every entry, sums by component, the process, and the plan's figures."""
-        ledger, told = self.ledger, self._told()
+        ledger, measured = self.ledger, self._measured()
         sums = [ledger.component(name) for name in ledger.components()]
         if self._peaks is not None:
-            told["devices"] |= {f"  {name}": peak for name, peak in self._peaks.by_stage.items()}
+            measured["devices"] |= {f"  {name}": peak for name, peak in self._peaks.by_stage.items()}
         return {
             "entries": [entry.as_dict() for entry in ledger.entries],
             "components": {
@@ -111,10 +111,10 @@ class MemoryReport:
                 for x in sums
             },
             "saved": ledger.saved,
-            **told,
+            **measured,
         }
 
-    def _told(self) -> dict[str, dict]:
+    def _measured(self) -> dict[str, dict]:
         """Return what is measured beside the ledger, and what the plan said of it, as the summary has them."""
         expected, process, peaks = self.expected, self.process, self._peaks
         planned = {"planned": expected.total, "imported": expected.imported, "workers": expected.workers}
@@ -139,7 +139,7 @@ class MemoryReport:
 
 
 def memory_rows(
-    ledger: Ledger, obs_keys: Iterable[Key], told: Mapping[str, Mapping] | None = None, next_obs: str = ""
+    ledger: Ledger, obs_keys: Iterable[Key], measured: Mapping[str, Mapping] | None = None, next_obs: str = ""
 ) -> list[MemoryRow]:
     """Return the ledger in bytes, folded, and `measured_rows`.
 
@@ -162,23 +162,23 @@ def memory_rows(
         if label == "next.obs" and next_obs:
             label += f" {next_obs}"
         rows.append(MemoryRow(label, row.now, row.peak if row.peak != row.now else None, row.saved or None))
-    if told is None:
+    if measured is None:
         return rows
-    worth = 0.01 * told["process"]["peak"]  # less is not shown
-    rows += measured_rows(told)
+    worth = 0.01 * measured["process"]["peak"]  # less is not shown
+    rows += measured_rows(measured)
     return [row if row.saved and row.saved >= worth else replace(row, saved=None) for row in rows]
 
 
-def measured_rows(told: Mapping[str, Mapping]) -> list[MemoryRow]:
+def measured_rows(summary: Mapping[str, Mapping]) -> list[MemoryRow]:
     """Return lines of what a summary of memory has beside the ledger: devices, stages, the process, the plan."""
-    rows = [MemoryRow(device, None, peak) for device, peak in told.get("devices", {}).items()]
+    rows = [MemoryRow(device, None, peak) for device, peak in summary.get("devices", {}).items()]
     for name, label in (("value_stage", figures.VALUES), ("backward", figures.BACKWARD)):
-        if stage := told.get(name):
+        if stage := summary.get(name):
             planned, measured = stage["planned"], stage["measured"]
             rows.append(MemoryRow(label, None, measured, stage.get("saved")))
             if planned is not None:
                 rows.append(MemoryRow(_planned(planned, measured), None, planned))
-    process = told["process"]
+    process = summary["process"]
     label = "process RSS, sampled" if process.get("sampled") else "process RSS"
     rows.append(MemoryRow(label, process["now"], process["peak"]))
     if planned := process.get("planned"):

@@ -12,6 +12,8 @@ It gathers what a view needs only when that view is due, and keeps no reference 
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,13 +25,14 @@ from typing import TYPE_CHECKING, Any, TextIO
 from tensordict import TensorDictBase
 
 from rlcli.config.run_files import EPISODES, METRICS
+from rlcli.errors import ConfigError
 from rlcli.keys import DONE, OBSERVATION, REWARD, Key
 from rlcli.report.clock import OTHER, Clock, Compiling, Spent
 from rlcli.report.ledger import LedgerEntry
 from rlcli.report.memory import MemoryReport, WatchedMemory
 from rlcli.report.metrics import EpisodeLog, MetricsWriter, plain
 from rlcli.report.tally import EpisodeStats, Figure, Tally
-from rlcli.report.view import EVALUATION, Snapshot, View, open_view, shown
+from rlcli.report.view import EVALUATION, PlainView, Snapshot, View, shown
 from rlcli.report.workers import WorkerReadings, Workers
 from rlcli.vec_envs.vec_env import SUCCESS
 
@@ -303,3 +306,32 @@ class Reporter:
                 "commands": dict(commands),
             }
         )
+
+
+# ---- the view ------------------------------------------------------------------------------------------------------
+VIEWS = ("auto", "live", "plain", "off")
+
+
+def chosen(console: str = "auto", stream: TextIO | None = None) -> str:
+    """Return the view that `console` means on this stream: "live", "plain" or "off"."""
+    stream = sys.stdout if stream is None else stream
+    if console not in VIEWS:
+        raise ConfigError(f"unknown console {console!r}", where="console", fix=f"Choose one of {', '.join(VIEWS)}.")
+    if console != "auto":
+        return console
+    draws = getattr(stream, "isatty", bool)() and os.environ.get("TERM", "") not in ("", "dumb")
+    encodes = (getattr(stream, "encoding", None) or "").lower().replace("-", "").startswith("utf")
+    return "live" if draws and encodes else "plain"
+
+
+def open_view(console: str = "auto", stream: TextIO | None = None) -> View:
+    """Build the view that `console` means on this stream (`sys.stdout` by default)."""
+    stream = sys.stdout if stream is None else stream
+    if stream is None:  # a program without a console
+        return View()
+    kind = chosen(console, stream)
+    if kind == "live":
+        from rlcli.report.live import LiveView
+
+        return LiveView(stream)
+    return PlainView(stream) if kind == "plain" else View()

@@ -7,14 +7,11 @@ follows.
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import SupportsFloat, TextIO
 
-from rlcli.errors import ConfigError
 from rlcli.report import figures
 from rlcli.report.clock import Spent
 from rlcli.report.figures import WIDTH, wrapped
@@ -135,7 +132,6 @@ class View:
 
 
 # ---- plain lines -------------------------------------------------------------------------------------------------
-VIEWS = ("auto", "live", "plain", "off")
 DETAILS_EVERY = 10  # lines
 INDENT = 16  # columns, of details
 _FIRST = (EVALUATION, "kl", "explained variance", "q value", "lag")  # learning figures of every line
@@ -249,28 +245,3 @@ class PlainView(View):
     def close(self, snapshot: Snapshot | None = None) -> None:
         if snapshot is not None and (self._last is None or self._last.frames != snapshot.frames):
             self.show(snapshot)
-
-
-def chosen(console: str = "auto", stream: TextIO | None = None) -> str:
-    """Return the view that `console` means on this stream: "live", "plain" or "off"."""
-    stream = sys.stdout if stream is None else stream
-    if console not in VIEWS:
-        raise ConfigError(f"unknown console {console!r}", where="console", fix=f"Choose one of {', '.join(VIEWS)}.")
-    if console != "auto":
-        return console
-    draws = getattr(stream, "isatty", bool)() and os.environ.get("TERM", "") not in ("", "dumb")
-    encodes = (getattr(stream, "encoding", None) or "").lower().replace("-", "").startswith("utf")
-    return "live" if draws and encodes else "plain"
-
-
-def open_view(console: str = "auto", stream: TextIO | None = None) -> View:
-    """Build the view that `console` means on this stream (`sys.stdout` by default)."""
-    stream = sys.stdout if stream is None else stream
-    if stream is None:  # a program without a console
-        return View()
-    kind = chosen(console, stream)
-    if kind == "live":
-        from rlcli.report.live import LiveView
-
-        return LiveView(stream)
-    return PlainView(stream) if kind == "plain" else View()

@@ -19,8 +19,8 @@ from rlcli.report.figures import WIDTH
 from rlcli.report.ledger import Ledger, LedgerEntry
 from rlcli.report.live import LiveView, render
 from rlcli.report.memory import MemoryRow, memory_rows
-from rlcli.report.reporter import Facts, Reporter
-from rlcli.report.view import EVALUATION, PlainView, Snapshot, View, chosen, details, line, open_view, shown
+from rlcli.report.reporter import Facts, Reporter, chosen, open_view
+from rlcli.report.view import EVALUATION, PlainView, Snapshot, View, details, line, shown
 from rlcli.report.workers import WorkerRow, Workers
 
 
