@@ -57,10 +57,10 @@ class Evaluation:
             f"(min {r.min():.1f}, max {r.max():.1f}), length {self.lengths.mean():.0f}"
         )
         cut = [f"{self.cut} cut off at the step limit"] if self.cut else []
-        told = [
+        infos = [
             f"success rate {100 * x:.0f} %" if key == SUCCESS else f"{key} {x:.4g}" for key, x in self.means.items()
         ]
-        return [text, *([", ".join(told)] if told else []), *cut, *self.outside.lines()]
+        return [text, *([", ".join(infos)] if infos else []), *cut, *self.outside.lines()]
 
     @property
     def means(self) -> dict[str, float]:

@@ -78,7 +78,7 @@ class GradientChoice:
         self._closed = loss.closed_form if gradient == "auto" and not compile else None
         self._chosen: tuple[object, Gradient] | None = None
         self._look()
-        self._told: list[object] = []  # what the loss was told, and what that comes to
+        self._attributes: list[object] = []  # of the loss and its keys, and the options that they are
         self._options: list[object] = []
 
     def _look(self) -> None:
@@ -93,9 +93,9 @@ class GradientChoice:
             self._look()
             parameters = self.flat.parameters
         hooked = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters)
-        told = [*vars(self.loss).values(), *vars(self.loss.tensor_keys).values()]
-        if len(told) != len(self._told) or not all(map(operator.is_, told, self._told)):
-            self._told, self._options = told, _options(self.loss)
+        attributes = [*vars(self.loss).values(), *vars(self.loss.tensor_keys).values()]
+        if len(attributes) != len(self._attributes) or not all(map(operator.is_, attributes, self._attributes)):
+            self._attributes, self._options = attributes, _options(self.loss)
         kinds = [(k, x.shape[1:], x.dtype, x.device) for k, x in columns.items()]
         autocast = torch.is_autocast_enabled(self.flat.tensor.device.type)
         kind = (self.flat.version, hooked, autocast, self._options, kinds)
@@ -110,8 +110,8 @@ class GradientChoice:
 
 def _options(loss: Loss) -> list[object]:
     """Return what a loss was told: its words and switches; of a number that there is one, it is read at every call."""
-    found: list[object] = list(vars(loss.tensor_keys).values())
+    options: list[object] = list(vars(loss.tensor_keys).values())
     for name, x in vars(loss).items():
         word, number = x is None or isinstance(x, bool | str), isinstance(x, int | float | Tensor)
-        found.append((name, x if word else type(x) if number else id(x)))
-    return found
+        options.append((name, x if word else type(x) if number else id(x)))
+    return options

@@ -107,8 +107,8 @@ class ClosedDQN:
 
 def _all_of(flat: FlatParameters, nets: Sequence[Replay], *others: Tensor) -> bool:
     """Say whether these networks' parameters, and the others, are all that is trained."""
-    held = [id(p) for net in nets for x in net.layers for p in x.linear.parameters()]
-    return sorted([*held, *map(id, others)]) == sorted(map(id, flat.parameters))
+    replayed = [id(p) for net in nets for x in net.layers for p in x.linear.parameters()]
+    return sorted([*replayed, *map(id, others)]) == sorted(map(id, flat.parameters))
 
 
 def _replayed(values: Lowered | SequenceActionValues, trained: bool) -> Replay | None:
@@ -150,8 +150,8 @@ def steps_of(loss: Any, columns: Columns) -> tuple[np.ndarray, ...]:
     k = loss.tensor_keys
     given = (under_next(k.reward), loss.ended_key(columns), STEPS_TO_NEXT_OBS, k.priority_weight)
     absent: tuple[np.ndarray, ...] = (NOTHING, NOTHING, NO_STEPS, NOTHING)
-    found = zip(map(columns.get, given), absent, strict=True)
-    return tuple(empty if x is None else x.reshape(-1).numpy() for x, empty in found)
+    read = zip(map(columns.get, given), absent, strict=True)
+    return tuple(empty if x is None else x.reshape(-1).numpy() for x, empty in read)
 
 
 def closed_sac(loss: SACLoss, flat: FlatParameters, columns: Columns) -> ClosedSAC | None:
@@ -262,12 +262,12 @@ class ClosedSAC:
     def _backward(self, grads: np.ndarray, first: int) -> np.ndarray:
         """Through the critics, given `[2, C, N]` of their values; that of the action drawn, `[C, N, d]`."""
         _, count, n = grads.shape
-        found = []
+        action_grads = []
         for i in range(count):
             grad = torch.from_numpy(grads[:, i].reshape(2 * n, 1))
             back = self.critics[i].backward(grad, weights=n, inputs=slice(first, None))
-            found.append(back[n:].numpy())  # type: ignore[index]
-        return np.stack(found)
+            action_grads.append(back[n:].numpy())  # type: ignore[index]
+        return np.stack(action_grads)
 
     def _keep(self, state: Tensor, n: int) -> BatchBuffers:
         dims, wide = len(self._half), state.shape[1] + len(self._half)

@@ -271,7 +271,7 @@ def _restore_repeats(module: nn.Module, state: dict[str, Any], prefix: str, *ign
             state.setdefault(prefix + name, state[prefix + original])
 
 
-def other_layers(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, str]:
+def other_layers(ours: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, str]:
     """Return the layers that two states hold in different shapes, or only one of them: name -> what to say."""
 
     def shape(state: Mapping[str, Any], name: str) -> str:
@@ -280,7 +280,7 @@ def other_layers(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str
         return str(tuple(x.shape)) if isinstance(x := state[name], Tensor) else f"a {type(x).__name__}"
 
     return {
-        name: f"{name} is {there} there and {here} here"
-        for name in (*mine, *(name for name in theirs if name not in mine))
-        if (there := shape(theirs, name)) != (here := shape(mine, name))
+        name: f"{name} is {other} there and {own} here"
+        for name in (*ours, *(name for name in others if name not in ours))
+        if (other := shape(others, name)) != (own := shape(ours, name))
     }

@@ -228,16 +228,16 @@ def observation_keys(spec: Composite, wanted: Sequence[Key] | None = None) -> li
     ConfigError
         When a wanted key is not in the spec, or nothing is left to read.
     """
-    known = spec.keys(True, True)
+    shown = spec.keys(True, True)
     for key in wanted or ():
         if key not in spec:
-            near = get_close_matches(show(key), [show(k) for k in known], n=1)
+            near = get_close_matches(show(key), [show(k) for k in shown], n=1)
             raise ConfigError(
                 f"there is no observation '{show(key)}'", where="policy in_keys",
-                why=f"the env has {', '.join(map(show, known)) or 'none'}",
+                why=f"the env has {', '.join(map(show, shown)) or 'none'}",
                 fix=f"Did you mean {near[0]}?" if near else None,
             )  # fmt: skip
-    keys = list(wanted) if wanted else [key for key in known if not spec[key].counter]
+    keys = list(wanted) if wanted else [key for key in shown if not spec[key].counter]
     if not keys:
         raise ConfigError("the env has no observation for a policy to read", where="observation spec")
     return keys

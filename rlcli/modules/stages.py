@@ -81,8 +81,8 @@ class Stage(NamedTuple):
     @property
     def touched(self) -> tuple[Key, ...]:
         """Return what it writes to: its outputs, and its inputs where it may work in place on them."""
-        known = self.layers is not None or self.only_reads or self.recurrent
-        return self.out_keys if known else (*self.out_keys, *self.in_keys)
+        in_place = not (self.layers is not None or self.only_reads or self.recurrent)
+        return (*self.out_keys, *self.in_keys) if in_place else self.out_keys
 
     @property
     def only_reads(self) -> bool:
@@ -202,8 +202,8 @@ def leaves_of(net: Any, *heads: type) -> Iterator[Any]:
         for part in (None,) if net.partial_tolerant else net.module:
             yield from leaves_of(part, *heads)
     elif isinstance(net, TensorDictModule):
-        told = net._kwargs is not None or net.method is not None or net.method_kwargs or net._get_kwargs
-        yield None if told or net.strict or net.inplace is not True or "_" in net.in_keys else net
+        configured = net._kwargs is not None or net.method is not None or net.method_kwargs or net._get_kwargs
+        yield None if configured or net.strict or net.inplace is not True or "_" in net.in_keys else net
     elif _remembers(net):
         yield None if hooked(net.layers) or type(net.layers) is not net.kind else net
     else:

@@ -86,16 +86,16 @@ class DQNLoss(BootstrappedLoss):
         if double_dqn and not delay_value:
             raise ArgumentError("double_dqn=True needs delay_value=True", why="without a target network both are one")
         spec = action_space if isinstance(action_space, TensorSpec) else None
-        said = None if isinstance(action_space, TensorSpec) else action_space
+        space = None if isinstance(action_space, TensorSpec) else action_space
         if not isinstance(value_network, nn.Module):
             raise ArgumentError(
                 "DQNLoss needs a network of action values", why=f"got {type(value_network).__name__}",
                 fix="Use QValueActor(net, spec=env.action_spec).",
             )  # fmt: skip
         if not isinstance(value_network, TensorDictModuleBase):
-            value_network = QValueActor(value_network, spec=spec, action_space=said)
-        known = getattr(value_network, "action_space", None)
-        self.action_space: str = action_space_of(said or (known if spec is None else None), spec)  # type: ignore
+            value_network = QValueActor(value_network, spec=spec, action_space=space)
+        declared = getattr(value_network, "action_space", None)
+        self.action_space: str = action_space_of(space or (declared if spec is None else None), spec)  # type: ignore
         self.value_network, self.delay_value, self.double_dqn = value_network, delay_value, double_dqn
         self.target_value_network = target_of(value_network) if delay_value else None
         if (parts := take_apart_values(value_network)) is not None:

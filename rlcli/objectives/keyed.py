@@ -48,8 +48,8 @@ def _nearest_argument(kind: type, name: str) -> str | None:
     return _nearest(name, parameters)
 
 
-def _nearest(name: str, known: Iterable[str]) -> str | None:
-    near = difflib.get_close_matches(name, list(known), n=1)
+def _nearest(name: str, names: Iterable[str]) -> str | None:
+    near = difflib.get_close_matches(name, list(names), n=1)
     return f"Did you mean {near[0]!r}?" if near else None
 
 
@@ -115,17 +115,17 @@ class KeyedModule(nn.Module):
 
     def _batch(self, given: Mapping[str, Tensor]) -> TensorDict:
         """Return tensors by name as a batch: a key's name is its parts joined with `_`."""
-        known = {"_".join(as_tuple(key)): key for key in self.readable}
+        names = {"_".join(as_tuple(key)): key for key in self.readable}
         for name in given:
-            if name not in known:
+            if name not in names:
                 raise ArgumentError(
-                    f"{type(self).__name__} reads nothing called {name!r}", why=f"it reads {', '.join(known)}",
-                    fix=_nearest(name, known),
+                    f"{type(self).__name__} reads nothing called {name!r}", why=f"it reads {', '.join(names)}",
+                    fix=_nearest(name, names),
                 )  # fmt: skip
-        td = TensorDict({known[name]: x for name, x in given.items()})
+        td = TensorDict({names[name]: x for name, x in given.items()})
         for role in ("reward", "advantage"):  # one number a row: what comes before it is the batch
             key = as_tuple(getattr(self.tensor_keys, role, role))[-1]
-            number = next((x for name, x in given.items() if as_tuple(known[name])[-1] == key), None)
+            number = next((x for name, x in given.items() if as_tuple(names[name])[-1] == key), None)
             if number is not None and number.shape[-1:] == (1,):
                 td.batch_size = number.shape[:-1]
                 return td

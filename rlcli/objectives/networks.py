@@ -215,37 +215,37 @@ class Density:
                 fix="Use ProbabilisticActor, or a ProbabilisticTensorDictSequential",
             )  # fmt: skip
         self.actor, self.mc_samples = actor, mc_samples
-        self.known = ModuleWatch(actor, Actor.of)
+        self.function = ModuleWatch(actor, Actor.of)
 
     @property
     def in_keys(self) -> list[Key]:
         """Return what the actor reads, as it is now."""
-        known = self.known()
-        return [unravel(k) for k in self.actor.in_keys] if known is None else known.reads
+        function = self.function()
+        return [unravel(k) for k in self.actor.in_keys] if function is None else function.reads
 
     @property
     def family(self) -> Family | None:
         """Return the family of its distribution as it is now; None where only the actor knows."""
-        known = self.known()
-        return None if known is None else known.family
+        function = self.function()
+        return None if function is None else function.family
 
     @property
     def stages(self) -> tuple[Stage, ...]:
         """Return the stages that write the family's parameters; none where the actor is called."""
-        known = self.known()
-        return () if known is None else known.stages
+        function = self.function()
+        return () if function is None else function.stages
 
     @property
     def param_keys(self) -> list[Key]:
         """Where these parameters are."""
-        known = self.known()
-        return [] if known is None else known.param_keys
+        function = self.function()
+        return [] if function is None else function.param_keys
 
     def parameters(self, columns: Columns) -> tuple[Params, dict[Key, Tensor]]:
         """Return the family's parameters, and the columns with everything that the net writes."""
-        known = self.known()
-        assert known is not None
-        return fitted("the actor", lambda: known.parameters(columns), lambda: columns)
+        function = self.function()
+        assert function is not None
+        return fitted("the actor", lambda: function.parameters(columns), lambda: columns)
 
     def __call__(
         self, columns: Columns, action: Tensor, batch_dims: int = 1, entropy: bool = True
@@ -260,9 +260,9 @@ class Density:
     def _evaluate(
         self, columns: Columns, action: Tensor, batch_dims: int, entropy: bool
     ) -> tuple[Tensor, Tensor | None, dict[Key, Tensor]]:
-        size, known = action.shape[:batch_dims], self.known()
-        if known is not None:
-            family, (params, values) = known.family, known.parameters(columns)
+        size, function = action.shape[:batch_dims], self.function()
+        if function is not None:
+            family, (params, values) = function.family, function.parameters(columns)
             action = family.fitting(params, action)
             if entropy:
                 pair = family.log_prob_and_entropy(params, action)

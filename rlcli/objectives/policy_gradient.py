@@ -144,11 +144,11 @@ class PolicyGradientLoss(Loss):
     critic: Lowered | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        theirs = {"actor_network": "actor_network", "critic_network": "value_network"}.get(name)
+        attribute = {"actor_network": "actor_network", "critic_network": "value_network"}.get(name)
         estimator = getattr(self, "value_estimator", None)
-        if theirs is not None and hasattr(estimator, theirs):
+        if attribute is not None and hasattr(estimator, attribute):
             before = getattr(self, name)
-            if getattr(estimator, theirs) is before is not value:
+            if getattr(estimator, attribute) is before is not value:
                 raise ArgumentError(
                     f"{name} cannot be replaced", why="a value estimator was made of the one before",
                     fix="Make a new loss.",

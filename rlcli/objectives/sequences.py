@@ -124,13 +124,13 @@ class SequenceActionValues:
         written = self.net.net({key: burn_in.columns[key] for key in self.in_keys if key in burn_in.columns})
         begins = columns[IS_INIT].clone()
         begins[burn_in.following] = True
-        found: dict[Key, Tensor] = {IS_INIT: begins}
+        after_warming: dict[Key, Tensor] = {IS_INIT: begins}
         for key in self.net.state_keys:
             after = written[under_next(key)][burn_in.last]
             states = columns[key].clone() if key in columns else after.new_zeros(len(begins), *after.shape[1:])
             states[burn_in.following] = after
-            found[key] = states
-        return found
+            after_warming[key] = states
+        return after_warming
 
 
 def without(columns: Columns, keys: Sequence[Key]) -> dict[Key, Tensor]:

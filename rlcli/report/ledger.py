@@ -21,6 +21,7 @@ from rlcli.transforms.delta_codec import KEPT, delta_key, scale_key
 
 if TYPE_CHECKING:
     from rlcli.data.buffer.replay_buffer import ReplayBuffer
+    from rlcli.specs.field import Field
 
 ROLLOUT = "rollout"
 FEW_ROWS = "few rows"
@@ -189,8 +190,9 @@ def stored_entries(buffer: ReplayBuffer) -> list[LedgerEntry]:
     # bytes held for each byte of a row: fewer than rows where compressed
     share = storage.nbytes / max(sum(field.width for field in storage.fields.values()), 1)
 
-    def entry(key: str, nbytes: int, *about: Any, saved: int = 0, note: str = "") -> LedgerEntry:
-        return LedgerEntry(BUFFER, key, nbytes, *about, per_frame=nbytes / rows, saved=saved, note=note)
+    def entry(key: str, nbytes: int, field: Field | None = None, device: str = "", **more: Any) -> LedgerEntry:
+        shape, dtype = ((), "") if field is None else ((rows, *field.shape), dtype_name(field.dtype))
+        return LedgerEntry(BUFFER, key, nbytes, shape, dtype, device, per_frame=nbytes / rows, **more)
 
     entries = []
     for key, field in ring.fields.items():
@@ -198,14 +200,12 @@ def stored_entries(buffer: ReplayBuffer) -> list[LedgerEntry]:
         nbytes = 0 if width is None else round(share * width)
         note = "exact" if width is None else "" if width == field.width else "packed"
         note = "one frame per row" if key in ring.stacks else note
-        about = (rows, *field.shape), dtype_name(field.dtype), str(storage.device)
         saved = 0 if width == field.width else rows * field.width - nbytes
-        entries.append(entry(show(key), nbytes, *about, saved=saved, note=note))
+        entries.append(entry(show(key), nbytes, field, str(storage.device), saved=saved, note=note))
     few = ring.sparse_fields()
     for key, (field, nbytes) in few.items():
         saved, note = kept_few(key, rows * field.width, nbytes)
-        about = (rows, *field.shape), dtype_name(field.dtype), "cpu"
-        entries.append(entry(show(key), nbytes, *about, saved=saved, note=note))
+        entries.append(entry(show(key), nbytes, field, "cpu", saved=saved, note=note))
     index_bytes = ring.nbytes - storage.nbytes - sum(nbytes for _, nbytes in few.values())
     entries.append(entry("index", index_bytes, saved=-index_bytes if ring.exact else 0))
     if (capacity := getattr(buffer.sampler, "max_capacity", None)) is not None:

@@ -87,7 +87,7 @@ def test_the_families_and_the_general_way_give_the_same_loss():
         td = ready(actor, critic)
         fast, slow = ClipPPOLoss(actor, critic), ClipPPOLoss(actor, critic)
         assert fast.density.family is not None
-        slow.density.known, slow.critic = lambda: None, Lowered(slow.critic_network, lambda net: None)
+        slow.density.function, slow.critic = lambda: None, Lowered(slow.critic_network, lambda net: None)
         a, b = terms(fast, td), terms(slow, td)
         for key in a:
             assert torch.allclose(a[key], b[key], atol=1e-6), (kind, key)

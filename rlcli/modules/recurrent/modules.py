@@ -257,8 +257,10 @@ class RecurrentModule(TensorDictModuleBase, ABC):
             flat, source = [nothing] * len(states), where.begins.long() - 1
         laid_out = where.laid_out(x.reshape(-1, x.shape[-1]))
         with self._counted(laid_out, flat):
-            found = self._layers(laid_out, flat, lambda below, state, weights: self.run(below, state, source, weights))
-        return self._written(found, where, size)
+            outputs = self._layers(
+                laid_out, flat, lambda below, state, weights: self.run(below, state, source, weights)
+            )
+        return self._written(outputs, where, size)
 
     def count_saved(self, inside: Callable[[int, Sequence[Tensor]], AbstractContextManager[Any]] | None) -> None:
         """Run over sequences in the context `inside(steps, tensors)`, where a backward pass may follow.
@@ -276,11 +278,11 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         self, below: Tensor, states: Sequence[Tensor], run: Callable[[Tensor, State, Weights], State]
     ) -> list[State]:
         """Return what every layer hands on, given its part of the states `[*, L, H]` and features of the one below."""
-        found = []
+        outputs = []
         for layer, weights in enumerate(self.weights()):
-            found.append(run(below, tuple(s[:, layer] for s in states), weights))
-            below = self._between(layer, found[-1][0])
-        return found
+            outputs.append(run(below, tuple(s[:, layer] for s in states), weights))
+            below = self._between(layer, outputs[-1][0])
+        return outputs
 
     def _begun(self, states: list[Tensor], where: Sequences) -> tuple[list[Tensor], Tensor]:
         """Return the states that trajectories begin with `[S, L, H]`, and which a step begins from `[B, T]`."""
@@ -296,11 +298,11 @@ class RecurrentModule(TensorDictModuleBase, ABC):
             self._check_kept(states)
         return states, numbers
 
-    def _written(self, found: list[State], where: Sequences, size: torch.Size) -> State:
+    def _written(self, outputs: list[State], where: Sequences, size: torch.Size) -> State:
         """Return the features, and the states of all layers after every step, as the batch has its rows."""
-        parts = [[where.in_order(x) for x in state] for state in found]
+        parts = [[where.in_order(x) for x in state] for state in outputs]
         features = parts[-1][0]
-        if len(found) == 1 and not features.requires_grad:  # who writes to them in place is stopped by autograd alone
+        if len(outputs) == 1 and not features.requires_grad:  # who writes to them in place is stopped by autograd alone
             features = features.clone()
         after = (
             (x[0].unsqueeze(1) if len(x) == 1 else torch.stack(x, 1)).reshape(*size, len(x), -1)

@@ -83,13 +83,13 @@ def shifted_values(
         budget = int(reset[:, :-1].sum(1).max()) + 1
     layout = slots_of(reset, budget)
     seen = Observations(td, net.in_keys, net.state_keys)
-    here = number.gather(1, layout.step)  # [R, S] flat rows
+    slot_rows = number.gather(1, layout.step)  # [R, S] flat rows
     if isinstance(net, SequenceValues):
-        found, known = net.sequences(seen, here, layout.inserted, _starts(td, layout, cut, time), chunk_rows)
+        values, known = net.sequences(seen, slot_rows, layout.inserted, _starts(td, layout, cut, time), chunk_rows)
     else:
-        found, known = _by_rows(net, seen, here, layout.inserted, chunk_rows)
-    pick = layout.position.unsqueeze(-1).expand(*number.shape, found.shape[-1])
-    value, next_value = found.gather(1, pick), found.gather(1, pick + 1)
+        values, known = _by_rows(net, seen, slot_rows, layout.inserted, chunk_rows)
+    pick = layout.position.unsqueeze(-1).expand(*number.shape, values.shape[-1])
+    value, next_value = values.gather(1, pick), values.gather(1, pick + 1)
 
     def back(x: Tensor) -> Tensor:
         return x.reshape(*rows.movedim(time, -1).shape, *x.shape[2:]).movedim(td.ndim - 1, time)  # [*B, ...]
@@ -104,12 +104,12 @@ def shifted_values(
 
 def _starts(td: TensorDictBase, layout: ObservationSlots, cut: Tensor, time: int) -> Tensor:
     """Mark the slots `[R, S]` where a trajectory begins: after a cut, or where the batch says so."""
-    said = td.get(IS_INIT, None)
-    if said is None:
+    is_init = td.get(IS_INIT, None)
+    if is_init is None:
         starts = torch.zeros_like(cut)
         starts[:, 0] = True
     else:
-        starts = said.reshape(td.shape).movedim(time, -1).reshape(cut.shape).clone()
+        starts = is_init.reshape(td.shape).movedim(time, -1).reshape(cut.shape).clone()
     starts[:, 1:] |= cut[:, :-1]
     mask = mask_of(masks_of(td))
     if mask is not None:  # what lies behind a trajectory as padding is none, nor is it in the middle of one
@@ -215,8 +215,8 @@ class SequenceValues:
             written = called(net, columns, self.key, last - first)
             values.append(written[self.key])
             before = {key: written[under_next(key)][-1:] for key in self.state_keys}
-        found = torch.cat(values) if len(values) != 1 else values[0]
-        return found.reshape(*row.shape, -1), None if pick.known is None else pick.known.reshape(row.shape)
+        whole = torch.cat(values) if len(values) != 1 else values[0]
+        return whole.reshape(*row.shape, -1), None if pick.known is None else pick.known.reshape(row.shape)
 
     def _flat(self, columns: Columns, shape: tuple[int, ...]) -> dict[Key, Tensor]:
         """Return the values of sequences `shape`, one after the other, and the states after them."""
