@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from rlcli.config.checks.machine import check_env
 from rlcli.config.problem import Problem, did_you_mean, raise_all
+from rlcli.config.validate import check_env
 
 MIN_ROUNDS = 7  # a median of fewer says little on a shared machine
 

@@ -127,10 +127,10 @@ def _flags(verb: str) -> Iterator[str]:
 
 def _of_job(verb: str, word: str) -> Iterator[str]:
     from rlcli.config.option import groups, leaves
-    from rlcli.config.reading import read_by
     from rlcli.config.recipes import find_recipes
     from rlcli.config.registry import choices
     from rlcli.config.schemas import VERBS as SCHEMAS
+    from rlcli.config.schemas import read_by
 
     schema = SCHEMAS[verb]
     key, equals, _ = word.partition("=")

@@ -16,11 +16,10 @@ from pathlib import Path
 from rlcli.config.choices import CHOICES
 from rlcli.config.option import Leaf, doc, groups, leaves
 from rlcli.config.problem import Problem, did_you_mean, raise_all, spell
-from rlcli.config.reading import read_with
 from rlcli.config.recipes import choice_file, find_recipes
 from rlcli.config.registry import choices
 from rlcli.config.resolved import flat
-from rlcli.config.schemas import VERBS
+from rlcli.config.schemas import VERBS, read_with
 from rlcli.errors import ConfigError
 
 PAGES = Path(__file__).parents[1] / "help"

@@ -25,8 +25,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
         return 0
     from rlcli.processes.memory import size
     from rlcli.runs import checkpoint
-    from rlcli.runs.folder import ROOT, all_runs
-    from rlcli.runs.lock import RunLock
+    from rlcli.runs.folder import ROOT, RunLock, all_runs
 
     paths = [Path(path) for path in args.paths or [ROOT]]
     if missing := [str(path) for path in paths if not path.is_dir()]:

@@ -58,7 +58,7 @@ def _print_why(ready: Any) -> None:
     from rlcli.config.compose import holds
     from rlcli.config.option import leaves, value_at
     from rlcli.config.problem import spell
-    from rlcli.config.reading import unread
+    from rlcli.config.schemas import unread
 
     cfg, sources = ready.job.cfg, list(_sources(ready))
     rows, without = [], unread(cfg)

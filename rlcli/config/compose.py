@@ -31,7 +31,6 @@ from rlcli.config import guard, registry
 from rlcli.config.option import find, leaves, value_at
 from rlcli.config.overrides import MAX_JOBS, Checked, axes, check_overrides, expand
 from rlcli.config.problem import Problem, raise_all
-from rlcli.config.reading import unread
 from rlcli.config.recipes import (
     Recipe,
     check_recipe,
@@ -43,7 +42,7 @@ from rlcli.config.recipes import (
     with_whole_numbers,
 )
 from rlcli.config.resolved import as_object, flat
-from rlcli.config.schemas import VERBS, CollectConfig
+from rlcli.config.schemas import VERBS, CollectConfig, unread
 from rlcli.config.validate import validate
 from rlcli.config.words import key_of, parsed, spell
 from rlcli.errors import ConfigError
@@ -72,10 +71,6 @@ class CheckedCommand:
     contents: Mapping[str, Mapping[str, Any]]
     job: Job | None = None
     sweep: tuple[Checked, ...] = ()  # those included that a recipe asks for
-
-    @property
-    def overrides(self) -> list[str]:
-        return [item.text for item in self.checked]
 
 
 def configure(
@@ -129,7 +124,7 @@ def plan(
     ready = CheckedCommand(verb, tuple(checked), contents)
     if multirun:
         ready = replace(ready, sweep=_sweep(ready, recipes, problems))
-    jobs = expand(ready.sweep) if multirun else [ready.overrides]
+    jobs = expand(ready.sweep) if multirun else [[item.text for item in checked]]
     job = None
     aside: list[str] = []
     folders: dict[int, str] = {}  # of the jobs of a sweep
@@ -149,7 +144,7 @@ def plan(
         problems += _shared_folder(folders)
     if wrong and job is not None:  # what other libraries count otherwise is converted with what is composed
         facts = {key: value_at(job.cfg, key) for key in leaves(schema)}
-        _, wrong = check_overrides(schema, overrides, recipes, multirun=multirun, flags=flags, facts=facts)
+        _, wrong = check_overrides(schema, overrides, recipes, multirun=multirun, flags=flags, composed=facts)
     problems = [*wrong, *problems]
     raise_all(problem for problem in problems if not (look and problem.only_here))
     for text in dict.fromkeys(() if look else aside):
@@ -203,13 +198,7 @@ def typed(verb: str, node: DictConfig, overrides: Iterable[str]) -> CollectConfi
 
 def whole_tree(ready: CheckedCommand) -> DictConfig:
     """Return the tree of a plan's job with Hydra's own branch, to be looked at."""
-    return _compose_tree(ready.verb, ready.overrides)
-
-
-def without_hydra(node: DictConfig) -> DictConfig:
-    """Return the tree, from which Hydra's own branch has been removed."""
-    drop(node, ["hydra"])
-    return node
+    return _compose_tree(ready.verb, [item.text for item in ready.checked])
 
 
 def drop(node: DictConfig, keys: Iterable[str]) -> None:
@@ -350,7 +339,8 @@ def _job(node: DictConfig, number: int | None, own: bool) -> Job:
                 hydra.runtime.output_dir = os.path.abspath(folder)
         elif own:
             folder = str(node.hydra.run.dir)
-        cfg = as_object(without_hydra(node))
+        drop(node, ["hydra"])
+        cfg = as_object(node)
         if folder is not None and cfg.run.dir is None:
             cfg.run.dir = node.run.dir = folder
         return Job(node, cfg, chosen)
@@ -372,14 +362,21 @@ def _choices(verb: str, chosen: tuple[str, ...], stored: str) -> bytes:
 
 
 def _compose_tree(verb: str, overrides: list[str]) -> DictConfig:
+    outer = GlobalHydra.instance().hydra  # one application a process: a caller that is one itself gets it back
+    GlobalHydra.instance().clear()
     try:
         with (
-            _own_hydra(),
+            store_uncopied(),
             initialize_config_dir(str(shipped("conf")), job_name=verb, version_base=HYDRA_VERSION_BASE),
         ):
             node = hydra_compose(verb, overrides, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise _not_composed(error) from None
+    finally:
+        # composing has put another object into the place of the one that was cleared
+        GlobalHydra.instance().clear()
+        if outer is not None:
+            GlobalHydra.instance().initialize(outer)
     return _with_values(verb, node, overrides)
 
 
@@ -391,21 +388,6 @@ def _not_composed(error: Exception) -> ConfigError:
     where = re.match(r"In '([^']+)': .*:\n", text := str(cause))
     reason = " ".join(text[where.end() if where else 0 :].partition("\n")[0].split())
     return ConfigError("the configuration cannot be composed", where=where and where[1], why=reason)
-
-
-@contextmanager
-def _own_hydra() -> Iterator[None]:
-    """Hydra keeps one application per process; a caller that is one itself gets it back afterwards."""
-    outer = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()
-    try:
-        with store_uncopied():
-            yield
-    finally:
-        # composing has put another object into the place of the one that was cleared
-        GlobalHydra.instance().clear()
-        if outer is not None:
-            GlobalHydra.instance().initialize(outer)
 
 
 @contextmanager

@@ -106,14 +106,13 @@ def _refuse_structure(events: Iterator[Any], where: str) -> None:
             raise ConfigError("more than one YAML document", where=where)
 
 
-def check(data: Any, where: str) -> list[Problem]:
-    """Everything in nested plain data that could run code or read the machine. `where` names its file."""
-    return [p._replace(where=where) for key, value in _leaves(data, ()) for p in _check_leaf(key, value)]
+def check(data: Any, where: str = "", path: str = "") -> list[Problem]:
+    """Everything in nested plain data, all or below a dotted key, that could run code or read the machine.
 
-
-def check_override(key: str, value: Any) -> list[Problem]:
-    """The same for one override."""
-    return [p for path, leaf in _leaves(value, tuple(key.split("."))) for p in _check_leaf(path, leaf)]
+    `where` names its file.
+    """
+    parts = tuple(path.split(".")) if path else ()
+    return [p._replace(where=where) for key, value in _leaves(data, parts) for p in _check_leaf(key, value)]
 
 
 def check_env_ids(env: Any) -> list[Problem]:
@@ -181,10 +180,14 @@ def _check_leaf(path: tuple[Any, ...], value: Any) -> Iterator[Problem]:
         yield Problem(f"{key} is ???, which is no value", "give it one, or leave it out")
     elif isinstance(value, float) and not math.isfinite(value) and _GIVEN_ON.match(key):
         yield Problem(f"{key} is {value}", "give a finite number: no run folder could keep another")
-    for part in path:
-        yield from _check_text(key, part, in_params)
-    if isinstance(value, str):
-        yield from _check_text(key, value, in_params)
+    for text in (*path, value) if isinstance(value, str) else path:
+        if "_target_" in text:
+            yield Problem(f"{key}: {text!r} names code to run, and nothing in a configuration runs")
+        if "${" in _REFERENCE.sub("", text):
+            what = f"{key}: {text!r} holds a resolver that is not accepted"
+            yield Problem(what, "only ${other.key} and ${now:...} are")
+        if in_params and "(" in _SWEEP_CALL.sub("", _QUOTED.sub("", text)):  # this alone is read as an override is
+            yield Problem(f"{key}: {text!r} looks like a call, and nothing in a configuration runs")
     yield from _check_env_id(key, value)
 
 
@@ -207,12 +210,3 @@ def _check_env_id(key: str, value: Any) -> Iterator[Problem]:
             return
         fix = f"import it with --import {module}, in Python with import {module}, and give the name alone: {name}"
         yield Problem(f"{key}={value} would import the module {module!r}", fix)
-
-
-def _check_text(key: str, text: str, in_params: bool) -> Iterator[Problem]:
-    if "_target_" in text:
-        yield Problem(f"{key}: {text!r} names code to run, and nothing in a configuration runs")
-    if "${" in _REFERENCE.sub("", text):
-        yield Problem(f"{key}: {text!r} holds a resolver that is not accepted", "only ${other.key} and ${now:...} are")
-    if in_params and "(" in _SWEEP_CALL.sub("", _QUOTED.sub("", text)):  # this alone is read as an override is
-        yield Problem(f"{key}: {text!r} looks like a call, and nothing in a configuration runs")

@@ -1,7 +1,8 @@
 """A configuration field, its default, meaning and allowed values declared together; and a schema of them as a table.
 
 A schema is a plain dataclass whose fields are made by `option(...)`. Help pages, completion, range checks and "did you
-mean" all read what is declared here, by dotted key: `env.num`; nothing repeats it.
+mean" all read what is declared here, by dotted key: `env.num`; nothing repeats it. `Options` are the dataclasses of
+choices.
 """
 
 from __future__ import annotations
@@ -10,8 +11,21 @@ import dataclasses
 import functools
 import math
 import types
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterable, Mapping
+from typing import (
+    Any,
+    ClassVar,
+    NamedTuple,
+    TypeVar,
+    Union,
+    cast,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from rlcli.config.problem import Problem
 
 _KEY = "rlcli"
 
@@ -22,7 +36,6 @@ class Option:
 
     `ge`, `gt`, `le`, `lt`: bounds; for a list they hold for every entry.
     `choices`: the only strings allowed; empty means any. `words`: strings allowed beside a number, such as `auto`.
-    `when`: dotted key -> the values of it with which this option is read; all of them must hold.
     """
 
     help: str
@@ -32,7 +45,6 @@ class Option:
     lt: float | None = None
     choices: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
-    when: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
 
     def allowed(self) -> str:
         """Return the allowed values in words, or an empty string when there is no limit."""
@@ -103,20 +115,19 @@ def _once(of: Callable[[type], T]) -> Callable[[type], T]:
 @_once
 def leaves(schema: type) -> Mapping[str, Leaf]:
     """Return every dotted key of a schema class, in the order of its fields."""
-    return {leaf.key: leaf for leaf in _walk(schema, "")}
-
-
-def _walk(schema: type, prefix: str) -> Iterator[Leaf]:
-    hints = get_type_hints(schema)
+    table, hints = dict[str, Leaf](), get_type_hints(schema)
     for field in dataclasses.fields(schema):
-        key, hint = prefix + field.name, hints[field.name]
+        name, hint = field.name, hints[field.name]
         if dataclasses.is_dataclass(hint):
-            yield from _walk(cast(type, hint), key + ".")
+            table |= {
+                f"{name}.{key}": leaf._replace(key=f"{name}.{key}") for key, leaf in leaves(cast(type, hint)).items()
+            }
         else:
             default = field.default
             if field.default_factory is not dataclasses.MISSING:
                 default = field.default_factory()
-            yield Leaf(key, hint, default, field.metadata[_KEY])
+            table[name] = Leaf(name, hint, default, field.metadata[_KEY])
+    return table
 
 
 @_once
@@ -154,6 +165,48 @@ def value_at(cfg: Any, key: str) -> Any:
     for part in key.split("."):
         cfg = getattr(cfg, part)
     return cfg
+
+
+# ---- the options of a choice ---------------------------------------------------------------------------------------
+Reads = tuple[Any, ...]  # keys, and dataclasses of them
+
+
+@dataclass_transform()
+class Options:
+    """Options that belong together, as a dataclass: all of a choice, or some that several choices share."""
+
+    group: ClassVar[str]  # that they stand in
+    place: ClassVar[str] = ""  # `package.module:object` of what a choice builds, where there is such a thing
+    reads: ClassVar[Reads] = ()  # of other groups, what not every choice of this one does
+    off_policy: ClassVar[bool] = False  # of an algorithm: it learns from stored rows, whoever collected them
+    draws: ClassVar[str] = "rows"  # of a sampler: single stored "rows", parts of the new "batch", or stored "slices"
+
+    def __init_subclass__(cls, **said: str) -> None:
+        for name, value in said.items():
+            setattr(cls, name, value)
+        made: Any = dataclasses.dataclass(cls)
+        fields = made.__dataclass_fields__.items()
+        made.__dataclass_fields__ = dict(sorted(fields, key=lambda item: (item[0] == "kwargs") - (item[0] == "kind")))
+
+    @classmethod
+    def at(cls, place: str) -> type[Options]:
+        """Return the same options of another choice, which builds what stands at `place`."""
+        return type(cls.__name__, (cls,), {"place": place})
+
+    def problems(self) -> Iterable[Problem]:
+        """Return what does not fit together among these options, where they are those of the choice that was made."""
+        return ()
+
+    @classmethod
+    def option_keys(cls) -> tuple[str, ...]:
+        """Return the dotted keys of these options and of those that they read."""
+        own = [f"{cls.group}.{key}" for key in leaves(cls)]
+        return tuple(dict.fromkeys((*own, *keys_of(cls.reads))))
+
+
+def keys_of(reads: Reads) -> list[str]:
+    """Return the dotted keys among `reads`."""
+    return [key for each in reads for key in ((each,) if isinstance(each, str) else each.option_keys())]
 
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Any: "anything"}

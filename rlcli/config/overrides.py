@@ -10,17 +10,17 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 
 from rlcli.config import guard, words
 from rlcli.config.option import branches, find, groups
-from rlcli.config.other_names import choice_instead, facts_of
 from rlcli.config.problem import Problem, unknown
 from rlcli.config.recipes import unknown_recipe, with_whole_numbers
 from rlcli.config.registry import choices
-from rlcli.config.resolved import as_typed, check_type, unknown_flag, unknown_key
+from rlcli.config.resolved import Facts, as_typed, check_type, facts_of, unknown_flag, unknown_key
 from rlcli.config.schemas import verbs_with
 
 MAX_JOBS = 10_000
@@ -42,19 +42,19 @@ def check_overrides(
     *,
     multirun: bool = False,
     flags: Collection[str] = (),
-    facts: Mapping[str, Any] | None = None,
+    composed: Mapping[str, Any] | None = None,
 ) -> tuple[list[Checked], list[Problem]]:
     """Return the overrides that can be used, and what is wrong with the others.
 
     `recipes`: names that `recipe=` accepts. `multirun`: whether sweeps are allowed (`-m`).
     `flags`: those that the verb has, among which the one that is meant is looked for.
-    `facts`: dotted key -> value of what the usable overrides compose to: a name of another library that counts in other
-    units is converted with them.
+    `composed`: dotted key -> value of what the usable overrides compose to: a name of another library that counts in
+    other units is converted with them.
     """
     usable: list[Checked] = []
     problems: list[Problem] = []
     recipes = list(recipes)
-    facts = facts_of(schema, [text.partition("=") for text in overrides], facts or {})
+    facts = partial(facts_of, schema, [text.partition("=") for text in overrides], composed or {})
     for override in words.each(schema, overrides, lambda text: unknown_flag(schema, text, flags, facts), recipes):
         if isinstance(override, Problem):
             problems.append(override)
@@ -64,8 +64,11 @@ def check_overrides(
             usable.append(result)
         else:
             problems += result
-    usable = list({item.key: item for item in usable}.values())  # the last of a key, in the place of its first
-    return _presets(usable), problems
+    last = {item.key: item for item in usable}  # of a key, in the place of its first
+    if "memory" not in last and (preset := last.get("memory.next_obs")):  # alone it is the preset of that name
+        text = re.sub(r"^memory\.next_obs", "memory", preset.text)
+        last["memory.next_obs"] = preset._replace(text=text, key="memory")
+    return [*last.values()], problems
 
 
 def expand(checked: Sequence[Checked]) -> list[list[str]]:
@@ -101,7 +104,7 @@ def _check_one(
     recipes: list[str],
     multirun: bool,
     flags: Collection[str],
-    facts: Mapping[str, Any],
+    facts: Facts,
 ) -> Checked | list[Problem]:
     key, text = override.key_or_group, override.input_line
     assert text is not None
@@ -127,7 +130,7 @@ def _check_one(
     if key == "recipe" and None in values:  # Hydra takes null as a default only, and an empty list anywhere
         values = tuple([] if v is None else v for v in values)
         text = f"recipe={','.join(map(words.spell, values))}"
-    problems = [p for v in values for p in guard.check_override(key, v)]
+    problems = [p for v in values for p in guard.check(v, path=key)]
     if not problems:
         problems = [p for v in values for p in _check_value(schema, key, v, names, facts)]
     if problems:
@@ -136,12 +139,13 @@ def _check_one(
     if len(set(meant)) < len(meant):
         twice = next(value for value, times in Counter(meant).items() if times > 1)
         return [Problem(f"{text!r} names {twice} twice", "name each value once: the same run would be run again")]
-    return Checked(_retyped(schema, key, text, values), key, values, override.is_sweep_override())
+    # Hydra needs `++` where keys of a mapping with free ones are given, else no `+`: no key is new
+    leaf, bare = find(schema, key), text.lstrip("+")
+    free = leaf is not None and (leaf.key != key or (leaf.is_free and any(isinstance(v, dict) and v for v in values)))
+    return Checked(f"++{bare}" if free else bare, key, values, override.is_sweep_override())
 
 
-def _check_value(
-    schema: type, key: str, value: Any, names: tuple[str, ...], facts: Mapping[str, Any]
-) -> Iterator[Problem]:
+def _check_value(schema: type, key: str, value: Any, names: tuple[str, ...], facts: Facts) -> Iterator[Problem]:
     if key.partition(".")[0].partition("/")[0] == "hydra":
         return
     if key == "recipe":
@@ -154,6 +158,8 @@ def _check_value(
         elif not isinstance(value, str):
             yield unknown(key, _bare(value), names)._replace(what=_no_name(key, value))
         elif value not in names:
+            from rlcli.config.other_names import choice_instead
+
             hint = choice_instead(schema, key, str(value))
             yield Problem(f"unknown {key} {value!r}", hint) if hint else unknown(key, str(value), names)
     elif key.endswith(".kind") and key.removesuffix(".kind") in groups(schema):
@@ -182,22 +188,3 @@ def _no_name(key: str, value: Any) -> str:
 def _bare(value: Any) -> str:
     """Return the name that may be meant by what is none: `gym` of `[gym]`."""
     return value if isinstance(value, str) else words.spell(value).strip("[]")
-
-
-def _retyped(schema: type, key: str, text: str, values: Iterable[Any]) -> str:
-    """The text that Hydra needs: `++` where keys of a mapping with free ones are given, else no `+`: no key is new."""
-    leaf, bare = find(schema, key), text.lstrip("+")
-    free = leaf is not None and (leaf.key != key or (leaf.is_free and any(isinstance(v, dict) and v for v in values)))
-    return f"++{bare}" if free else bare
-
-
-def _presets(usable: list[Checked]) -> list[Checked]:
-    """`memory.next_obs=compact` alone is the preset of that name; beside an explicit `memory=` both stay."""
-    if any(item.key == "memory" for item in usable):
-        return usable
-    return [
-        item._replace(text=re.sub(r"^memory\.next_obs", "memory", item.text), key="memory")
-        if item.key == "memory.next_obs"
-        else item
-        for item in usable
-    ]

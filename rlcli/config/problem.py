@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from difflib import SequenceMatcher
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from rlcli.errors import ConfigError
 
@@ -35,24 +35,6 @@ class Problem(NamedTuple):
         if self.fix:
             text += f" {self.fix}" if self.fix.startswith("(") else f"; {self.fix}"
         return text
-
-
-Check = TypeVar("Check", bound=Callable[[Any], Iterable[Problem]])
-CHECKS: dict[Callable[[Any], Iterable[Problem]], tuple[str, ...]] = {}  # with where the keys begin that each reads
-
-
-def check(*reads: str) -> Callable[[Check], Check]:
-    """Add a check of the typed tree, a `Config` or a `CollectConfig`.
-
-    `reads`: where the keys begin that it reads, as far as one that cannot be used would have it say what is not so; ""
-    for any key.
-    """
-
-    def added(function: Check) -> Check:
-        CHECKS[function] = reads
-        return function
-
-    return added
 
 
 def raise_all(problems: Iterable[Problem]) -> None:

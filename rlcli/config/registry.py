@@ -56,6 +56,10 @@ GROUPS = {
 }
 KINDS = (*NAMED, *GROUPS)
 KIND_OF = {group: kind for kind, group in GROUPS.items()}
+_OURS = NAMED | {
+    kind: {name: options.place for name, options in CHOICES[group].items() if name != REGISTERED}
+    for kind, group in GROUPS.items()
+}  # kind -> name -> where it stands
 _users: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
 
 F = TypeVar("F")
@@ -64,7 +68,7 @@ F = TypeVar("F")
 def _register(kind: str, name: str) -> Callable[[F], F]:
     if not name.isidentifier():
         raise ConfigError(f"a registered name is one word of letters, digits and _, not {name!r}", where=kind)
-    if _is_ours(kind, name):
+    if name in _OURS[kind]:
         raise ConfigError(f"{kind} {name!r} is already a name of rlcli", fix="Choose another name.")
 
     def keep(builder: F) -> F:
@@ -79,16 +83,6 @@ def _register(kind: str, name: str) -> Callable[[F], F]:
         return builder
 
     return keep
-
-
-def _ours(kind: str) -> dict[str, str]:
-    if kind not in GROUPS:
-        return NAMED[kind]
-    return {name: options.place for name, options in CHOICES[GROUPS[kind]].items() if name != REGISTERED}
-
-
-def _is_ours(kind: str, name: str) -> bool:
-    return name in _ours(kind)
 
 
 def _home(builder: Any) -> str:
@@ -176,7 +170,7 @@ def register_logger(name: str) -> Callable[[F], F]:
 
 def names(kind: str) -> tuple[str, ...]:
     """Return all names of a kind: ours, registered ones, and entry points. Imports none of them."""
-    return (*_ours(kind), *users_names(kind))
+    return (*_OURS[kind], *users_names(kind))
 
 
 def users_names(kind: str) -> tuple[str, ...]:
@@ -204,7 +198,7 @@ def find(kind: str, name: str) -> Any:
     """
     if name in _users[kind]:
         return _users[kind][name]
-    if _is_ours(kind, name) and (place := _ours(kind)[name]):
+    if place := _OURS[kind].get(name):
         module, _, attribute = place.partition(":")
         return getattr(importlib.import_module(module), attribute)
     if name in (points := _entry_points().get(kind, {})):
@@ -231,9 +225,9 @@ def part(kind: str, name: str) -> Part:
     A user's part reads what any registered one of its kind does as well. Its package is imported, ours are not. A name
     that nobody has is taken for one that says nothing of itself.
     """
-    options = CHOICES[GROUPS[kind]].get(name if _is_ours(kind, name) else REGISTERED)
+    options = CHOICES[GROUPS[kind]].get(name if name in _OURS[kind] else REGISTERED)
     found = Part() if options is None else Part(options.option_keys(), options.off_policy, options.draws)
-    if _is_ours(kind, name) or name not in users_names(kind):
+    if name in _OURS[kind] or name not in users_names(kind):
         return found
     builder = find(kind, name)
     own = {field: value for field in ("off_policy", "draws") if (value := getattr(builder, field, None)) is not None}
@@ -254,8 +248,9 @@ def arguments(kind: str, options: Any) -> dict[str, Any]:
 def choices(schema: type, group: str) -> tuple[str, ...]:
     """The names that `group=` accepts: ours, and those a user registered for it; none of a group without choices."""
     kind, chosen = KIND_OF.get(group), leaves(schema).get(f"{group}.kind")
-    ours = chosen.option.choices if chosen else ()
-    return ours + (users_names(kind) if kind else ())
+    ours = (name for name in CHOICES.get(group, ()) if name != REGISTERED) if chosen else ()
+    first = sorted(ours, key=lambda name: name != "auto")  # which leaves it to us
+    return (*first, *(chosen.option.choices if chosen else ()), *(users_names(kind) if kind else ()))
 
 
 @functools.cache
@@ -266,7 +261,7 @@ def _entry_points() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for point in entry_points(group="rlcli"):
         kind, _, name = point.name.partition(".")
-        if kind in KINDS and _is_ours(kind, name):
+        if kind in KINDS and name in _OURS[kind]:
             what = f"the entry point {point.value} announces {kind} {name!r}, which is a name of rlcli: it is left out"
             warnings.warn(what, stacklevel=2)
         else:
@@ -277,7 +272,7 @@ def _entry_points() -> dict[str, dict[str, Any]]:
 def build(kind: str, name: str, face: type, /, *args: Any, **options: Any) -> Any:
     """Return what the builder of a part makes, a `face`: one of ours as it is called, a user's whatever it does."""
     builder = find(kind, name)
-    if _is_ours(kind, name):
+    if name in _OURS[kind]:
         return builder(*args, **options)
     group = GROUPS[kind]
     try:
@@ -326,10 +321,9 @@ def flags(packages: Iterable[str], folders: Iterable[str] = ()) -> list[str]:
 
 def packages(config: Mapping[str, Any]) -> list[str]:
     """The packages behind a configuration: those of this command, and the homes of registered names that it holds."""
-    words = set(_words(config))
-    homes = [builder.__module__ for kind in KINDS for name, builder in _users[kind].items() if name in words]
-    found = list(imported)
-    for home in homes:
+    users = [(name, builder.__module__) for kind in KINDS for name, builder in _users[kind].items()]
+    words, found = set(_words(config)) if users else (), list(imported)
+    for home in (home for name, home in users if name in words):
         if home != "__main__" and not any(f"{home}.".startswith(f"{name}.") for name in found):
             found.append(home)
     return found

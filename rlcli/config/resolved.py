@@ -7,33 +7,28 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import reduce
 from typing import Any, TypeVar, get_args, get_origin
 
 from rlcli.config import guard, registry
 from rlcli.config.option import Leaf, branches, find, groups, leaves, value_at
-from rlcli.config.other_names import facts_of, instead
 from rlcli.config.problem import Problem, did_you_mean, raise_all
-from rlcli.config.reading import of_others, read_by
-from rlcli.config.schemas import VERBS, CollectConfig
+from rlcli.config.schemas import VERBS, CollectConfig, of_others, read_by
 from rlcli.errors import ConfigError
 
 _FLAGS_OF_RESUME = ("--help", "--force", "--import", "--recipe-dir", "--debug")
 C = TypeVar("C", bound=CollectConfig)
+Facts = Callable[[], Mapping[str, Any]]  # every key's value in the rest of a command, asked for where a word is unknown
 
 
 def to_dict(cfg: Any) -> dict[str, Any]:
     """Nested plain data of a configuration: the options of the choices that were made."""
-    return _plain(cfg, "", of_others(cfg))
-
-
-def _plain(cfg: Any, prefix: str, left_out: Collection[str]) -> dict[str, Any]:
-    found = {name: value for name, value in vars(cfg).items() if f"{prefix}{name}" not in left_out}
-    nested = {
-        name: _plain(value, f"{prefix}{name}.", left_out)
-        for name, value in found.items() if dataclasses.is_dataclass(value)
-    }  # fmt: skip
-    return {name: nested.get(name, value) for name, value in found.items() if nested.get(name) != {}}
+    data = dataclasses.asdict(cfg)
+    for key in of_others(cfg):
+        *path, name = key.split(".")
+        del reduce(dict.__getitem__, path, data)[name]
+    return data
 
 
 def from_dict(
@@ -75,20 +70,14 @@ def as_object(node: Any, where: str = "") -> CollectConfig:
     except (OmegaConfBaseException, RecursionError) as error:
         reason, key = " ".join(str(error).partition("\n")[0].split()), getattr(error, "full_key", None)
         raise ConfigError(f"{key} has no value: {reason}" if key else reason, where=where or None) from None
-    problems = [*_what_is_no_container(node, cfg), *guard.check_env_ids(cfg.env)]
-    raise_all(problem._replace(where=where) for problem in problems)
-    return cfg
-
-
-def _what_is_no_container(node: Any, cfg: Any) -> Iterator[Problem]:
-    """Check what references put for lists and mappings: OmegaConf checks it for numbers and text alone."""
-    from omegaconf import OmegaConf
-
-    for key, leaf in leaves(type(cfg)).items():
+    problems = guard.check_env_ids(cfg.env)
+    for key, leaf in leaves(type(cfg)).items():  # OmegaConf checks references to numbers and text alone
         if {get_origin(hint) for hint in (leaf.hint, *get_args(leaf.hint))} & {list, dict}:
             branch, _, name = key.rpartition(".")
             if OmegaConf.is_interpolation(OmegaConf.select(node, branch) if branch else node, name):
-                yield from check_type(type(cfg), key, value_at(cfg, key))
+                problems += check_type(type(cfg), key, value_at(cfg, key))
+    raise_all(problem._replace(where=where) for problem in problems)
+    return cfg
 
 
 def assign(node: Any, schema: type, key: str, value: Any, where: str = "", *, merge: bool = False) -> list[Problem]:
@@ -167,16 +156,15 @@ def wrong_type(leaf: Leaf, key: str, value: Any, where: str = "") -> Problem:
     return Problem(f"{key} must be {leaf.type_name}, not {value!r}", fix, where)
 
 
-def unknown_key(
-    schema: type, key: str, value: Any = None, where: str = "", facts: Mapping[str, Any] | None = None
-) -> Problem:
+def unknown_key(schema: type, key: str, value: Any = None, where: str = "", facts: Facts | None = None) -> Problem:
     """The sentence for a key that the schema lacks: what other libraries mean by it, or the nearest keys that it has.
 
     `value`: what it was given, to be written after the key that is meant.
-    `facts`: every key's value in the rest of the command; see `other_names.facts_of`.
     """
+    from rlcli.config.other_names import instead
+
     text = "" if value is None or isinstance(value, Mapping) else str(value)
-    hint = instead(schema, key, text, facts or facts_of(schema, (), {}))
+    hint = instead(schema, key, text, facts() if facts else facts_of(schema, (), {}))
     known = read_by(schema)
     hint = hint or did_you_mean(key, dict.fromkeys((*known, *(each.partition(".")[0] for each in known), "recipe")))
     free = [leaf.key for leaf in leaves(schema).values() if leaf.is_free and leaf.key == f"{key.split('.')[0]}.kwargs"]
@@ -196,12 +184,20 @@ def settings(cfg: Any) -> dict[str, Any]:
     return dict(flat(type(cfg), to_dict(cfg)))
 
 
-def unknown_flag(schema: type, text: str, flags: Collection[str], facts: Mapping[str, Any] | None = None) -> Problem:
+def facts_of(schema: type, given: Iterable[tuple[str, str, str]], composed: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return every key's value; see `other_names`, which only a command with an unknown word imports."""
+    from rlcli.config import other_names
+
+    return other_names.facts_of(schema, given, composed)
+
+
+def unknown_flag(schema: type, text: str, flags: Collection[str], facts: Facts | None = None) -> Problem:
     """Return the sentence for a flag not among `flags`, those of the verb: values are written without dashes."""
+    from rlcli.config.other_names import instead
+
     name, _, value = text.partition("=")
-    hint = instead(schema, name, value, facts or facts_of(schema, (), {})) or did_you_mean(
-        name, (*flags, *read_by(schema))
-    )
+    hint = instead(schema, name, value, facts() if facts else facts_of(schema, (), {}))
+    hint = hint or did_you_mean(name, (*flags, *read_by(schema)))
     return Problem(f"there is no flag {name}", hint or "(--help lists flags and keys)")
 
 
@@ -259,6 +255,6 @@ def _parse(schema: type, overrides: Sequence[str]) -> tuple[set[str], list[tuple
             problems.append(unknown_key(schema, key, value))
         else:
             plain = words.plain(override.value())
-            problems += guard.check_override(key, plain)
+            problems += guard.check(plain, path=key)
             pairs.append((key, plain))
     return reset, pairs, problems

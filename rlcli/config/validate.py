@@ -1,19 +1,36 @@
-"""All problems of a composed configuration at once, before anything is built or torch is loaded."""
+"""All problems of a composed configuration at once, before anything is built or torch is loaded.
+
+What one choice takes is checked in its dataclass (`Options.problems`), what one part takes in its constructor; here
+stands what spans groups, or asks this machine. What is learned: `validate_learning.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import os
+import re
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from difflib import SequenceMatcher
+from importlib.util import find_spec
 from typing import Any
 
-from rlcli.config.checks import CHECKS
-from rlcli.config.option import Leaf, leaves, value_at
-from rlcli.config.problem import Problem, raise_all, unknown
-from rlcli.config.reading import check_typed
+from rlcli.config import installed, registry
+from rlcli.config.choices import CHOICES
+from rlcli.config.installed import accelerator, gymnasium_problem, known_ids, lacking
+from rlcli.config.option import Options, groups, leaves, value_at
+from rlcli.config.problem import Problem, did_you_mean, raise_all, spell, unknown
 from rlcli.config.registry import choices
 from rlcli.config.resolved import from_dict
-from rlcli.config.schemas import CollectConfig, Config, is_off_policy
+from rlcli.config.schemas import CollectConfig, Config, is_off_policy, unread
+from rlcli.config.validate_learning import check_learning, check_recurrence
 from rlcli.config.words import key_of
+
+_OF_GYMNASIUM = ("mujoco", "box2d")  # extras of envs that gymnasium holds in a module of this name
+_OPTIONS = {"NormalizeObservation": "env.normalize_observation", "NormalizeReward": "env.normalize_reward"}
+_FROM_WEIGHTS = (
+    "to train on from a run's weights, write policy.init_from={0} in its place: rlcli train ... policy.init_from={0}"
+)
 
 
 def validate(cfg: Any, typed: Collection[str] | None = None, undecided: Collection[str] = ()) -> list[Problem]:
@@ -24,12 +41,50 @@ def validate(cfg: Any, typed: Collection[str] | None = None, undecided: Collecti
     `undecided`: keys that were given what cannot be used, `"storage.kind"`, and hold their defaults in `cfg`: nothing
     is said that follows from those, or from values out of range. `"recipe"` stands for every key.
     """
-    outside = {leaf.key: problem for leaf in leaves(type(cfg)).values() if (problem := _out_of_range(cfg, leaf))}
+    schema = type(cfg)
+    outside = {}
+    for key, leaf in leaves(schema).items():
+        value, group = value_at(cfg, key), key.removesuffix(".kind")
+        if group != key and (known := choices(schema, group)):
+            if value not in known:
+                problem = unknown(group, str(value), known)
+                fix = problem.fix + ". If a package of yours registers it, add --import PACKAGE"
+                outside[key] = problem._replace(fix=fix)
+        elif not leaf.option.accepts(value):
+            outside[key] = Problem(f"{key} is {value!r}", f"allowed: {leaf.option.allowed() or 'finite numbers'}")
     found, undecided = [*outside.values()], {*undecided, *outside}
+    if "recipe" in undecided:
+        return found
+    for group in groups(schema):
+        options = getattr(cfg, group)
+        made = CHOICES.get(group, {}).get(options.kind, Options) if group in CHOICES else type(options)
+        if not any(key.startswith(f"{group}.") for key in undecided):
+            found += made.problems(options)
     for check, read in CHECKS.items():
-        if not any(key == "recipe" or f"{key}.".startswith(read) for key in undecided):
+        if not any(f"{key}.".startswith(read) for key in undecided):
             found += check(cfg)
-    return found if "recipe" in undecided else [*found, *check_typed(cfg, typed, undecided)]
+    return [*found, *_without_meaning(cfg, typed, undecided)]
+
+
+def _without_meaning(cfg: Any, typed: Collection[str] | None, undecided: Collection[str]) -> Iterator[Problem]:
+    """Refuse what nothing reads among the keys that were typed; None: among those that are not at their defaults.
+
+    Whether an option is read is not known where what it is read with is `undecided`.
+    """
+    table = leaves(type(cfg))
+    for key, why in unread(cfg).items():
+        if f"{why.by}.kind" in undecided or (why.by == "memory" and "memory.next_obs" in undecided):
+            continue
+        group, value, whole = key.removesuffix(".kind"), value_at(cfg, key), key.rpartition(".")[0]
+        changed = value != table[key].default
+        if (
+            changed if typed is None else key in typed or (group != key and group in typed)
+            # a sweep may go over mappings: env.atari={noop_max:1},{noop_max:2}
+            or (changed and "." in whole and whole in typed)
+        ):  # fmt: skip
+            name = key if group == key else f"{group}={value}"
+            fix = f"use {why.instead}, or leave it out" if why.instead else "leave it out"
+            yield Problem(f"{name} has no meaning {why.where}", fix)
 
 
 def as_resumed(verb: str, data: Mapping[str, Any], overrides: Sequence[str], where: str) -> CollectConfig:
@@ -48,14 +103,259 @@ def as_resumed(verb: str, data: Mapping[str, Any], overrides: Sequence[str], whe
     return cfg
 
 
-def _out_of_range(cfg: Any, leaf: Leaf) -> Problem | None:
-    value = value_at(cfg, leaf.key)
-    if leaf.option.accepts(value):
-        return None
-    group = leaf.key.removesuffix(".kind")
-    if group == leaf.key:
-        return Problem(f"{leaf.key} is {value!r}", f"allowed: {leaf.option.allowed() or 'finite numbers'}")
-    if value in (known := choices(type(cfg), group)):
-        return None
-    problem = unknown(group, str(value), known)
-    return problem._replace(fix=problem.fix + ". If a package of yours registers it, add --import PACKAGE")
+# ---- how batches are collected --------------------------------------------------------------------------------------
+def check_collector(cfg: Any) -> Iterator[Problem]:
+    c = cfg.collector
+    if not isinstance(cfg, Config):
+        for key in ("split_trajs", "trajs_per_batch", "deliver_leftovers"):
+            if getattr(c, key):
+                yield Problem(
+                    f"collector.{key} has no meaning for rlcli collect, which writes every frame to disk",
+                    "leave it out, and cut what you read: rlcli.data.split_trajectories(batch)",
+                )
+        return
+    if max(cfg.total_frames, 1_000_000) < c.frames_per_batch:
+        yield Problem(
+            f"collector.frames_per_batch={c.frames_per_batch:,} is more than total_frames={cfg.total_frames:,}",
+            f"use {cfg.total_frames} at most: the run is one batch then",
+        )
+    if c.deliver_leftovers and not c.trajs_per_batch:
+        yield Problem("collector.deliver_leftovers needs collector.trajs_per_batch", "give both, or neither")
+    if c.split_trajs and c.trajs_per_batch:
+        yield Problem("collector.split_trajs and collector.trajs_per_batch both cut trajectories", "give one of them")
+    if c.trajs_per_batch and not c.track_traj_ids:
+        yield Problem("collector.trajs_per_batch needs collector.track_traj_ids=true", "leave out track_traj_ids=false")
+    if c.trajs_per_batch and c.set_truncated and not c.reset_at_each_iter:
+        yield Problem(
+            "collector.set_truncated ends every trajectory with its batch, collector.trajs_per_batch wants whole ones",
+            "give one of them, or collector.reset_at_each_iter=true as well",
+        )
+    if c.split_trajs and not c.track_traj_ids:
+        yield Problem("collector.split_trajs needs collector.track_traj_ids=true", "leave out track_traj_ids=false")
+
+
+def check_workers(cfg: Any) -> Iterator[Problem]:
+    c, env = cfg.collector, cfg.env
+    if c.kind == "sync":
+        if c.on_worker_error == "restart" and not (env.workers or env.mode == "parallel"):
+            yield Problem(
+                "collector.on_worker_error=restart is for worker processes, and there are none",
+                "use env.mode=parallel, or collector=multi_sync",
+            )
+        if c.on_worker_error == "restart" and env.caller_steps == "true":
+            yield Problem(
+                "env.caller_steps=true and collector.on_worker_error=restart contradict each other: what this process "
+                "steps itself cannot be replaced",
+                "leave out one of them",
+            )
+        return
+    if isinstance(c.num_workers, int) and c.num_workers > env.num:
+        yield Problem(
+            f"collector.num_workers={c.num_workers} are more than there are envs",
+            f"use collector.num_workers={env.num} at most",
+        )
+    if env.workers or env.mode == "parallel":
+        name = "env.workers" if env.workers else "env.mode=parallel"
+        yield Problem(
+            f"{name} steps the envs of one process, and each worker of collector={c.kind} steps its own",
+            "give one of them",
+        )
+    scales = [f"env.{name}" for name in ("normalize_observation", "normalize_reward") if getattr(env, name)]
+    listed = [
+        entry if isinstance(entry, str) else next(iter(entry), "")
+        for entry in env.transforms
+        if isinstance(entry, str | dict)  # else it is refused already
+    ]
+    for name in [*scales, *(f"env.transforms={name}" for name in listed if name in ("RunningNorm", "RewardNorm"))]:
+        yield Problem(
+            f"{name} keeps statistics in one process, and each worker would have its own",
+            "use collector=sync, with env.workers for slow envs",
+        )
+    if c.preemptive_threshold is not None:
+        yield from _check_preemption(cfg)
+    if cfg.weights.on_lag != "report" and cfg.weights.max_lag is None:
+        yield Problem(f"weights.on_lag={cfg.weights.on_lag} needs weights.max_lag", "give both, or neither")
+    if not isinstance(cfg, Config) and c.kind != "multi_sync":
+        yield Problem(f"rlcli collect takes the steps of a batch again when it is resumed, and with collector={c.kind} "
+                      "workers would have begun others", "use collector=multi_sync")  # fmt: skip
+
+
+def _check_preemption(cfg: Any) -> Iterator[Problem]:
+    if not isinstance(cfg, Config):
+        yield Problem("rlcli collect writes equally many steps of all envs, and preempted workers take fewer",
+                      "leave out collector.preemptive_threshold")  # fmt: skip
+        return
+    if cfg.collector.num_workers == 1:
+        yield Problem("collector.preemptive_threshold has no meaning for one worker", "use two at least")
+    if cfg.storage.ndim > 1:
+        yield Problem(f"storage.ndim={cfg.storage.ndim} needs equally many steps of all envs; preempted workers differ",
+                      "use storage.ndim=1")  # fmt: skip
+
+
+def check_wrappers(cfg: Any) -> Iterator[Problem]:
+    for kind, entries in (("wrapper", cfg.env.wrappers), ("transform", cfg.env.transforms)):
+        for entry in entries:
+            try:
+                name, _ = registry.wrapper_call(entry, f"env.{kind}s")
+            except ValueError as error:
+                yield Problem(str(error), f"write env.{kind}s=[Name,{{Name:{{argument:value}}}}]")
+                continue
+            if name in registry.names(kind):
+                continue
+            if key := _OPTIONS.get(name):
+                what = f"{name} keeps statistics, which would be lost in evaluations and on resume"
+                yield Problem(f"{what} (env.wrappers)", f"write {key}=true instead")
+                continue
+            hint = did_you_mean(name, registry.names(kind)) or f"rlcli ls {kind}s lists them"
+            lines = f"'from PACKAGE import {name}' and 'rlcli.register_{kind}(\"{name}\")({name})'"
+            own = f"to add it, give --import my_{kind}s, a file my_{kind}s.py with 'import rlcli', {lines}"
+            yield Problem(f"unknown {kind} {name!r} in env.{kind}s", f"{hint}; {own}")
+
+
+def check_memory(cfg: Any) -> Iterator[Problem]:
+    memory = cfg.memory
+    if memory.kind != memory.next_obs:
+        yield Problem(
+            f"memory={memory.kind} and memory.next_obs={memory.next_obs} contradict each other",
+            f"choose one: memory={memory.kind} or memory={memory.next_obs}",
+        )
+
+
+# ---- what this machine has ------------------------------------------------------------------------------------------
+def check_env(cfg: Any) -> list[Problem]:
+    """Check that the env id exists here and its packages are installed."""
+    env_id, kind = cfg.env.id, cfg.env.kind
+    if (old := gymnasium_problem()) is not None:
+        return [old]
+    if kind == "envpool":
+        return lacking("envpool", "env=envpool")
+    if kind == "atari" or env_id.startswith("ALE/"):
+        return lacking("atari", f"env.id={env_id}")
+    if env_id.startswith(("MiniGrid-", "BabyAI-")):
+        return lacking("minigrid", f"env.id={env_id}")
+    if env_id in registry.names("env"):
+        return []
+    from gymnasium.envs.registration import registry as known
+
+    # gymnasium accepts an id without version and takes the newest
+    ids = {**known, **{re.sub(r"-v\d+$", "", name): spec for name, spec in known.items()}}
+    if env_id not in ids:
+        if game := re.fullmatch(r"(\w+?)(NoFrameskip|Deterministic)-v\d+", env_id):  # what ALE/ ids were called before
+            return [Problem(f"unknown env id {env_id!r}", f"write env=atari env.id=ALE/{game[1]}-v5")]
+        hint = did_you_mean(env_id, (*known_ids(), *registry.users_names("env")))
+        if more := _of_packages(env_id, known, hint):
+            return [Problem(f"unknown env id {env_id!r}", f"{hint} {more}".lstrip())]
+        if not hint or env_id.isidentifier() or "/" in env_id:  # not the form of an id of gymnasium's
+            hint = f"{hint or 'rlcli ls envs lists them.'} If a package of yours registers it, add --import PACKAGE"
+        return [Problem(f"unknown env id {env_id!r}", hint)]
+    entry = ids[env_id].entry_point
+    module = entry if isinstance(entry, str) else getattr(entry, "__module__", "")
+    extra = next((extra for extra in _OF_GYMNASIUM if module.startswith(f"gymnasium.envs.{extra}")), None)
+    return lacking(extra, f"env.id={env_id}") if extra else []
+
+
+def _of_packages(env_id: str, known: Mapping[str, Any], near: str) -> str:
+    """Say what to do about an unknown id where packages were imported for it; else, or if they gave others, nothing."""
+    if not registry.imported:
+        return ""
+    homes = {name: getattr(spec.entry_point, "__module__", str(spec.entry_point)) for name, spec in known.items()}
+    for package in registry.imported:
+        top = package.partition(".")[0]
+        ids = [name for name, home in homes.items() if home.partition(":")[0].partition(".")[0] == top]
+        ids += [name for name in registry.users_names("env") if registry.find("env", name).__module__ == package]
+        if ids:
+            if near:
+                return ""
+            shown = sorted(ids, key=lambda name: -SequenceMatcher(None, env_id, name).ratio())[:4]
+            return f"{package} has {len(ids)} of them, such as {', '.join(shown)}"
+    package, top = registry.imported[0], registry.imported[0].partition(".")[0]
+    said = f"{package} was imported and registered no env id with gymnasium; "
+    if callable(getattr(sys.modules.get(package), "register_envs", None)):
+        call = f"'import {package}' and '{package}.register_envs()'"
+        return f"{said}it has register_envs: --import my_envs, a file my_envs.py with {call}"
+    if package == top and hasattr(sys.modules.get(top), "__path__") and find_spec(f"{top}.envs") is not None:
+        return f"{said}try --import {top}.envs"
+    return f"{said}register one yourself: rlcli help environments"
+
+
+def check_devices(cfg: Any) -> list[Problem]:
+    """Check that every named device could exist with this torch on this system; using it shows whether it does."""
+    wanted = [
+        (
+            "device",
+            cfg.device.kind,
+            {"split": accelerator(), "auto": "cpu"}.get(cfg.device.kind, cfg.device.kind),
+        )
+    ]
+    for name in ("env_device", "policy_device", "storing_device", "train_device"):
+        if (device := getattr(cfg.device, name)) is not None:
+            wanted.append((f"device.{name}", device, device))
+    found = []
+    for key, given, device in wanted:
+        if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", device):
+            found.append(Problem(f"{key}={given!r} is not a device", "use cpu, cuda, cuda:<number> or mps"))
+        elif device.startswith("cuda") and not installed.torch_has_cuda():
+            found.append(Problem(f"{key}={given} is not there: the installed torch is a CPU build", f"use {key}=cpu"))
+        elif device == "mps" and sys.platform != "darwin":
+            found.append(Problem(f"{key}={given} is not there: mps exists on macOS only", f"use {key}=cpu"))
+    return [problem._replace(only_here=True) for problem in found]
+
+
+def check_packages(cfg: Any) -> list[Problem]:
+    compressed = lacking("compressed", "memory.compress=true") if cfg.memory.compress else []
+    return [*compressed, *(lacking("tensorboard", "logger=tensorboard") if cfg.logger.kind == "tensorboard" else [])]
+
+
+# ---- policy, parts of a user's, folder ------------------------------------------------------------------------------
+def _is_folder(asked: str) -> bool:
+    """Say whether a run's folder is named, or one with a checkpoint of it after a colon."""
+    return os.path.isdir(asked) or os.path.isdir(asked.rpartition(":")[0])
+
+
+def check_policy(cfg: Any) -> Iterator[Problem]:
+    policy = cfg.policy
+    if policy.kind == "random" and isinstance(cfg, Config):
+        yield Problem("policy=random has no weights to train", "use rlcli collect, or another policy")
+    collects = not isinstance(cfg, Config) or cfg.loss.kind not in CHOICES["loss"]  # a loss of one's own may read it
+    if policy.kind == "checkpoint" and not policy.path:
+        given = "policy.path=RUN_FOLDER" if collects else _FROM_WEIGHTS.format("RUN")
+        yield Problem("policy=checkpoint needs policy.path", f"{given} (rlcli ls runs lists them)", only_here=True)
+    elif policy.kind == "checkpoint" and not collects:
+        yield Problem("policy=checkpoint acts, and does not learn", _FROM_WEIGHTS.format(spell(policy.path)))
+    if policy.init_from is None and not policy.init_strict:
+        yield Problem("policy.init_strict has no meaning without policy.init_from", "leave it out")
+    elif policy.init_from is not None and not _is_folder(policy.init_from):
+        yield Problem(f"policy.init_from={policy.init_from} is no run", "rlcli ls runs lists runs", only_here=True)
+    if policy.kind == "checkpoint" and policy.path and not _is_folder(policy.path):
+        yield Problem(f"policy.path={policy.path} does not exist", "rlcli ls runs lists runs", only_here=True)
+
+
+def check_kwargs(cfg: Any) -> Iterator[Problem]:
+    for kind, group in registry.GROUPS.items():
+        options = getattr(cfg, group, None)
+        if options is None or not options.kwargs or options.kind in registry.users_names(kind):
+            continue
+        what = f"{group}.kwargs has no meaning with {group}={options.kind}"
+        yield Problem(what, f"it is for {'an' if kind[0] in 'ae' else 'a'} {kind} that you registered")
+
+
+def check_run(cfg: Any) -> Iterator[Problem]:
+    if cfg.run.eval_every is not None and not cfg.run.eval_episodes and isinstance(cfg, Config):
+        yield Problem("run.eval_every needs run.eval_episodes >= 1", "leave out run.eval_episodes=0")
+
+
+# check -> where the keys begin that it reads, as far as one that cannot be used would have it say what is not so
+CHECKS: dict[Callable[[Any], Iterable[Problem]], tuple[str, ...]] = {
+    check_collector: ("collector.",),
+    check_workers: ("collector.", "env.", "weights."),
+    check_wrappers: ("env.wrappers.", "env.transforms."),
+    check_learning: ("",),  # any key
+    check_recurrence: ("policy.", "loss.kind.", "device."),
+    check_env: ("env.kind.", "env.id."),
+    check_devices: ("device.",),
+    check_packages: ("memory.compress.", "logger."),
+    check_memory: ("memory.kind.", "memory.next_obs."),
+    check_policy: ("policy.",),
+    check_kwargs: tuple(f"{group}.kind." for group in registry.GROUPS.values()),
+    check_run: ("run.",),
+}

@@ -68,17 +68,24 @@ def each(
         elif problem := misused(schema, override):
             yield problem
         else:
-            leaf = find(schema, override.key_or_group)
-            text_wanted = override.key_or_group in guard.HYDRA_KEYS or (leaf is not None and is_text(leaf.hint))
-            yield as_text(_at_home(override)) if text_wanted else override
+            yield _as_meant(schema, override)
 
 
-def _at_home(override: Override) -> Override:
-    """An override of a folder that rlcli writes; its `~`, which no shell replaces behind a `=`, is the home folder."""
+def _as_meant(schema: type, override: Override) -> Override:
+    """Return an override whose text the grammar takes for a number or a truth (`run.dir=2024_01_05`) as text.
+
+    The `~` of a folder that rlcli writes, which no shell replaces behind a `=`, is the home folder.
+    """
     key, value = override.key_or_group, plain(override.value())
-    if key not in guard.WRITTEN or not isinstance(value, str) or not value.startswith("~"):
+    leaf = find(schema, key)
+    if key not in guard.HYDRA_KEYS and not (leaf is not None and is_text(leaf.hint)):
         return override
-    return parsed(f"{key}={quoted(os.path.expanduser(value))}")
+    if key in guard.WRITTEN and isinstance(value, str) and value.startswith("~"):
+        return parsed(f"{key}={quoted(os.path.expanduser(value))}")
+    if isinstance(value, bool | int | float):
+        typed_key, _, typed = (override.input_line or "").partition("=")
+        return parsed(f"{typed_key}={quoted(typed.strip())}")
+    return override
 
 
 def _cut_at_spaces(texts: list[str]) -> tuple[int, Problem] | None:
@@ -105,15 +112,6 @@ def _cut_at_spaces(texts: list[str]) -> tuple[int, Problem] | None:
 def is_text(hint: Any) -> bool:
     """Say whether a type is text, or text and null."""
     return {*(get_args(hint) or (hint,))} <= {str, type(None)}
-
-
-def as_text(override: Override) -> Override:
-    """Return an override of a text whose bare value the grammar takes for a number or a truth: `run.dir=2024_01_05`."""
-    value = override.value()
-    if not isinstance(value, bool | int | float):
-        return override
-    key, _, typed = (override.input_line or "").partition("=")
-    return parsed(f"{key}={quoted(typed.strip())}")
 
 
 @lru_cache(maxsize=1024)  # a millisecond each

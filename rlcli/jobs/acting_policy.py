@@ -14,10 +14,9 @@ from rlcli.algorithms.algorithm import build_policy
 from rlcli.build.env import learned_by_transforms
 from rlcli.config.option import leaves, value_at
 from rlcli.config.problem import spell
-from rlcli.config.reading import unread
 from rlcli.config.resolved import to_dict
 from rlcli.config.run_files import RUN
-from rlcli.config.schemas import CollectConfig
+from rlcli.config.schemas import CollectConfig, unread
 from rlcli.data.files.state import loading_state
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError, DamagedDataError

@@ -32,7 +32,6 @@ from rlcli.processes.process import cores
 from rlcli.report.peaks import ProcessPeak
 from rlcli.report.reporter import WatchedMemory
 from rlcli.runs import random_streams
-from rlcli.runs.checkpoint import Checkpoint
 from rlcli.runs.folder import Run, run_command, start_command
 from rlcli.runs.provenance import surroundings
 from rlcli.runs.session import Saver, Stateful, closing, new_run, released, report_lost, resumable
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from rlcli.build.init_rows import InitRows
     from rlcli.jobs.init_policy import InitPolicy
     from rlcli.learning.evaluation import Evaluation, PeriodicEvaluation, Played
+    from rlcli.runs.checkpoint import Checkpoint
 
 ANNOUNCED_FROM = 1.0  # seconds: an evaluation that takes longer than this is announced
 

@@ -19,14 +19,13 @@ from rlcli.envs import EnvBase
 from rlcli.errors import ArgumentError, ConfigError
 from rlcli.modules import ActorCritic
 from rlcli.runs import random_streams
-from rlcli.runs.checkpoint import Checkpoint, named, newest
-from rlcli.runs.checkpoint import load as read
 from rlcli.runs.folder import Run, open_run, packages_of
 from rlcli.runs.session import released
 
 if TYPE_CHECKING:
     from rlcli.jobs.trained_policy import TrainedPolicy
     from rlcli.learning.evaluation import Evaluation
+    from rlcli.runs.checkpoint import Checkpoint
 
 
 class TrainingRun(Run):
@@ -54,6 +53,9 @@ def load(path: str | PathLike[str]) -> TrainedPolicy:
 
 def trained(path: str | PathLike[str]) -> tuple[Checkpoint, Config]:
     """Return the newest or the named checkpoint of a training run (`RUN:best`, `RUN:FRAMES`), and its own config."""
+    from rlcli.runs.checkpoint import load as read
+    from rlcli.runs.checkpoint import named, newest
+
     kept = named(path)
     run = open_run(Path(path) if kept is None else kept.parents[1])
     if run.info.get("verb") != "train":

@@ -24,9 +24,7 @@ from rlcli.data.files.sealed_folder import MANIFEST as MANIFEST
 from rlcli.data.files.state import flatten, non_finite
 from rlcli.data.files.tensors import encode
 from rlcli.errors import ArgumentError, ConfigError, DamagedDataError, NumericsError, ResourceError
-from rlcli.runs.folder import CHECKPOINTS, Run, nothing_saved, start_command
-
-BEST = "best"  # the folder of the best one
+from rlcli.runs.folder import BEST, CHECKPOINTS, Run, nothing_saved, start_command
 
 
 class Checkpoint(NamedTuple):

@@ -1,5 +1,5 @@
-"""A run folder: made for a new run, never over anything, and read: what the run was made with, whether it goes on, and
-the commands that continue it or begin it anew.
+"""A run folder: made for a new run, never over anything, held by one process, and read: what the run was made with,
+whether it goes on, and the commands that continue it or begin it anew.
 
 runs/train/ppo_exact/2031-05-06_14-03-59_s1/
   run.json       id, verb, recipe, seed, overrides, command, packages, recipe_dirs, versions, git; what resumes changed
@@ -16,26 +16,31 @@ import os
 import re
 import secrets
 import shlex
+import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from rlcli.config import registry
 from rlcli.config.problem import spell
 from rlcli.config.run_files import CHECKPOINTS as CHECKPOINTS
 from rlcli.config.run_files import CONFIG, METRICS, RUN, SEGMENTS, SUMMARY, read_run_file, saved_frames, write_whole
 from rlcli.errors import ConfigError, DamagedDataError, ResourceError
+from rlcli.processes.lock import ProcessLock, hold, let_go
 from rlcli.report.metrics import read_metrics
-from rlcli.runs.lock import read_holder
 from rlcli.runs.provenance import git_state, versions
+from rlcli.typed import Misfit, number, read_json, record, text, whole
 
 ROOT = "runs"
 DIFF = "git.diff"
-BUFFER = "buffer"
+BUFFER, BEST = "buffer", "best"  # folders: of rows, of the best checkpoint
+LOCK = "lock"
 EVIDENCE = "not_finite.safetensors"  # what a NumericsError was raised about
 EVENTS = "events.out.*"
 ROWS = ("journal.jsonl", "journal.jsonl.new", "rows-[0-9]*.bin", "state-[0-9]*.safetensors")  # of a storage on disk
@@ -355,3 +360,85 @@ def with_command(fix: str | None, text: str, run: Run) -> str:
 
 def packages_of(run: Run) -> list[str]:
     return list(run.info.get("packages", []))
+
+
+# ---- who holds it ---------------------------------------------------------------------------------------------------
+# The kernel decides; the text in the file names the holder for people. A crash leaves the text and drops the lock.
+_HOLDER = record(pid=whole(1, 1 << 31), host=text(), started=number(0), since=text())
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The process that holds, or held, a lock. `started` tells it from a later one with the same pid."""
+
+    pid: int
+    host: str
+    started: float
+    since: str
+
+    @property
+    def alive(self) -> bool:
+        """Return True if that process still runs; False for other hosts, which cannot be asked."""
+        if self.host != socket.gethostname():
+            return False
+        try:
+            return abs(psutil.Process(self.pid).create_time() - self.started) < 1.0
+        except psutil.Error:
+            return False
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}, since {self.since}"
+
+
+class RunLock:
+    """Hold a run folder for this process; `acquire` raises ResourceError with the holder's pid if another has it."""
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        self._lock: ProcessLock | None = None
+
+    def acquire(self) -> RunLock:
+        path = self.folder / LOCK
+        try:
+            since = datetime.now().astimezone().isoformat(timespec="seconds")
+            myself = Holder(os.getpid(), socket.gethostname(), psutil.Process().create_time(), since)
+            self._lock = hold(path, json.dumps(asdict(myself)), 0o644)
+        except BlockingIOError as error:
+            holder = read_holder(self.folder)
+            raise ResourceError(
+                "the run folder is in use",
+                where=str(self.folder),
+                why=f"held by {holder}" if holder else "held by another process",
+                fix="Wait for it"
+                + (f", stop it (kill {holder.pid})" if holder else "")
+                + ", or choose another run.dir.",
+            ) from error
+        except OSError as error:
+            raise ResourceError(
+                "cannot lock the run folder",
+                where=str(self.folder),
+                why=error.strerror or str(error),
+                fix="Give write permission, or choose another run.dir.",
+            ) from error
+        return self
+
+    def release(self) -> None:
+        """Give the folder back; does nothing when it is not held, by a forked child for one."""
+        if self._lock is not None:
+            let_go(self._lock)
+
+    def __enter__(self) -> RunLock:
+        return self.acquire()
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+
+def read_holder(folder: Path | str) -> Holder | None:
+    """Return the holder that the lock's text names, dead or alive; None without one."""
+    try:
+        record = read_json(Path(folder) / LOCK)
+        _HOLDER(record)
+    except (OSError, Misfit):  # nobody computes with it: the kernel knows who holds the folder
+        return None
+    return Holder(**record)

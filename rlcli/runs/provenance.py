@@ -112,8 +112,12 @@ def git_state(directory: Path | str = ".", limit: int = DIFF_LIMIT) -> tuple[dic
         with tempfile.TemporaryDirectory(prefix="rlcli-git-") as borrowed:
             _borrow(Path(borrowed), folder, index, commit, form)
             around = {"GIT_DIR": borrowed, "GIT_WORK_TREE": top, "GIT_OBJECT_DIRECTORY": str(objects)}
+            # without a repository's settings of line ends and file modes unchanged files seem to differ
+            answer, _ = _git(["-C", str(directory), "config", "--get-regexp", _SETTINGS], until, 1 << 16)
+            pairs = [line.split(" ", 1) for line in os.fsdecode(answer or b"").splitlines()]
+            settings = [word for key, *value in pairs if value for word in ("-c", f"{key}={value[0]}")]
             diff, cut = _git(
-                ["-C", top, *_settings(directory, until), "diff", "--no-ext-diff", "--no-textconv", "--no-color",
+                ["-C", top, *settings, "diff", "--no-ext-diff", "--no-textconv", "--no-color",
                  "--ignore-submodules=all", "HEAD"], until, limit, around,
             )  # fmt: skip
     except OSError:
@@ -129,13 +133,6 @@ def _borrow(target: Path, source: Path, index: Path, commit: str, form: str) -> 
     shutil.copy2(index, target / "index")  # with its time, by which git tells which entries it has to look at again
     for shared in source.glob("sharedindex.*"):
         (target / shared.name).symlink_to(shared)
-
-
-def _settings(directory: Path | str, until: float) -> list[str]:
-    """Read a repository's settings of line ends and file modes: without them unchanged files seem to differ."""
-    answer, _ = _git(["-C", str(directory), "config", "--get-regexp", _SETTINGS], until, 1 << 16)
-    pairs = [line.split(" ", 1) for line in os.fsdecode(answer or b"").splitlines()]
-    return [word for key, *value in pairs if value for word in ("-c", f"{key}={value[0]}")]
 
 
 def _git(

@@ -32,19 +32,21 @@ from rlcli.errors import (
     saying_memory,
 )
 from rlcli.report.reporter import Reporter
-from rlcli.runs import checkpoint, random_streams
+from rlcli.runs import random_streams
 from rlcli.runs.folder import (
+    BEST,
     BUFFER,
     CHECKPOINTS,
     EVIDENCE,
+    LOCK,
     Run,
+    RunLock,
     create,
     note_new,
     resume_command,
     taken_back,
     with_command,
 )
-from rlcli.runs.lock import LOCK, RunLock
 from rlcli.runs.signals import StopSignals
 
 if TYPE_CHECKING:
@@ -82,7 +84,7 @@ def resumed_run(run: Run) -> Iterator[StopSignals]:
 
 def _need_own(run: Run) -> None:
     """Raise ResourceError where a run's folder is a link; unshare its files (a copy by `cp -al` shares all)."""
-    for folder in (CHECKPOINTS, checkpoint.BEST, BUFFER, SEGMENTS):
+    for folder in (CHECKPOINTS, BEST, BUFFER, SEGMENTS):
         if (run.path / folder).is_symlink():
             raise ResourceError(
                 f"the folder {folder} of this run is a link", where=str(run.path / folder),
@@ -256,14 +258,16 @@ class Saver:
 
     def save_best(self, frames: int) -> None:
         """Save the present policy, without a buffer, as the best one (`RUN:best`)."""
+        from rlcli.runs import checkpoint
+
         state = {name: dict(part.state_dict()) for name, part in self.parts.items()}
         with self.reporter.clock("other"), self.reporter.clock("checkpoint"):
-            checkpoint.save(
-                self.run.path / checkpoint.BEST, state, number=frames, config=self.config, versions=self.versions
-            )
-            checkpoint.make_room(self.run.path / checkpoint.BEST)
+            checkpoint.save(self.run.path / BEST, state, number=frames, config=self.config, versions=self.versions)
+            checkpoint.make_room(self.run.path / BEST)
 
     def _write(self, content: CheckpointContent) -> None:
+        from rlcli.runs import checkpoint  # not before the first one is due
+
         with self.reporter.clock("other"), self.reporter.clock("checkpoint"):
             self.reporter.flush()
             checkpoint.save(
@@ -306,6 +310,8 @@ class Saver:
 
     def _rescue(self, content: CheckpointContent) -> None:
         try:
+            from rlcli.runs import checkpoint
+
             if self.buffer is not None and "buffer" not in content.state:  # None: another process writes the rows
                 content.state["buffer"], ring = self.buffer.state_and_ring(content.rows)
                 content = content._replace(ring=ring)
@@ -330,6 +336,8 @@ def resumable(run: Run) -> Iterator[None]:
     except StoppedSafely:
         raise
     except RlcliError as error:
+        from rlcli.runs import checkpoint
+
         with contextlib.suppress(DamagedDataError, ResourceError):
             frames = checkpoint.latest_number(run.path / CHECKPOINTS)
             error.fix = with_command(error.fix, f"Saved at {frames:,} frames; resume with", run)

@@ -55,8 +55,7 @@ def test_help_lists_every_verb(rlcli):
 @pytest.mark.parametrize("verb", ["train", "collect"])
 def test_help_of_a_verb_shows_every_key_with_its_meaning(rlcli, verb):
     from rlcli.config.option import leaves
-    from rlcli.config.reading import read_with
-    from rlcli.config.schemas import VERBS
+    from rlcli.config.schemas import VERBS, read_with
 
     code, out, _ = rlcli(f"{verb} --help")
     squeezed = " ".join(out.split())

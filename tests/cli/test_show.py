@@ -188,7 +188,7 @@ def test_ls_refuses_what_it_cannot_list(rlcli, several, words, said):
 
 
 def test_ls_shows_a_resumed_run_as_running(rlcli, tmp_path):
-    from rlcli.runs.lock import RunLock
+    from rlcli.runs.folder import RunLock
 
     folder = tmp_path / "runs" / "train" / "a"
     folder.mkdir(parents=True)

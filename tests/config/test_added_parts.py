@@ -11,7 +11,7 @@ from rlcli.cli.main import main
 from rlcli.config import registry
 from rlcli.config.compose import configure
 from rlcli.config.option import leaves
-from rlcli.config.reading import read_with, unread
+from rlcli.config.schemas import read_with, unread
 from rlcli.errors import ConfigError
 
 HERE = Path(__file__).parent

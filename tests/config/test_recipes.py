@@ -7,6 +7,7 @@ from rlcli.config import guard, registry
 from rlcli.config.compose import configure, plan
 from rlcli.config.option import groups, leaves
 from rlcli.config.recipes import choice_file, find_recipes, shipped, tuned_recipe
+from rlcli.config.registry import choices
 from rlcli.config.resolved import flat
 from rlcli.config.schemas import Config
 from rlcli.errors import ConfigError
@@ -157,7 +158,7 @@ CHOSEN = [group for group in groups(Config) if f"{group}.kind" in leaves(Config)
 @pytest.mark.parametrize("group", CHOSEN)
 def test_every_choice_of_a_group_is_a_file_that_says_what_it_is(group):
     files = {path.stem: path for path in (shipped("conf") / group).glob("*.yaml")}
-    assert files.keys() == set(leaves(Config)[f"{group}.kind"].option.choices)
+    assert files.keys() == set(choices(Config, group))
     for name, path in files.items():
         assert path.read_text().startswith("# ") and choice_file(group, name)[0][group]["kind"] == name
         read = guard.read_yaml(path)  # as Hydra has it

@@ -17,8 +17,7 @@ from answers import is_a_sentence
 from rlcli.data.files import sealed_folder
 from rlcli.data.files.disk import digest_of
 from rlcli.runs import checkpoint
-from rlcli.runs.folder import open_run
-from rlcli.runs.lock import RunLock
+from rlcli.runs.folder import RunLock, open_run
 
 # ---- what is typed -----------------------------------------------------------------------------------------------
 # words -> what the sentence says
@@ -467,8 +466,6 @@ def test_a_disk_that_is_full_at_the_start_refuses_the_run(rlcli, disk, verb):
 
 
 def test_a_disk_that_fills_up_before_a_checkpoint_keeps_the_one_before(rlcli, disk, monkeypatch):
-    from rlcli.runs import session
-
     small, save, saved = disk(8192), checkpoint.save, []
 
     def save_and_fill(*args, **options):
@@ -477,7 +474,7 @@ def test_a_disk_that_fills_up_before_a_checkpoint_keeps_the_one_before(rlcli, di
         saved.append(1)
         return save(*args, **options)
 
-    monkeypatch.setattr(session.checkpoint, "save", save_and_fill)
+    monkeypatch.setattr(checkpoint, "save", save_and_fill)
     answer = rlcli("train", "run.dir=small/r")
     is_a_sentence(answer, 5, "the disk is full", "bytes are needed", "are free")
     monkeypatch.undo()

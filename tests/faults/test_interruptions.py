@@ -24,7 +24,7 @@ from rlcli.cli.main import main
 from rlcli.collectors import BaseCollector
 from rlcli.data import open_segments
 from rlcli.learning.optimizer import Step
-from rlcli.runs import checkpoint, session, signals
+from rlcli.runs import checkpoint, signals
 from rlcli.runs.folder import open_run
 
 CHECKOUT = Path(__file__).parents[2]
@@ -58,7 +58,7 @@ def whole(tmp_path_factory):
 PLACES = {
     "in the first batch": ("rlcli.collectors.loop.BoundBatch", "run", 1),
     "between two steps of an update": (Step, "__call__", 20),
-    "while a checkpoint is written": ("rlcli.runs.session.checkpoint", "save", 2),
+    "while a checkpoint is written": ("rlcli.runs.checkpoint", "save", 2),
     "in a first step": ("gymnasium.envs.classic_control.CartPoleEnv", "step", 100),
     "in a step": ("gymnasium.envs.classic_control.CartPoleEnv", "step", 300),
     "while workers collect": ("rlcli.processes.crew.Crew", "_first", 5),
@@ -185,7 +185,7 @@ def test_an_env_that_swallows_a_stop_while_it_is_made_does_not_lose_it(hostile):
 
 
 def test_a_signal_in_the_last_checkpoint_of_a_run_finds_it_done(rlcli, monkeypatch, whole):
-    monkeypatch.setitem(PLACES, "the last", ("rlcli.runs.session.checkpoint", "save", 5))
+    monkeypatch.setitem(PLACES, "the last", ("rlcli.runs.checkpoint", "save", 5))
     raise_within(monkeypatch, "the last", signal.SIGTERM)
     assert rlcli("train", "run.dir=r").code == 0
     assert statuses("r") == ("done", 1024) and learned("r") == whole[0]
@@ -367,7 +367,7 @@ def test_killed_before_every_call_of_a_disk_a_run_goes_on(rlcli, whole, monkeypa
     save = checkpoint.save
 
     def run_with(disk, folder):
-        monkeypatch.setattr(session.checkpoint, "save", lambda *a, **o: save(*a, disk=disk, **o))
+        monkeypatch.setattr(checkpoint, "save", lambda *a, **o: save(*a, disk=disk, **o))
         return train_in_a_child(["train", f"run.dir={folder}", *SHORT])
 
     def count(report):

@@ -20,8 +20,7 @@ from rlcli.data.files.sealed_folder import sealed
 from rlcli.errors import DamagedDataError, ResourceError
 from rlcli.processes.lock import ProcessLock
 from rlcli.runs import checkpoint
-from rlcli.runs.folder import open_run
-from rlcli.runs.lock import RunLock, read_holder
+from rlcli.runs.folder import RunLock, open_run, read_holder
 
 
 def steps(count: int = 40) -> TensorDict:

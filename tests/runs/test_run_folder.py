@@ -13,8 +13,7 @@ from face import refused
 
 from rlcli.errors import ConfigError, DamagedDataError, ResourceError
 from rlcli.runs import provenance
-from rlcli.runs.folder import all_runs, create, open_run
-from rlcli.runs.lock import RunLock, read_holder
+from rlcli.runs.folder import RunLock, all_runs, create, open_run, read_holder
 
 CONFIG = {"seed": 1, "env": {"id": "CartPole-v1"}, "total_frames": 100}
 
@@ -132,7 +131,7 @@ def test_checkpoints_come_oldest_first_and_whole(tmp_path):
 
 HOLD = """
 import sys, time
-from rlcli.runs.lock import RunLock
+from rlcli.runs.folder import RunLock
 lock = RunLock(sys.argv[1]).acquire()
 print("held", flush=True)
 if len(sys.argv) > 2:  # a child that outlives its parent

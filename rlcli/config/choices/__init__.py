@@ -10,14 +10,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
-from rlcli.config.choices.collector import COLLECTORS
-from rlcli.config.choices.env import ENVS
+from rlcli.config.choices.collect import COLLECTORS, ENVS, POLICIES, RegisteredPolicyOptions
 from rlcli.config.choices.loss import ALGORITHMS, ESTIMATORS, OPTIMIZERS
-from rlcli.config.choices.memory import MEMORIES
-from rlcli.config.choices.options import Options
-from rlcli.config.choices.policy import POLICIES, RegisteredPolicyOptions
-from rlcli.config.choices.rows import SAMPLERS, STORAGES, TensorOptions
+from rlcli.config.choices.rows import MEMORIES, SAMPLERS, STORAGES, TensorOptions
 from rlcli.config.choices.run import LOGGERS
+from rlcli.config.option import Options
 
 REGISTERED = "a registered one"  # stands for every part of a group that a user's package has registered
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from rlcli.config.choices.options import Options, Reads, names
-from rlcli.config.choices.policy import GradientActor, GreedyActor
-from rlcli.config.option import option
+from rlcli.config.choices.collect import GradientActor, GreedyActor
+from rlcli.config.option import Options, Reads, option
+from rlcli.config.problem import Problem
 
 
 # ---- optim -----------------------------------------------------------------------------------------------------------
@@ -25,6 +26,10 @@ class EpsOptions(OptimOptions):
 class AdamOptions(EpsOptions):
     betas: list[float] = option([0.9, 0.999], "decay rates of the two moments", ge=0, lt=1)
 
+    def problems(self) -> Iterator[Problem]:
+        if len(self.betas) != 2:
+            yield Problem(f"optim.betas is a pair, not {self.betas}", "such as optim.betas=[0.9,0.999]")
+
 
 class SGDOptions(OptimOptions):
     momentum: float = option(0.0, "momentum", ge=0, lt=1)
@@ -42,7 +47,7 @@ OPTIMIZERS: dict[str, type[Options]] = {
 class OptimConfig(AdamOptions, RMSpropOptions):
     """How gradients become weights."""
 
-    kind: str = option("adam", "which optimizer choice this is", choices=names(OPTIMIZERS))
+    kind: str = option("adam", "which optimizer choice this is")
     epochs: int = option(10, "passes over each batch; with sampler=slice as many rows are drawn", ge=1)
     updates_per_frame: float = option(1.0, "gradient updates per collected frame", gt=0)
 
@@ -55,14 +60,11 @@ class Estimates(Options, group="value"):  # how advantages and value targets are
         "minibatch",
         "rows that advantages are normalised over",
         choices=("batch", "minibatch"),
-        when={"value.average": (True,)},
     )
     shifted: bool = option(
         False, "one value network call for observations and next observations; stores no next observations"
     )
-    shifted_budget: int = option(
-        1, "shifted: room for so many extra next observations per env and batch", ge=1, when={"value.shifted": (True,)}
-    )
+    shifted_budget: int = option(1, "shifted: room for so many extra next observations per env and batch", ge=1)
     normaliser: str = option("none", "normalise value targets", choices=("none", "running", "popart"))
     two_calls: bool = option(False, "value net on observations and on next observations, one call each")
     num_chunks: int | None = option(None, "call the value net on so many parts of a batch: less memory", ge=1)
@@ -72,38 +74,48 @@ class Estimates(Options, group="value"):  # how advantages and value targets are
     )
     backend: str = option("auto", "implementation of the recursion", choices=("auto", "reference", "cpu", "triton"))
 
+    def problems(self) -> Iterator[Problem]:
+        if self.average_over != "minibatch" and not self.average:
+            what = "value.average_over has no meaning with value.average=false"
+            yield Problem(what, "use value.average=true, or leave it out")
+        if self.shifted_budget != 1 and not self.shifted:
+            what = "value.shifted_budget has no meaning with value.shifted=false"
+            yield Problem(what, "use value.shifted=true, or leave it out")
+        if self.shifted and self.two_calls:
+            yield Problem("value.shifted and value.two_calls exclude each other", "leave one out")
+        if self.num_chunks is not None and self.value_chunk_size is not None:
+            what = "value.num_chunks and value.value_chunk_size are two ways to say one thing"
+            yield Problem(what, "give one of them")
+
 
 class TD0Options(Estimates, place="rlcli.objectives.value:TD0Estimator"):
     gamma: float = option(0.99, "discount per step", ge=0, le=1)
     kwargs: dict[str, Any] = option({}, "arguments for a registered estimator of your own")
 
 
-class TD1Options(TD0Options, place="rlcli.objectives.value:TD1Estimator"):
-    """`value=td1`."""
-
-
 class GAEOptions(TD0Options, place="rlcli.objectives.value:GAE"):
     lmbda: float = option(0.95, "lambda of GAE and TD(lambda): 0 is one-step, 1 Monte Carlo", ge=0, le=1)
-
-
-class TDLambdaOptions(GAEOptions, place="rlcli.objectives.value:TDLambdaEstimator"):
-    """`value=td_lambda`."""
 
 
 class VTraceOptions(TD0Options, place="rlcli.objectives.value:VTrace"):
     rho_thresh: float = option(1.0, "upper limit of a step's importance weight", gt=0)
     c_thresh: float = option(1.0, "upper limit of the weight that is carried through a step", gt=0)
 
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        if self.c_thresh > self.rho_thresh:
+            what = f"value.c_thresh={self.c_thresh} is more than value.rho_thresh={self.rho_thresh}"
+            yield Problem(what, "use value.c_thresh <= value.rho_thresh")
+
 
 ESTIMATORS: dict[str, type[Options]] = {
-    "gae": GAEOptions, "td0": TD0Options, "td1": TD1Options, "td_lambda": TDLambdaOptions, "vtrace": VTraceOptions
+    "gae": GAEOptions, "td0": TD0Options, "td1": TD0Options.at("rlcli.objectives.value:TD1Estimator"),
+    "td_lambda": GAEOptions.at("rlcli.objectives.value:TDLambdaEstimator"), "vtrace": VTraceOptions,
 }  # fmt: skip
 
 
 class ValueConfig(VTraceOptions, GAEOptions):
     """Advantages and value targets."""
-
-    kind: str = option("gae", "which estimator choice this is", choices=names(ESTIMATORS))
 
 
 # ---- loss ------------------------------------------------------------------------------------------------------------
@@ -119,7 +131,7 @@ class PolicyGradientOptions(LossOptions):  # a policy gradient with its value an
     entropy_coeff: float | int | str = option(
         "auto", "weight of the entropy bonus; auto: 0 for Box actions, otherwise 0.01", ge=0, words=("auto",)
     )
-    critic_coeff: float = option(0.5, "weight of the value loss", ge=0, when={"loss.baseline": (True,)})
+    critic_coeff: float = option(0.5, "weight of the value loss", ge=0)
 
 
 class A2COptions(PolicyGradientOptions, place="rlcli.algorithms.a2c:A2C"):
@@ -142,6 +154,11 @@ class PenalisedPPOOptions(PPOOptions, place="rlcli.algorithms.ppo:PenalisedPPO")
 
 class ReinforceOptions(PolicyGradientOptions, place="rlcli.algorithms.reinforce:Reinforce"):
     baseline: bool = option(True, "subtract a learned state value from returns")
+
+    def problems(self) -> Iterator[Problem]:
+        if self.critic_coeff != 0.5 and not self.baseline:
+            what = "loss.critic_coeff has no meaning with loss.baseline=false"
+            yield Problem(what, "use loss.baseline=true, or leave it out")
 
 
 class BootstrappedOptions(LossOptions):  # learning from stored rows towards values that target networks give
@@ -167,10 +184,16 @@ class DQNOptions(BootstrappedOptions, place="rlcli.algorithms.dqn:DQN"):
 
 class SACOptions(BootstrappedOptions, place="rlcli.algorithms.sac:SAC"):
     alpha: float | int | str = option("auto", "entropy coefficient (temperature); auto: learned", gt=0, words=("auto",))
-    alpha_init: float = option(1.0, "initial value of a learned alpha", gt=0, when={"loss.alpha": ("auto",)})
+    alpha_init: float = option(1.0, "initial value of a learned alpha", gt=0)
     target_entropy: float | int | str = option(
-        "auto", "target entropy of a learned alpha; auto: minus the number of action dims",
-        words=("auto",), when={"loss.alpha": ("auto",)})  # fmt: skip
+        "auto", "target entropy of a learned alpha; auto: minus the number of action dims", words=("auto",)
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        learned = {"alpha_init": self.alpha_init != 1, "target_entropy": self.target_entropy != "auto"}
+        for name in (name for name, given in learned.items() if given and self.alpha != "auto"):
+            what = f"loss.{name} has no meaning with loss.alpha={self.alpha}"
+            yield Problem(what, "use loss.alpha=auto, or leave it out")
 
 
 ALGORITHMS: dict[str, type[Options]] = {
@@ -182,4 +205,4 @@ ALGORITHMS: dict[str, type[Options]] = {
 class LossConfig(ClipPPOOptions, PenalisedPPOOptions, ReinforceOptions, DQNOptions, SACOptions):  # type: ignore[misc]
     """What is minimised: a policy gradient with its value and entropy terms, DQN's or SAC's losses."""
 
-    kind: str = option("ppo_clip", "which loss choice this is", choices=names(ALGORITHMS))
+    kind: str = option("ppo_clip", "which loss choice this is")

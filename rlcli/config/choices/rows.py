@@ -1,14 +1,17 @@
-"""Options of `storage` and `sampler`: where rows are kept, and how updates draw them."""
+"""Options of `storage`, `sampler` and `memory`: where rows are kept, how updates draw them, what is in them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from rlcli.config.choices.options import Options, names
-from rlcli.config.option import option
+from rlcli.config.option import Options, option
+from rlcli.config.problem import Problem
 
 
+# ---- storage --------------------------------------------------------------------------------------------------------
 class StorageOptions(Options, group="storage"):  # options of every storage; alone, those of `storage=none`
+    kind: str = option("none", "tensor: in memory; memmap: on disk; compressed: in memory, images compressed")
     init_from: str | None = option(
         None, "rows to begin with: a run of rlcli collect, another run with a buffer, or a folder that holds one"
     )
@@ -23,28 +26,25 @@ class TensorOptions(StorageOptions, place="rlcli.data.storages:LazyTensorStorage
     codes: bool = option(True, "store flags and small integers in a few bits each, losslessly")
 
 
-class CompressedOptions(TensorOptions, place="rlcli.data.storages.compressed:CompressedStorage"):
-    """`storage=compressed`."""
+class StorageConfig(TensorOptions, place="rlcli.data.storages.memmap:LazyMemmapStorage"):  # `memmap` has all of them
+    """Where rows are kept between collecting and learning. On-policy runs need none."""
 
-
-class MemmapOptions(TensorOptions, place="rlcli.data.storages.memmap:LazyMemmapStorage"):
     scratch_dir: str | None = option(None, "folder for its files, one subfolder per run; null: the run folder")
 
 
 STORAGES: dict[str, type[Options]] = {
-    "none": StorageOptions, "tensor": TensorOptions, "memmap": MemmapOptions, "compressed": CompressedOptions
+    "none": StorageOptions, "tensor": TensorOptions, "memmap": StorageConfig,
+    "compressed": TensorOptions.at("rlcli.data.storages.compressed:CompressedStorage"),
 }  # fmt: skip
 
 
-class StorageConfig(MemmapOptions):
-    """Where rows are kept between collecting and learning. On-policy runs need none."""
-
-    kind: str = option(
-        "none", "tensor: in memory; memmap: on disk; compressed: in memory, images compressed", choices=names(STORAGES)
-    )
-
-
+# ---- sampler --------------------------------------------------------------------------------------------------------
 class RandomRowsOptions(Options, group="sampler", place="rlcli.data.samplers:RandomSampler"):
+    kind: str = option(
+        "minibatch",
+        "minibatch: a batch reshuffled every epoch; random, prioritized: rows of a storage; slice, prioritized_slice: "
+        "parts of its trajectories",
+    )
     batch_size: int = option(64, "rows per gradient update", ge=1)
     kwargs: dict[str, Any] = option({}, "arguments for a registered sampler of your own")
 
@@ -69,6 +69,22 @@ class SlicesOptions(MinibatchOptions, draws="slices"):
     strict_length: bool = option(False, "only trajectories of at least slice_len rows; false: shorter ones too")
     burn_in: int = option(0, "extra rows before a slice that only warm up the state of a recurrent policy", ge=0)
 
+    def problems(self) -> Iterator[Problem]:
+        length, number, rows = self.slice_len or 0, self.num_slices or 0, self.batch_size
+        if not length and not number:
+            what = f"sampler={self.kind} needs sampler.slice_len or sampler.num_slices"
+            yield Problem(what, "give one of them")
+        elif length and number and length * number != rows:
+            yield Problem(
+                f"sampler.num_slices={number} of sampler.slice_len={length} are not sampler.batch_size={rows} rows",
+                f"use sampler.batch_size={length * number}, or give one of the two",
+            )
+        elif rows % (each := length or number):
+            what = (
+                f"sampler.batch_size={rows} is no multiple of sampler.{'slice_len' if length else 'num_slices'}={each}"
+            )
+            yield Problem(what, f"use sampler.batch_size={max(1, rows // each) * each}")
+
 
 class SliceOptions(SlicesOptions, place="rlcli.data.samplers:SliceSampler"):
     span: bool = option(
@@ -79,6 +95,14 @@ class SliceOptions(SlicesOptions, place="rlcli.data.samplers:SliceSampler"):
         "a trajectory's chance is in proportion to its rows (transition), or the same for all (trajectory)",
         choices=("transition", "trajectory"),
     )
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        if self.span and self.strict_length:
+            yield Problem(
+                "sampler.span cuts slices at the ends of trajectories, sampler.strict_length wants whole ones",
+                "give one of them",
+            )
 
 
 class PrioritizedSliceOptions(SlicesOptions, PrioritizedOptions, place="rlcli.data.samplers:PrioritizedSliceSampler"):
@@ -94,9 +118,67 @@ SAMPLERS: dict[str, type[Options]] = {
 class SamplerConfig(SliceOptions, PrioritizedSliceOptions):
     """How rows are sampled for an update."""
 
-    kind: str = option(
-        "minibatch",
-        "minibatch: a batch reshuffled every epoch; random, prioritized: rows of a storage; slice, prioritized_slice: "
-        "parts of its trajectories",
-        choices=names(SAMPLERS),
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+class FullOptions(Options, group="memory"):  # `memory=full`: nothing beyond what every choice has
+    keep: list[Any] = option([], "extra policy outputs to keep in the batch, by key, e.g. logits")
+
+    def problems(self) -> Iterator[Problem]:
+        for entry in self.keep:
+            parts = entry if isinstance(entry, list) and entry else [entry]
+            if not all(isinstance(part, str) and part for part in parts):
+                yield Problem(f"memory.keep holds {entry!r}, which is not a key", "write memory.keep=[logits,[a,b]]")
+
+
+class CompactOptions(FullOptions):
+    fill_value: float | None = option(
+        None, "value read where no next observation is stored; null: NaN, which integers lack"
     )
+
+
+class ExactOptions(FullOptions):
+    frame_stack: str = option(
+        "auto",
+        "stacks of env.frame_stack in a buffer: auto stores one frame a row where next_obs=exact, and puts stacks "
+        "together when they are read; whole stores stacks",
+        choices=("auto", "whole"),
+    )
+
+
+class DeltaOptions(FullOptions):
+    delta_dtype: str = option(
+        "float16", "dtype of differences; bfloat16 and int8 cannot overflow", choices=("float16", "bfloat16", "int8")
+    )
+    on_overflow: str = option(
+        "raise",
+        "a difference too large for delta_dtype: end the run, or store that next observation in full",
+        choices=("raise", "keep"),
+    )
+
+
+MEMORIES: dict[str, type[Options]] = {
+    "full": FullOptions, "compact": CompactOptions, "exact": ExactOptions, "delta": DeltaOptions
+}  # fmt: skip
+
+
+class MemoryConfig(DeltaOptions, ExactOptions, CompactOptions):
+    """How the next observation is stored, and what else is."""
+
+    kind: str = option("exact", "which memory choice this is")
+    next_obs: str = option(
+        "exact",
+        "full: stored twice; compact: dropped; exact: only where the next row does not hold it; "
+        "delta: its difference, rounded",
+        choices=("full", "compact", "exact", "delta"),
+    )
+    recurrent_state_stride: int | str = option(
+        "auto",
+        "recurrent states are stored in the first row of every episode and batch, and in every n-th row of an episode; "
+        "auto: 16 where a policy gradient samples slices, 1 with another loss, sampler.slice_len with "
+        "sampler=minibatch (null: first rows only)",
+        ge=1, words=("auto",),
+    )  # fmt: skip
+    recurrent_recompute: bool = option(
+        False, "recompute the gates of a recurrent layer in the backward pass instead of storing them"
+    )
+    compress: bool = option(False, "compress images with lz4")

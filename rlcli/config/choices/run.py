@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from rlcli.config.choices.options import Options, names
-from rlcli.config.option import option
+from rlcli.config.option import Options, option
+from rlcli.config.problem import Problem
 
 _DEVICE = "device for {}; null follows the choice of `device`"
 
@@ -21,21 +22,16 @@ class DeviceConfig(Options, group="device"):
     no_cuda_sync: bool = option(False, "do not wait for copies between host and device")
 
 
-class LoggerOptions(Options, group="logger"):  # options of every logger
+class LoggerConfig(Options, group="logger"):
+    """Where metrics go in addition to `metrics.jsonl`, which is always written."""
+
+    kind: str = option("auto", "auto: tensorboard when it is installed")
     kwargs: dict[str, Any] = option({}, "arguments for a registered logger of your own")
 
 
-class TensorBoardOptions(LoggerOptions, place="rlcli.report.events:EventsWriter"):
-    """`logger=tensorboard`."""
-
-
-LOGGERS: dict[str, type[Options]] = {"auto": LoggerOptions, "none": LoggerOptions, "tensorboard": TensorBoardOptions}
-
-
-class LoggerConfig(TensorBoardOptions):
-    """Where metrics go in addition to `metrics.jsonl`, which is always written."""
-
-    kind: str = option("auto", "auto: tensorboard when it is installed", choices=names(LOGGERS))
+LOGGERS: dict[str, type[Options]] = {
+    "auto": LoggerConfig, "none": LoggerConfig, "tensorboard": LoggerConfig.at("rlcli.report.events:EventsWriter")
+}  # fmt: skip
 
 
 class ConsoleConfig(Options, group="console"):
@@ -64,3 +60,9 @@ class RunConfig(TrainedRun):
 
     dir: str | None = option(None, "folder of the run; null: runs/<verb>/<recipe, or env>/<date>_<time>_s<seed>")
     max_replay_steps: int = option(10_000, "longest open episode that a resume replays", ge=0)
+
+    def problems(self) -> Iterator[Problem]:
+        if self.dir is not None and not self.dir.isprintable():
+            yield Problem(f"run.dir={self.dir!r} holds a character that cannot be printed", "choose a plain name")
+        if self.dir == "":
+            yield Problem("run.dir is empty", "name a folder, or leave it out")

@@ -184,6 +184,6 @@ def gone(folder: Path) -> ResourceError:
 
 
 def _kernels() -> Any:
-    from rlcli.kernels import bytes as cpu  # loads the compiler, which takes half a second
+    from rlcli.kernels import compiled as cpu  # loads the compiler, which takes half a second
 
     return cpu

@@ -1,0 +1,306 @@
+"""Options of `env`, `policy`, `collector` and `weights`: what is stepped, what acts, and how batches are collected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from rlcli.config.option import Options, Reads, option
+from rlcli.config.problem import Problem
+
+START_METHODS = ("auto", "forkserver", "spawn", "fork")
+
+
+# ---- env ------------------------------------------------------------------------------------------------------------
+class AtariConfig(Options, group="env.atari"):
+    """Frames of the Atari screen before the policy sees them."""
+
+    noop_max: int = option(30, "up to this many no-op steps at the start of an episode", ge=0)
+    frame_skip: int = option(4, "emulator frames per step; the last two are maximised", ge=1)
+    screen_size: int = option(84, "side of the resized square frame, in pixels", ge=1)
+    grayscale: bool = option(True, "one luminance channel instead of three colours")
+    terminal_on_life_loss: bool = option(False, "a lost life terminates the episode")
+    clip_reward: bool = option(True, "clip rewards to their sign")
+    fire_reset: bool = option(False, "press FIRE after each reset, in games that wait for it (Breakout)")
+    sticky_actions: float | None = option(
+        None,
+        "probability that a frame repeats the last action, whatever env.kwargs.repeat_action_probability says; null: "
+        "what that says, 0 with env=atari",
+        ge=0, le=1,
+    )  # fmt: skip
+
+
+class EnvOptions(Options, group="env"):  # options of every env; alone, those of `env=envpool`
+    kind: str = option("gym", "which env choice this is")
+    id: str = option("CartPole-v1", "gymnasium id, or a name from the registry")
+    num: int = option(8, "environments stepped together (sub-environments)", ge=1, le=1_000_000)
+    mode: str = option(
+        "auto",
+        "serial: one by one; parallel: in processes; native: the env's own vector engine; auto: the engine where it is "
+        "faster and resumes exactly, else processes where a trial run of the env shows that they are",
+        choices=("auto", "serial", "parallel", "native"),
+    )
+    kwargs: dict[str, Any] = option(
+        {},
+        "arguments for gymnasium.make, added to those that a recipe gives; {}: none of them. In a text, {index} is the "
+        "number of the env, from 0; {5005+index} a port of its own",
+    )
+    max_episode_steps: int | None = option(None, "truncate episodes here; null keeps the env's own limit", ge=1)
+    frame_stack: int | None = option(None, "last k observations, stacked, for the policy", ge=1)
+    normalize_observation: bool = option(False, "normalise observations by their running mean and standard deviation")
+    normalize_reward: bool = option(False, "scale rewards by the running standard deviation of the return")
+    reward_scale: float = option(1.0, "multiply every reward by this", gt=0)
+    out_of_bounds: str = option(
+        "count",
+        "an observation outside the declared space: refuse: stop there; count: go on and report; ignore: do not look",
+        choices=("refuse", "count", "ignore"),
+    )
+    step_timeout: float | None = option(
+        None, "seconds after which an env that does not answer ends the run; null: never, with a warning after 60", gt=0
+    )
+    info_keys: list[str] = option(
+        [],
+        "numbers and flags of `info` to track, from the last step of each episode; a.b is b in the mapping a; "
+        "is_success is always looked for",
+    )
+    wrappers: list[Any] = option(
+        [],
+        "names, or {Name: {argument: value}}, applied in order, innermost first: [{RepeatAction: {num_repeats: 4}}] "
+        "takes each action four times",
+    )
+    transforms: list[Any] = option([], "further transforms of what the envs give, written as wrappers are")
+
+    def problems(self) -> Iterator[Problem]:
+        if self.kind == "envpool" and self.mode == "serial":
+            yield Problem("env=envpool and env.mode=serial contradict each other", "use env.mode=native or env=gym")
+        if self.wrappers and (self.mode == "native" or self.kind == "envpool"):
+            yield Problem("env.wrappers wrap single envs, and a native engine has none", "use env=gym env.mode=serial")
+
+
+class GymOptions(EnvOptions):  # `env=gym` and `env=mujoco`: single envs, which processes can step
+    workers: int | None = option(
+        None,
+        "worker processes that step the envs; null: as many as env.per_worker makes, with env.mode=parallel",
+        ge=1,
+    )
+    per_worker: int | str = option("auto", "envs per worker process; auto: one process per core", ge=1, words=("auto",))
+    caller_steps: str = option(
+        "auto",
+        "the main process steps some of the envs too; auto: unless env.workers is set or failing workers are replaced",
+        choices=("auto", "true", "false"),
+    )
+    start_method: str = option(
+        "auto", "how those processes are made; auto: forkserver on Linux, else spawn", choices=START_METHODS
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        if self.mode == "native" and self.kind == "gym" and self.id.startswith("ALE/"):
+            yield Problem(
+                f"env.mode=native would change the task {self.id}: its engine resizes frames and clips rewards",
+                "use env=atari, or env.mode=serial",
+            )
+        workers, each, some, how = self.workers, self.per_worker, self.caller_steps, self.start_method
+        given = {"workers": workers or "auto", "per_worker": each, "caller_steps": some, "start_method": how}
+        for name in (name for name, value in given.items() if value != "auto"):
+            if self.mode not in ("auto", "parallel"):
+                fix = "use env.mode=auto | parallel, or leave it out"
+                yield Problem(f"env.{name} has no meaning with env.mode={self.mode}", fix)
+            elif self.mode == "auto" and not workers:
+                yield Problem(f"env.{name} needs worker processes, and there are none", "give env.mode=parallel")
+        if workers and workers > self.num:
+            yield Problem(f"env.workers={workers} are more than there are envs", f"use env.workers={self.num} at most")
+        if workers and each != "auto":
+            yield Problem("env.workers and env.per_worker both say how many processes there are", "give one of them")
+        elif isinstance(each, int) and each > self.num:
+            what = f"env.per_worker={each} are more than there are envs"
+            yield Problem(what, f"use env.per_worker={self.num} at most")
+        if some == "true" and (workers or 0) >= self.num:
+            what = "env.caller_steps=true leaves the workers too few envs"
+            yield Problem(what, f"use env.workers={self.num - 1} at most")
+
+
+class EnvConfig(GymOptions):  # `env=atari` has all of them
+    """The environment, its wrappers, and how many of it are stepped together."""
+
+    atari: AtariConfig = option(AtariConfig, "preprocessing of Atari frames")
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        if not self.id.startswith("ALE/"):
+            yield Problem(f"env=atari and env.id={self.id} contradict each other", "ids of Atari games begin with ALE/")
+
+
+ENVS: dict[str, type[Options]] = {"gym": GymOptions, "atari": EnvConfig, "mujoco": GymOptions, "envpool": EnvOptions}
+
+
+# ---- policy ---------------------------------------------------------------------------------------------------------
+class GradientActor(Options, group="policy"):
+    shared: bool | None = option(
+        None, "one trunk for actor and critic instead of one each; null: where it has convolutions and hidden layers"
+    )
+    init_std: float = option(1.0, "initial standard deviation of continuous actions", gt=0)
+    state_dependent_std: bool = option(False, "standard deviation as an output of the network, not a free parameter")
+
+
+class GreedyActor(Options, group="policy"):  # an actor that chooses by value
+    dueling: bool = option(False, "dueling network: state value plus advantages")
+    eps_init: float = option(1.0, "initial epsilon of epsilon-greedy exploration", ge=0, le=1)
+    eps_end: float = option(0.05, "final epsilon", ge=0, le=1)
+    eps_frames: int = option(10_000, "frames over which epsilon falls linearly", ge=1)
+
+
+class PolicyOptions(Options, group="policy"):
+    kwargs: dict[str, Any] = option({}, "arguments for a registered policy of your own")
+
+
+class ActingOptions(PolicyOptions):
+    reads: ClassVar[Reads] = ("collector.init_random_frames",)
+
+    exploration: str = option(
+        "random",
+        "how actions are chosen while collecting; random: sampled from the policy",
+        choices=("random", "mode", "mean", "deterministic"),
+    )
+
+
+class RandomOptions(PolicyOptions):
+    action_mask_key: str | None = option(
+        None, "the observation that says which actions are allowed; null: one called action_mask; none: there is none"
+    )
+
+
+class RegisteredPolicyOptions(ActingOptions, RandomOptions):
+    """A policy that a user's package registers."""
+
+
+class CheckpointOptions(ActingOptions):
+    path: str | None = option(None, "a run folder, RUN:FRAMES, RUN:best, or the folder of a checkpoint")
+
+
+class LayersOptions(RegisteredPolicyOptions):
+    hidden: list[int] | None = option(
+        None,
+        "units of each hidden layer; []: none, a linear network; null: [512] behind convolutions, else [64,64]",
+        ge=1,
+    )
+    activation: str = option(
+        "auto",
+        "between layers; auto: relu behind convolutions, else tanh",
+        choices=("auto", "tanh", "relu", "elu", "gelu", "silu", "leaky_relu"),
+    )
+    orthogonal: bool = option(True, "orthogonal initial weights, small for the last actor layer")
+    distribution: str = option(
+        "auto",
+        "of the actions; auto: categorical for discrete spaces, normal for Box (clipped when executed)",
+        choices=("auto", "categorical", "multi_categorical", "normal", "tanh_normal"),
+    )
+
+
+class NetOptions(GradientActor, GreedyActor, LayersOptions):
+    """`policy=mlp`, `cnn`, `dict` and `auto`."""
+
+
+class RecurrentNetOptions(NetOptions):
+    reads = (
+        "collector.init_random_frames", "memory.recurrent_state_stride", "memory.recurrent_recompute"
+    )  # fmt: skip
+
+    recurrent_size: int = option(64, "units of the recurrent layer, which reads the last hidden one", ge=1)
+    recurrent_layers: int = option(1, "recurrent layers on top of each other", ge=1, le=100)
+    recurrent_backend: str = option(
+        "auto",
+        "implementation of sequences; auto: the fastest available",
+        choices=("auto", "reference", "pad", "scan", "cpu", "triton"),
+    )
+
+
+POLICIES: dict[str, type[Options]] = {
+    "mlp": NetOptions, "cnn": NetOptions, "dict": NetOptions, "gru": RecurrentNetOptions, "lstm": RecurrentNetOptions,
+    "auto": NetOptions, "random": RandomOptions, "checkpoint": CheckpointOptions,
+}  # fmt: skip
+
+
+class PolicyConfig(CheckpointOptions, RecurrentNetOptions):
+    """The network, or whatever else picks the actions. Layer input sizes follow from the env."""
+
+    kind: str = option("auto", "which policy choice this is")
+    init_from: str | None = option(
+        None, "begin with the trained weights and normalisation of another run: RUN, RUN:FRAMES or RUN:best"
+    )
+    init_strict: bool = option(
+        True, "init_from: layers of other shapes are refused; false: they keep their own weights"
+    )
+
+
+# ---- collector and weights ------------------------------------------------------------------------------------------
+class WeightsConfig(Options, group="weights"):
+    """How new weights reach the acting policy."""
+
+    swap: str = option(
+        "rollout",
+        "when weights that are published while a batch is collected take effect: with the next batch, or the next "
+        "step; collector=sync and multi_sync learn between batches, where both are the same",
+        choices=("rollout", "step"),
+    )
+    max_lag: int | None = option(None, "weight versions that a batch may be behind when it is learned from", ge=0)
+    on_lag: str = option(
+        "report",
+        "batches that are further behind: count them; request fewer at a time, so that there are none; or drop them",
+        choices=("report", "block", "drop"),
+    )
+
+
+class SyncOptions(Options, group="collector"):  # `collector=sync`: nothing beyond what every choice has
+    kind: str = option("sync", "which collector choice this is")
+    on_worker_error: str = option(
+        "raise",
+        "if a worker exits or its env raises: end the run, or restart the worker with new episodes",
+        choices=("raise", "restart"),
+    )
+    frames_per_batch: int = option(
+        2048, "frames in one batch, over all envs or (multi_async) those of one worker, rounded up to whole steps", ge=1
+    )
+    max_frames_per_traj: int | None = option(None, "truncate trajectories at this length", ge=1)
+    reset_at_each_iter: bool = option(False, "reset every env when a batch begins")
+    split_trajs: bool = option(False, "learn from each batch's trajectories side by side, padded (discouraged)")
+    set_truncated: bool = option(False, "mark the last row of each batch as truncated")
+    trajs_per_batch: int | None = option(
+        None, "learn from whole trajectories only, so many at a time; null: from each batch as it is", ge=1
+    )
+    deliver_leftovers: bool = option(
+        False, "trajs_per_batch: learn from trajectories that the run's end or a reset cuts short too, as truncated"
+    )
+    track_traj_ids: bool = option(True, "number the trajectories")
+    init_random_frames: int = option(0, "frames taken with random actions first", ge=0)
+
+
+class AsyncOptions(SyncOptions):
+    reads: ClassVar[Reads] = (WeightsConfig,)
+
+    start_method: str = option(
+        "auto", "how those processes are made; auto: forkserver on Linux, else spawn", choices=START_METHODS
+    )
+
+
+class MultiAsyncOptions(AsyncOptions):
+    num_workers: int | str = option(
+        "auto", "worker processes that collect; auto: as many as there are free cores",
+        ge=1, words=("auto",))  # fmt: skip
+
+
+class CollectorConfig(MultiAsyncOptions):  # `collector=multi_sync` has all of them
+    """How batches are collected."""
+
+    reads = ()
+
+    preemptive_threshold: float | None = option(
+        None,
+        "fraction of the workers after which the others cut their batch short; null: wait for all",
+        ge=0, le=1,
+    )  # fmt: skip
+
+
+COLLECTORS: dict[str, type[Options]] = {
+    "sync": SyncOptions, "multi_sync": CollectorConfig, "multi_async": MultiAsyncOptions, "async": AsyncOptions
+}  # fmt: skip
