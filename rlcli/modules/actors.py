@@ -114,22 +114,16 @@ class ProbabilisticActor(ProbabilisticTensorDictSequential):
                 why=f"the module writes {list(module.out_keys)}",
                 fix="Make in_keys and the module's out_keys the same.",
             )
-        _check_layout(spec, stage, outs[0])
+        leaf = spec[outs[0]] if isinstance(spec, Composite) and outs[0] in spec else spec
+        family, wanted = family_of(stage), _LAYOUT.get(type(leaf))  # type: ignore[arg-type]
+        drawn = "" if family is None else type(family).__name__.removesuffix("Family")
+        if wanted is not None and drawn in _LAYOUT.values() and drawn != wanted:  # the env would misread them
+            raise ArgumentError(
+                f"the distribution draws {drawn} actions, but the action spec is {type(leaf).__name__}",
+                fix=f"Use distribution_class=rlcli.modules.{wanted}, or the env's categorical_action_encoding.",
+            )
         super().__init__(module, stage)
         self.spec = spec
-
-
-def _check_layout(spec: TensorSpec | None, stage: ProbabilisticTensorDictModule, key: Key) -> None:
-    """Refuse one-hot actions for an index spec, and the like: the env would misread them."""
-    leaf = spec[key] if isinstance(spec, Composite) and key in spec else spec
-    family = family_of(stage)
-    wanted = _LAYOUT.get(type(leaf))  # type: ignore[arg-type]
-    got = "" if family is None else type(family).__name__.removesuffix("Family")
-    if wanted is not None and got in _LAYOUT.values() and got != wanted:
-        raise ArgumentError(
-            f"the distribution draws {got} actions, but the action spec is {type(leaf).__name__}",
-            fix=f"Use distribution_class=rlcli.modules.{wanted}, or the env's categorical_action_encoding.",
-        )
 
 
 class ValueOperator(TensorDictModule):

@@ -47,7 +47,7 @@ from rlcli.planning.tensors import (
 from rlcli.processes.memory import give_back, process_memory
 from rlcli.report.ledger import LedgerEntry
 from rlcli.report.memory import Expected
-from rlcli.report.peaks import LargestSaved, LiveBytes
+from rlcli.report.peaks import LiveBytes
 from rlcli.specs.field import Field
 from rlcli.transforms.primer import state_keys
 from rlcli.vec_envs.noise import drawn_ahead
@@ -326,8 +326,8 @@ def update_peak(loss: Any, columns: Mapping[Key, Tensor], device: str, sequences
     other = watch_saved(copied)
     with _asked(sequences):
         total_of(copied, columns)
-    now = LargestSaved.total(saved) or 0
-    return StageMemory(live.peak, live.kept, now, abs(now - (LargestSaved.total(other) or 0)))
+    now, otherwise = (sum(part.bytes or 0 for part in watched) for watched in (saved, other))
+    return StageMemory(live.peak, live.kept, now, abs(now - otherwise))
 
 
 def _asked(sequences: int) -> AbstractContextManager[Any]:

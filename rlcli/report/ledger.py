@@ -117,19 +117,13 @@ class Claims:
         else:
             memory, start = str(tensor.device), tensor.data_ptr()
         stop = start + (reach + 1) * tensor.element_size()
-        taken = self._taken.setdefault(memory, [])
-        free = _outside(start, stop, taken)
+        taken, free = self._taken.setdefault(memory, []), [(start, stop)]
+        for low, high in taken:
+            if low < stop and high > start:
+                cut = ((a, min(b, low)) for a, b in free), ((max(a, high), b) for a, b in free)
+                free = [(a, b) for parts in cut for a, b in parts if a < b]
         taken.extend(free)
         return sum(high - low for low, high in free)
-
-
-def _outside(start: int, stop: int, taken: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    free = [(start, stop)]
-    for low, high in taken:
-        if high <= start or low >= stop:
-            continue
-        free = [part for a, b in free for part in ((a, min(b, low)), (max(a, high), b)) if part[0] < part[1]]
-    return free
 
 
 def batch_entries(
@@ -223,7 +217,11 @@ def _plain(key: Key, value: Tensor, frames: int, claims: Claims) -> LedgerEntry:
 
 def _gathered(key: Key, value: Rows, frames: int, claims: Claims) -> LedgerEntry:
     """Return a lazy next observation's line: its extra rows and index; the observations belong to their key."""
-    nbytes = claims.claim(value.extra) + sum(claims.claim(tensor) for tensor in _pointers(value))
+    pointers = [value.index]
+    if value.ends is not None:  # the index follows from them, and something may have built it
+        built = value.nbytes_held > value.extra.nbytes + value.ends.nbytes
+        pointers = [value.ends, *([value.index] if built else [])]
+    nbytes = claims.claim(value.extra) + sum(map(claims.claim, pointers))
     nbytes += claims.claim(value.obs)  # nothing, unless the batch dropped the observations themselves
     full = value.numel() * value.element_size()
     saved, note = kept_few(key, full, nbytes) if value.sparse else (full - nbytes, "exact")
@@ -234,14 +232,6 @@ def kept_few(key: Key, full: int, nbytes: int) -> tuple[int, str]:
     """Return the bytes saved by a column of which few rows are kept, and its note."""
     overflows = KEPT in as_tuple(key)  # beside differences: `full` has no such key
     return (-nbytes, "overflows") if overflows else (full - nbytes, FEW_ROWS)
-
-
-def _pointers(rows: Rows) -> list[Tensor]:
-    """Return the tensors that locate rows: the ends, and the index only if something has built it."""
-    if rows.ends is None:
-        return [rows.index]
-    built = rows.nbytes_held > rows.extra.nbytes + rows.ends.nbytes
-    return [rows.ends, rows.index] if built else [rows.ends]
 
 
 def _summed(kind: str, tensors: Sequence[Tensor], claims: Claims) -> LedgerEntry:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from tensordict import TensorDictBase
@@ -14,8 +15,11 @@ from tensordict import TensorDictBase
 from rlcli.keys import Key, show, under_next
 from rlcli.report import figures
 from rlcli.report.ledger import ROLLOUT, Ledger, LedgerEntry, counted
-from rlcli.report.peaks import DevicePeaks, LargestPeak, LargestSaved, ProcessPeak
+from rlcli.report.peaks import DevicePeaks, LargestPeak, ProcessPeak
 from rlcli.transforms.delta_codec import delta_key, kept_key, scale_key
+
+if TYPE_CHECKING:
+    from rlcli.report.saved import LargestSaved
 
 _FIRST = {"obs": 0, "next.obs": 1}  # shown side by side: what is held, and what the mode saves on it
 
@@ -135,7 +139,8 @@ class MemoryReport:
     @property
     def _saved(self) -> int | None:
         """Return the bytes that recurrent layers saved for the largest minibatch's backward pass; None without any."""
-        return None if self._watched is None else LargestSaved.total(self._watched.saved)
+        sizes = [] if self._watched is None else [x.bytes for x in self._watched.saved if x.bytes is not None]
+        return sum(sizes) if sizes else None
 
 
 def memory_rows(

@@ -40,7 +40,7 @@ from rlcli.keys import (
 from rlcli.objectives.keyed import Elsewhere, KeyedModule, either, elsewhere
 from rlcli.objectives.networks import alone
 from rlcli.objectives.reduction import MASK_KEYS, filled, mask_of, standardise, zeroed
-from rlcli.objectives.value.network import RowValues, need_compute_dtype, successor_values
+from rlcli.objectives.value.network import LOWER, RowValues, successor_values
 from rlcli.objectives.value.reading import (
     Ends,
     Read,
@@ -171,7 +171,12 @@ class ValueEstimator(KeyedModule, ABC):
             raise ArgumentError("shifted and two_calls exclude each other", why="one call cannot be two")
         self.gamma = need_rate("gamma", gamma)
         self.value_network, self.zero_values = value_network, zero_values
-        self._compute_dtype = need_compute_dtype(compute_dtype)
+        if compute_dtype not in (None, torch.float32, *LOWER):
+            raise ArgumentError(
+                f"compute_dtype={compute_dtype} is no lower precision",
+                fix="Use torch.bfloat16, torch.float16, or None.",
+            )
+        self._compute_dtype = compute_dtype if compute_dtype in LOWER else None
         ValueEstimator.take_up_networks(self)  # a subclass takes up its own ones when it has them
         self.shifted, self.shifted_budget = shifted, arguments.count("shifted_budget", shifted_budget)
         self.average, self.average_rewards = average, average_rewards

@@ -40,17 +40,6 @@ _PRODUCTS = {
 }
 
 
-def need_compute_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
-    """Return a lower precision, or None for that of the network itself."""
-    if dtype in (None, torch.float32):
-        return None
-    if dtype not in LOWER:
-        raise ArgumentError(
-            f"compute_dtype={dtype} is no lower precision", fix="Use torch.bfloat16, torch.float16, or None."
-        )
-    return dtype
-
-
 def computed_in(dtype: torch.dtype, net: Net) -> Net:
     """Compute linear and convolution layers in `dtype` by torch.autocast, float64 ones in float64."""
 
