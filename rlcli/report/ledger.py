@@ -120,8 +120,7 @@ class Claims:
         taken, free = self._taken.setdefault(memory, []), [(start, stop)]
         for low, high in taken:
             if low < stop and high > start:
-                cut = ((a, min(b, low)) for a, b in free), ((max(a, high), b) for a, b in free)
-                free = [(a, b) for parts in cut for a, b in parts if a < b]
+                free = [part for a, b in free for part in ((a, min(b, low)), (max(a, high), b)) if part[0] < part[1]]
         taken.extend(free)
         return sum(high - low for low, high in free)
 
@@ -217,11 +216,11 @@ def _plain(key: Key, value: Tensor, frames: int, claims: Claims) -> LedgerEntry:
 
 def _gathered(key: Key, value: Rows, frames: int, claims: Claims) -> LedgerEntry:
     """Return a lazy next observation's line: its extra rows and index; the observations belong to their key."""
-    pointers = [value.index]
-    if value.ends is not None:  # the index follows from them, and something may have built it
-        built = value.nbytes_held > value.extra.nbytes + value.ends.nbytes
-        pointers = [value.ends, *([value.index] if built else [])]
-    nbytes = claims.claim(value.extra) + sum(map(claims.claim, pointers))
+    nbytes, ends = claims.claim(value.extra), value.ends
+    if ends is not None:
+        nbytes += claims.claim(ends)
+    if ends is None or value.nbytes_held > value.extra.nbytes + ends.nbytes:  # else nothing has built the index
+        nbytes += claims.claim(value.index)
     nbytes += claims.claim(value.obs)  # nothing, unless the batch dropped the observations themselves
     full = value.numel() * value.element_size()
     saved, note = kept_few(key, full, nbytes) if value.sparse else (full - nbytes, "exact")
