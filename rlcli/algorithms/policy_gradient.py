@@ -38,7 +38,7 @@ from rlcli.learning.loops import Hooks, Loop, OnPolicy
 from rlcli.learning.optimizer import Linear
 from rlcli.learning.update import Update
 from rlcli.modules import ActorCritic
-from rlcli.objectives import PolicyGradientLoss
+from rlcli.objectives import PolicyGradientLoss, value
 from rlcli.objectives.loss import Loss
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.objectives.value.estimators import make_estimator
@@ -90,11 +90,9 @@ class PolicyGradient(Algorithm):
     def estimator(self, policy: ActorCritic) -> ValueEstimator:
         v = self.cfg.value
         critic: Any = policy.critic if self.valued else None
-        norm: ValueNorm | None = None
-        if v.normaliser != "none":
-            from rlcli.objectives.value import PopArt, ValueNorm
-
-            norm = PopArt(critic) if v.normaliser == "popart" else ValueNorm()
+        norm = (
+            None if v.normaliser == "none" else value.PopArt(critic) if v.normaliser == "popart" else value.ValueNorm()
+        )
         options: dict[str, Any] = {
             "gamma": v.gamma, "shifted": v.shifted, "shifted_budget": v.shifted_budget, "num_chunks": v.num_chunks,
             "value_chunk_size": v.value_chunk_size, "two_calls": v.two_calls, "backend": v.backend,

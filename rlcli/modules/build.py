@@ -26,6 +26,7 @@ from torch import nn
 
 from rlcli.errors import ArgumentError, ConfigError
 from rlcli.keys import ACTION_VALUE, OBSERVATION, STATE_ACTION_VALUE, STATE_VALUE, Key, show, unravel
+from rlcli.modules import recurrent
 from rlcli.modules.actors import ActorCritic, ActorValueOperator, ProbabilisticActor, ValueOperator
 from rlcli.modules.head import ActionHead, LogScaleExtractor, action_head, single_action
 from rlcli.modules.masks import with_action_mask
@@ -51,9 +52,7 @@ class Recurrence:
 
     def after(self, encoder: nn.Module, keys: Sequence[Key]) -> TensorDictSequential:
         """Return what `encoder [*B, features]` makes of `keys`, and what is remembered of it at `hidden`."""
-        from rlcli.modules.recurrent import GRUModule, LSTMModule
-
-        module = (GRUModule if self.kind == "gru" else LSTMModule)(
+        module = (recurrent.GRUModule if self.kind == "gru" else recurrent.LSTMModule)(
             encoder.out_features,  # type: ignore[arg-type]
             self.size,
             self.layers,

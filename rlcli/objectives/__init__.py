@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 from rlcli.exports import lazily
 
 if TYPE_CHECKING:
-    from rlcli.objectives.a2c import A2CLoss as A2CLoss
-    from rlcli.objectives.a2c import ReinforceLoss as ReinforceLoss
     from rlcli.objectives.bootstrap import BootstrappedLoss as BootstrappedLoss
     from rlcli.objectives.bootstrap import HardUpdate as HardUpdate
     from rlcli.objectives.bootstrap import SoftUpdate as SoftUpdate
     from rlcli.objectives.dqn import DQNLoss as DQNLoss
+    from rlcli.objectives.policy_gradient import A2CLoss as A2CLoss
     from rlcli.objectives.policy_gradient import PolicyGradientLoss as PolicyGradientLoss
+    from rlcli.objectives.policy_gradient import ReinforceLoss as ReinforceLoss
     from rlcli.objectives.ppo import ClipPPOLoss as ClipPPOLoss
     from rlcli.objectives.ppo import KLPENPPOLoss as KLPENPPOLoss
     from rlcli.objectives.ppo import PPOLoss as PPOLoss

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError, RlcliError, in_words
 from rlcli.keys import ACTION_LOG_PROB, SAMPLE_LOG_PROB, STATE_VALUE, Key, show, unravel
+from rlcli.modules import recurrent
 from rlcli.modules.actor import Actor
 from rlcli.modules.distributions.family import Family, Params
 from rlcli.modules.stages import Stage, read_by, take_apart
@@ -47,11 +48,7 @@ def fitted(what: str, run: Callable[[], T], read: Callable[[], Columns]) -> T:
 
 def over_sequences(network: nn.Module) -> AbstractContextManager[None]:
     """Run a network that remembers over sequences, in this context."""
-    if not recurrent_parts(network):
-        return nullcontext()
-    from rlcli.modules.recurrent import set_recurrent_mode
-
-    return set_recurrent_mode(True)
+    return recurrent.set_recurrent_mode(True) if recurrent_parts(network) else nullcontext()
 
 
 def value_key(network: TensorDictModuleBase) -> Key:

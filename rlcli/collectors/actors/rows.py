@@ -25,6 +25,7 @@ from rlcli.errors import ArgumentError, NumericsError
 from rlcli.kernels.cells import on_rows as step_on_rows
 from rlcli.kernels.mlp import on_rows
 from rlcli.keys import ACTION, Key, show, under_next
+from rlcli.modules import recurrent
 from rlcli.modules.actor import Actor
 from rlcli.modules.distributions.family import Family
 from rlcli.modules.stages import Stage
@@ -229,7 +230,7 @@ class _BoundFastActor(BoundActor):
         self.act = self._actor(self.first)  # type: ignore[method-assign, assignment]
 
     def begin(self, noise, first, last) -> None:
-        if self.states and _runs_over_sequences():
+        if self.states and recurrent.recurrent_mode():
             raise ArgumentError(
                 "a recurrent policy acts one step at a time",
                 why="set_recurrent_mode(True) is in force around its collector",
@@ -333,12 +334,6 @@ class _BoundFastActor(BoundActor):
                 refuse_unsound(key, data[key][:, first:last])
             elif bool(kept[first:last].isnan().any()):
                 raise not_finite(key, f"steps {first} to {last - 1} of the batch")
-
-
-def _runs_over_sequences() -> bool | None:
-    from rlcli.modules.recurrent import recurrent_mode
-
-    return recurrent_mode()
 
 
 def _of_lane(family: Family, width: int, generator: np.random.Generator, steps: int) -> np.ndarray:

@@ -19,9 +19,7 @@ from rlcli.errors import ArgumentError
 from rlcli.kernels.scan import Rate
 from rlcli.objectives.keyed import either
 from rlcli.objectives.value.estimator import ValueEstimator
-from rlcli.objectives.value.functional import (
-    generalized_advantage_estimate,
-)
+from rlcli.objectives.value.functional import generalized_advantage_estimate
 from rlcli.objectives.value.reading import Ends, Values, need_one_step, need_rate
 
 
