@@ -13,13 +13,13 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from rlcli import arguments
-from rlcli.errors import ArgumentError, ConfigError
+from rlcli.errors import ArgumentError
 
 if TYPE_CHECKING:
+    from rlcli.build.trained_run import TrainingRun
     from rlcli.inspection.found import Inspection
     from rlcli.inspection.verify import FileCheck
     from rlcli.jobs.trained_policy import TrainedPolicy
-    from rlcli.jobs.trained_run import TrainingRun
     from rlcli.learning.evaluation import Evaluation
     from rlcli.planning.plan import Plan
     from rlcli.runs.folder import Run
@@ -61,7 +61,7 @@ def train(overrides: Sequence[str] = (), recipe_dirs: Iterable[str] = (), **sett
     """
     configured = _configured("train", overrides, recipe_dirs, settings)
     with _as_it_was():
-        from rlcli.jobs import train as start
+        from rlcli.build import train as start
 
         return start(*configured)
 
@@ -79,7 +79,7 @@ def collect(overrides: Sequence[str] = (), recipe_dirs: Iterable[str] = (), **se
     """
     configured = _configured("collect", overrides, recipe_dirs, settings)
     with _as_it_was():
-        from rlcli.jobs import collect as start
+        from rlcli.build import collect as start
 
         return start(*configured)
 
@@ -113,13 +113,9 @@ def plan(
     >>> rlcli.plan(recipe="ppo_exact", env={"num": 4}).fits
     True
     """
-    from rlcli.config.schemas import VERBS
-
-    if verb not in VERBS:
-        raise ConfigError(f"plan is for {' and '.join(VERBS)}, not {verb!r}")
     configured, _ = _configured(verb, overrides, recipe_dirs, settings)
     with _as_it_was():
-        from rlcli.jobs.plan import plan as work_out
+        from rlcli.build.plan import plan as work_out
 
         return work_out(configured, verb, limit)
 
@@ -136,7 +132,7 @@ def resume(path: PathName, overrides: Sequence[str] = (), *, force: bool = False
     """
     words = _words("train", overrides, settings)  # both verbs' settings are spelled alike
     with _as_it_was():
-        from rlcli.jobs import resume as start
+        from rlcli.build import resume as start
 
         return start(_folder(path), words, force=force)
 
@@ -178,7 +174,7 @@ def evaluate(
     for name, value in {"episodes": episodes, "seed": seed or 0, "max_steps": max_steps or 0}.items():
         arguments.count(name, value, None)
     with _as_it_was():
-        from rlcli.jobs import evaluate as start
+        from rlcli.build import evaluate as start
 
         found = start(
             _folder(path), episodes=episodes, deterministic=deterministic, seed=seed, max_steps=max_steps, video=video
@@ -220,7 +216,7 @@ def load(path: PathName) -> TrainedPolicy:
     True
     """
     with _as_it_was():
-        from rlcli.jobs import load as start
+        from rlcli.build import load as start
 
         return start(_folder(path))
 
@@ -276,11 +272,10 @@ def _configured(verb: str, overrides: Sequence[str], recipe_dirs: Iterable[str],
 
 
 def _words(verb: str, overrides: Sequence[str], settings: dict[str, Any]) -> list[str]:
-    from rlcli.config.schemas import VERBS
     from rlcli.config.words import spelled
 
     typed = _list(overrides, str, "overrides are a list of texts", '["recipe=ppo_exact", "seed=1"]')
-    return [*typed, *spelled(VERBS[verb], settings)]
+    return [*typed, *spelled(verb, settings)]
 
 
 def _list(given: Any, kind: Any, what: str, example: str) -> list[Any]:

@@ -48,13 +48,11 @@ PATHS = {
         "rlcli.objectives.value.estimators": "ValueEstimators",
     },
     "rlcli.weight_update.weight_sync_schemes": {
-        "rlcli.weight_update.messages": "MPTransport",
         "rlcli.weight_update.receiver": "WeightReceiver",
         "rlcli.weight_update.schemes": "MultiProcessWeightSyncScheme NoWeightSyncScheme RayWeightSyncScheme "
         "SharedMemWeightSyncScheme WeightSyncScheme",
-        "rlcli.weight_update.sender": "WeightSender",
-        "rlcli.weight_update.strategy": "WeightStrategy",
-        "rlcli.weight_update.transport": "TransportBackend",
+        "rlcli.weight_update.sender": "WeightSender WeightStrategy",
+        "rlcli.weight_update.transport": "MPTransport TransportBackend",
         "rlcli.weight_update.versions": "SharedVersions=SharedMemTransport",
     },
 }

@@ -11,7 +11,7 @@ import hypothesis
 import psutil
 import pytest
 
-import rlcli.collectors.worker
+import rlcli.collectors.workers.worker
 import rlcli.vec_envs.shard
 from rlcli.collectors import *
 from rlcli.collectors import answers

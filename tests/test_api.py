@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from face import refused
 
 import rlcli
 from rlcli import api
@@ -61,7 +62,7 @@ def test_a_type_checker_sees_them(tmp_path):
 def test_keywords_are_overrides(monkeypatch):
     given = {"recipe": "ppo_exact", "seed": 3, "optim.lr": 1e-3, "policy.hidden": (32, 16), "run": {"dir": "a b'\\"}}
     seen = []
-    monkeypatch.setattr("rlcli.jobs.train", lambda cfg, words: seen.append((cfg, words)))
+    monkeypatch.setattr("rlcli.build.train", lambda cfg, words: seen.append((cfg, words)))
     rlcli.train(["seed=1", "env.num=2"], **given, **{"env.kwargs": {"x": {"y": None}}}, env="mujoco")
     ((cfg, words),) = seen
     assert (cfg.recipe, cfg.seed, cfg.optim.lr, cfg.policy.hidden) == ("ppo_exact", 3, 1e-3, [32, 16])
@@ -77,22 +78,19 @@ def test_a_text_stays_a_text(text):
 
 def test_mistakes_in_keywords_are_named():
     for wrong in (5, None, "ppo_exact", [5], {"seed": 1}.items()):
-        with pytest.raises(ArgumentError, match="overrides are a list of texts"):
+        with refused(ArgumentError, "overrides texts"):
             rlcli.train(wrong)
     for wrong in ("mine", 5, [5], Path("mine")):
-        with pytest.raises(ArgumentError, match="recipe_dirs are a list of folders"):
+        with refused(ArgumentError, "recipe_dirs"):
             rlcli.train(recipe_dirs=wrong)
     for ask in (rlcli.resume, rlcli.load, rlcli.evaluate, rlcli.inspect, rlcli.verify):
-        with pytest.raises(ArgumentError, match="a run is named by its folder: got 5"):
+        with refused(ArgumentError, "named folder"):
             ask(5)
-    with pytest.raises(ArgumentError, match="episodes must be a whole number: got '3'"):
-        rlcli.evaluate(".", episodes="3")
+    refused(ArgumentError, "episodes", lambda: rlcli.evaluate(".", episodes="3"))
     with pytest.raises(ConfigError, match=r"did you mean env\.num"):
         rlcli.train(**{"env.nm": 3})
-    with pytest.raises(ArgumentError, match=r"list of texts.*'seed=1'"):
-        rlcli.train("seed=1")
-    with pytest.raises(ArgumentError, match="list of texts"):
-        rlcli.plan([("seed", 1)])
+    refused(ArgumentError, "seed=1", lambda: rlcli.train("seed=1"))
+    refused(ArgumentError, "list texts", lambda: rlcli.plan([("seed", 1)]))
 
 
 def surroundings():
@@ -140,8 +138,6 @@ def test_verify_tells_what_is_damaged(tmp_path, monkeypatch):
     weights = run.checkpoints[-1] / "tensors.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x00\x01")
     assert [found.path.name for found in rlcli.verify(run.path) if found.state == "damaged"] == [weights.name]
-    with pytest.raises(ConfigError, match="no folder"):
-        rlcli.verify("nowhere")
+    refused(ConfigError, "nowhere", lambda: rlcli.verify("nowhere"))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match="nothing with checksums"):
-        rlcli.verify("empty")
+    refused(ConfigError, "empty", lambda: rlcli.verify("empty"))

@@ -25,7 +25,7 @@ from rlcli.collectors import *
 from rlcli.config import compose
 from rlcli.data import *
 from rlcli.envs import *
-from rlcli.jobs import resume, train
+from rlcli.build import resume, train
 from rlcli.learning import gradient_ppo
 from rlcli.modules import *
 from rlcli.objectives import *

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from rlcli.algorithms.a2c import A2C as A2C
     from rlcli.algorithms.algorithm import Algorithm as Algorithm
     from rlcli.algorithms.algorithm import Parts as Parts
-    from rlcli.algorithms.algorithm import algorithm_of as algorithm_of
-    from rlcli.algorithms.algorithm import refuse_unread as refuse_unread
+    from rlcli.algorithms.algorithm import Setup as Setup
     from rlcli.algorithms.bootstrapped import Bootstrapped as Bootstrapped
     from rlcli.algorithms.dqn import DQN as DQN
     from rlcli.algorithms.policy_gradient import PolicyGradient as PolicyGradient

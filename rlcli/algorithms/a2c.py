@@ -17,4 +17,4 @@ class A2C(PolicyGradient):
     one_pass = True  # there is no importance ratio
 
     def objective(self, policy: ActorCritic, **options: Any) -> A2CLoss:
-        return A2CLoss(policy.actor, policy.critic, clip_value=self.cfg.loss.clip_value, **options)
+        return A2CLoss(policy.actor, policy.critic, clip_value=self.options.clip_value, **options)

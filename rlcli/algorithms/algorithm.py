@@ -1,31 +1,86 @@
-"""Algorithms: what a run asks one for, and the parts that it makes."""
+"""Algorithms: what a run gives one, asks one for, and the parts that it makes."""
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, overload
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from rlcli.build.buffer import build_buffer, load_buffer_compiler
-from rlcli.build.collector import build_collector, devices
-from rlcli.build.policy import actor_and_critic, users_policy
+import torch
+
 from rlcli.collectors import BaseCollector
-from rlcli.config import registry
-from rlcli.config.schemas import CollectConfig, Config
 from rlcli.envs import EnvBase
-from rlcli.errors import ConfigError
 from rlcli.keys import Key
 from rlcli.learning.loops import Hooks, Loop
 from rlcli.learning.update import Update
 from rlcli.modules import ActorCritic
+from rlcli.modules.masks import find_action_mask
 from rlcli.objectives.loss import Loss
-from rlcli.runs.folder import Run
 
 if TYPE_CHECKING:
     from rlcli.data.buffer.replay_buffer import ReplayBuffer
     from rlcli.objectives.value.estimator import ValueEstimator
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a run gives its algorithm: the options of its loss, and what it needs of everything else.
+
+    Attributes
+    ----------
+    options : object
+        The options of `loss=`, by their names; a user's own are in `options.kwargs`.
+    config : object
+        The whole configuration, for algorithms of a user's package: `self.cfg`.
+    network, gradient_actor, greedy_actor : dict
+        Arguments of `rlcli.modules.build_actor_critic` and its siblings: those of all networks, and those of either
+        kind of actor.
+    keep : sequence of keys
+        Stored with every row, whoever reads them.
+    draws : {"batch", "rows", "slices"}
+        What an update learns from: parts of the new batch, stored rows, or slices of stored trajectories.
+    strict_length : int, optional
+        Rows that a stored trajectory has at least, to be drawn from.
+    update : dict
+        Arguments of `Update`: the optimizer, its learning rate and options, the largest norm of a gradient.
+    beta : function, optional
+        Progress in [0, 1] -> exponent of the importance weights, where rows are drawn by their priorities.
+    estimator : function
+        Critic (None: every value is 0), actor -> the value estimator that `value=` names.
+    next_dropped : bool
+        Rows do not hold what follows where an episode ends.
+    """
+
+    options: Any
+    config: Any
+    seed: int
+    total_frames: int
+    gamma: float
+    network: Mapping[str, Any]
+    gradient_actor: Mapping[str, Any]
+    greedy_actor: Mapping[str, Any]
+    action_mask_key: str | None
+    device: torch.device | None
+    storing_device: torch.device | None
+    keep: Sequence[Key]
+    next_dropped: bool
+    whole_trajectories: bool
+    draws: str
+    batch_size: int
+    slice_len: int | None
+    strict_length: int | None
+    epochs: int
+    update: Mapping[str, Any]
+    updates_per_frame: float
+    learning_starts: int
+    beta: Callable[[float], float] | None
+    estimator: Callable[[Any, Any], ValueEstimator]
+    average_minibatch: bool
+
+    def action_mask(self, env: EnvBase) -> Key | None:
+        """Return the observation that says which actions are allowed; None where there is none."""
+        return find_action_mask(self.action_mask_key, env.observation_spec, env.action_spec)
 
 
 class Parts(NamedTuple):
@@ -47,16 +102,17 @@ class Parts(NamedTuple):
 
 
 class Algorithm(ABC):
-    """How a run learns; made of the run's configuration.
+    """How a run learns; made of what the run gives it.
 
     Parameters
     ----------
-    cfg : Config
-        Options that only an algorithm of a user's package has are in `cfg.loss.kwargs`; what none of its methods has
-        read there by the time its loop is made is refused.
+    setup : Setup
 
     Attributes
     ----------
+    cfg : Config
+        The whole configuration. Options that only an algorithm of a user's package has are in `cfg.loss.kwargs`; what
+        none of its methods has read there by the time its loop is made is refused.
     uses : tuple of str
         The keys that it reads, among those that not every algorithm does; what is typed of others is refused.
     off_policy : bool
@@ -71,8 +127,8 @@ class Algorithm(ABC):
     off_policy: ClassVar[bool] = False
     one_pass: ClassVar[bool] = False
 
-    def __init__(self, cfg: Config) -> None:
-        self.cfg = cfg
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.options, self.cfg = setup, setup.options, setup.config
 
     @property
     @abstractmethod
@@ -106,97 +162,5 @@ class Algorithm(ABC):
     def loop(self, parts: Parts, policy: ActorCritic, hooks: Hooks) -> Loop:
         """The loop over these parts."""
 
-    def load_kernels(self) -> None:
+    def load_kernels(self) -> None:  # noqa: B027, most have none
         """Compile or load what would otherwise be inside the first batch's timing."""
-        if self.cfg.optim.compile:
-            importlib.import_module("torch._inductor.compile_fx")
-        if self.stores:
-            load_buffer_compiler(self.cfg)
-
-    def parts(self, env: EnvBase, policy: ActorCritic, run: Run) -> Parts:
-        """All parts of a run; rows of a buffer on a disk go into the folder of `run`."""
-        cfg = self.cfg
-        estimator, loss = self.estimator(policy), self.loss(policy, env)
-        collector = build_collector(cfg, env, policy, self.keys(loss, estimator, env))
-        update, buffer = self.update(loss), None
-        if self.stores:
-            device = devices(cfg)["train_device"]
-            n_steps = 1 if loss.recurrent else cfg.loss.n_steps  # which sums them along slices
-            buffer = build_buffer(cfg, run, device, collector, self.rebuilt(estimator, env), n_steps)
-            collector.replay_buffer = buffer
-        return Parts(collector, update, estimator, buffer)
-
-
-class Asked(dict[str, Any]):
-    """Options, and in `unread` the names of those that nobody has asked for."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        super().__init__(options)
-        self.unread = set(options)
-
-    def __getitem__(self, name: str) -> Any:
-        self.unread.discard(name)
-        return super().__getitem__(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        self.unread.discard(name)
-        return super().get(name, default)
-
-    def pop(self, name: str, *default: Any) -> Any:
-        self.unread.discard(name)
-        return super().pop(name, *default)
-
-    def __iter__(self) -> Iterator[str]:  # as `**options` does
-        self.unread.clear()
-        return super().__iter__()
-
-    def items(self) -> Any:
-        self.unread.clear()
-        return super().items()
-
-
-def refuse_unread(algorithm: Algorithm) -> None:
-    """Raise where something in `loss.kwargs` was read by no method of the algorithm.
-
-    Raises
-    ------
-    ConfigError
-    """
-    unread = sorted(getattr(algorithm.cfg.loss.kwargs, "unread", ()))
-    if unread:
-        kind, names = algorithm.cfg.loss.kind, ", ".join(f"loss.kwargs.{name}" for name in unread)
-        raise ConfigError(
-            f"loss={kind} does not read {names}", where=type(algorithm).__name__,
-            fix="Leave it out; or read it, self.cfg.loss.kwargs[...], in a method that makes a part of the run.",
-        )  # fmt: skip
-
-
-def algorithm_of(cfg: Config) -> Algorithm:
-    """The algorithm that `loss=` names, with a configuration that remembers what is read of `loss.kwargs`.
-
-    Raises
-    ------
-    ConfigError
-        A user's cannot be made.
-    """
-    if cfg.loss.kwargs:
-        cfg = dataclasses.replace(cfg, loss=dataclasses.replace(cfg.loss, kwargs=Asked(cfg.loss.kwargs)))
-    return registry.build("algorithm", cfg.loss.kind, Algorithm, cfg)  # type: ignore[type-abstract]
-
-
-@overload
-def build_policy(cfg: Config, env: EnvBase) -> ActorCritic: ...
-@overload
-def build_policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic | None: ...
-def build_policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic | None:
-    """Actor and critic for the env; None for random actions, which are refused where they are to be trained."""
-    p = cfg.policy
-    if p.kind == "random":
-        if isinstance(cfg, Config):
-            raise ConfigError("a random policy cannot be trained", where="policy=random", fix="Use rlcli collect.")
-        return None
-    if p.kind in registry.users_names("policy"):
-        return users_policy(cfg, env)
-    if isinstance(cfg, Config):
-        return algorithm_of(cfg).networks(env)
-    return actor_and_critic(cfg, env)

@@ -16,7 +16,7 @@ class ClipPPO(PolicyGradient):
     uses = ClipPPOOptions.option_keys()
 
     def objective(self, policy: ActorCritic, **options: Any) -> ClipPPOLoss:
-        o = self.cfg.loss
+        o = self.options
         return ClipPPOLoss(
             policy.actor, policy.critic, clip_epsilon=o.clip_epsilon, clip_value=o.clip_value, entropy_bonus=True,
             **options,
@@ -29,7 +29,7 @@ class PenalisedPPO(PolicyGradient):
     uses = PenalisedPPOOptions.option_keys()
 
     def objective(self, policy: ActorCritic, **options: Any) -> KLPENPPOLoss:
-        o = self.cfg.loss
+        o = self.options
         return KLPENPPOLoss(
             policy.actor, policy.critic, dtarg=o.kl_target, beta=o.kl_coeff, clip_value=o.clip_value, **options
         )

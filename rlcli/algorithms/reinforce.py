@@ -18,9 +18,9 @@ class Reinforce(PolicyGradient):
 
     @property
     def valued(self) -> bool:
-        return self.cfg.loss.baseline
+        return self.options.baseline
 
     def objective(self, policy: ActorCritic, **options: Any) -> ReinforceLoss:
-        o = self.cfg.loss
+        o = self.options
         critic = policy.critic if o.baseline else None
         return ReinforceLoss(policy.actor, critic, entropy_bonus=options["entropy_coeff"] > 0, **options)

@@ -6,7 +6,6 @@ import numpy as np
 import torch
 
 from rlcli.algorithms.bootstrapped import Bootstrapped
-from rlcli.build.policy import network_options
 from rlcli.config.choices.loss import SACOptions
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
@@ -23,20 +22,20 @@ class SAC(Bootstrapped):
     uses = SACOptions.option_keys()
 
     def networks(self, env: EnvBase) -> ActorCritic:
-        return build_soft_actor_critic(env.observation_spec, env.action_spec, **network_options(self.cfg))
+        return build_soft_actor_critic(env.observation_spec, env.action_spec, **self.setup.network)
 
     def objective(self, policy: ActorCritic, env: EnvBase) -> SACLoss:
         """The losses of the actor and its critics."""
-        o, spec = self.cfg.loss, env.action_spec
+        o, spec = self.options, env.action_spec
         leaf = spec[ACTION] if isinstance(spec, Composite) else spec
         if not isinstance(policy.critic, torch.nn.ModuleList):
             raise ConfigError(
                 "SAC needs an actor and a list of critics that read observations and action",
-                where=f"policy={self.cfg.policy.kind}",
+                where="policy",
                 fix="Return (actor, nn.ModuleList([ValueOperator(net, ['observation', 'action']), ...])).",
             )
         loss = SACLoss(
-            policy.actor, list(policy.critic), loss_function=o.distance, gamma=self.cfg.value.gamma,
+            policy.actor, list(policy.critic), loss_function=o.distance, gamma=self.setup.gamma,
             action_spec=leaf,
             alpha_init=o.alpha_init if o.alpha == "auto" else float(o.alpha), fixed_alpha=o.alpha != "auto",
             generator=self.generator,

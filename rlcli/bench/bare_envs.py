@@ -25,7 +25,7 @@ MAKE, STEP = 1, 2  # orders to a process
 
 def bare(make: Callable[[], gym.Env], lanes: int, seed: int = 0) -> Callable[[int], None]:
     """Return a function that steps bare envs in turns: bookkeeping wrappers taken off, actions drawn ahead."""
-    pairs = [strip(make()) for _ in range(lanes)]
+    pairs = [strip(make())[:2] for _ in range(lanes)]
     rng = np.random.default_rng(seed)
     for lane, (env, _) in enumerate(pairs):
         env.reset(seed=seed + lane)

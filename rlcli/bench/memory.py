@@ -25,7 +25,6 @@ from rlcli.bench.settings import env_problems
 from rlcli.build.env import build_env
 from rlcli.collectors import Collector
 from rlcli.config.compose import configure
-from rlcli.config.schemas import AtariConfig, CollectConfig, EnvConfig, PolicyConfig
 from rlcli.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer, full_next_obs
 from rlcli.data.storages import CompressedStorage
 from rlcli.errors import NumericsError, ResourceError
@@ -64,7 +63,7 @@ def _words(text: str) -> list[str]:
 # ---- rows ----------------------------------------------------------------------------------------------------------
 def _cartpole(report: Report, settings: dict[str, Any]) -> None:
     """Measure a row of a vector env, in memory and in files that are kept."""
-    batches = list(play(EnvConfig(num=8), settings["frames"]))
+    batches = list(play(["env.num=8"], settings["frames"]))
     with tempfile.TemporaryDirectory() as folder:
 
         def kept(rows: int) -> LazyMemmapStorage:
@@ -128,7 +127,7 @@ def _playable(report: Report, settings: dict[str, Any]) -> list[str]:
         report.notes.append(f"games are left out: {problems[0]}")
         return []
     for env_id in ids:
-        build_env(_atari(env_id)).close()  # a name that there is not is refused now
+        build_env(configure("collect", _atari(env_id)).env).close()  # a name that there is not is refused now
     return ids
 
 
@@ -142,12 +141,12 @@ def _games(report: Report, settings: dict[str, Any], ids: list[str]) -> None:
         report.figures.append(Figure(f"stacks of {len(packed)} games, compressed", mean, "B", "<= 400"))
         batches = list(pong_by_rule(_atari("ALE/Pong-v5"), settings["frames"]))
         _game(report, settings, "Pong by rule (not learned)", batches, beside=True)
-        colours = _atari(ids[0], AtariConfig(grayscale=False))
+        colours = [*_atari(ids[0]), "env.atari.grayscale=false"]
         _game(report, settings, f"{ids[0]} in colour", list(play(colours, settings["frames"])), beside=True)
 
 
-def _atari(env_id: str, atari: AtariConfig | None = None) -> EnvConfig:
-    return EnvConfig(kind="atari", id=env_id, num=1, frame_stack=STACK, atari=atari or AtariConfig())
+def _atari(env_id: str) -> list[str]:
+    return ["env=atari", f"env.id={env_id}", "env.num=1", f"env.frame_stack={STACK}"]
 
 
 def _trained(report: Report, settings: dict[str, Any]) -> None:
@@ -211,9 +210,9 @@ def _plan(report: Report, recipe: str) -> None:
 # ---- what is played ------------------------------------------------------------------------------------------------
 
 
-def play(cfg: EnvConfig, frames: int, policy: nn.Module | None = None) -> Iterator[TensorDictBase]:
-    """Yield batches of play, `exact`, flat in time; random without a policy."""
-    env = build_env(cfg)
+def play(words: list[str], frames: int, policy: nn.Module | None = None) -> Iterator[TensorDictBase]:
+    """Yield batches of play in the envs of some overrides, `exact`, flat in time; random without a policy."""
+    env = build_env(configure("collect", words).env)
     collector = Collector(
         env, policy, frames_per_batch=PART, total_frames=frames, next_obs="exact", seed=0, keep_keys=KEYS
     )
@@ -241,22 +240,20 @@ class Paddle(nn.Module):
         return (seen.sum(-1) * rows).sum(-1) / count
 
 
-def pong_by_rule(cfg: EnvConfig, frames: int) -> Iterator[TensorDictBase]:
-    return play(cfg, frames, TensorDictModule(Paddle(), ["observation"], ["action"]))
+def pong_by_rule(words: list[str], frames: int) -> Iterator[TensorDictBase]:
+    return play(words, frames, TensorDictModule(Paddle(), ["observation"], ["action"]))
 
 
 def trained_cartpole(frames: int) -> tuple[list[TensorDictBase], float]:
     """Train a CartPole policy; return pictures of its play, and its mean return."""
-    from rlcli.jobs.acting_policy import policy_to_look_at
+    from rlcli.build import load
 
     with tempfile.TemporaryDirectory() as folder:
         rlcli("train", "recipe=ppo_exact", "console=off", "logger=none", f"run.dir={folder}/run")
         with open(f"{folder}/run/summary.json", encoding="utf-8") as file:
             mean_return = json.load(file)["evaluation"]["mean_return"]
-        cfg = CollectConfig(env=EnvConfig(num=1), policy=PolicyConfig(kind="checkpoint", path=f"{folder}/run"))
-        policy = policy_to_look_at(cfg, build_env(cfg.env))
-    assert policy is not None
-    return [_pictured(batch) for batch in play(cfg.env, frames, policy.actor)], mean_return
+        actor = load(f"{folder}/run").actor
+    return [_pictured(batch) for batch in play(["env.num=1"], frames, actor)], mean_return
 
 
 def _pictured(batch: TensorDictBase) -> TensorDictBase:

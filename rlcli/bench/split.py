@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import statistics
 import time
-from contextlib import ExitStack, closing
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
-from rlcli.algorithms.algorithm import build_policy
+import gymnasium as gym
+
 from rlcli.bench.bare_envs import bare
 from rlcli.bench.harness import Figure, Report, Side, fill, ratio, shown
-from rlcli.build.collector import build_collector
-from rlcli.build.env import build_env, configured, make_single, wants_native
-from rlcli.build.env_mode import MOMENT, STEPS, chosen
-from rlcli.collectors.base import BaseCollector
+from rlcli.build.collecting import collector_alone
+from rlcli.build.env_mode import chosen, tried
 from rlcli.config.compose import configure
-from rlcli.config.schemas import CollectConfig
 from rlcli.processes.process import cores
 
 WORTH_IT = 1.05  # times as fast: what a less simple split must be
@@ -67,17 +66,16 @@ def measure(settings: dict[str, Any]) -> Report:
     report = Report("workers", settings, unit="frame")
     num, words = settings["env.num"], [f"{key}={settings[key]}" for key in ("env", "env.id", "env.num", "policy")]
     words.append(f"threads={settings['threads']}")
-    cfg = configure("collect", [*words, "env.mode=auto"])
-    alone = _step_time(cfg)
+    single = tried(configure("collect", [*words, "env.mode=auto"]))
+    alone = _step_time(single.make)
     steps = min(max(round(settings["seconds"] / (num * alone)), 16), 256)
-    with closing(make_single(cfg.env)) as env:
-        asleep, _ = chosen(num, *env.vec_env.pace(STEPS, MOMENT))  # type: ignore[attr-defined]
-    splits = candidates(num, wants_native(cfg.env, num), asleep if asleep > processes(num)[-1] else 0)
+    asleep, _ = chosen(num, *single.pace)
+    splits = candidates(num, single.native, asleep if asleep > processes(num)[-1] else 0)
     with ExitStack() as stack:
         sides = {}
         for split in splits:
             given = [*words, *split.words, f"collector.frames_per_batch={num * steps}", f"total_frames={10**15}"]
-            collector = _collector(configure("collect", given), stack)
+            collector = stack.enter_context(collector_alone(configure("collect", given)))
             sides[split.name] = partial(next, iter(collector))
         report.sides = fill(sides, settings["rounds"], settings["seconds"], num * steps)
     report.ratios = [ratio(report.sides, ALONE, split.name) for split in splits[1:]]
@@ -92,16 +90,8 @@ def measure(settings: dict[str, Any]) -> Report:
     return report
 
 
-def _collector(cfg: CollectConfig, stack: ExitStack) -> BaseCollector:
-    env = build_env(cfg.env, num=None if cfg.collector.kind == "sync" else 1)
-    stack.callback(env.close)
-    collector = build_collector(cfg, env, build_policy(cfg, env), None)
-    stack.callback(collector.shutdown)
-    return collector
-
-
-def _step_time(cfg: CollectConfig) -> float:
-    step = bare(configured(cfg.env).make, 1)
+def _step_time(make: Callable[[], gym.Env]) -> float:
+    step = bare(make, 1)
     steps, took = 8, 0.0
     while took < 0.1:
         steps *= 2

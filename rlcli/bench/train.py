@@ -115,7 +115,7 @@ def _updates_of_a_batch(settings: dict[str, Any]) -> int:
 
 
 def _train(settings: dict[str, Any], folder: Path, seed: int) -> Play:
-    from rlcli.jobs import evaluate, train
+    from rlcli.build import evaluate, train
 
     with contextlib.redirect_stdout(None):
         finished = train(*_configured(settings, folder, seed))

@@ -6,8 +6,7 @@ buffer loads none of what they are made of.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,8 @@ from tensordict import TensorDict
 from rlcli.collectors import BaseCollector
 from rlcli.collectors.schema import RowSchema
 from rlcli.config import registry
-from rlcli.config.schemas import Config, by_priority, draws
+from rlcli.config.schemas import CollectConfig, Config, by_priority, draws
+from rlcli.data.next_obs.modes import codes, of_buffer, shares
 from rlcli.errors import ResourceError
 from rlcli.keys import Key, under_next
 from rlcli.runs.folder import BUFFER, ROWS, Run, note_new
@@ -48,11 +48,11 @@ def build_buffer(
     kind: Any = TensorDictReplayBuffer if sampler.has_priorities else ReplayBuffer
     buffer = kind(
         storage=build_storage(cfg, run), sampler=sampler, batch_size=cfg.sampler.batch_size, device=device,
-        next_obs="exact" if cfg.memory.next_obs == "exact" else "full",
+        next_obs=of_buffer(cfg.memory.next_obs),
         frame_stack=frame_stacks(cfg, collector.rows()) or None,
         codes=cfg.storage.codes,
     )  # fmt: skip
-    if cfg.memory.next_obs == "delta":
+    if codes(cfg.memory.next_obs):
         buffer.append_transform(NextObservationDelta())
     if rebuilt:
         buffer.append_transform(NextStateReconstructor(rebuilt))
@@ -61,34 +61,13 @@ def build_buffer(
     return buffer
 
 
-def frame_stacks(cfg: Any, rows: RowSchema) -> dict[Key, int]:
+def frame_stacks(cfg: CollectConfig, rows: RowSchema) -> dict[Key, int]:
     """Return observations stored as their newest frame, and the frames in a stack; transformed ones are not."""
     frames, memory = cfg.env.frame_stack, cfg.memory
-    if frames is None or frames < 2 or memory.frame_stack != "auto" or memory.next_obs != "exact":
+    if frames is None or frames < 2 or memory.frame_stack != "auto" or not shares(memory.next_obs):
         return {}
     stackable = {key: field for key, field in rows.fields.items() if under_next(key) in rows.successors}
     return {key: frames for key, field in stackable.items() if len(field.shape) > 1 and field.shape[0] == frames}
-
-
-@dataclass(frozen=True)
-class RunStorage:
-    """The storage of a run before it is made."""
-
-    kind: str
-    max_size: int
-    ndim: int
-    rows: int  # of the whole run, those that it begins with included, however many are kept
-    codes: bool
-    stacks: Mapping[Key, int]  # frames in a stack, where one is stored a row
-    priorities: bool
-
-
-def storage_of(cfg: Any, rows: RowSchema, init_rows: int) -> RunStorage | None:
-    """Return what is known of the storage; None for a run without one."""
-    if (s := getattr(cfg, "storage", None)) is None or s.kind == "none":
-        return None
-    stacks = frame_stacks(cfg, rows)
-    return RunStorage(s.kind, s.max_size, s.ndim, cfg.total_frames + init_rows, s.codes, stacks, by_priority(cfg))
 
 
 def build_sampler(cfg: Config) -> Sampler:
@@ -196,7 +175,7 @@ def load_buffer_compiler(cfg: Config) -> None:
         sampler = PrioritizedSampler(8, 0.6, 0.4, seed=0)
     elif slices:
         sampler = SliceSampler(slice_len=2, burn_in=1, seed=0)
-    exact = "exact" if cfg.memory.next_obs == "exact" else "full"
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), sampler=sampler, batch_size=2, next_obs=exact)
+    mode = of_buffer(cfg.memory.next_obs)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), sampler=sampler, batch_size=2, next_obs=mode)
     buffer.extend(rows)
     buffer.sample()

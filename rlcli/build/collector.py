@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from tensordict.nn import InteractionType
 
-from rlcli.build.env import build_env, env_workers, evaluation_lanes, lanes_here, lanes_of
+from rlcli.build.env import build_env
 from rlcli.collectors.base import BaseCollector
 from rlcli.collectors.collector import Collector
 from rlcli.collectors.devices import resolve
@@ -20,10 +19,10 @@ from rlcli.config.schemas import CollectConfig, Config, convolves, draws, is_off
 from rlcli.envs import EnvBase
 from rlcli.keys import Key, unravel
 from rlcli.modules import ActorCritic, RandomPolicy
+from rlcli.modules.exploration import EXPLORATION
 from rlcli.modules.masks import find_action_mask
 from rlcli.processes.process import cores
 
-EXPLORATION = {name: InteractionType[name.upper()] for name in ("random", "mode", "mean", "deterministic")}
 SLICED = 16  # every so many states are kept where slices are drawn
 
 
@@ -100,34 +99,6 @@ def shares(cfg: CollectConfig) -> list[range]:
 def shares_meanwhile(cfg: CollectConfig) -> list[range]:
     """Return the same of workers that collect while this process learns; none where it waits for them."""
     return shares(cfg) if cfg.collector.kind in ("multi_async", "async") else []
-
-
-@dataclasses.dataclass(frozen=True)
-class RunEnvs:
-    """The envs of a run: how many there are, which process steps them, and how more like them are made."""
-
-    num: int
-    here: int  # of them, those that the run's own process steps
-    evaluated: int  # what an evaluation makes beside them
-    workers: int  # processes that step the others
-    collecting: bool  # whether those collect
-    here_too: Callable[[int], EnvBase]  # so many in this process
-    one: Callable[[], EnvBase]  # as a collecting worker has it
-    one_apart: Callable[[], EnvBase]  # stepped by a worker
-
-
-def envs_of(cfg: CollectConfig) -> RunEnvs:
-    num, here, collecting, evaluated = cfg.env.num, lanes_here(cfg), len(shares(cfg)), 0
-    if isinstance(cfg, Config) and cfg.run.eval_episodes:
-        gone = here if cfg.run.eval_every is None else 0  # the only evaluation comes when those are closed
-        evaluated = max(evaluation_lanes(cfg, cfg.run.eval_episodes) - gone, 0)
-    one = dataclasses.replace(cfg.env, num=1)
-    apart = dataclasses.replace(one, workers=1, per_worker="auto", caller_steps="false")
-    return RunEnvs(
-        num, here, evaluated, collecting or env_workers(cfg), collecting > 0,
-        lambda count: build_env(lanes_of(cfg, count), offset=num),
-        partial(build_env, one, offset=num), partial(build_env, apart, offset=num),
-    )  # fmt: skip
 
 
 def keys_of(entries: Sequence[Any]) -> list[Key]:

@@ -21,13 +21,12 @@ from rlcli.config.schemas import AtariConfig, CollectConfig, Config, EnvConfig
 from rlcli.envs.base import EnvBase
 from rlcli.envs.gym_env import GymEnv, make_native
 from rlcli.envs.serial import SerialEnv
-from rlcli.envs.transformed import TransformedEnv, transforms_on
+from rlcli.envs.transformed import TransformedEnv
 from rlcli.errors import ConfigError, ResourceError, RlcliError, in_words
 from rlcli.keys import ACTION_MASK, Key, as_tuple, unravel
 from rlcli.processes.memory import free_memory, process_memory, size
 from rlcli.specs import Bounded, TensorSpec
 from rlcli.transforms.base import Transform
-from rlcli.transforms.compose import by_name
 from rlcli.vec_envs.building import beside
 from rlcli.vec_envs.make import AtariFrames, GymRecipe, NamedWrapper, Wrapper, auto_prefers_native, set_limit
 
@@ -307,36 +306,6 @@ def narrowed(env: EnvBase) -> list[Key]:
         env = env.base_env
     leaves = getattr(getattr(env, "vec_env", None), "leaves", ())
     return [leaf.key for leaf in leaves if leaf.stored != leaf.dtype]
-
-
-def restored_transforms(env: EnvBase, state: dict[str, Any]) -> None:
-    """Put what a saved run's transforms had learned into an env's."""
-    _adopt(env, learned_by_transforms(state))
-
-
-def learned_by_transforms(state: dict[str, Any]) -> dict[str, Any]:
-    """Return what a saved run's transforms had learned, by name; of several workers, the first's."""
-    saved = state["collector"]
-    return saved.get("workers", [saved])[0]["engine"]["transforms"]
-
-
-def copy_transforms(source: EnvBase, target: EnvBase) -> None:
-    """Put what a live env's transforms have learned into another's."""
-    _adopt(target, {name: t.state_dict() for name, t in by_name(transforms_on(source)).items()})
-
-
-def continue_transforms(env: EnvBase, saved: Mapping[str, Any]) -> None:
-    """Have an env's transforms begin with what others had learned, and learn on from there."""
-    _adopt(env, saved)
-    for transform in transforms_on(env):
-        if isinstance(transform, transforms.RunningNorm | transforms.RewardNorm):
-            transform.freeze(False)
-
-
-def _adopt(env: EnvBase, saved: Mapping[str, Any]) -> None:
-    for name, transform in by_name(transforms_on(env)).items():
-        if name in saved:  # a run that collects may scale rewards otherwise than the one that trained
-            transform.adopt(saved[name])
 
 
 # ---- how long it takes -------------------------------------------------------------------------------------------

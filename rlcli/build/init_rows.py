@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,9 +20,11 @@ from rlcli.collectors.schema import row_specs
 from rlcli.config.schemas import Config, EnvConfig
 from rlcli.data import ReplayBuffer, TensorDictReplayBuffer, open_buffer
 from rlcli.data.fields import columns_of, fields_of
+from rlcli.data.next_obs.modes import codes, drops
 from rlcli.data.stored import Place, copy_rows, find, holds_differences
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
+from rlcli.jobs.learner import InitRows
 from rlcli.keys import Key, show, under_next
 from rlcli.specs.field import Field
 from rlcli.transforms import NextObservationDelta
@@ -30,27 +32,6 @@ from rlcli.transforms import NextObservationDelta
 # of an env, what decides observations and rewards; statistics that run along are never the same
 SAME = ("kwargs", "frame_stack", "reward_scale", "atari", "wrappers", "transforms")
 RUNNING = ("normalize_observation", "normalize_reward")
-
-
-class InitRows(NamedTuple):
-    """Rows that a run began with: the `path` they came from, the `rows` taken over, and how many there were (`of`)."""
-
-    path: str
-    rows: int
-    of: int
-
-    @property
-    def left_out(self) -> str | None:
-        """Say what a person should know of rows that found no room."""
-        if self.rows == self.of:
-            return None
-        return f"{self.of - self.rows:,} older rows of {self.path} were left out: storage.max_size has no room for more"
-
-    @property
-    def line(self) -> str:
-        """For the start of the run."""
-        which = "all" if self.rows == self.of else "the newest"
-        return f"the buffer begins with {which} {self.rows:,} of {self.of:,} rows of {self.path}"
 
 
 def copy_init_rows(cfg: Config, buffer: ReplayBuffer, collector: Any, env: EnvBase) -> InitRows:
@@ -71,7 +52,7 @@ def copy_init_rows(cfg: Config, buffer: ReplayBuffer, collector: Any, env: EnvBa
             batch = source[torch.from_numpy(rows)].select(*wanted)
             if rounded:
                 _follow(source, rows, batch)
-            return coder.compress(batch) if cfg.memory.next_obs == "delta" else batch
+            return coder.compress(batch) if codes(cfg.memory.next_obs) else batch
 
         taken = copy_rows(source, buffer, read)
     finally:
@@ -133,7 +114,7 @@ def _other_specs(env: EnvBase, place: Place) -> Iterator[str]:
 
 
 def _unknown_successors(place: Place) -> Iterator[str]:
-    if place.about.get("next_obs") == "compact":
+    if drops(place.about.get("next_obs")):
         yield (
             "they were collected with memory=compact, which keeps no next observation where an episode ends, and this "
             "loss reads every row's: collect with memory=exact"

@@ -13,7 +13,7 @@ from rlcli.config.choices import CHOICES, readers
 from rlcli.config.schemas import CollectConfig, OptimConfig
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError, in_words
-from rlcli.keys import Key, unravel
+from rlcli.keys import unravel
 from rlcli.modules import ActorCritic, build_actor_critic
 from rlcli.modules.build import RECURRENT, Recurrence
 from rlcli.modules.masks import find_action_mask, mask_key_of, with_action_mask
@@ -24,17 +24,28 @@ WORTH_A_THREAD = 32_000_000  # multiply-adds of one layer for a minibatch above 
 
 def actor_and_critic(cfg: CollectConfig, env: EnvBase) -> ActorCritic:
     """Return those of a policy gradient."""
-    p = cfg.policy
+    mask = find_action_mask(cfg.policy.action_mask_key, env.observation_spec, env.action_spec)
     return build_actor_critic(
-        env.observation_spec, env.action_spec, action_mask_key=action_mask(cfg, env), shared=p.shared,
-        distribution=p.distribution, init_std=p.init_std, state_dependent_std=p.state_dependent_std,
-        recurrence=recurrence(cfg), **network_options(cfg),
-    )  # fmt: skip
+        env.observation_spec, env.action_spec, action_mask_key=mask, **gradient_actor(cfg), **network_options(cfg)
+    )
 
 
-def action_mask(cfg: CollectConfig, env: EnvBase) -> Key | None:
-    """Return the observation that says which actions are allowed; None where there is none."""
-    return find_action_mask(cfg.policy.action_mask_key, env.observation_spec, env.action_spec)
+def gradient_actor(cfg: CollectConfig) -> dict[str, Any]:
+    """Return what `build_actor_critic` takes beside the options of all networks."""
+    p = cfg.policy
+    return {
+        "shared": p.shared, "distribution": p.distribution, "init_std": p.init_std,
+        "state_dependent_std": p.state_dependent_std, "recurrence": recurrence(cfg),
+    }  # fmt: skip
+
+
+def greedy_actor(cfg: CollectConfig) -> dict[str, Any]:
+    """Return what `build_q_actor` takes beside the options of all networks."""
+    p = cfg.policy
+    return {
+        "dueling": p.dueling, "eps_init": p.eps_init, "eps_end": p.eps_end, "eps_frames": p.eps_frames,
+        "recurrence": recurrence(cfg),
+    }  # fmt: skip
 
 
 def recurrence(cfg: CollectConfig) -> Recurrence | None:
@@ -75,7 +86,8 @@ def users_policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic:
             why=f"its builder gave {'a pair of ' if len(pair) == 2 and pair[1] else ''}{_kinds(pair)}",
             fix="Return an nn.Module that acts, or a pair (actor, critic).",
         )
-    mask, read = action_mask(cfg, env), getattr(pair[0], "in_keys", ())
+    mask = find_action_mask(p.action_mask_key, env.observation_spec, env.action_spec)
+    read = getattr(pair[0], "in_keys", ())
     if mask is not None and mask_key_of(pair[0]) is None and mask not in map(unravel, read):
         pair = (with_action_mask(pair[0], mask, env.action_spec), pair[1])
     policy = ActorCritic(*pair)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from rlcli.collectors import BaseCollector
-from rlcli.collectors.frames import steps_of
+from rlcli.collectors.options import steps_of
 from rlcli.config import registry
 from rlcli.config.resolved import settings
 from rlcli.config.run_files import EPISODES, METRICS

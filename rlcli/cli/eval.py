@@ -43,7 +43,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     quiet = _console(args.words) == "off"
     path = run_folder(args.path, "eval")
     with loading(quiet):
-        from rlcli.jobs import evaluate
+        from rlcli.build import evaluate
         from rlcli.report.figures import wrapped
 
     say: Callable[[str], None] = (lambda line: None) if quiet else partial(print, file=sys.stderr, flush=True)

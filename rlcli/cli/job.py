@@ -35,14 +35,14 @@ def collect(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
 
 def start_training(cfg: Any, overrides: list[str]) -> Any:
     with loading(quiet=cfg.console.kind == "off"):
-        from rlcli.jobs import train
+        from rlcli.build import train
 
     return train(cfg, overrides)
 
 
 def start_collecting(cfg: Any, overrides: list[str]) -> Any:
     with loading(quiet=cfg.console.kind == "off"):
-        from rlcli.jobs import collect
+        from rlcli.build import collect
 
     return collect(cfg, overrides)
 

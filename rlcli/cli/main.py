@@ -143,7 +143,7 @@ def _load_first(words: Sequence[str]) -> None:
     with loading(quiet="console=off" in words):
         import numba  # noqa: F401
 
-        from rlcli.jobs import train  # noqa: F401
+        from rlcli.build import train  # noqa: F401
 
 
 def runner(verb: str) -> Callable[[Sequence[str], Sequence[str]], int]:

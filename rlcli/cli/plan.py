@@ -37,7 +37,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
 
     cfg = configure(args.verb, args.words, recipe_dirs, args.flags)
     with loading():
-        from rlcli.jobs.plan import plan
+        from rlcli.build.plan import plan
     with announced():
         forecast = plan(cfg, args.verb, limit)
     if args.json:

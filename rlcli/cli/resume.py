@@ -35,7 +35,7 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     if info.get("verb") in VERBS and all(name in sys.modules for name in info.get("packages", ())):
         as_resumed(info["verb"], read_run_file(folder, CONFIG), args.overrides, str(folder / CONFIG))  # before torch
     with loading():
-        from rlcli.jobs import resume
+        from rlcli.build import resume
 
     resume(path, args.overrides, force=args.force)
     return 0

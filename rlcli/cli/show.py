@@ -47,7 +47,7 @@ def _print_faces(args: Any, recipe_dirs: Sequence[str]) -> None:
 
     cfg = configure(args.verb, args.words, recipe_dirs, args.flags)
     with loading():
-        from rlcli.jobs.plan import faces
+        from rlcli.build.plan import faces
     rows = [dataclasses.astuple(face) for face in faces(cfg)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row in rows:

@@ -1,6 +1,6 @@
 """A sweep: every job in turn, through Hydra's sweeper, and, when it is stopped, the command for the jobs left.
 
-Which values a sweep takes is `overrides.py`'s; what one job does is `rlcli.jobs`'.
+Which values a sweep takes is `overrides.py`'s; what one job does is `rlcli.build`'.
 """
 
 from __future__ import annotations

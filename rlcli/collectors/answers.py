@@ -31,6 +31,10 @@ _STEPPING = {  # functions of lanes, and what they call envs for
 }  # fmt: skip
 _LONELY = 5.0  # seconds without anything to look at after which the thread ends
 
+_lock = threading.Lock()  # of what follows: the collections that are watched, and the thread that does it
+_going: list[answering] = []
+_thread: threading.Thread | None = None
+
 
 class answering:  # used as `with answering(lanes):`
     """Watch the steps taken in this thread: see the top of this file."""
@@ -47,11 +51,17 @@ class answering:  # used as `with answering(lanes):`
     def __enter__(self) -> None:
         if self.ends:
             self._before = signal.signal(signal.SIGALRM, self._end)
-        _watch.add(self)
+        global _thread
+        with _lock:
+            _going.append(self)
+            if _thread is None:
+                _thread = threading.Thread(target=_run, name="rlcli answers", daemon=True)
+                _thread.start()
 
     def __exit__(self, *raised: object) -> None:
         self.over = True  # a signal that is on its way finds nothing to end
-        _watch.remove(self)
+        with _lock:
+            _going.remove(self)
         if self.ends:
             signal.signal(signal.SIGALRM, self._before)
 
@@ -60,11 +70,9 @@ class answering:  # used as `with answering(lanes):`
             return
         where, why = self.what(frame)
         raise EnvError(
-            f"no answer for {self.vec_env.step_timeout:g} s",
-            where=where,
-            why=why,
+            f"no answer for {self.vec_env.step_timeout:g} s", where=where, why=why,
             fix="Fix the env, or allow more time: env.step_timeout=...",
-        )
+        )  # fmt: skip
 
     def look(self) -> None:
         """Compare with the last look; say or end what takes too long."""
@@ -107,48 +115,36 @@ class answering:  # used as `with answering(lanes):`
         return place_of(self.vec_env, lane), f"{during} has not returned{line}"
 
 
-class _Watch:
-    """Run the watchdog's thread while collections are."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.going: list[answering] = []
-        self.thread: threading.Thread | None = None
-
-    def add(self, collection: answering) -> None:
-        with self.lock:
-            self.going.append(collection)
-            if self.thread is None:
-                self.thread = threading.Thread(target=self._run, name="rlcli answers", daemon=True)
-                self.thread.start()
-
-    def remove(self, collection: answering) -> None:
-        with self.lock:
-            self.going.remove(collection)
-
-    def _run(self) -> None:
-        lonely = 0.0
-        while lonely < _LONELY:
-            time.sleep(EVERY)
-            with self.lock:
-                for i in range(len(self.going)):  # a variable would keep the last one's envs while this thread sleeps
-                    if not self.going[i].over:
-                        self._look(i)
-                lonely = 0.0 if self.going else lonely + EVERY
-                if lonely >= _LONELY:
-                    self.thread = None
-                    return
-
-    def _look(self, i: int) -> None:
-        try:
-            self.going[i].look()
-        except Exception as error:  # of lanes of somebody's own: the others' are looked at all the same
-            self.going[i].over = True
-            say(f"no limit of time holds for {self.going[i].vec_env}: {in_words(error)}")
+def _run() -> None:
+    global _thread
+    lonely = 0.0
+    while lonely < _LONELY:
+        time.sleep(EVERY)
+        with _lock:
+            for i in range(len(_going)):  # a variable would keep the last one's envs while this thread sleeps
+                if not _going[i].over:
+                    _look(i)
+            lonely = 0.0 if _going else lonely + EVERY
+            if lonely >= _LONELY:
+                _thread = None
+                return
 
 
-_watch = _Watch()
-os.register_at_fork(after_in_child=_watch.__init__)  # type: ignore[misc]  # a child has no other threads
+def _look(i: int) -> None:
+    try:
+        _going[i].look()
+    except Exception as error:  # of lanes of somebody's own: the others' are looked at all the same
+        _going[i].over = True
+        say(f"no limit of time holds for {_going[i].vec_env}: {in_words(error)}")
+
+
+def _forget() -> None:
+    global _lock, _thread
+    _lock, _thread = threading.Lock(), None
+    _going.clear()
+
+
+os.register_at_fork(after_in_child=_forget)  # a child has no other threads
 
 
 def say(text: str) -> None:

@@ -7,7 +7,8 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
-from rlcli.errors import ArgumentError, ResourceError, in_words
+from rlcli.arguments import refuse
+from rlcli.errors import ResourceError, in_words
 
 
 class Background:
@@ -36,8 +37,7 @@ class Background:
         self, batches: Iterable, close: Callable[[], None], late: Callable[[float | None], None], at_exit: float | None
     ) -> None:
         """Begin a thread that goes through the batches; the interpreter calls `end(at_exit)` as it ends."""
-        if self.thread is not None:
-            raise ArgumentError("the collector was started before", fix="Make a new one to collect again.")
+        refuse(self.thread is not None, "the collector was started before", fix="Make a new one to collect again.")
         self._stop.clear()
         self.thread = threading.Thread(target=self._work, args=(batches, close), name="rlcli-collector", daemon=True)
         atexit.register(self.end, at_exit, late)
@@ -85,10 +85,8 @@ class Background:
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
         """Make the thread wait, from the end of its batch to the end of `with`."""
-        if self.thread is None or self.mine:
-            raise ArgumentError(
-                "only what start() began can be paused", fix="Between two batches nothing is collected."
-            )
+        refuse(self.thread is None or self.mine, "only what start() began can be paused",
+               fix="Between two batches nothing is collected.")  # fmt: skip
         me = threading.get_ident()
         with self._turn:
             self._pausing.append(me)
@@ -104,10 +102,8 @@ class Background:
         """Refuse calls that touch what the thread steps, or read it in the middle of a step."""
         if self.thread is None or self.mine or threading.get_ident() in self._pausing:
             return
-        if self.thread.is_alive():
-            raise ArgumentError(
-                "the collector collects in the background", fix="Read its buffer; async_shutdown() ends the thread."
-            )
+        refuse(self.thread.is_alive(), "the collector collects in the background",
+               fix="Read its buffer; async_shutdown() ends the thread.")  # fmt: skip
 
     def refuse_failed(self) -> None:
         """Refuse requests to a thread that has ended: nobody would act on them."""

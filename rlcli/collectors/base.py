@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -11,18 +12,20 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from tensordict import TensorDictBase
 
 from rlcli import arguments
+from rlcli.arguments import refuse
 from rlcli.collectors.background import Background
-from rlcli.collectors.delivered import Collected, Delivered
-from rlcli.collectors.options import FIELDS, CollectorOptions, CountedOption, counted
-from rlcli.collectors.schema import RowSchema
-from rlcli.collectors.weights import POLICY, CollectorWeights, Source
+from rlcli.collectors.options import COUNTED, FIELDS, CollectorOptions, counted
+from rlcli.collectors.weights import POLICY
 from rlcli.data.splitting import split_trajectories
 from rlcli.errors import ArgumentError, ResourceError, in_words
 
 if TYPE_CHECKING:
+    from rlcli.collectors.finish import Delivered
+    from rlcli.collectors.schema import RowSchema
     from rlcli.collectors.trajectories import CompleteTrajectories
-    from rlcli.collectors.worker_record import WorkerRecord
+    from rlcli.collectors.workers.each import WorkerRecord
     from rlcli.processes.crew import Crew
+    from rlcli.weight_update.tensors import Source
     from rlcli.weight_update.updaters import WeightUpdaterBase, WorkerId
 
 Stage: TypeAlias = Callable[[str], AbstractContextManager]
@@ -80,14 +83,13 @@ class BaseCollector:
     lag: int | None = None
     _no_attributes = frozenset(name for name, field in FIELDS.items() if field.metadata.get("fixed"))
     _at_exit: float | None = None  # seconds that a thread's batch has to be whole in when the interpreter ends
-    frames_per_batch: int = CountedOption()  # type: ignore[assignment]
-    total_frames: int = CountedOption()  # type: ignore[assignment]
-    init_random_frames: int = CountedOption()  # type: ignore[assignment]
+    frames_per_batch: int
+    total_frames: int
+    init_random_frames: int
     frames: int
     _calls_hooks = True  # in this process
     _options: CollectorOptions
-    _weights: CollectorWeights
-    _updater: WeightUpdaterBase | None
+    _weights: Any  # FollowedWeights, or PublishedWeights where workers act
     replay_buffer: Any
     seed: int
     split_trajs: bool
@@ -95,10 +97,12 @@ class BaseCollector:
     update_at_each_batch: bool
 
     def __init__(self, options: CollectorOptions, trajectories: CompleteTrajectories | None) -> None:
-        self.postproc, self.split_trajs, self.trajectories = options.postproc, options.split_trajs, trajectories
+        self._postproc, self.split_trajs, self.trajectories = options.postproc, options.split_trajs, trajectories
         self.replay_buffer, self.extend_buffer = options.replay_buffer, options.extend_buffer
         self._hooks = options.pre_collect_hook, options.post_collect_hook
-        self.weight_updater = options.weight_updater
+        self._updater: WeightUpdaterBase | None = None
+        if options.weight_updater is not None:
+            self.weight_updater = options.weight_updater
         self.frames = self.batches = 0
         self.closed = False
         self.background = Background()
@@ -108,9 +112,9 @@ class BaseCollector:
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._no_attributes:
             raise ArgumentError(f"{name} of a {type(self).__name__} cannot be set anew", fix="Make a new collector.")
-        super().__setattr__(name, value)
+        super().__setattr__(name, counted(name, value) if name in COUNTED else value)
 
-    def _collect(self, steps: int, timed: bool) -> Collected:
+    def _collect(self, steps: int, timed: bool) -> Delivered:
         """Collect the next raw batch, of so many steps of each env."""
         raise NotImplementedError
 
@@ -384,7 +388,7 @@ class BaseCollector:
         if steps is None and not (steps := self.steps_left()):
             raise ArgumentError("all of total_frames are collected", fix="Ask steps_left() before each delivery.")
         collected, pieces = self._advance(steps, timed, stage)
-        return Delivered(collected.batch, tuple(pieces), *collected[1:])
+        return dataclasses.replace(collected, pieces=tuple(pieces))
 
     def _before_batch(self) -> None:
         self.background.refuse()
@@ -393,20 +397,20 @@ class BaseCollector:
             self.update_policy_weights_()
 
     def _refuse_closed(self) -> None:
-        if self.closed:
-            raise ArgumentError("the collector was shut down", fix="Make a new one.")
+        refuse(self.closed, "the collector was shut down", fix="Make a new one.")
 
-    def _advance(self, steps: int, timed: bool, stage: Stage) -> tuple[Collected, Iterator[TensorDictBase]]:
+    def _advance(self, steps: int, timed: bool, stage: Stage) -> tuple[Delivered, Iterator[TensorDictBase]]:
         """Return the next batch and its pieces; whole trajectories are cut when asked for."""
         with stage(COLLECT):
             collected = self._collect(steps, timed)
             self.batches += 1
             if vars(self).get("reset_at_each_iter", self._options.reset_at_each_iter):
-                collected = collected._replace(gaps=dict.fromkeys(collected.lanes or range(self.envs), True))
+                gaps = dict.fromkeys(collected.lanes or range(self.envs), True)
+                collected = dataclasses.replace(collected, gaps=gaps)
             if self.postproc is not None or self._hook is not None:  # either may write into the batch
                 reward, done = (None if x is None else x.copy() for x in (collected.reward, collected.done))
-                collected = collected._replace(reward=reward, done=done)
-            ready = map(self._processed, self.pieces(collected.batch, collected.lanes))
+                collected = dataclasses.replace(collected, reward=reward, done=done)
+            ready = map(self._processed, self.pieces(collected.raw, collected.lanes))
             first = next(ready, None)
         return collected, self._handed_over(first, ready, stage)
 
@@ -527,8 +531,7 @@ class BaseCollector:
     # ---- in the background -------------------------------------------------------------------------------------
     def start(self) -> None:
         """Collect in a thread, writing to the replay buffer, until `async_shutdown` or the end of `with`."""
-        if self.replay_buffer is None:
-            raise ArgumentError("start() needs a replay_buffer", fix="Pass replay_buffer= to the collector.")
+        refuse(self.replay_buffer is None, "start() needs a replay_buffer", fix="Pass replay_buffer= to the collector.")
         self._refuse_closed()
         if self.background.thread is None:
             self._part()
@@ -569,10 +572,9 @@ class BaseCollector:
     def _end_batch(self, waited: float | None) -> None:
         """End a thread in the middle of its batch, where that can be."""
         raise ResourceError(
-            f"the collector is still in its batch after {waited:g} s",
-            why="envs are not closed under a step",
+            f"the collector is still in its batch after {waited:g} s", why="envs are not closed under a step",
             fix="Call async_shutdown() again, with more time or without a limit.",
-        )
+        )  # fmt: skip
 
     def shutdown(self) -> None:
         """Close the envs, after the current batch of a thread; iterating afterwards is an error."""

@@ -1,15 +1,21 @@
-"""The memory of a batch: one contiguous column `[N, T, *shape]` per key, and the rows the loop writes into.
+"""A batch's memory, and what the loop does with its rows beside stepping.
 
 ```
-column   lane 0 | t0 t1 t2 .. |      rows[key][t] = column[:, t]   for t < T   (views, made once)
-         lane 1 | t0 t1 t2 .. |      rows[key][T] = carrier[key]   [N, *shape] shared by all batches
+column   env 0 | t0 t1 t2 .. |      rows[key][t] = column[:, t]   for t < T   (views, made once)
+         env 1 | t0 t1 t2 .. |      rows[key][T] = carrier[key]   [N, *shape] shared by all batches
 ```
 A key that nobody stores has two scratch rows used in turn, so what is stored is a choice of row list, never a branch in
-the loop.  Beside the columns lie the true successors of steps that ended an episode (`FinalObservations`).
+the loop. Beside the columns lie the true successors of steps that ended an episode (`FinalObservations`).
 
-Memory is bound once and used again (`BatchPool`): taken by who writes a batch, given back when it is written.  A batch
-that was given back is taken again only when no consumer holds a tensor of it, nor any view, graph or array made from
-one: what was handed out is never overwritten, and a consumer that drops its batches costs one or two of them.
+What is stored as the env gave it is checked when the loop is over (`finish`). What no stored column shows as it was is
+looked at in the loop, before a transform that clips or scales would hide it. A recurrent policy's state is kept in a
+batch's first rows, those after resets and every k-th of an episode:
+
+```
+stride 3   env 0   s0 .  .  s3 .  |s0 .  .     s: kept, the state that the step began with; |: a new episode
+           env 1   s4 .  s6 .  .  s9 .  .      it goes on from the batch before: its first row is kept all the same
+```
+Any other row's is computed from the last kept one before it (`rlcli.data.samplers`: a slice is read from there on).
 """
 
 from __future__ import annotations
@@ -18,14 +24,20 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Generic, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 
 from rlcli.keys import Key
 from rlcli.specs.field import Fields
+from rlcli.transforms import RowOp
+from rlcli.vec_envs.episodes import BatchStart, not_finite
+from rlcli.vec_envs.vec_env import VecEnv
 
-SPARE = 2  # batches of one length, kept while a third is written
+Kept = dict[Key, tuple[np.ndarray, np.ndarray]]  # places (t, lane), int64 [K, 2], and states [K, *shape]
+
+ASIDE = 1 << 20  # bytes a batch and key; a key that would take more is looked at in every step
+_SPARE = 2  # batches of one length, kept while a third is written
 
 
 @dataclass
@@ -95,31 +107,172 @@ class FinalObservations:
         return self._stacked
 
 
-class HasColumns(Protocol):
-    """Describe a batch's memory with what is bound to it."""
+class BatchPool:
+    """Reuse the memory of batches (`make(steps)`, with `columns`) once it is written and nobody holds a tensor of it.
 
-    @property
-    def columns(self) -> Columns: ...
+    What was handed out is never overwritten, but with `reuse`; who drops its batches costs one or two of them.
+    """
 
-
-Batch = TypeVar("Batch", bound=HasColumns)
-
-
-class BatchPool(Generic[Batch]):
-    """Reuse the memory of batches that nobody holds; with `reuse`, whoever holds it."""
-
-    def __init__(self, make: Callable[[int], Batch], *, reuse: bool = False) -> None:
+    def __init__(self, make: Callable[[int], Any], *, reuse: bool = False) -> None:
         self._make, self._reuse = make, reuse
-        self._idle: list[Batch] = []
+        self._idle: list[Any] = []
 
-    def take(self, steps: int) -> Batch:
+    def take(self, steps: int) -> Any:
         """Return memory for so many steps that nobody holds; it is the caller's until it is given back."""
         for i, batch in enumerate(self._idle):
             if batch.columns.steps == steps and (self._reuse or batch.columns.free()):
                 return self._idle.pop(i)
-        self._idle = [batch for batch in self._idle if batch.columns.steps == steps][-SPARE:]
+        self._idle = [batch for batch in self._idle if batch.columns.steps == steps][-_SPARE:]
         return self._make(steps)
 
-    def give_back(self, batch: Batch) -> None:
+    def give_back(self, batch: Any) -> None:
         """End a batch, written or given up; what was handed out of it stays as it is."""
         self._idle.append(batch)
+
+
+# ---- row ops ---------------------------------------------------------------------------------------------------------
+class FiniteRows(RowOp):
+    """Refuse env observations that are not finite, where a transform would clip or overwrite them unseen."""
+
+    def __init__(self, vec_env: VecEnv, rows: dict[Key, list[np.ndarray]], keys: list[Key]) -> None:
+        self.vec_env, self.rows = vec_env, [(key, rows[key]) for key in keys]
+
+    def step(self, t: int) -> None:
+        for key, rows in self.rows:
+            if not np.isfinite(rows[t]).all():
+                lane = int(np.argwhere(~np.isfinite(rows[t]))[0][0])
+                raise not_finite(self.vec_env, key, lane)
+
+    def reset(self, t: int, lanes: Sequence[int]) -> None:
+        self.step(t)
+
+
+class BoundedRows(RowOp):
+    """Copy what a transform would hide, and look at its bounds after the loop."""
+
+    def __init__(self, vec_env: VecEnv, rows: dict[Key, list[np.ndarray]], keys: list[Key]) -> None:
+        self.vec_env = vec_env
+        large = {key for key in keys if len(rows[key]) * rows[key][0].nbytes > ASIDE}
+        self.each = [(key, rows[key]) for key in large]
+        self.copies = [_Copies(key, rows[key]) for key in keys if key not in large]
+        self._steps = [(copies.rows, copies.kept) for copies in self.copies]
+        self.begin()
+
+    def begin(self) -> None:
+        self.start, self.last = BatchStart.of(self.vec_env), 0
+        for copies in self.copies:
+            copies.resets = []
+
+    def step(self, t: int) -> None:
+        self.last = t
+        for rows, kept in self._steps:
+            kept[t] = rows[t]
+        for key, rows in self.each:
+            self._look(key, rows[t], [(t, False, lane) for lane in range(self.vec_env.n)])
+
+    def reset(self, t: int, lanes: Sequence[int]) -> None:
+        for copies in self.copies:
+            row = copies.rows[t]
+            copies.resets += [(t, lane, row[lane : lane + 1].copy()) for lane in lanes]
+        for key, rows in self.each:
+            self._look(key, rows[t][list(lanes)], [(t, True, lane) for lane in lanes])
+
+    def end(self) -> None:
+        for copies in self.copies:
+            shown = copies.kept[1 : self.last + 1]
+            values = np.concatenate([shown.reshape(-1, *shown.shape[2:]), *(first for _, _, first in copies.resets)])
+            if self.vec_env.bounds.intervals[copies.key].holds(values):
+                continue
+            times = [(t, False, lane) for t in range(1, self.last + 1) for lane in range(self.vec_env.n)]
+            self._look(copies.key, values, [*times, *((t, True, lane) for t, lane, _ in copies.resets)])
+
+    def _look(self, key: Key, values: np.ndarray, times: list[tuple[int, bool, int]]) -> None:
+        if not self.vec_env.bounds.intervals[key].holds(values):
+            self.vec_env.bounds.found(self.vec_env, key, values, times, self.start, self.vec_env.outcome.ends)
+
+
+class _Copies:
+    """Hold one key's copies: what each step gave, and what each reset gave."""
+
+    def __init__(self, key: Key, rows: list[np.ndarray]) -> None:
+        self.key, self.rows = key, rows
+        self.kept = np.empty((len(rows), *rows[0].shape), rows[0].dtype)
+        self.resets: list[tuple[int, int, np.ndarray]] = []
+
+
+class RewardRows(RowOp):
+    """Put each step's rewards into rows for the transforms that read them inside the loop."""
+
+    def __init__(self, vec_env: VecEnv, rows: list[np.ndarray]) -> None:
+        self.vec_env, self.rows = vec_env, rows
+
+    def step(self, t: int) -> None:
+        self.rows[t - 1][:, 0] = self.vec_env.rewards or self.vec_env.outcome.last_rewards(self.vec_env.n)
+
+    def reset(self, t: int, lanes: Sequence[int]) -> None:
+        """Do nothing: a reset has no reward."""
+
+
+# ---- recurrent states ------------------------------------------------------------------------------------------------
+class StateClock:
+    """Count how long ago each lane's state was kept, from one batch to the next."""
+
+    def __init__(self, lanes: int, stride: int) -> None:
+        self.stride, self.now = stride, 0
+        self.due = [stride] * lanes
+
+    def restart(self, lanes: Sequence[int]) -> None:
+        """Begin new episodes in these envs."""
+        for lane in lanes:
+            self.due[lane] = self.now + self.stride
+
+    def tick(self) -> list[int]:
+        """Step all envs; return those whose state is to be kept."""
+        self.now += 1
+        if self.now not in self.due:
+            return []
+        lanes = [lane for lane, due in enumerate(self.due) if due == self.now]
+        self.restart(lanes)
+        return lanes
+
+    def state_dict(self) -> list[int]:
+        """Return the steps until each lane's next one."""
+        return [due - self.now for due in self.due]
+
+    def load_state_dict(self, left: Sequence[int]) -> None:
+        self.now, self.due = 0, [int(steps) for steps in left]
+
+
+class KeptStates(RowOp):
+    """Copy the rows that are kept from the states' scratch rows (key -> list of rows `[N, *shape]`) as they go by."""
+
+    def __init__(self, rows: dict[Key, list[np.ndarray]], clock: StateClock) -> None:
+        self._rows, self._clock = list(rows.items()), clock
+        self._all = list(range(len(clock.due)))
+        self._places: list[tuple[int, int]] = []
+        self._values: dict[Key, list[np.ndarray]] = {}
+
+    def begin(self) -> None:
+        self._places, self._values = [], {key: [] for key, _ in self._rows}
+        self._keep(0, self._all)
+
+    def step(self, t: int) -> None:
+        if due := self._clock.tick():
+            self._keep(t, due)
+
+    def reset(self, t: int, lanes: Sequence[int]) -> None:
+        self._clock.restart(lanes)
+        self._keep(t, lanes)
+
+    def _keep(self, t: int, lanes: Sequence[int]) -> None:
+        self._places += [(t, lane) for lane in lanes]
+        for key, rows in self._rows:
+            self._values[key].append(rows[t].take(lanes, 0))
+
+    def kept(self, steps: int) -> Kept:
+        """Return those of the first `steps` rows, in (lane, t) order; of a row that was kept twice the last counts."""
+        places = np.array(self._places, np.int64)
+        number = places[:, 1] * (steps + 1) + places[:, 0]
+        last = len(number) - 1 - np.unique(number[::-1], return_index=True)[1]
+        last = last[places[last, 0] < steps]
+        return {key: (places[last], np.concatenate(self._values[key])[last]) for key, _ in self._rows}

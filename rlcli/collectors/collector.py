@@ -21,27 +21,13 @@ from tensordict.nn import InteractionType
 from torch import nn
 
 from rlcli import arguments
-from rlcli.collectors.actors.actor import TorchStream
 from rlcli.collectors.answers import answering
 from rlcli.collectors.base import BaseCollector, called
-from rlcli.collectors.delivered import Collected
 from rlcli.collectors.devices import NOT_COPIED, one_device, own_copy, own_device, place
-from rlcli.collectors.finish import Filled, TrajectoryPool, assemble
-from rlcli.collectors.frames import next_steps, steps_of
-from rlcli.collectors.options import FIELDS, CollectorOptions
-from rlcli.collectors.rollout import Rollout
+from rlcli.collectors.options import FIELDS, CollectorOptions, next_steps, steps_of
 from rlcli.collectors.schema import RowSchema
-from rlcli.collectors.weights import FollowedWeights, Receiver
-from rlcli.collectors.wiring import (
-    EnvMaker,
-    array_face,
-    delta_of,
-    make_env,
-    refuse_random_now,
-    wire,
-    with_delta,
-    with_transforms,
-)
+from rlcli.collectors.weights import FollowedWeights
+from rlcli.collectors.wiring import EnvMaker, array_path, make_env, refuse_random_now, wire, with_transforms
 from rlcli.data.next_obs import move
 from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.errors import ArgumentError, in_words
@@ -51,8 +37,11 @@ from rlcli.vec_envs.bounds import Bounds
 
 if TYPE_CHECKING:
     from rlcli.collectors.faces import Face
+    from rlcli.collectors.finish import Delivered, Filled, TrajectoryPool
+    from rlcli.collectors.rollout import Rollout
     from rlcli.processes.crew import Crew
-    from rlcli.weight_update import WeightUpdaterBase
+    from rlcli.weight_update.receiver import ModelsReceiver
+    from rlcli.weight_update.updaters import WeightUpdaterBase
 
 
 class Collector(BaseCollector):
@@ -225,12 +214,8 @@ class Collector(BaseCollector):
         traj_pool: TrajectoryPool | None = None,
     ) -> None:
         given = locals()
-        options = CollectorOptions(**{name: given[name] for name in FIELDS})
-        super().__init__(options, options.trajectories())
-        self._prepare(options)
-
-    def _prepare(self, s: CollectorOptions) -> None:
-        """Return env, policy and engine, from what a worker would be sent."""
+        s = CollectorOptions(**{name: given[name] for name in FIELDS})
+        super().__init__(s, s.trajectories())
         self._options = dataclasses.replace(s, replay_buffer=None)  # an attribute holds it, and may let go of it
         self.frames_per_batch, self.total_frames = s.frames_per_batch, s.total_frames
         self.init_random_frames = s.init_random_frames or 0
@@ -246,9 +231,7 @@ class Collector(BaseCollector):
             env = make_env(s.create_env_fn, s.create_env_kwargs)
             if env is not s.create_env_fn:  # if anything fails, nobody else can close what was made here
                 undo.callback(env.close)
-            self.env = with_transforms(env, policy, s.max_frames_per_traj, s.auto_register_policy_transforms)
-            self.next_obs = s.next_obs_mode(delta_of(self.env) is not None)
-            self.env, self.delta = with_delta(self.env, self.next_obs, s.delta_dtype, s.on_overflow)
+            self.env, self.delta, self.next_obs = with_transforms(env, policy, s)
             self.batched = bool(self.env.batch_size)
             self.placement = place(
                 device=one_device(s.device, s.devices), env_device=s.env_device, policy_device=s.policy_device,
@@ -256,15 +239,12 @@ class Collector(BaseCollector):
                 no_cuda_sync=s.no_cuda_sync,
             )  # fmt: skip
             self.seed = drawn_seed() if s.seed is None else s.seed
-            self.ids = s.traj_pool or TrajectoryPool()
-            self._face = array_face(self.env)
-            self.vec_env = self._face[0]
+            self._path = array_path(self.env)
+            self.vec_env = self._path[0]
             s.check_lanes(self.vec_env.n)
-            shared = lambda: self.background.mine  # noqa: E731
-            self.stream = TorchStream(s.process_seed(self.seed), self.placement.policy, shared)
             self._check: Callable[[], object] | None = None
             self._looked = False  # at what the env shows
-            self._limit: int | None = None  # of episodes, beside `max_frames_per_traj`
+            self._made: Rollout | None = None
             self._connect()
             if s.seed is not None or not self.vec_env.seeded:
                 self._seed_lanes(self.seed, s.episode_seeds)
@@ -272,19 +252,33 @@ class Collector(BaseCollector):
 
     def _connect(self) -> None:
         """Put together the parts that are stepped, from what the env is known to show."""
-        s = self._options
-        wired = wire(
-            self.env, self._face, self._acting, self.placement, s,
-            mode=self.next_obs, random_frames=self.init_random_frames,
+        self._wired = wired = wire(
+            self.env, self._path, self._acting, self.placement, self._options,
+            mode=self.next_obs, delta=self.delta, random_frames=self.init_random_frames,
         )  # fmt: skip
         self._weights.connect(self._trained, wired.own)
         self._acting, self.policy = wired.own, wired.policy
         self.is_copy = wired.own is not self._trained
-        adopting = self._weights.adopting if s.weights_swap == "step" else None
-        self.engine = Rollout(wired, s, ids=self.ids, seed=self.seed, stream=self.stream, adopting=adopting)
-        if self._limit is not None:
-            self.engine.limit = self._limit
-            self.vec_env.limit_frames(self._limit)
+        if self._made is not None:
+            self._made.connect(wired)
+
+    @property
+    def _engine(self) -> Rollout:
+        """What takes the steps: its memory is made with the first batch."""
+        if self._made is None:
+            self._made = self._make_engine()
+        return self._made
+
+    def _make_engine(self, pool: Callable[[Rollout], Any] | None = None) -> Rollout:
+        from rlcli.collectors.rollout import Rollout, TorchStream
+
+        stream = TorchStream(
+            self._options.process_seed(self.seed), self.placement.policy, lambda: self.background.mine
+        )  # fmt: skip
+        adopting = self._weights.adopting if self.weights_swap == "step" else None
+        return Rollout(
+            self._wired, self._options, seed=self.seed, stream=stream, legs=self._leg, adopting=adopting, pool=pool
+        )  # fmt: skip
 
     # ---- iteration ---------------------------------------------------------------------------------------------
     @property
@@ -303,24 +297,30 @@ class Collector(BaseCollector):
             Steps per env; those of a full batch by default.
         """
         usual = steps_of(self.frames_per_batch, self.vec_env.n)
-        return self._stepped(usual if steps is None else arguments.count("steps", steps, None), False).batch
+        return self._stepped(usual if steps is None else arguments.count("steps", steps, None), False).raw
 
-    def _collect(self, steps: int, timed: bool) -> Collected:
+    def _collect(self, steps: int, timed: bool) -> Delivered:
         if own(self, "rollout"):
             return self._stepped(steps, timed)
+        from rlcli.collectors.finish import Delivered
+
         batch = self.rollout(steps)  # of a subclass, which may have made another batch of ours
         raw = {REWARD: self._raw_reward, DONE: self._raw_done}
         reward, done = (_array(batch.get(key, None)) if x is None else x for key, x in raw.items())
-        return Collected(batch, reward, done, None)
+        return Delivered(batch, reward, done)
 
-    def _stepped(self, steps: int, timed: bool) -> Collected:
+    def _stepped(self, steps: int, timed: bool) -> Delivered:
         filled = self.fill(steps, timed=timed)
-        batch = assemble(filled, batched=self.batched, delta=self.delta)
-        own = self._stored_where_asked(batch), filled.reward, filled.done, filled.seconds
-        return Collected(*own, ends=filled.ends)
+        batch = filled.assembled(batched=self.batched, delta=self.delta)
+        if (storing := self.placement.storing) is not None and self.placement.storing_is_elsewhere:
+            batch = move(batch, storing, non_blocking=self.placement.non_blocking)
+            self.placement.sync_storage()
+        elif storing is not None:
+            batch = batch.to(storing)  # only says so
+        return filled.delivered(batch)
 
     def fill(self, steps: int, *, random_steps: int | None = None, timed: bool = False) -> Filled:
-        """Take so many steps of each env; what they left, which `assemble` makes a batch of.
+        """Take so many steps of each env; what they left, to be `assembled` to a batch.
 
         Parameters
         ----------
@@ -335,15 +335,13 @@ class Collector(BaseCollector):
             self._begin_episodes()
         if steps < 1:
             raise ArgumentError("a batch has at least one step", why=f"got {steps}")
-        if self._check is not None:
-            self.engine.legs = self._checked
         left = max(0, self.init_random_frames - self.frames) if random_steps is None else random_steps * self.vec_env.n
         self.look(left)
         if left and not self._options.init_random_frames:
-            refuse_random_now(self.env, self.vec_env, self.engine.actor)
+            refuse_random_now(self.env, self.vec_env, self._wired.actor)
         self._weights.begin()
         try:
-            filled = self.engine.collect(steps, min(steps, steps_of(left, self.vec_env.n)), timed)
+            filled = self._engine.collect(steps, min(steps, steps_of(left, self.vec_env.n)), timed)
         finally:
             self._weights.end()
         columns, self._raw_reward = filled.columns, filled.raw_reward
@@ -357,17 +355,20 @@ class Collector(BaseCollector):
         self._check = check
         self.vec_env.interrupt_by(check)  # one of its workers may hang in a step
 
-    def _checked(self, first: int, last: int) -> Iterator[int]:
-        check = self._check
-        assert check is not None
-        for t in range(first, last):
+    def _leg(self, first: int, last: int) -> Iterable[int]:
+        """Return the steps to take; raise between two of them what `interrupt_by` was given raises."""
+        return range(first, last) if self._check is None else self._checked(self._check, range(first, last))
+
+    @staticmethod
+    def _checked(check: Callable[[], object], steps: range) -> Iterator[int]:
+        for t in steps:
             check()
             yield t
 
     def look(self, random_frames: int) -> None:
         """Before the first batch: an env of the user's may show other than its specs say."""
         if not self._looked:
-            with self.engine.drawing(random_frames):
+            with self._engine.drawing(random_frames):
                 differs = self.vec_env.look()
             if differs:
                 self._connect()
@@ -384,20 +385,10 @@ class Collector(BaseCollector):
                 columns[key][:, -1] = True
         return self._raw_done
 
-    def _stored_where_asked(self, batch: TensorDictBase) -> TensorDictBase:
-        storing = self.placement.storing
-        if storing is None:
-            return batch
-        if not self.placement.storing_is_elsewhere:
-            return batch.to(storing)  # only says so
-        batch = move(batch, storing, non_blocking=self.placement.non_blocking)
-        self.placement.sync_storage()
-        return batch
-
     # ---- what there is to know -----------------------------------------------------------------------------------
     @property
     def schema(self) -> RowSchema:
-        return self.engine.schema
+        return self._wired.schema if self._made is None else self._made.schema
 
     def rows(self, lanes: int = 1, steps: int = 1) -> RowSchema:
         return self.schema.rows(self.env, lanes, steps)
@@ -436,7 +427,7 @@ class Collector(BaseCollector):
         """
         from rlcli.collectors.faces import faces_of
 
-        return faces_of(self.env, self.engine)
+        return faces_of(self.env, self._wired)
 
     def figures(self) -> dict[str, Any]:
         """For a closing report.
@@ -458,7 +449,7 @@ class Collector(BaseCollector):
     def limit_episodes(self, steps: int) -> bool:
         """Truncate the episodes that begin from now on after so many steps; False where envs cannot be cut short."""
         if self.vec_env.resets_running_lanes:
-            self._limit = self.engine.limit = steps
+            self._engine.limit = steps
             self.vec_env.limit_frames(steps)
         return self.vec_env.resets_running_lanes
 
@@ -478,7 +469,7 @@ class Collector(BaseCollector):
         self.background.refuse()
         if not longest:
             return False
-        self.engine.begun = False
+        self._begin_episodes()
         with answering(self.vec_env):
             replayable = self.vec_env.is_replayable()
         if not replayable:
@@ -512,7 +503,7 @@ class Collector(BaseCollector):
                 )
             else:
                 self.is_copy = True
-                self.engine.actor.act_with(self.policy)
+                self._wired.actor.act_with(self.policy)
                 self._weights.connect(given, self._acting)
         self._weights.apart = True
 
@@ -563,16 +554,16 @@ class Collector(BaseCollector):
             )
         return value
 
-    def follow(self, receiver: Receiver) -> None:
+    def follow(self, receiver: ModelsReceiver) -> None:
         """Take weights over from another process, where those of a publication would be."""
         self._weights.follow(receiver)
 
     def _begin_episodes(self) -> None:
-        self.engine.begun = False
+        if self._made is not None:
+            self._made.begun = False
 
     def _seed(self, seed: int, episode_seeds: bool) -> None:
-        self.stream.reseed(self._options.process_seed(seed))
-        self.engine.reseed(seed)
+        self._engine.reseed(seed)
         self._seed_lanes(seed, episode_seeds)
 
     def _seed_lanes(self, seed: int, every_episode: bool) -> None:
@@ -581,7 +572,7 @@ class Collector(BaseCollector):
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def _state(self) -> dict[str, Any]:
-        return {"engine": self.engine.state_dict()}
+        return {"engine": self._engine.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any], *, replay: bool = True) -> list[int]:
         """Continue where `state_dict` was taken; call `set_seed` with the run's seed first.
@@ -598,7 +589,7 @@ class Collector(BaseCollector):
         self._weights.restart_at(int(state["policy_version"]))
         if self.trajectories is not None:
             self.trajectories.load_state_dict(state["trajectories"], self.placement.storing)
-        return self.engine.load_state_dict(state["engine"], replay=replay)
+        return self._engine.load_state_dict(state["engine"], replay=replay)
 
     def begin_anew(self, frames: int, taken: Iterable[int] = (), episodes: Iterable[int] = ()) -> None:
         """Go on as if `frames` were collected, with new episodes in all lanes; what was open is given up.
@@ -615,7 +606,8 @@ class Collector(BaseCollector):
         self._begin_episodes()
         for lane, number in enumerate(episodes):
             self.vec_env.episodes[lane] = max(self.vec_env.episodes[lane], number)
-        self.ids.restart_at(max([self.ids.next_id - 1, *taken]) + 1)
+        ids = self._engine.ids
+        ids.restart_at(max([ids.next_id - 1, *taken]) + 1)
 
     def _close(self) -> None:
         super()._close()

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, ConfigError
 from rlcli.specs.base import Device
 
@@ -63,18 +64,12 @@ def resolve(name: Device) -> torch.device | None:
     except RuntimeError as error:
         raise ConfigError(f"unknown device '{name}'", where="device", why=str(error).splitlines()[0]) from error
     if device.type == "cuda":
-        if not torch.cuda.is_available():
-            raise ConfigError(
-                f"device '{device}' is not there", where="device", why="no CUDA GPU is visible", fix="Use device=cpu."
-            )
+        refuse(not torch.cuda.is_available(), f"device '{device}' is not there", where="device",
+               why="no CUDA GPU is visible", fix="Use device=cpu.", error=ConfigError)  # fmt: skip
         if device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
-        if device.index >= torch.cuda.device_count():
-            raise ConfigError(
-                f"device '{device}' is not there",
-                where="device",
-                why=f"this machine has {torch.cuda.device_count()} GPUs",
-            )
+        refuse(device.index >= torch.cuda.device_count(), f"device '{device}' is not there", where="device",
+               why=f"this machine has {torch.cuda.device_count()} GPUs", error=ConfigError)  # fmt: skip
     if device.type == "cpu":
         return torch.device("cpu")  # cpu:0 is the same
     if device.type == "mps" and not torch.backends.mps.is_available():
@@ -96,16 +91,12 @@ class Placement:
     @property
     def policy_is_elsewhere(self) -> bool:
         """Say whether rows must be copied before the policy can read them."""
-        return _is_elsewhere(self.policy)
+        return self.policy is not None and self.policy.type != "cpu"
 
     @property
     def storing_is_elsewhere(self) -> bool:
         """Say whether a finished batch must be copied before it is delivered."""
-        return _is_elsewhere(self.storing)
-
-
-def _is_elsewhere(device: torch.device | None) -> bool:
-    return device is not None and device.type != "cpu"
+        return self.storing is not None and self.storing.type != "cpu"
 
 
 def same_device(one: torch.device, other: torch.device) -> bool:
@@ -113,27 +104,16 @@ def same_device(one: torch.device, other: torch.device) -> bool:
     return one == other or one.type == other.type == "cpu"
 
 
-def not_both(device: Any, devices: Any) -> None:
-    """Refuse devices that are given in both ways."""
-    if device is not None and devices is not None:
-        raise ArgumentError("device and devices are two names for one thing", fix="Give one of them.")
-
-
 def one_device(device: Device, devices: Any) -> Device:
     """Return `device`, or the one that a list of `devices` names: a single process acts on one."""
-    not_both(device, devices)
     if devices is None:
         return device
     listed = list(devices) if isinstance(devices, list | tuple) else [devices]
-    if not listed:
-        raise ArgumentError("devices is empty", fix="Leave it out, or name a device.")
+    refuse(not listed, "devices is empty", fix="Leave it out, or name a device.")
     resolved = {resolve(name) for name in listed}
-    if len(resolved) > 1:
-        raise ArgumentError(
-            f"one process acts on one device, and devices names {len(resolved)}",
-            why=", ".join(map(str, listed)),
-            fix="Name one, or run a process for each, with a collector of its own.",
-        )
+    refuse(len(resolved) > 1, f"one process acts on one device, and devices names {len(resolved)}",
+           why=", ".join(map(str, listed)),
+           fix="Name one, or run a process for each, with a collector of its own.")  # fmt: skip
     return listed[0]
 
 
@@ -153,11 +133,8 @@ def place(
     storing = resolve(storing_device if storing_device is not None else device)
     if storing is None and policy == env:
         storing = env
-
-    def wait(target: torch.device | None) -> Callable[[], None]:
-        return _do_nothing if no_cuda_sync else sync_function(target)
-
-    return Placement(env, policy, storing, wait(policy), wait(storing), non_blocking=no_cuda_sync)
+    to_policy, to_storage = (_do_nothing if no_cuda_sync else sync_function(device) for device in (policy, storing))
+    return Placement(env, policy, storing, to_policy, to_storage, non_blocking=no_cuda_sync)
 
 
 # ---- the policy on its device ---------------------------------------------------------------------------------------

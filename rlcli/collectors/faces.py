@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rlcli.collectors.actors import RandomActor, TensorDictActor
+from rlcli.collectors.actors.actor import RandomActor
 from rlcli.collectors.actors.rows import FastActor
-from rlcli.collectors.rollout import Rollout
-from rlcli.collectors.states import transforms_of
+from rlcli.collectors.actors.tensordict import TensorDictActor
+from rlcli.collectors.wiring import Wired, transforms_of
 from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.envs.base import own_stepping
 from rlcli.envs.serial import BatchedEnv
@@ -32,17 +32,17 @@ class Face:
     why: str
 
 
-def faces_of(env: EnvBase, engine: Rollout) -> list[Face]:
-    """Return the faces of all parts: env, transforms from the innermost on, the policy's stages, noise."""
-    return [_env(env, engine), *_transforms(env, engine), *_policy(engine), *_noise(engine)]
+def faces_of(env: EnvBase, wired: Wired) -> list[Face]:
+    """Say how all parts run: env, transforms from the innermost on, the policy's stages, noise."""
+    return [_env(env, wired), *_transforms(env, wired), *_policy(wired), *_noise(wired)]
 
 
-def _env(env: EnvBase, engine: Rollout) -> Face:
+def _env(env: EnvBase, wired: Wired) -> Face:
     base = env
     while isinstance(base, TransformedEnv) and not own_stepping(base):
         base = base.base_env
-    if not engine.vec_env.on_tensordicts:
-        return Face("env", engine.vec_env.name, "columns", OURS)
+    if not wired.vec_env.on_tensordicts:
+        return Face("env", wired.vec_env.name, "columns", OURS)
     name = getattr(getattr(base, "vec_env", None), "name", type(base).__name__)
     return Face("env", name, "TensorDicts", _odd_env(base) or _odd_transform(env) or "it steps TensorDicts")
 
@@ -55,8 +55,8 @@ def _odd_env(env: EnvBase) -> str:
         return _odd_env(inner) or f"its envs are of {type(inner).__name__}, each with what lies on it"
     if vec_env is None:
         return f"{type(env).__name__} steps TensorDicts"
-    own = own_stepping(env)
-    return f"{type(env).__name__} has its own {', '.join(own)}" if own else ""
+    overrides = own_stepping(env)
+    return f"{type(env).__name__} has its own {', '.join(overrides)}" if overrides else ""
 
 
 def _odd_transform(env: EnvBase) -> str:
@@ -65,19 +65,19 @@ def _odd_transform(env: EnvBase) -> str:
     return f"{' and '.join(odd)} on it may read any key" if odd else ""
 
 
-def _transforms(env: EnvBase, engine: Rollout) -> Iterator[Face]:
-    faces = engine.faces
+def _transforms(env: EnvBase, wired: Wired) -> Iterator[Face]:
+    plan = wired.plan
     for transform in transforms_of(env):
         name = type(transform).__name__
-        if transform in faces.inside:
+        if transform in plan.inside:
             yield Face("transform", name, "columns, in the loop", _in_the_loop(transform))
-        elif transform in faces.after:
+        elif transform in plan.after:
             yield Face("transform", name, "columns, after the batch", "nothing in the loop uses what it writes")
         elif transform.has_columns:
             yield Face("transform", name, IN_STEP, "the env or another transform steps TensorDicts")
         else:
-            own = ", ".join(transform.own_methods) or "part"
-            yield Face("transform", name, IN_STEP, f"it overrides {own}")
+            overrides = ", ".join(transform.own_methods) or "part"
+            yield Face("transform", name, IN_STEP, f"it overrides {overrides}")
 
 
 def _in_the_loop(transform: Transform) -> str:
@@ -88,8 +88,8 @@ def _in_the_loop(transform: Transform) -> str:
     return "the policy, or a transform in the loop, uses what it reads or writes"
 
 
-def _policy(engine: Rollout) -> Iterator[Face]:
-    actor = engine.actor
+def _policy(wired: Wired) -> Iterator[Face]:
+    actor = wired.actor
     if isinstance(actor, TensorDictActor):
         yield Face("policy", _class(actor.policy), "TensorDicts, called every step", actor.why)
     elif isinstance(actor, FastActor):
@@ -115,10 +115,10 @@ def _policy(engine: Rollout) -> Iterator[Face]:
         yield Face("policy", "random actions", "columns, for a batch at once", "there is no policy")
 
 
-def _noise(engine: Rollout) -> Iterator[Face]:
+def _noise(wired: Wired) -> Iterator[Face]:
     """Say where random numbers come from, a line a stream."""
-    actor = engine.actor
-    unknown = ["the env"] if engine.vec_env.on_tensordicts else []
+    actor = wired.actor
+    unknown = ["the env"] if wired.vec_env.on_tensordicts else []
     if isinstance(actor, TensorDictActor):
         unknown.insert(0, "the policy")
     elif actor.calls:

@@ -8,27 +8,31 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 
-from rlcli.collectors.batch import FinalObservations
+from rlcli.collectors.batch import FinalObservations, Kept
 from rlcli.collectors.schema import RowSchema
-from rlcli.collectors.stored_states import Kept
 from rlcli.data.next_obs import build_exact, build_full
 from rlcli.data.next_obs.sparse import Sparse, sparse_rows, sparse_where
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, END_FLAGS, REWARD, TERMINATED, TRUNCATED, Key, as_tuple, show, under_next
 from rlcli.specs.dtypes import numpy_dtype
 from rlcli.specs.field import SHARED
-from rlcli.vec_envs.vec_env import Outcome
+from rlcli.vec_envs.episodes import BatchStart, not_finite
+from rlcli.vec_envs.vec_env import Outcome, VecEnv
 
 if TYPE_CHECKING:
     from rlcli.transforms import NextObservationDelta
+
+Columns: TypeAlias = dict[Key, np.ndarray]
+Shares: TypeAlias = tuple[tuple[range, int], ...]
 
 
 class TrajectoryPool:
@@ -103,6 +107,93 @@ class Filled:
         reward = self.late[REWARD]
         return (reward if numpy_dtype(reward.dtype) is not None else reward.float()).numpy()
 
+    def assembled(self, *, batched: bool, delta: NextObservationDelta | None = None) -> TensorDict:
+        """Return one batch `[N, T]` (`[T]` for a single env), time last; `delta` gives the keys that it knows."""
+        schema = self.schema
+        lanes, steps = shape = self.shape
+        root: dict = {}
+        tensors = {
+            key: torch.from_numpy(column) for key, column in self.columns.items()
+        }  # new aliases at every delivery
+        for key, tensor in (tensors | self.late).items():
+            if tensor.shape[:2] != shape:
+                raise ArgumentError(
+                    f"{show(key)} does not fit its batch",
+                    why=f"a transform's batch_pass wrote an array of shape {tuple(tensor.shape)}: expected [N, T, *]",
+                    fix=f"Write one that begins with {shape}.",
+                )
+            if schema.delivers(key):
+                _put(root, as_tuple(key), tensor if batched else tensor[0])
+        for key, (places, states) in self.states.items():
+            at = torch.from_numpy(places[:, 1] * steps + places[:, 0])
+            few = Sparse(at, torch.from_numpy(states), math.nan)
+            _put(root, as_tuple(key), sparse_rows(shape if batched else shape[1:], few))
+        wanted = schema.with_next
+        if wanted:
+            now = {key: tensors[key] for key in wanted}
+            after = {key: self.carrier[key] for key in wanted}
+            last = {key: parts for key, parts in self.finals.stacked().items() if key in now}
+            build = build_exact if schema.next == SHARED else build_full
+            for key, value in build(now, after, self.finals.places, last, batched=batched).items():
+                _put(root, under_next(key), value)
+        size = (lanes, steps) if batched else (steps,)
+        names = [None, "time"] if batched else ["time"]
+        batch = _tensordict(root, torch.Size(size), names)
+        return batch if delta is None else delta.compress(batch, sparse_where)
+
+    def delivered(self, batch: TensorDictBase, **about: Any) -> Delivered:
+        """Return the batch that was assembled, with what `postproc` and hooks may not change."""
+        return Delivered(batch, self.reward, self.done, self.seconds, ends=self.ends, **about)
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """One batch of a collector, handed over.
+
+    Attributes
+    ----------
+    raw : TensorDict ``[N, T]`` or ``[T]``
+        The batch as it was collected; the very object that `postproc` and hooks were given, where nothing cut it.
+    reward, done : ndarray ``[N, T, 1]``, optional
+        The env's own rewards and ends, before any transform or `set_truncated`; None where the batch has no such
+        column.  They may share the batch's memory.
+    seconds : Seconds, optional
+        Where the time went, if that was asked for.
+    lanes : range, optional
+        Which of the collector's envs the rows are of; None: of all.
+    shares : tuple of (range, int), optional
+        Where some of these envs took fewer steps than others: which took how many; what follows them is no row.
+    gaps : mapping from lane to bool
+        Envs whose rows do not go on where they were: whether they begin a new episode (a worker was replaced, say, or
+        each batch begins with some), or are in the middle of one since the rows before were lost.
+    ends : sequence of Ended
+        The episodes that ended in it, in (t, lane) order; lanes are counted among those of the batch.
+    pieces : tuple of TensorDict
+        What the consumer gets, after `postproc` and hooks: the batch; with `split_trajs` its trajectories, padded; with
+        `trajs_per_batch` the trajectories that it made whole, in none or several pieces.  Empty where a replay buffer
+        is the consumer: it holds them.
+    """
+
+    raw: TensorDictBase
+    reward: np.ndarray | None
+    done: np.ndarray | None
+    seconds: Seconds | None = None
+    lanes: range | None = None
+    shares: Shares | None = None
+    gaps: Mapping[int, bool] = field(default_factory=dict)
+    ends: Sequence[Ended] = ()
+    pieces: tuple[TensorDictBase, ...] = ()
+
+    @property
+    def frames(self) -> int:
+        """Steps of envs in it."""
+        return self.raw.numel() if self.shares is None else sum(len(lanes) * steps for lanes, steps in self.shares)
+
+    def ends_by(self, frames: int) -> list[tuple[int, Ended]]:
+        """`ends`, each with the frames of the run by then, which has `frames` after this batch."""
+        before, envs = frames - self.frames, self.raw.shape[0] if self.raw.ndim > 1 else 1
+        return [(min(before + (end.t + 1) * envs, frames), end) for end in self.ends]
+
 
 def fill_flags(data: dict[Key, np.ndarray], outcome: Outcome) -> None:
     """Write the flags `[N, T, 1]` that are in `data`: those under `next` from the ends, those at the root all False."""
@@ -127,39 +218,6 @@ def fill_ids(out: np.ndarray, current: np.ndarray, resets: list[tuple[int, int]]
         current[lane] = fresh
 
 
-def assemble(filled: Filled, *, batched: bool, delta: NextObservationDelta | None = None) -> TensorDict:
-    """Return one batch `[N, T]` (`[T]` for a single env), time last; `delta` gives the keys that it knows."""
-    schema = filled.schema
-    lanes, steps = shape = filled.shape
-    root: dict = {}
-    tensors = {key: torch.from_numpy(column) for key, column in filled.columns.items()}  # new aliases at every delivery
-    for key, tensor in (tensors | filled.late).items():
-        if tensor.shape[:2] != shape:
-            raise ArgumentError(
-                f"{show(key)} does not fit its batch",
-                why=f"a transform's batch_pass wrote an array of shape {tuple(tensor.shape)}: expected [N, T, *]",
-                fix=f"Write one that begins with {shape}.",
-            )
-        if schema.delivers(key):
-            _put(root, as_tuple(key), tensor if batched else tensor[0])
-    for key, (places, states) in filled.states.items():
-        at = torch.from_numpy(places[:, 1] * steps + places[:, 0])
-        few = Sparse(at, torch.from_numpy(states), math.nan)
-        _put(root, as_tuple(key), sparse_rows(shape if batched else shape[1:], few))
-    wanted = schema.with_next
-    if wanted:
-        now = {key: tensors[key] for key in wanted}
-        after = {key: filled.carrier[key] for key in wanted}
-        last = {key: parts for key, parts in filled.finals.stacked().items() if key in now}
-        build = build_exact if schema.next == SHARED else build_full
-        for key, value in build(now, after, filled.finals.places, last, batched=batched).items():
-            _put(root, under_next(key), value)
-    size = (lanes, steps) if batched else (steps,)
-    names = [None, "time"] if batched else ["time"]
-    batch = _tensordict(root, torch.Size(size), names)
-    return batch if delta is None else delta.compress(batch, sparse_where)
-
-
 def _put(tree: dict, path: tuple[str, ...], value) -> None:
     for name in path[:-1]:
         tree = tree.setdefault(name, {})
@@ -170,3 +228,51 @@ def _tensordict(tree: dict, size: torch.Size, names: list) -> TensorDict:
     """Make a TensorDict without its look at each leaf, a third of the time of a one-step batch."""
     inner = {name: _tensordict(v, size, names) if isinstance(v, dict) else v for name, v in tree.items()}
     return TensorDict._new_unsafe(inner, batch_size=size, names=list(names))
+
+
+# ---- what the env showed ---------------------------------------------------------------------------------------------
+def check_finite(vec_env: VecEnv, data: Columns, carrier: Columns, finals: FinalObservations, outcome: Outcome) -> None:
+    """Refuse observations that are not finite, wherever the batch holds them."""
+    for key in vec_env.schema:
+        column, after = data.get(key), carrier.get(key)
+        if column is None or after is None or column.dtype.kind != "f":
+            continue
+        ends = finals.stacked().get(key, after[:0])
+        if all(np.isfinite(values).all() for values in (column, after, ends)):
+            continue
+        steps = column.shape[1]  # row t+1 was shown by step t; row 0 passed when it was the carrier
+        places = [(int(t) - 1, int(lane)) for lane, t, *_ in np.argwhere(~np.isfinite(column))]
+        places += [(steps - 1, int(lane)) for lane, *_ in np.argwhere(~np.isfinite(after))]
+        places += [finals.places[int(index)] for index, *_ in np.argwhere(~np.isfinite(ends))]
+        t, lane = min(places)
+        raise not_finite(vec_env, key, lane, (max(t, 0), outcome.ends))
+
+
+def check_bounds(
+    vec_env: VecEnv,
+    data: Columns,
+    carrier: Columns,
+    finals: FinalObservations,
+    outcome: Outcome,
+    keys: list[Key],
+    *,
+    start: BatchStart,
+    fresh: np.ndarray,
+    waiting: bool,
+) -> None:
+    """Refuse or count observations outside their bounds: every row, reset and final observation."""
+    finished = {} if waiting or not keys else finals.stacked()
+    for key in keys:
+        interval, column, after = vec_env.bounds.intervals[key], data[key], carrier[key]
+        ends = finished.get(key, after[:0])
+        if all(interval.holds(values) for values in (column, after, ends)):
+            continue
+        n, steps = column.shape[:2]
+        seen = np.concatenate([column.reshape(n * steps, *column.shape[2:]), after, ends])
+        over = {lane for _, lane, *_ in outcome.ends} if waiting else set()
+        times = [(t, True, lane) for lane in range(n) for t in range(steps)]
+        times += [(steps, lane not in over, lane) for lane in range(n)]
+        times += [] if waiting else [(t + 1, False, lane) for t, lane in finals.places]
+        new = np.array([t > 0 or bool(fresh[lane]) for t, _, lane in times])
+        chosen = [time for time, is_new in zip(times, new, strict=True) if is_new]
+        vec_env.bounds.found(vec_env, key, seen[new], chosen, start, outcome.ends)

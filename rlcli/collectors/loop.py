@@ -11,12 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlcli.collectors.actors import BoundActor
-from rlcli.collectors.batch import Columns, FinalObservations
-from rlcli.collectors.checks import FiniteRows
-from rlcli.collectors.stored_states import KeptStates
+from rlcli.collectors.actors.actor import BoundActor
+from rlcli.collectors.batch import Columns, FinalObservations, FiniteRows, KeptStates
 from rlcli.errors import NumericsError
-from rlcli.keys import spell
+from rlcli.keys import Key, spell
+from rlcli.modules.masks import refuse_no_option
 from rlcli.transforms import RowOp
 from rlcli.vec_envs.vec_env import VecEnv
 
@@ -68,23 +67,40 @@ class BoundBatch:
     def _truncate(self, t: int, cut: Sequence[int], done: Sequence[int]) -> Sequence[int]:
         """Flag the episodes that a row op ends as truncated, to be reset with the others."""
         ends = self.vec_env.outcome.ends
-        own = len(ends) - len(done)  # the last ends are those of this step
-        flags = {lane: (terminated, truncated) for _, lane, terminated, truncated in ends[own:]}
+        first = len(ends) - len(done)  # the last ends are those of this step
+        flags = {lane: (terminated, truncated) for _, lane, terminated, truncated in ends[first:]}
         for lane in cut:
             flags[lane] = (flags.get(lane, (False, False))[0], True)
         over = sorted(flags)
-        ends[own:] = [(t, lane, *flags[lane]) for lane in over]  # in lane order, as the env writes them
+        ends[first:] = [(t, lane, *flags[lane]) for lane in over]  # in lane order, as the env writes them
         return over
 
 
-class RewardRows(RowOp):
-    """Put each step's rewards into rows for the transforms that read them inside the loop."""
+class Masked(BoundActor):
+    """Ask an actor for no action where the mask, rows `[N, *]`, allows none; `sizes`: the options of each choice."""
 
-    def __init__(self, vec_env: VecEnv, rows: list[np.ndarray]) -> None:
-        self.vec_env, self.rows = vec_env, rows
+    def __init__(self, bound: BoundActor, rows: Sequence[np.ndarray], sizes: Sequence[int], key: Key) -> None:
+        self.bound, self.rows, self.sizes, self.key = bound, [row.reshape(len(row), -1) for row in rows], sizes, key
+        self.begin, self.renew, self.end = bound.begin, bound.renew, bound.end  # type: ignore[method-assign]
 
-    def step(self, t: int) -> None:
-        self.rows[t - 1][:, 0] = self.vec_env.rewards or self.vec_env.outcome.last_rewards(self.vec_env.n)
+    def act(self, t: int):
+        if not self.rows[t].all():  # the usual end of it where nothing is forbidden
+            refuse_no_option(self.rows[t], self.sizes, self.key, f"step {t} of the batch; the env was not stepped")
+        action = self.bound.act(t)
+        self.written = self.bound.written
+        return action
 
-    def reset(self, t: int, lanes: Sequence[int]) -> None:
-        """Do nothing: a reset has no reward."""
+
+class Holding(BoundActor):
+    """Copy the rows of `keys` from each step to the next before an actor acts."""
+
+    def __init__(self, bound: BoundActor, columns: Columns, keys: Iterable[Key]) -> None:
+        self.bound, self.rows = bound, [columns.rows[key] for key in keys]
+        self.begin, self.renew, self.end = bound.begin, bound.renew, bound.end  # type: ignore[method-assign]
+
+    def act(self, t: int):
+        for rows in self.rows:
+            rows[t + 1][...] = rows[t]
+        action = self.bound.act(t)
+        self.written = self.bound.written
+        return action

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from tensordict.nn import InteractionType
 from rlcli import arguments
 from rlcli.arguments import refuse
 from rlcli.data.next_obs.modes import MODES
-from rlcli.errors import ArgumentError, in_words
+from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, POLICY_VERSION, TRAJ_IDS, Key, show, unravel
 from rlcli.modules.exploration import RandomPolicy
 from rlcli.specs.base import Device
@@ -25,38 +26,16 @@ if TYPE_CHECKING:
 
 def counted(name: str, value: Any, least: int | None = None) -> int:
     """Return the number of an option that counts something: whole, and large enough."""
-    known = FIELDS.get(name)
-    number = arguments.count(name, value, known.metadata.get("least") if least is None and known is not None else least)
+    option = FIELDS.get(name)
+    if least is None and option is not None:
+        least = option.metadata.get("least")
+    number = arguments.count(name, value, least)
     endless = name == "total_frames" and (number == 0 or number < -1)
     refuse(endless, "total_frames must be at least 1", why=f"got {number}", fix="Use -1 to collect without end.")
     return number
 
 
-def _interaction(value: Any) -> InteractionType | None:
-    """Return an exploration type, by itself or by its name."""
-    if value is None or isinstance(value, InteractionType):
-        return value
-    names = [kind.name.lower() for kind in InteractionType]
-    if not isinstance(value, str) or value.lower() not in names:
-        raise ArgumentError(
-            "exploration_type must be an ExplorationType", why=f"got {value!r}", fix=f"Or one of {', '.join(names)}."
-        )
-    return InteractionType[value.upper()]
-
-
-class CountedOption:
-    """Check an option again when it is set between two batches."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        return self if instance is None else vars(instance)[self._name]
-
-    def __set__(self, instance: Any, value: Any) -> None:
-        vars(instance)[self._name] = counted(self._name, value)
-
-
+COUNTED = "frames_per_batch", "total_frames", "init_random_frames"  # may be set anew between two batches
 WORKER, EACH, PARENT = "worker", "each", "parent"  # scopes: all workers alike, a list has one for each, none
 
 
@@ -122,42 +101,42 @@ class CollectorOptions:
                 object.__setattr__(self, name, counted(name, getattr(self, name)))
         if (asked := self.keep_keys) is not None:
             keys = tuple(asked) if isinstance(asked, Iterable) and not isinstance(asked, str) else None
-            if keys is None or not all(isinstance(key, str | tuple) for key in keys):
-                raise ArgumentError(
-                    "keep_keys must be a list of keys", why=f"got {asked!r}", fix='Use ["observation", "action"].'
-                )
+            refuse(keys is None or not all(isinstance(key, str | tuple) for key in keys),
+                   "keep_keys must be a list of keys", why=f"got {asked!r}",
+                   fix='Use ["observation", "action"].')  # fmt: skip
             object.__setattr__(self, "keep_keys", keys)
-        object.__setattr__(self, "exploration_type", _interaction(self.exploration_type))
+        if (kind := self.exploration_type) is not None and not isinstance(kind, InteractionType):
+            names = {each.name.lower(): each for each in InteractionType}
+            refuse(str(kind).lower() not in names, "exploration_type must be an ExplorationType", why=f"got {kind!r}",
+                   fix=f"Or one of {', '.join(names)}.")  # fmt: skip
+            object.__setattr__(self, "exploration_type", names[str(kind).lower()])
         arguments.callable_("policy_factory", self.policy_factory)
-        if self.policy is not None and self.policy_factory is not None:
-            raise ArgumentError("policy and policy_factory are two ways to give one policy", fix="Give one of them.")
+        refuse(self.policy is not None and self.policy_factory is not None,
+               "policy and policy_factory are two ways to give one policy", fix="Give one of them.")  # fmt: skip
+        refuse(self.device is not None and self.devices is not None,
+               "device and devices are two names for one thing", fix="Give one of them.")  # fmt: skip
         if self.trajs_per_batch is not None:
             object.__setattr__(self, "trajs_per_batch", arguments.count("trajs_per_batch", self.trajs_per_batch, None))
         for name in ("postproc", "pre_collect_hook", "post_collect_hook"):
             arguments.callable_(name, getattr(self, name))
         buffer, used = self.replay_buffer, "extend" if self.extend_buffer else "add"
-        if buffer is not None and (type(buffer) in (list, set) or not callable(getattr(buffer, used, None))):
-            raise ArgumentError(
-                f"replay_buffer must be a replay buffer, with {used}", why=f"got a {type(buffer).__name__}",
-                fix="Use ReplayBuffer(...), or leave it out to get the batches.",
-            )  # fmt: skip
+        refuse(buffer is not None and (type(buffer) in (list, set) or not callable(getattr(buffer, used, None))),
+               f"replay_buffer must be a replay buffer, with {used}", why=f"got a {type(buffer).__name__}",
+               fix="Use ReplayBuffer(...), or leave it out to get the batches.")  # fmt: skip
         self.next_obs_mode()
 
     def next_obs_mode(self, delta: bool = False) -> str:
         """Return how next observations are kept; `delta`: whether the env brings a `NextObservationDelta`."""
         if delta:
             asked = "compact" if self.compact_obs else self.next_obs
-            if asked not in (None, "delta"):
-                raise ArgumentError(
-                    f"the env has a NextObservationDelta, and next_obs='{asked}' keeps next observations another way",
-                    fix="Leave out one of them.",
-                )
+            refuse(asked not in (None, "delta"),
+                   f"the env has a NextObservationDelta, and next_obs='{asked}' keeps next observations another way",
+                   fix="Leave out one of them.")  # fmt: skip
             return "delta"
         if self.compact_obs and self.next_obs not in (None, "compact"):
             raise ArgumentError(f"compact_obs=True and next_obs='{self.next_obs}' contradict each other")
         mode = self.next_obs or ("compact" if self.compact_obs else "full")
-        if mode not in MODES:
-            raise ArgumentError(f"unknown next_obs '{mode}'", fix=f"Use one of {', '.join(MODES)}.")
+        refuse(mode not in MODES, f"unknown next_obs '{mode}'", fix=f"Use one of {', '.join(MODES)}.")
         return mode
 
     @property
@@ -182,29 +161,16 @@ class CollectorOptions:
         first, total = self.first_lane, self.all_lanes
         numbers = (first, total or 0)
         whole = all(isinstance(number, int | np.integer) and not isinstance(number, bool) for number in numbers)
-        if not whole or first < 0 or (n if total is None else total) < first + n:
-            raise ArgumentError(
-                "first_lane and all_lanes do not say which envs of a run this collector steps",
-                why=f"its {n} envs begin at {first!r}, and all_lanes is {total!r}",
-                fix=f"Give whole numbers: first_lane from 0 on, all_lanes at least first_lane + {n}.",
-            )
+        refuse(not whole or first < 0 or (n if total is None else total) < first + n,
+               "first_lane and all_lanes do not say which envs of a run this collector steps",
+               why=f"its {n} envs begin at {first!r}, and all_lanes is {total!r}",
+               fix=f"Give whole numbers: first_lane from 0 on, all_lanes at least first_lane + {n}.")  # fmt: skip
 
     def process_seed(self, seed: int) -> int:
         """Return the seed of what is drawn for all envs of a process; the run's in the first process."""
         if not self.first_lane:
             return seed
         return int(np.random.SeedSequence((seed, self.first_lane)).generate_state(1, np.uint64)[0])
-
-    def pickled(self) -> bytes:
-        """Pickle the options by value; shared tensors stay shared, but for those of modules."""
-        from rlcli.collectors.sharing import dumps
-
-        try:
-            return dumps(self)
-        except Exception:  # whatever a user's `__reduce__` raises
-            for name in FIELDS:
-                sent(name, getattr(self, name))
-            raise
 
     def storage_dims(self) -> list[int]:
         """Return the dimensions of the storage of the buffer, or of each member of an ensemble; else 1."""
@@ -220,22 +186,16 @@ class CollectorOptions:
                 ("traj_format", self.traj_format is not None),
                 ("deliver_leftovers", self.deliver_leftovers),
             ):
-                if asked:
-                    raise ArgumentError(f"{name} has no meaning without trajs_per_batch")
+                refuse(asked, f"{name} has no meaning without trajs_per_batch")
             return None
-        if not self.track_traj_ids:
-            raise ArgumentError(
-                "trajs_per_batch needs track_traj_ids=True", why="a reset from outside shows in the ids"
-            )
+        refuse(not self.track_traj_ids, "trajs_per_batch needs track_traj_ids=True",
+               why="a reset from outside shows in the ids")  # fmt: skip
         kept = None if self.keep_keys is None else [*map(unravel, self.keep_keys)]
         missing = [show(key) for key in (DONE, TRAJ_IDS) if kept is not None and key not in kept]
-        if missing:
-            raise ArgumentError(f"trajs_per_batch needs {' and '.join(missing)} among keep_keys")
-        if self.set_truncated and not self.reset_at_each_iter:
-            raise ArgumentError(
-                "set_truncated=True ends every trajectory with its batch, and trajs_per_batch asks for whole ones",
-                fix="Give one of them, or reset_at_each_iter=True as well.",
-            )
+        refuse(missing, f"trajs_per_batch needs {' and '.join(missing)} among keep_keys")
+        refuse(self.set_truncated and not self.reset_at_each_iter,
+               "set_truncated=True ends every trajectory with its batch, and trajs_per_batch asks for whole ones",
+               fix="Give one of them, or reset_at_each_iter=True as well.")  # fmt: skip
         if self.replay_buffer is not None and self.traj_format == "padded":
             raise ArgumentError("a replay buffer takes rows, not padding", fix="Leave out traj_format='padded'.")
         if (dims := max(self.storage_dims())) > 1:
@@ -251,13 +211,10 @@ class CollectorOptions:
     def _check_split(self) -> None:
         if self.trajs_per_batch is not None:
             raise ArgumentError("split_trajs and trajs_per_batch both cut trajectories", fix="Give one of them.")
-        if not self.track_traj_ids:
-            raise ArgumentError("split_trajs=True needs track_traj_ids=True")
-        if not self.extend_buffer:
-            raise ArgumentError(
-                "extend_buffer=False adds steps, and split_trajs=True makes padded trajectories",
-                fix="Give one of them.",
-            )
+        refuse(not self.track_traj_ids, "split_trajs=True needs track_traj_ids=True")
+        refuse(not self.extend_buffer,
+               "extend_buffer=False adds steps, and split_trajs=True makes padded trajectories",
+               fix="Give one of them.")  # fmt: skip
         if self.replay_buffer is not None:
             raise ArgumentError("a replay buffer takes rows, not padding", fix="Leave out split_trajs=True.")
 
@@ -270,23 +227,25 @@ def in_scope(scope: str) -> list[str]:
     return [name for name, field in FIELDS.items() if field.metadata["scope"] == scope]
 
 
-def sent(name: str, value: Any) -> bytes:
-    """Return an option as another process can take it: `pickle.loads` gives the like."""
-    from rlcli.collectors.sharing import dumps
-
-    try:
-        return dumps(value)
-    except Exception as error:  # whatever a user's `__reduce__` raises
-        raise ArgumentError(
-            f"{name} cannot be sent to another process", why=f"it is a {type(value).__name__}: {in_words(error, 200)}",
-            fix=_SENDABLE.get(name, "Give one that pickle.dumps takes."),
-        ) from error  # fmt: skip
+# ---- the steps that a number of frames takes ------------------------------------------------------------------------
+AHEAD = 2  # batches that an asynchronous worker has been asked for and that were not delivered: it never waits
 
 
-_SENDABLE = {
-    "create_env_fn": "Give a function that makes the env from what it is called with, or what can be pickled: "
-    "partial(GymEnv, 'CartPole-v1').",
-    "policy": "Give policy_factory=, a function that makes the policy.",
-    "policy_factory": "Give a function that makes all that the policy needs.",
-    "traj_pool": "Leave it out: each process counts its own trajectories.",
-}
+def steps_of(frames: int, lanes: int) -> int:
+    """Return the steps per env for a number of frames, rounded up to whole steps of all `lanes` envs."""
+    return -(-frames // lanes)
+
+
+def next_steps(frames_per_batch: int, total_frames: int, lanes: int, done: int) -> int:
+    """Return the steps of the next batch after `done` frames; 0 when the run is over."""
+    usual = steps_of(frames_per_batch, lanes)
+    return usual if total_frames < 0 else min(usual, steps_of(max(0, total_frames - done), lanes))
+
+
+def cut(shares: Sequence[int], lanes: Sequence[int], frames: int) -> int:
+    """Return the fewest steps with which shares of a batch, cut to it, hold so many frames."""
+
+    def frames_of(steps: int) -> int:
+        return sum(min(share, steps) * n for share, n in zip(shares, lanes, strict=True))
+
+    return bisect.bisect_left(range(max(shares)), frames, key=frames_of)

@@ -1,4 +1,4 @@
-"""Batches of columns, one after the other: memory is bound (`batch`), filled (`loop`) and completed (`finish`).
+"""Batches of columns, one after the other: memory (`batch`) is bound and filled (`loop`), and completed (`finish`).
 
 Between two batches the engine holds the carrier: the row that the next batch begins with, trajectory ids, and what the
 transforms carry.
@@ -14,22 +14,37 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlcli.collectors.actors import BoundActor, Masked, holding
-from rlcli.collectors.actors.actor import TorchStream
+from rlcli.collectors.actors.actor import BoundActor
 from rlcli.collectors.answers import answering
-from rlcli.collectors.batch import BatchPool, Columns, FinalObservations, columns_on
-from rlcli.collectors.checks import BoundedRows, FiniteRows, check_bounds, check_finite
-from rlcli.collectors.finish import Ended, Filled, Seconds, TrajectoryPool, fill_flags, fill_ids
-from rlcli.collectors.loop import BoundBatch, RewardRows
+from rlcli.collectors.batch import (
+    BatchPool,
+    BoundedRows,
+    Columns,
+    FinalObservations,
+    FiniteRows,
+    KeptStates,
+    RewardRows,
+    StateClock,
+    columns_on,
+)  # fmt: skip
+from rlcli.collectors.finish import (
+    Ended,
+    Filled,
+    Seconds,
+    TrajectoryPool,
+    check_bounds,
+    check_finite,
+    fill_flags,
+    fill_ids,
+)  # fmt: skip
+from rlcli.collectors.loop import BoundBatch, Holding, Masked
 from rlcli.collectors.options import CollectorOptions
 from rlcli.collectors.schema import refuse_unknown
-from rlcli.collectors.states import States
-from rlcli.collectors.stored_states import KeptStates, StateClock
 from rlcli.collectors.wiring import Wired
 from rlcli.envs.late_columns import LateColumns
 from rlcli.envs.serial import times_called
 from rlcli.keys import RAW, REWARD, TRAJ_IDS, Key, as_tuple, show, spell
-from rlcli.specs.field import BATCH, NONE, ROW, SPARSE, Field, Fields
+from rlcli.specs.field import BATCH, NONE, ROW, Field, Fields
 from rlcli.transforms import RowOp, by_name
 from rlcli.vec_envs.building import same_dtype
 from rlcli.vec_envs.episodes import BatchStart
@@ -40,38 +55,52 @@ SINGLE, LONG = np.dtype(np.float32), np.dtype(np.int64)
 
 
 class Rollout:
-    """Collect batches of columns."""
+    """Collect batches of columns.
+
+    `legs(first, last)` gives the steps to take, from the first on: all, or a part. `adopting(bound)` acts as `bound`
+    and lets weights change between two steps. `pool(rollout)`: whose memory batches have; by default its own.
+    """
 
     def __init__(
         self,
         wired: Wired,
         options: CollectorOptions,
         *,
-        ids: TrajectoryPool,
         seed: int,
         stream: TorchStream,
+        legs: Callable[[int, int], Iterable[int]] = range,
         adopting: Callable[[BoundActor], Callable[[int], Any]] | None = None,
+        pool: Callable[[Rollout], Any] | None = None,
     ) -> None:
-        vec_env, actor, faces, schema = wired.vec_env, wired.actor, wired.faces, wired.schema
-        self.transforms = wired.transforms
-        self.env, self.vec_env, self.faces, self.actor, self.random = wired.env, vec_env, faces, actor, wired.random
-        self.mask_key = wired.mask_key
-        self.schema, self.track_ids, self.ids = schema, options.track_traj_ids, ids
-        self.keep_finals = schema.next != NONE  # the true next observations of episode ends
-        self.stream = stream
-        self.noise = {part: Noise(seed, vec_env.n, part, options.first_lane) for part in (POLICY, RANDOM)}
-        self.reset_when_done, self.max_frames = options.reset_when_done, options.max_frames_per_traj
-        self.adopting = adopting  # adopting(bound) acts as `bound` and lets weights change between two steps
-        self._awaited = schema.kept.awaited  # until the first batch
+        self.options, self.stream, self.legs, self.adopting = options, stream, legs, adopting
+        self.ids, self.track_ids = options.traj_pool or TrajectoryPool(), options.track_traj_ids
+        n = wired.vec_env.n
+        self.noise = {part: Noise(seed, n, part, options.first_lane) for part in (POLICY, RANDOM)}
+        self.current_ids = np.zeros(n, np.int64)
+        self.fresh = np.ones(n, np.bool_)  # lanes whose row 0 was reset outside the loop
+        self.begun = False  # the carrier holds open episodes, unless somebody else has stepped the env
+        self.limit: int | None = None  # of episodes, beside `max_frames_per_traj`
         self._waiting: list[int] = []  # finished lanes that the next batch begins by resetting
-        n = vec_env.n
-        self.live = schema.written(ROW) | schema.written(SPARSE)
-        self.clock = StateClock(n, schema.stride)
-        self.states = States([*faces.inside, *faces.after], vec_env, self.live)
-        self.states.learn(actor.states, actor.rewrites)
-        changed = {key for t in faces.inside for key in t.writes(self.live)}
+        self._make_pool = pool or (lambda rollout: BatchPool(rollout._make, reuse=options.reuse_batch))
+        self.connect(wired)
+
+    def connect(self, wired: Wired) -> None:
+        """Step these parts from now on; no batch was collected yet."""
+        vec_env, actor, plan, schema = wired.vec_env, wired.actor, wired.plan, wired.schema
+        self.transforms, self.states, self.live, self.mask_key = (
+            wired.transforms,
+            wired.states,
+            wired.live,
+            wired.mask_key,
+        )
+        self.env, self.vec_env, self.plan, self.actor, self.random = wired.env, vec_env, plan, actor, wired.random
+        self.schema = schema
+        self.keep_finals = schema.next != NONE  # the true next observations of episode ends
+        self._awaited = schema.kept.awaited  # until the first batch
+        self.clock = StateClock(vec_env.n, schema.stride)
+        changed = {key for t in plan.inside for key in t.writes(self.live)}
         unseen = [  # observations of the env that no stored column shows as they were
-            key for key in vec_env.schema if faces.env_keys[key] != key or key in changed or not schema.delivers(key)
+            key for key in vec_env.schema if plan.env_keys[key] != key or key in changed or not schema.delivers(key)
         ]
         self.hidden = [key for key in unseen if vec_env.schema[key].dtype.kind == "f"]
         watched = [] if vec_env.checks_bounds else vec_env.bounds.watched
@@ -79,25 +108,19 @@ class Rollout:
         self.hidden_bounded = [key for key in watched if key in unseen]
         self.start = BatchStart.of(vec_env)
         # zeros, not whatever the memory held: what only the policy writes is never in row T, and is saved all the same
-        self.carrier = {key: np.zeros((n, *shape), dtype) for key, (shape, dtype) in self.live.items()}
-        self.reward_rows = REWARD in faces.needs
+        self.carrier = {key: np.zeros((vec_env.n, *shape), dtype) for key, (shape, dtype) in self.live.items()}
+        self.reward_rows = REWARD in plan.needs
         self.rescales = self.reward_rows or any(
-            REWARD in t.writes({**self.live, REWARD: Field((1,), SINGLE)}) for t in faces.after
+            REWARD in t.writes({**self.live, REWARD: Field((1,), SINGLE)}) for t in plan.after
         )
         self.late: list[LateColumns] = [part.late for part in (actor, vec_env) if part.late is not None]
-        self.current_ids = np.zeros(n, np.int64)
-        self.pool = BatchPool(self._make, reuse=options.reuse_batch)
-        self.begun = False  # the carrier holds open episodes, unless somebody else has stepped the env
-        self.limit: int | None = None
-        # legs(first, last) gives the steps to take, from the first on: all, or a part
-        self.legs: Callable[[int, int], Iterable[int]] = range
+        self.pool: Any = self._make_pool(self)
         self._counted: VecEnv = vec_env.below or vec_env  # counts what anybody does to the env
         self._left = self._place()  # where the last batch left the env
-        self.fresh = np.ones(vec_env.n, np.bool_)  # lanes whose row 0 was reset outside the loop
 
     def env_rows(self, rows: dict[Key, Any]) -> dict[Key, Any]:
         """Return the rows that the env writes, under its own names."""
-        return {key: rows[name] for key, name in self.faces.env_keys.items()}
+        return {key: rows[name] for key, name in self.plan.env_keys.items()}
 
     def row_ops(self, rows: dict[Key, list[np.ndarray]], data: dict[Key, np.ndarray]) -> list[RowOp]:
         """Bind the in-loop transforms to these rows, after a check of what they would hide."""
@@ -107,9 +130,9 @@ class Rollout:
         if self.hidden_bounded:
             first.append(BoundedRows(self.vec_env, self.env_rows(rows), self.hidden_bounded))
         if not self.reward_rows:
-            return [*first, *self.faces.bind(rows, self.vec_env.n)]
+            return [*first, *self.plan.bind(rows, self.vec_env.n)]
         rewards = list(data[REWARD].swapaxes(0, 1))
-        return [*first, RewardRows(self.vec_env, rewards), *self.faces.bind({**rows, REWARD: rewards}, self.vec_env.n)]
+        return [*first, RewardRows(self.vec_env, rewards), *self.plan.bind({**rows, REWARD: rewards}, self.vec_env.n)]
 
     # ---- episodes ----------------------------------------------------------------------------------------------
     def restart(self) -> None:
@@ -142,6 +165,7 @@ class Rollout:
 
     def reseed(self, seed: int) -> None:
         """Take another run's noise, from its first step."""
+        self.stream.reseed(self.options.process_seed(seed))
         for noise in self.noise.values():
             noise.reseed(seed)
 
@@ -223,10 +247,11 @@ class Rollout:
 
     @contextlib.contextmanager
     def _limited(self) -> Iterator[None]:
-        if self.max_frames is None:
+        most = self.options.max_frames_per_traj
+        if most is None:
             yield
             return
-        self.vec_env.limit_frames(self.max_frames if self.limit is None else min(self.max_frames, self.limit))
+        self.vec_env.limit_frames(most if self.limit is None else min(most, self.limit))
         try:
             yield
         finally:
@@ -256,7 +281,7 @@ class Rollout:
         self.begun = False  # until the batch is whole, the carrier is not to be trusted
         seconds = Seconds() if timed else None
         started = time.perf_counter()
-        self.vec_env.expect_resets(self.reset_when_done)
+        self.vec_env.expect_resets(self.options.reset_when_done)
         try:
             with self._guard():
                 for op in batch.row_ops:
@@ -304,7 +329,7 @@ class Rollout:
             if seconds is not None:
                 act = _timed(act, seconds, "policy")
                 step, reset = _timed(step, seconds, "env"), _timed(reset, seconds, "env")
-            taken = batch.run(act, step, reset, self.legs(first, last), self.keep_finals, self.reset_when_done)
+            taken = batch.run(act, step, reset, self.legs(first, last), self.keep_finals, self.options.reset_when_done)
             actor.end(first, taken)
             noise.advance(taken - first)
             return taken
@@ -322,7 +347,7 @@ class Rollout:
 
     def _is_observed(self, key: Key) -> bool:
         """Say whether row t+1 of a key is the true successor of row t, which is kept where an episode ends."""
-        observed = key in self.faces.rows and as_tuple(key)[0] != RAW and key not in self.vec_env.held
+        observed = key in self.plan.rows and as_tuple(key)[0] != RAW and key not in self.vec_env.held
         return observed and self.live[key].written == ROW
 
     def _make(self, steps: int) -> BoundBatch:
@@ -340,15 +365,16 @@ class Rollout:
         step, reset = vec_env.bind(self.env_rows(rows))
         finals = FinalObservations({key: rows[key] for key in self.live if self._is_observed(key)})
         floats = [key for key, (_, dtype) in vec_env.schema.items() if dtype.kind == "f"]
-        actor, random = (
-            holding(runner.bind(columns, vec_env.n, self.states), columns, self.states.held(runner.states))
-            for runner in (self.actor, self.random)
-        )
+        actor, random = (runner.bind(columns, vec_env.n, self.states) for runner in (self.actor, self.random))
+        if keys := self.states.held(self.actor.states):
+            actor = Holding(actor, columns, keys)
+        if keys := self.states.held(self.random.states):
+            random = Holding(random, columns, keys)
         if self.mask_key is not None:
             sizes, masks = vec_env.actions.sizes, rows[self.mask_key]
             actor, random = (Masked(bound, masks, sizes, self.mask_key) for bound in (actor, random))
         ops = self.row_ops(rows, columns.data)
-        kept = {key: rows[key] for key in self.schema.sparse}
+        kept = {key: rows[key] for key in self.schema.states}
         states = KeptStates(kept, self.clock) if kept else None
         ops += [] if states is None else [states]
         batch = BoundBatch(
@@ -378,9 +404,9 @@ class Rollout:
             resets = [(t, lane) for t, lane, _, _ in outcome.ends]  # the last step's ids go to the next batch
             ids = data[TRAJ_IDS] if TRAJ_IDS in data else np.empty((vec_env.n, steps), LONG)
             fill_ids(ids, self.current_ids, resets, self.ids)
-        if not self.reset_when_done:
+        if not self.options.reset_when_done:
             self._waiting = [lane for _, lane, _, _ in outcome.ends]
-        for transform in self.faces.after:
+        for transform in self.plan.after:
             transform.batch_pass(data, self.fresh)
         self.fresh = np.zeros(vec_env.n, np.bool_)
         return data, raw_reward, self._ended(outcome)
@@ -404,3 +430,63 @@ def _timed(call: Callable, seconds: Seconds, name: str) -> Callable:
         return result
 
     return timed
+
+
+class TorchStream:
+    """Keep the torch random stream of all envs of a process, on the CPU and on a CUDA `device`.
+
+    A policy or an env on tensordicts may draw from torch's global stream. While a batch is collected, this one is in
+    its place: what is drawn depends on the collector's seed, and drawing it disturbs nobody. Where the stream is
+    `shared` with other threads, as in the background, it stays: putting it back would give them the same numbers again.
+    """
+
+    def __init__(self, seed: int, device: torch.device | None, shared: Callable[[], bool] = lambda: False) -> None:
+        self.seed = seed
+        self._device = device
+        self._cuda = [device] if device is not None and device.type == "cuda" else []
+        self._shared = shared
+        self._state: list[torch.Tensor] | None = None
+        self._entered = False
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Make it the global stream; not where that is shared, whose other users would go back in time."""
+        if self._shared() or self._entered:
+            yield
+            return
+        with torch.random.fork_rng(self._cuda):
+            self._put()
+            self._entered = True
+            try:
+                yield
+            finally:
+                self._entered = False
+                self._state = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self._cuda)]
+
+    def reseed(self, seed: int) -> None:
+        """Begin anew."""
+        self.seed, self._state = seed, None
+
+    def _put(self) -> None:
+        if self._state is None:
+            self._seed(self.seed % 2**63)
+            return
+        torch.set_rng_state(self._state[0])
+        for device, state in zip(self._cuda, self._state[1:], strict=True):
+            torch.cuda.set_rng_state(state, device)
+
+    def _seed(self, seed: int) -> None:
+        torch.default_generator.manual_seed(seed)  # not torch.manual_seed, which would reseed every GPU too
+        if self._cuda:
+            with torch.cuda.device(self._device):
+                torch.cuda.manual_seed(seed)
+        elif self._device is not None and self._device.type != "cpu":
+            torch.get_device_module(self._device).manual_seed(seed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the stream stands; empty before its first use."""
+        return {} if self._state is None else {"torch": self._state[0], "cuda": self._state[1:]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on there; where nothing is said, from the seed."""
+        self._state = [state["torch"], *state["cuda"]] if state else None

@@ -75,11 +75,6 @@ class RowSchema:
         return {key: field for key, field in self.fields.items() if field.written == when}
 
     @cached_property
-    def sparse(self) -> list[Key]:
-        """Return the keys of which the consumer gets few rows."""
-        return [key for key, field in self.fields.items() if field.written == SPARSE and field.stored]
-
-    @cached_property
     def delivered(self) -> Fields:
         """Return the root fields that the consumer gets."""
         return {key: field for key, field in {**self.fields, **self.late}.items() if field.stored}
@@ -145,10 +140,10 @@ class RowSchema:
     def frames(self) -> int:
         return self.lanes * self.steps
 
-    @property
+    @cached_property
     def states(self) -> Fields:
         """Return the recurrent states of which few rows are kept."""
-        return {key: self.fields[key] for key in self.sparse}
+        return {key: field for key, field in self.fields.items() if field.written == SPARSE and field.stored}
 
     @property
     def successors(self) -> Fields:
@@ -195,17 +190,17 @@ class RowSchema:
 
 
 def schema_of(
-    lanes: int, faces: Faces, rows: Fields, once: Fields, kept: Kept, *, mode: str, track_ids: bool,
+    lanes: int, plan: Faces, rows: Fields, once: Fields, kept: Kept, *, mode: str, track_ids: bool,
     track_version: bool, states: Sequence[Key] = (), stride: int = 1,
 ) -> RowSchema:  # fmt: skip
     """Return the schema of batches that these parts write."""
-    live = {**faces.rows, **rows}
+    live = {**plan.rows, **rows}
     columns = {**once, **always(track_ids, track_version)}
-    read_later = {key for t in faces.after for key in t.reads({**live, **columns})}
-    if REWARD in faces.needs:
+    read_later = {key for t in plan.after for key in t.reads({**live, **columns})}
+    if REWARD in plan.needs:
         read_later.add(REWARD)
     few = {key for key in states if stride > 1 and live[key].dtype.kind == "f"}  # no whole number says: not kept
-    observations = faces.rows.keys() - few
+    observations = plan.rows.keys() - few
 
     def field(key: Key, of: Field, written: str, followed: bool = False) -> Field:
         way = OWN if followed and kept(under_next(key)) else NONE
@@ -220,7 +215,7 @@ def schema_of(
         for key, of in columns.items()
         if key not in live and (kept(key) or key in read_later)
     }
-    fields |= {key: field(key, of, PASS, True) for key, of in faces.columns.items() if key not in fields}
+    fields |= {key: field(key, of, PASS, True) for key, of in plan.columns.items() if key not in fields}
     return RowSchema(lanes, fields, mode, kept, stride=stride)
 
 
@@ -250,7 +245,7 @@ def keeper(
     kept = {unravel(key) for key in keep_keys}
     legal = {show(key): key for key in map(unravel, known)}
     awaited = {key for key in kept if show(key) not in legal}
-    if not late:
+    if awaited and not late:
         refuse_unknown(awaited, legal)
     for key in observations:
         if under_next(key) in kept and unravel(key) not in kept:
@@ -261,9 +256,9 @@ def keeper(
 
 def refuse_unknown(keys: Iterable[Key], names: Iterable[str]) -> None:
     """Refuse keys to keep that no batch holds; the nearest of `names` is told."""
-    known = list(names)
+    spelled = list(names)
     for key in keys:
-        near = difflib.get_close_matches(show(key), known, n=1)
+        near = difflib.get_close_matches(show(key), spelled, n=1)
         raise ArgumentError(
             f"keep_keys names {show(key)}, which no batch holds", fix=f"Did you mean {near[0]}?" if near else None
         )

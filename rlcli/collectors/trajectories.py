@@ -23,10 +23,10 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
+from rlcli.arguments import refuse
 from rlcli.data.next_obs import Packed, Rows, unpack
 from rlcli.data.next_obs.sparse import Sparse, is_sparse, nothing_of, sparse_of
 from rlcli.data.splitting import padded
-from rlcli.errors import ArgumentError
 from rlcli.keys import COLLECTOR_MASK, DONE, TRAJ_IDS, TRUNCATED, Key, as_tuple, unravel
 
 FORMATS = ("padded", "cat")
@@ -43,10 +43,8 @@ class CompleteTrajectories:
         deliver_leftovers: bool = False,
         groups: Sequence[range] | None = None,
     ) -> None:
-        if per_batch < 1:
-            raise ArgumentError("trajs_per_batch must be at least 1", why=f"got {per_batch}")
-        if layout not in FORMATS:
-            raise ArgumentError(f"unknown traj_format '{layout}'", fix=f"Use one of {', '.join(FORMATS)}.")
+        refuse(per_batch < 1, "trajs_per_batch must be at least 1", why=f"got {per_batch}")
+        refuse(layout not in FORMATS, f"unknown traj_format '{layout}'", fix=f"Use one of {', '.join(FORMATS)}.")
         # "padded" [per_batch, longest] with a mask, or "cat" [frames]
         # deliver what a reset or the run's end cuts short, flagged truncated
         self.per_batch, self.layout, self.deliver_leftovers = per_batch, layout, deliver_leftovers
@@ -105,10 +103,10 @@ class CompleteTrajectories:
 
     def ready(self) -> Iterator[TensorDictBase]:
         """Give the deliveries that can be made now."""
-        for group, held in sorted(self._whole.items()):
-            while len(held) >= self.per_batch or (self._last and held):
-                given = held[: self.per_batch]
-                del held[: self.per_batch]
+        for group, pieces in sorted(self._whole.items()):
+            while len(pieces) >= self.per_batch or (self._last and pieces):
+                given = pieces[: self.per_batch]
+                del pieces[: self.per_batch]
                 self.group = group
                 flat = end_to_end(given)
                 yield flat if self.layout == "cat" else padded(flat, torch.tensor([*map(len, given)]), COLLECTOR_MASK)

@@ -14,59 +14,35 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor, nn
 
-from rlcli.collectors.actors import BoundActor
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError
-from rlcli.weight_update.receiver import check_apart
-from rlcli.weight_update.tensors import Source, matched, snapshot, wait, write
+from rlcli.weight_update.tensors import Source, check_apart, matched, snapshot, wait, write
+
+if TYPE_CHECKING:
+    from rlcli.collectors.actors.actor import BoundActor
+    from rlcli.weight_update.receiver import ModelsReceiver
 
 POLICY = "policy"
 SWAPS = ("rollout", "step")
-
-
-class Publication(NamedTuple):
-    """Hold published weights in memory of their own, which nobody writes to."""
-
-    version: int
-    models: Mapping[str, Mapping[str, Tensor]]  # model -> name -> tensor, in the dtype and on the device where it acts
-
-
-class Receiver(Protocol):
-    """Bring publications from another process, and write them to models."""
-
-    @property
-    def waiting(self) -> bool:
-        """Say whether a newer one is there than the models have."""
-
-    def receive(self) -> Mapping[str, int]:
-        """Write the newest to its models, whole; of each the version that it then has."""
-
-
-class CollectorWeights(Protocol):
-    """Describe what a collector publishes versions with."""
-
-    version: int
-
-    def publish(self, source: Source | None, model_id: str | None) -> None:
-        """Make one known: of all models as they are trained now, or of one from `source`; from any thread."""
 
 
 class FollowedWeights:
     """Pair each trained model with the one that collecting uses."""
 
     def __init__(self, swap: str = "rollout") -> None:
-        if swap not in SWAPS:
-            raise ArgumentError(f"unknown weights_swap '{swap}'", fix=f"Use one of {', '.join(SWAPS)}.")
+        refuse(swap not in SWAPS, f"unknown weights_swap '{swap}'", fix=f"Use one of {', '.join(SWAPS)}.")
         self.swap = swap  # "rollout": what is published meanwhile acts from the next batch on; or "step"
         self.version = self.acting = 0  # of the policy, as published last
         self.apart = False  # a thread collects: it alone changes what acts
         self._pairs: dict[str, tuple[Any, Any]] = {}
-        self._newest: Publication | None = None  # until it is adopted
-        self._receiver: Receiver | None = None
+        # model -> name -> tensor, in memory of its own, in the dtype and on the device where it acts; until adopted
+        self._waiting: dict[str, dict[str, Tensor]] | None = None
+        self._receiver: ModelsReceiver | None = None
         self._in_flight = False
         self._lock = threading.Lock()  # of all above but `swap`
         self._since: list[tuple[int, int]] = []  # steps of this batch, and the version that acts from each on
@@ -84,11 +60,10 @@ class FollowedWeights:
             others = {other: acts for other, (model, acts) in self._pairs.items() if model is not trained}
             check_apart(name, trained if used is None else used, others)
             self._pairs[name] = (trained, trained if used is None else used)
-            if self._newest is not None:  # what waits was made for another
-                waiting = {other: values for other, values in self._newest.models.items() if other != name}
-                self._newest = Publication(self._newest.version, waiting)
+            if self._waiting is not None:  # what waits was made for another
+                self._waiting.pop(name, None)
 
-    def follow(self, receiver: Receiver) -> None:
+    def follow(self, receiver: ModelsReceiver) -> None:
         """Adopt what is trained in another process."""
         with self._lock:
             self._receiver = receiver
@@ -105,7 +80,7 @@ class FollowedWeights:
         """Go on counting from there; what waits is of another course, and is not adopted."""
         with self._lock:
             self.version = self.acting = version
-            self._newest = None
+            self._waiting = None
 
     # ---- publishing --------------------------------------------------------------------------------------------
     def publish(self, source: Source | None, model_id: str | None) -> None:
@@ -120,9 +95,8 @@ class FollowedWeights:
                 return
         models = {name: snapshot(tensors, self._pairs[name][1]) for name, tensors in values.items()}
         with self._lock:
-            waiting = {} if self._newest is None else self._newest.models
             self.version = self._following(model_id)
-            self._newest = Publication(self.version, {**waiting, **models})
+            self._waiting = {**(self._waiting or {}), **models}
 
     def _following(self, model_id: str | None) -> int:
         return self.version + (model_id in (None, POLICY))
@@ -137,12 +111,9 @@ class FollowedWeights:
     def begin(self) -> None:
         """Begin a batch on the newest version."""
         with self._lock:
-            if self._in_flight:
-                raise ArgumentError(
-                    "this collector is in the middle of a batch",
-                    why="its envs cannot take the steps of two",
-                    fix="Collect from one thread; one in the background writes to its buffer.",
-                )
+            refuse(self._in_flight, "this collector is in the middle of a batch",
+                   why="its envs cannot take the steps of two",
+                   fix="Collect from one thread; one in the background writes to its buffer.")  # fmt: skip
             self._adopt()
             self._in_flight = True
         self._since = [(0, self.acting)]
@@ -170,16 +141,15 @@ class FollowedWeights:
             versions = self._receiver.receive()
             if POLICY in versions:
                 self.version = self.acting = versions[POLICY]
-        newest = self._newest
-        if newest is None:
+        if self._waiting is None:
             return
-        for name, tensors in newest.models.items():
+        for name, tensors in self._waiting.items():
             write(tensors, self._pairs[name][1])
             wait(tensors.values())
-        self.acting, self._newest = newest.version, None
+        self.acting, self._waiting = self.version, None
 
     def _waits(self) -> bool:
-        return self._newest is not None or (self._receiver is not None and self._receiver.waiting)
+        return self._waiting is not None or (self._receiver is not None and self._receiver.waiting)
 
     def versions(self, lanes: int, steps: int) -> np.ndarray:
         """Return the version of the policy that acted in each step of the last batch, int64 `[lanes, steps]`."""
@@ -191,20 +161,16 @@ class FollowedWeights:
 
 def check_model(name: str, *modules: Any) -> None:
     """Refuse a further model that is none, or is called as the policy is."""
-    if name == POLICY:
-        raise ArgumentError(f"the name '{POLICY}' is the collector's own policy", fix="Choose another name.")
+    refuse(name == POLICY, f"the name '{POLICY}' is the collector's own policy", fix="Choose another name.")
     for module in modules:
-        if not isinstance(module, nn.Module):
-            raise ArgumentError(
-                f"the model '{name}' has no weights to keep in step", why=f"it is a {type(module).__name__}"
-            )
+        refuse(not isinstance(module, nn.Module), f"the model '{name}' has no weights to keep in step",
+               why=f"it is a {type(module).__name__}")  # fmt: skip
 
 
 def spoken_of(trained: Mapping[str, Any], source: Source | None, model_id: str | None) -> dict[str, Any]:
     """Map each model that a publication names to its new weights: as trained, or `source`."""
     name = model_id or POLICY
-    if name not in trained:
-        raise ArgumentError(f"no model is called '{name}'", why=f"there are {', '.join(trained)}")
+    refuse(name not in trained, f"no model is called '{name}'", why=f"there are {', '.join(trained)}")
     if source is not None and not isinstance(trained[name], nn.Module):
         raise ArgumentError(f"'{name}' has no weights to update", why=f"it is {_kind(trained[name])}")
     new = dict(trained) if model_id is None else {name: trained[name]}

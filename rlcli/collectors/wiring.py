@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,23 +11,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from rlcli.collectors.actors import ActorRunner, PolicyContext, RandomActor, TensorDictActor, choose_actor
+from rlcli.arguments import refuse
+from rlcli.collectors.actors.actor import ActorRunner, PolicyContext, RandomActor, States, no_place
+from rlcli.collectors.actors.choose import choose_actor
+from rlcli.collectors.actors.tensordict import TensorDictActor
 from rlcli.collectors.devices import Placement, on_device, same_device
 from rlcli.collectors.options import CollectorOptions
 from rlcli.collectors.schema import Kept, RowSchema, always, keeper, schema_of
-from rlcli.collectors.states import refuse_lost_states, transforms_of
 from rlcli.data.next_obs.modes import NEXT
 from rlcli.envs import EnvBase, GymEnv, TransformedEnv
-from rlcli.envs.base import steps_as_ours
+from rlcli.envs.base import own_stepping
 from rlcli.envs.mdp import on_tensordicts
+from rlcli.envs.serial import BatchedEnv
 from rlcli.envs.spaces import ACTIONS, action_format, drawn_alike, from_gym_space
-from rlcli.envs.transformed import transforms_on, with_policy_transforms
+from rlcli.envs.transformed import keys_of, transforms_on, with_policy_transforms, written_states
 from rlcli.errors import ArgumentError
 from rlcli.keys import IS_INIT, REWARD, Key, as_tuple, show, under_next, unravel
 from rlcli.modules.masks import mask_key_of
 from rlcli.recognise import overridden
 from rlcli.specs import Composite
-from rlcli.specs.field import CODED, Field, Fields
+from rlcli.specs.field import CODED, ROW, SPARSE, Field, Fields
 from rlcli.transforms.base import Transform, planned
 from rlcli.transforms.compose import Compose, Faces, choose_faces
 from rlcli.transforms.delta_codec import delta_key, kept_key, scale_key
@@ -49,13 +52,15 @@ class Wired:
     env: EnvBase  # with all of its transforms
     vec_env: VecEnv
     transforms: list[Transform]
-    faces: Faces
+    plan: Faces
     policy: Any
     own: Any  # the part of `policy` of the kind that was given: the object, or a copy on its device
     actor: ActorRunner
     random: RandomActor
     mask_key: Key | None  # the observation that says which actions are allowed
     schema: RowSchema
+    live: Fields  # what has a row at every step
+    states: States
 
 
 def make_env(create_env_fn: EnvMaker, kwargs: dict[str, Any] | None) -> EnvBase:
@@ -66,83 +71,76 @@ def make_env(create_env_fn: EnvMaker, kwargs: dict[str, Any] | None) -> EnvBase:
             fix="Put them together: SerialEnv(n, [make_env, ...]).",
         )
     if isinstance(create_env_fn, EnvBase):
-        if kwargs:
-            raise ArgumentError(
-                "create_env_kwargs is for what makes an env, and create_env_fn is one already",
-                why=f"it names {', '.join(kwargs)}", fix="Give a function or a name as create_env_fn.",
-            )  # fmt: skip
+        refuse(kwargs, "create_env_kwargs is for what makes an env, and create_env_fn is one already",
+               why=f"it names {', '.join(kwargs or ())}",
+               fix="Give a function or a name as create_env_fn.")  # fmt: skip
         return create_env_fn
     if isinstance(create_env_fn, str):
         return GymEnv(create_env_fn, **(kwargs or {}))
     made = create_env_fn(**(kwargs or {})) if callable(create_env_fn) else create_env_fn
-    if not isinstance(made, EnvBase):
-        raise ArgumentError(
-            "create_env_fn gives no env of rlcli's", why=f"it gives a {type(made).__name__}",
-            fix="Wrap a gymnasium env, GymEnv(env), or give its name.",
-        )  # fmt: skip
+    refuse(not isinstance(made, EnvBase), "create_env_fn gives no env of rlcli's",
+           why=f"it gives a {type(made).__name__}",
+           fix="Wrap a gymnasium env, GymEnv(env), or give its name.")  # fmt: skip
     return made
 
 
-def with_transforms(env: EnvBase, policy: Any, max_frames_per_traj: int | None, auto: bool) -> EnvBase:
-    """Return the env with the transforms that options and policy ask for."""
-    if max_frames_per_traj is not None and max_frames_per_traj < 1:
-        raise ArgumentError("max_frames_per_traj must be at least 1", why=f"got {max_frames_per_traj}")
-    if max_frames_per_traj is not None:
+def with_transforms(
+    env: EnvBase, policy: Any, options: CollectorOptions
+) -> tuple[EnvBase, NextObservationDelta | None, str]:
+    """Return the env with what options and policy ask for, its `NextObservationDelta`, and the mode of next values."""
+    most = options.max_frames_per_traj
+    refuse(most is not None and most < 1, "max_frames_per_traj must be at least 1", why=f"got {most}")
+    if most is not None:
         from rlcli.transforms.counters import StepCounter
 
         if not any(isinstance(t, StepCounter) for t in transforms_of(env)):
             env = TransformedEnv(env, StepCounter())
-    return with_policy_transforms(env, policy) if auto and policy is not None else env
+    if policy is not None and options.auto_register_policy_transforms:
+        env = with_policy_transforms(env, policy)
+    delta, transforms = None, transforms_on(env)
+    if transforms or NEXT[options.next_obs_mode()] == CODED:
+        from rlcli.transforms.next_observation_delta import NextObservationDelta
+
+        delta = next((t for t in transforms if isinstance(t, NextObservationDelta)), None)
+    mode = options.next_obs_mode(delta is not None)
+    if delta is None and NEXT[mode] == CODED:
+        delta = NextObservationDelta(delta_dtype=options.delta_dtype, on_overflow=options.on_overflow)
+        env = TransformedEnv(env, delta)
+    return env, delta, mode
 
 
-def with_delta(
-    env: EnvBase, mode: str, dtype: torch.dtype, on_overflow: str = "raise"
-) -> tuple[EnvBase, NextObservationDelta | None]:
-    """Return the env with its `NextObservationDelta`: its own, or in `delta` mode a new outermost one."""
-    delta = delta_of(env)
-    if delta is not None or NEXT[mode] != CODED:
-        return env, delta
-    from rlcli.transforms.next_observation_delta import NextObservationDelta
-
-    added = NextObservationDelta(delta_dtype=dtype, on_overflow=on_overflow)
-    return TransformedEnv(env, added), added
+def transforms_of(env: EnvBase) -> Iterator[Transform]:
+    """Iterate over the transforms of an env and of those inside it, innermost first."""
+    if isinstance(env, TransformedEnv):
+        yield from transforms_of(env.base_env)
+        yield from env.transforms
+    elif isinstance(env, BatchedEnv) and env.envs:
+        yield from transforms_of(env.envs[0])
 
 
-def delta_of(env: EnvBase) -> NextObservationDelta | None:
-    """Return the `NextObservationDelta` among an env's transforms."""
-    transforms = transforms_on(env)
-    if not transforms:
-        return None
-    from rlcli.transforms.next_observation_delta import NextObservationDelta
-
-    return next((t for t in transforms if isinstance(t, NextObservationDelta)), None)
-
-
-def array_face(env: EnvBase) -> tuple[VecEnv, list[Transform]]:
+def array_path(env: EnvBase) -> tuple[VecEnv, list[Transform]]:
     """Return the env's `VecEnv`, and the transforms that still run on its rows, innermost first."""
-    if not isinstance(env, TransformedEnv) or not steps_as_ours(env):
+    if not isinstance(env, TransformedEnv) or own_stepping(env):
         vec_env = getattr(env, "vec_env", None)
-        return (vec_env if isinstance(vec_env, VecEnv) and steps_as_ours(env) else _on_tensordicts(env)), []
+        return (vec_env if isinstance(vec_env, VecEnv) and not own_stepping(env) else _on_tensordicts(env)), []
     base, transforms = env.base_env, env.transforms
     if not isinstance(base, TransformedEnv) and all(t.has_columns for t in transforms):
-        vec_env, _ = array_face(base)
+        vec_env, _ = array_path(base)
         if not vec_env.on_tensordicts:
             return vec_env, transforms
     transforms, late = _apart(transforms)
-    inside = next((place for place, t in enumerate(transforms) if t.outside_batches), len(transforms))
+    inside = next((at for at, t in enumerate(transforms) if t.outside_batches), len(transforms))
     for transform in transforms[inside:]:
         if not transform.has_columns:
             name = type(transforms[inside]).__name__
-            if transform is transforms[inside]:
-                raise ArgumentError(
-                    f"{name} has its own {', '.join(transform.own_methods)}, which a collector never calls",
-                    why="it makes differences of whole columns", fix="Override code for another difference.",
-                )  # fmt: skip
+            refuse(transform is transforms[inside],
+                   f"{name} has its own {', '.join(transform.own_methods)}, which a collector never calls",
+                   why="it makes differences of whole columns",
+                   fix="Override code for another difference.")  # fmt: skip
             raise ArgumentError(
                 f"{name} lies inside {type(transform).__name__}",
-                why="which is stepped on tensordicts, with all that lies below it",
-                fix=f"Append {name} last.",
-            )
+                why="which is stepped on tensordicts, with all that lies below it", fix=f"Append {name} last.",
+            )  # fmt: skip
     outside = [*transforms[inside:], *late]
     keeps_rewards = not any("reward" in transform.out_keys for transform in outside)
     return _on_tensordicts(TransformedEnv(base, Compose(*transforms[:inside])), keeps_rewards=keeps_rewards), outside
@@ -158,10 +156,10 @@ def _apart(transforms: Sequence[Transform]) -> tuple[list[Transform], list[Trans
     """Split off the transforms that can work on the rewards of whole batches in the end."""
     kept: list[Transform] = list(transforms)
     late: list[Transform] = []
-    for place in range(len(transforms) - 1, -1, -1):
-        transform = transforms[place]
+    for at in range(len(transforms) - 1, -1, -1):
+        transform = transforms[at]
         if transform.has_columns and transform.batch_only:
-            late.insert(0, kept.pop(place))
+            late.insert(0, kept.pop(at))
         elif not transform.has_columns or "reward" in {*transform.in_keys, *transform.out_keys}:
             break
     for transform in kept:
@@ -176,22 +174,21 @@ def _apart(transforms: Sequence[Transform]) -> tuple[list[Transform], list[Trans
 
 def wire(
     env: EnvBase,
-    face: tuple[VecEnv, list[Transform]],
+    path: tuple[VecEnv, list[Transform]],
     policy: Any,
     placement: Placement,
     options: CollectorOptions,
     *,
     mode: str,
+    delta: NextObservationDelta | None,
     random_frames: int,
 ) -> Wired:
     """Wire env, policy and devices to one collector's parts."""
-    vec_env, transforms = face
-    if overridden(env, ["maybe_reset"]):
-        raise ArgumentError(
-            f"{type(env).__name__} has its own maybe_reset, which a collector never calls",
-            why="the row that begins step t+1 is the one that step t showed, but where an episode ended",
-            fix="Override _reset or reset for what is done at resets, _step or step for the rest.",
-        )
+    vec_env, transforms = path
+    refuse(overridden(env, ["maybe_reset"]),
+           f"{type(env).__name__} has its own maybe_reset, which a collector never calls",
+           why="the row that begins step t+1 is the one that step t showed, but where an episode ended",
+           fix="Override _reset or reset for what is done at resets, _step or step for the rest.")  # fmt: skip
     asked, cpu = placement.env, torch.device("cpu")
     if vec_env.on_tensordicts and asked and not same_device(asked, vec_env.env.device or cpu):
         vec_env.env.to(asked)
@@ -207,16 +204,22 @@ def wire(
     used, own, actor = _actor(env, vec_env, policy, setting, random_frames, mask_key)
     actions = random_actions(env, vec_env) or vec_env.actions
     random = RandomActor(actions, actor.log_prob_key, actor.log_prob_shape, mask_key)
-    faces = choose_faces(transforms, {**vec_env.schema, **reward}, actor.reads | random.reads)
+    plan = choose_faces(transforms, {**vec_env.schema, **reward}, actor.reads | random.reads)
     if vec_env.rewards is not None:
-        faces.needs.add(REWARD)
+        plan.needs.add(REWARD)
     batches = schema_of(
-        vec_env.n, faces, actor.live, {**random.once, **actor.once},
-        _kept(env, vec_env, shown, actor, random, options.keep_keys),
+        vec_env.n, plan, actor.live, {**random.once, **actor.once},
+        _kept(vec_env, shown, actor, random, delta, options.keep_keys),
         mode=mode, track_ids=options.track_traj_ids, track_version=options.tracks_version,
         states=actor.states, stride=options.recurrent_state_stride,
     )  # fmt: skip
-    return Wired(env, vec_env, transforms_on(env), faces, used, own, actor, random, mask_key, batches)
+    live = {key: field for key, field in batches.fields.items() if field.written in (ROW, SPARSE)}
+    below = transforms_of(vec_env.env) if vec_env.on_tensordicts else ()
+    states = States([*plan.inside, *plan.after], below, vec_env, live)
+    states.learn(actor.states, actor.rewrites)
+    return Wired(
+        env, vec_env, transforms_on(env), plan, used, own, actor, random, mask_key, batches, live, states
+    )  # fmt: skip
 
 
 def _mask_key(policy: Any, shown: Fields, actions: ActionFormat, options: CollectorOptions) -> Key | None:
@@ -228,12 +231,9 @@ def _mask_key(policy: Any, shown: Fields, actions: ActionFormat, options: Collec
     if key is None:
         return None
     size = None if actions.kind == "box" else sum(actions.sizes)
-    if key not in shown or shown[key].size != size:
-        raise ArgumentError(
-            f"{show(key)} is no mask of the env's actions",
-            why=f"a mask has {size or 'no'} flags for them, the env shows {', '.join(map(show, shown))}",
-            fix="Give RandomPolicy the action_mask_key of an observation with a flag for each action.",
-        )  # fmt: skip
+    refuse(key not in shown or shown[key].size != size, f"{show(key)} is no mask of the env's actions",
+           why=f"a mask has {size or 'no'} flags for them, the env shows {', '.join(map(show, shown))}",
+           fix="Give RandomPolicy the action_mask_key of an observation with a flag for each action.")  # fmt: skip
     return key
 
 
@@ -241,7 +241,7 @@ def _actor(
     env: EnvBase, vec_env: VecEnv, policy: Any, setting: PolicyContext, random_frames: int, mask_key: Key | None
 ) -> tuple[Any, Any, ActorRunner]:
     """Return what acts, on tensordicts; the part of it that is of the kind that was given; and what runs it."""
-    used, own = None, None
+    used, acting = None, None
     random = random_actions(env, vec_env)
     actor: ActorRunner = RandomActor(random or vec_env.actions, mask_key=mask_key)
     if random_frames:
@@ -251,16 +251,27 @@ def _actor(
             action_format(env.action_spec, len(env.batch_size))  # refuses it
         actor = TensorDictActor(env.rand_action, setting, why=f"the env has {_own_random(env)}")
     elif policy is not None:
-        refuse_lost_states(policy, setting.inputs)
+        _refuse_lost_states(policy, setting.inputs)
         called = on_tensordicts(policy, list(setting.inputs))
         used, _ = on_device(called, setting.placement.policy)
-        own = used if called is policy else used.module
+        acting = used if called is policy else used.module
         legal = partial(_legal, env, vec_env.bounds.intervals)
         states = set(state_keys(policy))  # which its modules take for 0 where an episode begins
         odd = any(isinstance(t, TensorDictPrimer) and t.default_value != 0 and states & {*t.out_keys}
                   for t in transforms_of(env))  # fmt: skip
         actor = choose_actor(used, setting, legal, whole=vec_env.on_tensordicts or odd, early=random_frames > 0)
-    return used, own, actor
+    return used, acting, actor
+
+
+def _refuse_lost_states(policy: Any, shown: Fields) -> None:
+    """Refuse a policy whose state no key of the env could hold from one step to the next."""
+    states = state_keys(policy)
+    for key in [*states, *written_states(policy)]:
+        if key not in shown:
+            raise no_place(key, by_itself=key in states)
+    refuse(IS_INIT in keys_of(policy, "in_keys") and IS_INIT not in shown,
+           "the policy reads is_init, which the env does not offer",
+           fix="Leave auto_register_policy_transforms=True, or use TransformedEnv(env, InitTracker()).")  # fmt: skip
 
 
 def random_actions(env: EnvBase, vec_env: VecEnv) -> ActionFormat | None:
@@ -281,30 +292,28 @@ def _own_random(env: EnvBase) -> str:
 
 def refuse_own_random(env: EnvBase, vec_env: VecEnv) -> None:
     """Raise where the env's random actions are not those that first frames take."""
-    if random_actions(env, vec_env) is None:
-        raise ArgumentError(
-            "the first frames take uniform random actions", why=f"{type(env).__name__} has {_own_random(env)}",
-            fix="Use init_random_frames=0, and collect the first frames with a collector without a policy.",
-        )  # fmt: skip
+    refuse(random_actions(env, vec_env) is None, "the first frames take uniform random actions",
+           why=f"{type(env).__name__} has {_own_random(env)}",
+           fix="Use init_random_frames=0, and collect the first frames with a collector without a policy.")  # fmt: skip
 
 
 def refuse_random_now(env: EnvBase, vec_env: VecEnv, actor: ActorRunner) -> None:
     """Raise where a collector that was made without random first frames cannot take some all the same."""
     refuse_own_random(env, vec_env)
-    if actor.late is not None and actor.late.fields is None:
-        raise ArgumentError(
-            "random frames cannot come before the policy has acted",
-            why="its first step shows which columns batches have", fix="Give init_random_frames to the constructor.",
-        )  # fmt: skip
+    refuse(actor.late is not None and actor.late.fields is None,
+           "random frames cannot come before the policy has acted",
+           why="its first step shows which columns batches have",
+           fix="Give init_random_frames to the constructor.")  # fmt: skip
 
 
 def _kept(
-    env: EnvBase, vec_env: VecEnv, shown: Fields, actor: ActorRunner, random: ActorRunner, keep: Sequence[Key] | None
-) -> Kept:
+    vec_env: VecEnv, shown: Fields, actor: ActorRunner, random: ActorRunner, delta: NextObservationDelta | None,
+    keep: Sequence[Key] | None,
+) -> Kept:  # fmt: skip
     """Return what `keep` asks for; keys of differences stand for the next observations that they are made of."""
     late = vec_env.on_tensordicts or (actor.late is not None and actor.late.fields is None)
     known = [*shown, *map(under_next, shown), *actor.live, *actor.once, *random.once, *always()]
-    delta, parts = delta_of(env), (delta_key, scale_key, kept_key)
+    parts = delta_key, scale_key, kept_key
     coded = {} if delta is None else {part(key): under_next(key) for key in delta.keys for part in parts}
     asked = None if keep is None else [coded.get(as_tuple(key), key) for key in keep]
     return keeper(asked, list(shown), known, [*actor.states, IS_INIT], late=late)  # false in every successor

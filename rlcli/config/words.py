@@ -18,6 +18,7 @@ from rlcli.config import guard
 from rlcli.config.option import branches, find, leaves
 from rlcli.config.problem import READ_AS_OTHER, Problem, quoted
 from rlcli.config.problem import spell as spell
+from rlcli.config.schemas import VERBS
 from rlcli.errors import ConfigError
 
 _SHOWN = 200  # characters of an override that cannot be read
@@ -235,12 +236,14 @@ def entries(schema: type, override: Override) -> list[str] | None:
     return [f"{key}.{name}={spell(entry)}" for name, entry in value.items()]
 
 
-def spelled(schema: type, settings: Mapping[str, Any]) -> list[str]:
-    """Keyword settings as overrides: `{"env.num": 2}` and `{"env": {"num": 2}}` are `env.num=2`."""
+def spelled(verb: str, settings: Mapping[str, Any]) -> list[str]:
+    """Keyword settings as overrides of a verb: `{"env.num": 2}` and `{"env": {"num": 2}}` are `env.num=2`."""
+    if verb not in VERBS:
+        raise ConfigError(f"verb is {' or '.join(VERBS)}, not {verb!r}")
     texts: list[str] = []
     for key, value in settings.items():
-        if isinstance(value, Mapping) and key in branches(schema):
-            texts += spelled(schema, {f"{key}.{name}": entry for name, entry in value.items()})
+        if isinstance(value, Mapping) and key in branches(VERBS[verb]):
+            texts += spelled(verb, {f"{key}.{name}": entry for name, entry in value.items()})
         else:
             _need_names(key, value)
             texts.append(f"{key}={spell(value)}")

@@ -1,8 +1,11 @@
 """Batches and buffers: how next observations are kept, where rows lie, how they are drawn, and what goes to disk."""
 
+import copyreg
 from typing import TYPE_CHECKING
 
-from rlcli.data.files.tensors import allow_batches
+import torch
+from tensordict import TensorDict
+
 from rlcli.exports import lazily
 
 if TYPE_CHECKING:
@@ -42,4 +45,8 @@ if TYPE_CHECKING:
 
 __getattr__, __dir__, __all__ = lazily(__name__)
 
-allow_batches()
+# Let `torch.load`, as it is called by default, make TensorDicts: they hold tensors, and run no code of the file. Next
+# observations of `exact` are saved as plain tensors (`next_obs/rows.py`), so a batch is a TensorDict and nothing else.
+# Where rlcli is not imported, torch names what to allow.
+if (_reduce := copyreg.dispatch_table.get(TensorDict)) is not None:
+    torch.serialization.add_safe_globals([TensorDict, _reduce(TensorDict())[0]])  # type: ignore[list-item]

@@ -16,9 +16,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 
-from rlcli.data.next_obs.packing import full_next_obs
+from rlcli.data import next_obs
 from rlcli.data.next_obs.rows import Rows
-from rlcli.data.next_obs.sparse import blanked
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import DONE, MASK, TRAJ_IDS, Key, as_tuple, show
 
@@ -133,12 +132,14 @@ def nested_rows(flat: TensorDictBase, lengths: Tensor, layout: torch.layout = to
         # the public constructor compares sizes, and the ragged one is a symbol in jagged tensors, -1 in a batch size
         return TensorDict._new_unsafe(leaves, batch_size=size, names=None, device=td.device)
 
-    return build(full_next_obs(flat))
+    return build(next_obs.full_next_obs(flat))
 
 
 def _blank(x: Tensor, where: Tensor) -> Tensor:
     """Zero the rows of `x` ``[N, T, *F]`` that bool ``[N, T]`` marks."""
     if isinstance(x, Rows) and x.sparse:
+        from rlcli.data.next_obs.sparse import blanked
+
         return blanked(x, where)
     try:
         return x.masked_fill(where.reshape(*where.shape, *[1] * (x.ndim - 2)), 0)

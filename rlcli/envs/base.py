@@ -7,7 +7,7 @@ of the fast loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from inspect import Signature, signature
 from numbers import Integral
@@ -28,6 +28,7 @@ from rlcli.specs.composite import returned_by
 
 __all__ = ["EnvBase", "ExplorationType", "exploration_type", "set_exploration_type"]
 SPECS = ("observation_spec", "state_spec", "action_spec", "reward_spec")
+SEEDING = ("set_seed", "_set_seed")
 _STEPPING = (
     "reset", "step", "step_and_maybe_reset", "maybe_reset", "set_seed", "_reset", "_step", "_set_seed",
 )  # fmt: skip
@@ -402,14 +403,9 @@ def next_of(env: EnvBase, out: Any) -> TensorDictBase:
     return following
 
 
-def own_stepping(env: EnvBase) -> list[str]:
+def own_stepping(env: EnvBase, methods: Iterable[str] = _STEPPING) -> list[str]:
     """Return the methods by which the env is stepped that a class of the user's, or this very object, overrides."""
-    return overridden(env, _STEPPING)
-
-
-def steps_as_ours(env: EnvBase) -> bool:
-    """Return True if the env is stepped by rlcli's own methods alone."""
-    return not own_stepping(env)
+    return overridden(env, methods)
 
 
 def _only(spec: Composite, key: Key) -> TensorSpec:

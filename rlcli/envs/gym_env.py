@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from rlcli.arguments import refuse
 from rlcli.envs.base import SPECS, EnvBase, own_stepping
 from rlcli.envs.spaces import from_gym_space
 from rlcli.errors import ArgumentError
@@ -266,21 +267,15 @@ def recipe_of(
         )
     if isinstance(given, str):
         return GymRecipe(given, kwargs, tuple(wrappers), frame_skip=frame_skip)
-    unused = [*(["wrappers"] if wrappers else []), *kwargs]
-    if isinstance(given, GymRecipe):
-        unused += ["frame_skip"] if frame_skip != 1 else []
-        _refuse_unused(unused, "a GymRecipe", "Write it in the recipe.")
-        return given
-    _refuse_unused(unused, f"the object {type(given).__name__}", "Give its id, or make the object so.")
-    return GymRecipe(given, frame_skip=frame_skip)
-
-
-def _refuse_unused(names: list[str], given: str, fix: str) -> None:
-    if names:
-        raise ArgumentError(
-            f"GymEnv does not use {', '.join(names)}", why=f"got {given}, only an env made from an id takes such",
-            fix=fix,
-        )  # fmt: skip
+    recipe, unused = isinstance(given, GymRecipe), [*(["wrappers"] if wrappers else []), *kwargs]
+    if recipe and frame_skip != 1:
+        unused.append("frame_skip")
+    thing = "a GymRecipe" if recipe else f"the object {type(given).__name__}"
+    refuse(
+        unused, f"GymEnv does not use {', '.join(unused)}", why=f"got {thing}, only an env made from an id takes such",
+        fix="Write it in the recipe." if recipe else "Give its id, or make the object so.",
+    )  # fmt: skip
+    return given if isinstance(given, GymRecipe) else GymRecipe(given, frame_skip=frame_skip)
 
 
 # ---- engines ---------------------------------------------------------------------------------------------------------

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from rlcli.envs.base import SPECS, EnvBase, next_of, root_of, steps_as_ours
+from rlcli.arguments import refuse
+from rlcli.envs.base import SEEDING, SPECS, EnvBase, next_of, own_stepping, root_of
 from rlcli.envs.gym_env import GymEnv, VecEnvAdapter, made_again
 from rlcli.envs.transformed import TransformedEnv, transforms_on
 from rlcli.errors import ArgumentError
 from rlcli.keys import RESET
-from rlcli.recognise import overridden
 from rlcli.specs import TensorSpec
 from rlcli.transforms import by_name
 from rlcli.vec_envs.bounds import Bounds, strictest
@@ -24,7 +24,6 @@ from rlcli.vec_envs.gym_vec_env import GymVecEnv, innermost
 from rlcli.vec_envs.vec_env import VecEnv
 
 Maker = str | Callable[[], EnvBase]
-_SEEDING = ("set_seed", "_set_seed")
 
 
 def one_each(kind: str, num_workers: int, makers: Any) -> list[Any]:
@@ -158,7 +157,13 @@ def made(makers: Iterable[Any], kind: str = "SerialEnv") -> list[EnvBase]:
                 why=f"{type(env).__name__} has batch size {tuple(env.batch_size)}",
                 fix=f"Make one {kind} of all the single envs.",
             )
-        _check_outside(env, kind)
+        for transform in transforms_on(env):
+            name = type(transform).__name__
+            refuse(
+                transform.outside_batches, f"{name} lies inside an env of a batched env",
+                why="what a step drops is still needed there: the batched env carries it to the next step",
+                fix=f"Put it outside: TransformedEnv({kind}(n, make_env), {name}()).",
+            )  # fmt: skip
     return envs
 
 
@@ -196,18 +201,6 @@ def _insides(env: EnvBase) -> Iterator[Any]:
 def shown(given: Any) -> str:
     """Return what was given in the place of an env, in a word."""
     return type(given).__name__ if isinstance(given, EnvBase) else repr(given)
-
-
-def _check_outside(env: EnvBase, kind: str) -> None:
-    """Raise ArgumentError for a transform that belongs on the outside of envs that are stepped together."""
-    for transform in transforms_on(env):
-        if transform.outside_batches:
-            name = type(transform).__name__
-            raise ArgumentError(
-                f"{name} lies inside an env of a batched env",
-                why="what a step drops is still needed there: the batched env carries it to the next step",
-                fix=f"Put it outside: TransformedEnv({kind}(n, make_env), {name}()).",
-            )
 
 
 def _together(envs: list[EnvBase], device) -> EnvBase:
@@ -249,10 +242,10 @@ def _shared_bounds(envs: list[EnvBase]) -> Bounds | None:
     """Return one count for the observations of all these envs; None where their bounds differ."""
     vec_envs: list[VecEnv] = []
     for env in envs:
-        while isinstance(env, TransformedEnv) and steps_as_ours(env):
+        while isinstance(env, TransformedEnv) and not own_stepping(env):
             env = env.base_env
         vec_env = getattr(env, "vec_env", None)
-        if not isinstance(vec_env, VecEnv) or not steps_as_ours(env):
+        if not isinstance(vec_env, VecEnv) or own_stepping(env):
             return None
         vec_envs.append(vec_env)
     intervals = vec_envs[0].bounds.intervals
@@ -339,9 +332,9 @@ class Stacked(EnvBase):
 def _seed_one(env: EnvBase, seed: int, index: int, total: int) -> None:
     """Seed one of `total` envs: under transforms of ours, the episodes are those of a plain `GymEnv`."""
     base = env
-    while isinstance(base, TransformedEnv) and not overridden(base, _SEEDING):
+    while isinstance(base, TransformedEnv) and not own_stepping(base, SEEDING):
         base = base.base_env
-    if isinstance(base, VecEnvAdapter) and not overridden(base, _SEEDING):
+    if isinstance(base, VecEnvAdapter) and not own_stepping(base, SEEDING):
         base.vec_env.seed(seed, first_lane=index, total=total)
     else:  # mixed, not counted on: the seeds 3 and 4 have no env in common
         env.set_seed(episode_seed(seed, index, 0, total))

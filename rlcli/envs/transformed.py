@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from rlcli.envs.base import EnvBase, next_of, root_of, steps_as_ours
+from rlcli.envs.base import EnvBase, next_of, own_stepping, root_of
 from rlcli.envs.mdp import complete_flags
 from rlcli.errors import ArgumentError
 from rlcli.keys import END_FLAGS, IS_INIT, NEXT, RESET, Key, as_tuple, show, under_next, unravel
@@ -83,7 +83,7 @@ class TransformedEnv(EnvBase):
                 fix="Wrap a gymnasium env first: TransformedEnv(GymEnv(env), ...).",
             )  # fmt: skip
         below: list[Transform] = []
-        while type(base_env) is TransformedEnv and steps_as_ours(base_env):
+        while type(base_env) is TransformedEnv and not own_stepping(base_env):
             below = [*base_env.transforms, *below]
             base_env = base_env.base_env
         super().__init__(batch_size=base_env.batch_size, device=base_env.device)
@@ -196,24 +196,27 @@ class TransformedEnv(EnvBase):
 # ---- what a policy needs of an env: a marker of first steps, and a place for the state for its next step -------------
 # Found from specs, so that what an env below has already is not added again. `policy=` of every env and a collector's
 # `auto_register_policy_transforms` ask here.
-def missing_transforms(env: EnvBase, policy: Any) -> list[Transform]:
-    """Return InitTracker and primers for the policy's recurrent parts, unless the specs hold their keys."""
+def with_policy_transforms(env: EnvBase, policy: Any) -> EnvBase:
+    """The env with what is missing on its outside; itself where nothing is.
+
+    An InitTracker, and primers for the policy's recurrent parts, unless the specs hold their keys.
+    """
     specs = (env.full_observation_spec, env.full_state_spec)
     present = {unravel(key) for spec in specs for key in spec.keys(True, True)}
     primers = primers_of(policy)
-    _check_states(policy)
-    transforms: list[Transform] = []
+    if primers:
+        _check_states(policy)
     marked = primers or IS_INIT in keys_of(policy, "in_keys") or set(written_states(policy)) & present
     if marked and IS_INIT not in present:
         from rlcli.transforms.counters import InitTracker
 
-        transforms.append(InitTracker())
+        env = TransformedEnv(env, InitTracker())
     for primer in primers:
         if not set(primer.out_keys) <= present:
             _check_written(policy, primer.out_keys)
-            transforms.append(primer)
+            env = TransformedEnv(env, primer)
             present |= set(primer.out_keys)
-    return transforms
+    return env
 
 
 def _check_written(policy: Any, states: Iterable[Key]) -> None:
@@ -239,13 +242,6 @@ def _check_states(policy: Any) -> None:
             why="each would go on from what the other one wrote",
             fix='Name the states apart: in_keys=["x", "h"], out_keys=["features", ("next", "h")].',
         )
-
-
-def with_policy_transforms(env: EnvBase, policy: Any) -> EnvBase:
-    """The env with what is missing on its outside; itself where nothing is."""
-    for transform in missing_transforms(env, policy):
-        env = TransformedEnv(env, transform)
-    return env
 
 
 def written_states(policy: Any) -> list[Key]:

@@ -1,4 +1,4 @@
-"""`rlcli collect`: frames to disk, one checksummed segment a batch, in constant memory; and what a run of it holds.
+"""One collecting run: frames to disk, one checksummed segment a batch, in constant memory.
 
 A state stands beside the segments for each of the last two commits, and the journal names it in the record of the last
 segment before it. Going on from an older one, or from none, means collecting the segments after it once more and
@@ -7,73 +7,29 @@ comparing: what is on the disk is never written again.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
-from rlcli.build.collector import build_collector, devices, keys_of
-from rlcli.build.env import env_of_run, narrowed
-from rlcli.build.env_mode import NONE, First, settled
-from rlcli.build.report import notes, reporter_of
-from rlcli.collectors.schema import row_specs
-from rlcli.config import registry
-from rlcli.config.resolved import to_dict
+from rlcli.collectors import BaseCollector
 from rlcli.config.run_files import SEGMENTS
-from rlcli.config.schemas import CollectConfig
 from rlcli.data.collected import SegmentReader, SegmentWriter
 from rlcli.data.collected.folder import JOURNAL, has_header, need_journal
 from rlcli.data.files.state import decode_state, encode_state, loading_state
 from rlcli.errors import DamagedDataError, RlcliError, StoppedSafely, saying_memory
-from rlcli.jobs.acting_policy import acting_policy
-from rlcli.keys import (
-    DONE,
-    REWARD,
-    SAMPLE_LOG_PROB,
-    TERMINATED,
-    TRAJ_IDS,
-    TRUNCATED,
-    Key,
-    as_tuple,
-    under_next,
-    unravel,
-)
+from rlcli.keys import DONE, TRAJ_IDS
 from rlcli.modules import ActorCritic
-from rlcli.planning.forecast import Learning, expected
-from rlcli.report.peaks import ProcessPeak
+from rlcli.report.memory import Expected
+from rlcli.report.reporter import Reporter
 from rlcli.runs import random_streams
-from rlcli.runs.folder import FRAMES, Run, note_new, resume_command, start_command, with_command
-from rlcli.runs.provenance import surroundings
-from rlcli.runs.session import closing, new_run, report_lost
+from rlcli.runs.folder import FRAMES, Run, note_new, resume_command, with_command
+from rlcli.runs.session import closing, report_lost
 from rlcli.runs.signals import StopSignals
-from rlcli.specs.base import fill_for
 from rlcli.typed import Misfit, mapping, record, text
 
 COMMIT_EVERY = 1.0  # seconds; a sync takes milliseconds, so small batches share it
-
-
-def collect(cfg: CollectConfig, overrides: Sequence[str] = ()) -> Run:
-    """Collect `total_frames` into a new run folder, which `rlcli.data.open_buffer(run.path)` opens as a replay buffer.
-
-    A batch counts once its segment is on disk (synced once a second); a kill loses at most a second, and
-    `resume` goes on after the last frame that counts.
-
-    Raises
-    ------
-    StoppedSafely
-        On SIGTERM or Ctrl-C, with all frames on the disk, or while its parts were made and there were none.
-    """
-    cfg, chosen, first = settled(cfg)
-    with contextlib.closing(first), new_run(to_dict(cfg), "collect", overrides) as (run, stop):
-        with stop.at_once(f"Start it with: {start_command(run, same_folder=True)}"):
-            collection = Collection(cfg, run, stop, first=first)
-        collection.chosen = chosen
-        with collection.reporter:
-            fill(collection)
-    return run
 
 
 def fill(collection: Collection) -> None:
@@ -142,64 +98,49 @@ def _batches(collection: Collection, writer: SegmentWriter) -> None:
 
 
 class Collection:
-    """Hold one run's env, policy, collector and reporter; `resume_at`: frames of the state to load."""
+    """Hold one run's collector, policy and reporter.
+
+    `kind`: the facts that frames of one folder have in common.
+    `made`: how a new folder was made, for its header.
+    `max_replay_steps`: an episode that is longer is not played again where the run is resumed.
+    `notes`: whether it can be replayed -> lines for its start.
+    """
 
     def __init__(
-        self, cfg: CollectConfig, run: Run, stop: StopSignals, resume_at: int | None = None, first: First = NONE
+        self,
+        run: Run,
+        stop: StopSignals,
+        collector: BaseCollector,
+        policy: ActorCritic | None,
+        reporter: Reporter,
+        *,
+        kind: Mapping[str, Any],
+        made: Mapping[str, Any],
+        max_replay_steps: int,
+        notes: Callable[[bool], list[str]],
+        expected: Callable[[], Expected],
     ) -> None:
-        self.cfg, self.run, self.stop = cfg, run, stop
-        process = ProcessPeak()
-        self.imported = process.now
-        random_streams.seed(cfg.seed)
-        threads = cfg.threads if isinstance(cfg.threads, int) else 1  # a few rows a step
-        torch.set_num_threads(threads)
-        self.env = env_of_run(cfg, first=first.take())
-        self.policy = acting_policy(cfg, self.env, run)
-        self.observed = observed = [unravel(key) for key in self.env.full_observation_spec.keys(True, True)]
-        if cfg.memory.fill_value is not None:
-            for key in observed:
-                fill_for(key, self.env.full_observation_spec[key].dtype, cfg.memory.fill_value)
-        keys = stored_keys(cfg, observed, self.policy)
-        self.collector = build_collector(cfg, self.env, self.policy, keys)
-        self.reporter = reporter_of(cfg, run, stop, verb="collect", observed=observed, resume_at=resume_at)
-        self.reporter.memory.process = process
-        self.replayable: bool | None = None  # unknown until the env was tried
-        self.versions = surroundings(threads, devices(cfg).values(), registry.imported)
+        self.run, self.stop, self.collector, self.policy, self.reporter = run, stop, collector, policy, reporter
+        self.kind, self.made, self.max_replay_steps = kind, made, max_replay_steps
+        self.notes, self.expected = notes, expected
+        self.replayable = False  # unknown until the env was tried
         self.resumed: Found | None = None
-        self.chosen: list[str] = []  # what the configuration had left open
         self.cut: list[int] = []  # lanes whose open episode on the disk could not be gone on with
 
     @property
     def about(self) -> dict[str, Any]:
         """Return the header of the segments: what resumed runs must share, and how a new one was made."""
         new = self.resumed is None or self.resumed.segments is None
-        made = {"config": to_dict(self.cfg), "versions": self.versions, "specs": row_specs(self.env)}
-        return {**self.kind, **(made if new else {})}
-
-    @property
-    def kind(self) -> dict[str, Any]:
-        """Return the configured facts that frames of one folder have in common."""
-        cfg = self.cfg
-        lanes = self.collector.envs
-        about = {"env": cfg.env.id, "seed": cfg.seed, "envs": lanes, "next_obs": cfg.memory.next_obs}
-        about |= {"compressed": True} if cfg.memory.compress else {}
-        if cfg.memory.next_obs != "compact":
-            return about
-        return about | {"fill_value": cfg.memory.fill_value, "observations": [list(as_tuple(k)) for k in self.observed]}
+        return {**self.kind, **(self.made if new else {})}
 
     def start(self) -> None:
         """Say what was derived, and bring a resumed run to the last frame on the disk."""
-        collector = self.collector
         if self.resumed is None:
             self._try_replaying()
-        lines = [
-            f"run {self.run.path}",
-            *self.chosen,
-            *notes(self.cfg, collector, bool(self.replayable), narrowed(self.env)),
-        ]
+        lines = [f"run {self.run.path}", *self.notes(self.replayable)]
         with random_streams.kept():
-            self.reporter.memory.expected = expected(self.cfg, collector, Learning(self.policy), self.imported)
-        self.reporter.workers.begin(collector.workers)
+            self.reporter.memory.expected = self.expected()
+        self.reporter.workers.begin(self.collector.workers)
         self.reporter.start(*lines)
         if self.resumed is not None and self.resumed.segments is not None:
             self._catch_up(self.resumed.segments, self.resumed.first)
@@ -226,8 +167,8 @@ class Collection:
                 "reporter": self.reporter.state_dict(),
                 "random": random_streams.state(),
                 "buffers": {} if self.policy is None else dict(self.policy.named_buffers()),
-                "config": to_dict(self.cfg),
-                "versions": self.versions,
+                "config": self.made["config"],
+                "versions": self.made["versions"],
             }
         )
 
@@ -244,19 +185,19 @@ class Collection:
                     raise Misfit(f"the state is of {self.collector.frames:,} frames, not of {found.frames:,}")
 
     def _try_replaying(self) -> None:
-        self.replayable = self.collector.remember_episodes(self.cfg.run.max_replay_steps)
+        self.replayable = self.collector.remember_episodes(self.max_replay_steps)
 
     def _take_over(self, state: dict[str, Any]) -> None:
         if self.policy is not None:
             for name, buffer in self.policy.named_buffers():
                 buffer.copy_(state["buffers"][name])
         self.reporter.load_state_dict(state["reporter"])
-        self._report_lost(self.collector.load_state_dict(state["collector"], replay=bool(self.replayable)))
+        self._report_lost(self.collector.load_state_dict(state["collector"], replay=self.replayable))
         random_streams.restore(state["random"])  # replaying may have drawn from them
 
     def _catch_up(self, segments: SegmentReader, first: int) -> None:
         """Collect segments `first...` again without writing them; where that gives others, begin new episodes."""
-        exact = bool(self.replayable) and not self.cut
+        exact = self.replayable and not self.cut
         begun = np.array(self.collector.episodes)
         for i in range(first, len(segments)):
             reward, done, ends = None, None, []
@@ -285,14 +226,6 @@ class Collection:
     def _report_lost(self, lanes: list[int]) -> None:
         self.cut = lanes
         report_lost(self.reporter, lanes)
-
-
-def stored_keys(cfg: CollectConfig, observed: list[Key], policy: ActorCritic | None) -> list[Key]:
-    """Return observations, actions, rewards, ends and ids; others of the policy only if `memory.keep` names them."""
-    keep: list[Key] = [*observed, *(under_next(key) for key in observed), "action"]
-    keep += [SAMPLE_LOG_PROB] if policy is not None and SAMPLE_LOG_PROB in getattr(policy.actor, "out_keys", ()) else []
-    keep += [REWARD, DONE, TERMINATED, TRUNCATED, TRAJ_IDS]
-    return [*keep, *keys_of(cfg.memory.keep)]
 
 
 # ---- where a stopped one goes on ------------------------------------------------------------------------------------

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rlcli.build.env import continue_transforms, learned_by_transforms
 from rlcli.config.problem import spell as typed
 from rlcli.envs import EnvBase
 from rlcli.envs.transformed import TransformedEnv, transforms_on
 from rlcli.errors import ConfigError
+from rlcli.jobs.statistics import continue_transforms, learned_by_transforms
 from rlcli.keys import spell
 from rlcli.learning.update import Update, state_beside
 from rlcli.modules import ActorCritic, EGreedyModule

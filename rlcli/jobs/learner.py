@@ -1,214 +1,100 @@
-"""`rlcli train`: everything that one training run holds, wired from its configuration, and run to its end."""
+"""One training run: its parts, from their start or a checkpoint to the end; and the envs that evaluations play in."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
+from torch import nn
 
-from rlcli.algorithms import algorithm_of, refuse_unread
-from rlcli.algorithms.algorithm import build_policy
-from rlcli.build.collector import devices
-from rlcli.build.env import build_evaluation_env, copy_transforms, env_of_run, narrowed
-from rlcli.build.env_mode import NONE, First, settled
-from rlcli.build.policy import choose_threads
-from rlcli.build.report import notes, reporter_of
-from rlcli.config import registry
-from rlcli.config.recipes import tuned_recipe
-from rlcli.config.resolved import to_dict
-from rlcli.config.schemas import Config
+from rlcli.algorithms.algorithm import Parts
 from rlcli.data.files.state import loading_state
 from rlcli.envs import EnvBase
 from rlcli.errors import EnvError, RlcliError, in_words
-from rlcli.jobs.trained_run import TrainingRun
-from rlcli.learning.loops import Hooks
-from rlcli.learning.update import StateBeside
-from rlcli.planning.forecast import Learning, expected
-from rlcli.processes.process import cores
-from rlcli.report.peaks import ProcessPeak
-from rlcli.report.reporter import WatchedMemory
+from rlcli.jobs.statistics import copy_transforms
+from rlcli.learning.evaluation import (
+    Evaluation,
+    FailedEvaluation,
+    Played,
+    evaluate,
+    progress_lines,
+)
+from rlcli.learning.loops import Hooks, Loop
+from rlcli.modules import ActorCritic
+from rlcli.report.memory import Expected
+from rlcli.report.reporter import Reporter
 from rlcli.runs import random_streams
-from rlcli.runs.folder import Run, run_command, start_command
-from rlcli.runs.provenance import surroundings
-from rlcli.runs.session import Saver, Stateful, closing, new_run, released, report_lost, resumable
+from rlcli.runs.folder import Run, run_command
+from rlcli.runs.session import Saver, closing, released, report_lost, resumable
 from rlcli.runs.signals import StopSignals
 from rlcli.typed import Misfit
 
 if TYPE_CHECKING:
-    from rlcli.build.init_rows import InitRows
     from rlcli.jobs.init_policy import InitPolicy
-    from rlcli.learning.evaluation import Evaluation, PeriodicEvaluation, Played
     from rlcli.runs.checkpoint import Checkpoint
 
 ANNOUNCED_FROM = 1.0  # seconds: an evaluation that takes longer than this is announced
 
 
-def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
-    """Train as `cfg` says, in a new run folder.
+class InitRows(NamedTuple):
+    """Rows that a run began with: the `path` they came from, the `rows` taken over, and how many there were (`of`)."""
 
-    Raises
-    ------
-    StoppedSafely
-        On SIGTERM or Ctrl-C, after a checkpoint was written, or while its parts were made and nothing was to be saved.
+    path: str
+    rows: int
+    of: int
+
+    @property
+    def left_out(self) -> str | None:
+        """Say what a person should know of rows that found no room."""
+        if self.rows == self.of:
+            return None
+        return f"{self.of - self.rows:,} older rows of {self.path} were left out: storage.max_size has no room for more"
+
+    @property
+    def line(self) -> str:
+        """For the start of the run."""
+        which = "all" if self.rows == self.of else "the newest"
+        return f"the buffer begins with {which} {self.rows:,} of {self.of:,} rows of {self.path}"
+
+
+class Evaluator:
+    """Play a run's `episodes` with its present weights, in envs that are kept from one evaluation to the next.
+
+    `make_env`: the envs, on `seed` whenever they are made.
+    `longest`: steps after which an episode is cut off.
     """
-    cfg, chosen, first = settled(cfg)
-    with contextlib.closing(first), new_run(to_dict(cfg), "train", overrides) as (run, stop):
-        with stop.at_once(f"Start it with: {start_command(run, same_folder=True)}"):
-            learner = Learner(cfg, run, stop, first=first)
-        learner.chosen = chosen
-        with learner.reporter:
-            learner.begin()
-            go(learner)
-    return TrainingRun(run.path)
-
-
-def go(learner: Learner) -> None:
-    """Run a learner to its end, and close its report whatever happens."""
-    run, commands = learner.run, {"evaluate": run_command("eval", learner.run)}
-    with (
-        resumable(run),
-        closing(run, learner.reporter, learner.collector, "train", commands) as facts,
-        released(learner.close_evaluation_env, learner.warn_of_evaluation),
-    ):
-        if rows := learner.loop.init_rows:
-            facts["buffer_began_with"] = {"rows": rows, "from": learner.cfg.storage.init_from}
-        if learner.init_policy is not None:
-            facts["policy_began_with"] = learner.init_policy.as_dict()
-        elif begun := run.summary.get("policy_began_with"):
-            facts["policy_began_with"] = begun
-        learner.start()
-        with learner.saver.rescuing():
-            learner.loop.run()
-            learner.saver.finish(learner.collector.frames)
-        facts |= learner.final_evaluation()
-        if learner.buffer is not None:
-            learner.buffer.close()  # nothing of its rows is missing on a disk
-
-
-class Learner:
-    """Hold one run's parts; `resume_at`: frames of the checkpoint to load."""
 
     def __init__(
-        self, cfg: Config, run: Run, stop: StopSignals, resume_at: int | None = None, first: First = NONE
+        self,
+        actor: nn.Module,
+        env: EnvBase,
+        make_env: Callable[[], EnvBase],
+        reporter: Reporter,
+        stop: StopSignals,
+        *,
+        episodes: int,
+        seed: int,
+        longest: int,
+        periodic: bool,
     ) -> None:
-        self.cfg, self.run, self.stop = cfg, run, stop
-        process = ProcessPeak()
-        self.imported = process.now
-        random_streams.seed(cfg.seed)
-        torch.set_num_threads(1)  # initial weights must not depend on what ran in this process before
-        self.env = env_of_run(cfg, cfg.value.gamma, first.take())
-        self.algorithm = algorithm_of(cfg)
-        self.policy = policy = build_policy(cfg, self.env)
-        self.init_policy: InitPolicy | None = None
-        if cfg.policy.init_from is not None and resume_at is None:
-            from rlcli.jobs.init_policy import init_policy
+        self.actor, self.run_env, self.make_env, self.reporter, self.stop = actor, env, make_env, reporter, stop
+        self.episodes, self.seed, self.longest, self.periodic = episodes, seed, longest, periodic
+        self.env: EnvBase | None = None
+        self._waited = math.inf  # for the last one, in seconds; how long the first takes is not known
 
-            self.init_policy = init_policy(cfg.policy.init_from, self.env, policy, strict=cfg.policy.init_strict)
-        self.threads = choose_threads(cfg, policy)
-        torch.set_num_threads(self.threads)
-        places = devices(cfg)
-        device = places["train_device"]
-        if device is not None:
-            policy.to(device)
-        made = self.algorithm.parts(self.env, policy, run)
-        self.collector, self.update, self.estimator, self.buffer = made
-        if self.init_policy is not None:
-            self.init_policy = self.init_policy.with_rest(self.update, self.estimator)
-        observed = [key for key in self.update.loss.in_keys if key in self.env.full_observation_spec.keys(True, True)]
-        self.reporter = reporter_of(cfg, run, stop, verb="train", observed=observed, resume_at=resume_at)
-        self.reporter.memory.process = process
-        modules = {"policy": policy, "loss": self.update.loss}
-        self.reporter.watch(WatchedMemory(modules, self.update.optimizer.optimizer, device or "cpu", self.update.saved))
-        parts: dict[str, Stateful] = {"update": self.update, "collector": self.collector, "reporter": self.reporter}
-        self.saver = Saver(
-            run, {"policy": StateBeside(policy), **parts},
-            config=to_dict(cfg), versions=surroundings(self.threads, places.values(), registry.imported),
-            every=cfg.run.checkpoint_every, minutes=cfg.run.checkpoint_minutes, keep=cfg.run.keep,
-            keep_best=cfg.run.keep_best, stop=stop, reporter=self.reporter, buffer=self.buffer,
-        )  # fmt: skip
-        play: PeriodicEvaluation | None = None
-        if cfg.run.eval_every is not None:
-            from rlcli.learning.evaluation import PeriodicEvaluation
-
-            play = PeriodicEvaluation(cfg.run.eval_every, self.evaluation)
-        self.hooks = Hooks(self.reporter, self.saver, play)
-        self.loop = self.algorithm.loop(made, policy, self.hooks)
-        refuse_unread(self.algorithm)
-        self.saver.parts["loop"] = self.loop
-        if play is not None:
-            self.saver.parts["evaluation"] = play
-        self.replayable = self.collector.remember_episodes(cfg.run.max_replay_steps)
-        self.init_rows: InitRows | None = None
-        self.evaluation_env: EnvBase | None = None
-        self.chosen: list[str] = []  # what the configuration had left open
-        self._waited = math.inf  # for the last evaluation, in seconds; how long the first takes is not known
-
-    def begin(self) -> None:
-        """Do what a new run does before it starts, and a resumed one does not."""
-        if self.cfg.storage.init_from is not None and self.buffer is not None:
-            from rlcli.build.init_rows import copy_init_rows
-
-            self.init_rows = copy_init_rows(self.cfg, self.buffer, self.collector, self.env)
-            self.loop.begin_with(self.init_rows.rows)
-
-    def start(self) -> None:
-        """Say what was derived."""
-        cfg, collector = self.cfg, self.collector
-        lines = [f"run {self.run.path}", self._threads_said()]
-        if cfg.recipe is None and (tuned := tuned_recipe(cfg.env.id, cfg.loss.kind)):
-            lines.append(f"recipe={tuned} has settings tuned for environments like {cfg.env.id}")
-        lines += [*self.chosen, *notes(cfg, collector, self.replayable, narrowed(self.env))]
-        lines += [begun.line for begun in (self.init_policy, self.init_rows) if begun is not None]
-        with random_streams.kept():  # what is only tried must not move what a resumed run has just put back
-            self.algorithm.load_kernels()  # now, not inside the first batch's timing
-            rebuilt = self.algorithm.rebuilt(self.estimator, self.env)
-            learning = Learning(self.policy, self.update.loss, self.estimator, rebuilt)
-            stored = 0 if self.buffer is None else self.buffer.ring.nbytes
-            self.reporter.memory.expected = expected(
-                cfg, collector, learning, self.imported, init_rows=self.loop.init_rows, stored=stored
-            )
-        self.reporter.workers.begin(collector.workers)
-        self.reporter.start(*lines)
-        if self.algorithm.one_pass and cfg.optim.epochs > 1:
-            self.reporter.warn(
-                "epochs",
-                f"loss={cfg.loss.kind} has no importance ratio: from the second of {cfg.optim.epochs} epochs on "
-                "its gradient is off-policy (optim.epochs=1 is usual)",
-            )
-        if self.algorithm.one_pass and collector.lag is not None and cfg.value.kind != "vtrace":
-            self.reporter.warn(
-                "value",
-                f"batches of collector={cfg.collector.kind} come from older weights, which neither "
-                f"loss={cfg.loss.kind} nor value={cfg.value.kind} corrects for (value=vtrace does)",
-            )
-        if self.init_rows is not None and self.init_rows.left_out:
-            self.reporter.warn("storage.init_from", self.init_rows.left_out)
-
-    def _threads_said(self) -> str:
-        """Say how threads are dealt out between the learner and the workers."""
-        threads_line = f"threads {self.threads} ({'auto' if self.cfg.threads == 'auto' else 'as set'})"
-        if not (count := len(self.collector.workers)):
-            return threads_line
-        each = "1 in a worker" if count == 1 else f"1 in each of {count} workers"
-        meanwhile = "in turn" if self.cfg.collector.kind == "multi_sync" else "at the same time"
-        return f"{threads_line} for learning, {each}, {meanwhile}; {cores()} cores"
-
-    def evaluation(self) -> Played | None:
+    def __call__(self) -> Played | None:
         """Play episodes with the present weights; an error is a warning. None if asked to stop meanwhile."""
-        from rlcli.learning.evaluation import FailedEvaluation
-
-        episodes = self.cfg.run.eval_episodes
+        episodes = self.episodes
         if self._waited > ANNOUNCED_FROM:
             self.reporter.say(f"evaluating: {episodes} episode{'s' * (episodes > 1)}, deterministic actions ...")
         began = time.monotonic()
         try:
             # one that is cut short must not move the random streams
-            with self.hooks.stage("evaluate"), random_streams.kept():
-                played = self._play(episodes)
+            with self.reporter.clock("evaluate"), random_streams.kept():
+                played = self._play()
         except Exception as error:  # of the env, or of a user's transform: what was learned is not lost for it
             failed = FailedEvaluation(str(error) if isinstance(error, RlcliError) else in_words(error))
             self.reporter.warn("evaluation", f"an evaluation {failed}")
@@ -218,59 +104,131 @@ class Learner:
             self.reporter.out_of_bounds(played.outside.news(), "in evaluations ")
         return played
 
-    def _play(self, episodes: int) -> Evaluation | None:
+    def _play(self) -> Evaluation | None:
         """Play in envs that are kept for the next time, unless they fail."""
-        from rlcli.learning.evaluation import evaluate, longest_episode, progress_lines
-
         try:
-            if self.evaluation_env is None:
-                self.evaluation_env = self._make_evaluation_env(episodes)
-            copy_transforms(self.env, self.evaluation_env)
+            if self.env is None:
+                self.env = self._make_env()
+            copy_transforms(self.run_env, self.env)
             return evaluate(
-                self.evaluation_env, self.policy.actor, episodes,
-                longest=longest_episode(self.cfg.run.eval_max_steps, self.cfg.total_frames),
-                stop=lambda: self.stop.requested, progress=progress_lines(episodes, self.reporter.say),
+                self.env, self.actor, self.episodes, longest=self.longest, stop=lambda: self.stop.requested,
+                progress=progress_lines(self.episodes, self.reporter.say),
             )  # fmt: skip
         except BaseException:
             with contextlib.suppress(Exception):  # what went wrong first is the error
-                self.close_evaluation_env()
+                self.close()
             raise
 
-    def _make_evaluation_env(self, episodes: int) -> EnvBase:
+    def _make_env(self) -> EnvBase:
         try:
             with random_streams.kept():  # the same envs whenever they are made, in a run that was resumed too
-                random_streams.seed(self.cfg.seed)
-                return build_evaluation_env(self.cfg, episodes)
+                random_streams.seed(self.seed)
+                return self.make_env()
         except EnvError as error:
-            if self.cfg.run.eval_every is not None:
+            if self.periodic:
                 error.fix = (
                     "If only so many can exist at a time: run.eval_every=null evaluates once, after the run's own envs "
                     "are closed, and run.eval_envs=1 uses a single env."
                 )
             raise
 
-    def close_evaluation_env(self) -> None:
+    def close(self) -> None:
         """Close the envs of evaluations, where there are any."""
-        env, self.evaluation_env = self.evaluation_env, None
+        env, self.env = self.env, None
         if env is not None:
             env.close()
 
-    def warn_of_evaluation(self, text: str) -> None:
+    def warn(self, text: str) -> None:
         """Add a warning to the report."""
         self.reporter.warn("evaluation", text)
 
+
+class Learner:
+    """One training run: what it learns with, what follows it, and what it says when it starts.
+
+    `expected`: rows that its buffer begins with -> the memory that it will need, worked out with kernels loaded.
+    `lines`, `warnings`: for the start of the run.
+    `init_from`: where rows are that its buffer begins with, and `copy_rows` what copies them.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        parts: Parts,
+        policy: ActorCritic,
+        loop: Loop,
+        saver: Saver,
+        hooks: Hooks,
+        reporter: Reporter,
+        evaluator: Evaluator,
+        *,
+        replayable: bool,
+        expected: Callable[[int], Expected],
+        lines: Sequence[str],
+        warnings: Sequence[tuple[str, str]] = (),
+        init_policy: InitPolicy | None = None,
+        init_from: str | None = None,
+        copy_rows: Callable[[], InitRows] | None = None,
+    ) -> None:
+        self.run, self.policy, self.loop, self.saver, self.hooks = run, policy, loop, saver, hooks
+        self.collector, self.update, self.estimator, self.buffer = parts
+        self.reporter, self.evaluator, self.replayable, self.expected = reporter, evaluator, replayable, expected
+        self.lines, self.warnings, self.init_policy = lines, warnings, init_policy
+        self.init_from, self.copy_rows = init_from, copy_rows
+        self.init_rows: InitRows | None = None
+
+    def begin(self) -> None:
+        """Do what a new run does before it starts, and a resumed one does not."""
+        if self.copy_rows is not None:
+            self.init_rows = self.copy_rows()
+            self.loop.begin_with(self.init_rows.rows)
+
+    def run_to_end(self) -> None:
+        """Run to the end, and close the report whatever happens."""
+        commands = {"evaluate": run_command("eval", self.run)}
+        with (
+            resumable(self.run),
+            closing(self.run, self.reporter, self.collector, "train", commands) as facts,
+            released(self.evaluator.close, self.evaluator.warn),
+        ):
+            if self.loop.init_rows:
+                facts["buffer_began_with"] = {"rows": self.loop.init_rows, "from": self.init_from}
+            if self.init_policy is not None:
+                facts["policy_began_with"] = self.init_policy.as_dict()
+            elif begun := self.run.summary.get("policy_began_with"):
+                facts["policy_began_with"] = begun
+            self.start()
+            with self.saver.rescuing():
+                self.loop.run()
+                self.saver.finish(self.collector.frames)
+            facts |= self.final_evaluation()
+            if self.buffer is not None:
+                self.buffer.close()  # nothing of its rows is missing on a disk
+
+    def start(self) -> None:
+        """Say what was derived."""
+        begun = [begun.line for begun in (self.init_policy, self.init_rows) if begun is not None]
+        with random_streams.kept():  # what is only tried must not move what a resumed run has just put back
+            self.reporter.memory.expected = self.expected(self.loop.init_rows)
+        self.reporter.workers.begin(self.collector.workers)
+        self.reporter.start(*self.lines, *begun)
+        for topic, text in self.warnings:
+            self.reporter.warn(topic, text)
+        if self.init_rows is not None and self.init_rows.left_out:
+            self.reporter.warn("storage.init_from", self.init_rows.left_out)
+
     def final_evaluation(self) -> dict[str, Any]:
         """Return facts for the closing report."""
-        if not self.cfg.run.eval_episodes:
+        if not self.evaluator.episodes:
             return {}
         played = None
         if self.hooks.evaluation is not None:
             played = self.hooks.evaluation.played_at(self.collector.frames)
         if played is None:
-            if self.evaluation_env is None:  # of some envs only one can exist
-                with released(self.collector.shutdown, self.warn_of_evaluation):
+            if self.evaluator.env is None:  # of some envs only one can exist
+                with released(self.collector.shutdown, self.evaluator.warn):
                     pass
-            played = self.evaluation()
+            played = self.evaluator()
         if played is None:
             self.saver.stop_if_asked(self.collector.frames, saved=True)
             return {}

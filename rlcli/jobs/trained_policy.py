@@ -7,7 +7,6 @@ applied. What gymnasium wrappers do is the env's: `make_env` makes one that has 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,15 +17,13 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import set_interaction_type
 from torch import Tensor
 
-from rlcli.build.collector import EXPLORATION
-from rlcli.build.env import configured
-from rlcli.config.schemas import Config
 from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.envs.mdp import merged, on_tensordicts
 from rlcli.envs.transformed import with_policy_transforms
 from rlcli.errors import ArgumentError, ConfigError, MissingKeyError, NumericsError, RlcliError, in_words
 from rlcli.keys import ACTION, IS_INIT, OBSERVATION, RESET, REWARD, Key, show
 from rlcli.modules import ActorCritic
+from rlcli.modules.exploration import EXPLORATION
 from rlcli.modules.masks import mask_key_of, refuse_no_option
 from rlcli.specs.dtypes import dtype_name
 from rlcli.specs.field import Field
@@ -43,11 +40,15 @@ class TrainedPolicy:
     Parameters
     ----------
     config : Config
-        Of the run.
+        Of the run; only for its owner to read.
     networks : ActorCritic
         With the trained weights.
     env : EnvBase
         Of batch size `(1,)`, with the run's transforms and their saved statistics; it is only looked at.
+    make : callable
+        Arguments for `gymnasium.make` -> an env as the run made it.
+    title : str
+        Env and loss, as `repr` names them.
     frames : int
         Frames of training behind the weights.
 
@@ -75,11 +76,20 @@ class TrainedPolicy:
     ...     observation, reward, terminated, truncated, info = env.step(policy(observation))
     """
 
-    def __init__(self, config: Config, networks: ActorCritic, env: EnvBase, *, frames: int = 0) -> None:
+    def __init__(
+        self,
+        config: Any,
+        networks: ActorCritic,
+        env: EnvBase,
+        *,
+        make: Callable[..., gym.Env],
+        title: str = "",
+        frames: int = 0,
+    ) -> None:
         env = with_policy_transforms(env, networks.actor)
         base, transforms = (env.base_env, env.transforms) if isinstance(env, TransformedEnv) else (env, [])
         vec_env = base.vec_env  # type: ignore[attr-defined]
-        self.config, self.frames = config, frames
+        self.config, self.frames, self.title, self._make = config, frames, title, make
         self.actor, self.critic = networks
         self.exploration = "deterministic"
         self._mask = mask_key_of(self.actor)
@@ -169,14 +179,7 @@ class TrainedPolicy:
         ConfigError
             The run used an engine that no gymnasium env shows the same as.
         """
-        env = self.config.env
-        if env.kind == "envpool" or (env.kind == "atari" and env.mode == "native"):
-            raise ConfigError(
-                "the run's env is an engine that steps many at once, not a gymnasium env",
-                where=f"env.mode={env.mode}, env={env.kind}",
-                fix="Make it yourself and pass its observations to the policy.",
-            )
-        return configured(dataclasses.replace(env, kwargs={**env.kwargs, **kwargs})).make()
+        return self._make(**kwargs)
 
     def to(self, device: torch.device | str) -> TrainedPolicy:
         """Move the networks; observations follow. Returns itself."""
@@ -189,7 +192,7 @@ class TrainedPolicy:
 
     def __repr__(self) -> str:
         memory = ", recurrent" if self.remembers else ""
-        return f"TrainedPolicy({self.config.env.id}, {self.config.loss.kind}, {self.frames:,} frames{memory})"
+        return f"TrainedPolicy({self.title}, {self.frames:,} frames{memory})"
 
     # ---- from rows to actions ------------------------------------------------------------------------------------
     def _chosen(self, rows: Mapping[Key, Tensor], exploration: str | None) -> Tensor:

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tensordict import TensorDictBase
 
-from rlcli.collectors import BaseCollector, Delivered
-from rlcli.collectors.finish import Ended
 from rlcli.keys import BURN_IN
 from rlcli.learning.loops import Hooks, Loop, OnPolicy, Unreported
 from rlcli.learning.update import Update
 from rlcli.objectives.reduction import mask_of
 
 if TYPE_CHECKING:
+    from rlcli.collectors import BaseCollector, Delivered
     from rlcli.data.buffer.replay_buffer import ReplayBuffer
     from rlcli.objectives.value.estimator import ValueEstimator
 
@@ -143,6 +142,8 @@ class OffPolicy(Loop):
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        from rlcli.collectors.finish import Ended
+
         super().load_state_dict(state)
         self.owed = float(state["owed"])
         lanes = [None if of is None else range(*of) for of in state["lanes"]]

@@ -19,7 +19,6 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
-from rlcli.collectors import BaseCollector, Delivered
 from rlcli.data.next_obs import move
 from rlcli.learning.update import StateBeside, Update, load_state_beside
 from rlcli.modules.nets import one_thread
@@ -30,6 +29,7 @@ from rlcli.report.tally import ValueRows
 from rlcli.runs.session import Saver, due
 
 if TYPE_CHECKING:
+    from rlcli.collectors import BaseCollector, Delivered
     from rlcli.collectors.finish import Ended
     from rlcli.learning.evaluation import PeriodicEvaluation
     from rlcli.objectives.value.estimator import ValueEstimator

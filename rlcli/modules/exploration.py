@@ -18,6 +18,8 @@ from rlcli.specs import Composite, TensorSpec
 
 __all__ = ["ExplorationType", "RandomPolicy", "exploration_type", "set_exploration_type"]
 
+EXPLORATION = {name: ExplorationType[name.upper()] for name in ("random", "mode", "mean", "deterministic")}
+
 
 class RandomPolicy:
     """Writes legal actions drawn from the action spec; reads nothing.

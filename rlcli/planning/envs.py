@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import psutil
 from torch import nn
 
-from rlcli.build.collector import RunEnvs
 from rlcli.collectors import BaseCollector
+from rlcli.planning.workload import RunEnvs
 from rlcli.processes.memory import give_back, grown, resident
 
 if TYPE_CHECKING:

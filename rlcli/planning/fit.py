@@ -2,42 +2,39 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from rlcli.build.buffer import RunStorage, slices_of
-from rlcli.build.collector import envs_of
 from rlcli.collectors.schema import RowSchema
-from rlcli.config.option import value_at
-from rlcli.config.schemas import CollectConfig, draws, remembers
-from rlcli.config.validate import validate
 from rlcli.data.fields import width_of
+from rlcli.data.next_obs.modes import MODES, codes, drops, instead_of, shares, stores_twice
 from rlcli.data.storages.memmap import disk_need as rows_on_disk
 from rlcli.kernels.recurrent import WITHOUT_NUMBERS
 from rlcli.keys import Key, show
 from rlcli.planning.forecast import MINIBATCHES, UPDATE, VALUES, at_once, bytes_on
 from rlcli.planning.plan import MemoryFit, Mode, Plan
 from rlcli.planning.tensors import POINTER, SPARE, planned_batch, planned_buffer
+from rlcli.planning.workload import RunStorage, Updates, Workload
 from rlcli.processes.memory import free_memory
 from rlcli.report.figures import size
 from rlcli.report.ledger import BUFFER, LEARNER, ROLLOUT
 from rlcli.specs.field import Field
 
 
-def places_of(cfg: CollectConfig, plan: Plan, limit: int | None = None) -> list[MemoryFit]:
+def places_of(run: Workload, plan: Plan, limit: int | None = None) -> list[MemoryFit]:
     """Return RAM (`limit`: bytes of it), the disks of run folder and `storage.scratch_dir`, and every used GPU."""
     fits = [MemoryFit("RAM", plan.total + plan.workers, *(free_memory() if limit is None else (limit, limit)))]
-    folder, scratch, need = _existing(Path(cfg.run.dir or "runs")), _scratch_of(cfg), disk_need(cfg, plan)
+    folder, need = _existing(run.folder), disk_need(run, plan)
+    scratch = None if run.scratch is None else _existing(run.scratch)
     usage, rows = shutil.disk_usage(folder), 0
     if scratch is not None and scratch.stat().st_dev != folder.stat().st_dev:
-        rows = _files_of_rows(cfg, plan)
+        rows = _files_of_rows(run, plan)
     fits.append(MemoryFit("disk", need - rows, usage.free, usage.total))
     if rows and scratch is not None:
         usage = shutil.disk_usage(scratch)
@@ -57,28 +54,23 @@ GPU_PROCESS = 512 << 20  # a CUDA context with torch's libraries in it, about; s
 SEGMENT, STATES, STATE, STATE_OF_LANE, OTHERS = 5 << 10, 3, 15 << 10, 640, 48 << 10
 
 
-def _scratch_of(cfg: Any) -> Path | None:
-    """Return where the rows of a storage on disk lie, if that is not the run folder."""
-    storage = getattr(cfg, "storage", None)
-    given = None if storage is None or storage.kind != "memmap" else storage.scratch_dir
-    return None if given is None else _existing(Path(given))
-
-
-def disk_need(cfg: CollectConfig, plan: Plan) -> int:
+def disk_need(run: Workload, plan: Plan) -> int:
     """Return the bytes on disks: frames where they are collected, checkpoints and a memmap else."""
     if plan.verb == "collect":
-        batches = math.ceil(cfg.total_frames / max(plan.frames, 1))
-        rows = math.ceil(plan.component(ROLLOUT) / max(plan.frames, 1) * cfg.total_frames)
+        batches = math.ceil(run.total_frames / max(plan.frames, 1))
+        rows = math.ceil(plan.component(ROLLOUT) / max(plan.frames, 1) * run.total_frames)
         weights = sum(layer.parameters for layer in plan.networks) * torch.float32.itemsize
         return rows + batches * SEGMENT + STATES * (STATE + STATE_OF_LANE * plan.lanes) + weights + OTHERS
     kept = plan.component(LEARNER) - sum(e.bytes for e in plan.entries if e.key == "gradients")
-    return (cfg.run.keep + 1) * (kept + _stored_in_ram(plan)) + _files_of_rows(cfg, plan)
+    return (run.kept + 1) * (kept + _stored_in_ram(plan)) + _files_of_rows(run, plan)
 
 
-def _files_of_rows(cfg: Any, plan: Plan) -> int:
+def _files_of_rows(run: Workload, plan: Plan) -> int:
     """Return what a storage on disk reserves for its declared size, however many rows come."""
     row = sum(entry.per_frame for entry in plan.entries if entry.component == BUFFER and entry.device == "disk")
-    return rows_on_disk(math.ceil(row), cfg.storage.max_size, batch=cfg.collector.frames_per_batch) if row else 0
+    if not row or run.storage is None:
+        return 0
+    return rows_on_disk(math.ceil(row), run.storage.max_size, batch=run.frames_per_batch)
 
 
 def _existing(path: Path) -> Path:
@@ -89,36 +81,31 @@ def _existing(path: Path) -> Path:
 
 
 # ---- advice ------------------------------------------------------------------------------------------------------
-Again = Callable[[Any], Plan]
-_CHOICES = {"memory": ("memory.kind", "memory.next_obs"), "storage": ("storage.kind",)}
+Change = Mapping[str, Any]  # overrides
 
 
-def advice_for(cfg: Any, plan: Plan, again: Again) -> list[str]:
+class Other(Protocol):
+    """The same run with some overrides changed."""
+
+    def allowed(self, change: Change) -> bool:
+        """Say whether a command may have them."""
+
+    def plan(self, change: Change) -> Plan:
+        """Plan it."""
+
+
+def advice_for(run: Workload, plan: Plan, other: Other) -> list[str]:
     """List the overrides that make a too small place fit, those first that are enough alone; all are planned."""
     lines: list[str] = []
     for place in plan.places:
         if not place.fits:
             advise = _on_disk if place.name in ("disk", SCRATCH) else _in_memory
-            lines += advise(cfg, plan, place, again)
+            lines += advise(run, plan, place, other)
     return lines
 
 
-def _changed(cfg: Any, change: Mapping[str, Any]) -> Any:
-    """Return a configuration with other values."""
-    changed = copy.deepcopy(cfg)
-    for given, value in change.items():
-        for key in _CHOICES.get(given, (given,)):
-            group, _, name = key.rpartition(".")
-            setattr(value_at(changed, group) if group else changed, name, value)
-    return changed
-
-
-def _is_allowed(cfg: Any, change: Mapping[str, Any]) -> bool:
-    return set(validate(_changed(cfg, change))) <= set(validate(cfg))
-
-
-def _needs(cfg: Any, change: Mapping[str, Any], again: Again) -> dict[str, int]:
-    return {place.name: place.need for place in again(_changed(cfg, change)).places}
+def _needs(change: Change, other: Other) -> dict[str, int]:
+    return {place.name: place.need for place in other.plan(change).places}
 
 
 def _crowds(plan: Plan, place: MemoryFit, needs: Mapping[str, int]) -> bool:
@@ -127,19 +114,22 @@ def _crowds(plan: Plan, place: MemoryFit, needs: Mapping[str, int]) -> bool:
     return any(needs.get(other.name, 0) > max(other.free, other.need) for other in others)
 
 
-def _spelt(change: Mapping[str, Any]) -> str:
+def _spelt(change: Change) -> str:
     return " ".join(f"{key}={value}" for key, value in change.items())
 
 
-def _on_disk(cfg: Any, plan: Plan, place: MemoryFit, again: Again) -> Iterator[str]:
+def _on_disk(run: Workload, plan: Plan, place: MemoryFit, other: Other) -> Iterator[str]:
     """Return the sizes that fit, and another disk."""
-    for key in ("total_frames",) if plan.verb == "collect" else ("storage.max_size", "run.keep"):
+    sizes = {"storage.max_size": run.storage.max_size} if run.storage else {}
+    for key, now in (
+        {"total_frames": run.total_frames} if plan.verb == "collect" else sizes | {"run.keep": run.kept}
+    ).items():
 
         def fits(value: int, key: str = key) -> bool:
-            return _needs(cfg, {key: value}, again).get(place.name, 0) <= place.free
+            return _needs({key: value}, other).get(place.name, 0) <= place.free
 
-        change = {key: _largest(value_at(cfg, key), fits)}
-        if change[key] and _is_allowed(cfg, change) and not _crowds(plan, place, _needs(cfg, change, again)):
+        change = {key: _largest(now, fits)}
+        if change[key] and other.allowed(change) and not _crowds(plan, place, _needs(change, other)):
             yield f"{_spelt(change)} fits on the {place.name}"
     yield f"{'run.dir' if place.name == 'disk' else 'storage.scratch_dir'}=... chooses another disk"
 
@@ -154,16 +144,16 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
         good, bad = (middle, bad) if fits(middle) else (good, middle)
 
 
-def _in_memory(cfg: Any, plan: Plan, place: MemoryFit, again: Again) -> list[str]:
+def _in_memory(run: Workload, plan: Plan, place: MemoryFit, other: Other) -> list[str]:
     """Return what each part that could be smaller saves."""
     over = place.need - place.free
     lines: list[tuple[int, str]] = []  # what each saves, and how
     little: list[tuple[int, str]] = []
-    for ways in _ways(cfg, plan, place, over):
+    for ways in _ways(run, plan, place, over):
         for change in ways:
-            if not _is_allowed(cfg, change):
+            if not other.allowed(change):
                 continue
-            needs = _needs(cfg, change, again)
+            needs = _needs(change, other)
             saved = place.need - needs.get(place.name, 0)
             if saved <= 0 or _crowds(plan, place, needs):
                 continue
@@ -179,32 +169,33 @@ def _in_memory(cfg: Any, plan: Plan, place: MemoryFit, again: Again) -> list[str
 WORTH = 0.05  # of what is too much: less is not worth a line where another saves more
 
 
-def _ways(cfg: Any, plan: Plan, place: MemoryFit, over: int) -> Iterator[Sequence[Mapping[str, Any]]]:
+def _ways(run: Workload, plan: Plan, place: MemoryFit, over: int) -> Iterator[Sequence[Change]]:
     """List for each part the changes that may make it smaller, the best first."""
     in_ram, buffer = place.name == "RAM", _stored_in_ram(plan)
-    modes = [mode for mode in plan.modes if mode.name != "full" and not mode.note]
-    if in_ram and buffer:
-        modes = sorted(modes, key=lambda mode: mode.buffer)
-    else:
-        modes = [mode for mode in modes if mode.name == "exact"]
-    if cfg.memory.next_obs == "full":
+    if stores_twice(run.mode):
+        modes = [mode for mode in plan.modes if not stores_twice(mode.name) and not mode.note]
+        if in_ram and buffer:
+            modes = sorted(modes, key=lambda mode: mode.buffer)
+        else:
+            modes = [mode for mode in modes if shares(mode.name)]
         yield [{"memory": mode.name} for mode in modes]
-    if in_ram and buffer > over:
-        yield [{"storage.max_size": _scaled(min(cfg.storage.max_size, cfg.total_frames), buffer, over)}]
-    if in_ram and buffer and cfg.storage.kind != "memmap":
+    if in_ram and buffer > over and run.storage:
+        yield [{"storage.max_size": _scaled(min(run.storage.max_size, run.total_frames), buffer, over)}]
+    if in_ram and buffer and run.storage and not run.storage.on_disk:
         yield [{"storage": "memmap"}]
-    run = envs_of(cfg)
-    if in_ram and run.workers > 1:
-        yield [{"collector.num_workers" if run.collecting else "env.workers": run.workers // 2}]
+    workers = run.envs.workers
+    if in_ram and workers > 1:
+        yield [{"collector.num_workers" if run.envs.collecting else "env.workers": workers // 2}]
     if in_ram:
-        envs = plan.env_bytes * cfg.env.num
-        fewer = _scaled(cfg.env.num, envs, over) if envs > over else cfg.env.num // 2
-        yield [{"env.num": max(fewer, run.workers or 1)}]
+        envs = plan.env_bytes * run.envs.num
+        fewer = _scaled(run.envs.num, envs, over) if envs > over else run.envs.num // 2
+        yield [{"env.num": max(fewer, workers or 1)}]
     device = "cpu" if in_ram else place.name  # what lies elsewhere frees nothing here
     here = [entry for entry in plan.entries if (entry.device or "cpu") == device]
     plan = dataclasses.replace(plan, entries=here, peaks=[peak for peak in plan.peaks if peak.device == device])
-    yield from _of_stages(cfg, plan, over)
-    yield from _of_batches(cfg, plan, over)
+    if run.updates is not None:
+        yield from _of_stages(run, run.updates, plan, over)
+    yield from _of_batches(run, plan, over)
 
 
 def _stored_in_ram(plan: Plan) -> int:
@@ -212,38 +203,37 @@ def _stored_in_ram(plan: Plan) -> int:
     return sum(entry.bytes for entry in plan.entries if entry.component == BUFFER and entry.device != "disk")
 
 
-def _of_stages(cfg: Any, plan: Plan, over: int) -> Iterator[Sequence[Mapping[str, Any]]]:
+def _of_stages(run: Workload, updates: Updates, plan: Plan, over: int) -> Iterator[Sequence[Change]]:
     """Return what is held for a moment."""
     peaks = {peak.stage: peak for peak in plan.peaks}
     if VALUES in peaks and (values := peaks[VALUES].bytes):
-        now = cfg.value.num_chunks or 1
-        chunks = min(now * max(2, math.ceil(values / max(values - over, 1 << 20))), cfg.env.num)
+        now = updates.num_chunks or 1
+        chunks = min(now * max(2, math.ceil(values / max(values - over, 1 << 20))), run.envs.num)
         if chunks > now:
             yield [{"value.num_chunks": chunks}]
     if UPDATE in peaks and peaks[UPDATE].rows > 1:
-        yield [_half(cfg, plan, peaks[UPDATE].rows // 2)]
+        yield [_half(updates, run.recurrent_backend is not None, plan, peaks[UPDATE].rows // 2)]
 
 
-def _half(cfg: Any, plan: Plan, rows: int) -> Mapping[str, Any]:
+def _half(updates: Updates, recurrent: bool, plan: Plan, rows: int) -> Change:
     """Return the sizes of half an update, of so many rows where they are of a batch."""
-    s = cfg.sampler
-    if draws(cfg) == "slices":
-        slices, length = slices_of(cfg)
-        half = {"sampler.num_slices": slices // 2} if s.num_slices else {}
+    if updates.draws == "slices":
+        slices, length = updates.slices
+        half = {"sampler.num_slices": slices // 2} if updates.num_slices else {}
         return {"sampler.batch_size": slices // 2 * length} | half
-    if draws(cfg) != "batch" or not remembers(cfg):
-        return {"sampler.batch_size": s.batch_size // 2}
-    length = min(s.slice_len or plan.frames, plan.frames // plan.lanes)  # a minibatch ends with a sequence
+    if updates.draws != "batch" or not recurrent:
+        return {"sampler.batch_size": updates.batch_size // 2}
+    length = min(updates.slice_len or plan.frames, plan.frames // plan.lanes)  # a minibatch ends with a sequence
     shorter = {"sampler.slice_len": rows} if length > rows else {}
-    return shorter | ({"sampler.batch_size": rows} if s.batch_size > rows else {})
+    return shorter | ({"sampler.batch_size": rows} if updates.batch_size > rows else {})
 
 
-def _of_batches(cfg: Any, plan: Plan, over: int) -> Iterator[Sequence[Mapping[str, Any]]]:
+def _of_batches(run: Workload, plan: Plan, over: int) -> Iterator[Sequence[Change]]:
     growing = _batches(plan) + sum(p.bytes for p in plan.peaks if p.stage == VALUES)
     if growing:
-        rows = cfg.collector.frames_per_batch * max(0.01, 1 - 1.02 * over / growing)
-        if plan.verb == "train" and draws(cfg) == "batch":
-            rows = max(rows, cfg.sampler.batch_size)
+        rows = run.frames_per_batch * max(0.01, 1 - 1.02 * over / growing)
+        if run.updates is not None and run.updates.draws == "batch":
+            rows = max(rows, run.updates.batch_size)
         frames = max(1, int(rows // plan.lanes)) * plan.lanes
         if frames < plan.frames:
             yield [{"collector.frames_per_batch": frames}]
@@ -270,7 +260,6 @@ def _unit(number: int) -> int:
 
 
 # ---- ways to keep the next observation ------------------------------------------------------------------------------
-MODES = ("full", "exact", "compact", "delta")
 SMALL_SAVING = 0.05
 
 
@@ -296,28 +285,26 @@ def modes_of(
 
 def _against(rows: RowSchema, mode: Mode, full: Mode) -> str:
     """Say why this mode is a bad choice for these rows."""
-    if mode.name == "full" or not rows.successors:
+    if stores_twice(mode.name) or not rows.successors:
         return ""
     if (mode.buffer or mode.bytes) >= (full.buffer or full.bytes):
         return "needs no less than full"
-    whole = [key for key in rows.successors if key in rows.stored("delta")]
-    if mode.name == "delta" and whole:
+    whole = [key for key in rows.successors if codes(mode.name) and key in rows.stored(mode.name)]
+    if whole:
         return f"saves nothing on {', '.join(map(show, whole))}"
     saved = 1 - mode.per_frame / full.per_frame
-    if mode.name == "compact" and saved < SMALL_SAVING:
+    if drops(mode.name) and saved < SMALL_SAVING:
         return f"saves {100 * saved:.0f} %: other keys dominate"
     return ""
 
 
-def warnings_for(cfg: CollectConfig, rows: RowSchema, modes: Sequence[Mode]) -> Iterator[str]:
+def warnings_for(run: Workload, rows: RowSchema, modes: Sequence[Mode]) -> Iterator[str]:
     """Say where the chosen mode, one of `modes`, costs more than it saves."""
-    mode = cfg.memory.next_obs
+    mode, limit, width = run.mode, run.longest_episode, width_of(rows.successors)
     note = next(m.note for m in modes if m.name == mode)
     if note:
-        yield f"memory={mode} {note}; use memory={'exact' if mode == 'delta' else 'full'}"
-    width = width_of(rows.successors)
-    limit = _limit(cfg)
-    if mode == "exact" and limit and not note:
+        yield f"memory={mode} {note}; use memory={instead_of(mode)}"
+    if shares(mode) and limit and not note:
         ends = 1 / rows.steps + 1 / limit
         if ends * (width + POINTER) + POINTER >= width > 0:
             yield (
@@ -327,23 +314,10 @@ def warnings_for(cfg: CollectConfig, rows: RowSchema, modes: Sequence[Mode]) -> 
         elif 1 / limit > 0.25:
             share = f"{100 / limit:.0f} %"
             yield f"memory=exact stores at least {share} of the next observations: episodes end within {limit} steps"
-    backend = cfg.policy.recurrent_backend
-    if remembers(cfg) and backend in WITHOUT_NUMBERS:
+    if (backend := run.recurrent_backend) in WITHOUT_NUMBERS:
         yield (
             f"policy.recurrent_backend={backend} is planned like {WITHOUT_NUMBERS[backend]}: the temporary memory "
             "of stages is approximate"
         )
-    if mode == "compact":
+    if drops(mode):
         yield "memory=compact uses V(s) in place of V(s') where an episode or a batch ends; memory=exact does not"
-
-
-def _limit(cfg: CollectConfig) -> int | None:
-    """Return the longest an episode can be, where that is known."""
-    limits = [cfg.env.max_episode_steps, cfg.collector.max_frames_per_traj]
-    if not cfg.env.max_episode_steps and cfg.env.kind in ("gym", "mujoco"):
-        from gymnasium.envs.registration import registry
-
-        spec = registry.get(cfg.env.id)
-        limits.append(None if spec is None else spec.max_episode_steps)
-    limits_set = [limit for limit in limits if limit]
-    return min(limits_set, default=None)

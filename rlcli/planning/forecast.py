@@ -19,13 +19,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlcli.build.buffer import slices_of, storage_of
-from rlcli.build.collector import delta_dtype_of, devices, envs_of, shares_meanwhile
-from rlcli.build.policy import optimizer_options
 from rlcli.collectors import BaseCollector
-from rlcli.collectors.frames import AHEAD, next_steps
+from rlcli.collectors.options import next_steps
 from rlcli.collectors.schema import RowSchema
-from rlcli.config.schemas import CollectConfig, draws_slices, is_off_policy
+from rlcli.data.next_obs.modes import codes, shares
 from rlcli.errors import in_words
 from rlcli.keys import ACTION, COLLECTOR_MASK, IS_INIT, Key
 from rlcli.learning.gradient import total_of
@@ -44,6 +41,7 @@ from rlcli.planning.tensors import (
     trial_batch,
     written_by,
 )
+from rlcli.planning.workload import Updates, Workload
 from rlcli.processes.memory import give_back, process_memory
 from rlcli.report.ledger import LedgerEntry
 from rlcli.report.memory import Expected
@@ -115,23 +113,21 @@ class Learning:
 
 
 def expected(
-    cfg: CollectConfig,
+    run: Workload,
     collector: BaseCollector,
     learning: Learning,
     imported: int,
-    *,
-    init_rows: int = 0,
     stored: int = 0,
 ) -> Expected:
     """Return the plan of a run about to begin, for its report; `imported` and `stored` in bytes."""
-    rows, entries, peaks = tensors_of(cfg, collector, learning, init_rows)
+    rows, entries, peaks = tensors_of(run, collector, learning)
     known = {peak.stage: peak for peak in peaks if not peak.unknown}
     values, update = known.get(VALUES), known.get(UPDATE)
-    process = so_far(imported, learning, stored) | noise_of(rows) | to_come(envs_of(cfg), reset=collector.frames > 0)
+    process = so_far(imported, learning, stored) | noise_of(rows) | to_come(run.envs, reset=collector.frames > 0)
     saved = None if update is None or not update.saved else update.saved
     return Expected(
         at_peak(process, entries, peaks), imported, None if values is None else values.bytes, worker_bytes(collector),
-        saved, update.spared if update is not None and cfg.memory.recurrent_recompute else 0,
+        saved, update.spared if update is not None and run.updates is not None and run.updates.recompute else 0,
     )  # fmt: skip
 
 
@@ -159,48 +155,43 @@ def noise_of_lane(rows: RowSchema) -> int:
 
 
 def tensors_of(
-    cfg: CollectConfig, collector: BaseCollector, learning: Learning, init_rows: int
+    run: Workload, collector: BaseCollector, learning: Learning
 ) -> tuple[RowSchema, list[LedgerEntry], list[Peak]]:
     """Return what rows hold, the tensors that stay, and what stages hold for a moment."""
-    parts = shares_meanwhile(cfg)
-    lanes = max(map(len, parts)) if parts else cfg.env.num  # of one batch
-    mode, device = cfg.memory.next_obs, _device(cfg, "storing_device")
-    steps = next_steps(cfg.collector.frames_per_batch, cfg.total_frames, lanes, 0)
-    rows = collector.rows(lanes, steps)
+    mode = run.mode
+    rows = collector.rows(run.lanes, next_steps(run.frames_per_batch, run.total_frames, run.lanes, 0))
     fields = dict(rows.fields)
-    if cfg.collector.preemptive_threshold is not None:
+    if run.preemptive:
         fields[COLLECTOR_MASK] = Field((), torch.bool)
     rows = dataclasses.replace(
-        rows, fields=fields, delta_dtype=delta_dtype_of(cfg),
-        keeps_overflows=mode == "delta" and cfg.memory.on_overflow == "keep",
-    )  # fmt: skip
+        rows, fields=fields, delta_dtype=run.delta_dtype, keeps_overflows=codes(mode) and run.keeps_overflows
+    )
     entries: list[LedgerEntry] = []
     peaks: list[Peak] = []
-    estimator, loss = learning.estimator, learning.loss
-    added, index = estimates_of(cfg, estimator, mode)
-    if estimator is not None:
-        peaks.append(_values(cfg, learning, rows, _device(cfg, "train_device")))
-    entries += planned_batch(rows, mode, added=added, index=index, device=device)
-    if cfg.total_frames > rows.frames:
-        entries.append(spare_entry(rows, mode, device, len(parts) * (AHEAD + 1) or 1))
-    if loss is not None:
-        entries += _learned(cfg, rows, learning, peaks)
-    return rows, [*entries, *planned_buffer(storage_of(cfg, rows, init_rows), rows, mode)], peaks
+    added, index = estimates_of(run, learning.estimator, mode)
+    if learning.estimator is not None and run.updates is not None:
+        peaks.append(_values(run, run.updates, learning, rows))
+    entries += planned_batch(rows, mode, added=added, index=index, device=run.device)
+    if run.total_frames > rows.frames:
+        entries.append(spare_entry(rows, mode, run.device, run.written_ahead or 1))
+    if learning.loss is not None and run.updates is not None:
+        entries += _learned(run.updates, rows, learning, peaks)
+    return rows, [*entries, *planned_buffer(run.storage, rows, mode)], peaks
 
 
-def estimates_of(cfg: CollectConfig, estimator: Any, mode: str) -> tuple[Mapping[Key, Field], bool]:
+def estimates_of(run: Workload, estimator: Any, mode: str) -> tuple[Mapping[Key, Field], bool]:
     """Return what the value stage adds to a batch, and whether it keeps the index of next observations."""
-    if estimator is None or cfg.collector.trajs_per_batch or cfg.collector.split_trajs or _draws(cfg):
+    if estimator is None or run.updates is None or run.trajectories or run.updates.stored:
         return {}, False  # the batch is reported as it was collected
-    return written_by(estimator, mode), mode == "exact" and estimator.value_network is not None
+    return written_by(estimator, mode), shares(mode) and estimator.value_network is not None
 
 
-def _learned(cfg: Any, rows: RowSchema, learning: Learning, peaks: list[Peak]) -> list[LedgerEntry]:
+def _learned(run: Updates, rows: RowSchema, learning: Learning, peaks: list[Peak]) -> list[LedgerEntry]:
     """Return the entries of what is trained; the update's peak goes to `peaks`."""
-    device, loss, estimator, drawn = _device(cfg, "train_device"), learning.loss, learning.estimator, _draws(cfg)
-    entries = planned_learner(learning.policy, loss, cfg.optim.kind, optimizer_options(cfg.optim), device)
+    device, loss, estimator, drawn = run.device, learning.loss, learning.estimator, run.stored
+    entries = planned_learner(learning.policy, loss, run.optimizer, run.optimizer_options, device)
     added = {} if estimator is None else written_by(estimator, "full")
-    step, warming = _of_a_step(cfg, rows, loss)
+    step, warming = _of_a_step(run, rows, loss)
     columns = columns_read(loss, step, added)
     count = step.frames + warming
     batch_bytes = bytes_held(columns) * count // step.frames if drawn else bytes_held(columns_read(loss, rows, added))
@@ -212,7 +203,7 @@ def _learned(cfg: Any, rows: RowSchema, learning: Learning, peaks: list[Peak]) -
     )
     entries.append(LedgerEntry(component, what + at_most, batch_bytes, device=device, peak=batch_bytes))
     sequences = step.lanes if loss.recurrent else 0
-    together = count if is_off_policy(cfg) else step.frames
+    together = count if run.off_policy else step.frames
 
     def tried(place: torch.device) -> StageMemory:
         return update_peak(loss, columns_read(loss, step, added, place), device, sequences)
@@ -229,30 +220,31 @@ def _learned(cfg: Any, rows: RowSchema, learning: Learning, peaks: list[Peak]) -
     return entries
 
 
-def _of_a_step(cfg: Any, rows: RowSchema, loss: Any) -> tuple[RowSchema, int]:
+def _of_a_step(run: Updates, rows: RowSchema, loss: Any) -> tuple[RowSchema, int]:
     """Return the rows that one step learns from, and how many more only bring states up, at most."""
-    size, recurrent = cfg.sampler.batch_size, loss.recurrent
-    if not _draws(cfg):
+    size, recurrent = run.batch_size, loss.recurrent
+    if not run.stored:
         if recurrent:
-            length = min(cfg.sampler.slice_len or rows.steps, rows.steps)
+            length = min(run.slice_len or rows.steps, rows.steps)
             sequences = whole_sequences(size, rows.frames // length, length)
             return dataclasses.replace(rows, lanes=sequences, steps=length), 0
         return dataclasses.replace(rows, lanes=1, steps=min(size, rows.frames)), 0
-    slices, length = slices_of(cfg) if recurrent else (1, size)
-    before = cfg.sampler.burn_in + (rows.stride - 1 if rows.states else 0) if recurrent else 0
+    slices, length = run.slices if recurrent else (1, size)
+    before = run.burn_in + (rows.stride - 1 if rows.states else 0) if recurrent else 0
     return dataclasses.replace(rows.with_states(), lanes=slices, steps=length), slices * before
 
 
-def _values(cfg: Any, learning: Learning, rows: RowSchema, device: str) -> Peak:
+def _values(run: Workload, updates: Updates, learning: Learning, rows: RowSchema) -> Peak:
     """Return the value stage's peak, above its input and what it adds to a batch or sample."""
-    if cfg.collector.split_trajs or cfg.collector.trajs_per_batch:
+    device = updates.device
+    if run.trajectories:
         return Peak(VALUES, 0, 0, rows.frames, device, unknown="batches are as long as the trajectories in them")
-    estimator, mode, flat, unknown = learning.estimator, cfg.memory.next_obs, False, False
-    if _draws(cfg):
-        slices, steps = slices_of(cfg)
-        rows, flat = dataclasses.replace(rows.with_states(), lanes=slices, steps=steps), not cfg.sampler.strict_length
+    estimator, mode, flat, unknown = learning.estimator, run.mode, False, False
+    if updates.stored:
+        slices, steps = updates.slices
+        rows, flat = dataclasses.replace(rows.with_states(), lanes=slices, steps=steps), not updates.strict_length
         unknown = bool(learning.rebuilt)
-        mode = "full" if mode == "delta" or unknown else mode  # what samples hold
+        mode = "full" if codes(mode) or unknown else mode  # what samples hold
     at_once = rows_at_once(estimator, rows, flat)
 
     def tried(place: torch.device) -> StageMemory:
@@ -260,11 +252,6 @@ def _values(cfg: Any, learning: Learning, rows: RowSchema, device: str) -> Peak:
 
     plain = not (flat or unknown)
     return _counted(VALUES, at_once, device, tried, _places(estimator, rows) if plain else [META])
-
-
-def _draws(cfg: Any) -> bool:
-    """Say whether updates learn from drawn rows, not from a batch."""
-    return is_off_policy(cfg) or draws_slices(cfg)
 
 
 def _places(module: Any, rows: RowSchema) -> list[torch.device]:
@@ -294,11 +281,6 @@ def parameter_bytes(*modules: Any) -> int:
     sizes = {tensor.data_ptr(): tensor.nbytes for m in modules if m is not None for tensor in m.parameters()}
     sizes |= {tensor.data_ptr(): tensor.nbytes for m in modules if m is not None for tensor in m.buffers()}
     return sum(sizes.values())
-
-
-def _device(cfg: CollectConfig, stage: str) -> str:
-    device = devices(cfg)[stage]
-    return "cpu" if device is None else str(device)
 
 
 # ---- an update ---------------------------------------------------------------------------------------------------

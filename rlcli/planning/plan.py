@@ -1,6 +1,6 @@
 """The plan of a run: the ledger it will show, what its process holds beside it, and what fits where.
 
-Plain values, a policy's layers among them; `rlcli.jobs.plan` works them out and `view` prints them.
+Plain values, a policy's layers among them; `rlcli.build.plan` works them out and `view` prints them.
 """
 
 from __future__ import annotations

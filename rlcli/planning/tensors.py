@@ -16,20 +16,19 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from rlcli.build.buffer import RunStorage
 from rlcli.collectors.schema import RowSchema
 from rlcli.data.fields import width_of
 from rlcli.data.next_obs import Rows
-from rlcli.data.next_obs.modes import NEXT
-from rlcli.data.next_obs.pool import Successors
+from rlcli.data.next_obs.modes import drops, shares
+from rlcli.data.next_obs.rows import Successors
 from rlcli.data.next_obs.sparse import Sparse, sparse_bytes, sparse_rows
-from rlcli.kernels.sum_tree import tree_bytes
 from rlcli.keys import APPROXIMATED, SHIFTED_VALID, Key, as_tuple, show, unravel
 from rlcli.learning.optimizer import FlatOptimizer, spans_of
 from rlcli.objectives.reduction import MASK_KEYS
+from rlcli.planning.workload import RunStorage
 from rlcli.report.ledger import BUFFER, FEW_ROWS, PRIORITIES, Claims, LedgerEntry, batch_entries, learner_entries
 from rlcli.specs.dtypes import dtype_name
-from rlcli.specs.field import NONE, Field
+from rlcli.specs.field import Field
 
 if TYPE_CHECKING:
     from rlcli.data.codes import CodedRows
@@ -42,7 +41,6 @@ POINTER = 4  # bytes of an int32: where an end, or a successor, lies
 EPISODE = 100  # steps of an episode: what is not known before a run
 WIDE = 1024  # bytes of a uint8 row that is compressed
 WHOLE, SINGLE = 20, 32  # and by how much: stacks of four Atari games, single frames of them; random play
-_DISK = ("memmap",)
 
 
 def copied_to(device: torch.device, module: Module) -> Module:
@@ -67,7 +65,7 @@ def written_by(estimator: ValueEstimator, mode: str) -> dict[Key, Field]:
     dtype = next((p.dtype for p in estimator.parameters()), torch.float32)
     number, flag = Field((1,), dtype), Field((), torch.bool)
     written: dict[Key, Field] = {key: flag if key == SHIFTED_VALID else number for key in estimator.out_keys}
-    return written | ({APPROXIMATED: flag} if NEXT[mode] == NONE and estimator.value_network is not None else {})
+    return written | ({APPROXIMATED: flag} if drops(mode) and estimator.value_network is not None else {})
 
 
 def trial_batch(
@@ -195,10 +193,10 @@ def planned_buffer(storage: RunStorage | None, rows: RowSchema, mode: str) -> li
     """Return the columns of a storage once it holds all rows of the run; empty without one."""
     if storage is None:
         return []
-    device = "disk" if storage.kind in _DISK else "cpu"
+    device = "disk" if storage.on_disk else "cpu"
     count = min(storage.max_size, storage.rows)
     fields = rows.stored(mode)
-    stacks = storage.stacks if mode == "exact" else {}
+    stacks = storage.stacks if shares(mode) else {}
     held = fields | {key: Field(fields[key].shape[1:], fields[key].dtype) for key in stacks}  # one frame a row
     coded = _packed(storage.codes, held, stacks)
     widths = {key: held[key].width if (width := coded.width(key)) is None else width for key in fields}
@@ -228,6 +226,8 @@ def planned_buffer(storage: RunStorage | None, rows: RowSchema, mode: str) -> li
     about = f"about; episodes of {EPISODE} steps"
     columns.append(LedgerEntry(BUFFER, "index", index, device="cpu", peak=index, per_frame=index / count, note=about))
     if storage.priorities:
+        from rlcli.kernels.sum_tree.levels import tree_bytes
+
         nbytes = tree_bytes(storage.max_size)
         columns.append(LedgerEntry(BUFFER, PRIORITIES, nbytes, device="cpu", peak=nbytes, per_frame=nbytes / count))
     return columns
@@ -235,7 +235,7 @@ def planned_buffer(storage: RunStorage | None, rows: RowSchema, mode: str) -> li
 
 def _in_files(storage: RunStorage, row_bytes: int, count: int) -> int:
     """Return the rows that are reserved for so many."""
-    if storage.kind not in _DISK:
+    if not storage.on_disk:
         return count
     from rlcli.data.storages.storage import rows_for
 

@@ -20,15 +20,9 @@ def become_worker() -> None:
 
 def cores() -> int:
     """Return the cores that this process may use, by its affinity and its control groups' share."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(allowed, int(_share())))
-
-
-def _share() -> float:
-    """Return the least quota of this process's control groups and their parents, in cores."""
     from rlcli.processes.memory import control_groups  # workers import this module, and would have pathlib for nothing
 
-    least = float(2**31)
+    least = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     for group, version in control_groups("cpu"):
         try:
             if version == 1:
@@ -39,7 +33,7 @@ def _share() -> float:
         except (OSError, ValueError, ZeroDivisionError):  # "max", or no such file: there is none
             continue
         least = min(least, quotient) if quotient > 0 else least
-    return least
+    return max(1, int(least))
 
 
 def room_for(more: int) -> None:
@@ -59,10 +53,7 @@ def room_for(more: int) -> None:
 
 
 def seed_streams(seed: int | None = None) -> None:
-    """Seed `random`, `numpy.random` and `torch`, those that are imported; by chance where no seed is given.
-
-    Forked workers begin with copies of one state.
-    """
+    """Seed `random`, `numpy.random` and `torch`, those that are imported; by chance where no seed is given."""
     if (python_random := sys.modules.get("random")) is not None:
         python_random.seed(seed)
     if (numpy_random := sys.modules.get("numpy.random")) is not None:

@@ -230,6 +230,7 @@ def _served(target: str, worker_end: socket.socket, spawn: bool, preload: Sequen
 
 
 # ---- whether it runs at all: it counts up a number in shared memory, some times a second -----------------------------
+# One that was stopped does not, nor one with code that keeps Python's lock; what hangs otherwise can be interrupted.
 BEAT = np.dtype(np.int64)
 SAY_AFTER = 60.0  # seconds without a limit
 _BEAT_EVERY = 0.1  # seconds
@@ -237,11 +238,7 @@ _LOOK = 0.5  # seconds between two looks that count: in a longer time, the paren
 
 
 class Pulse:
-    """Watch processes by their `beats`, a number each; `limits`: seconds to stand still, None to only say so.
-
-    One that was stopped does not beat, nor one with code that keeps Python's lock; what hangs otherwise can be
-    interrupted in its own process.
-    """
+    """Watch processes by their `beats`, a number each; `limits`: seconds to stand still, None to only say so."""
 
     def __init__(
         self, beats: np.ndarray, names: Sequence[str], limits: Sequence[float | None], say: Callable[[str], object]

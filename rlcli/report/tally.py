@@ -10,13 +10,15 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from rlcli.collectors.finish import Ended
 from rlcli.vec_envs.vec_env import SUCCESS
+
+if TYPE_CHECKING:
+    from rlcli.collectors.finish import Ended
 
 WINDOW = 100  # episodes
 _UNKNOWN = -(1 << 62)  # the length of an episode whose first steps were not seen

@@ -146,7 +146,8 @@ class TensorSpec:
         mine = (self.shape, self.dtype, self.device, len(self._details()))
         if mine != (other.shape, other.dtype, other.device, len(other._details())):
             return False
-        return all(_same(a, b) for (_, a), (_, b) in zip(self._details(), other._details(), strict=True))
+        pairs = zip(self._details(), other._details(), strict=True)
+        return all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for (_, a), (_, b) in pairs)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -161,10 +162,6 @@ class TensorSpec:
 def as_shape(shape: tuple) -> tuple[int, ...]:
     """Return the sizes that a method was given, one by one or as one sequence."""
     return tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else tuple(shape)
-
-
-def _same(a: Any, b: Any) -> bool:
-    return torch.equal(a, b) if isinstance(a, Tensor) else a == b
 
 
 def _brief(value: Any) -> str:

@@ -84,6 +84,7 @@ class Transform(nn.Module):
     batch_only = False  # whether `batch_pass` is its only column face
     ends_episodes = False  # whether `_step` may set done flags
     remembers = True  # whether what it writes may depend on earlier steps, its frozen statistics apart
+    stepping: Collection[str] = ()  # the methods that the column face speaks for; none named: all but `OTHER_METHODS`
     outside_batches = False  # whether it must not be put on one of the envs that are stepped together
 
     def __init__(self, in_keys: Sequence[Key] = (), out_keys: Sequence[Key] | None = None) -> None:
@@ -201,8 +202,8 @@ class Transform(nn.Module):
     @property
     def own_methods(self) -> list[str]:
         """The methods of the user's that the column face does not speak for."""
-        base = declaring(type(self))
-        return sorted(set(overridden(self, dir(base))) - OTHER_METHODS)
+        methods = self.stepping or set(dir(declaring(type(self)))) - OTHER_METHODS
+        return sorted(overridden(self, methods))
 
     def reads(self, schema: Mapping[Key, Field]) -> list[Key]:
         """The keys that it reads, reward and flags under `"next"`.

@@ -15,7 +15,6 @@ from torch import nn
 
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, NEXT, RAW, TERMINATED, TRUNCATED, Key, as_tuple, show
-from rlcli.recognise import overridden
 from rlcli.specs.composite import returned_by
 from rlcli.specs.field import Field, Fields
 from rlcli.transforms.base import RowOp, Rows, Transform, planned
@@ -132,13 +131,16 @@ class Compose(Transform):
     transform_done_spec = _one_by_one("transform_done_spec")
 
 
+Compose.stepping = dir(Compose)  # of no other moment either: one that does more than its parts is no list of them
+
+
 def parts_of(transform: Transform) -> list[Transform]:
     """Return a `Compose`'s transforms; itself, of any other transform or where user code overrides its methods."""
     if not isinstance(transform, Transform):
         raise ArgumentError("this is no transform of an env", why=f"got {transform!r}")
     if not isinstance(transform, Compose):
         return [transform]
-    return [transform] if overridden(transform, dir(Compose)) else list(transform)
+    return [transform] if transform.own_methods else list(transform)
 
 
 # ---- in the loop, or after it ----------------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from rlcli.errors import ArgumentError, MissingKeyError, NumericsError
 from rlcli.keys import NEXT, Key, as_tuple, show, under_next, unravel
-from rlcli.recognise import overridden
 from rlcli.specs.dtypes import dtype_name
 from rlcli.transforms.base import Transform
 from rlcli.transforms.delta_codec import (
@@ -84,6 +83,13 @@ class NextObservationDelta(Transform):
     fast = True
     has_batch_pass = True  # the collector computes differences of whole columns when it puts a batch together
     outside_batches = True
+    stepping = (
+        "_step",
+        "_reset",
+        "promoted",
+        "inv",
+        "compress",
+    )  # a collector codes whole columns by its other methods
 
     def __init__(
         self,
@@ -153,11 +159,6 @@ class NextObservationDelta(Transform):
                     + (f" and writes {show(changed[0])}, whose difference would be of other values" if changed else ""),
                     fix="Put NextObservationDelta on the outside, once.",
                 )
-
-    @property
-    def own_methods(self):
-        """Of the user's: a collector codes whole columns by its other methods."""
-        return overridden(self, ("_step", "_reset", "promoted", "inv", "compress"))
 
     def reads(self, schema):
         return []

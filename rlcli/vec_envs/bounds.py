@@ -2,7 +2,7 @@
 
 Only bounds that say something are looked at: finite ones, tighter than the dtype's own.  A uint8 image in 0..255 has
 none and costs nothing.  Not for Discrete observations: an index out of range has no one-hot vector, so writing one is
-refused.  Batches are looked at by `rlcli.collectors.checks`, single steps by `VecEnvAdapter`.  What a declared dtype
+refused.  Batches are looked at by `rlcli.collectors.finish`, single steps by `VecEnvAdapter`.  What a declared dtype
 has rounded is counted beside, under the key and `ROUNDED`.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from rlcli.errors import ArgumentError
+from rlcli import arguments
 from rlcli.keys import Key, as_tuple, show, spell
 from rlcli.vec_envs.episodes import BatchStart, Episodes, broken
 from rlcli.vec_envs.observations import ObservationLeaf
@@ -58,10 +58,6 @@ class Interval:
         )
 
     __hash__ = None  # type: ignore[assignment]
-
-    def __bool__(self) -> bool:
-        """Say whether there is anything to check."""
-        return self.below or self.above
 
     def holds(self, values: np.ndarray) -> bool:
         """Say whether all of `values` `[..., *shape]`, NaN among them, are inside."""
@@ -139,9 +135,12 @@ class Bounds:
         rounded: Mapping[Key, list[np.ndarray]] | None = None,
     ) -> None:
         # those without a bound are left out
-        self.intervals = {key: interval for key, interval in (intervals or {}).items() if interval}
+        self.intervals = {
+            key: interval for key, interval in (intervals or {}).items() if interval.below or interval.above
+        }
         self.rounded = dict(rounded or {})  # key -> the cells `ObservationLeaf.rounded`
-        self.mode = _known(mode)  # "refuse" raises, "count" counts, "ignore" does not look
+        # "refuse" raises, "count" counts, "ignore" does not look
+        self.mode = arguments.choice("out_of_bounds", mode, MODES)
         self.begin_anew()
 
     def begin_anew(self) -> None:
@@ -266,13 +265,7 @@ def sentence(name: str, worst: Worst) -> str:
 
 def strictest(modes: Iterable[str]) -> str:
     """Return the mode of envs that are stepped together."""
-    return min(map(_known, modes), key=MODES.index)
-
-
-def _known(mode: str) -> str:
-    if mode not in MODES:
-        raise ArgumentError(f"unknown out_of_bounds '{mode}'", fix=f"Use one of {', '.join(MODES)}.")
-    return mode
+    return min((arguments.choice("out_of_bounds", mode, MODES) for mode in modes), key=MODES.index)
 
 
 def _at(element: tuple[int, ...]) -> str:

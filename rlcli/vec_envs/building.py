@@ -35,7 +35,7 @@ _BROUGHT_BY = {
 def building(env_id: str, *, settings: bool = True) -> Iterator[None]:
     """Turn errors of building an env into our own, and swallow what C libraries print meanwhile."""
     try:
-        with _quiet_c_stderr(), same_dtype(f"env {env_id}"):
+        with _quiet, same_dtype(f"env {env_id}"):
             yield
     except RlcliError:
         raise
@@ -172,14 +172,17 @@ def _newest(env_id: str) -> str | None:
 
 
 class _Quiet:
-    """Silence descriptor 2 while a thread builds an env; what Python writes to `sys.stderr` still arrives."""
+    """Swallow what C libraries write to descriptor 2 while a thread builds an env; Python's `sys.stderr` still arrives.
+
+    MuJoCo warns so, once an env.
+    """
 
     def __init__(self) -> None:
         self.lock, self.builders, self.quiet = threading.Lock(), 0, False
         self.kept: int | None = None  # never closed: a thread may be writing to it
         self.moved: io.FileIO | None = None
 
-    def enter(self) -> None:
+    def __enter__(self) -> None:
         with self.lock:
             self.builders += 1
             if self.builders > 1:
@@ -194,7 +197,7 @@ class _Quiet:
             os.close(sink)
             self.quiet = True
 
-    def leave(self) -> None:
+    def __exit__(self, *raised: object) -> None:
         with self.lock:
             self.builders -= 1
             if self.builders or not self.quiet:
@@ -222,13 +225,3 @@ class _Quiet:
 
 
 _quiet = _Quiet()
-
-
-@contextlib.contextmanager
-def _quiet_c_stderr() -> Iterator[None]:
-    """Swallow what C libraries print while an env is built (MuJoCo warns once per env, straight to descriptor 2)."""
-    _quiet.enter()
-    try:
-        yield
-    finally:
-        _quiet.leave()

@@ -54,13 +54,13 @@ class GymVecEnv(ReplayableVecEnv):
         super().__init__(
             self.n, name=self.name, observation_space=first.observation_space, action_space=first.action_space,
             categorical=categorical, narrow=narrow, out_of_bounds=out_of_bounds,
-            limits=[limit for _, limit in stripped],
+            limits=[limit for _, limit, _ in stripped],
         )  # fmt: skip
-        self.inner = [env for env, _ in stripped]
+        self.inner = [env for env, _, _ in stripped]
         self.last: list = [None] * self.n  # each lane's last observation, as the env gave it
         self.ahead: dict[int, tuple[int | None, Any]] = {}  # see `begin_ahead`: seed, and what came of it
         self._steppers = [env.step for env in self.inner]
-        self._orders = [part for env in envs for part in _stripped(env) if type(part) is OrderEnforcing]
+        self._orders = [part for _, _, wrappers in stripped for part in wrappers if type(part) is OrderEnforcing]
 
     # ---- resets --------------------------------------------------------------------------------------------------
     def restart(self, row, lanes) -> None:
@@ -297,9 +297,10 @@ def _unlike(result: Any, names: tuple[str, ...]) -> BadValue | None:
 
 def _whole(result: Any, names: tuple[str, ...]) -> Any:
     """Return a result that holds these; `BadValue` where it does not."""
-    bad = _unlike(result, names)
-    if bad is not None:
-        raise bad
+    if type(result) is not tuple or len(result) != len(names):  # a list will do as well
+        bad = _unlike(result, names)
+        if bad is not None:
+            raise bad
     return result
 
 
@@ -330,17 +331,11 @@ def innermost(env: gym.Env) -> gym.Env:
     return env
 
 
-def strip(env: gym.Env) -> tuple[gym.Env, int]:
-    """Take off gymnasium's outermost bookkeeping wrappers; return the env and its limit of steps."""
-    wrappers = _stripped(env)
-    limits = [wrapper._max_episode_steps for wrapper in wrappers if type(wrapper) is TimeLimit]
-    return wrappers[-1].env if wrappers else env, min(limits, default=NO_LIMIT)
-
-
-def _stripped(env: gym.Env) -> list[Any]:
-    """Return the bookkeeping wrappers that are stepped around, from the outside in."""
-    found = []
+def strip(env: gym.Env) -> tuple[gym.Env, int, list[Any]]:
+    """Take off gymnasium's outermost bookkeeping wrappers; return the env, its limit of steps, and those."""
+    wrappers: list[Any] = []
     while type(env) in (TimeLimit, OrderEnforcing, PassiveEnvChecker) and not set_on(env, ("step", "reset")):
-        found.append(env)
+        wrappers.append(env)
         env = env.env  # type: ignore[attr-defined]
-    return found
+    limits = [wrapper._max_episode_steps for wrapper in wrappers if type(wrapper) is TimeLimit]
+    return env, min(limits, default=NO_LIMIT), wrappers

@@ -136,14 +136,11 @@ def _refused(
     return ConfigError(f"the native engine of {name_of(vector)} cannot be used", where="env.mode", why=why, fix=fix)
 
 
+# envpool resets a finished lane on the next step by itself; `reset(env_ids)` resets it at once and calls that off. It
+# is asked to as soon as lanes have finished, and its threads reset them while their last rows are written. A lane's
+# seed is fixed when the pool is made, later episodes go on with its stream: a resumed run begins new episodes.
 class EnvpoolEngine(VectorBackend):
-    """Step a synchronous envpool of `env_id`, in threads of its own; `kwargs` go to `envpool.make_gymnasium`.
-
-    envpool resets a finished lane on the next step by itself; `reset(env_ids)` resets it at once and calls that off. It
-    is asked to as soon as lanes have finished, and its threads reset them while their last rows are written. A lane's
-    seed is fixed when the pool is made, later episodes go on with its stream: such runs repeat from the start, but a
-    resumed run begins new episodes.
-    """
+    """Step a synchronous envpool of `env_id`, in threads of its own; `kwargs` go to `envpool.make_gymnasium`."""
 
     def __init__(self, env_id: str, num: int, /, **kwargs: Any) -> None:
         if importlib.util.find_spec("envpool") is None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from rlcli.exports import lazily
 
 if TYPE_CHECKING:
-    from rlcli.weight_update.messages import MPTransport as MPTransport
     from rlcli.weight_update.receiver import WeightReceiver as WeightReceiver
     from rlcli.weight_update.receiver import open_receiver as open_receiver
     from rlcli.weight_update.schemes import MultiProcessWeightSyncScheme as MultiProcessWeightSyncScheme
@@ -23,7 +22,8 @@ if TYPE_CHECKING:
     from rlcli.weight_update.schemes import SharedMemWeightSyncScheme as SharedMemWeightSyncScheme
     from rlcli.weight_update.schemes import WeightSyncScheme as WeightSyncScheme
     from rlcli.weight_update.sender import WeightSender as WeightSender
-    from rlcli.weight_update.strategy import WeightStrategy as WeightStrategy
+    from rlcli.weight_update.sender import WeightStrategy as WeightStrategy
+    from rlcli.weight_update.transport import MPTransport as MPTransport
     from rlcli.weight_update.transport import TransportBackend as TransportBackend
     from rlcli.weight_update.updaters import MultiProcessedWeightUpdater as MultiProcessedWeightUpdater
     from rlcli.weight_update.updaters import VanillaWeightUpdater as VanillaWeightUpdater

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError
 
 _LINE = 64  # bytes
@@ -67,16 +68,12 @@ class WeightLayout:
     def check(self, tensors: Mapping[str, Tensor], whose: str) -> None:
         """Raise ArgumentError where names or shapes differ (not dtypes or devices); `whose` names the model."""
         for name, slot in self.slots.items():
-            if name not in tensors:
-                raise ArgumentError(f"{whose} has no '{name}'", why="the model that is sent has one")
-            if tuple(tensors[name].shape) != slot.shape:
-                raise ArgumentError(
-                    f"{whose} does not fit: '{name}' is {tuple(tensors[name].shape)}",
-                    why=f"in the model that is sent it is {slot.shape}",
-                )
-        for name in tensors:
-            if name not in self.slots:
-                raise ArgumentError(f"{whose} has a '{name}'", why="the model that is sent has none")
+            refuse(name not in tensors, f"{whose} has no '{name}'", why="the model that is sent has one")
+            shape = tuple(tensors[name].shape)
+            refuse(shape != slot.shape, f"{whose} does not fit: '{name}' is {shape}",
+                   why=f"in the model that is sent it is {slot.shape}")  # fmt: skip
+        more = [name for name in tensors if name not in self.slots]
+        refuse(more, f"{whose} has a '{', '.join(more)}'", why="the model that is sent has none")
 
 
 def _kind(tensor: Tensor) -> str:

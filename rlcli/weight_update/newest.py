@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from rlcli.errors import ArgumentError
+from rlcli.arguments import refuse
 from rlcli.processes.region import Arrays, Region
 
 _MODELS = 64  # that one collector publishes in its life: a model that is registered anew counts again
@@ -93,10 +93,8 @@ class SharedNewest(Newest):
             self.close()
 
     def another(self) -> int:
-        if self._models == _MODELS:
-            raise ArgumentError(
-                f"a collector keeps {_MODELS} models in step", why="those registered anew count again",
-                fix="Register each once; new weights are published by update_policy_weights_.",
-            )  # fmt: skip
+        refuse(self._models == _MODELS, f"a collector keeps {_MODELS} models in step",
+               why="those registered anew count again",
+               fix="Register each once; new weights are published by update_policy_weights_.")  # fmt: skip
         self._models += 1
         return self._models - 1

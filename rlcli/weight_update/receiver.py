@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rlcli.errors import ArgumentError
-from rlcli.modules.watch import ModuleWatch
+from rlcli.arguments import refuse
 from rlcli.weight_update.newest import Newest, Overtaken
-from rlcli.weight_update.sender import Handle
-from rlcli.weight_update.strategy import WeightStrategy
-from rlcli.weight_update.tensors import part, wait
+from rlcli.weight_update.sender import Handle, WeightStrategy
+from rlcli.weight_update.tensors import check_apart, part, wait
 
 
 class WeightReceiver:
@@ -44,13 +41,11 @@ class WeightReceiver:
     """
 
     def __init__(self, handle: Handle, fd: int | None, model: nn.Module) -> None:
-        if handle.needs_fd and fd is None:
-            raise ArgumentError(
-                f"the weights of '{handle.model_id}' lie in shared memory, and its descriptor is missing",
-                fix="Pass the sender's fd to each worker beside the handle, before the sender is closed.",
-            )
+        refuse(handle.needs_fd and fd is None,
+               f"the weights of '{handle.model_id}' lie in shared memory, and its descriptor is missing",
+               fix="Pass the sender's fd to each worker beside the handle, before the sender is closed.")  # fmt: skip
         self.model_id, self.layout, self.version = handle.model_id, handle.layout, 0
-        self._followed = ModuleWatch(model, WeightStrategy(handle.extract_as).tensors)
+        self._followed = WeightStrategy(handle.extract_as).follow(model)
         self._transport = handle.transport(self.layout, fd)
         self._memory = self._transport.memory(self.layout.nbytes)
         self._move_in()
@@ -84,13 +79,7 @@ class WeightReceiver:
         return self._transport.waiting
 
     def take(self, message: bytes) -> None:
-        """Keep a message of the sender's until `receive`; a newer one takes its place.
-
-        Raises
-        ------
-        DamagedDataError
-            It is no message with this model's weights.
-        """
+        """Keep a message of the sender's until `receive`; see `TransportBackend.take`."""
         self._transport.take(message)
 
     def receive(self) -> int:
@@ -115,15 +104,6 @@ class WeightReceiver:
                 wait(tensor for tensor, _ in self._outside)
             self.version = version
         return self.version
-
-
-def check_apart(model_id: str, model: Any, others: Mapping[str, Any]) -> None:
-    for other, used in others.items():
-        if other != model_id and used is model:
-            raise ArgumentError(
-                f"the weights of '{model_id}' would be written over those of '{other}'",
-                why="both are used in one place", fix="Give the place of another module.",
-            )  # fmt: skip
 
 
 class ModelsReceiver:

@@ -14,11 +14,9 @@ from __future__ import annotations
 from torch import nn
 
 from rlcli.errors import ArgumentError
-from rlcli.weight_update.messages import MPTransport
 from rlcli.weight_update.receiver import WeightReceiver, open_receiver
-from rlcli.weight_update.sender import Handle, WeightSender
-from rlcli.weight_update.strategy import WeightStrategy
-from rlcli.weight_update.transport import NoTransport, TransportBackend
+from rlcli.weight_update.sender import Handle, WeightSender, WeightStrategy
+from rlcli.weight_update.transport import MPTransport, NoTransport, TransportBackend
 from rlcli.weight_update.versions import SharedVersions
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
+from rlcli import arguments
 from rlcli.errors import ArgumentError
 from rlcli.modules.watch import ModuleWatch
 from rlcli.weight_update.layout import WeightLayout
 from rlcli.weight_update.newest import Newest
-from rlcli.weight_update.strategy import WeightStrategy
-from rlcli.weight_update.tensors import Source, matched
+from rlcli.weight_update.tensors import Source, matched, named_tensors, write
 from rlcli.weight_update.transport import TransportBackend
+
+STRATEGIES = ("tensordict", "state_dict")
 
 
 class Handle(NamedTuple):
@@ -24,6 +28,54 @@ class Handle(NamedTuple):
     extract_as: str  # see WeightStrategy
     transport: type[TransportBackend]
     needs_fd: bool
+
+
+class WeightStrategy:
+    """How weights are taken from a model and given to one.
+
+    Parameters
+    ----------
+    extract_as : {"tensordict", "state_dict"}
+        `tensordict`: all parameters and buffers. `state_dict`: those that a state_dict holds; a buffer that is not
+        persistent stays what it is in each process.
+
+    Raises
+    ------
+    ArgumentError
+        Another word.
+    """
+
+    def __init__(self, extract_as: str = "tensordict") -> None:
+        arguments.choice("strategy", extract_as, STRATEGIES)
+        self.extract_as = extract_as
+
+    def tensors(self, model: nn.Module) -> dict[str, Tensor]:
+        """The weights themselves, by name; one that is shared is there once."""
+        tensors = named_tensors(model)
+        if self.extract_as == "state_dict":
+            saved = model.state_dict().keys()
+            return {name: tensor for name, tensor in tensors.items() if name in saved}
+        return tensors
+
+    def follow(self, model: nn.Module) -> ModuleWatch[dict[str, Tensor]]:
+        """What gives the weights themselves, looked up anew only after the model's parts have changed."""
+        return ModuleWatch(model, self.tensors)
+
+    def extract_weights(self, source: nn.Module) -> TensorDictBase | dict[str, Tensor]:
+        """The weights in the strategy's form, without gradients, on the model's memory: nothing is copied."""
+        tensors = {name: tensor.detach() for name, tensor in self.tensors(source).items()}
+        return TensorDict(tensors).unflatten_keys(".") if self.extract_as == "tensordict" else tensors
+
+    def apply_weights(self, destination: nn.Module, weights: Source) -> None:
+        """Copy weights of either form, or a module's, into a model.
+
+        Raises
+        ------
+        ArgumentError
+            They do not fit it.
+        """
+        fitting: Mapping[str, Tensor] = matched(weights, destination)
+        write({name: fitting[name] for name in self.tensors(destination) if name in fitting}, destination)
 
 
 class WeightSender:
@@ -59,7 +111,7 @@ class WeightSender:
             raise ArgumentError(f"the model '{model_id}' has no weights to send", why=f"it is a {type(model).__name__}")
         self.model_id, self.model, self.strategy = model_id, model, strategy
         self.version = 0
-        self._followed = ModuleWatch(model, strategy.tensors)
+        self._followed = strategy.follow(model)
         self._checked = self._followed()
         self.layout = WeightLayout.of(self._checked)
         self._shapes = [slot.shape for slot in self.layout.slots.values()]
@@ -101,13 +153,7 @@ class WeightSender:
             self.send_checked(self.checked(source), version)
 
     def checked(self, source: Source | None = None) -> list[Tensor]:
-        """The tensors of the next version, for `send_checked`: as they are when that is called; nothing is sent here.
-
-        Raises
-        ------
-        ArgumentError
-            As `send` does.
-        """
+        """The tensors of the next version, for `send_checked`; raises as `send` does, and sends nothing."""
         tensors = self._followed()
         if source is not None and source is not self.model:
             tensors = tensors | {k: v for k, v in matched(source, self.model).items() if k in tensors}

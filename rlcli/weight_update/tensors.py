@@ -57,6 +57,16 @@ def matched(source: Source, target: Target) -> dict[str, Tensor]:
     return {name: value for name, value in new.items() if not _is_same_memory(value, tensors[name])}
 
 
+def check_apart(model_id: str, model: Any, others: Mapping[str, Any]) -> None:
+    """Refuse one module as the place of two models' weights."""
+    for other, used in others.items():
+        if other != model_id and used is model:
+            raise ArgumentError(
+                f"the weights of '{model_id}' would be written over those of '{other}'",
+                why="both are used in one place", fix="Give the place of another module.",
+            )  # fmt: skip
+
+
 def snapshot(values: Mapping[str, Tensor], target: Target) -> dict[str, Tensor]:
     """Copy `values` to the devices and dtypes of the target's tensors."""
     tensors = named_tensors(target)

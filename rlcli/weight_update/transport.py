@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import struct
 from abc import ABC, abstractmethod
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from rlcli.weight_update.layout import WeightLayout
+from rlcli.errors import DamagedDataError
+from rlcli.weight_update.layout import WeightLayout, checksum, copy_summed, summed
 from rlcli.weight_update.newest import Newest
+
+_HEAD = struct.Struct("<qQ")
 
 
 class TransportBackend(ABC):
@@ -59,7 +64,7 @@ class TransportBackend(ABC):
     def receive_weights(self, memory: np.ndarray) -> int:
         """Bring the newest version to `memory`, uint8 `[layout.nbytes]`: all of it, and of no other. Its number.
 
-        Called where something is `waiting` only.
+        Called where something is `waiting` only. DamagedDataError where what arrived is not what was sent.
         """
 
     def join(self, newest: Newest, model: int) -> None:  # noqa: B027
@@ -69,7 +74,7 @@ class TransportBackend(ABC):
         """
 
     def take(self, message: bytes) -> None:
-        """Keep a message of the sender's for `receive_weights`."""
+        """Keep a message of the sender's for `receive_weights`, in place of an older one; DamagedDataError if cut."""
         raise TypeError(f"a {type(self).__name__} is sent no messages")
 
     def close(self) -> None:  # noqa: B027 - many hold nothing
@@ -91,3 +96,55 @@ class NoTransport(TransportBackend):
 
     def receive_weights(self, memory: np.ndarray) -> int:
         raise TypeError("nothing is ever sent")
+
+
+class MPTransport(TransportBackend):
+    """Messages over the channels between a process and its workers.
+
+    Parameters
+    ----------
+    layout : WeightLayout
+        Of the model's tensors.
+    fd : None
+        There is no memory to share.
+
+    Attributes
+    ----------
+    message : bytes or None
+        At the sender's end the version sent last, at a worker's the one that waits to be received.
+    """
+
+    def __init__(self, layout: WeightLayout, fd: int | None = None) -> None:
+        self.layout = layout
+        self._memory = np.zeros(0, np.uint8)
+        self._views: list[Tensor] = []
+
+    def send_weights(self, version: int, tensors: list[Tensor]) -> None:
+        if not self._memory.size:
+            self._memory = np.zeros(self.layout.nbytes, np.uint8)
+            self._views = list(self.layout.views(self._memory).values())
+        if tensors:
+            with torch.no_grad():
+                torch._foreach_copy_(self._views, tensors)
+        self.message = _HEAD.pack(version, checksum(summed(self._memory), version)) + self._memory.data
+
+    def take(self, message: bytes) -> None:
+        if len(message) != _HEAD.size + self.layout.nbytes:
+            raise DamagedDataError(
+                "a message with weights has the wrong length",
+                why=f"got {len(message):,} bytes of {_HEAD.size + self.layout.nbytes:,}",
+            )
+        self.message = message
+
+    @property
+    def waiting(self) -> bool:
+        return self.message is not None
+
+    def receive_weights(self, memory: np.ndarray) -> int:
+        message, self.message = self.message, None
+        assert message is not None
+        version, total = _HEAD.unpack_from(message)
+        arrived = copy_summed(memory, np.frombuffer(message, np.uint8, offset=_HEAD.size))
+        if checksum(arrived, version) != total:
+            raise DamagedDataError("a message with weights was altered on its way", where=f"version {version}")
+        return version

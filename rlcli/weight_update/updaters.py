@@ -23,6 +23,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError
 from rlcli.weight_update.sender import WeightSender
 from rlcli.weight_update.tensors import Source, matched, write
@@ -133,16 +134,12 @@ class WeightUpdaterBase(ABC):
             There are several.
         """
         collectors = self.collectors
-        if len(collectors) > 1:
-            raise ArgumentError(f"this updater serves {len(collectors)} collectors", fix="Use `collectors`.")
+        refuse(len(collectors) > 1, f"this updater serves {len(collectors)} collectors", fix="Use `collectors`.")
         return collectors[0] if collectors else None
 
     def _publish(self, weights: Source | None) -> None:
-        if not self.collectors:
-            raise ArgumentError(
-                f"this {type(self).__name__} has no collector to send weights to",
-                fix="Hand it to a collector as weight_updater=, or say what it writes to when you make it.",
-            )
+        refuse(not self.collectors, f"this {type(self).__name__} has no collector to send weights to",
+               fix="Hand it to a collector as weight_updater=, or say what it writes to when you make it.")  # fmt: skip
         for collector in self.collectors:
             collector.publish_weights(weights)
 

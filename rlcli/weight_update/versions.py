@@ -166,20 +166,7 @@ class SharedVersions(TransportBackend):
         return super().memory(nbytes)
 
     def receive_weights(self, memory: np.ndarray) -> int:
-        """Copy the newest version, all of it, or show it in the window; the version.
-
-        Parameters
-        ----------
-        memory : np.ndarray
-            uint8 `[layout.nbytes]`, of this process alone.
-
-        Raises
-        ------
-        DamagedDataError
-            What lies in the shared memory is not what was published.
-        Overtaken
-            Only where this model is published with others: they are to be looked at again together.
-        """
+        """Copy the newest version or show it in the window; Overtaken if this model is published with others."""
         while True:
             if self._alone:
                 self._newest.look()

@@ -9,7 +9,8 @@ import torch
 from face import refused
 
 import rlcli
-from rlcli.algorithms import A2C, Algorithm, algorithm_of
+from rlcli.algorithms import A2C, Algorithm
+from rlcli.build.algorithm import algorithm_of
 from rlcli.cli.main import main
 from rlcli.config import registry
 from rlcli.config.choices import CHOICES

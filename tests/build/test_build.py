@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from face import refused
 
-from rlcli.algorithms.algorithm import build_policy
+from rlcli.build.algorithm import build_policy
 from rlcli.build.collector import build_collector
 from rlcli.build.env import build_env
 from rlcli.config import registry

@@ -11,9 +11,8 @@ from face import refused
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
-from rlcli.algorithms.algorithm import build_policy
-from rlcli.algorithms.ppo import ClipPPO
-from rlcli.algorithms.sac import SAC, _log_width
+from rlcli.algorithms.sac import _log_width
+from rlcli.build.algorithm import algorithm_of, build_policy
 from rlcli.build.env import build_env
 from rlcli.config import registry
 from rlcli.config.compose import configure
@@ -133,7 +132,7 @@ def test_the_target_entropy_of_bounds_said_once_is_that_of_every_dim():
         critics = nn.ModuleList([ValueOperator(StateActionMLP(4), ["observation", "action"])])
         cfg = configure("train", ["loss=sac", "env.id=Pendulum-v1", *STORED])
         env = SimpleNamespace(action_spec=Bounded(-3.0, 3.0, (1,)))
-        found.append(SAC(cfg).objective(ActorCritic(actor, critics), env).target_entropy)
+        found.append(algorithm_of(cfg).objective(ActorCritic(actor, critics), env).target_entropy)
     assert found[0] == found[1]
     family = TanhNormalFamily(-3.0, 3.0)
     loss = SimpleNamespace(density=SimpleNamespace(family=family))
@@ -145,7 +144,7 @@ def test_a_critic_of_another_key_trains_with_a_limit_of_its_values():
     spec = Composite({"observation": Unbounded((4,))})
     actor, _ = build_actor_critic(spec, Categorical(2), net="mlp", hidden=(8,), generator=0)
     policy = ActorCritic(actor, ValueOperator(nn.Linear(4, 1), out_keys=["worth"]))
-    algorithm = ClipPPO(cfg)
+    algorithm = algorithm_of(cfg)
     env = SimpleNamespace(full_observation_spec=spec, action_spec=Categorical(2))
     loss = algorithm.loss(policy, env)
     assert "worth" in loss.in_keys and "worth" not in algorithm.keys(loss, algorithm.estimator(policy), env)

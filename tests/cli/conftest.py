@@ -20,10 +20,10 @@ def started(monkeypatch):
         calls.append(call)
         return types.SimpleNamespace(film_error=None)
 
-    entry = types.ModuleType("rlcli.jobs")
+    entry = types.ModuleType("rlcli.build")
     for name in ("train", "collect", "resume", "evaluate"):
         setattr(entry, name, lambda *args, _name=name, **options: note(_name, args, options))
-    monkeypatch.setitem(sys.modules, "rlcli.jobs", entry)
+    monkeypatch.setitem(sys.modules, "rlcli.build", entry)
     return calls
 
 

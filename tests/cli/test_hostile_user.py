@@ -129,7 +129,7 @@ def noisy():
 # two runs, each with a terminal of its own, forked from a process that has loaded torch for both
 TWO_TERMINALS = """
 import os, signal, sys
-import rlcli.jobs, rlcli.report.live
+import rlcli.build, rlcli.report.live
 from rlcli.cli.main import main
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 for console, terminal in zip(("live", "plain"), map(int, sys.argv[1:])):

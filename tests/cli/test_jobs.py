@@ -121,7 +121,7 @@ def fail_on(monkeypatch, seed, error):
         if cfg.seed == seed:
             raise error
 
-    monkeypatch.setattr(sys.modules["rlcli.jobs"], "train", train)
+    monkeypatch.setattr(sys.modules["rlcli.build"], "train", train)
     return ran
 
 

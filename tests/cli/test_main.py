@@ -195,7 +195,7 @@ def test_an_error_becomes_its_exit_code_and_a_sentence(rlcli, started, monkeypat
     def fail(cfg, overrides):
         raise kind("it went wrong", where="here", fix="Do that.")
 
-    monkeypatch.setattr(sys.modules["rlcli.jobs"], "train", fail)
+    monkeypatch.setattr(sys.modules["rlcli.build"], "train", fail)
     got, _, err = rlcli("train")
     assert got == code
     assert "it went wrong (here). Do that." in err and "Traceback" not in err
@@ -205,7 +205,7 @@ def test_debug_shows_the_traceback(rlcli, started, monkeypatch):
     def fail(cfg, overrides):
         raise errors.EnvError("it went wrong")
 
-    monkeypatch.setattr(sys.modules["rlcli.jobs"], "train", fail)
+    monkeypatch.setattr(sys.modules["rlcli.build"], "train", fail)
     with pytest.raises(errors.EnvError):
         rlcli("train --debug")
 
@@ -214,7 +214,7 @@ def test_an_unforeseen_error_is_named_and_ends_with_1(rlcli, started, monkeypatc
     def fail(cfg, overrides):
         raise ZeroDivisionError("of something")
 
-    monkeypatch.setattr(sys.modules["rlcli.jobs"], "train", fail)
+    monkeypatch.setattr(sys.modules["rlcli.build"], "train", fail)
     code, _, err = rlcli("train")
     assert code == 1 and "--debug" in err
     assert re.search(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlcli.algorithms.algorithm import algorithm_of
+from rlcli.build.algorithm import algorithm_of
 from rlcli.build.env import build_env
 from rlcli.cli import ls
 from rlcli.cli.completion import candidates

@@ -83,7 +83,7 @@ def stop_on(monkeypatch, seed, error):
         if cfg.seed == seed:
             raise error
 
-    monkeypatch.setattr(sys.modules["rlcli.jobs"], "train", train)
+    monkeypatch.setattr(sys.modules["rlcli.build"], "train", train)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_child_recipe_wins_over_its_parent_in_what_is_run_and_in_what_is_left(
         if len(ran) == 1:
             raise StoppedSafely("saved")
 
-    monkeypatch.setattr(sys.modules["rlcli.jobs"], "train", train)
+    monkeypatch.setattr(sys.modules["rlcli.build"], "train", train)
     with pytest.raises(SystemExit):
         main(["train", "-m", "recipe=a_child"])
     err = capsys.readouterr().err
@@ -214,7 +214,7 @@ def test_a_sweep_ends_with_a_table_and_means_over_seeds(rlcli, started, monkeypa
         ended = {"status": "done", "frames": 10, "evaluation": {"mean_return": cfg.optim.lr * 100 + cfg.seed}}
         (folder / "summary.json").write_text(json.dumps(ended))
 
-    monkeypatch.setattr(sys.modules["rlcli.jobs"], "train", train)
+    monkeypatch.setattr(sys.modules["rlcli.build"], "train", train)
     code, out, err = rlcli(
         "train -m optim.lr=1,2 seed=1,2,3 value.gamma=0.9 env.kwargs.sutton_barto_reward=true hydra.sweep.dir=sw"
     )
@@ -254,7 +254,7 @@ def test_a_job_that_failed_is_let_go_of_whatever_it_raised_and_counted(rlcli, st
             broken.evidence = {"observation": large}
             raise broken from error
 
-    monkeypatch.setattr(sys.modules["rlcli.jobs"], "train", train)
+    monkeypatch.setattr(sys.modules["rlcli.build"], "train", train)
     gc.collect()
     code, _, err = rlcli("train -m seed=1,2,3")
     assert alive == [0, 0, 0]
@@ -302,7 +302,7 @@ def test_a_job_whose_folder_another_run_has_is_no_run_of_the_sweep(rlcli, starte
     def train(cfg, overrides):
         raise EnvError("the run folder exists")
 
-    monkeypatch.setattr(sys.modules["rlcli.jobs"], "train", train)
+    monkeypatch.setattr(sys.modules["rlcli.build"], "train", train)
     (tmp_path / "sw" / "1").mkdir(parents=True)
     (tmp_path / "sw" / "1" / "run.json").write_text("{}")
     code, out, _ = rlcli("train -m seed=1,2 hydra.sweep.dir=sw")

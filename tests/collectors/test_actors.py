@@ -16,8 +16,9 @@ from torch import nn
 from worlds import Walk
 
 from rlcli.collectors import Collector
-from rlcli.collectors.actors import RandomActor, TensorDictActor
+from rlcli.collectors.actors.actor import RandomActor
 from rlcli.collectors.actors.rows import FastActor
+from rlcli.collectors.actors.tensordict import TensorDictActor
 from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.modules import Categorical, ProbabilisticActor, build_actor_critic
@@ -40,7 +41,7 @@ def actor(net: nn.Module | None = None, **kwargs) -> ProbabilisticActor:
 
 
 def program(policy, env=None, **kwargs):
-    return Collector(env or cartpoles(2), policy, frames_per_batch=16, **kwargs).engine.actor
+    return Collector(env or cartpoles(2), policy, frames_per_batch=16, **kwargs)._engine.actor
 
 
 def assert_stored_logits_are_the_modules(collector: Collector, policy: ProbabilisticActor) -> None:
@@ -58,7 +59,7 @@ def assert_stored_logits_are_the_modules(collector: Collector, policy: Probabili
 def test_replayed_layers_give_the_modules_bits_after_every_way_of_changing_weights(lanes):
     policy = actor()
     collector = Collector(cartpoles(lanes), policy, frames_per_batch=4 * lanes)
-    assert type(collector.engine.actor) is FastActor
+    assert type(collector._engine.actor) is FastActor
     assert_stored_logits_are_the_modules(collector, policy)
     optimizer = torch.optim.Adam(policy.parameters(), lr=0.1)
     policy.get_dist(collector.rollout().select("observation")).entropy().mean().backward()
@@ -81,12 +82,12 @@ def test_the_mode_is_the_same_lowered_or_not(seed):
             cartpoles(4), given, frames_per_batch=400, seed=seed, exploration_type=InteractionType.DETERMINISTIC
         )
         if given is policy:
-            assert type(collector.engine.actor) is FastActor
+            assert type(collector._engine.actor) is FastActor
             batches.append(collector.rollout())
         else:
             from tensordict.nn import set_interaction_type
 
-            assert type(collector.engine.actor) is TensorDictActor
+            assert type(collector._engine.actor) is TensorDictActor
             with set_interaction_type(InteractionType.DETERMINISTIC):
                 batches.append(collector.rollout())
     for key in batches[0].keys(True, True):
@@ -120,7 +121,7 @@ def test_inputs_by_name_and_other_methods_are_left_to_tensordict():
     for net in (named, method):
         policy = ProbabilisticActor(net, ["logits"], distribution_class=Categorical)
         collector = Collector(cartpoles(2), policy, frames_per_batch=40)
-        assert type(collector.engine.actor) is TensorDictActor
+        assert type(collector._engine.actor) is TensorDictActor
         batch = collector.rollout()
     assert bool((batch["action"] == 0).all())
 
@@ -146,7 +147,7 @@ def test_only_rows_of_vectors_are_replayed():
     policy = ProbabilisticActor(TensorDictSequential(narrow, head), ["logits"], distribution_class=Categorical)
     env = SerialEnv(2, lambda: GymEnv(Grid(), categorical_action_encoding=True))
     collector = Collector(env, policy, frames_per_batch=20)
-    assert type(collector.engine.actor) is FastActor and collector.engine.actor.layers == [None, None]
+    assert type(collector._engine.actor) is FastActor and collector._engine.actor.layers == [None, None]
     batch = collector.rollout()
     with torch.no_grad():
         assert torch.allclose(batch["logits"], policy.module[0](batch.select("observation"))["logits"], atol=1e-6)
@@ -155,7 +156,7 @@ def test_only_rows_of_vectors_are_replayed():
 def test_a_subclass_is_called_not_replayed():
     policy = actor(Odd(nn.Linear(4, 2)))
     collector = Collector(cartpoles(2), policy, frames_per_batch=40)
-    assert collector.engine.actor.layers[0] is None
+    assert collector._engine.actor.layers[0] is None
     assert bool((collector.rollout()["action"] == 0).all())
 
 
@@ -184,7 +185,7 @@ def test_a_layer_that_is_replaced_acts_from_the_next_batch_on():
     assert bool((collector.rollout()["action"] == 0).all())
     net.append(nn.Tanh())
     assert_stored_logits_are_the_modules(collector, policy)
-    assert type(collector.engine.actor) is FastActor
+    assert type(collector._engine.actor) is FastActor
 
 
 def test_a_hook_or_a_method_that_comes_later_is_called():
@@ -239,7 +240,7 @@ def test_a_sequence_of_stages_keeps_what_lies_between():
         TensorDictSequential(trunk, head), ["logits"], distribution_class=Categorical, return_log_prob=True
     )
     collector = Collector(cartpoles(3), policy, frames_per_batch=30)
-    assert type(collector.engine.actor) is FastActor
+    assert type(collector._engine.actor) is FastActor
     batch = collector.rollout()
     with torch.no_grad():
         hidden = trunk.module(batch["observation"])
@@ -252,7 +253,7 @@ def test_dict_observations_and_box_actions_are_lowered_and_their_log_probabiliti
         env.observation_spec, env.action_spec, net="dict", hidden=(16,), generator=0, in_keys=["place"]
     )
     collector = Collector(env, pair.actor, frames_per_batch=60)
-    assert type(collector.engine.actor) is FastActor
+    assert type(collector._engine.actor) is FastActor
     batch = collector.rollout()
     with torch.no_grad():
         law = pair.actor.get_dist(batch.select("place"))
@@ -283,7 +284,7 @@ def test_a_module_reads_observations_by_the_names_of_its_arguments():
 
 def test_no_policy_means_uniform_random_actions():
     collector = Collector(cartpoles(4), frames_per_batch=4000, seed=0)
-    assert type(collector.engine.actor) is RandomActor
+    assert type(collector._engine.actor) is RandomActor
     share = float(collector.rollout()["action"].float().mean())
     assert 0.46 < share < 0.54
 

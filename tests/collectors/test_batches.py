@@ -17,7 +17,7 @@ from worlds import Counter, Walk
 
 from rlcli.collectors import Collector, RandomPolicy
 from rlcli.collectors.batch import FinalObservations
-from rlcli.collectors.finish import Filled, assemble
+from rlcli.collectors.finish import Filled
 from rlcli.collectors.schema import RowSchema
 from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, ResourceError
@@ -473,7 +473,7 @@ def test_a_column_of_another_shape_is_refused_by_its_name():
     columns = {"observation": np.zeros((2, 3, 4), np.float32), "late": np.zeros((3, 2, 1), np.float32)}
     with refused(ArgumentError, "late fit"):
         schema = RowSchema(2, {}, "compact")
-        assemble(Filled(columns, {}, {}, FinalObservations({}), schema, (2, 3)), batched=True)
+        Filled(columns, {}, {}, FinalObservations({}), schema, (2, 3)).assembled(batched=True)
 
 
 @pytest.mark.parametrize("lanes", [0, 2])

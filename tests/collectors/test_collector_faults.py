@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from rlcli.collectors import MultiAsyncCollector, MultiSyncCollector
-from rlcli.collectors.crew import CollectorCrew
+from rlcli.collectors.workers.group import CollectorWorkers
 from rlcli.data import LazyTensorStorage, ReplayBuffer
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError, EnvError
@@ -217,17 +217,17 @@ def test_who_stands_still_without_a_limit_is_said_once(tmp_path, monkeypatch, ca
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_frames_are_lost_once_where_the_successor_ends_before_it_goes_on(kind, tmp_path, monkeypatch):
-    beginning, ends, places = CollectorCrew._beginning, ["killed"], folders(tmp_path)
+    beginning, ends, places = CollectorWorkers._beginning, ["killed"], folders(tmp_path)
 
-    def interrupted(crew, index):
-        for order in beginning(crew, index):
+    def interrupted(group, index):
+        for order in beginning(group, index):
             yield order
             if ends and unpacked(order[0])[0] == "build":
                 fail(collector, places, ends.pop(), index)
 
     with made(kind, places) as collector:
         collector.next()
-        monkeypatch.setattr(CollectorCrew, "_beginning", interrupted)
+        monkeypatch.setattr(CollectorWorkers, "_beginning", interrupted)
         give(places[1], "exits")
         while not times(collector):
             collector.next()
@@ -237,17 +237,17 @@ def test_frames_are_lost_once_where_the_successor_ends_before_it_goes_on(kind, t
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_successor_that_stops_while_it_is_made_is_replaced_in_time(kind, tmp_path, monkeypatch, no_limit):
-    beginning, ends, places = CollectorCrew._beginning, ["stopped"], folders(tmp_path)
+    beginning, ends, places = CollectorWorkers._beginning, ["stopped"], folders(tmp_path)
 
-    def interrupted(crew, index):
-        for order in beginning(crew, index):
+    def interrupted(group, index):
+        for order in beginning(group, index):
             if ends and unpacked(order[0])[0] == "build":
                 fail(collector, places, ends.pop(), index)
             yield order
 
     with made(kind, places, timeout=TIMEOUT) as collector:
         collector.next()
-        monkeypatch.setattr(CollectorCrew, "_beginning", interrupted)
+        monkeypatch.setattr(CollectorWorkers, "_beginning", interrupted)
         monkeypatch.setattr(restarts, "BUILDING", 1.0)
         give(places[1], "exits")
         while not times(collector):

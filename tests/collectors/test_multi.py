@@ -22,7 +22,8 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from rlcli.collectors import AsyncCollector, Collector, MultiAsyncCollector, MultiCollector, MultiSyncCollector, crew
+from rlcli.collectors import AsyncCollector, Collector, MultiAsyncCollector, MultiCollector, MultiSyncCollector
+from rlcli.collectors.workers import group
 from rlcli.data import LazyTensorStorage, ReplayBuffer, ReplayBufferEnsemble
 from rlcli.data.files.state import decode_state, encode_state
 from rlcli.envs import GymEnv, ParallelEnv, SerialEnv, TransformedEnv
@@ -279,7 +280,7 @@ def test_workers_that_are_all_ready_take_turns():
         for _ in range(12):
             c.next()
             c.update_policy_weights_()
-            for worker in c.crew.crew.workers:
+            for worker in c.group.processes.workers:
                 assert select.select([worker.channel.end], [], [], 60)[0], "a worker writes nothing"
         assert [worker.frames for worker in c.workers] == [80, 80, 80]
         assert c.lag <= 2 * 3
@@ -667,7 +668,7 @@ def test_bad_options_are_sentences(options, sentence):
 
 # ---- workers that fail ---------------------------------------------------------------------------------------------
 def victim(collector, index: int = 1) -> int:
-    return collector.crew.crew.workers[index].pid
+    return collector.group.processes.workers[index].pid
 
 
 def soon(action, *args) -> None:
@@ -825,7 +826,7 @@ def test_an_interrupted_batch_is_given_up_and_the_next_one_is_whole():
 @pytest.mark.parametrize("block", [True, False])
 def test_collecting_goes_on_wherever_giving_orders_and_taking_answers_was_broken_off(block):
     lag = {"max_lag": 2, "on_lag": "block"} if block else {}
-    files = {crew.__file__, processes_crew.__file__}
+    files = {group.__file__, processes_crew.__file__}
     rng = random.Random(0)
     with MultiAsyncCollector([cartpole] * 2, None, frames_per_batch=4, seed=0, **lag) as c:
         c.next()
@@ -833,13 +834,13 @@ def test_collecting_goes_on_wherever_giving_orders_and_taking_answers_was_broken
         for _ in range(300):
             instructions(files, c.next, at=rng.randrange(all_of_it))
             c.next()
-            assert len(c.crew.outstanding()) <= 4
+            assert len(c.group.outstanding()) <= 4
         c.reset()
         c.next()
 
 
 def test_weights_reach_workers_though_the_order_that_they_go_with_was_broken_off():
-    files, rng = {crew.__file__}, random.Random(0)
+    files, rng = {group.__file__}, random.Random(0)
     scheme = {"weight_sync_schemes": {"policy": MultiProcessWeightSyncScheme()}}
     with MultiAsyncCollector([cartpole] * 2, actor(), frames_per_batch=4, **scheme) as c:
         c.next()
@@ -849,10 +850,10 @@ def test_weights_reach_workers_though_the_order_that_they_go_with_was_broken_off
             instructions(files, c.next, at=rng.randrange(all_of_it))
             for _ in range(1000):
                 c.next()
-                if all(record.version == c.policy_version for record in c.crew.records):
+                if all(record.version == c.policy_version for record in c.group.records):
                     break
             else:
-                raise AssertionError(f"{c.policy_version}: {c.crew.records}")
+                raise AssertionError(f"{c.policy_version}: {c.group.records}")
 
 
 def test_what_was_delivered_as_cut_short_does_not_go_on():
@@ -892,7 +893,7 @@ def test_a_worker_is_told_once_which_memory_is_gone():
         del held
         for _ in range(4):
             c.next()
-        assert all(len(gone) < 3 for gone in c.crew._gone)
+        assert all(len(gone) < 3 for gone in c.group._gone)
 
 
 @pytest.mark.parametrize("lag", [{}, {"max_lag": 2, "on_lag": "block"}], ids=["report", "block"])
@@ -925,20 +926,20 @@ def test_what_the_successor_of_a_worker_raised_is_raised_once_and_the_worker_mad
         with refused(ArgumentError, "world full"):
             for _ in range(10_000):  # its end is not seen at once
                 c.next()
-        refused(ArgumentError, "world full", lambda: c.crew.call("steps_left"))
+        refused(ArgumentError, "world full", lambda: c.group.call("steps_left"))
         (tmp_path / "refuses").unlink()
         for _ in range(4):
             c.next()
-        assert c.restarts[1][0] >= 2 and "raised ArgumentError: this world is full" in c.crew.records[1].cause
+        assert c.restarts[1][0] >= 2 and "raised ArgumentError: this world is full" in c.group.records[1].cause
 
 
 def test_why_one_worker_was_lost_is_not_forgotten_where_another_raises():
     with MultiSyncCollector([cartpole] * 2, None, frames_per_batch=8, on_worker_error="restart", seed=0) as c:
         c.next()
-        c.crew.crew.watch = lambda index: "hung" if index == 1 else ""
+        c.group.processes.watch = lambda index: "hung" if index == 1 else ""
         os.kill(victim(c), signal.SIGSTOP)
         with pytest.raises(AttributeError):
-            c.crew.each("call", [("no such thing",), ("steps_left",)])
-        c.crew.crew.watch = None
+            c.group.each("call", [("no such thing",), ("steps_left",)])
+        c.group.processes.watch = None
         c.next()
-        assert "worker 1, env 1 of CartPole-v1 hung" in c.crew.records[1].cause
+        assert "worker 1, env 1 of CartPole-v1 hung" in c.group.records[1].cause

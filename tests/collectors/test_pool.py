@@ -86,7 +86,7 @@ def test_reused_memory_is_always_the_same():
 
 
 def test_memory_that_is_being_written_is_nobody_elses():
-    pool = collector().engine.pool
+    pool = collector()._engine.pool
     first, second = pool.take(4), pool.take(4)
     assert first is not second
     pool.give_back(first)

@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from rlcli.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from rlcli.collectors.shared_batch import SharedBatch
+from rlcli.collectors.workers.batches import SharedBatch
 from rlcli.data import LazyTensorStorage, ReplayBuffer
 from rlcli.data.files.state import decode_state, encode_state
 from rlcli.envs import GymEnv, SerialEnv
@@ -102,7 +102,7 @@ class Course:
             return
         self.kills += 1
         before = sum(times for times, _ in self.collector.restarts)
-        pid = self.collector.crew.crew.workers[self.draw.randrange(2)].pid
+        pid = self.collector.group.processes.workers[self.draw.randrange(2)].pid
         self.killed.add(pid)
         delay = self.draw.choice([0.0, 0.001, 0.005])
         timer = threading.Timer(delay, os.kill, (pid, signal.SIGKILL))
@@ -218,7 +218,7 @@ def test_who_replaces_a_worker_right_after_a_resume_gives_no_id_again(tmp_path):
         state = c.state_dict()
     with make() as c:
         c.load_state_dict(state)
-        c.frames_per_batch, begun, pid = 400, steps_seen(files[1]), c.crew.crew.workers[1].pid
+        c.frames_per_batch, begun, pid = 400, steps_seen(files[1]), c.group.processes.workers[1].pid
 
         def kill():
             until(lambda: steps_seen(files[1]) > begun + 3)

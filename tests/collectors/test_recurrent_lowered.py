@@ -12,8 +12,8 @@ from tensordict.nn import InteractionType, TensorDictModule, TensorDictModuleBas
 from torch import nn
 
 from rlcli.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from rlcli.collectors.actors import TensorDictActor
 from rlcli.collectors.actors.rows import FastActor
+from rlcli.collectors.actors.tensordict import TensorDictActor
 from rlcli.envs import GymEnv, SerialEnv, TransformedEnv, make_native
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.modules import (
@@ -88,7 +88,7 @@ class Called(TensorDictModuleBase):
 def rolled(env, policy, steps: int, batches: int, program: type, **options):
     lanes = env.batch_size.numel()
     with Collector(env, policy, frames_per_batch=lanes * steps, seed=2, **options) as collector:
-        assert type(collector.engine.actor) is program, getattr(collector.engine.actor, "why", "")
+        assert type(collector._engine.actor) is program, getattr(collector._engine.actor, "why", "")
         return torch.cat([collector.rollout() for _ in range(batches)], -1)
 
 
@@ -279,7 +279,7 @@ def test_a_state_that_nobody_asked_for_has_two_rows(kind):
         serial(3), policy, frames_per_batch=120, seed=2, keep_keys=["observation", "action", "sample_log_prob"]
     ) as collector:
         few = torch.cat([collector.rollout() for _ in range(2)], -1)
-        bound = collector.engine.pool.take(40)
+        bound = collector._engine.pool.take(40)
         for key in STATES[kind]:
             rows = bound.columns.rows[key]
             assert key not in bound.columns.data and len({row.ctypes.data for row in rows}) == 3  # and the carrier
@@ -351,8 +351,8 @@ def test_what_is_more_than_its_layers_is_called_and_says_why(case):
     make, why = REFUSED[case]
     env = TransformedEnv(serial(3), TensorDictPrimer({name: Unbounded((1, 8)) for name in "ab"}))
     with Collector(env, make(), frames_per_batch=30) as collector:
-        assert type(collector.engine.actor) is TensorDictActor
-        assert why in collector.engine.actor.why
+        assert type(collector._engine.actor) is TensorDictActor
+        assert why in collector._engine.actor.why
         collector.rollout()
 
 
@@ -408,7 +408,7 @@ class Blind(nn.Module):
 def test_a_state_that_is_nan_is_named_whoever_reads_it(head, keep):
     policy = actor(head=head)
     collector = Collector(serial(3), policy, frames_per_batch=30, keep_keys=keep)
-    assert type(collector.engine.actor) is FastActor
+    assert type(collector._engine.actor) is FastActor
     collector.rollout()
     policy.module[0][1].gru.weight_hh_l0.data[-1] = torch.nan
     with pytest.raises(NumericsError, match="not finite" if head is None else "hidden|recurrent_state"):
@@ -418,7 +418,7 @@ def test_a_state_that_is_nan_is_named_whoever_reads_it(head, keep):
 def test_layers_that_drop_features_out_do_so_once_they_train():
     policy = actor("lstm", 2, dropout=0.9).eval()
     collector = Collector(serial(3), policy, frames_per_batch=30)
-    assert type(collector.engine.actor) is FastActor
+    assert type(collector._engine.actor) is FastActor
     collector.rollout()
     batch = collector.rollout()
     assert torch.equal(policy(batch[:, 5].select(*policy.in_keys).clone())["logits"], batch["logits"][:, 5])

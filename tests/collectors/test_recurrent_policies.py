@@ -16,7 +16,7 @@ from torch import nn
 from worlds import Counter, dirty
 
 from rlcli.collectors import Collector
-from rlcli.collectors.actors import TensorDictActor
+from rlcli.collectors.actors.tensordict import TensorDictActor
 from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, EnvError, NumericsError
 from rlcli.modules import Categorical, ProbabilisticActor
@@ -291,7 +291,7 @@ def test_a_recurrent_actor_draws_and_is_called_whole():
     actor = ProbabilisticActor(core, ["logits"], distribution_class=Categorical, return_log_prob=True)
     env = SerialEnv(3, lambda: GymEnv(Counter(), categorical_action_encoding=True))
     collector = Collector(TransformedEnv(env, primer()), actor, frames_per_batch=60, seed=0)
-    assert type(collector.engine.actor) is TensorDictActor
+    assert type(collector._engine.actor) is TensorDictActor
     batch = collector.rollout()
     assert len(batch["action"].unique()) == 3
     law = torch.distributions.Categorical(logits=batch["logits"])

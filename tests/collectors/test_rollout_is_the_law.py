@@ -81,10 +81,10 @@ def collected(recipe: Recipe, first, cuts, mode=MODE):
     )  # fmt: skip
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        collector.stream.load_state_dict({"torch": torch.get_rng_state(), "cuda": []})
+        collector._engine.stream.load_state_dict({"torch": torch.get_rng_state(), "cuda": []})
     with collector:
         batch = torch.cat([collector.rollout(steps) for steps in cuts], -1)
-    return batch, isinstance(collector.engine.actor, FastActor)
+    return batch, isinstance(collector._engine.actor, FastActor)
 
 
 def differences(expected, found, close=()) -> list[str]:

@@ -50,7 +50,7 @@ def test_statistics_are_saved_whether_episodes_are_open_or_not(end):
     state = collector.state_dict()
     again = made()
     assert again.load_state_dict(state) == []
-    for one, other in zip(again.engine.transforms, collector.engine.transforms, strict=True):
+    for one, other in zip(again._engine.transforms, collector._engine.transforms, strict=True):
         saved = one.state_dict()["_extra_state"]
         assert any(float(np.abs(np.asarray(x)).max()) > 0 for x in saved.values())
         for name, x in other.state_dict()["_extra_state"].items():

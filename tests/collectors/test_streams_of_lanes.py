@@ -119,7 +119,7 @@ def test_a_stopped_batch_uses_no_noise_of_steps_that_it_did_not_take():
     going_on = Collector(env(), frames_per_batch=200, seed=1)
     short = stopping.rollout()
     assert short.shape[1] < 100
-    assert stopping.engine.noise[POLICY].position == short.shape[1]
+    assert stopping._engine.noise[POLICY].position == short.shape[1]
     assert torch.equal(short["action"], going_on.rollout()["action"][:, : short.shape[1]])
 
 

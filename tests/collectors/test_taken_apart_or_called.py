@@ -12,8 +12,8 @@ from tensordict.nn import InteractionType, TensorDictModule, TensorDictSequentia
 from torch import nn
 
 from rlcli.collectors import Collector
-from rlcli.collectors.actors import TensorDictActor
 from rlcli.collectors.actors.rows import FastActor
+from rlcli.collectors.actors.tensordict import TensorDictActor
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.modules import (
@@ -93,7 +93,7 @@ def collector(policy, space, *, called: bool = False, categorical: bool = True, 
         policy.register_forward_hook(lambda *_: None)
     kwargs = {"frames_per_batch": 40, "seed": 1} | kwargs
     made = Collector(SerialEnv(lanes, make) if lanes else make(), policy, **kwargs)
-    assert not called or type(made.engine.actor) is TensorDictActor
+    assert not called or type(made._engine.actor) is TensorDictActor
     return made
 
 
@@ -132,7 +132,7 @@ def test_a_wide_net_explores_among_the_actions_of_its_spec():
         QValueActor(Writes(9, 0, 0, 0, 0, 0), action_space="categorical"), EGreedyModule(SpecCategorical(3), 1.0, 1.0)
     )
     collecting = collector(policy, spaces.Discrete(6), frames_per_batch=200)
-    assert type(collecting.engine.actor) is FastActor
+    assert type(collecting._engine.actor) is FastActor
     assert collecting.rollout()["action"].unique().tolist() == [0, 1, 2]
 
 
@@ -210,7 +210,7 @@ def test_actions_are_stored_as_they_are_drawn_and_the_env_gets_its_dtype(distrib
         collecting = collector(
             actor(distribution, Writes(*net), keys, **kwargs), space, called=called, lanes=lanes, exploration_type=MODE
         )
-        assert called or type(collecting.engine.actor) is FastActor
+        assert called or type(collecting._engine.actor) is FastActor
         batches.append(collecting.rollout())
         got.append(Takes.last.taken[0])
         rolled = collecting.env.rollout(2, collecting.policy)
@@ -281,7 +281,7 @@ def test_a_policy_of_single_precision_acts_where_double_is_the_default():
     torch.set_default_dtype(torch.float64)
     try:
         collecting = collector(policy, spaces.Discrete(3))
-        assert type(collecting.engine.actor) is FastActor
+        assert type(collecting._engine.actor) is FastActor
         assert collecting.rollout()["logits"].dtype == torch.float32
     finally:
         torch.set_default_dtype(torch.float32)

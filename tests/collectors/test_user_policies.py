@@ -18,8 +18,8 @@ from torch import nn
 from worlds import Counter
 
 from rlcli.collectors import Collector
-from rlcli.collectors.actors import TensorDictActor
 from rlcli.collectors.actors.rows import FastActor
+from rlcli.collectors.actors.tensordict import TensorDictActor
 from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv, check_env_specs
 from rlcli.errors import ArgumentError, EnvError, NumericsError
 from rlcli.modules import Categorical, Delta, OneHotCategorical, ProbabilisticActor, TanhNormal
@@ -147,7 +147,7 @@ def test_log_probabilities_have_the_modules_shape_and_values_lowered_or_not(lane
     env = envs(lanes, lambda: Three(d), categorical_action_encoding=True)
     collector = Collector(env, policy, frames_per_batch=8 * max(lanes, 1), seed=0)
     lowered = not hooked and distribution is not MyCategorical
-    assert type(collector.engine.actor) is (FastActor if lowered else TensorDictActor)
+    assert type(collector._engine.actor) is (FastActor if lowered else TensorDictActor)
     batch = collector.next()
     with torch.no_grad():
         expected = policy.get_dist(batch.select("observation")).log_prob(batch["action"])
@@ -219,7 +219,7 @@ def test_minus_infinity_masks_an_action(lanes, hooked, distribution):
         envs(lanes, lambda: Three(0), categorical_action_encoding=index), policy,
         frames_per_batch=200 * max(lanes, 1), seed=0,
     )  # fmt: skip
-    assert type(collector.engine.actor) is (TensorDictActor if hooked else FastActor)
+    assert type(collector._engine.actor) is (TensorDictActor if hooked else FastActor)
     batch = collector.next()
     action = batch["action"] if index else batch["action"].argmax(-1)
     assert set(action.reshape(-1).tolist()) == {0, 2}
@@ -692,7 +692,7 @@ def test_an_actor_with_dropout_draws_from_the_collectors_stream_and_disturbs_nob
         return ProbabilisticActor(module, in_keys=["logits"], distribution_class=OneHotCategorical)
 
     collectors = [Collector(envs(2), made(), frames_per_batch=16, seed=3) for _ in range(2)]
-    assert isinstance(collectors[0].engine.actor, FastActor)
+    assert isinstance(collectors[0]._engine.actor, FastActor)
     torch.manual_seed(5)
     before = torch.get_rng_state()
     first = collectors[0].next()
@@ -725,7 +725,7 @@ def test_the_mode_of_a_squashed_gaussian_is_that_of_the_rollout_to_the_bit(lanes
     collector = Collector(
         env(), made(), frames_per_batch=60 * max(lanes, 1), exploration_type=InteractionType.DETERMINISTIC
     )
-    assert isinstance(collector.engine.actor, FastActor)
+    assert isinstance(collector._engine.actor, FastActor)
     assert_equal(collector.next(), expected)
 
 
@@ -751,7 +751,7 @@ def test_what_a_policy_writes_only_where_it_explores_is_known_before_the_first_s
 def test_an_actor_with_all_its_mass_on_one_action_takes_it_where_others_explore(hooked):
     policy = actor(Delta, 2, keys=("param",), hooked=hooked)
     collector = Collector(envs(2, Three), policy, frames_per_batch=8, seed=0)
-    assert type(collector.engine.actor) is (TensorDictActor if hooked else FastActor)
+    assert type(collector._engine.actor) is (TensorDictActor if hooked else FastActor)
     batch = collector.next()
     assert torch.equal(batch["action"], batch["param"])
 
@@ -969,7 +969,7 @@ def test_a_module_inside_an_actor_gets_what_a_rollout_gives_it(kind, lanes, betw
         mode = InteractionType.MODE
         frames = steps * max(lanes, 1)
         collector = Collector(carts(lanes), policy, frames_per_batch=frames, exploration_type=mode)
-        taken_apart = isinstance(collector.engine.actor, FastActor)
+        taken_apart = isinstance(collector._engine.actor, FastActor)
         assert taken_apart is (between or kind is not WritesThroughNumpy)
         assert_equal(torch.cat([collector.rollout() for _ in range(8 // steps)], -1), expected)
         if kind is KeepsAMean:  # and what it keeps does not stop it from being trained
@@ -979,7 +979,7 @@ def test_a_module_inside_an_actor_gets_what_a_rollout_gives_it(kind, lanes, betw
 def test_a_module_inside_an_actor_that_begins_to_write_to_its_input_leaves_what_the_env_showed():
     policy = with_inner(lambda: nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(4, 2)))
     collector = Collector(carts(2), policy.eval(), frames_per_batch=40, seed=0)
-    assert isinstance(collector.engine.actor, FastActor)
+    assert isinstance(collector._engine.actor, FastActor)
     policy.train()
     batch = collector.rollout()
     assert bool((batch["observation"] != 0).all()) and bool((batch["next", "observation"] != 0).all())
@@ -993,7 +993,7 @@ def test_what_a_module_inside_an_actor_raises_is_said_in_a_sentence():
             return x
 
     collector = Collector(carts(2), with_inner(Raises), frames_per_batch=16)
-    assert isinstance(collector.engine.actor, FastActor)
+    assert isinstance(collector._engine.actor, FastActor)
     with pytest.raises(ArgumentError, match=r"the policy raised \(step 3 of the batch\).*StopIteration: no more"):
         collector.rollout()
 

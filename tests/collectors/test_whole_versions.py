@@ -16,8 +16,8 @@ from torch import nn
 from worlds import Still
 
 from rlcli.collectors import Collector
-from rlcli.collectors.actors import TensorDictActor
 from rlcli.collectors.actors.rows import FastActor
+from rlcli.collectors.actors.tensordict import TensorDictActor
 from rlcli.envs import EnvBase, GymEnv, SerialEnv
 from rlcli.errors import ArgumentError
 from rlcli.modules import IndependentNormal, ProbabilisticActor, StateIndependentScale
@@ -133,7 +133,7 @@ def publish_in_the_background(lowered, source, swap, forwards: int, publications
     tensors, argument = published[source]
     fill(given, 0)
     made = collector(policy, replay_buffer=buffer, weights_swap=swap, frames_per_batch=16)
-    assert isinstance(made.engine.actor, FastActor if lowered else TensorDictActor)
+    assert isinstance(made._engine.actor, FastActor if lowered else TensorDictActor)
     since = []  # of each version, how many forwards had ended when it was published
     with made:
         seen.clear()
@@ -320,8 +320,8 @@ def test_a_resumed_collector_goes_on_counting_versions():
 def test_what_waits_is_not_adopted_where_a_resume_brings_other_weights(monkeypatch):
     made = collector(Layers())
     state, other = made.state_dict(), {name: x + 5 for name, x in Layers().state_dict().items()}
-    expected, collect = made.rollout()["action"].unique(), made.engine.collect
-    monkeypatch.setattr(made.engine, "collect", lambda *args: made.update_policy_weights_(other) or collect(*args))
+    expected, collect = made.rollout()["action"].unique(), made._engine.collect
+    monkeypatch.setattr(made._engine, "collect", lambda *args: made.update_policy_weights_(other) or collect(*args))
     made.rollout()
     monkeypatch.undo()
     made.load_state_dict(state)

@@ -67,7 +67,7 @@ class Walk(gym.Env):
 
 def dirty(collector, steps: int) -> None:
     """Let the memory of the next batch of so many steps hold what fresh memory may hold."""
-    pool = collector.engine.pool
+    pool = collector._engine.pool
     batch = pool.take(steps)
     for key in batch.columns.data:
         batch.columns.data[key].fill(7)

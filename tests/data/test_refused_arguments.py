@@ -22,7 +22,7 @@ from rlcli.data import (
     SegmentWriter,
     TensorDictReplayBuffer,
 )
-from rlcli.data.index.drawing import RandomStream
+from rlcli.data.index.trajectory_index import RandomStream
 from rlcli.errors import ArgumentError
 
 

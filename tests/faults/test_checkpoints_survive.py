@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from disks import CountingDisk, DyingDisk, LosingDisk, PowerCut, RefusingDisk, places, run_and_die
+from face import refused
 
 from rlcli.data.files import sealed_folder
 from rlcli.errors import DamagedDataError, ResourceError
@@ -117,10 +118,10 @@ def test_a_really_full_disk_keeps_the_old_checkpoint(tmp_path):
         pytest.skip("a file system of 1 MB cannot be mounted here")
     try:
         save(small, 1)
-        with pytest.raises(ResourceError, match=r"[\d,]+ bytes are needed and [\d,]+ are free"):
+        with refused(ResourceError, "needed"):
             checkpoint.save(small, {"policy": {"weight": torch.zeros(10**6)}}, number=2)
         (small / "ballast").write_bytes(bytes(900_000))
-        with pytest.raises(ResourceError, match="bytes are needed"):
+        with refused(ResourceError, "needed"):
             checkpoint.save(small, {"policy": {"weight": torch.zeros(40_000)}}, number=2)
         assert is_good(checkpoint.load_latest(small))
         assert len(list(small.iterdir())) == 2
@@ -130,8 +131,7 @@ def test_a_really_full_disk_keeps_the_old_checkpoint(tmp_path):
 
 def is_passed_over(folder, path, text):
     assert checkpoint.verify(path.parent), text
-    with pytest.raises(DamagedDataError, match=path.name):
-        checkpoint.load(path.parent)
+    refused(DamagedDataError, path.name, lambda: checkpoint.load(path.parent))
     with pytest.warns(UserWarning, match=path.name):
         found = checkpoint.load_latest(folder)
     assert found.manifest["number"] == 1 and is_good(found), text

@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 from answers import is_a_sentence
 from disks import batch
+from face import refused
 from rings import batch as rows
 from rings import begin, quiet, wrong
 
 from rlcli import verify
+from rlcli.build import resume
 from rlcli.data import SegmentReader, SegmentWriter, open_buffer
 from rlcli.data.files.disk import Disk
 from rlcli.data.files.journal import Journal
 from rlcli.errors import DamagedDataError, ResourceError
 from rlcli.inspection.folder import inspect
-from rlcli.jobs import resume
 
 
 def lines(journal: Path, keep: int) -> None:
@@ -127,12 +128,10 @@ def committed(tmp_path):
 def test_a_journal_that_lost_a_commit_is_refused_wherever_it_was_cut(committed, keep):
     before = files(committed)
     lines(committed / "journal.jsonl", keep)
-    with pytest.raises(DamagedDataError, match=r"journal\.jsonl"):
-        SegmentWriter(committed, resume=True)
+    refused(DamagedDataError, "journal.jsonl", lambda: SegmentWriter(committed, resume=True))
     assert files(committed) == before
     assert SegmentReader(committed).lost
-    with pytest.raises(DamagedDataError, match=r"journal\.jsonl"):
-        open_buffer(committed)
+    refused(DamagedDataError, "journal.jsonl", lambda: open_buffer(committed))
 
 
 def test_what_one_interrupted_commit_left_is_moved_aside(committed):
@@ -173,8 +172,7 @@ def test_rows_whose_journal_was_cut_are_refused_and_lose_nothing(kept, keep):
     before = files(kept)
     lines(kept / "journal.jsonl", keep) if keep else (kept / "journal.jsonl").unlink()
     assert wrong(kept)
-    with pytest.raises(DamagedDataError, match=r"journal\.jsonl"):
-        begin(kept)
+    refused(DamagedDataError, "journal.jsonl", lambda: begin(kept))
     assert files(kept) == before
     with pytest.raises(DamagedDataError):
         open_buffer(kept)
@@ -209,6 +207,5 @@ def test_a_closed_journal_leaves_the_file_alone_that_got_its_descriptor(tmp_path
         assert other.fileno() == fd
         other.write(b"of somebody else")
         other.flush()
-        with pytest.raises(ResourceError, match="does not write here"):
-            write(journal, begun)
+        refused(ResourceError, "write here", lambda: write(journal, begun))
     assert (tmp_path / "other").read_bytes() == b"of somebody else" and journal.path.read_bytes() == said

@@ -10,6 +10,7 @@ import subprocess
 import numpy as np
 import pytest
 from disks import CountingDisk, DyingDisk, LosingDisk, PowerCut, RefusingDisk, places, run_and_die
+from face import refused
 from rings import STEPS, LosingPages, batch, equal, live, quiet, reference
 
 from rlcli.data.files import dumps
@@ -159,8 +160,7 @@ def test_a_full_disk_refuses_a_dump_and_keeps_the_one_before(tmp_path):
         save(ring, small)
         room = os.statvfs(small).f_bavail * os.statvfs(small).f_frsize
         (small / "ballast").write_bytes(bytes(room - 4096))
-        with pytest.raises(ResourceError, match=r"[\d,]+ bytes are needed and [\d,]+ are free"):
-            save(more(ring, 8), small)
+        refused(ResourceError, "needed", lambda: save(more(ring, 8), small))
         assert newest(small / "dumps") == 6
         assert [path.name for path in (small / "dumps").iterdir()] == ["dump_000001"]
     finally:
@@ -179,7 +179,7 @@ def flips(tmp_path, count, seed):
         file.write_bytes(content[:at] + bytes([content[at] ^ (1 << int(rng.integers(8)))]) + content[at + 1 :])
         text = f"seed {seed}, byte {at} of {file.name}"
         assert any(file.name in line for line in wrong(tmp_path / "dumps")), text
-        with pytest.raises(DamagedDataError, match=file.name):
+        with refused(DamagedDataError, file.name):
             quiet(lambda: dumps.load(ring, tmp_path / "dumps"))
         file.write_bytes(content)
     assert newest(tmp_path / "dumps") == 6
@@ -205,7 +205,7 @@ def test_a_file_of_a_dump_cut_grown_or_missing_is_named(tmp_path):
             assert any(file.name in line for line in wrong(tmp_path / "dumps"))
         file.unlink()
         assert any(file.name in line for line in wrong(tmp_path / "dumps"))
-        with pytest.raises(DamagedDataError, match=file.name):
+        with refused(DamagedDataError, file.name):
             quiet(lambda: newest(tmp_path / "dumps"))
         file.write_bytes(content)
     assert newest(tmp_path / "dumps") == 6

@@ -171,7 +171,7 @@ def test_a_signal_while_the_parts_of_a_resumed_run_are_made_leaves_it_as_it_was(
     assert rlcli("train", "run.dir=r").code == 75
     saved = learned("r")
     with monkeypatch.context() as patch:
-        patch.setattr("rlcli.jobs.learner.env_of_run", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+        patch.setattr("rlcli.build.training.env_of_run", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
         answer = rlcli("resume", "r")
     assert answer.code == 75 and "Resume with: rlcli resume r" in answer.err
     assert learned("r") == saved and rlcli("resume", "r").code == 0 and learned("r") == whole[0]

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from disks import CountingDisk, DyingDisk, PowerCut, RefusingDisk, run_and_die
+from face import refused
 from rings import LosingPages, batch, batches_in, begin, equal, live, quiet, reference, wrong
 from tensordict import TensorDict
 
@@ -205,8 +206,7 @@ def test_a_write_around_the_end_of_the_ring_is_refused_whole(tmp_path, kept, num
         rb.extend(TensorDict({"obs": part}, [len(part)]))
     before = rb[:]["obs"].tolist()
     storage.disk = RefusingDisk(number, call="reserve")
-    with pytest.raises(ResourceError, match="the disk is full"):
-        rb.extend(TensorDict({"obs": rows[120:160] + 5000}, [40]))
+    refused(ResourceError, "disk full", lambda: rb.extend(TensorDict({"obs": rows[120:160] + 5000}, [40])))
     assert rb[:]["obs"].tolist() == before and len(rb) == 64
     rb.dumps(tmp_path / "dump")
     again = ReplayBuffer(storage=LazyTensorStorage(64))
@@ -242,7 +242,7 @@ def test_a_declared_size_that_does_not_fit_is_refused_before_the_first_row(small
     from rlcli.data.ring.ring import Ring
 
     ring = Ring(storage)
-    with pytest.raises(ResourceError, match=r"[\d,]+ bytes are needed and [\d,]+ are free") as caught:
+    with refused(ResourceError, "needed") as caught:
         ring.extend(batch(0))
     assert caught.value.exit_code == 5 and not len(ring)
     assert not (small / "rows").exists() or not list((small / "rows").glob("rows-*"))
@@ -278,7 +278,7 @@ def test_a_really_full_disk_refuses_rows_and_keeps_those_it_has(small):
     for i in range(6):
         ring.extend(batch(i))
     fill_up(small, os.statvfs(small).f_bavail * os.statvfs(small).f_frsize)
-    with pytest.raises(ResourceError, match="bytes are needed"):
+    with refused(ResourceError, "needed"):
         for i in range(6, 60):
             ring.extend(batch(i))
     (small / "ballast").unlink()
@@ -395,7 +395,7 @@ def test_a_ring_whose_files_cannot_be_taken_away_is_empty_and_goes_on_when_they_
             ring.extend(batch(0)) if times else ring.clear(fields=True)
         assert not len(ring) and not ring.fields
         if not times and number < 4:  # the folder is this ring's still
-            with pytest.raises(ResourceError, match="another process is writing"):
+            with refused(ResourceError, "writing"):
                 begin(tmp_path / "rows")
     for i in range(3):
         ring.extend(batch(i))
@@ -410,7 +410,7 @@ def test_a_first_write_that_is_refused_leaves_nothing_in_the_way_of_the_next(tmp
     assert [call for call, _ in calls] == ["mkdir", "open", "write", "write", "sync", "sync_folder"]
     for n, (kind, _) in enumerate(calls, 1):
         ring = begin(tmp_path / str(n), RefusingDisk(n, errno.ENOSPC))
-        with pytest.raises(ResourceError, match="the disk is full"):
+        with refused(ResourceError, "disk full"):
             ring.extend(batch(0))
         ring.extend(batch(0))
         assert equal(live(ring), reference(1, "exact")), kind
@@ -423,9 +423,8 @@ def test_a_file_that_cannot_be_mapped_is_taken_away_and_the_ring_goes_on(tmp_pat
     ring.extend(batch(0))
     with monkeypatch.context() as patch:
         patch.setattr(torch, "from_file", no_more_maps)
-        for refused in (lambda: [ring.extend(batch(i)) for i in range(1, 9)], lambda: overwrite(ring)):
-            with pytest.raises(ResourceError, match="cannot map"):
-                refused()
+        for write in (lambda: [ring.extend(batch(i)) for i in range(1, 9)], lambda: overwrite(ring)):
+            refused(ResourceError, "map", write)
     count = batches_in(ring)
     overwrite(ring)
     for i in range(count, BATCHES):
@@ -533,24 +532,22 @@ def test_a_file_cut_grown_or_missing_is_named(whole, tmp_path):
             path.write_bytes(new)
             assert wrong(copy), f"{path.name}: {len(new)} bytes of {len(content)}"
             if path.name != "journal.jsonl":
-                with pytest.raises(DamagedDataError, match=path.name):
+                with refused(DamagedDataError, path.name):
                     begin(copy)
         path.unlink()
         if path.name != "journal.jsonl":
             assert any(path.name in line for line in wrong(copy))
-            with pytest.raises(DamagedDataError, match=path.name):
+            with refused(DamagedDataError, path.name):
                 begin(copy)
         path.write_bytes(content)
 
 
 def test_a_folder_in_use_or_of_another_storage_is_refused(tmp_path):
     ring = write_all(tmp_path / "rows", None, upto=3)
-    with pytest.raises(ResourceError, match="holds rows already"):
-        LazyMemmapStorage(40, ndim=2, scratch_dir=tmp_path / "rows")
-    with pytest.raises(ResourceError, match="another process is writing"):
-        begin(tmp_path / "rows")
+    refused(ResourceError, "already", lambda: LazyMemmapStorage(40, ndim=2, scratch_dir=tmp_path / "rows"))
+    refused(ResourceError, "writing", lambda: begin(tmp_path / "rows"))
     ring.storage.close(ring.content)
-    with pytest.raises(ArgumentError, match="max_size is 40 there, 10 here"):
+    with refused(ArgumentError, "max_size 40 10"):
         LazyMemmapStorage(10, ndim=2, scratch_dir=tmp_path / "rows", resume=True)
     journal = tmp_path / "rows" / "journal.jsonl"
     text = journal.read_text()
@@ -559,8 +556,7 @@ def test_a_folder_in_use_or_of_another_storage_is_refused(tmp_path):
 
     line = text.splitlines()[0][33:].replace('"version":3', '"version":2')
     journal.write_text(f"{digest_of(b'', line.encode())} {line}\n")
-    with pytest.raises(DamagedDataError, match="another version"):
-        begin(tmp_path / "rows")
+    refused(DamagedDataError, "version", lambda: begin(tmp_path / "rows"))
 
 
 # ---- forks ---------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import pytest
 import torch
 from answers import is_a_sentence
 from damages import write
+from face import refused
 from tensordict import TensorDict
 
 from rlcli.data import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, SegmentReader, SegmentWriter, open_buffer
@@ -91,8 +92,7 @@ def put(*path, value):
 def test_a_sealed_manifest_of_nonsense_is_refused(rlcli, dump, change):
     """A stride beyond the file gave rows of foreign memory, and a larger one ended the process."""
     seal_again(dump / "manifest.json", change)
-    with pytest.raises(DamagedDataError, match=r"manifest\.json"):
-        open_buffer(dump.parent)
+    refused(DamagedDataError, "manifest.json", lambda: open_buffer(dump.parent))
     is_a_sentence(rlcli("verify", str(dump.parent)), 4, "manifest.json")
 
 
@@ -100,8 +100,7 @@ def test_a_sealed_manifest_of_nonsense_is_refused(rlcli, dump, change):
 def test_a_sealed_checkpoint_of_nonsense_is_refused(tmp_path, change):
     path = checkpoint.save(tmp_path, {"weight": torch.ones(3)}, number=1)
     seal_again(path / "manifest.json", change)
-    with pytest.raises(DamagedDataError, match=r"manifest\.json"):
-        checkpoint.load_latest(tmp_path)
+    refused(DamagedDataError, "manifest.json", lambda: checkpoint.load_latest(tmp_path))
 
 
 def test_a_checkpoint_without_its_manifest_is_damaged(rlcli, tmp_path):
@@ -145,7 +144,7 @@ def test_a_journal_of_segments_with_nonsense_is_refused_and_nothing_is_taken_awa
     write_journal(tmp_path / "data" / "journal.jsonl", change)
     before = sorted(p.name for p in (tmp_path / "data").iterdir())
     for read in (SegmentReader, open_buffer, lambda folder: SegmentWriter(folder, resume=True)):
-        with pytest.raises(DamagedDataError, match=r"journal\.jsonl"):
+        with refused(DamagedDataError, "journal.jsonl"):
             read(tmp_path / "data")
     assert sorted(p.name for p in (tmp_path / "data").iterdir()) == before
 
@@ -175,10 +174,9 @@ def test_a_journal_of_rows_with_nonsense_is_refused_and_nothing_is_taken_away(tm
     storage.close(buffer.ring.content)
     write_journal(tmp_path / "rows" / "journal.jsonl", change)
     before = sorted(p.name for p in (tmp_path / "rows").iterdir())
-    with pytest.raises(DamagedDataError, match=r"journal\.jsonl"):
+    with refused(DamagedDataError, "journal.jsonl"):
         LazyMemmapStorage(100, scratch_dir=tmp_path / "rows", resume=True)
-    with pytest.raises(DamagedDataError, match=r"journal\.jsonl"):
-        open_buffer(tmp_path / "rows")
+    refused(DamagedDataError, "journal.jsonl", lambda: open_buffer(tmp_path / "rows"))
     assert sorted(p.name for p in (tmp_path / "rows").iterdir()) == before
 
 
@@ -295,7 +293,6 @@ def test_a_storage_without_its_journal_is_refused(tmp_path):
     buffer.extend(steps())
     storage.close(buffer.ring.content)
     (tmp_path / "rows" / "journal.jsonl").unlink()
-    with pytest.raises(DamagedDataError, match=r"journal\.jsonl"):
+    with refused(DamagedDataError, "journal.jsonl"):
         LazyMemmapStorage(100, scratch_dir=tmp_path / "rows", resume=True)
-    with pytest.raises(ResourceError, match="holds rows already"):
-        LazyMemmapStorage(100, scratch_dir=tmp_path / "rows")
+    refused(ResourceError, "already", lambda: LazyMemmapStorage(100, scratch_dir=tmp_path / "rows"))

@@ -11,6 +11,7 @@ import warnings
 import numpy as np
 import pytest
 from disks import CountingDisk, DyingDisk, LosingDisk, PowerCut, RefusingDisk, batch, equal, places, run_and_die
+from face import refused
 
 from rlcli.data import SegmentReader, SegmentWriter, open_segments, verify_segments
 from rlcli.data.files.disk import Disk
@@ -125,8 +126,7 @@ def test_a_writer_goes_on_after_the_disk_was_full(tmp_path):
     disk = RefusingDisk(2, call="reserve")
     with SegmentWriter(tmp_path, disk=disk) as writer:
         writer.append(BATCHES[0][0])
-        with pytest.raises(ResourceError, match=r"[\d,]+ bytes are needed and [\d,]+ are free"):
-            writer.append(BATCHES[1][0])
+        refused(ResourceError, "needed", lambda: writer.append(BATCHES[1][0]))
         assert len(list(tmp_path.glob("*.safetensors"))) == 1
         for exact, _ in BATCHES[1:]:
             writer.append(exact)
@@ -144,7 +144,7 @@ def test_a_really_full_disk_is_refused_with_the_bytes_needed(tmp_path):
     try:
         writer = SegmentWriter(small / "data", ABOUT)
         written = 0
-        with pytest.raises(ResourceError, match="bytes are needed"):
+        with refused(ResourceError, "needed"):
             while True:
                 writer.append(batch(written, steps=4000)[0])
                 written += 1
@@ -166,7 +166,7 @@ def test_a_read_only_folder_is_refused(tmp_path):
         pytest.skip("nothing is read-only for this user")
     folder.chmod(0o500) if not mounted else None
     try:
-        with pytest.raises(ResourceError, match="cannot write") as caught:
+        with refused(ResourceError, "write") as caught:
             SegmentWriter(folder / "data")
         assert caught.value.exit_code == 5
     finally:
@@ -225,10 +225,10 @@ def test_a_file_cut_anywhere_grown_or_missing_is_found(tmp_path, step):
         path.rename(tmp_path / "away")
         if path.suffix == ".safetensors":
             is_found(tmp_path / "data", f"{path.name} missing")
-            with pytest.raises(DamagedDataError, match=path.name):
+            with refused(DamagedDataError, path.name):
                 open_segments(tmp_path / "data")
         else:
-            with pytest.raises(DamagedDataError, match="journal"):
+            with refused(DamagedDataError, "journal"):
                 open_segments(tmp_path / "data")
         (tmp_path / "away").rename(path)
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from rlcli.algorithms import algorithm_of
-from rlcli.algorithms.algorithm import build_policy
+from rlcli.build import train
+from rlcli.build.algorithm import algorithm_of, build_policy
 from rlcli.build.collector import build_collector
 from rlcli.build.env import build_env
 from rlcli.config.compose import configure
-from rlcli.jobs import train
 
 SHORT = ["total_frames=4096", "collector.frames_per_batch=512", "optim.epochs=2", "run.eval_episodes=0", "console=off"]
 

@@ -7,14 +7,15 @@ import shlex
 
 import pytest
 import torch
+from face import refused
 
+from rlcli.build import collect
 from rlcli.build.collector import build_collector
 from rlcli.build.env import build_env
+from rlcli.build.trained_run import config_of, restored_policy
 from rlcli.config.compose import configure
 from rlcli.data import open_segments, verify_segments
 from rlcli.errors import ConfigError
-from rlcli.jobs import collect
-from rlcli.jobs.trained_run import config_of, restored_policy
 from rlcli.runs import checkpoint
 
 SMALL = ["total_frames=3000", "collector.frames_per_batch=512", "console=off", "env.num=3"]
@@ -65,8 +66,7 @@ def test_a_policy_made_with_a_package_that_is_not_imported_names_it(short_run, p
     info = json.loads((folder / "run.json").read_text()) | {"packages": ["my_networks"]}
     (folder / "run.json").write_text(json.dumps(info))
     cfg, words = run("recipe=collect_policy", f"policy.path={path}")
-    with pytest.raises(ConfigError, match="--import my_networks"):
-        collect(cfg, words)
+    refused(ConfigError, "my_networks", lambda: collect(cfg, words))
 
 
 LISTS = ["env.wrappers=[{SelectEntries:{entries:[0,2]}}]", "env.transforms=[RunningNorm]"]
@@ -86,7 +86,7 @@ TINY = ["env.num=1", "total_frames=32", "collector.frames_per_batch=32", "sample
 def test_other_observations_are_all_named_with_what_to_type(short_run, trained, here, missing):
     short_run("run.dir=trained", *trained)
     cfg, words = run("recipe=collect_policy", "policy.path=trained", *here)
-    with pytest.raises(ConfigError, match="the policy was trained on other observations") as raised:
+    with refused(ConfigError, "trained") as raised:
         collect(cfg, words)
     typed = shlex.split(raised.value.fix.removeprefix("Add ").removesuffix("."))
     assert typed == missing
@@ -107,8 +107,7 @@ def test_a_flipped_bit_in_any_segment_is_found():
 
 
 def test_a_policy_that_is_not_named_is_asked_for():
-    with pytest.raises(ConfigError, match=r"policy\.path"):
-        collect(*run("recipe=collect_policy"))
+    refused(ConfigError, "policy.path", lambda: collect(*run("recipe=collect_policy")))
 
 
 def test_the_header_says_what_the_frames_are_of_and_what_made_them():

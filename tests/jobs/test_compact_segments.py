@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from face import refused
 
 import rlcli
 from rlcli.data import open_segments
@@ -35,22 +36,18 @@ def test_next_observations_are_those_of_full_but_where_nobody_kept_them(fill):
         assert bool((got[unknown].isnan() if fill is None else got[unknown] == fill).all())
         some |= bool(unknown.any())
     assert some
-    with pytest.raises(ArgumentError, match="memory=compact"):
-        full.read_with_next(0)
+    refused(ArgumentError, "memory=compact", lambda: full.read_with_next(0))
 
 
 def test_integers_need_a_value_that_their_dtype_holds():
     integers = ["env.id=FrozenLake-v1", "memory=compact"]
-    with pytest.raises(ArgumentError, match="fill_value"):
-        collected(*integers).read_with_next(0)
+    refused(ArgumentError, "fill_value", lambda: collected(*integers).read_with_next(0))
     assert bool((collected(*integers, "memory.fill_value=99").read_with_next(0)["next", "observation"] == 99).any())
-    with pytest.raises(ArgumentError, match=r"fill_value=0\.5"):
-        collected(*integers, "memory.fill_value=0.5")
+    refused(ArgumentError, "fill_value=0.5", lambda: collected(*integers, "memory.fill_value=0.5"))
 
 
 @pytest.mark.parametrize("overrides", [["memory=exact"], ["memory=full"]])
 def test_it_has_no_meaning_elsewhere(overrides):
-    with pytest.raises(ConfigError, match=r"memory\.fill_value has no meaning"):
-        rlcli.collect([*SMALL, *overrides, "memory.fill_value=0"])
+    refused(ConfigError, "memory.fill_value", lambda: rlcli.collect([*SMALL, *overrides, "memory.fill_value=0"]))
     with pytest.raises(ConfigError, match="rlcli train"):
         rlcli.train(["memory=compact", "memory.fill_value=0", "console=off"])

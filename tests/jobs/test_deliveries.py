@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from rlcli.algorithms import algorithm, algorithm_of
-from rlcli.algorithms.algorithm import build_policy
+from rlcli.build import algorithm, collect, collecting
+from rlcli.build.algorithm import algorithm_of, build_policy
 from rlcli.build.collector import build_collector
 from rlcli.build.env import build_env
 from rlcli.config.compose import configure
 from rlcli.data import ReplayBuffer, open_buffer
-from rlcli.jobs import collect, collection
 from rlcli.keys import REWARD
 
 SHORT = ["total_frames=1024", "collector.frames_per_batch=256", "run.eval_episodes=0", "console=off"]
@@ -39,7 +38,7 @@ class Watch:
 def watched(monkeypatch):
     """The collector of the next run is watched."""
     watch = Watch()
-    for job in (algorithm, collection):
+    for job in (algorithm, collecting):
         monkeypatch.setattr(job, "build_collector", lambda *given: watch(build_collector(*given)))
     return watch
 

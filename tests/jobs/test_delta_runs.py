@@ -8,14 +8,15 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from face import refused
 from test_off_policy_runs import DQN
 from test_resume import final_state, same, stop_after
 
 import rlcli
+from rlcli.build import resume
 from rlcli.config.compose import configure
 from rlcli.data import open_segments
 from rlcli.errors import ConfigError, NumericsError
-from rlcli.jobs import resume
 
 SMALL = ["total_frames=300", "collector.frames_per_batch=60", "console=off", "env.num=3"]
 NEXT_OBS, DELTA = ("next", "observation"), ("next", "delta", "observation")
@@ -76,9 +77,7 @@ def test_a_difference_that_overflows_stops_the_run_with_exit_code_6():
     gym.register("Jumps-v0", lambda: Jumps())
     try:
         words = ["env.id=Jumps-v0", "env.mode=serial", *SMALL]
-        with pytest.raises(
-            NumericsError, match=r"1e\+06, more than float16 can hold \(65504\).*delta_dtype=bfloat16"
-        ) as told:
+        with refused(NumericsError, "1e+06 float16 65504") as told:
             rlcli.collect([*words, "memory=delta"])
         assert told.value.exit_code == 6
         run = rlcli.collect([*words, "memory=delta", "memory.delta_dtype=bfloat16"])
@@ -152,10 +151,10 @@ def test_a_collection_keeps_what_overflows_and_reads_it_back_bit_for_bit(leaping
 
 
 def test_settings_that_do_not_fit_are_named():
-    with pytest.raises(ConfigError, match=r"memory\.on_overflow has no meaning with memory=exact.*memory=delta"):
+    with refused(ConfigError, "memory.on_overflow memory=exact memory=delta"):
         configure("train", ["memory.on_overflow=keep"])
-    with pytest.raises(ConfigError, match=r"memory\.delta_dtype has no meaning with memory=exact.*memory=delta"):
+    with refused(ConfigError, "memory.delta_dtype memory=exact memory=delta"):
         configure("collect", ["memory.delta_dtype=int8"])
-    with pytest.raises(ConfigError, match=r"memory\.delta_dtype is 'int16'.*float16 \| bfloat16 \| int8"):
+    with refused(ConfigError, "memory.delta_dtype int16 float16"):
         configure("collect", ["memory=delta", "memory.delta_dtype=int16"])
     assert configure("collect", ["memory.next_obs=delta"]).memory.kind == "delta"

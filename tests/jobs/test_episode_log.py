@@ -12,7 +12,7 @@ from test_off_policy_runs import DQN
 from test_resume import stop_after
 
 import rlcli
-from rlcli.jobs import resume
+from rlcli.build import resume
 from rlcli.runs.folder import open_run
 from rlcli.transforms import Transform
 from rlcli.vec_envs.vec_env import numbers_of

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import rlcli
+from rlcli.build import evaluate
 from rlcli.cli.main import main
 from rlcli.errors import EnvError
-from rlcli.jobs import evaluate
 
 BRIEF = ["total_frames=512", "collector.frames_per_batch=256", "run.eval_episodes=4", "console=off", "logger=none"]
 CARTPOLE = "gymnasium.envs.classic_control.cartpole.CartPoleEnv"

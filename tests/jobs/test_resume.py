@@ -12,11 +12,11 @@ import torch
 from omegaconf import OmegaConf
 
 from rlcli import verify
+from rlcli.build import load, resume
 from rlcli.config import registry
 from rlcli.config.compose import configure
 from rlcli.config.resolved import from_dict, to_dict
 from rlcli.errors import ConfigError, StoppedSafely
-from rlcli.jobs import load, resume
 from rlcli.objectives.value import GAE
 from rlcli.runs import checkpoint
 from rlcli.runs.folder import CHECKPOINTS, open_run

@@ -12,8 +12,8 @@ from test_resume import final_state, same, stop_after
 from torch import nn
 
 import rlcli
+from rlcli.build import resume
 from rlcli.config import registry
-from rlcli.jobs import resume
 from rlcli.jobs.learner import Learner
 from rlcli.modules import ValueOperator, as_actor
 from rlcli.runs import random_streams

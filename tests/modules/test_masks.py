@@ -8,13 +8,13 @@ from masked_env import Choices
 from tensordict import TensorDict
 
 from rlcli import specs
-from rlcli.build.collector import EXPLORATION
 from rlcli.collectors import Collector
 from rlcli.collectors.actors.rows import FastActor
 from rlcli.collectors.actors.tensordict import TensorDictActor
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError, ConfigError
 from rlcli.modules import ActionMask, ExplorationType, RandomPolicy, build_actor_critic, build_q_actor
+from rlcli.modules.exploration import EXPLORATION
 from rlcli.modules.masks import find_action_mask, pick, with_action_mask
 
 KINDS = ["discrete", "multi", "bits"]
@@ -59,7 +59,7 @@ def test_an_actor_with_a_mask_is_taken_apart_and_keeps_its_numbers(kind, how, ca
         collector = Collector(
             env, actor, frames_per_batch=90, total_frames=90, seed=0, exploration_type=EXPLORATION[how]
         )
-        assert type(collector.engine.actor) is (TensorDictActor if as_it_is else FastActor)
+        assert type(collector._engine.actor) is (TensorDictActor if as_it_is else FastActor)
         return collector.rollout(), actor
 
     (batch, actor), (other, _) = collected(False), collected(True)
@@ -80,7 +80,7 @@ def test_values_are_masked_alike_taken_apart_and_as_they_are(eps):
         env.observation_spec, env.action_spec, action_mask_key="action_mask", eps_init=eps, eps_end=eps, generator=0
     )
     collector = Collector(env, actor, frames_per_batch=300, total_frames=300, seed=0)
-    assert type(collector.engine.actor) is FastActor
+    assert type(collector._engine.actor) is FastActor
     batch = collector.rollout()  # an action that is not allowed raises
     written = actor[0](batch.select("vector", "action_mask").reshape(-1))
     for key in ("action_value", "chosen_action_value"):

@@ -7,8 +7,8 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 
 from rlcli.collectors import Collector
-from rlcli.collectors.actors import TensorDictActor
 from rlcli.collectors.actors.rows import FastActor
+from rlcli.collectors.actors.tensordict import TensorDictActor
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError, ConfigError
 from rlcli.modules import (
@@ -113,7 +113,7 @@ def test_a_collector_runs_it_without_a_tensordict_per_step_and_writes_the_same(c
     env = SerialEnv(3, lambda: GymEnv("CartPole-v1", categorical_action_encoding=categorical))
     policy = actor(env.action_spec, eps)
     collector = Collector(env, policy, frames_per_batch=300, total_frames=300, seed=1)
-    assert type(collector.engine.actor) is FastActor
+    assert type(collector._engine.actor) is FastActor
     batch = collector.rollout()
     written = policy[0](batch.select("observation").reshape(-1))
     for key in ("action_value", "chosen_action_value"):
@@ -126,7 +126,7 @@ def test_an_actor_with_a_mask_is_called_as_it_is():
     env = GymEnv("CartPole-v1", categorical_action_encoding=True)
     net = QValueActor(MLP(4, 2, (16,)), spec=env.action_spec)
     net.module[1].register_forward_hook(lambda *_: None)
-    assert type(Collector(env, net, frames_per_batch=10, total_frames=10).engine.actor) is TensorDictActor
+    assert type(Collector(env, net, frames_per_batch=10, total_frames=10)._engine.actor) is TensorDictActor
 
 
 def test_a_seed_gives_the_same_exploration_however_batches_are_cut():

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import rlcli
+from rlcli.build import train
 from rlcli.config.compose import configure
-from rlcli.jobs import train
 from rlcli.runs.checkpoint import load_latest
 
 DQN = [

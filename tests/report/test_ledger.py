@@ -9,8 +9,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rlcli.data.next_obs.pool import Successors
-from rlcli.data.next_obs.rows import Rows
+from rlcli.data.next_obs.rows import Rows, Successors
 from rlcli.processes.memory import process_memory
 from rlcli.report.ledger import Claims, Ledger, batch_entries, counted, learner_entries
 from rlcli.report.memory import memory_rows

@@ -7,18 +7,3 @@
 | `tensordict` | any callable on a tensordict, as it is |
 | `choose` | decides between the last two |
 """
-
-from rlcli.collectors.actors.actor import ActorRunner, BoundActor, Masked, PolicyContext, RandomActor, holding
-from rlcli.collectors.actors.choose import choose_actor
-from rlcli.collectors.actors.tensordict import TensorDictActor
-
-__all__ = [
-    "ActorRunner",
-    "BoundActor",
-    "Masked",
-    "PolicyContext",
-    "RandomActor",
-    "TensorDictActor",
-    "choose_actor",
-    "holding",
-]

@@ -1,57 +1,46 @@
-"""Actors: policies as the collector's loop calls them, with no policy, and the random stream of unknown ones.
-
-A policy or an env on tensordicts may draw from torch's global stream. While a batch is collected that stream is
-replaced by the collector's own (`TorchStream`), and put back afterwards: what is drawn depends on the collector's seed,
-and drawing it disturbs nobody. A collector in the background draws from the global stream with the others: there is one
-for all threads, and putting it back would give them the same numbers again.
-"""
+"""Actors: policies as the collector's loop calls them, and with no policy."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
-from rlcli.collectors.batch import Columns
-from rlcli.collectors.devices import Placement
-from rlcli.collectors.states import States
-from rlcli.envs.late_columns import LateColumns
 from rlcli.errors import ArgumentError
-from rlcli.keys import ACTION, Key, show
-from rlcli.modules.masks import pick, refuse_no_option
+from rlcli.keys import ACTION, STEP_RESULTS, Key, show
+from rlcli.modules.masks import pick
 from rlcli.specs.field import Field, Fields
+from rlcli.transforms.base import Transform
+from rlcli.transforms.primer import TensorDictPrimer
 from rlcli.vec_envs.actions import ActionFormat
 from rlcli.vec_envs.noise import Noise
+from rlcli.vec_envs.vec_env import VecEnv
+
+if TYPE_CHECKING:
+    from rlcli.collectors.batch import Columns
+    from rlcli.collectors.devices import Placement
+    from rlcli.envs.late_columns import LateColumns
 
 
 class BoundActor:
-    """An actor bound to the rows of one batch.
+    """Act on the rows of one batch: `begin` once before the loop, `act(t)` at every step, `end` once after it."""
 
-    `begin` once before the loop, `act(t)` at every step, `end` once after it.
-
-    Attributes
-    ----------
-    written : TensorDict or None
-        All that a policy on tensordicts wrote in the step that it acted in last, its inputs among it.
-    """
-
-    written: TensorDictBase | None = None
+    written: TensorDictBase | None = None  # all that a policy on tensordicts wrote last, its inputs among it
 
     def begin(self, noise: Noise, first: int, last: int) -> None:
         """Prepare steps `first..last-1`: look at their noise, check that views of the weights are not stale."""
 
     def renew(self, t: int) -> None:
-        """The weights were overwritten before step t of a leg that has begun."""
+        """Look at weights that were overwritten before step t of a leg that has begun."""
 
     def act(self, t: int) -> Any:
-        """The action of step t as the env's loop takes it (`ActionFormat`)."""
+        """Return the action of step t as the env's loop takes it (`ActionFormat`)."""
         raise NotImplementedError
 
     def end(self, first: int, last: int) -> None:
@@ -60,65 +49,28 @@ class BoundActor:
 
 @dataclass(frozen=True)
 class PolicyContext:
-    """What a policy acts in.
+    """Describe what a policy acts in."""
 
-    Attributes
-    ----------
-    actions : ActionFormat
-        What it has to write.
-    inputs : Fields
-        Every key that it may be shown.
-    batch_size : torch.Size
-        The env's: `()` (the policy sees `[*obs]`) or `(N,)`.
-    placement : Placement
-        Devices; the input is copied to the policy's device where it differs.
-    exploration : InteractionType, optional
-        Whether actions are drawn or the mode is taken; None leaves distributions their own way.
-    flags : callable, optional
-        Gives the end flags of the root, where any may be set; False without it.
-    """
-
-    actions: ActionFormat
-    inputs: Fields
-    batch_size: torch.Size
+    actions: ActionFormat  # what it has to write
+    inputs: Fields  # all that it may be shown
+    batch_size: torch.Size  # the env's: `()`, the policy sees `[*obs]`, or `(N,)`
     placement: Placement
-    exploration: InteractionType | None
-    flags: Callable[[], Mapping[str, torch.Tensor]] | None = None
+    exploration: InteractionType | None  # None leaves distributions their own way
+    flags: Callable[[], Mapping[str, torch.Tensor]] | None = None  # end flags of the root; all are False without it
 
 
 class ActorRunner:
-    """A policy, ready to be bound.
+    """Know what a policy reads and writes; `bind` makes it ready to act."""
 
-    Attributes
-    ----------
-    reads : set of keys
-        Keys it reads from the rows; transforms that write them must run inside the loop.
-    live : Fields
-        Keys it writes row by row.
-    once : Fields
-        Keys it writes once per batch, as whole columns.
-    log_prob_key : key, optional
-        Where it writes log-probabilities, each of `log_prob_shape`.
-    states : sequence of keys
-        Root keys whose next value it writes: row t+1 at step t.
-    rewrites : set of keys
-        Keys that it reads and writes anew at the root; the rows keep what it read.
-    calls : bool
-        Whether code of the user's is called: it may draw from torch's global stream, and keep tensors between calls.
-    late : LateColumns or None
-        Columns beside those of `live` and `once`, where it is not known before the first step what it writes.
-    """
-
-    reads: set[Key]
-    live: Fields
-    once: Fields
-
+    reads: set[Key]  # from the rows; transforms that write them must run inside the loop
+    live: Fields  # written row by row
+    once: Fields  # written once per batch, as whole columns
     log_prob_key: Key | None = None
     log_prob_shape: tuple[int, ...] = ()
-    states: Sequence[Key] = ()
-    rewrites: Set[Key] = frozenset()
-    calls: bool = False
-    late: LateColumns | None = None
+    states: Sequence[Key] = ()  # root keys whose next value it writes: row t+1 at step t
+    rewrites: Set[Key] = frozenset()  # read and written anew at the root; the rows keep what was read
+    calls: bool = False  # code of the user's, which may draw from torch's global stream and keep tensors
+    late: LateColumns | None = None  # further columns, where the first step shows what is written
 
     def bind(self, columns: Columns, lanes: int, states: States) -> BoundActor:
         """Make it ready to act on these rows; `states` says what may be written under `next`."""
@@ -128,67 +80,77 @@ class ActorRunner:
         """Act with this copy of the policy from now on."""
 
     def refresh(self) -> None:
-        """A batch begins: see whether the policy is still made of what it was made of."""
+        """See, as a batch begins, whether the policy is still made of what it was made of."""
 
 
-def holding(bound: BoundActor, columns: Columns, keys: Iterable[Key]) -> BoundActor:
-    """The actor, with the rows of `keys` copied from each step to the next; itself where there are none."""
-    rows = [columns.rows[key] for key in keys]
-    return _Holding(bound, rows) if rows else bound
+# ---- recurrent states ----------------------------------------------------------------------------------------------
+class States:
+    """Hold the keys that a policy may carry, and who else writes them.
 
-
-class Masked(BoundActor):
-    """The actor, which is not asked for an action where the mask allows none.
-
-    Parameters
-    ----------
-    bound : BoundActor
-    rows : sequence of array
-        The masks of each step, `[N, *]`.
-    sizes : sequence of int
-        Options of each choice.
-    key : key
-        Of the mask.
+    A `TensorDictPrimer` among the `transforms` on rows, or `below` them, gives a key its rows and, at resets, its
+    default; ("next", key) of step t is row t+1. Who writes none (random actions, a policy that only reads) keeps it.
     """
 
-    def __init__(self, bound: BoundActor, rows: Sequence[np.ndarray], sizes: Sequence[int], key: Key) -> None:
-        self.bound, self.rows, self.sizes, self.key = bound, [row.reshape(len(row), -1) for row in rows], sizes, key
-        self.begin, self.renew, self.end = bound.begin, bound.renew, bound.end  # type: ignore[method-assign]
+    def __init__(
+        self, transforms: Sequence[Transform], below: Iterable[Transform], vec_env: VecEnv, rows: Fields
+    ) -> None:  # fmt: skip
+        self.transforms, self.vec_env, self.rows = transforms, vec_env, rows
+        self._on_rows, inside = (
+            [key for t in parts if isinstance(t, TensorDictPrimer) for key in t.out_keys]
+            for parts in (transforms, below)
+        )
+        self.primed = [*self._on_rows, *inside]
 
-    def act(self, t: int):
-        if not self.rows[t].all():  # the usual end of it where nothing is forbidden
-            refuse_no_option(self.rows[t], self.sizes, self.key, f"step {t} of the batch; the env was not stepped")
-        action = self.bound.act(t)
-        self.written = self.bound.written
-        return action
+    def learn(self, states: Sequence[Key], rewrites: Set[Key]) -> None:
+        """Learn what the policy writes for the next step, and which of the keys that it reads it writes anew."""
+        for key in states:
+            writers = [
+                type(t).__name__
+                for t in self.transforms
+                if not isinstance(t, TensorDictPrimer) and key in t.writes(self.rows)
+            ]
+            if key in self.vec_env.schema and not self.vec_env.on_tensordicts:
+                writers.append(self.vec_env.name)
+            if writers:
+                raise ArgumentError(
+                    f"the policy writes next.{show(key)}, which {writers[0]} writes",
+                    why="one of the two would be lost", fix="Give the policy's state a name of its own.",
+                )  # fmt: skip
+        for key in self.primed:
+            if key in rewrites and key not in states:
+                raise ArgumentError(
+                    f"the policy overwrites {show(key)}, the state that it reads",
+                    why="row t keeps the state that step t began with; the new one belongs to the next step",
+                    fix=f"Write ('next', {key!r})." if isinstance(key, str) else f"Write {('next', *key)!r}.",
+                )
+        self.vec_env.carry(states)  # of primers inside the env
+
+    def held(self, states: Sequence[Key]) -> list[Key]:
+        """Return the keys whose rows go from step to step where nobody writes them."""
+        return [key for key in [*self._on_rows, *self.vec_env.states] if key not in states]
 
 
-class _Holding(BoundActor):
-    def __init__(self, bound: BoundActor, rows: list) -> None:
-        self.bound, self.rows = bound, rows
-        self.begin, self.renew, self.end = bound.begin, bound.renew, bound.end  # type: ignore[method-assign]
-
-    def act(self, t: int):
-        for rows in self.rows:
-            rows[t + 1][...] = rows[t]
-        action = self.bound.act(t)
-        self.written = self.bound.written
-        return action
+def no_place(key: Key, *, by_itself: bool = False) -> ArgumentError:
+    """Return the error for a recurrent policy whose state would be lost at every step."""
+    if key in STEP_RESULTS:
+        return ArgumentError(f"the policy writes next.{show(key)}", why="reward and end flags are the env's to write")
+    name = repr(key)
+    return ArgumentError(
+        f"the policy is recurrent, but nothing carries its state {show(key)} from step to step",
+        why=f"it writes next.{show(key)}, and the env has no {show(key)} to hold it",
+        fix="Leave auto_register_policy_transforms=True, or use "
+        "TransformedEnv(env, Compose(InitTracker(), module.make_tensordict_primer()))."
+        if by_itself
+        else f"Use TransformedEnv(env, TensorDictPrimer({{{name}: Unbounded((size,))}})), "
+        "or give the module a make_tensordict_primer() that returns it.",
+    )
 
 
 # ---- no policy -------------------------------------------------------------------------------------------------------
 class RandomActor(ActorRunner):
-    """No policy: uniform actions of the action space.
+    """Draw uniform actions of the action space, or of those that a mask allows; without a policy.
 
-    Parameters
-    ----------
-    actions : ActionFormat
-    log_prob_key : key, optional
-        Where to write the log-density of the uniform law, float32; None leaves it out.
-    log_prob_shape : tuple of int
-        Of one log-density, as the policy writes its own: `()`, or the action's shape for one a dim.
-    mask_key : key, optional
-        Of the action mask: actions are uniform among those that it allows.
+    Under `log_prob_key` goes the log-density of that law, float32, one number or one a dim as the policy writes its.
     """
 
     def __init__(
@@ -263,59 +225,3 @@ class _BoundRandom(BoundActor):
             taken = slice(last - first)
             density = self.density[taken] if each else self.density[taken].reshape(last - first, self.lanes, -1).sum(-1)
             self._store(self.drawn[taken], density, each, first, last)
-
-
-# ---- the stream of what is called ----------------------------------------------------------------------------------
-class TorchStream:
-    """Keep the torch random stream of all envs of a process, on the CPU and on a CUDA `device`."""
-
-    def __init__(self, seed: int, device: torch.device | None, shared: Callable[[], bool] = lambda: False) -> None:
-        self.seed = seed
-        self._device = device
-        self._cuda = [device] if device is not None and device.type == "cuda" else []
-        self._shared = shared
-        self._state: list[torch.Tensor] | None = None
-        self._entered = False
-
-    @contextlib.contextmanager
-    def entered(self) -> Iterator[None]:
-        """Make it the global stream; not where that is shared, whose other users would go back in time."""
-        if self._shared() or self._entered:
-            yield
-            return
-        with torch.random.fork_rng(self._cuda):
-            self._put()
-            self._entered = True
-            try:
-                yield
-            finally:
-                self._entered = False
-                self._state = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self._cuda)]
-
-    def reseed(self, seed: int) -> None:
-        """Begin anew."""
-        self.seed, self._state = seed, None
-
-    def _put(self) -> None:
-        if self._state is None:
-            self._seed(self.seed % 2**63)
-            return
-        torch.set_rng_state(self._state[0])
-        for device, state in zip(self._cuda, self._state[1:], strict=True):
-            torch.cuda.set_rng_state(state, device)
-
-    def _seed(self, seed: int) -> None:
-        torch.default_generator.manual_seed(seed)  # not torch.manual_seed, which would reseed every GPU too
-        if self._cuda:
-            with torch.cuda.device(self._device):
-                torch.cuda.manual_seed(seed)
-        elif self._device is not None and self._device.type != "cpu":
-            torch.get_device_module(self._device).manual_seed(seed)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return where the stream stands; empty before its first use."""
-        return {} if self._state is None else {"torch": self._state[0], "cuda": self._state[1:]}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on there; where nothing is said, from the seed."""
-        self._state = [state["torch"], *state["cuda"]] if state else None

@@ -1,4 +1,4 @@
-"""Decides how a policy is run: as a function of rows where it is made of parts that are known, else as it is."""
+"""Decide how a policy is run: as a function of rows where it is made of parts that are known, else as it is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import copy
 import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -40,7 +39,7 @@ def choose_actor(
     whole: bool = False,
     early: bool = False,
 ) -> ActorRunner:
-    """What runs a policy, TensorDict -> TensorDict with `action`; on another device it is called as it is.
+    """Return what runs a policy, TensorDict -> TensorDict with `action`; on another device it is called as it is.
 
     `legal`: values `[*batch, *shape]` that the env may show under a key, given some that are made up.
     `whole`: run it as it is: what it writes is to be handed on, at every step.
@@ -51,7 +50,10 @@ def choose_actor(
     shown = _made_up(setting, legal)
     as_it_is = partial(TensorDictActor, policy, setting)
     module = isinstance(policy, nn.Module)
-    tried = _copied(policy) if module or early else None
+    tried = None
+    if module or early:
+        with contextlib.suppress(*NOT_COPIED):
+            tried = copy.deepcopy(policy)  # a call may change it
     if tried is None and not early:
         return as_it_is(why="it is no module that can be copied: what it writes is seen in its first step")
     if tried is None:
@@ -66,7 +68,8 @@ def choose_actor(
         if early or not whole:
             raise
         return as_it_is(why="specs do not say what the env shows: what it writes is seen in its first step")
-    rewrites = {key for key, value in shown.items() if _differs(example.get(key, None), value)}
+    left = ((key, example.get(key, None), value) for key, value in shown.items())
+    rewrites = {key for key, now, was in left if now is not None and not np.array_equal(now.detach().numpy(), was)}
     actor = as_it_is(example=example, rewrites=rewrites)
     fast, actor.why = _on_rows(actor, example, whole)
     if fast is None:
@@ -97,7 +100,8 @@ def _on_rows(actor: TensorDictActor, example: TensorDictBase, whole: bool) -> tu
         or any(key not in written or len(written[key][0]) != 1 for key in function.param_keys)  # rows [N, k]
     ):
         return None, "what it writes is not float32, one row a step, beside what the env shows"
-    if not _on_offer(family, written[function.param_keys[0]][0][0], setting.actions):
+    options = None if setting.actions.kind == "box" else family.options(written[function.param_keys[0]][0][0])
+    if setting.actions.kind != "box" and (options is None or (np.asarray(options) - 1 > setting.actions.last).any()):
         return None, "it may choose what the env does not offer: each action is looked at"
     function = function._replace(family=family)
     drawn = function.chosen_key is None or family.explores  # type: ignore[attr-defined]
@@ -177,10 +181,6 @@ def _made_up(setting: PolicyContext, legal: Callable) -> dict[Key, np.ndarray]:
     return {key: legal(key, value) for key, value in drawn.items()}
 
 
-def _differs(value: torch.Tensor | None, given: np.ndarray) -> bool:
-    return value is not None and not np.array_equal(value.detach().numpy(), given)
-
-
 def _written(stages: Sequence[Stage], example: TensorDictBase, batch_dims: int) -> Fields | None:
     """Return what the stages write, without the lane dim; None unless all of it is float32."""
     values = {key: example.get(key, None) for stage in stages for key in stage.out_keys}
@@ -192,12 +192,6 @@ def _written(stages: Sequence[Stage], example: TensorDictBase, batch_dims: int) 
         for key, value in values.items()
         if key not in states
     }
-
-
-def _on_offer(family: Family, width: int, actions: ActionFormat) -> bool:
-    """Say whether the env takes all that the family chooses from parameters `[N, width]`; real actions are clipped."""
-    options = family.options(width)
-    return actions.kind == "box" or (options is not None and bool((np.asarray(options) - 1 <= actions.last).all()))
 
 
 def _loop_family(function: Actor, actions: ActionFormat) -> Family | None:
@@ -214,11 +208,3 @@ def _loop_family(function: Actor, actions: ActionFormat) -> Family | None:
         return family
     nvec = getattr(index, "nvec", None)
     return index if (actions.kind == "discrete" if nvec is None else nvec == actions.nvec) else None
-
-
-def _copied(policy: Any) -> Any:
-    """Copy a policy to try things on, since a call may change it; None where it has no copy."""
-    try:
-        return copy.deepcopy(policy)
-    except NOT_COPIED:
-        return None

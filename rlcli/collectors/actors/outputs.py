@@ -33,11 +33,9 @@ def call(
         return td
     if not isinstance(out, TensorDictBase):
         raise ArgumentError(
-            "the policy did not return a tensordict",
-            where=where,
-            why=f"it returned a {type(out).__name__}",
+            "the policy did not return a tensordict", where=where, why=f"it returned a {type(out).__name__}",
             fix=_hint(policy) or "Return the tensordict with 'action' written to it.",
-        )
+        )  # fmt: skip
     return out
 
 
@@ -112,10 +110,9 @@ def changed_output(key: Key, value: Any, row: torch.Tensor, kind: torch.dtype, t
     else:
         got = "nothing" if value is None else f"a {type(value).__name__}"
     return ArgumentError(
-        f"the policy's {show(key)} is not what it was on its first call",
-        where=_BEFORE.format(t),
+        f"the policy's {show(key)} is not what it was on its first call", where=_BEFORE.format(t),
         why=f"expected {tuple(row.shape)} {kind}, got {got}",
-    )
+    )  # fmt: skip
 
 
 def late_output(what: str, why: str, fix: str) -> ArgumentError:
@@ -145,10 +142,9 @@ def refuse_no_bits(value: torch.Tensor, t: int) -> None:
     """Raise where an action of a MultiBinary space is other than 0 and 1, before the row's int8 cuts it short."""
     if bool((value.to(torch.int64) >> 1).any()):
         raise ArgumentError(
-            "the policy's action is out of range",
-            where=_BEFORE.format(t),
+            "the policy's action is out of range", where=_BEFORE.format(t),
             why=f"expected 0 and 1, got {value.tolist()}",
-        )
+        )  # fmt: skip
 
 
 def refuse_soft(value: torch.Tensor, t: int) -> None:
@@ -159,26 +155,22 @@ def refuse_soft(value: torch.Tensor, t: int) -> None:
 
 def _no_one_hot(value: list, t: int) -> ArgumentError:
     return ArgumentError(
-        "the policy's action is not one-hot",
-        where=_BEFORE.format(t),
+        "the policy's action is not one-hot", where=_BEFORE.format(t),
         why=f"expected a single 1 a choice, got {value}",
         fix="Write one_hot(action.argmax(-1), n), or draw the action from these numbers.",
-    )
+    )  # fmt: skip
 
 
 def _out_of_range(actions: ActionFormat, chosen: np.ndarray, t: int) -> ArgumentError:
     return ArgumentError(
-        "the policy's action is out of range",
-        where=_BEFORE.format(t),
+        "the policy's action is out of range", where=_BEFORE.format(t),
         why=f"expected {actions.offered}, got {in_a_line(chosen)}",
-    )
+    )  # fmt: skip
 
 
 def not_finite(key: Key, where: str) -> NumericsError:
     """Return the error for an output that is NaN or infinite."""
     return NumericsError(
-        f"the policy's {show(key)} is not finite",
-        where=where,
-        why="a weight or an observation is NaN or infinite",
+        f"the policy's {show(key)} is not finite", where=where, why="a weight or an observation is NaN or infinite",
         fix="Lower optim.lr, or set env.normalize_observation=true.",
-    )
+    )  # fmt: skip

@@ -10,19 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from tensordict.nn import set_interaction_type
 from torch import Tensor
 
-from rlcli.collectors.actors.actor import ActorRunner, BoundActor, PolicyContext
+from rlcli.collectors.actors.actor import ActorRunner, BoundActor, PolicyContext, States
 from rlcli.collectors.actors.outputs import PASSED_ON, not_finite, raised, refuse_unsound, take
-from rlcli.collectors.batch import Columns
-from rlcli.collectors.states import States
 from rlcli.errors import ArgumentError, NumericsError
-from rlcli.kernels.cells import on_rows as step_on_rows
 from rlcli.kernels.mlp import on_rows
 from rlcli.keys import ACTION, Key, show, under_next
 from rlcli.modules import recurrent
@@ -32,6 +29,9 @@ from rlcli.modules.stages import Stage
 from rlcli.modules.watch import ModuleWatch
 from rlcli.specs.dtypes import dtype_name
 from rlcli.specs.field import Field, Fields
+
+if TYPE_CHECKING:
+    from rlcli.collectors.batch import Columns
 
 Rows = dict[Key, list[Tensor]]
 
@@ -48,10 +48,10 @@ class FastActor(ActorRunner):
         flat = {key for key, (shape, _) in written.items() if len(shape) == 1}
         self.layers = [stage.layers if flat.issuperset(stage.out_keys) else None for stage in stages]
         self.cells = [stage.cells for stage in stages]
-        known = [stage.scale is not None or stage.only_reads for stage in stages]
+        plain_stages = [stage.scale is not None or stage.only_reads for stage in stages]
         self.calls = any(
             layers is None and cells is None and not plain
-            for layers, cells, plain in zip(self.layers, self.cells, known, strict=True)
+            for layers, cells, plain in zip(self.layers, self.cells, plain_stages, strict=True)
         )
         if self.calls:  # a module of somebody's: all are called, on tensors of each step's own
             self.layers, self.cells = [None] * len(stages), [None] * len(stages)
@@ -154,6 +154,8 @@ class _BoundFastActor(BoundActor):
             if cells is not None:
                 x, *before = (self.rows[key] for key in stage.in_keys[:-1])
                 features, *after = (self.rows[key] for key in stage.out_keys)
+                from rlcli.kernels.cells import on_rows as step_on_rows
+
                 runs.append(step_on_rows(cells.weights(), x, before, after, features))
             elif layers is not None:
                 runs.append(on_rows(layers, self.rows[stage.in_keys[0]], self.rows[stage.out_keys[0]]))
@@ -304,10 +306,9 @@ class _BoundFastActor(BoundActor):
         taken = self.taken[first:last]
         if actions.kind == "box" and not np.isfinite(taken).all():  # the parameters were finite, their sum was not
             raise NumericsError(
-                "the policy's action is not finite",
-                why="its deviation is too large",
+                "the policy's action is not finite", why="its deviation is too large",
                 fix="Lower policy.init_std or optim.lr.",
-            )
+            )  # fmt: skip
         column = data.get(ACTION)
         if column is not None:
             across = taken.swapaxes(0, 1)  # [N, steps, *]

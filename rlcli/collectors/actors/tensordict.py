@@ -7,13 +7,13 @@ writes `("next", h)`: that output of step t goes into row t+1, where step t+1 re
 from __future__ import annotations
 
 from collections.abc import Callable, Set
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 from tensordict.nn import set_interaction_type
 
-from rlcli.collectors.actors.actor import ActorRunner, BoundActor, PolicyContext
+from rlcli.collectors.actors.actor import ActorRunner, BoundActor, PolicyContext, States, no_place
 from rlcli.collectors.actors.outputs import (
     bits_of,
     call,
@@ -26,38 +26,23 @@ from rlcli.collectors.actors.outputs import (
     refuse_unsound,
     take,
 )
-from rlcli.collectors.batch import Columns
-from rlcli.collectors.states import States, no_place
 from rlcli.envs.late_columns import LateColumns
 from rlcli.errors import ArgumentError
 from rlcli.keys import ACTION, ACTION_LOG_PROB, END_FLAGS, NEXT, SAMPLE_LOG_PROB, Key, as_tuple, show, unravel
 from rlcli.specs.dtypes import dtype_name, numpy_dtype, torch_dtype
 from rlcli.specs.field import Field, Fields
 
+if TYPE_CHECKING:
+    from rlcli.collectors.batch import Columns
+
 _Outputs = dict[Key, torch.Tensor]
 
 
 class TensorDictActor(ActorRunner):
-    """A policy that reads and writes a tensordict.
+    """Call a policy, TensorDict -> TensorDict with `action`, at every step.
 
-    Parameters
-    ----------
-    policy : callable
-        TensorDict -> TensorDict holding `action`.
-    setting : PolicyContext
-    example : TensorDict, optional
-        What one call of a copy of the policy wrote: names, shapes and dtypes of its outputs.  Without one, its first
-        step decides.
-    rewrites : set of keys
-        The inputs that this call changed.
-    why : str
-        Why it is not taken apart.
-
-    Raises
-    ------
-    ArgumentError
-        The policy writes no action, one that does not fit the env, what is no tensor, or a state that no key of the env
-        carries.
+    `example` is what one call of a copy wrote, and `rewrites` the inputs that it changed; without one, the first step
+    decides. `why`: the reason that it is not run on rows. A state that no key of the env carries is refused.
     """
 
     late: LateColumns
@@ -110,12 +95,7 @@ class TensorDictActor(ActorRunner):
             self.log_prob_shape = self.live[self.log_prob_key][0]
 
     def outputs(self, out: TensorDictBase, shown: Set[Key]) -> _Outputs:
-        """What the policy wrote beside what it was shown, `[N, *shape]`.
-
-        Raises
-        ------
-        ArgumentError
-        """
+        """Return what the policy wrote beside what it was shown, `[N, *shape]`."""
         outputs: _Outputs = {}
         dims = len(self.batch_size)
         for key, value in out.items(True, True, is_leaf=is_leaf_nontensor):
@@ -155,10 +135,9 @@ class TensorDictActor(ActorRunner):
     def _check_action(self, action: torch.Tensor | None, written: _Outputs) -> None:
         if action is None:
             raise ArgumentError(
-                "the policy wrote no action",
-                why=f"it wrote {', '.join(map(show, written)) or 'nothing'}",
+                "the policy wrote no action", why=f"it wrote {', '.join(map(show, written)) or 'nothing'}",
                 fix="Write the key 'action'.",
-            )
+            )  # fmt: skip
         shape, dtype = self.actions.stored
         got = tuple(action.shape[1:])
         if got != shape:
@@ -265,10 +244,10 @@ class _BoundTensorDict(BoundActor):
         row.copy_(action)
         return loop_action(actor.actions, self.action_rows[t], t)
 
-    def _check_states(self, out: TensorDictBase, found: _Outputs, t: int) -> None:
+    def _check_states(self, out: TensorDictBase, outputs: _Outputs, t: int) -> None:
         """Learn from an untried policy's first step which states it carries."""
         carried = self.carried
-        states = [unravel(as_tuple(key)[1:]) for key in found if as_tuple(key)[0] == NEXT]
+        states = [unravel(as_tuple(key)[1:]) for key in outputs if as_tuple(key)[0] == NEXT]
         rows = self.columns.rows
         read = [(key, torch.from_numpy(rows[key][t])) for key in carried.primed if key in self.actor.inputs]
         left = [(out.get(key, None), key, row) for key, row in read]  # a tensordict of its own need not hold its input

@@ -11,21 +11,28 @@ from tensordict import TensorDictBase
 
 from rlcli.data.ring.ring import Ring
 from rlcli.data.samplers.sampler import live_rows
-from rlcli.data.shared import SharedRing
-from rlcli.data.storages import ListStorage, Storage
-from rlcli.data.storages.list_storage import ObjectRing, alike, items_of
+from rlcli.data.storages.storage import Storage
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
 from rlcli.typed import MOST
 
+LIST_SIZE = 1000  # objects of a buffer that was given no storage
 
-def ring_of(
-    storage: Storage, next_obs: str, frame_stack: int | Mapping[Key, int] | None, codes: bool, shared: bool
-) -> Any:
-    """Return a `Ring`, or what stands for one over objects."""
+
+def ring_of(given: Any, next_obs: str, frame_stack: int | Mapping[Key, int] | None, codes: bool, shared: bool) -> Any:
+    """Return a `Ring` over the storage that was given, or what stands for one over objects."""
+    if given is None:
+        from rlcli.data.storages.list_storage import ListStorage
+
+        given = ListStorage(LIST_SIZE)
+    storage = made("storage", given, Storage)
     if shared:
+        from rlcli.data.shared import SharedRing
+
         return SharedRing(storage, next_obs=next_obs, frame_stack=frame_stack, codes=codes)
-    if isinstance(storage, ListStorage):
+    if storage.objects:
+        from rlcli.data.storages.list_storage import ObjectRing
+
         options = {"next_obs": next_obs != "auto", "frame_stack": frame_stack is not None, "codes": codes}
         if asked := [name for name, given in options.items() if given]:
             raise ArgumentError(
@@ -40,8 +47,12 @@ def ring_of(
 def as_batch(batch: Any, *, objects: bool) -> Any:
     """Return what a buffer of rows, or of objects, was given, as it writes it."""
     if objects:
+        from rlcli.data.storages.list_storage import items_of
+
         return batch if isinstance(batch, TensorDictBase) else items_of(batch)
     if isinstance(batch, list | tuple) and batch and all(isinstance(part, TensorDictBase) for part in batch):
+        from rlcli.data.storages.list_storage import alike
+
         if not alike(batch):
             raise ArgumentError(
                 "a list of steps is stored as rows, and these are not alike",
@@ -74,7 +85,7 @@ def made(name: str, part: Any, kind: type) -> Any:
 def rows_at(ring: Ring, place: Any) -> np.ndarray:
     """Return row numbers int64 in the shape of what is asked for; slices and masks count live rows."""
     rows = _rows_at(ring, place)
-    if not rows.size and not isinstance(ring, ObjectRing) and not ring.fields:
+    if not rows.size and not ring.objects and not ring.fields:
         raise ArgumentError("the buffer is empty", fix="Extend it before reading.")
     return rows
 
@@ -86,7 +97,7 @@ def _rows_at(ring: Ring, place: Any) -> np.ndarray:
         if not -MOST < place < MOST:
             raise _unusable(place)
         return _checked(ring, np.array(place, np.int64))
-    side_by_side = not isinstance(ring, ObjectRing) and len(ring.lane_shape) > 0
+    side_by_side = not ring.objects and len(ring.lane_shape) > 0
     if side_by_side and isinstance(place, tuple):  # numpy takes a tensor of one element for a number
         place = tuple(x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else x for x in place)
     if place is Ellipsis or isinstance(place, slice) or (side_by_side and isinstance(place, tuple)):

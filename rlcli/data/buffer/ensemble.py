@@ -20,10 +20,9 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch import Tensor
 
 from rlcli import arguments
-from rlcli.data.buffer.gate import after_fork
 from rlcli.data.buffer.replay_buffer import ReplayBuffer
 from rlcli.data.buffer.saving import no_copy, shallow
-from rlcli.data.buffer.stream import Prefetcher, Sampled
+from rlcli.data.buffer.stream import Prefetcher, Sampled, after_fork
 from rlcli.data.buffer.tensordict_buffer import TensorDictReplayBuffer
 from rlcli.data.buffer.transforms import Transforms
 from rlcli.data.index import RandomStream

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,22 +21,18 @@ from torch import Tensor
 
 from rlcli import arguments
 from rlcli.data.buffer.arguments import as_batch, made, ring_of, rows_at
-from rlcli.data.buffer.gate import Gate, SharedGate
-from rlcli.data.buffer.saving import HeldRows, SavedParts, need_state, no_copy, shallow
-from rlcli.data.buffer.stream import Sampled, SampleStream
+from rlcli.data.buffer.stream import Gate, Sampled, SampleStream
 from rlcli.data.buffer.transforms import Transforms
-from rlcli.data.files.dumps import resume
-from rlcli.data.files.row_files import LiveRows
-from rlcli.data.ring.ring import Ring
-from rlcli.data.samplers import Draw, RandomSampler, Sampler
-from rlcli.data.shared import RegionWriter, SharedRing, refuse_write_side
-from rlcli.data.storages import ListStorage, Storage
-from rlcli.data.storages.list_storage import ObjectRing, items_of
+from rlcli.data.samplers.sampler import Draw, RandomSampler, Sampler
+from rlcli.data.storages.storage import Storage
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
 from rlcli.recognise import own
 
-LIST_SIZE = 1000  # objects of a buffer that was given no storage
+if TYPE_CHECKING:
+    from rlcli.data.buffer.saving import HeldRows, SavedParts
+    from rlcli.data.files.row_files import LiveRows
+    from rlcli.data.shared import RegionWriter
 
 
 class ReplayBuffer:
@@ -102,10 +98,9 @@ class ReplayBuffer:
         codes: bool = False,
         shared: bool = False,
     ) -> None:
-        self.storage = ListStorage(LIST_SIZE) if storage is None else made("storage", storage, Storage)
+        self.ring = ring_of(storage, next_obs, frame_stack, codes, shared)
+        self.storage: Storage = self.ring.storage
         chosen: Sampler = RandomSampler() if sampler is None else made("sampler", sampler, Sampler)
-        self.ring = ring_of(self.storage, next_obs, frame_stack, codes, shared)
-        self.storage = self.ring.storage
         self.storage.bind(self.ring)
         with self.ring.asking("sampler"):
             chosen.bind(self.ring)
@@ -114,7 +109,7 @@ class ReplayBuffer:
         if generator is not None:
             chosen.set_seed(int(torch.randint(0, 2**62, (), generator=generator, device=generator.device)))
         size = chosen.batch_size() if batch_size is None else arguments.count("batch_size", batch_size)
-        self._lock: Gate = SharedGate(self._follow) if shared else Gate()
+        self._lock: Gate = self.ring.gate(self._follow) if shared else Gate()
         self._transforms = Transforms(self.ring)
         self._noted: dict[int, list[Sampled]] = {}  # thread -> what `sample` gave it while `drawn` asks for it
         self.stream = SampleStream(
@@ -123,9 +118,12 @@ class ReplayBuffer:
         )  # fmt: skip
         if transform is not None:
             self.append_transform(transform)
-        if resume(self.ring):
-            self.ring.use_asked_markers()
-            self.sampler.extended(self.ring, len(self.ring))
+        if self.storage.where:
+            from rlcli.data.files.dumps import resume
+
+            if resume(self.ring):
+                self.ring.use_asked_markers()
+                self.sampler.extended(self.ring, len(self.ring))
         self.storage.belong_to(self.ring)  # last: the parts of a buffer that was refused are free for another
         self.sampler.belong_to(self.ring)
 
@@ -167,32 +165,27 @@ class ReplayBuffer:
             stored.
         """
         if type(batch) is not TensorDict or not batch.batch_size:
-            batch = as_batch(batch, objects=isinstance(self.ring, ObjectRing))
+            batch = as_batch(batch, objects=self.ring.objects)
         with self._lock:
-            written = self._transforms.write(batch)
-            priorities = self._priorities_of(batch, written)
+            written = self._transforms.write(batch) if self._transforms.parts else batch
+            priorities = self._priorities_of(batch, written) if self.sampler.has_priorities else []
             rows = self.ring.extend(written)
             self.sampler.extended(self.ring, len(rows))
-            self._prioritise(rows, priorities)
+            for part, priority in priorities:
+                self.sampler.update_priority(self.ring, rows[part], priority)
         return torch.from_numpy(rows)
 
     def _priorities_of(self, given: Any, written: Any) -> list[tuple[slice, Tensor]]:
         """Return `_priorities_in` a batch; where its transforms left rows out, in what they made of it."""
-        if not self.sampler.has_priorities:
-            return []
         return self._priorities_in(given if _rows_of(given) == _rows_of(written) else written)
 
     def _priorities_in(self, batch: Any) -> list[tuple[slice, Tensor]]:
         """Return rows of a batch and the priorities that it holds for them; refuse them while nothing is stored."""
         return []
 
-    def _prioritise(self, rows: np.ndarray, priorities: list[tuple[slice, Tensor]]) -> None:
-        for part, priority in priorities:
-            self.sampler.update_priority(self.ring, rows[part], priority)
-
     def add(self, step: Any) -> int | Tensor:
         """Store one step of every env, ``[*lanes]``, or one object; the row number, or those of all envs."""
-        if isinstance(self.ring, ObjectRing):
+        if self.ring.objects:
             return int(self.extend([step]))
         rows = self.extend(step.unsqueeze(-1) if isinstance(step, TensorDictBase) else step)
         return int(rows) if rows.numel() == 1 else rows
@@ -201,23 +194,26 @@ class ReplayBuffer:
         """Overwrite stored rows, named as in `buffer[place]`."""
         with self._lock:
             rows = rows_at(self.ring, place)
-            objects = isinstance(self.ring, ObjectRing)
+            objects = self.ring.objects
             if not objects and not isinstance(batch, TensorDictBase):
                 batch = as_batch(batch, objects=False)
             if rows.ndim > 1 and batch.shape[: rows.ndim] == rows.shape:
                 batch = batch.flatten(0, rows.ndim - 1)
             given, batch = batch, self._transforms.write(batch)
             if objects:
+                from rlcli.data.storages.list_storage import items_of
+
                 given = batch = items_of(batch) if rows.ndim else [batch]
             elif not rows.ndim and not batch.ndim:
                 batch = batch.unsqueeze(0)
             rows = rows.reshape(-1)
             if len(batch) != len(rows):
                 raise ArgumentError("give as many rows as are overwritten", why=f"got {len(batch)} for {len(rows)}")
-            priorities = self._priorities_of(given, batch)
+            priorities = self._priorities_of(given, batch) if self.sampler.has_priorities else []
             self.ring.overwrite(rows, batch)
             self.sampler.overwritten(self.ring, rows)
-            self._prioritise(rows, priorities)
+            for part, priority in priorities:
+                self.sampler.update_priority(self.ring, rows[part], priority)
 
     def empty(self, *, fields: bool = False) -> None:
         """Forget all rows; with `fields` their keys, shapes and env dims as well."""
@@ -354,8 +350,8 @@ class ReplayBuffer:
             Its place among those that samples pass, where the parts of a `Compose` count each.
         """
         with self.stream.stopped():
-            if isinstance(self.ring, SharedRing):
-                refuse_write_side(transform, invert)
+            if self.ring.shared:
+                self.ring.refuse_write_side(transform, invert)
             self._transforms.insert(index, transform, invert, sampler=self.sampler)
         return self
 
@@ -388,6 +384,8 @@ class ReplayBuffer:
     # ---- checkpoints and dumps ---------------------------------------------------------------------------------
     @property
     def _saved(self) -> SavedParts:
+        from rlcli.data.buffer.saving import SavedParts
+
         return SavedParts(self.ring, self.sampler, self._transforms)
 
     def state_dict(self) -> dict[str, Any]:
@@ -404,7 +402,7 @@ class ReplayBuffer:
         held : HeldRows, optional
             What `hold` gave: as it was then. Afterwards the buffer can only be closed.
         """
-        if type(self.ring) is not Ring:
+        if self.ring.shared or self.ring.objects:
             return self.state_dict(), None
         if held is not None:
             with self._lock:
@@ -418,8 +416,10 @@ class ReplayBuffer:
 
         None where another process writes the rows.
         """
-        if type(self.ring) is not Ring:
+        if self.ring.shared or self.ring.objects:
             return None
+        from rlcli.data.buffer.saving import HeldRows
+
         state = self._state(columns=False)
         with self._lock:
             return HeldRows.of(self.ring, state, spare)
@@ -432,7 +432,7 @@ class ReplayBuffer:
     def need_fit(self, state: dict[str, Any]) -> None:
         """Refuse a state that is not of a buffer that was made alike; nothing changes."""
         with self._lock:
-            need_state(state)
+            self._saved.check(state)
             self.stream.read_ahead(state)
             self._saved.need_fit(state)
 
@@ -447,7 +447,7 @@ class ReplayBuffer:
         written, by `empty` and `close`.
         """
         with self.stream.stopped():
-            need_state(state)
+            self._saved.check(state)
             ahead = self.stream.read_ahead(state)
             self._saved.load(state)
             self.stream.moved()
@@ -507,7 +507,7 @@ class ReplayBuffer:
             self.storage.belong_to(None)
             self._transforms.let_go()
             self._lock.closed = True
-            if isinstance(self.ring, SharedRing):
+            if self.ring.shared:
                 self.ring.close()
         self.stream.close()
 
@@ -520,7 +520,7 @@ class ReplayBuffer:
         ArgumentError
             The buffer is this process's alone.
         """
-        if not isinstance(self.ring, SharedRing):
+        if not self.ring.shared:
             raise ArgumentError("this buffer is not shared between processes", fix="Make it with shared=True.")
         return self.ring.writer()
 
@@ -533,12 +533,18 @@ class ReplayBuffer:
             self.sampler.extended(self.ring, count)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if isinstance(self.ring, SharedRing):
+        if self.ring.shared:
             return self.writer().__reduce__()
+        from rlcli.data.buffer.saving import no_copy
+
         raise no_copy("a buffer")
 
     def __copy__(self) -> Any:
-        return self.writer() if isinstance(self.ring, SharedRing) else shallow(self)
+        if self.ring.shared:
+            return self.writer()
+        from rlcli.data.buffer.saving import shallow
+
+        return shallow(self)
 
     def __enter__(self) -> ReplayBuffer:
         return self

@@ -13,21 +13,31 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 
 from rlcli.data.buffer.transforms import Transforms
-from rlcli.data.codes import CodedRows
 from rlcli.data.files.dumps import dump, load, read_rows, take_rows
 from rlcli.data.files.state import copied
 from rlcli.data.ring.ring import Ring
-from rlcli.data.samplers import Sampler
-from rlcli.data.storages import Storage
+from rlcli.data.samplers.sampler import Sampler
+from rlcli.data.storages.storage import Storage
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
 from rlcli.typed import anything, flag, listed, mapping, record, some, whole
+
+if TYPE_CHECKING:
+    from rlcli.data.codes import CodedRows
+
+
+_STATE = some(
+    rows=record(ring=mapping(), columns=anything),
+    rest=record(sampler=mapping(), transforms=listed(mapping())),
+    ahead=listed(record(columns=anything, shape=listed(whole()), info=anything, last=flag)),
+    ahead_size=whole(1),
+)
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,14 @@ class SavedParts:
         if columns and len(ring):
             rows["columns"] = ring.storage.gather(np.sort(ring.space.live_rows(ring.cursor)))
         return {"rows": rows, "rest": self.rest()}
+
+    @staticmethod
+    def check(state: dict[str, Any]) -> None:
+        """Refuse what is no state of a buffer, whatever buffer."""
+        if not {"rows", "rest", "ahead"} <= state.keys():
+            holds = ", ".join(map(str, state)) or "nothing"
+            raise ArgumentError("this is no state of a buffer", why=f"it holds {holds}")
+        _STATE(dict(state))
 
     def need_fit(self, state: dict[str, Any]) -> None:
         """Refuse a state that is not of a buffer that was made alike; nothing changes."""
@@ -145,18 +163,3 @@ def no_copy(what: str) -> ArgumentError:
         fix="Make another one alike, and give it this one's rows and draws: other.load_state_dict(rb.state_dict())"
         + (", or rb.dumps(folder) and other.loads(folder)." if what == "a buffer" else "."),
     )
-
-
-_STATE = some(
-    rows=record(ring=mapping(), columns=anything),
-    rest=record(sampler=mapping(), transforms=listed(mapping())),
-    ahead=listed(record(columns=anything, shape=listed(whole()), info=anything, last=flag)),
-    ahead_size=whole(1),
-)
-
-
-def need_state(state: dict[str, Any]) -> None:
-    """Refuse what is no state of a buffer, whatever buffer."""
-    if not {"rows", "rest", "ahead"} <= state.keys():
-        raise ArgumentError("this is no state of a buffer", why=f"it holds {', '.join(map(str, state)) or 'nothing'}")
-    _STATE(dict(state))

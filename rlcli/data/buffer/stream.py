@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli import arguments
-from rlcli.data.buffer.gate import Gate, after_fork
 from rlcli.data.buffer.transforms import Transforms
 from rlcli.data.fields import columns_of, nested
-from rlcli.data.samplers import Draw, Sampler
-from rlcli.data.samplers.sampler import need_draw, need_rows
-from rlcli.data.storages.list_storage import ObjectRing, annotate
+from rlcli.data.samplers.sampler import Draw, Sampler, need_draw, need_rows
 from rlcli.errors import ArgumentError
 from rlcli.keys import show
 from rlcli.recognise import own
@@ -279,7 +279,10 @@ class SampleStream:
                 raise
             last = self.sampler.ran_out
         try:
-            batch = self._placed(self._transforms.read(batch))
+            if self._transforms.parts:
+                batch = self._transforms.read(batch)
+            if self._pin or self._device is not None:
+                batch = self._placed(batch)
         except BaseException:
             self._undraw(Sampled(None, info, last, size, position, since))
             raise
@@ -287,30 +290,33 @@ class SampleStream:
 
     def read(self, draw: Draw, info: dict[Any, Tensor] | None = None) -> Any:
         """Read what a sampler chose, with its marks and what is known of it; under the lock."""
-        if isinstance(self._ring, ObjectRing):
-            batch: Any = self._ring.read(draw.rows) if self._collate is None else self._ring.items(draw.rows)
-            if info is not None and (self._collate is not None or isinstance(batch, TensorDictBase)):
-                self._annotate(batch, info)
+        ring, transforms, device = self._ring, self._transforms, self._ring.storage.device
+        if ring.objects:
+            batch = self._read_objects(draw.rows, info)
         else:
-            columns = self._ring.columns(draw.rows, self._transforms.wanted() if self._collate is None else None)
+            wanted = transforms.wanted() if transforms.parts and self._collate is None else None
+            columns = ring.columns(draw.rows, wanted)
             if info is not None:
                 self.sampler.mark(columns, draw)
                 if not self._trusted:
                     need_rows(columns, len(draw.rows))
-                self._annotate(columns, info)
-            batch = nested(columns, torch.Size((len(draw.rows),)), self._ring.storage.device)
-        return self._transforms.read_stored(batch if self._collate is None else self._collate(batch), draw.rows)
+                if self._annotated:
+                    columns |= {name: value.to(device) for name, value in info.items()}
+            batch = nested(columns, torch.Size((len(draw.rows),)), device)
+        batch = batch if self._collate is None else self._collate(batch)
+        return transforms.read_stored(batch, draw.rows) if transforms.parts else batch
 
-    def _annotate(self, columns: Any, info: dict[Any, Tensor]) -> None:
-        for name, value in info.items() if self._annotated else ():
-            if type(columns) is dict:
-                columns[name] = value.to(self._ring.storage.device)
-            elif isinstance(columns, list | TensorDictBase):  # of objects
-                annotate(columns, name, value.to(self._ring.storage.device))
+    def _read_objects(self, rows: np.ndarray, info: dict[Any, Tensor] | None) -> Any:
+        from rlcli.data.storages.list_storage import annotate
+
+        batch: Any = self._ring.read(rows) if self._collate is None else self._ring.items(rows)
+        if info is not None and self._annotated and isinstance(batch, list | TensorDictBase):
+            for name, value in info.items():
+                annotate(batch, name, value.to(self._ring.storage.device))
+        return batch
 
     def _placed(self, batch: Any) -> Any:
-        if self._device is None and not self._pin:
-            return batch
+        """Return a sample where samples go."""
         if type(batch) in (list, tuple):
             return type(batch)(self._placed(item) for item in batch)
         if not hasattr(batch, "to"):
@@ -318,3 +324,49 @@ class SampleStream:
         if self._pin and torch.cuda.is_available():
             batch = batch.pin_memory()
         return batch if self._device is None else batch.to(self._device, non_blocking=self._pin)
+
+
+# ---- the buffer's lock, which nobody passes once the buffer is closed ----------------------------------------------
+class Gate:
+    """Lock reentrantly; who waits for it while it is `closed`, by whoever holds it, gets an error."""
+
+    def __init__(self) -> None:
+        self._lock, self.closed = threading.RLock(), False
+        after_fork(self)
+
+    def in_child(self) -> None:
+        """Make a new lock after a fork: a thread of the parent, which is not here, may have held it."""
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        if self.closed:
+            self._lock.release()
+            self.check()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def check(self) -> None:
+        """Raise if the buffer is closed."""
+        if self.closed:
+            raise ArgumentError(
+                "the buffer is closed",
+                fix="Make a new one; rows in a scratch_dir come back with LazyMemmapStorage(..., resume=True).",
+            )
+
+
+_forked: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def after_fork(part: Any) -> None:
+    """Call `in_child` of this object in every forked child, in which no other thread runs, as long as it lives."""
+    _forked.add(part)
+
+
+def _in_child() -> None:
+    for part in list(_forked):
+        part.in_child()
+
+
+os.register_at_fork(after_in_child=_in_child)

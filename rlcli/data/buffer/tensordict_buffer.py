@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch import Tensor
 
-from rlcli.data.buffer.replay_buffer import LIST_SIZE, ReplayBuffer
-from rlcli.data.samplers import PrioritizedSampler
+from rlcli.data.buffer.arguments import LIST_SIZE
+from rlcli.data.buffer.replay_buffer import ReplayBuffer
 from rlcli.data.samplers.sampler import learned_from
-from rlcli.data.shared import RegionWriter
-from rlcli.data.storages import Storage
-from rlcli.data.storages.list_storage import ObjectRing, items_of
+from rlcli.data.storages.storage import Storage
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import INDEX, Key, show, unravel
+
+if TYPE_CHECKING:
+    from rlcli.data.samplers import PrioritizedSampler
+    from rlcli.data.shared import RegionWriter
 
 
 class TensorDictReplayBuffer(ReplayBuffer):
@@ -36,8 +38,10 @@ class TensorDictReplayBuffer(ReplayBuffer):
         super().__init__(**options)
 
     def _priorities_in(self, batch: Any) -> list[tuple[slice, Tensor]]:
-        objects = isinstance(self.ring, ObjectRing)
+        objects = self.ring.objects
         if objects and not isinstance(batch, TensorDict):  # each of a shape of its own
+            from rlcli.data.storages.list_storage import items_of
+
             items = [item if isinstance(item, TensorDictBase) else {} for item in items_of(batch)]
             found = [(slice(i, i + 1), item.get(self.priority_key, None), 1) for i, item in enumerate(items)]
         else:
@@ -50,6 +54,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return parts
 
     def writer(self) -> RegionWriter:
+        from rlcli.data.shared import RegionWriter
+
         writer = super().writer()
         return RegionWriter(writer.place, self.priority_key) if self.sampler.has_priorities else writer
 
@@ -69,7 +75,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 "a sample that holds priorities is a TensorDict", why=f"got {type(sample).__name__}",
                 fix="Use update_priority(rows, priorities).",
             )  # fmt: skip
-        if isinstance(sample, LazyStackedTensorDict) and isinstance(self.ring, ObjectRing):
+        if isinstance(sample, LazyStackedTensorDict) and self.ring.objects:
             for item in sample.unbind(0):  # not alike: each by itself
                 self.update_tensordict_priority(item.unsqueeze(0))
             return
@@ -79,7 +85,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         index, priority = sample.get(INDEX), sample.get(self.priority_key)
         if (learned := learned_from(sample)) is not None and learned.shape == index.shape:
             index, priority = index[learned], priority[learned]
-        if isinstance(self.ring, ObjectRing):
+        if self.ring.objects:
             self.update_priority(index.reshape(len(index), -1)[:, 0], priority.reshape(len(index), -1))
             return
         self.update_priority(index.reshape(-1), priority.reshape(index.numel(), *priority.shape[index.ndim :]))
@@ -133,6 +139,8 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
 
 
 def _by_priority(storage: Any, alpha: float, beta: float, eps: float, reduction: str) -> PrioritizedSampler:
+    from rlcli.data.samplers.prioritized import PrioritizedSampler
+
     if storage is not None and not isinstance(storage, Storage):
         raise ArgumentError("a prioritized buffer needs a storage", fix="For instance LazyTensorStorage(100_000).")
     return PrioritizedSampler(LIST_SIZE if storage is None else storage.max_size, alpha, beta, eps, reduction)

@@ -18,8 +18,7 @@ import numpy as np
 from tensordict import TensorDictBase
 
 from rlcli.data.ring.ring import Ring
-from rlcli.data.samplers import Sampler
-from rlcli.data.storages.list_storage import ObjectRing
+from rlcli.data.samplers.sampler import Sampler
 from rlcli.errors import ArgumentError
 from rlcli.keys import END_FLAGS, Key, as_tuple, show, under_next
 from rlcli.recognise import own
@@ -36,7 +35,7 @@ class Transforms:
 
     def __init__(self, ring: Ring | None = None) -> None:
         self._ring = ring
-        self._parts: list[tuple[Part, bool]] = []
+        self.parts: list[tuple[Part, bool]] = []  # in order, and whether each is inverted
         self._bound = 0  # parts up to the last one that reads the buffer
 
     def append(self, transform: Part, invert: bool = False) -> None:
@@ -54,13 +53,17 @@ class Transforms:
                 why=f"got {type(transform).__name__}" + (", which has no inverse" if invert else ""),
             )
         parts = parts_of(transform) if isinstance(transform, Transform) else [transform]
-        if isinstance(self._ring, ObjectRing) and (reading := [part for part in parts if _reads_buffer(part)]):
+        if (
+            self._ring is not None
+            and self._ring.objects
+            and (reading := [part for part in parts if _reads_buffer(part)])
+        ):
             raise ArgumentError(
                 f"{type(reading[0]).__name__} reads the rows of a buffer, and a list of objects has none",
                 where="transform",
                 fix="Use LazyTensorStorage.",
             )
-        new = self._parts.copy()
+        new = self.parts.copy()
         new[index:index] = [(part, invert) for part in (reversed(parts) if invert else parts)]
         if self._ring is not None:
             _need_order(new)
@@ -74,8 +77,8 @@ class Transforms:
             _owners.update(
                 {part: weakref.ref(self) for part in parts if isinstance(part, Transform) and _belongs(part)}
             )
-        self._parts = new
-        reads = [i for i, (part, _) in enumerate(self._parts) if _reads_buffer(part)]
+        self.parts = new
+        reads = [i for i, (part, _) in enumerate(self.parts) if _reads_buffer(part)]
         self._bound = 0 if self._ring is None else max(reads, default=-1) + 1
 
     def _need_ours(self, part: Transform) -> None:
@@ -95,20 +98,20 @@ class Transforms:
 
     def let_go(self) -> None:
         """Give transforms up for other buffers: this one is closed."""
-        for part, _ in self._parts:
+        for part, _ in self.parts:
             if isinstance(part, Transform):
                 _owners.pop(part, None)
 
     def need_order(self, *samplers: Sampler) -> None:
         """Refuse transforms that read the row below in a sample, where one of these draws rows in no order."""
-        _need_in_time([part for part, _ in self._parts], samplers)
+        _need_in_time([part for part, _ in self.parts], samplers)
 
     def __len__(self) -> int:
-        return len(self._parts)
+        return len(self.parts)
 
     def write(self, batch: Any) -> Any:
         """Take a batch through on its way in; the caller's stays as it is."""
-        for part, inverted in reversed(self._parts):
+        for part, inverted in reversed(self.parts):
             if isinstance(part, Transform):
                 change = part.forward if inverted else part.inv
                 if isinstance(batch, list | tuple):
@@ -119,7 +122,7 @@ class Transforms:
 
     def wanted(self) -> list[Key] | None:
         """Return the keys that a sample begins with, if some need not be read: the first transform reads them anew."""
-        first = self._parts[0] if self._bound else None
+        first = self.parts[0] if self._bound else None
         if first is None or first[1] or not isinstance(first[0], Transform) or self._ring is None:
             return None
         if not own(first[0], "sampled"):  # of a subclass nobody knows what it looks at
@@ -129,7 +132,7 @@ class Transforms:
 
     def read_stored(self, sample: Any, rows: np.ndarray) -> Any:
         """Take a sample through on its way out as far as it needs the buffer."""
-        for part, inverted in self._parts[: self._bound]:
+        for part, inverted in self.parts[: self._bound]:
             if isinstance(part, Transform) and not inverted:
                 sample = part.sampled(sample, rows)
             else:
@@ -138,7 +141,7 @@ class Transforms:
 
     def read(self, sample: Any) -> Any:
         """Take a sample through the rest of its way out."""
-        for part, inverted in self._parts[self._bound :]:
+        for part, inverted in self.parts[self._bound :]:
             sample = self._out(part, inverted, sample)
         return sample
 
@@ -147,21 +150,21 @@ class Transforms:
         return part.inv(sample) if inverted else part(sample)  # type: ignore[attr-defined]
 
     def state_dict(self) -> list[dict[str, Any]]:
-        return [part.state_dict() if isinstance(part, Transform) else {} for part, _ in self._parts]
+        return [part.state_dict() if isinstance(part, Transform) else {} for part, _ in self.parts]
 
     def load_state_dict(self, state: list[dict[str, Any]]) -> None:
-        if len(state) != len(self._parts):
+        if len(state) != len(self.parts):
             raise ArgumentError(
                 "this state is of a buffer with other transforms", why=f"expected {len(self)}, got {len(state)}"
             )
-        for (part, _), saved in zip(self._parts, state, strict=True):
+        for (part, _), saved in zip(self.parts, state, strict=True):
             if saved.keys() != (part.state_dict().keys() if isinstance(part, Transform) else {}.keys()):
                 raise ArgumentError(
                     "this state is of a buffer with other transforms",
                     where=type(part).__name__,
                     why=f"got the state of another one, which holds {', '.join(saved) or 'nothing'}",
                 )
-        for (part, _), saved in zip(self._parts, state, strict=True):
+        for (part, _), saved in zip(self.parts, state, strict=True):
             if isinstance(part, Transform):
                 part.load_state_dict(saved)
 
@@ -177,6 +180,7 @@ def _belongs(part: Transform) -> bool:
 
 def _need_order(parts: Sequence[tuple[Part, bool]]) -> None:
     """Refuse a part that takes stored values, after one that changes these in a sample."""
+
     for place, (part, inverted) in enumerate(parts):
         if inverted or not hasattr(part, "reads_stored"):
             continue

@@ -27,7 +27,7 @@ from rlcli.data.collected.folder import (
 from rlcli.data.files.disk import Stamp, digest_of
 from rlcli.data.files.journal import JOURNAL, Record, read_record, records, scan, state_name
 from rlcli.data.files.tensors import decode, encode, header_of
-from rlcli.data.next_obs.modes import with_next
+from rlcli.data.next_obs.modes import codes, with_next
 from rlcli.data.next_obs.packing import concat
 from rlcli.data.storages.mapped import MappedRows
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
@@ -260,7 +260,7 @@ class SegmentReader:
         DamagedDataError
             As `read`.
         """
-        if self.metadata.get("next_obs") == "delta":
+        if codes(self.metadata.get("next_obs")):
             return NextObservationDelta()(self.read(i))
         if (compact := left_out(self.metadata)) is None:
             raise ArgumentError(

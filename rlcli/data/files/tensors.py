@@ -8,7 +8,6 @@ may fail; read by the safetensors library, which checks the header. No pickle.
 
 from __future__ import annotations
 
-import copyreg
 import json
 import math
 import os
@@ -19,7 +18,6 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
-from tensordict import TensorDict
 from torch import Tensor
 
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
@@ -155,15 +153,3 @@ def between(x: Tensor, least: int, most: int, name: str) -> None:
     """Refuse whole numbers outside a range, its ends included."""
     if x.numel() and not (least <= int(x.min()) and int(x.max()) <= most):
         raise Misfit(f"numbers from {least} to {most} were expected, found {int(x.min())} to {int(x.max())}", name)
-
-
-# ---- batches that `torch.save` wrote -------------------------------------------------------------------------------
-def allow_batches() -> None:
-    """Let `torch.load`, as it is called by default, make TensorDicts: they hold tensors, and run no code of the file.
-
-    Next observations of `exact` are saved as plain tensors (`rlcli.data.next_obs.rows`), so a batch is a TensorDict and
-    nothing else. Where rlcli is not imported, torch names what to allow.
-    """
-    reduce = copyreg.dispatch_table.get(TensorDict)
-    if reduce is not None:
-        torch.serialization.add_safe_globals([TensorDict, reduce(TensorDict())[0]])  # type: ignore[list-item]

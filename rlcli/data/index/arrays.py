@@ -244,11 +244,8 @@ class IndexArrays:
         free[self.slots[: self.scalars[layout.SLOT_FREE]]] = True
         return np.flatnonzero(~free)
 
-    def load_state_dict(self, state: dict[str, Any], *, slots: int | None = None) -> None:
-        """Take over `state_dict`'s answer, for a pool of so many slots; Misfit: its numbers lead nowhere."""
-        from rlcli.data.ring.saved_state import check_index
-
-        check_index(state, self.space.lanes, slots)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over `state_dict`'s answer, which `rlcli.data.ring.saved_state` has looked at."""
         scalars = state["scalars"].numpy().copy()
         for name, at in (
             ("steps", STEPS), ("lanes", LANES), ("next observations known", KNOWN), ("exact", EXACT), ("ids", HAS_IDS)

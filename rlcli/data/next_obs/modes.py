@@ -19,15 +19,44 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from rlcli.data.next_obs.pool import Successors
-from rlcli.data.next_obs.rows import Rows
+from rlcli.data.next_obs.rows import Rows, Successors
 from rlcli.keys import TRAJ_IDS, Key, under_next
 from rlcli.specs.base import fill_for
 from rlcli.specs.field import CODED, NONE, OWN, PASS, SHARED, SPARSE, Field, Fields
 from rlcli.transforms.delta_codec import delta_key, encode, kept_key, saves, scale_key, spread
 
-NEXT = {"full": OWN, "compact": NONE, "exact": SHARED, "delta": CODED}  # mode -> how next observations are kept
+NEXT = {"full": OWN, "exact": SHARED, "compact": NONE, "delta": CODED}  # mode -> how next observations are kept
 MODES = tuple(NEXT)
+
+
+def drops(mode: str | None) -> bool:
+    """Say whether a mode keeps no next observation where an episode ends."""
+    return NEXT.get(mode or "") == NONE
+
+
+def shares(mode: str | None) -> bool:
+    """Say whether a mode finds next observations in the row below."""
+    return NEXT.get(mode or "") == SHARED
+
+
+def codes(mode: str | None) -> bool:
+    """Say whether a mode keeps next observations as rounded differences."""
+    return NEXT.get(mode or "") == CODED
+
+
+def stores_twice(mode: str) -> bool:
+    """Say whether a mode keeps every next observation beside its observation."""
+    return NEXT[mode] == OWN
+
+
+def instead_of(mode: str) -> str:
+    """Return the mode to use where this one saves nothing."""
+    return "exact" if codes(mode) else "full"
+
+
+def of_buffer(mode: str) -> str:
+    """Return the mode of a buffer whose rows come in this one."""
+    return mode if shares(mode) else "full"
 
 
 def next_in(field: Field, mode: str) -> str:

@@ -292,6 +292,8 @@ class Contents:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over `state_dict`'s answer, of contents of the same layout, but for the columns."""
+        from rlcli.data.ring.saved_state import check_index
+
         for (_, _, mine), stacks in zip(state["stacks"], self.stacks.values(), strict=True):
             stacks.load_state_dict(mine)
         slots = state["slots"].numpy()
@@ -299,7 +301,8 @@ class Contents:
             self.keep_whole()  # saved before there were choices
         if self.pool is not None and slots.shape[1] != self.pool.slot_width:
             raise Misfit(f"slots have {slots.shape[1]} bytes, {self.pool.slot_width} are needed")
-        self.index.arrays.load_state_dict(state["index"], slots=len(slots))
+        check_index(state["index"], self.space.lanes, len(slots))
+        self.index.arrays.load_state_dict(state["index"])
         self.sparse.load_state_dict(state["sparse"])
         if self.pool is not None:
             self.pool.memory[: len(slots)] = slots

@@ -143,7 +143,7 @@ class WritePlan:
     """Write batches of one form and size (`lead`); `tensors` are the first one's."""
 
     def __init__(self, contents: Contents, form: Form, tensors: Mapping[Key, Tensor], lead: torch.Size) -> None:
-        from rlcli.kernels.ring import write  # loads the compiler, which takes half a second
+        from rlcli.kernels.rows import write  # loads the compiler, which takes half a second
 
         storage, pairs, markers = contents.storage, contents.pairs, contents.layout.markers
         memory = storage.memory()
@@ -203,7 +203,7 @@ class ReadPlan:
     """Read all keys of some rows of laid-out contents in one pass over the storage's `memory`."""
 
     def __init__(self, contents: Contents, memory: PlainColumns) -> None:
-        from rlcli.kernels.ring import read  # loads the compiler, which takes half a second
+        from rlcli.kernels.rows import read  # loads the compiler, which takes half a second
 
         self.index, self._kernel = contents.index, read
         self._fields, pairs = contents.layout.fields, contents.pairs

@@ -82,7 +82,7 @@ _INDEX = record(
 )
 
 
-def check_index(state: Any, lanes: int, slots: int | None = None) -> None:
+def check_index(state: Any, lanes: int, slots: int) -> None:
     """Refuse a state that is none of an index of so many lanes, and a side pool of `slots`: numbers lead nowhere."""
     _INDEX(state)
     scalars, ends, runs, trajs = (state[name].numpy() for name in ("scalars", "lanes", "runs", "trajs"))
@@ -92,7 +92,7 @@ def check_index(state: Any, lanes: int, slots: int | None = None) -> None:
         raise Misfit(
             f"cursor {cursor}, {scalars[layout.STEPS]} steps, {high} of {trajs.shape[1]} trajectories", "index"
         )
-    if slots is not None and used != slots:
+    if used != slots:
         raise Misfit(f"{used} slots are in use, and there are {slots}")
     between(state["lanes"], 0, MOST, "lanes")
     sizes = ends[layout.TAIL] - ends[layout.HEAD]

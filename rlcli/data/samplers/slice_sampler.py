@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from rlcli import arguments
-from rlcli.data.index.drawing import Slices, check_request
+from rlcli.data.index.trajectory_index import Slices, check_request
 from rlcli.data.samplers.sampler import Draw, Sampler
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import BURN_IN, COLLECTOR_MASK, DONE, IS_INIT, TRAJ_IDS, TRUNCATED, Key, as_tuple, show, unravel

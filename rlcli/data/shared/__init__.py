@@ -15,7 +15,6 @@ from rlcli.exports import lazily
 
 if TYPE_CHECKING:
     from rlcli.data.shared.ring import SharedRing as SharedRing
-    from rlcli.data.shared.ring import refuse_write_side as refuse_write_side
     from rlcli.data.shared.writer import RegionWriter as RegionWriter
 
 __getattr__, __dir__, __all__ = lazily(__name__)

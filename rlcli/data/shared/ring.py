@@ -10,7 +10,8 @@ that a ring in one process would have. A ring that has fallen behind by more tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from rlcli.data.buffer.stream import Gate
 from rlcli.data.next_obs.rows import Rows
 from rlcli.data.ring.ring import Ring
 from rlcli.data.shared.region import RingAddress, RingFolder, ScratchFolder
@@ -47,6 +49,8 @@ class SharedRing(Ring):
     ArgumentError
         Something was asked for that one process alone can do.
     """
+
+    shared = True
 
     def __init__(self, storage: Storage, *, next_obs: str, frame_stack: Any, codes: bool) -> None:
         _refuse_private(storage, frame_stack, codes)
@@ -164,12 +168,59 @@ class SharedRing(Ring):
             raise ArgumentError("a shared buffer keeps the keys that its writer began with", fix="Use empty().")
         self._start_at(self.region.cursor)
 
+    def gate(self, catch_up: Callable[[], None]) -> Gate:
+        """Return the lock of this ring's buffer, which calls `catch_up` first."""
+        return SharedGate(catch_up)
+
+    @staticmethod
+    def refuse_write_side(transform: Any, invert: bool) -> None:
+        """Refuse transforms that change what is written: that happens in another process."""
+        for part in transform if isinstance(transform, Compose) else [transform]:
+            if invert or (isinstance(part, Transform) and type(part).inv is not Transform.inv):
+                raise ArgumentError(
+                    "a shared buffer's transforms change samples only",
+                    where=type(part).__name__,
+                    why="what is written passes through the process that writes it",
+                    fix="Let the worker apply it: writer.extend(transform.inv(batch)).",
+                )
+
     def close(self) -> None:
         """End the region: its writer is told at its next write, its files are gone."""
         if self._writer is not None:
             self._writer.close()
         self.region.close()
         self.folder.remove()
+
+
+class SharedGate(Gate):
+    """Lock a shared buffer between threads; `catch_up` is called first by whoever passes, and is not kept alive."""
+
+    def __init__(self, catch_up: Callable[[], None]) -> None:
+        super().__init__()
+        self._catch_up, self._inside = weakref.WeakMethod(catch_up), 0
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        try:
+            self.check()
+        except BaseException:
+            self._lock.release()
+            raise
+        self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._inside -= 1
+        self._lock.release()
+
+    def check(self) -> None:
+        with self._lock:
+            super().check()
+            if not self._inside and (catch_up := self._catch_up()) is not None:
+                catch_up()
+
+    def in_child(self) -> None:
+        super().in_child()
+        self._inside = 0
 
 
 def _pieces(marks: np.ndarray) -> list[int]:
@@ -193,20 +244,3 @@ def _refuse_private(storage: Storage, frame_stack: Any, codes: bool) -> None:
             why=reason,
             fix="Use LazyTensorStorage(max_size) or LazyMemmapStorage(max_size), and no frame_stack or codes.",
         )
-
-
-def refuse_write_side(transform: Any, invert: bool) -> None:
-    """Refuse transforms that change what is written: that happens in another process.
-
-    Raises
-    ------
-    ArgumentError
-    """
-    for part in transform if isinstance(transform, Compose) else [transform]:
-        if invert or (isinstance(part, Transform) and type(part).inv is not Transform.inv):
-            raise ArgumentError(
-                "a shared buffer's transforms change samples only",
-                where=type(part).__name__,
-                why="what is written passes through the process that writes it",
-                fix="Let the worker apply it: writer.extend(transform.inv(batch)).",
-            )

@@ -39,7 +39,7 @@ class ListStorage(Storage):
     items : list
     """
 
-    fast = True
+    fast = objects = True
     _most = sys.maxsize
 
     def __init__(self, max_size: int) -> None:
@@ -120,7 +120,7 @@ def _refuse() -> NoReturn:
 class ObjectRing:
     """Keep objects in the order of writing; the oldest make room for new ones."""
 
-    lanes = 1
+    lanes, objects, shared = 1, True, False
 
     def __init__(self, storage: ListStorage) -> None:
         self.storage, self.steps, self.cursor, self._warned = storage, storage.max_size, 0, False

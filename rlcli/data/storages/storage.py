@@ -101,6 +101,7 @@ class Storage(ABC):
     kept = False
     where = ""
     commits = 0
+    objects = False  # rows are objects of any kind, not columns
     _most = MOST_ROWS
     _taken_over = False
     _bound: weakref.ref[Any] | None = None

@@ -20,15 +20,14 @@ from numba import carray, types
 from torch import Tensor
 
 from rlcli.kernels.compiled import compiled, pointer
-from rlcli.kernels.scan import Rate
 
 TOGETHER = 4096  # steps of the rows that are passed over together: 90 KB of columns
 PER_THREAD = 1 << 19  # rows below which waking another core costs more than it saves (0.7 ms on one core)
 
 
 def scan(
-    reward: Tensor, terminated: Tensor, cut: Tensor, value: Tensor, next_value: Tensor, gamma: Rate, decay: Rate,
-    weight: Rate,
+    reward: Tensor, terminated: Tensor, cut: Tensor, value: Tensor, next_value: Tensor, gamma: float | Tensor,
+    decay: float | Tensor, weight: float | Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Accumulated differences and targets, ``[B, T, F]``, without a gradient; see `rlcli.kernels.scan.scan`."""
     accumulated, target = (torch.empty_like(reward, memory_format=torch.contiguous_format) for _ in range(2))

@@ -18,15 +18,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rlcli.kernels.scan import Rate
-
 STEPS = 1024  # of a block, at most
 ROWS = 4096  # steps of a block times its lanes, at most
 
 
 def scan(
-    reward: Tensor, terminated: Tensor, cut: Tensor, value: Tensor, next_value: Tensor, gamma: Rate, decay: Rate,
-    weight: Rate,
+    reward: Tensor, terminated: Tensor, cut: Tensor, value: Tensor, next_value: Tensor, gamma: float | Tensor,
+    decay: float | Tensor, weight: float | Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Accumulated differences and targets, ``[B, T, F]``, without a gradient; see `rlcli.kernels.scan.scan`."""
     rows, steps, features = reward.shape

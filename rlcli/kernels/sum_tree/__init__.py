@@ -10,21 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from rlcli.kernels.sum_tree.levels import levels
+
 LINE = 64  # bytes of a line of cache
-FAN = 8  # children of a node: eight sums are one line
-
-
-def levels(size: int) -> list[int]:
-    """Return the nodes of every level of a tree of `size` rows, leaves first; each level is whole families."""
-    counts = [-(-size // FAN) * FAN]
-    while counts[-1] > FAN:
-        counts.append(-(-counts[-1] // FAN // FAN) * FAN)
-    return counts
-
-
-def tree_bytes(size: int) -> int:
-    """Return the bytes of a `SumTree` of `size` rows: sums and minima, float64."""
-    return 2 * 8 * sum(levels(size))
 
 
 class SumTree:

@@ -19,32 +19,32 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from rlcli import arguments
+from rlcli.arguments import refuse
 from rlcli.collectors.base import BaseCollector
 from rlcli.collectors.batch import BatchPool
 from rlcli.collectors.collector import drawn_seed
-from rlcli.collectors.crew import CollectorCrew, ShutDown
-from rlcli.collectors.delivered import NO_GAPS, Collected, Shares
 from rlcli.collectors.devices import resolve, sync_function
-from rlcli.collectors.each_worker import (
-    CountedEach,
+from rlcli.collectors.finish import Delivered, Shares
+from rlcli.collectors.options import PARENT, CollectorOptions, counted, in_scope
+from rlcli.collectors.schema import RowSchema
+from rlcli.collectors.workers.batches import Outside, merged
+from rlcli.collectors.workers.each import (
+    WorkerRecord,
     check_alike,
     check_names,
     makers_of,
     of_worker,
     one_of_all,
+    own_length,
+    pickled,
+    sent,
     warn_of_cores,
 )
-from rlcli.collectors.finish import assemble
-from rlcli.collectors.options import PARENT, CollectorOptions, counted, in_scope, sent
-from rlcli.collectors.parts import Outside, merged
-from rlcli.collectors.published import PublishedWeights
-from rlcli.collectors.schema import RowSchema
-from rlcli.collectors.shared_batch import SharedBatch
-from rlcli.collectors.worker import Sent, WorkerBatch
-from rlcli.collectors.worker_record import WorkerRecord
+from rlcli.collectors.workers.group import CollectorWorkers, ShutDown
+from rlcli.collectors.workers.weights import PublishedWeights
+from rlcli.collectors.workers.worker import WorkerBatch, WorkerSpec
 from rlcli.data import ReplayBufferEnsemble
 from rlcli.data.next_obs import move
-from rlcli.errors import ArgumentError
 from rlcli.keys import COLLECTOR_MASK, TRAJ_IDS, Key
 from rlcli.processes.crew import Crew
 from rlcli.processes.worker import USUAL_METHOD
@@ -95,7 +95,7 @@ class MultiProcessCollector(BaseCollector):
         A worker ended; and whatever an env raises in one.
     """
 
-    frames_per_batch: int | list[int] = CountedEach()  # type: ignore[assignment]
+    frames_per_batch: int | list[int]  # type: ignore[assignment]
     _at_exit = 10.0
     _weights: PublishedWeights
     _calls_hooks = False
@@ -123,48 +123,55 @@ class MultiProcessCollector(BaseCollector):
         makers = makers_of(create_env_fn, num_workers)
         check_names(options, type(self))
         each = [of_worker(options, index, len(makers), maker) for index, maker in enumerate(makers)]
-        own = dataclasses.replace(each[0], **{name: options[name] for name in in_scope(PARENT) if name in options})
-        super().__init__(own, own.trajectories())
+        parent = dataclasses.replace(each[0], **{name: options[name] for name in in_scope(PARENT) if name in options})
+        super().__init__(parent, parent.trajectories())
         self._options, self._count = each[0], len(makers)
         self._renumbered: dict[int, tuple[int, int]] = {}  # lane -> a trajectory, and how often rows of it were lost
         self.frames_per_batch, self.total_frames = frames_per_batch, total_frames  # type: ignore[assignment]
         self.init_random_frames = init_random_frames or 0
         self.update_at_each_batch = bool(options.get("update_at_each_batch", False))
         self.seed = drawn_seed() if options.get("seed") is None else counted("seed", options["seed"])
-        self._check_buffer(own)
+        self._check_buffer(parent)
         warn_of_cores(len(makers))
         everywhere, storing_device = options.get("device"), one_of_all("storing_device", storing_device, len(makers))
         self.storing = resolve(everywhere if storing_device is None and not isinstance(everywhere, list | tuple)
                                else storing_device)  # fmt: skip
-        body, threads, known = sent("hooks", self._hooks), counted("num_threads", num_threads, 1), told()
-        self.crew = CollectorCrew(
-            [Sent(one.pickled(), body, known, threads, _quiet(filter_warnings_subprocess)) for one in each],
+        body, threads, learned = sent("hooks", self._hooks), counted("num_threads", num_threads, 1), told()
+        self.group = CollectorWorkers(
+            [WorkerSpec(pickled(one), body, learned, threads, _quiet(filter_warnings_subprocess)) for one in each],
             start_method=start_method or USUAL_METHOD, seed=self.seed,
             first_lane=options.get("first_lane", 0), all_lanes=options.get("all_lanes"), on_error=on_worker_error,
         )  # fmt: skip
         try:
-            check_alike(self.crew.about)
-            self._schema: RowSchema = self.crew.about[0]["schema"]
-            self.next_obs, self.batched = (self.crew.about[0][name] for name in ("next_obs", "batched"))
+            check_alike(self.group.about)
+            self._schema: RowSchema = self.group.about[0]["schema"]
+            self.next_obs, self.batched = (self.group.about[0][name] for name in ("next_obs", "batched"))
             self.delta = None
             if self._schema.next == CODED:
                 self.delta = NextObservationDelta(delta_dtype=each[0].delta_dtype, on_overflow=each[0].on_overflow)
             self.policy = policy if each[0].policy_factory is None else made_as_in_workers(each[0], self.seed)
-            self._weights = PublishedWeights(self.crew, self.policy, weight_sync_schemes)
+            self._weights = PublishedWeights(self.group, self.policy, weight_sync_schemes)
             self.outside = Outside()
             self._reuse = bool(options.get("reuse_batch", False))
             if self.trajectories is not None and self._has_members:
-                self.trajectories = own.trajectories(self.crew.ranges)
+                self.trajectories = parent.trajectories(self.group.ranges)
         except BaseException:
-            self.crew.close()
+            self.group.close()
             raise
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "frames_per_batch" or not isinstance(value, list | tuple):
+            super().__setattr__(name, value)
+            return
+        own_length(name, value, self._count)
+        vars(self)[name] = [counted(name, frames) for frames in value]
+
     # ---- batches -------------------------------------------------------------------------------------------------
-    def _pool(self, only: int | None = None) -> BatchPool[SharedBatch]:
+    def _pool(self, only: int | None = None) -> BatchPool:
         """Return memory for the rows of all workers, or of one."""
 
         return BatchPool(
-            lambda steps: self.crew.new_batch(steps, self._random_frames(), only), reuse=self._reuse
+            lambda steps: self.group.new_batch(steps, self._random_frames(), only), reuse=self._reuse
         )  # fmt: skip
 
     def _random_frames(self) -> int:
@@ -179,20 +186,20 @@ class MultiProcessCollector(BaseCollector):
         batched: bool = True,
         shares: Shares | None = None,
         lanes: range | None = None,
-        gaps: Mapping[int, bool] = NO_GAPS,
-    ) -> Collected:
+        gaps: Mapping[int, bool] | None = None,
+    ) -> Delivered:
         """Return the batch of parts that lie in one memory; where they are shares of different lengths, with a mask."""
         filled = merged(parts, memory)
         self._schema = filled.schema
-        found, first = dict(gaps), 0 if lanes is None else lanes.start
+        breaks, first = dict(gaps or {}), 0 if lanes is None else lanes.start
         lane = first
         for part in parts:
             self.outside.add(part.outside)
             if part.begins is not None:
-                found |= dict.fromkeys(range(lane, lane + part.lanes), part.begins)
+                breaks |= dict.fromkeys(range(lane, lane + part.lanes), part.begins)
             lane += part.lanes
-        self._number_anew(filled.columns.get(TRAJ_IDS), range(first, lane), found)
-        batch = assemble(filled, batched=batched, delta=self.delta)
+        self._number_anew(filled.columns.get(TRAJ_IDS), range(first, lane), breaks)
+        batch = filled.assembled(batched=batched, delta=self.delta)
         if shares is not None:
             steps = torch.tensor([taken for lanes, taken in shares for _ in lanes])
             batch.set(COLLECTOR_MASK, torch.arange(filled.shape[1]) < steps[:, None])
@@ -203,22 +210,22 @@ class MultiProcessCollector(BaseCollector):
             sync_function(self.storing)()
         self.frames += sum(part.lanes * part.steps for part in parts)
         if self.trajectories is not None:
-            self.trajectories.interrupt(found)
-        return Collected(batch, filled.reward, filled.done, filled.seconds, lanes, shares, found, filled.ends)
+            self.trajectories.interrupt(breaks)
+        return filled.delivered(batch, lanes=lanes, shares=shares, gaps=breaks)
 
     def _number_anew(self, ids: np.ndarray | None, lanes: range, gaps: Mapping[int, bool]) -> None:
         """Give what follows rows that were lost another id `[N, T]`: no buffer joins it with what was before them."""
         if ids is None:
             return
         for lane, begins in gaps.items():
-            own = int(ids[lane - lanes.start, 0])
-            known, times = self._renumbered.get(lane, (own, 0))
+            first = int(ids[lane - lanes.start, 0])
+            before, times = self._renumbered.get(lane, (first, 0))
             if not begins:
-                self._renumbered[lane] = own, 1 + times * (known == own)
+                self._renumbered[lane] = first, 1 + times * (before == first)
         for lane in [lane for lane in self._renumbered if lane in lanes]:
-            (own, times), row = self._renumbered[lane], ids[lane - lanes.start]
-            if row[0] == own:
-                row[row == own] += times * _RENUMBERED
+            (first, times), row = self._renumbered[lane], ids[lane - lanes.start]
+            if row[0] == first:
+                row[row == first] += times * _RENUMBERED
             else:
                 del self._renumbered[lane]
 
@@ -239,12 +246,10 @@ class MultiProcessCollector(BaseCollector):
     def _check_buffer(self, options: CollectorOptions) -> None:
         """Refuse a buffer that these workers' rows do not fit."""
         self._storage_dims = options.storage_dims()
-        if self._has_members and len(self.replay_buffer.buffers) != self._count:
-            raise ArgumentError(
-                "each worker writes its own member of an ensemble",
-                why=f"there are {self._count} workers and {len(self.replay_buffer.buffers)} members",
-                fix="Use an ensemble of as many buffers as there are workers, or one buffer.",
-            )  # fmt: skip
+        members = len(self.replay_buffer.buffers) if self._has_members else self._count
+        refuse(members != self._count, "each worker writes its own member of an ensemble",
+               why=f"there are {self._count} workers and {members} members",
+               fix="Use an ensemble of as many buffers as there are workers, or one buffer.")  # fmt: skip
 
     def pieces(self, batch: TensorDictBase, lanes: range | None = None) -> Iterable[TensorDictBase]:
         handed_on = self.replay_buffer is not None or self.trajectories is not None
@@ -254,7 +259,7 @@ class MultiProcessCollector(BaseCollector):
         if self.trajectories is None:
             return self._for_buffer(parts)
         for index, rows in parts:
-            self.trajectories.add(rows, self.crew.ranges[index])
+            self.trajectories.add(rows, self.group.ranges[index])
         if not self.steps_left():
             self._finish()
         return self.trajectories.ready()
@@ -262,10 +267,10 @@ class MultiProcessCollector(BaseCollector):
     def _by_worker(self, batch: TensorDictBase, lanes: range) -> Iterator[tuple[int, TensorDictBase]]:
         """Split the rows into those `[P, T]` of each worker, without what a mask hides."""
         mask = batch.get(COLLECTOR_MASK, None)
-        for index, own in enumerate(self.crew.ranges):
-            if own.start in lanes:
-                first = own.start - lanes.start
-                rows = batch[first : first + len(own)]
+        for index, span in enumerate(self.group.ranges):
+            if span.start in lanes:
+                first = span.start - lanes.start
+                rows = batch[first : first + len(span)]
                 if mask is not None:
                     rows = rows[:, : int(mask[first].sum())].exclude(COLLECTOR_MASK)
                 yield index, rows
@@ -288,19 +293,19 @@ class MultiProcessCollector(BaseCollector):
 
     def rows(self, lanes: int = 1, steps: int = 1) -> RowSchema:
         self.background.refuse()
-        return self.crew.call("rows", lanes, steps)[0]
+        return self.group.call("rows", lanes, steps)[0]
 
     @property
     def envs(self) -> int:
-        return self.crew.lanes
+        return self.group.lanes
 
     @property
     def processes(self) -> Crew:
-        return self.crew.crew
+        return self.group.processes
 
     @property
     def workers(self) -> Sequence[WorkerRecord]:
-        return tuple(self.crew.records)
+        return tuple(self.group.records)
 
     @property
     def num_workers(self) -> int:
@@ -318,19 +323,19 @@ class MultiProcessCollector(BaseCollector):
         stats: dict[str, int | bool] = {} if workers == "per_worker" else super().stats()
         alive = [worker.exit_code() is None for worker in self.processes.workers]
         stats |= {"workers": self._count, "workers_alive": sum(alive)}
-        for index, record in enumerate(self.crew.records if workers != "aggregate" else ()):
-            own = {"frames": record.frames, "policy_version": record.version, "restarts": record.restarts,
+        for index, record in enumerate(self.group.records if workers != "aggregate" else ()):
+            figures = {"frames": record.frames, "policy_version": record.version, "restarts": record.restarts,
                    "lost_frames": record.lost_frames, "alive": alive[index]}  # fmt: skip
-            stats |= {f"worker_{index}/{name}": value for name, value in own.items()}
+            stats |= {f"worker_{index}/{name}": value for name, value in figures.items()}
         return stats
 
     @property
     def episodes(self) -> list[int]:
-        return [number for record in self.crew.records for number in record.episodes]
+        return [number for record in self.group.records for number in record.episodes]
 
     @property
     def restarts(self) -> list[tuple[int, int]]:
-        return [(record.restarts, record.lost_frames) for record in self.crew.records]
+        return [(record.restarts, record.lost_frames) for record in self.group.records]
 
     def out_of_bounds(self) -> list[tuple[str, str, int]]:
         return self.outside.news()
@@ -338,7 +343,7 @@ class MultiProcessCollector(BaseCollector):
     def figures(self) -> dict[str, Any]:
         """For a closing report; see `Collector.figures`."""
         figures: dict[str, Any] = {"out_of_bounds": self.outside.figures()}
-        figures["workers"] = [dataclasses.asdict(record) for record in self.crew.records]
+        figures["workers"] = [dataclasses.asdict(record) for record in self.group.records]
         return figures if self.delta is None else figures | {"delta": self.delta.figures()}
 
     # ---- weights -------------------------------------------------------------------------------------------------
@@ -359,76 +364,73 @@ class MultiProcessCollector(BaseCollector):
 
     # ---- seeds, hooks, episodes ----------------------------------------------------------------------------------
     def _begin_episodes(self) -> None:
-        self.crew.reset()
+        self.group.reset()
 
     def _seed(self, seed: int, episode_seeds: bool) -> None:
-        self.crew.call("set_seed", seed, episode_seeds=episode_seeds)
+        self.group.call("set_seed", seed, episode_seeds=episode_seeds)
 
     def _set_hooks(self, before: Callable | None, after: Callable | None) -> None:
         self.background.refuse()
-        self.crew.set_hooks(sent("hooks", (before, after)))
+        self.group.set_hooks(sent("hooks", (before, after)))
         super()._set_hooks(before, after)
 
     def limit_episodes(self, steps: int) -> bool:
         """See `Collector.limit_episodes`."""
         self.background.refuse()
-        return all(self.crew.keep("limit_episodes", steps))
+        return all(self.group.keep("limit_episodes", steps))
 
     def remember_episodes(self, longest: int) -> bool:
         """See `Collector.remember_episodes`."""
         self.background.refuse()
-        return all(self.crew.keep("remember_episodes", longest))
+        return all(self.group.keep("remember_episodes", longest))
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
     def _state(self) -> dict[str, Any]:
-        told = [{name: getattr(record, name) for name in _COUNTED} for record in self.crew.records]
-        state = {"outside": self.outside.figures(), "workers": self.crew.call("state_dict"), "told": told}
+        told = [{name: getattr(record, name) for name in _COUNTED} for record in self.group.records]
+        state = {"outside": self.outside.figures(), "workers": self.group.call("state_dict"), "told": told}
         return state | {"renumbered": dict(self._renumbered)}
 
     def load_state_dict(self, state: dict[str, Any], *, replay: bool = True) -> list[int]:
         """Continue where `state_dict` was taken; see `Collector.load_state_dict`."""
         self.background.refuse()
         saved = state["workers"]
-        if len(saved) != len(self.crew):
-            raise ArgumentError(
-                f"the state is of {len(saved)} workers", why=f"there are {len(self.crew)}",
-                fix="Use as many workers as wrote it.",
-            )  # fmt: skip
+        refuse(len(saved) != len(self.group), f"the state is of {len(saved)} workers",
+               why=f"there are {len(self.group)}", fix="Use as many workers as wrote it.")  # fmt: skip
         self.frames = int(state["frames"])
         self.outside = Outside(state["outside"])
         self._renumbered = {int(lane): (int(own), int(n)) for lane, (own, n) in state.get("renumbered", {}).items()}
         if self.trajectories is not None:
             self.trajectories.load_state_dict(state["trajectories"], self.storing)
-        lost = self.crew.each("call", [("load_state_dict", one) for one in saved], replay=replay)
-        for record, kept, frames in zip(self.crew.records, state["told"], self.crew.call("frames"), strict=True):
+        lost = self.group.each("call", [("load_state_dict", one) for one in saved], replay=replay)
+        for record, kept, frames in zip(self.group.records, state["told"], self.group.call("frames"), strict=True):
             vars(record).update({name: kept[name] for name in _COUNTED}, frames=frames)
         self._weights.restart_at(int(state["policy_version"]))
-        self.crew.learn()
-        return [span[lane] for span, lanes in zip(self.crew.ranges, lost, strict=True) for lane in lanes]
+        self.group.learn()
+        return [span[lane] for span, lanes in zip(self.group.ranges, lost, strict=True) for lane in lanes]
 
     def begin_anew(self, frames: int, taken: Iterable[int] = (), episodes: Iterable[int] = ()) -> None:
         """See `Collector.begin_anew`."""
         self.background.refuse()
         self.frames = frames
         numbers, used = list(episodes), list(taken)
-        own = [numbers[span.start : span.stop] for span in self.crew.ranges]
-        of = [(record.frames, used, mine) for record, mine in zip(self.crew.records, own, strict=True)]
-        self.crew.each("call", [("begin_anew", *each) for each in of])
-        self.crew.learn()
+        shares = [numbers[span.start : span.stop] for span in self.group.ranges]
+        of = [(record.frames, used, each) for record, each in zip(self.group.records, shares, strict=True)]
+        self.group.each("call", [("begin_anew", *each) for each in of])
+        self.group.learn()
 
     def _end_batch(self, waited: float | None) -> None:
-        self.crew.close()
+        self.group.close()
         self.background.thread.join()  # type: ignore[union-attr]
         if isinstance(self.background.failure, ShutDown):
             self.background.failure = None
 
     def interrupt_by(self, check: Callable[[], object]) -> None:
-        self.crew.crew.check = check
+        self.group.processes.check = check
 
     def _close(self) -> None:
         super()._close()
         self._weights.close()
-        self.crew.close()
+        self.group.close()
 
 
 def made_as_in_workers(options: CollectorOptions, seed: int) -> Any:

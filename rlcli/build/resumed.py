@@ -18,6 +18,7 @@ from typing import Any
 
 from rlcli.build.collector import devices
 from rlcli.build.policy import cores_to_spare
+from rlcli.build.trained_run import TrainingRun, check_imports
 from rlcli.config import registry
 from rlcli.config.problem import raise_all
 from rlcli.config.resolved import from_dict, to_dict
@@ -25,7 +26,6 @@ from rlcli.config.schemas import CollectConfig, Config, is_off_policy
 from rlcli.config.validate import as_resumed, validate
 from rlcli.config.words import key_of
 from rlcli.errors import ConfigError, DamagedDataError
-from rlcli.jobs.trained_run import TrainingRun, check_imports
 from rlcli.processes.process import cores
 from rlcli.runs.checkpoint import gone_before, newest
 from rlcli.runs.folder import Run, init_command, note_resume, open_run, resume_command, start_command
@@ -62,7 +62,7 @@ def resume(path: str | PathLike[str], overrides: Sequence[str] = (), *, force: b
     if isinstance(cfg, Config):
         with resumed_run(run) as stop:
             return TrainingRun(_train(run, cfg, overrides, stop, force).path)
-    from rlcli.jobs.acting_policy import with_kept_policy
+    from rlcli.build.acting_policy import with_kept_policy
 
     raise_all(validate(with_kept_policy(cfg, run), set(map(key_of, overrides))))
     with resumed_run(run) as stop:
@@ -78,7 +78,7 @@ def _in_its_folder(run: Run, cfg: CollectConfig) -> CollectConfig:
 
 
 def _train(run: Run, cfg: Config, overrides: Sequence[str], stop: StopSignals, force: bool) -> Run:
-    from rlcli.jobs.learner import Learner, go
+    from rlcli.build.training import learner_of
 
     # the reporter says it too, and keeps it in the closing report
     with warnings.catch_warnings(action="default" if cfg.console.kind == "off" else "ignore"):
@@ -93,7 +93,7 @@ def _train(run: Run, cfg: Config, overrides: Sequence[str], stop: StopSignals, f
     if frames >= cfg.total_frames and run.summary.get("status") == "done":
         return _finished(run, frames, different)
     with stop.at_once(f"Resume with: {different.command(run, force=force)}"):  # nothing of it is noted yet
-        learner = Learner(cfg, run, stop, resume_at=frames)
+        learner = learner_of(cfg, run, stop, resume_at=frames)
     with learner.reporter:
         with different.taking_over(run):
             learner.load(checkpoint)
@@ -101,12 +101,13 @@ def _train(run: Run, cfg: Config, overrides: Sequence[str], stop: StopSignals, f
         if (why := gone_before(checkpoint)) is not None:
             learner.reporter.say(f"{why}; resuming from there")
         different.say(learner.reporter.say)
-        go(learner)
+        learner.run_to_end()
     return run
 
 
 def _collect(run: Run, cfg: CollectConfig, overrides: Sequence[str], stop: StopSignals, force: bool) -> Run:
-    from rlcli.jobs.collection import Collection, fill, find_state
+    from rlcli.build.collecting import collection_of
+    from rlcli.jobs.collection import fill, find_state
 
     stand = find_state(run)
     different = changes(
@@ -117,7 +118,7 @@ def _collect(run: Run, cfg: CollectConfig, overrides: Sequence[str], stop: StopS
     if stand.closed and stand.total >= cfg.total_frames and run.summary.get("status") == "done":
         return _finished(run, stand.total, different)
     with stop.at_once(f"Resume with: {different.command(run, force=force)}"):  # nothing of it is noted yet
-        collection = Collection(cfg, run, stop, resume_at=stand.frames)
+        collection = collection_of(cfg, run, stop, resume_at=stand.frames)
     with collection.reporter:
         with different.taking_over(run):
             collection.load(stand)

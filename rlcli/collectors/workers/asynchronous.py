@@ -12,16 +12,15 @@ import numpy as np
 from tensordict import TensorDictBase
 
 from rlcli import arguments
+from rlcli.arguments import refuse
 from rlcli.collectors.base import Stage, no_stage
-from rlcli.collectors.crew import Order, ShutDown
-from rlcli.collectors.delivered import Collected, Delivered
-from rlcli.collectors.finish import Ended
-from rlcli.collectors.frames import AHEAD, next_steps, steps_of
-from rlcli.collectors.multi import MultiProcessCollector
-from rlcli.collectors.multi_sync import MultiSyncCollector
-from rlcli.collectors.options import counted
+from rlcli.collectors.finish import Delivered, Ended
+from rlcli.collectors.options import AHEAD, counted, next_steps, steps_of
 from rlcli.collectors.schema import RowSchema
-from rlcli.collectors.worker import WorkerBatch
+from rlcli.collectors.workers.group import BatchRequest, ShutDown
+from rlcli.collectors.workers.multi import MultiProcessCollector
+from rlcli.collectors.workers.sync import MultiSyncCollector
+from rlcli.collectors.workers.worker import WorkerBatch
 from rlcli.errors import ArgumentError, in_words
 
 ON_LAG = ("report", "block", "drop")
@@ -64,40 +63,37 @@ class MultiAsyncCollector(MultiProcessCollector):
     ) -> None:
         arguments.choice("on_lag", on_lag, ON_LAG)
         self.max_lag = None if max_lag is None else counted("max_lag", max_lag, 0)
-        if self.max_lag is None and on_lag != "report":
-            raise ArgumentError(f"on_lag='{on_lag}' has no meaning without max_lag")
+        refuse(self.max_lag is None and on_lag != "report", f"on_lag='{on_lag}' has no meaning without max_lag")
         self.on_lag = on_lag
         self.lag: int = 0
         self.late_batches = self.dropped_frames = 0
         if options.get("track_policy_version") is None and options.get("keep_keys") is None:
             options["track_policy_version"] = True
         super().__init__(create_env_fn, policy, **options)
-        self.pools = [self._pool(index) for index in range(len(self.crew))]
+        self.pools = [self._pool(index) for index in range(len(self.group))]
         self._ready: deque[tuple[int, WorkerBatch]] = deque()  # batches that a checkpoint waited for, with their rows
-        self._queue: deque[Order] = deque()  # in the order of asking, where batches are delivered in it
-        self._arrived: dict[int, tuple[int, Order, WorkerBatch]] = {}  # those that came before their turn
+        self._queue: deque[BatchRequest] = deque()  # in the order of asking, where batches are delivered in it
+        self._arrived: dict[int, tuple[int, BatchRequest, WorkerBatch]] = {}  # those that came before their turn
         self._gaps: dict[int, bool] = {}  # lanes whose last rows were passed over: whether an episode ended with them
 
     def _steps(self, index: int, frames: int) -> int:
         """Return the steps of a worker's next batch, when so many frames are there or asked for."""
-        own = self.frames_per_batch
-        return next_steps(
-            own[index] if isinstance(own, list) else own, self.total_frames, self.crew.records[index].lanes, frames
-        )  # fmt: skip
+        batch, lanes = self.frames_per_batch, self.group.records[index].lanes
+        return next_steps(batch[index] if isinstance(batch, list) else batch, self.total_frames, lanes, frames)
 
     @property
     def lanes_in_batch(self) -> list[int]:
-        return [record.lanes for record in self.crew.records]
+        return [record.lanes for record in self.group.records]
 
     @property
     def frames_in_batch(self) -> int:
         """Of the largest that a worker gives."""
-        own, lanes = self.frames_per_batch, self.lanes_in_batch
-        frames = own if isinstance(own, list) else [own] * len(lanes)
+        batch, lanes = self.frames_per_batch, self.lanes_in_batch
+        frames = batch if isinstance(batch, list) else [batch] * len(lanes)
         return max(steps_of(each, n) * n for each, n in zip(frames, lanes, strict=True))
 
     def steps_left(self) -> int:
-        return max(self._steps(index, self.frames) for index in range(len(self.crew)))
+        return max(self._steps(index, self.frames) for index in range(len(self.group)))
 
     def __len__(self) -> int:
         if isinstance(self.frames_per_batch, list) or len({*self.lanes_in_batch}) > 1:
@@ -113,24 +109,24 @@ class MultiAsyncCollector(MultiProcessCollector):
             `steps` are given.
         """
         _refuse_steps(steps)
-        return self._collect(0, False).batch
+        return self._collect(0, False).raw
 
     def deliver(self, steps: int | None = None, *, timed: bool = False, stage: Stage = no_stage) -> Delivered:
         """See `BaseCollector.deliver`; `steps` are refused, as in `rollout`."""
         _refuse_steps(steps)
         return super().deliver(timed=timed, stage=stage)
 
-    def _collect(self, steps: int, timed: bool) -> Collected:
+    def _collect(self, steps: int, timed: bool) -> Delivered:
         self._before_batch()
         while True:
             index, order, part = self._next(timed)
-            frames, record = part.lanes * part.steps, self.crew.records[index]
+            frames, record = part.lanes * part.steps, self.group.records[index]
             lanes = record.span
             self.lag = record.lag = lag = self.policy_version - part.version
             record.largest_lag = max(lag, record.largest_lag or 0)
             late = self.max_lag is not None and lag > self.max_lag
             self.late_batches += late
-            found = None
+            delivered = None
             if late and self.on_lag == "drop":
                 self.dropped_frames += frames
                 ended = {lane for t, lane in part.places if t == part.steps - 1}
@@ -138,49 +134,49 @@ class MultiAsyncCollector(MultiProcessCollector):
             else:
                 memory = {} if order is None else order.batch.columns.data
                 gaps = {lane: self._gaps.pop(lane) for lane in lanes if lane in self._gaps}
-                found = self._collected([part], memory, batched=self.batched, lanes=lanes, gaps=gaps)
+                delivered = self._collected([part], memory, batched=self.batched, lanes=lanes, gaps=gaps)
             if order is not None:
                 self.pools[index].give_back(order.batch)
-            if found is not None:
-                return found
+            if delivered is not None:
+                return delivered
 
-    def _next(self, timed: bool) -> tuple[int, Order | None, WorkerBatch]:
+    def _next(self, timed: bool) -> tuple[int, BatchRequest | None, WorkerBatch]:
         if self._ready:
             index, part = self._ready.popleft()
             return index, None, part
         self._ask(timed)
         if self.on_lag != "block":
-            return self.crew.next()
+            return self.group.next()
         while True:
-            there = self._arrived.keys() | map(id, self.crew.outstanding())  # others were lost
+            there = self._arrived.keys() | map(id, self.group.outstanding())  # others were lost
             self._queue = deque(order for order in self._queue if id(order) in there)
-            if (found := self._arrived.pop(id(self._queue[0]), None)) is not None:
-                return found
-            index, order, part = self.crew.next()
+            if (arrived := self._arrived.pop(id(self._queue[0]), None)) is not None:
+                return arrived
+            index, order, part = self.group.next()
             self._arrived[id(order)] = index, order, part
 
     @property
     def _asked(self) -> int:
         """Count the frames of batches that workers write, or wrote and nobody has."""
         written = [part for _, part in self._ready] + [part for _, _, part in self._arrived.values()]
-        return sum(part.lanes * part.steps for part in written) + self.crew.frames_begun()
+        return sum(part.lanes * part.steps for part in written) + self.group.frames_begun()
 
     def _ask(self, timed: bool) -> None:
         """Make every worker write its next batches, as far as the run and the lag allow."""
-        workers = range(len(self.crew))
+        workers = range(len(self.group))
         limit = self.max_lag + 1 if self.on_lag == "block" and self.max_lag is not None else AHEAD * len(workers)
         for ahead in range(1, AHEAD + 1):
-            for index in sorted(workers, key=self.crew.begun):
-                lanes = self.crew.records[index].lanes
+            for index in sorted(workers, key=self.group.begun):
+                lanes = self.group.records[index].lanes
                 steps = self._steps(index, self.frames + self._asked)
-                if not steps or sum(map(self.crew.begun, workers)) + len(self._arrived) >= limit:
+                if not steps or sum(map(self.group.begun, workers)) + len(self._arrived) >= limit:
                     return
-                if self.crew.begun(index) < ahead:
+                if self.group.begun(index) < ahead:
                     left = steps_of(max(0, self._random_frames() - self._asked), lanes)
-                    order = Order(self.pools[index].take(steps), 0, steps, min(steps, left), timed)
+                    order = BatchRequest(self.pools[index].take(steps), 0, steps, min(steps, left), timed)
                     if self.on_lag == "block":
                         self._queue.append(order)
-                    self.crew.begin(index, order)
+                    self.group.begin(index, order)
 
     def figures(self) -> dict[str, Any]:
         figures = super().figures()
@@ -233,7 +229,7 @@ class MultiAsyncCollector(MultiProcessCollector):
     def _settle(self) -> None:
         """Wait for all that workers write, and keep it."""
         self.background.refuse()
-        for index, order, part in [*self._arrived.values(), *self.crew.settle()]:
+        for index, order, part in [*self._arrived.values(), *self.group.settle()]:
             first, data = order.first, order.batch.columns.data
             rows = {
                 key: data[key][first : first + part.lanes, : part.steps].copy()
@@ -284,8 +280,8 @@ class AsyncCollector(MultiAsyncCollector):
     def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any) -> None:
         single = not isinstance(create_env_fn, list | tuple)
         super().__init__([create_env_fn] if single else create_env_fn, policy, **options)
-        if len(self.crew) > 1:
-            count = len(self.crew)
+        if len(self.group) > 1:
+            count = len(self.group)
             self.shutdown()
             raise ArgumentError(f"an AsyncCollector has one worker, and got {count} envs", fix="MultiAsyncCollector.")
 

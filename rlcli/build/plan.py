@@ -6,30 +6,34 @@ the compiler. `planning.forecast` counts the tensors, also of a run that has beg
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import gc
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from rlcli.algorithms import algorithm_of
-from rlcli.build.buffer import storage_of
-from rlcli.build.collector import build_collector, envs_of, in_this_process
+from rlcli.build.acting_policy import policy_to_look_at
+from rlcli.build.algorithm import algorithm_of, load_kernels
+from rlcli.build.collecting import stored_keys
+from rlcli.build.collector import build_collector, in_this_process
 from rlcli.build.env import build_env, lanes_of
 from rlcli.build.env_mode import settled
 from rlcli.build.init_rows import count_init_rows
 from rlcli.build.policy import choose_threads
+from rlcli.build.workload import envs_of, workload_of
 from rlcli.collectors import BaseCollector, Collector
 from rlcli.collectors.faces import Face
+from rlcli.config.option import value_at
 from rlcli.config.schemas import CollectConfig, Config, DeviceConfig
+from rlcli.config.validate import validate
 from rlcli.envs import EnvBase
-from rlcli.jobs.acting_policy import policy_to_look_at
-from rlcli.jobs.collection import stored_keys
 from rlcli.keys import Key, unravel
 from rlcli.modules.nets import one_thread
+from rlcli.planning import fit
 from rlcli.planning.envs import EVALUATION, Envs, measured
-from rlcli.planning.fit import advice_for, modes_of, places_of, warnings_for
 from rlcli.planning.forecast import (
     Learning,
     estimates_of,
@@ -83,7 +87,7 @@ def plan(cfg: CollectConfig, verb: str, limit: int | None = None) -> Plan:
             collector = build_collector(here, env, policy, keep)
             networks, built = networks + grown(before), resident()
             if isinstance(cfg, Config):
-                algorithm_of(cfg).load_kernels()
+                load_kernels(cfg, algorithm_of(cfg))
             if wants_tensorboard(cfg.logger.kind):
                 load_tensorboard()
             compiled = grown(built)
@@ -156,14 +160,44 @@ def _forecast(
     limit: int | None = None,
 ) -> Plan:
     """Return the plan of a run whose parts exist; `collector` may have fewer envs, `process` in bytes."""
-    rows, entries, peaks = tensors_of(cfg, collector, learning, init_rows)
-    storage, mode = storage_of(cfg, rows, init_rows), cfg.memory.next_obs
-    modes = modes_of(storage, rows, partial(estimates_of, cfg, learning.estimator))
+    run = workload_of(cfg, collector.rows()).beginning_with(init_rows)
+    rows, entries, peaks = tensors_of(run, collector, learning)
+    modes = fit.modes_of(run.storage, rows, partial(estimates_of, run, learning.estimator))
     unknown = [f"the temporary memory of stage {p.stage} is not known: {p.unknown}" for p in peaks if p.unknown]
     found = Plan(
-        verb, cfg.recipe or verb, cfg.env.id, rows.frames, rows.lanes, cfg.total_frames, mode, tuple(entries),
-        per_end(rows, mode), out_of_step(rows), tuple(peaks), process | noise_of(rows),
+        verb, cfg.recipe or verb, cfg.env.id, rows.frames, rows.lanes, cfg.total_frames, run.mode, tuple(entries),
+        per_end(rows, run.mode), out_of_step(rows), tuple(peaks), process | noise_of(rows),
         workers=envs.workers, worker=envs.worker, env_bytes=envs.each + noise_of_lane(rows), modes=modes,
-        warnings=[*warnings_for(cfg, rows, modes), *unknown], networks=layers(learning.policy),
+        warnings=[*fit.warnings_for(run, rows, modes), *unknown], networks=layers(learning.policy),
     )  # fmt: skip
-    return dataclasses.replace(found, places=places_of(cfg, found, limit))
+    return dataclasses.replace(found, places=fit.places_of(run, found, limit))
+
+
+# ---- advice ----------------------------------------------------------------------------------------------------------
+_CHOICES = {"memory": ("memory.kind", "memory.next_obs"), "storage": ("storage.kind",)}
+
+
+class _Changed(NamedTuple):
+    """The same run with some overrides changed, planned again."""
+
+    cfg: CollectConfig
+    forecast: Callable[[Any], Plan]
+
+    def allowed(self, change: fit.Change) -> bool:
+        return set(validate(self._with(change))) <= set(validate(self.cfg))
+
+    def plan(self, change: fit.Change) -> Plan:
+        return self.forecast(self._with(change))
+
+    def _with(self, change: fit.Change) -> CollectConfig:
+        changed = copy.deepcopy(self.cfg)
+        for given, value in change.items():
+            for key in _CHOICES.get(given, (given,)):
+                group, _, name = key.rpartition(".")
+                setattr(value_at(changed, group) if group else changed, name, value)
+        return changed
+
+
+def advice_for(cfg: CollectConfig, plan: Plan, forecast: Callable[[Any], Plan]) -> list[str]:
+    """List the overrides that make a too small place fit; `forecast` plans a configuration."""
+    return fit.advice_for(workload_of(cfg), plan, _Changed(cfg, forecast))

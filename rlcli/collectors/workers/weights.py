@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from rlcli.collectors.crew import CollectorCrew
+from rlcli.arguments import refuse
 from rlcli.collectors.weights import POLICY, Source, check_model, spoken_of
-from rlcli.errors import ArgumentError
+from rlcli.collectors.workers.group import CollectorWorkers
 from rlcli.processes.channel import packed
 from rlcli.weight_update import SharedMemWeightSyncScheme, WeightSender, WeightSyncScheme
 from rlcli.weight_update.newest import SharedNewest
@@ -20,14 +20,14 @@ from rlcli.weight_update.newest import SharedNewest
 class PublishedWeights:
     """Publish the trained models' weights to workers, by default through shared memory."""
 
-    def __init__(self, crew: CollectorCrew, policy: Any, schemes: Mapping[str, WeightSyncScheme] | None) -> None:
-        self.crew, self.version = crew, 0
+    def __init__(self, group: CollectorWorkers, policy: Any, schemes: Mapping[str, WeightSyncScheme] | None) -> None:
+        self.group, self.version = group, 0
         self._schemes, self._warned = _schemes(schemes), False
         self._senders: dict[str, WeightSender] = {}
         self._trained: dict[str, Any] = {}
         self._lock = threading.Lock()  # of all above: any thread may publish
         self._newest = SharedNewest()
-        self.crew.follow("all models", lambda: (packed(("follow_together", (), {})), self._newest.fd))
+        self.group.follow("all models", lambda: (packed(("follow_together", (), {})), self._newest.fd))
         self._follow(POLICY, policy if isinstance(policy, nn.Module) else nn.Module(), POLICY)
         self._trained[POLICY] = policy
 
@@ -39,11 +39,9 @@ class PublishedWeights:
     def register(self, name: str, model: nn.Module, used: str) -> None:
         """Publish the weights of `model` too, for what a worker's collector has at `used`."""
         check_model(name, model)
-        if not isinstance(used, str):
-            raise ArgumentError(
-                f"the model '{name}' is used in workers, each of which has its own", why=f"got a {type(used).__name__}",
-                fix="Give its place from the collector on: 'env.reward_model'.",
-            )  # fmt: skip
+        refuse(not isinstance(used, str), f"the model '{name}' is used in workers, each of which has its own",
+               why=f"got a {type(used).__name__}",
+               fix="Give its place from the collector on: 'env.reward_model'.")  # fmt: skip
         self._follow(name, model, used)
 
     def _follow(self, name: str, model: nn.Module, used: str) -> None:
@@ -54,7 +52,7 @@ class PublishedWeights:
         def receiver() -> tuple[bytes, int | None]:
             return packed(("follow", (used, place, sender.handle(), sender.fd is not None), {})), sender.fd
 
-        self.crew.follow(name, receiver)
+        self.group.follow(name, receiver)
         with self._lock:
             if name in self._senders:
                 self._senders[name].close()
@@ -65,11 +63,8 @@ class PublishedWeights:
 
         Warn, once, of schemes of models that nobody registered.
         """
-        if model_id in self._schemes and model_id not in self._senders:
-            raise ArgumentError(
-                f"no model is called '{model_id}'",
-                why="it has a scheme, and no module: register_model(name, module) gives it one",
-            )
+        refuse(model_id in self._schemes and model_id not in self._senders, f"no model is called '{model_id}'",
+               why="it has a scheme, and no module: register_model(name, module) gives it one")  # fmt: skip
         unused = self._schemes.keys() - self._senders.keys()
         if unused and not self._warned:
             self._warned = True
@@ -91,7 +86,7 @@ class PublishedWeights:
             for name, tensors in checked.items():  # all fit
                 self._senders[name].send_checked(tensors, version)
         messages = {name: self._senders[name].message() for name in new}
-        self.crew.post({name: message for name, message in messages.items() if message is not None})
+        self.group.post({name: message for name, message in messages.items() if message is not None})
         self.version = version
 
     def restart_at(self, version: int) -> None:
@@ -109,9 +104,7 @@ class PublishedWeights:
 def _schemes(given: Any) -> dict[str, WeightSyncScheme]:
     """Return what there is for models by their names."""
     given = {} if given is None else given
-    if not isinstance(given, Mapping) or not all(isinstance(scheme, WeightSyncScheme) for scheme in given.values()):
-        raise ArgumentError(
-            "weight_sync_schemes has a WeightSyncScheme for each model that it names", why=f"got {given!r}",
-            fix="Give {'policy': SharedMemWeightSyncScheme()}, or leave it out.",
-        )  # fmt: skip
+    refuse(not isinstance(given, Mapping) or not all(isinstance(scheme, WeightSyncScheme) for scheme in given.values()),
+           "weight_sync_schemes has a WeightSyncScheme for each model that it names", why=f"got {given!r}",
+           fix="Give {'policy': SharedMemWeightSyncScheme()}, or leave it out.")  # fmt: skip
     return dict(given)

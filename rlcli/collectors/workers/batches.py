@@ -1,4 +1,4 @@
-"""Put together what workers wrote: one `Filled` of all their lanes, from which the parent makes a batch.
+"""Batches that workers write: the memory that their parent shares with them, and one `Filled` of all their rows.
 
 Where one took fewer steps than others, zeros follow its rows (as ids, -1), and its last row keeps its true successor:
 
@@ -11,19 +11,35 @@ worker 1   b0 b1 .  .           b1 b2 .  .               1 1 0 0
 from __future__ import annotations
 
 import dataclasses
+import os
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from rlcli.collectors.batch import FinalObservations
+from rlcli.collectors.batch import Columns, FinalObservations, Kept
 from rlcli.collectors.finish import Filled, Seconds
-from rlcli.collectors.stored_states import Kept
-from rlcli.collectors.worker import WorkerBatch
+from rlcli.collectors.workers.worker import WorkerBatch
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, TRAJ_IDS, Key, show
+from rlcli.processes.region import Arrays, Region
 from rlcli.vec_envs.bounds import Worst, sentence
+
+
+class SharedBatch:
+    """Share the memory of one batch (key -> (shape, dtype) of `[lanes, steps, *]`) with workers."""
+
+    def __init__(self, number: int, memory: Arrays, steps: int) -> None:
+        self.number, self.memory, self.steps = number, memory, steps
+        region = Region(memory)
+        self.fd = region.fd
+        weakref.finalize(self, os.close, region.fd)  # the mapping stays as long as a consumer holds an array of it
+        self.columns = Columns(steps, region.arrays, {})  # type: ignore[arg-type]
+        self.mapped: set[tuple[int, int]] = set()  # by which workers, each with its number of restarts
+        del region
+        self.columns.settle()
 
 
 class Outside:
@@ -36,9 +52,9 @@ class Outside:
     def add(self, news: Mapping[str, Mapping[str, Any]]) -> None:
         """Add what one worker found since it was asked last, in the form of `figures`."""
         for key, entry in news.items():
-            known = self._found.setdefault(key, {"observations": 0, "worst": entry["worst"]})
-            known["observations"] += entry["observations"]
-            known["worst"] = max(known["worst"], entry["worst"], key=lambda worst: worst["excess"])
+            total = self._found.setdefault(key, {"observations": 0, "worst": entry["worst"]})
+            total["observations"] += entry["observations"]
+            total["worst"] = max(total["worst"], entry["worst"], key=lambda worst: worst["excess"])
             self._fresh[key] = self._fresh.get(key, 0) + entry["observations"]
 
     def news(self) -> list[tuple[str, str, int]]:
@@ -114,8 +130,8 @@ def _placed(parts: Sequence[WorkerBatch]) -> list[tuple[WorkerBatch, int]]:
 
 
 def _column(part: WorkerBatch, memory: Mapping[Key, np.ndarray], key: Key, at: int) -> np.ndarray:
-    own = part.columns.get(key)
-    return memory[key][at : at + part.lanes, : part.steps] if own is None else own
+    apart = part.columns.get(key)
+    return memory[key][at : at + part.lanes, : part.steps] if apart is None else apart
 
 
 def _check_alike(parts: Sequence[WorkerBatch]) -> None:
@@ -131,10 +147,10 @@ def _check_alike(parts: Sequence[WorkerBatch]) -> None:
 
 def _finals(parts: Sequence[WorkerBatch], steps: int) -> FinalObservations:
     """Return the final observations in (t, env) order, as one collector keeps them."""
-    found = [(at, *_followed(part, steps)) for part, at in _placed(parts)]
-    places = [(t, lane + at) for at, own, _ in found for t, lane in own]
+    pairs = [(at, *_followed(part, steps)) for part, at in _placed(parts)]
+    places = [(t, lane + at) for at, rows, _ in pairs for t, lane in rows]
     order = sorted(range(len(places)), key=places.__getitem__)
-    of = [values for _, own, values in found if own]
+    of = [values for _, rows, values in pairs if rows]
     keys = of[0].keys() if of else ()
     values = {key: np.concatenate([each[key] for each in of])[order] for key in keys}
     return FinalObservations.of([places[i] for i in order], values)

@@ -10,8 +10,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from rlcli.algorithms.algorithm import build_policy
-from rlcli.build.env import learned_by_transforms
+from rlcli.build.algorithm import build_policy
+from rlcli.build.trained_run import check_imports, config_of, restored_policy
 from rlcli.config.option import leaves, value_at
 from rlcli.config.problem import spell
 from rlcli.config.resolved import to_dict
@@ -20,7 +20,7 @@ from rlcli.config.schemas import CollectConfig, unread
 from rlcli.data.files.state import loading_state
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError, DamagedDataError
-from rlcli.jobs.trained_run import check_imports, config_of, restored_policy
+from rlcli.jobs.statistics import learned_by_transforms
 from rlcli.modules import ActorCritic
 from rlcli.runs import checkpoint
 from rlcli.runs.checkpoint import newest

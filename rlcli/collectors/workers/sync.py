@@ -13,11 +13,12 @@ import torch
 from tensordict import TensorDictBase
 
 from rlcli import arguments
-from rlcli.collectors.crew import Order
-from rlcli.collectors.delivered import Collected
-from rlcli.collectors.frames import cut, next_steps, steps_of
-from rlcli.collectors.multi import MultiProcessCollector
-from rlcli.collectors.worker import STOP
+from rlcli.arguments import refuse
+from rlcli.collectors.finish import Delivered
+from rlcli.collectors.options import cut, next_steps, steps_of
+from rlcli.collectors.workers.group import BatchRequest
+from rlcli.collectors.workers.multi import MultiProcessCollector
+from rlcli.collectors.workers.worker import STOP
 from rlcli.errors import ArgumentError
 from rlcli.keys import COLLECTOR_MASK
 from rlcli.processes.channel import packed
@@ -62,24 +63,24 @@ class MultiSyncCollector(MultiProcessCollector):
         )
         self.preemptive_threshold = None if share == 1 else share
         super().__init__(create_env_fn, policy, **options)
-        lanes = {record.lanes for record in self.crew.records}
+        lanes = {record.lanes for record in self.group.records}
         if len(lanes) > 1 and cat_results != 0:
-            self.crew.close()
+            self.group.close()
             raise ArgumentError(
                 f"cat_results={cat_results!r} needs workers with as many envs each",
-                why=f"they have {', '.join(str(record.lanes) for record in self.crew.records)}",
+                why=f"they have {', '.join(str(record.lanes) for record in self.group.records)}",
                 fix="Use cat_results=0.",
             )  # fmt: skip
         self.pool = self._pool()
         try:
             self._check_even()
         except ArgumentError:
-            self.crew.close()
+            self.group.close()
             raise
         self._whole = True  # the last batch: no worker has taken steps that nobody got
         if self.preemptive_threshold is not None:
             self._preempted = Region(STOP)
-            self.crew.follow("preemption", lambda: (packed(("watch", (), {})), self._preempted.fd))
+            self.group.follow("preemption", lambda: (packed(("watch", (), {})), self._preempted.fd))
 
     @property
     def shares(self) -> list[int]:
@@ -87,7 +88,7 @@ class MultiSyncCollector(MultiProcessCollector):
         frames = self.frames_per_batch
         if not isinstance(frames, list):
             return [steps_of(frames, self.envs)] * self.num_workers
-        return [steps_of(own, record.lanes) for own, record in zip(frames, self.crew.records, strict=True)]
+        return [steps_of(each, record.lanes) for each, record in zip(frames, self.group.records, strict=True)]
 
     @property
     def uneven(self) -> bool:
@@ -97,7 +98,7 @@ class MultiSyncCollector(MultiProcessCollector):
 
     @property
     def frames_in_batch(self) -> int:
-        return sum(steps * record.lanes for steps, record in zip(self.shares, self.crew.records, strict=True))
+        return sum(steps * record.lanes for steps, record in zip(self.shares, self.group.records, strict=True))
 
     def steps_left(self) -> int:
         if not isinstance(self.frames_per_batch, list):
@@ -106,7 +107,7 @@ class MultiSyncCollector(MultiProcessCollector):
 
     def _steps_for(self, frames: int) -> int:
         """Return the longest share's steps, so that all hold so many frames; of a full batch, if need be."""
-        return 0 if frames <= 0 else cut(self.shares, [record.lanes for record in self.crew.records], frames)
+        return 0 if frames <= 0 else cut(self.shares, [record.lanes for record in self.group.records], frames)
 
     def _close(self) -> None:
         super()._close()
@@ -120,30 +121,31 @@ class MultiSyncCollector(MultiProcessCollector):
 
     def rollout(self, steps: int | None = None) -> TensorDictBase:
         """Collect one raw batch ``[B * P, T]``, shares cut to `steps`; see `Collector.rollout`."""
-        return self._collect(max(self.shares) if steps is None else arguments.count("steps", steps, None), False).batch
+        return self._collect(max(self.shares) if steps is None else arguments.count("steps", steps, None), False).raw
 
-    def _collect(self, steps: int, timed: bool) -> Collected:
+    def _collect(self, steps: int, timed: bool) -> Delivered:
         self._before_batch()
-        if steps < 1:
-            raise ArgumentError("a batch has at least one step", why=f"got {steps}")
+        refuse(steps < 1, "a batch has at least one step", why=f"got {steps}")
         if not self._whole:
-            self.crew.give_up()
+            self.group.give_up()
         self._whole = False  # until all parts of the batch are there
         batch = self.pool.take(steps)
         of = [steps] * self.num_workers
         if isinstance(self.frames_per_batch, list):
             of = [min(steps, share) for share in self.shares]
         random_frames = self._random_frames()
-        random_steps = cut(of, [record.lanes for record in self.crew.records], random_frames) if random_frames else 0
+        random_steps = cut(of, [record.lanes for record in self.group.records], random_frames) if random_frames else 0
         if self.preemptive_threshold is not None:
             self._preempted.arrays["stop"][0] = False
-        for index, record in enumerate(self.crew.records):
-            self.crew.begin(index, Order(batch, record.first_lane, of[index], min(of[index], random_steps), timed))
-        parts = [part for _, _, part in sorted(self.crew.settle(self._preempt), key=lambda found: found[0])]
+        for index, record in enumerate(self.group.records):
+            self.group.begin(
+                index, BatchRequest(batch, record.first_lane, of[index], min(of[index], random_steps), timed)
+            )
+        parts = [part for _, _, part in sorted(self.group.settle(self._preempt), key=lambda written: written[0])]
         self._whole = True
         shares = None
         if self.uneven:
-            shares = tuple((lanes, part.steps) for lanes, part in zip(self.crew.ranges, parts, strict=True))
+            shares = tuple((lanes, part.steps) for lanes, part in zip(self.group.ranges, parts, strict=True))
         collected = self._collected(parts, batch.columns.data, shares=shares)
         self.pool.give_back(batch)
         return collected
@@ -168,7 +170,7 @@ class MultiSyncCollector(MultiProcessCollector):
 
     def _in_order(self, batch: TensorDictBase) -> TensorDictBase:
         """Return a batch ``[B * P, T]`` as `cat_results` says."""
-        workers, steps = len(self.crew), batch.shape[1]
+        workers, steps = len(self.group), batch.shape[1]
         if COLLECTOR_MASK in batch.keys(True) and (self.cat_results == -1 or not (self.batched or self.cat_results)):
             return self._rows_of(batch, 1 if self.batched else -1)
         if self.cat_results == ("stack" if not self.batched else 0):
@@ -183,12 +185,10 @@ class MultiSyncCollector(MultiProcessCollector):
 
     def _check_even(self) -> None:
         """Refuse shares of different lengths: they make no rectangle of envs and steps."""
-        if max(self._storage_dims) > 1 and not self._has_members and self.uneven:
-            raise ArgumentError(
-                f"a storage with ndim={max(self._storage_dims)} takes as many steps of all envs",
-                why="some workers may take fewer than others",
-                fix="Use ndim=1, or a ReplayBufferEnsemble with a member for each worker.",
-            )  # fmt: skip
+        refuse(max(self._storage_dims) > 1 and not self._has_members and self.uneven,
+               f"a storage with ndim={max(self._storage_dims)} takes as many steps of all envs",
+               why="some workers may take fewer than others",
+               fix="Use ndim=1, or a ReplayBufferEnsemble with a member for each worker.")  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any], *, replay: bool = True) -> list[int]:
         lost = super().load_state_dict(state, replay=replay)

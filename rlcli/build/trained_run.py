@@ -6,17 +6,21 @@ import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from rlcli.algorithms.algorithm import build_policy
-from rlcli.build.env import build_env, build_evaluation_env, restored_transforms
+from rlcli.build.algorithm import build_policy
+from rlcli.build.env import build_env, build_evaluation_env, configured
 from rlcli.config.resolved import from_dict
-from rlcli.config.schemas import Config
+from rlcli.config.schemas import Config, EnvConfig
 from rlcli.data.files.state import loading_state
 from rlcli.envs import EnvBase
 from rlcli.errors import ArgumentError, ConfigError
+from rlcli.jobs.statistics import restored_transforms
+from rlcli.learning.evaluation import EVALUATION_SEED, Evaluation, longest_episode, progress_lines
+from rlcli.learning.evaluation import evaluate as play
 from rlcli.modules import ActorCritic
 from rlcli.runs import random_streams
 from rlcli.runs.folder import Run, open_run, packages_of
@@ -24,7 +28,6 @@ from rlcli.runs.session import released
 
 if TYPE_CHECKING:
     from rlcli.jobs.trained_policy import TrainedPolicy
-    from rlcli.learning.evaluation import Evaluation
     from rlcli.runs.checkpoint import Checkpoint
 
 
@@ -38,17 +41,34 @@ class TrainingRun(Run):
 
 def load(path: str | PathLike[str]) -> TrainedPolicy:
     """See `rlcli.load`."""
-    from rlcli.jobs.trained_policy import TrainedPolicy
-
     saved, cfg = trained(path)
     with random_streams.kept():
         env = build_env(cfg.env, gamma=cfg.value.gamma, num=1)
         try:
             with loading_state(saved.path):
                 networks = restored_policy(cfg, env, saved.state)
-            return TrainedPolicy(cfg, networks, env, frames=saved.manifest["number"])
+            return policy_of(cfg, networks, env, frames=saved.manifest["number"])
         finally:
             env.close()
+
+
+def policy_of(cfg: Config, networks: ActorCritic, env: EnvBase, *, frames: int = 0) -> TrainedPolicy:
+    """Return a run's policy to be called on what its envs show."""
+    from rlcli.jobs.trained_policy import TrainedPolicy
+
+    return TrainedPolicy(
+        cfg, networks, env, make=partial(_gym_env, cfg.env), title=f"{cfg.env.id}, {cfg.loss.kind}", frames=frames
+    )
+
+
+def _gym_env(e: EnvConfig, **kwargs: Any) -> Any:
+    if e.kind == "envpool" or (e.kind == "atari" and e.mode == "native"):
+        raise ConfigError(
+            "the run's env is an engine that steps many at once, not a gymnasium env",
+            where=f"env.mode={e.mode}, env={e.kind}",
+            fix="Make it yourself and pass its observations to the policy.",
+        )
+    return configured(dataclasses.replace(e, kwargs={**e.kwargs, **kwargs})).make()
 
 
 def trained(path: str | PathLike[str]) -> tuple[Checkpoint, Config]:
@@ -113,9 +133,6 @@ def evaluate(
         raise ArgumentError(f"max_steps is {max_steps}", fix="Allowed: >= 1.")
     if seed is not None and not 0 <= seed < 2**32:
         raise ArgumentError(f"seed is {seed}", fix=f"Allowed: 0 to {2**32 - 1}.")
-    from rlcli.learning.evaluation import EVALUATION_SEED, longest_episode, progress_lines
-    from rlcli.learning.evaluation import evaluate as play
-
     if video is not None:
         from rlcli.learning.video import check, record, without_windows
 

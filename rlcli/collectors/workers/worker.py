@@ -11,7 +11,7 @@ import dataclasses
 import os
 import pickle
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,13 +21,13 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.collectors.base import called
+from rlcli.collectors.batch import Kept
 from rlcli.collectors.collector import Collector
-from rlcli.collectors.finish import Ended, Filled, Seconds, TrajectoryPool, assemble
+from rlcli.collectors.finish import Ended, Filled, Seconds, TrajectoryPool
+from rlcli.collectors.loop import BoundBatch
 from rlcli.collectors.options import CollectorOptions
 from rlcli.collectors.rollout import Rollout
 from rlcli.collectors.schema import RowSchema
-from rlcli.collectors.shared_batch import SharedSlots
-from rlcli.collectors.stored_states import Kept
 from rlcli.collectors.wiring import make_env
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, Key, show, under_next, unravel
@@ -43,7 +43,7 @@ from rlcli.weight_update.receiver import ModelsReceiver
 from rlcli.weight_update.sender import Handle
 
 STOP = {"stop": ((1,), np.dtype(np.uint8))}  # of the memory that says whether a batch is to end where it is
-TARGET = "rlcli.collectors.worker:work"
+TARGET = "rlcli.collectors.workers.worker:work"
 
 
 def signs_of(workers: int) -> Arrays:
@@ -52,7 +52,7 @@ def signs_of(workers: int) -> Arrays:
 
 
 @dataclass(frozen=True)
-class Sent:
+class WorkerSpec:
     """Hold what a worker is made of."""
 
     options: bytes  # CollectorOptions.pickled()
@@ -87,15 +87,6 @@ class WorkerBatch:
     ends: list[Ended] = field(default_factory=list)
 
 
-def columns_of(engine: Rollout) -> Fields:
-    """Return the fields of the columns that are shared: what the loop writes, and what passes add."""
-    columns = engine.columns()
-    for key, added in engine.schema.written(PASS).items():
-        if added.stored:
-            columns |= {k: added for k in (key, under_next(key)) if engine.schema.delivers(k)}
-    return columns
-
-
 def _written(x: Any) -> int:
     """Count how often a tensor was written to."""
     return x._version if isinstance(x, Tensor) and not x.is_inference() else 0
@@ -110,14 +101,89 @@ def work(channel: Channel) -> None:
         worker.close()
 
 
+class SharedSlots:
+    """Write batches to slots that the parent shares, in place of a pool of one's own."""
+
+    def __init__(self, rollout: Rollout) -> None:
+        self.rollout = rollout
+        self._batches: dict[int, BoundBatch] = {}
+        self._data: dict[int, dict[Key, np.ndarray]] = {}
+        self._now = -1
+
+    def add(self, slot: int, steps: int, data: dict[Key, np.ndarray]) -> None:
+        """Add memory for batches of so many steps."""
+        self._data[slot] = data
+        mine = self.rollout.columns()
+        self._batches[slot] = self.rollout.bind({key: data[key] for key in mine}, steps)
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Drop slots that the parent uses no more."""
+        for slot in slots:
+            self._batches.pop(slot, None)
+            self._data.pop(slot, None)
+
+    def use(self, slot: int) -> dict[Key, np.ndarray]:
+        """Write the next batch into this slot."""
+        self._now = slot
+        return self._data[slot]
+
+    def take(self, steps: int) -> BoundBatch:
+        return self._batches[self._now]
+
+    def give_back(self, batch: BoundBatch) -> None:
+        """Do nothing: the parent says when the memory is free."""
+
+
+class PartCollector(Collector):
+    """Collect into memory of a parent, which may end a batch early."""
+
+    fast = True
+    _stop: np.ndarray | None = None
+
+    def watch(self, stop: np.ndarray) -> None:
+        """End batches early from now on, where `stop` says so."""
+        self._stop = stop
+
+    @property
+    def slots(self) -> SharedSlots:
+        """Return the memory that the parent has shared."""
+        return self._engine.pool
+
+    @property
+    def next_id(self) -> int:
+        """Return the id of the next trajectory."""
+        return self._engine.ids.next_id
+
+    def shared_columns(self) -> Fields:
+        """Return the fields of the columns that are shared: what the loop writes, and what passes add."""
+        engine = self._engine
+        columns = engine.columns()
+        for key, added in engine.schema.written(PASS).items():
+            if added.stored:
+                columns |= {k: added for k in (key, under_next(key)) if engine.schema.delivers(k)}
+        return columns
+
+    def _make_engine(self, pool: Any = SharedSlots) -> Rollout:
+        return super()._make_engine(pool)
+
+    def _leg(self, first: int, last: int) -> Iterable[int]:
+        return range(first, last) if self._stop is None else self._until_stopped(self._stop, range(first, last))
+
+    @staticmethod
+    def _until_stopped(stop: np.ndarray, steps: range) -> Iterator[int]:
+        for t in steps:
+            yield t
+            if stop[0]:
+                return
+
+
 class CollectorWorker:
     """Carry out a parent's orders: each is a method's name, with arguments."""
 
-    collector: Collector
+    collector: PartCollector
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self._stop: np.ndarray | None = None
 
     def carry_out(self, kind: int, body: bytes) -> Any:
         """Carry out one order."""
@@ -125,7 +191,7 @@ class CollectorWorker:
         return getattr(self, name)(*args, **settings)
 
     # ---- the beginning -------------------------------------------------------------------------------------------
-    def make(self, sent: Sent) -> tuple[int, ...]:
+    def make(self, sent: WorkerSpec) -> tuple[int, ...]:
         """Make the env; its batch size."""
         torch.set_num_threads(sent.threads)
         if sent.quiet:
@@ -147,13 +213,12 @@ class CollectorWorker:
             self.options, create_env_fn=self.env, create_env_kwargs=None, first_lane=first_lane, all_lanes=all_lanes,
             seed=seed, traj_pool=TrajectoryPool(first_id, stride=stride),
         )  # fmt: skip
-        own = options.process_seed(seed)  # what an env or a policy of the user's draws from; forked siblings share it
-        seed_streams(own)
+        stream_seed = options.process_seed(seed)  # of what an env or a policy of the user's draws from
+        seed_streams(stream_seed)
         torch.manual_seed(seed % 2**63)  # a policy_factory makes the same weights in all workers
-        self.collector = Collector(**vars(options) | {"pre_collect_hook": self.pre_hook})
+        self.collector = PartCollector(**vars(options) | {"pre_collect_hook": self.pre_hook})
         self.collector.vec_env.count_in(clock.data)
-        torch.manual_seed(own % 2**64)
-        self._engine: Rollout | None = None
+        torch.manual_seed(stream_seed % 2**64)
         taken = self.env.full_action_spec[(0,) * len(self.env.batch_size)]  # of one lane
         return {
             "lanes": self.collector.envs, "batched": self.collector.batched, "schema": self.collector.schema,
@@ -166,35 +231,20 @@ class CollectorWorker:
     def look(self, random_frames: int) -> Fields:
         """Look at the env before the first batch; what a row of the shared columns is."""
         self.collector.look(random_frames)
-        engine = self.collector.engine
-        if engine is not self._engine:
-            self._engine, self.slots = engine, SharedSlots(engine)
-            engine.pool = self.slots  # type: ignore[assignment]
-            if self._stop is not None:
-                engine.legs = self._until_stopped
-        return columns_of(engine)
+        return self.collector.shared_columns()
 
     def watch(self) -> None:
         """End batches early from now on, where the parent says so in the memory that it sends."""
         region = Region(STOP, self.channel.receive_fd())
         region.forget_fd()
-        self._stop = region.arrays["stop"]
-        self.collector.engine.legs = self._until_stopped
-
-    def _until_stopped(self, first: int, last: int) -> Iterator[int]:
-        stop = self._stop
-        assert stop is not None
-        for t in range(first, last):
-            yield t
-            if stop[0]:
-                return
+        self.collector.watch(region.arrays["stop"])
 
     def share(self, slot: int, memory: Arrays, steps: int, first: int) -> None:
         """Map a slot; this worker's lanes in it begin at `first`."""
         region = Region(memory, self.channel.receive_fd())
         region.forget_fd()
         share = slice(first, first + self.collector.envs)
-        self.slots.add(slot, steps, {key: array[share] for key, array in region.arrays.items()})  # type: ignore[misc]
+        self.collector.slots.add(slot, steps, {key: array[share] for key, array in region.arrays.items()})  # type: ignore[misc]
 
     def collect(
         self,
@@ -208,10 +258,10 @@ class CollectorWorker:
     ) -> WorkerBatch:
         """Write the next batch into a slot, a new one where `new` is what `share` needs, after `weights` were taken."""
         self.receivers.take(weights or {})
-        self.slots.forget(forget)
+        self.collector.slots.forget(forget)
         if new is not None:
             self.share(slot, *new)
-        memory = self.slots.use(slot)
+        memory = self.collector.slots.use(slot)
         filled = self.collector.fill(steps, random_steps=random_steps, timed=timed)
         filled = self._shown(filled)
         apart, late = self._in_place(filled.columns, memory, filled.shape[1]), filled.late
@@ -220,13 +270,13 @@ class CollectorWorker:
             *filled.shape, tuple(filled.columns), apart, late,
             {key: filled.carrier[key] for key in wanted}, filled.finals.places, filled.finals.stacked(),
             filled.schema, filled.raw_reward, None if filled.done is filled.columns.get(DONE) else filled.done,
-            filled.seconds, self.collector.policy_version, self.collector.episodes, self.collector.ids.next_id,
+            filled.seconds, self.collector.policy_version, self.collector.episodes, self.collector.next_id,
             self._outside(), states=filled.states, ends=filled.ends,
         )  # fmt: skip
 
     def _outside(self) -> dict[str, dict[str, Any]]:
-        found = self.collector.bounds.figures()
-        return {key: found[key] | {"observations": count} for key, _, count in self.collector.out_of_bounds()}
+        figures = self.collector.bounds.figures()
+        return {key: figures[key] | {"observations": count} for key, _, count in self.collector.out_of_bounds()}
 
     def _in_place(
         self, columns: Mapping[Key, np.ndarray], memory: Mapping[Key, np.ndarray], steps: int
@@ -246,18 +296,18 @@ class CollectorWorker:
         if self.post_hook is None:
             return filled
         raw, done = (None if x is None else x.copy() for x in (filled.reward, filled.done))
-        batch: TensorDictBase = assemble(filled, batched=self.collector.batched)
+        batch: TensorDictBase = filled.assembled(batched=self.collector.batched)
         before = {key: (x, _written(x)) for key, x in batch.items(True, True)}
         called("post_collect_hook", self.post_hook, batch)
         for key, (was, written) in before.items():
-            now, own = batch.get(key, None), unravel(key) in (filled.columns.keys() | filled.late.keys())
-            if now is was and (own or _written(was) == written):
+            now, stored = batch.get(key, None), unravel(key) in (filled.columns.keys() | filled.late.keys())
+            if now is was and (stored or _written(was) == written):
                 continue
-            if not own or now is None or (now.shape, now.dtype) != (was.shape, was.dtype):
+            if not stored or now is None or (now.shape, now.dtype) != (was.shape, was.dtype):
                 raise ArgumentError(
                     f"a post_collect_hook in a worker may not {'change' if now is was else 'replace'} {show(key)}",
                     why="it is in shared memory of one shape and dtype"
-                    if own
+                    if stored
                     else "it is made where batches are delivered",
                     fix="A hook may add keys and write other values; postproc is called where batches are delivered.",
                 )
@@ -279,7 +329,7 @@ class CollectorWorker:
 
     def standing(self) -> tuple[list[int], int]:
         """Return what a successor has to know: the lanes' episodes, and the next trajectory's id."""
-        return self.collector.episodes, self.collector.ids.next_id
+        return self.collector.episodes, self.collector.next_id
 
     def follow_together(self) -> None:
         """Adopt publications of any models from now on."""

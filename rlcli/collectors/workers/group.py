@@ -18,9 +18,9 @@ import numpy as np
 
 from rlcli import arguments
 from rlcli.collectors.answers import say
-from rlcli.collectors.shared_batch import SharedBatch
-from rlcli.collectors.worker import TARGET, Sent, WorkerBatch, signs_of
-from rlcli.collectors.worker_record import WorkerRecord
+from rlcli.collectors.workers.batches import SharedBatch
+from rlcli.collectors.workers.each import WorkerRecord
+from rlcli.collectors.workers.worker import TARGET, WorkerBatch, WorkerSpec, signs_of
 from rlcli.errors import ArgumentError, EnvError, RlcliError, StoppedSafely, in_words
 from rlcli.keys import Key, show
 from rlcli.processes.channel import packed
@@ -34,7 +34,7 @@ CALL = 1
 _FILES = 6  # that a worker takes of its parent, with its first batches
 
 
-class Order(NamedTuple):
+class BatchRequest(NamedTuple):
     """Order a worker to write `steps` into `batch`, the first `random_steps` with random actions."""
 
     batch: SharedBatch
@@ -48,12 +48,12 @@ class ShutDown(ArgumentError):
     """Tell that the workers were ended, perhaps by another thread under a batch."""
 
 
-class CollectorCrew:
+class CollectorWorkers:
     """Command the workers of a collector: see the top of this file."""
 
     def __init__(
         self,
-        sent: Sequence[Sent],
+        sent: Sequence[WorkerSpec],
         *,
         start_method: str,
         seed: int,
@@ -66,7 +66,7 @@ class CollectorCrew:
         self.first_lane = first_lane  # number of the first worker's first env among all of the run
         self.name = "env"
         self.records: list[WorkerRecord] = []
-        self._orders: list[deque[Order]] = [deque() for _ in sent]
+        self._orders: list[deque[BatchRequest]] = [deque() for _ in sent]
         self._follows: dict[str, Callable[[], tuple[bytes, int | None]]] = {}
         self._kept: dict[str, tuple] = {}
         self._newest: dict[str, bytes] = {}  # messages that go with each worker's next order
@@ -87,7 +87,7 @@ class CollectorCrew:
             for _ in sent:
                 started.append(self._worker())
         finally:
-            self.crew = Crew(started, goes_on=on_error == "restart")
+            self.processes = Crew(started, goes_on=on_error == "restart")
         try:
             sizes = self.each("make", [(each,) for each in sent])
             counts = [int(np.prod(size, dtype=int)) for size in sizes]
@@ -102,7 +102,7 @@ class CollectorCrew:
             self.name = self.about[0]["name"]
             places, limits = map(self._place, range(len(sent))), [about["step_timeout"] for about in self.about]
             self._pulse = Pulse(self._signs.arrays["beats"], [*places], limits, say)
-            self.crew.watch = self._pulse.too_long
+            self.processes.watch = self._pulse.too_long
         except BaseException:
             self.close()
             raise
@@ -129,7 +129,7 @@ class CollectorCrew:
 
     def close(self) -> None:
         """End the workers."""
-        self.crew.close()
+        self.processes.close()
 
     # ---- calls ---------------------------------------------------------------------------------------------------
     def each(self, name: str, arguments: Sequence[tuple], **settings: Any) -> list[Any]:
@@ -148,20 +148,20 @@ class CollectorCrew:
         """Call all workers and return their answers; a dead worker is replaced and called again."""
         self._refuse_given_up()
         try:
-            answers = self.crew.order(CALL, bodies, fd=fd)
-            while self.crew.failed:
-                index, cause = min(self.crew.failed.items())
+            answers = self.processes.order(CALL, bodies, fd=fd)
+            while self.processes.failed:
+                index, cause = min(self.processes.failed.items())
                 if not (replaces or isinstance(cause, Lost)):
                     raise cause
                 self._replace(index, cause)
-                (answers[index],) = self.crew.order(CALL, bodies[index], only=[index], fd=fd)
+                (answers[index],) = self.processes.order(CALL, bodies[index], only=[index], fd=fd)
             return answers
         except Lost as lost:
             raise self._refusal(lost) from None
         finally:
-            for index, cause in list(self.crew.failed.items()):
+            for index, cause in list(self.processes.failed.items()):
                 if not isinstance(cause, Lost):  # who raised something can be given another order
-                    del self.crew.failed[index]
+                    del self.processes.failed[index]
 
     # ---- batches -------------------------------------------------------------------------------------------------
     def new_batch(self, steps: int, random_frames: int, only: int | None = None) -> SharedBatch:
@@ -188,7 +188,7 @@ class CollectorCrew:
                 )  # fmt: skip
         return schemas[0]
 
-    def begin(self, index: int, order: Order) -> None:
+    def begin(self, index: int, order: BatchRequest) -> None:
         """Order a worker to write a batch, behind those that it is writing."""
         self._refuse_given_up()
         self._pass_over_broken()
@@ -206,7 +206,7 @@ class CollectorCrew:
 
     def _pass_over_broken(self) -> None:
         """Forget orders that Ctrl-C kept from being given, or whose answers it kept from coming out of `next`."""
-        for record, orders, begun in zip(self.records, self._orders, self.crew.begun(), strict=True):
+        for record, orders, begun in zip(self.records, self._orders, self.processes.begun(), strict=True):
             there = [order for order in orders if any(order is each for each in begun)]
             if len(there) < len(orders):
                 orders.clear()
@@ -218,7 +218,7 @@ class CollectorCrew:
         self._pass_over_broken()
         return len(self._orders[index])
 
-    def outstanding(self) -> list[Order]:
+    def outstanding(self) -> list[BatchRequest]:
         """Return the orders that have not come out of `next`."""
         self._pass_over_broken()
         return [order for orders in self._orders for order in orders]
@@ -229,30 +229,32 @@ class CollectorCrew:
         pairs = zip(self.records, self._orders, strict=True)
         return sum(order.steps * record.lanes for record, orders in pairs for order in orders)
 
-    def _give(self, index: int, order: Order) -> None:
+    def _give(self, index: int, order: BatchRequest) -> None:
         batch, key = order.batch, (index, self.records[index].restarts)
         new = None if key in batch.mapped else (batch.memory, batch.steps, order.first)
         sent = self._sent[index]
         weights = {name: each for name, each in dict(self._newest).items() if each is not sent.get(name)}
         gone = self._gone[index][:]
         args = (batch.number, order.steps, order.random_steps, order.timed, gone, new, weights)
-        self.crew.begin(index, CALL, packed(("collect", args, {})), about=order, fd=None if new is None else batch.fd)
+        self.processes.begin(
+            index, CALL, packed(("collect", args, {})), about=order, fd=None if new is None else batch.fd
+        )
         batch.mapped.add(key)  # the worker has what goes with an order, or is sent it again: this may be broken off
         del self._gone[index][: len(gone)]
         sent.update(weights)
 
-    def next(self) -> tuple[int, Order, WorkerBatch]:
+    def next(self) -> tuple[int, BatchRequest, WorkerBatch]:
         """Return the worker that wrote a batch first, what it was to write, and what it says of it."""
         while True:
             try:
-                index, part = self.crew.first()
+                index, part = self.processes.first()
             except Lost as lost:
                 self._replace(lost.index, lost)
                 continue
             except StoppedSafely:  # of `Crew.check`: no worker's
                 raise
             except Exception as error:
-                index = self.crew.awaited
+                index = self.processes.awaited
                 error.add_note(f"In {self._place(index)}.")
                 if self.on_error == "raise" or isinstance(error, NOT_REPLACED):
                     self._orders[index].popleft()
@@ -267,9 +269,9 @@ class CollectorCrew:
             part, record.begins = dataclasses.replace(part, begins=record.begins), None
             return index, order, part
 
-    def settle(self, came: Callable[[int], Any] | None = None) -> list[tuple[int, Order, WorkerBatch]]:
+    def settle(self, came: Callable[[int], Any] | None = None) -> list[tuple[int, BatchRequest, WorkerBatch]]:
         """Wait for all that was begun, as `next` would give it; `came` is called after each with how many came."""
-        batches: list[tuple[int, Order, WorkerBatch]] = []
+        batches: list[tuple[int, BatchRequest, WorkerBatch]] = []
         errors: dict[int, Exception] = {}
         while self.outstanding():
             try:
@@ -277,7 +279,7 @@ class CollectorCrew:
             except StoppedSafely:
                 raise
             except Exception as error:
-                errors.setdefault(self.crew.awaited, error)
+                errors.setdefault(self.processes.awaited, error)
             if came is not None:
                 came(len(batches) + len(errors))
         if errors:
@@ -291,7 +293,7 @@ class CollectorCrew:
         self.reset()
 
     def reset(self) -> None:
-        """Order all workers to begin new episodes with their next batches."""
+        """BatchRequest all workers to begin new episodes with their next batches."""
         self.call("reset")
         for record in self.records:
             record.begins = True
@@ -338,13 +340,13 @@ class CollectorCrew:
         if isinstance(cause, NOT_REPLACED):
             self._orders[index].clear()
             raise cause
-        if self.on_error == "raise" or not self.crew.close.alive:
+        if self.on_error == "raise" or not self.processes.close.alive:
             assert isinstance(cause, Lost)
             for begun in self._orders:
                 begun.clear()
             raise self._refusal(cause) from None
         try:
-            said = self._restarts.another(
+            reason = self._restarts.another(
                 self.name, index, self._place(index), cause,
                 collected=self.records[index].frames if index < len(self.records) else 0,
                 fix="Fix the cause; a Collector shows it in one process.",
@@ -354,24 +356,24 @@ class CollectorCrew:
             for begun in self._orders:
                 begun.clear()
             raise
-        self.crew.replace(index, self._worker())
+        self.processes.replace(index, self._worker())
         self._sent[index] = {}
         if index < len(self.records):
             record = self.records[index]
-            record.restarts, record.cause, record.begins = record.restarts + 1, said, True
+            record.restarts, record.cause, record.begins = record.restarts + 1, reason, True
         if self.about:
             self._pulse.another(index)
 
     def _succeed(self, index: int) -> BaseException | None:
         """Make a new worker go on where the one before it was; return why it could not."""
         if self.about:  # it has no pulse yet
-            self.crew.patience = time_to_build(self.about[index]["step_timeout"])
+            self.processes.patience = time_to_build(self.about[index]["step_timeout"])
         try:
             for body, fd in self._beginning(index):
-                self.crew.order(CALL, body, only=[index], fd=fd)
-                if (cause := self.crew.failed.get(index)) is not None:
+                self.processes.order(CALL, body, only=[index], fd=fd)
+                if (cause := self.processes.failed.get(index)) is not None:
                     if not isinstance(cause, Lost):  # half of it was made, whether it is replaced now or later
-                        self.crew.failed[index] = Lost(index, f"raised {in_words(cause)}")
+                        self.processes.failed[index] = Lost(index, f"raised {in_words(cause)}")
                     return cause
             self._delivered[index] = self._steps(index)
             for order in self._orders[index]:
@@ -379,7 +381,7 @@ class CollectorCrew:
         except Lost as lost:
             return lost
         finally:
-            self.crew.patience = None
+            self.processes.patience = None
         return None
 
     def _beginning(self, index: int) -> Iterator[tuple[bytes, int | None]]:
@@ -406,7 +408,7 @@ class CollectorCrew:
             raise self._given_up
 
     def _refusal(self, lost: Lost) -> RlcliError:
-        if not self.crew.close.alive:
+        if not self.processes.close.alive:
             return ShutDown("the collector was shut down", fix="Make a new one.")
         killed = "SIGKILL" in lost.how
         return EnvError(

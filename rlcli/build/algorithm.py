@@ -1,0 +1,155 @@
+"""The algorithm of a run and its parts, from a configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, overload
+
+import torch
+
+from rlcli.algorithms.algorithm import Algorithm, Parts, Setup
+from rlcli.build.buffer import build_buffer, load_buffer_compiler, slices_of
+from rlcli.build.collector import build_collector, devices, keys_of
+from rlcli.build.policy import (
+    actor_and_critic,
+    gradient_actor,
+    greedy_actor,
+    network_options,
+    optimizer_options,
+    users_policy,
+)
+from rlcli.config import registry
+from rlcli.config.schemas import CollectConfig, Config, by_priority, draws
+from rlcli.data.next_obs.modes import drops
+from rlcli.envs import EnvBase
+from rlcli.errors import ConfigError
+from rlcli.learning.optimizer import Linear
+from rlcli.modules import ActorCritic
+from rlcli.objectives import value
+from rlcli.objectives.value.estimator import ValueEstimator
+from rlcli.objectives.value.estimators import make_estimator
+from rlcli.runs.folder import Run
+
+
+class Asked(dict[str, Any]):
+    """Options, and in `unread` the names of those that nobody has asked for."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        super().__init__(options)
+        self.unread = set(options)
+
+    def __getitem__(self, name: str) -> Any:
+        self.unread.discard(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.unread.discard(name)
+        return super().get(name, default)
+
+    def pop(self, name: str, *default: Any) -> Any:
+        self.unread.discard(name)
+        return super().pop(name, *default)
+
+    def __iter__(self) -> Iterator[str]:  # as `**options` does
+        self.unread.clear()
+        return super().__iter__()
+
+    def items(self) -> Any:
+        self.unread.clear()
+        return super().items()
+
+
+def refuse_unread(algorithm: Algorithm) -> None:
+    """Raise ConfigError where something in `loss.kwargs` was read by no method of the algorithm."""
+    if unread := sorted(getattr(algorithm.options.kwargs, "unread", ())):
+        raise ConfigError(
+            f"loss={algorithm.options.kind} does not read {', '.join(f'loss.kwargs.{name}' for name in unread)}",
+            where=type(algorithm).__name__,
+            fix="Leave it out; or read it, self.cfg.loss.kwargs[...], in a method that makes a part of the run.",
+        )
+
+
+def algorithm_of(cfg: Config) -> Algorithm:
+    """Return the algorithm that `loss=` names, with options that remember what is read of `loss.kwargs`.
+
+    Raises ConfigError where a user's cannot be made.
+    """
+    if cfg.loss.kwargs:
+        cfg = dataclasses.replace(cfg, loss=dataclasses.replace(cfg.loss, kwargs=Asked(cfg.loss.kwargs)))
+    o, s, places = cfg.optim, cfg.sampler, devices(cfg)
+    setup = Setup(
+        options=cfg.loss, config=cfg, seed=cfg.seed, total_frames=cfg.total_frames, gamma=cfg.value.gamma,
+        network=network_options(cfg), gradient_actor=gradient_actor(cfg), greedy_actor=greedy_actor(cfg),
+        action_mask_key=cfg.policy.action_mask_key, device=places["train_device"],
+        storing_device=places["storing_device"], keep=keys_of(cfg.memory.keep),
+        next_dropped=drops(cfg.memory.next_obs), whole_trajectories=bool(cfg.collector.trajs_per_batch),
+        draws=draws(cfg), batch_size=s.batch_size, slice_len=s.slice_len,
+        strict_length=slices_of(cfg)[1] if s.strict_length else None, epochs=o.epochs,
+        update={
+            "optimizer": o.kind, "lr": Linear(o.lr) if o.anneal_lr else o.lr, "max_grad_norm": o.max_grad_norm,
+            "optimizer_options": optimizer_options(o), "compile": o.compile,
+        },
+        updates_per_frame=o.updates_per_frame, learning_starts=cfg.collector.init_random_frames, beta=_beta(cfg),
+        estimator=partial(_estimator, cfg), average_minibatch=_averages(cfg, "minibatch"),
+    )  # fmt: skip
+    return registry.build("algorithm", cfg.loss.kind, Algorithm, setup)  # type: ignore[type-abstract]
+
+
+def _beta(cfg: Config) -> Callable[[float], float] | None:
+    rising, scale = Linear(cfg.sampler.beta, 1.0), cfg.total_frames / cfg.sampler.beta_frames
+    return (lambda progress: rising.at(progress * scale)) if by_priority(cfg) else None
+
+
+def _averages(cfg: Config, over: str) -> bool:
+    return cfg.value.average and cfg.value.average_over == over
+
+
+def _estimator(cfg: Config, critic: Any, actor: Any) -> ValueEstimator:
+    v = cfg.value
+    norm = None if v.normaliser == "none" else value.PopArt(critic) if v.normaliser == "popart" else value.ValueNorm()
+    options: dict[str, Any] = {
+        "gamma": v.gamma, "shifted": v.shifted, "shifted_budget": v.shifted_budget, "num_chunks": v.num_chunks,
+        "value_chunk_size": v.value_chunk_size, "two_calls": v.two_calls, "backend": v.backend,
+        "compute_dtype": getattr(torch, v.compute_dtype), "value_norm": norm, "average": _averages(cfg, "batch"),
+    }  # fmt: skip
+    return make_estimator(v.kind, critic, actor, options | registry.arguments("estimator", v))
+
+
+@overload
+def build_policy(cfg: Config, env: EnvBase) -> ActorCritic: ...
+@overload
+def build_policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic | None: ...
+def build_policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic | None:
+    """Actor and critic for the env; None for random actions, which are refused where they are to be trained."""
+    p = cfg.policy
+    if p.kind == "random":
+        if isinstance(cfg, Config):
+            raise ConfigError("a random policy cannot be trained", where="policy=random", fix="Use rlcli collect.")
+        return None
+    if p.kind in registry.users_names("policy"):
+        return users_policy(cfg, env)
+    return algorithm_of(cfg).networks(env) if isinstance(cfg, Config) else actor_and_critic(cfg, env)
+
+
+def build_parts(cfg: Config, algorithm: Algorithm, env: EnvBase, policy: ActorCritic, run: Run) -> Parts:
+    """Return what a run learns with; rows of a buffer on a disk go into the folder of `run`."""
+    estimator, loss = algorithm.estimator(policy), algorithm.loss(policy, env)
+    collector = build_collector(cfg, env, policy, algorithm.keys(loss, estimator, env))
+    update, buffer = algorithm.update(loss), None
+    if algorithm.stores:
+        n_steps = 1 if loss.recurrent else cfg.loss.n_steps  # which sums them along slices
+        buffer = build_buffer(cfg, run, algorithm.setup.device, collector, algorithm.rebuilt(estimator, env), n_steps)
+        collector.replay_buffer = buffer
+    return Parts(collector, update, estimator, buffer)
+
+
+def load_kernels(cfg: Config, algorithm: Algorithm) -> None:
+    """Compile or load what would otherwise be inside the first batch's timing."""
+    algorithm.load_kernels()
+    if cfg.optim.compile:
+        importlib.import_module("torch._inductor.compile_fx")
+    if algorithm.stores:
+        load_buffer_compiler(cfg)

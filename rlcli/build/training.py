@@ -1,0 +1,164 @@
+"""`rlcli train`: a training run, wired from its configuration."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+
+from rlcli.build.algorithm import algorithm_of, build_parts, build_policy, load_kernels, refuse_unread
+from rlcli.build.collector import devices, shares
+from rlcli.build.env import build_evaluation_env, env_of_run, narrowed
+from rlcli.build.env_mode import NONE, First, settled
+from rlcli.build.policy import choose_threads
+from rlcli.build.report import notes, reporter_of
+from rlcli.build.trained_run import TrainingRun
+from rlcli.build.workload import workload_of
+from rlcli.collectors import BaseCollector
+from rlcli.config import registry
+from rlcli.config.recipes import tuned_recipe
+from rlcli.config.resolved import to_dict
+from rlcli.config.schemas import Config
+from rlcli.jobs.learner import Evaluator, Learner
+from rlcli.learning.evaluation import PeriodicEvaluation, longest_episode
+from rlcli.learning.loops import Hooks
+from rlcli.learning.update import StateBeside
+from rlcli.planning.forecast import Learning, expected
+from rlcli.processes.process import cores
+from rlcli.report.memory import Expected
+from rlcli.report.peaks import ProcessPeak
+from rlcli.report.reporter import WatchedMemory
+from rlcli.runs import random_streams
+from rlcli.runs.folder import Run, start_command
+from rlcli.runs.provenance import surroundings
+from rlcli.runs.session import Saver, Stateful, new_run
+from rlcli.runs.signals import StopSignals
+
+
+def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
+    """Train as `cfg` says, in a new run folder.
+
+    Raises
+    ------
+    StoppedSafely
+        On SIGTERM or Ctrl-C, after a checkpoint was written, or while its parts were made and nothing was to be saved.
+    """
+    cfg, chosen, first = settled(cfg)
+    with contextlib.closing(first), new_run(to_dict(cfg), "train", overrides) as (run, stop):
+        with stop.at_once(f"Start it with: {start_command(run, same_folder=True)}"):
+            learner = learner_of(cfg, run, stop, first=first, chosen=chosen)
+        with learner.reporter:
+            learner.begin()
+            learner.run_to_end()
+    return TrainingRun(run.path)
+
+
+def learner_of(
+    cfg: Config,
+    run: Run,
+    stop: StopSignals,
+    *,
+    resume_at: int | None = None,
+    first: First = NONE,
+    chosen: Sequence[str] = (),
+) -> Learner:
+    """Make all that a run learns with.
+
+    `resume_at`: frames of the checkpoint that will be loaded.
+    `chosen`: lines about what the configuration had left open.
+    """
+    process = ProcessPeak()
+    imported = process.now
+    random_streams.seed(cfg.seed)
+    torch.set_num_threads(1)  # initial weights must not depend on what ran in this process before
+    env = env_of_run(cfg, cfg.value.gamma, first.take())
+    algorithm = algorithm_of(cfg)
+    policy = build_policy(cfg, env)
+    begun = None
+    if cfg.policy.init_from is not None and resume_at is None:
+        from rlcli.jobs.init_policy import init_policy
+
+        begun = init_policy(cfg.policy.init_from, env, policy, strict=cfg.policy.init_strict)
+    threads, places = choose_threads(cfg, policy), devices(cfg)
+    torch.set_num_threads(threads)
+    if (device := places["train_device"]) is not None:
+        policy.to(device)
+    parts = build_parts(cfg, algorithm, env, policy, run)
+    collector, update, estimator, buffer = parts
+    if begun is not None:
+        begun = begun.with_rest(update, estimator)
+    observed = [key for key in update.loss.in_keys if key in env.full_observation_spec.keys(True, True)]
+    reporter = reporter_of(cfg, run, stop, verb="train", observed=observed, resume_at=resume_at)
+    reporter.memory.process = process
+    modules = {"policy": policy, "loss": update.loss}
+    reporter.watch(WatchedMemory(modules, update.optimizer.optimizer, device or "cpu", update.saved))
+    stateful: dict[str, Stateful] = {"update": update, "collector": collector, "reporter": reporter}
+    saver = Saver(
+        run, {"policy": StateBeside(policy), **stateful},
+        config=to_dict(cfg), versions=surroundings(threads, places.values(), registry.imported),
+        every=cfg.run.checkpoint_every, minutes=cfg.run.checkpoint_minutes, keep=cfg.run.keep,
+        keep_best=cfg.run.keep_best, stop=stop, reporter=reporter, buffer=buffer,
+    )  # fmt: skip
+    r, every = cfg.run, cfg.run.eval_every
+    evaluator = Evaluator(
+        policy.actor, env, partial(build_evaluation_env, cfg, r.eval_episodes), reporter, stop, seed=cfg.seed,
+        episodes=r.eval_episodes, longest=longest_episode(r.eval_max_steps, cfg.total_frames),
+        periodic=every is not None,
+    )  # fmt: skip
+    play = None if every is None else PeriodicEvaluation(every, evaluator)
+    hooks = Hooks(reporter, saver, play)
+    loop = algorithm.loop(parts, policy, hooks)
+    refuse_unread(algorithm)
+    saver.parts["loop"] = loop
+    if play is not None:
+        saver.parts["evaluation"] = play
+    replayable = collector.remember_episodes(r.max_replay_steps)
+
+    def memory(init_rows: int) -> Expected:
+        load_kernels(cfg, algorithm)  # now, not inside the first batch's timing
+        learning = Learning(policy, update.loss, estimator, algorithm.rebuilt(estimator, env))
+        work = workload_of(cfg, collector.rows()).beginning_with(init_rows)
+        return expected(work, collector, learning, imported, 0 if buffer is None else buffer.ring.nbytes)
+
+    copy_rows = None
+    if cfg.storage.init_from is not None and buffer is not None:
+        from rlcli.build.init_rows import copy_init_rows
+
+        copy_rows = partial(copy_init_rows, cfg, buffer, collector, env)
+    lines = [f"run {run.path}", _threads_line(cfg, threads, len(shares(cfg)))]
+    if cfg.recipe is None and (tuned := tuned_recipe(cfg.env.id, cfg.loss.kind)):
+        lines.append(f"recipe={tuned} has settings tuned for environments like {cfg.env.id}")
+    lines += [*chosen, *notes(cfg, collector, replayable, narrowed(env))]
+    return Learner(
+        run, parts, policy, loop, saver, hooks, reporter, evaluator, replayable=replayable, expected=memory,
+        lines=lines, warnings=[*_warnings(cfg, collector)] if algorithm.one_pass else (), init_policy=begun,
+        init_from=cfg.storage.init_from, copy_rows=copy_rows,
+    )  # fmt: skip
+
+
+def _threads_line(cfg: Config, threads: int, workers: int) -> str:
+    """Say how threads are dealt out between the learner and the workers."""
+    line = f"threads {threads} ({'auto' if cfg.threads == 'auto' else 'as set'})"
+    if not workers:
+        return line
+    each = "1 in a worker" if workers == 1 else f"1 in each of {workers} workers"
+    meanwhile = "in turn" if cfg.collector.kind == "multi_sync" else "at the same time"
+    return f"{line} for learning, {each}, {meanwhile}; {cores()} cores"
+
+
+def _warnings(cfg: Config, collector: BaseCollector) -> Iterator[tuple[str, str]]:
+    """Warn where a loss without importance ratio learns from another policy's actions."""
+    if cfg.optim.epochs > 1:
+        yield (
+            "epochs",
+            f"loss={cfg.loss.kind} has no importance ratio: from the second of {cfg.optim.epochs} epochs on "
+            "its gradient is off-policy (optim.epochs=1 is usual)",
+        )
+    if collector.lag is not None and cfg.value.kind != "vtrace":
+        yield (
+            "value",
+            f"batches of collector={cfg.collector.kind} come from older weights, which neither "
+            f"loss={cfg.loss.kind} nor value={cfg.value.kind} corrects for (value=vtrace does)",
+        )

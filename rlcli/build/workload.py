@@ -1,0 +1,79 @@
+"""What of a configuration decides how much memory its run needs."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+
+from rlcli.build.buffer import frame_stacks, slices_of
+from rlcli.build.collector import delta_dtype_of, devices, shares, shares_meanwhile
+from rlcli.build.env import build_env, env_workers, evaluation_lanes, lanes_here, lanes_of
+from rlcli.build.policy import optimizer_options
+from rlcli.collectors.options import AHEAD
+from rlcli.collectors.schema import RowSchema
+from rlcli.config.schemas import CollectConfig, Config, by_priority, draws, draws_slices, is_off_policy, remembers
+from rlcli.planning.workload import RunEnvs, RunStorage, Updates, Workload
+
+
+def workload_of(cfg: CollectConfig, rows: RowSchema | None = None) -> Workload:
+    """Return what a plan is made of; `rows`: what the collector delivers, where that is known."""
+    c, m, meanwhile = cfg.collector, cfg.memory, shares_meanwhile(cfg)
+    scratch = cfg.storage.scratch_dir if isinstance(cfg, Config) and cfg.storage.kind == "memmap" else None
+    device = devices(cfg)["storing_device"]
+    return Workload(
+        envs=envs_of(cfg), total_frames=cfg.total_frames, frames_per_batch=c.frames_per_batch,
+        lanes=max(map(len, meanwhile)) if meanwhile else cfg.env.num, written_ahead=len(meanwhile) * (AHEAD + 1),
+        mode=m.next_obs, delta_dtype=delta_dtype_of(cfg), keeps_overflows=m.on_overflow == "keep",
+        preemptive=c.preemptive_threshold is not None, trajectories=bool(c.split_trajs or c.trajs_per_batch),
+        device=str(device or "cpu"),
+        storage=_storage(cfg, rows) if isinstance(cfg, Config) else None,
+        updates=_updates(cfg) if isinstance(cfg, Config) else None,
+        folder=Path(cfg.run.dir or "runs"), scratch=None if scratch is None else Path(scratch), kept=cfg.run.keep,
+        longest_episode=_longest_episode(cfg),
+        recurrent_backend=cfg.policy.recurrent_backend if remembers(cfg) else None,
+    )  # fmt: skip
+
+
+def envs_of(cfg: CollectConfig) -> RunEnvs:
+    """Return how many envs a run has, which process steps them, and how more like them are made."""
+    num, here, collecting, evaluated = cfg.env.num, lanes_here(cfg), len(shares(cfg)), 0
+    if isinstance(cfg, Config) and cfg.run.eval_episodes:
+        gone = here if cfg.run.eval_every is None else 0  # the only evaluation comes when those are closed
+        evaluated = max(evaluation_lanes(cfg, cfg.run.eval_episodes) - gone, 0)
+    one = dataclasses.replace(cfg.env, num=1)
+    apart = dataclasses.replace(one, workers=1, per_worker="auto", caller_steps="false")
+    return RunEnvs(
+        num, here, evaluated, collecting or env_workers(cfg), collecting > 0,
+        lambda count: build_env(lanes_of(cfg, count), offset=num),
+        partial(build_env, one, offset=num), partial(build_env, apart, offset=num),
+    )  # fmt: skip
+
+
+def _storage(cfg: Config, rows: RowSchema | None) -> RunStorage | None:
+    if (s := cfg.storage).kind == "none":
+        return None
+    stacks = {} if rows is None else frame_stacks(cfg, rows)
+    return RunStorage(s.kind, s.max_size, s.ndim, cfg.total_frames, s.codes, stacks, by_priority(cfg))
+
+
+def _updates(cfg: Config) -> Updates:
+    s, off_policy = cfg.sampler, is_off_policy(cfg)
+    return Updates(
+        optimizer=cfg.optim.kind, optimizer_options=optimizer_options(cfg.optim),
+        device=str(devices(cfg)["train_device"] or "cpu"), draws=draws(cfg),
+        stored=off_policy or draws_slices(cfg), off_policy=off_policy, batch_size=s.batch_size,
+        num_slices=s.num_slices, slice_len=s.slice_len, slices=slices_of(cfg), burn_in=s.burn_in,
+        strict_length=s.strict_length, num_chunks=cfg.value.num_chunks, recompute=cfg.memory.recurrent_recompute,
+    )  # fmt: skip
+
+
+def _longest_episode(cfg: CollectConfig) -> int | None:
+    """Return the longest an episode can be, where that is known."""
+    limits = [cfg.env.max_episode_steps, cfg.collector.max_frames_per_traj]
+    if not cfg.env.max_episode_steps and cfg.env.kind in ("gym", "mujoco"):
+        from gymnasium.envs.registration import registry
+
+        spec = registry.get(cfg.env.id)
+        limits.append(None if spec is None else spec.max_episode_steps)
+    return min([limit for limit in limits if limit], default=None)
