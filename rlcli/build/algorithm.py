@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
@@ -29,9 +29,10 @@ from rlcli.errors import ConfigError
 from rlcli.learning.optimizer import Linear
 from rlcli.modules import ActorCritic
 from rlcli.objectives import value
-from rlcli.objectives.value.estimator import ValueEstimator
-from rlcli.objectives.value.estimators import make_estimator
 from rlcli.runs.folder import Run
+
+if TYPE_CHECKING:
+    from rlcli.objectives.value.estimator import ValueEstimator
 
 
 class Asked(dict[str, Any]):
@@ -108,6 +109,8 @@ def _averages(cfg: Config, over: str) -> bool:
 
 
 def _estimator(cfg: Config, critic: Any, actor: Any) -> ValueEstimator:
+    from rlcli.objectives.value.estimators import make_estimator
+
     v = cfg.value
     norm = None if v.normaliser == "none" else value.PopArt(critic) if v.normaliser == "popart" else value.ValueNorm()
     options: dict[str, Any] = {
