@@ -28,8 +28,8 @@ from rlcli.objectives.reduction import MASK_KEYS, mask_of
 from rlcli.transforms.primer import recurrent_parts, state_keys
 
 if TYPE_CHECKING:
+    from rlcli.modules.recurrent.sequences import LargestSaved
     from rlcli.objectives.bootstrap import TargetUpdate
-    from rlcli.report.saved import LargestSaved
 
 
 class Update:
@@ -202,14 +202,7 @@ class Update:
 def watch_saved(loss: Loss) -> list[LargestSaved]:
     """Watch what each recurrent layer of a loss's networks saves for the backward pass, from now on."""
     parts = {part for net in loss.networks for part in recurrent_parts(net)}
-    if not parts:
-        return []
-    from rlcli.report.saved import LargestSaved
-
-    watched = {part: LargestSaved() for part in parts if hasattr(part, "count_saved")}  # a user's own may not count
-    for part, saved in watched.items():
-        part.count_saved(saved.of)
-    return list(watched.values())
+    return [part.count_saved() for part in parts if hasattr(part, "count_saved")]  # a user's own may not count
 
 
 _LOSS, _MEANS = "loss.", "means."

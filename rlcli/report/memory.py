@@ -19,7 +19,7 @@ from rlcli.report.peaks import DevicePeaks, LargestPeak, ProcessPeak
 from rlcli.transforms.delta_codec import delta_key, kept_key, scale_key
 
 if TYPE_CHECKING:
-    from rlcli.report.saved import LargestSaved
+    from rlcli.modules.recurrent.sequences import LargestSaved
 
 _FIRST = {"obs": 0, "next.obs": 1}  # shown side by side: what is held, and what the mode saves on it
 

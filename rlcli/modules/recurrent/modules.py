@@ -21,7 +21,13 @@ from rlcli import arguments
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.kernels.recurrent import BACKENDS, Weights, gru, lstm, unread
 from rlcli.keys import IS_INIT, NEXT, Key, as_tuple, show, unravel
-from rlcli.modules.recurrent.sequences import Sequences, begun_with_trajectories, recurrent_mode, sequences
+from rlcli.modules.recurrent.sequences import (
+    LargestSaved,
+    Sequences,
+    begun_with_trajectories,
+    recurrent_mode,
+    sequences,
+)
 from rlcli.modules.watch import OWN_CALLS, hooks_of
 from rlcli.specs import Unbounded
 from rlcli.specs.dtypes import dtype_name
@@ -66,7 +72,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
     settings = ("_in_keys", "_out_keys", "recurrent_backend", "default_recurrent_mode")
     kind: ClassVar[type[nn.GRU] | type[nn.LSTM]]
     states: ClassVar[tuple[str, ...]]  # default names
-    _saving: Callable[[int, Sequence[Tensor]], AbstractContextManager[Any]] | None = None
+    _saved: LargestSaved | None = None
 
     def __init__(
         self,
@@ -262,17 +268,15 @@ class RecurrentModule(TensorDictModuleBase, ABC):
             )
         return self._written(outputs, where, size)
 
-    def count_saved(self, inside: Callable[[int, Sequence[Tensor]], AbstractContextManager[Any]] | None) -> None:
-        """Run over sequences in the context `inside(steps, tensors)`, where a backward pass may follow.
-
-        It counts what the layers save for that pass; `tensors` are there anyway. None: no more.
-        """
-        self._saving = inside
+    def count_saved(self) -> LargestSaved:
+        """Count from now on what the layers save for a backward pass over sequences; return the count."""
+        self._saved = LargestSaved()
+        return self._saved
 
     def _counted(self, laid_out: Tensor, states: Sequence[Tensor]) -> AbstractContextManager[Any]:
-        if self._saving is None or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        if self._saved is None or torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return nullcontext()
-        return self._saving(laid_out.shape[:2].numel(), (laid_out, *states, *self.layers.parameters()))
+        return self._saved.of(laid_out.shape[:2].numel(), (laid_out, *states, *self.layers.parameters()))
 
     def _layers(
         self, below: Tensor, states: Sequence[Tensor], run: Callable[[Tensor, State, Weights], State]

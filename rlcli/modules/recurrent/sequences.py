@@ -16,7 +16,8 @@ A flat batch is cut wherever `is_init` is set. Shape letters: `B` rows and `T` s
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 
@@ -166,3 +167,37 @@ class set_recurrent_mode:
 def recurrent_mode() -> bool | None:
     """What the nearest `set_recurrent_mode` says; None where there is none."""
     return _THREAD.mode
+
+
+# ---- what a backward pass keeps ------------------------------------------------------------------------------------
+class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
+    """Count bytes that a forward pass saves for the backward pass, meta device too, but the storages `beside`."""
+
+    def __init__(self, beside: Iterable[Tensor] = ()) -> None:
+        super().__init__(self._save, lambda x: x)
+        self.bytes, self._known = 0, {x.untyped_storage()._cdata for x in beside}
+
+    def _save(self, x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        if storage._cdata not in self._known:
+            self._known.add(storage._cdata)
+            self.bytes += storage.nbytes()
+        return x
+
+
+class LargestSaved:
+    """Measure `SavedBytes` of the first minibatch, then of each with more rows; `bytes` is the most, None at first."""
+
+    def __init__(self) -> None:
+        self.bytes: int | None = None
+        self._rows = 0
+
+    @contextmanager
+    def of(self, rows: int, beside: Iterable[Tensor]) -> Iterator[None]:
+        if rows <= self._rows:
+            yield
+            return
+        saved = SavedBytes(beside)
+        with saved:
+            yield
+        self.bytes, self._rows = max(self.bytes or 0, saved.bytes), rows
