@@ -22,9 +22,8 @@ from rlcli.planning.plan import MemoryFit, Mode, Plan
 from rlcli.planning.tensors import POINTER, SPARE, planned_batch, planned_buffer
 from rlcli.planning.workload import RunStorage, Updates, Workload
 from rlcli.processes.memory import free_memory
-from rlcli.report.buffer_entries import BUFFER
 from rlcli.report.figures import size
-from rlcli.report.ledger import LEARNER, ROLLOUT
+from rlcli.report.ledger import BUFFER, LEARNER, ROLLOUT
 from rlcli.specs.field import Field
 
 

@@ -23,18 +23,16 @@ from rlcli.data.next_obs.modes import drops, shares
 from rlcli.data.next_obs.rows import Successors
 from rlcli.data.next_obs.sparse import Sparse, sparse_bytes, sparse_rows
 from rlcli.keys import APPROXIMATED, SHIFTED_VALID, Key, as_tuple, show, unravel
-from rlcli.learning.flat import spans_of
-from rlcli.learning.optimizer import FlatOptimizer
+from rlcli.learning.optimizer import FlatOptimizer, spans_of
 from rlcli.objectives.reduction import MASK_KEYS
-from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.planning.workload import RunStorage
-from rlcli.report.buffer_entries import BUFFER, PRIORITIES
-from rlcli.report.ledger import FEW_ROWS, Claims, LedgerEntry, batch_entries, learner_entries
+from rlcli.report.ledger import BUFFER, FEW_ROWS, PRIORITIES, Claims, LedgerEntry, batch_entries, learner_entries
 from rlcli.specs.dtypes import dtype_name
 from rlcli.specs.field import Field
 
 if TYPE_CHECKING:
     from rlcli.data.codes import CodedRows
+    from rlcli.objectives.value.estimator import ValueEstimator
 
 Module = TypeVar("Module", bound=nn.Module)
 META = torch.device("meta")
