@@ -19,12 +19,11 @@ from rlcli.config.option import value_at
 from rlcli.config.schemas import CollectConfig, draws, remembers
 from rlcli.config.validate import validate
 from rlcli.data.fields import width_of
-from rlcli.data.storages.memmap import disk_need as rows_on_disk
 from rlcli.kernels.recurrent import WITHOUT_NUMBERS
 from rlcli.keys import Key, show
 from rlcli.planning.forecast import MINIBATCHES, UPDATE, VALUES, at_once, bytes_on
 from rlcli.planning.plan import MemoryFit, Mode, Plan
-from rlcli.planning.tensors import POINTER, SPARE, planned_batch, planned_buffer
+from rlcli.planning.tensors import POINTER, SPARE, planned_batch, planned_buffer, storage_class
 from rlcli.processes.memory import free_memory
 from rlcli.report.buffer_entries import BUFFER
 from rlcli.report.figures import size
@@ -61,7 +60,7 @@ SEGMENT, STATES, STATE, STATE_OF_LANE, OTHERS = 5 << 10, 3, 15 << 10, 640, 48 <<
 def _scratch_of(cfg: Any) -> Path | None:
     """Return where the rows of a storage on disk lie, if that is not the run folder."""
     storage = getattr(cfg, "storage", None)
-    given = None if storage is None or storage.kind != "memmap" else storage.scratch_dir
+    given = getattr(storage, "scratch_dir", None)
     return None if given is None else _existing(Path(given))
 
 
@@ -79,7 +78,10 @@ def disk_need(cfg: CollectConfig, plan: Plan) -> int:
 def _files_of_rows(cfg: Any, plan: Plan) -> int:
     """Return what a storage on disk reserves for its declared size, however many rows come."""
     row = sum(entry.per_frame for entry in plan.entries if entry.component == BUFFER and entry.device == "disk")
-    return rows_on_disk(math.ceil(row), cfg.storage.max_size, batch=cfg.collector.frames_per_batch) if row else 0
+    if not row:
+        return 0
+    kind, batch = storage_class(cfg.storage.kind), cfg.collector.frames_per_batch
+    return kind.disk_need(math.ceil(row), cfg.storage.max_size, batch=batch)
 
 
 def _existing(path: Path) -> Path:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from rlcli.build.buffer import RunStorage
 from rlcli.collectors.schema import RowSchema
+from rlcli.config import registry
 from rlcli.data.fields import width_of
 from rlcli.data.next_obs import Rows
 from rlcli.data.next_obs.modes import NEXT
@@ -35,15 +36,13 @@ from rlcli.specs.field import NONE, Field
 
 if TYPE_CHECKING:
     from rlcli.data.codes import CodedRows
+    from rlcli.data.storages import Storage
 
 Module = TypeVar("Module", bound=nn.Module)
 META = torch.device("meta")
 SPARE = "further batches"  # in the ledger
 POINTER = 4  # bytes of an int32: where an end, or a successor, lies
 EPISODE = 100  # steps of an episode: what is not known before a run
-WIDE = 1024  # bytes of a uint8 row that is compressed
-WHOLE, SINGLE = 20, 32  # and by how much: stacks of four Atari games, single frames of them; random play
-_DISK = ("memmap",)
 
 
 def copied_to(device: torch.device, module: Module) -> Module:
@@ -196,23 +195,22 @@ def planned_buffer(storage: RunStorage | None, rows: RowSchema, mode: str) -> li
     """Return the columns of a storage once it holds all rows of the run; empty without one."""
     if storage is None:
         return []
-    device = "disk" if storage.kind in _DISK else "cpu"
+    kind = storage_class(storage.kind)
+    device = kind.medium
     count = min(storage.max_size, storage.rows)
     fields = rows.stored(mode)
     stacks = storage.stacks if mode == "exact" else {}
     held = fields | {key: Field(fields[key].shape[1:], fields[key].dtype) for key in stacks}  # one frame a row
     coded = _packed(storage.codes, held, stacks)
     widths = {key: held[key].width if (width := coded.width(key)) is None else width for key in fields}
-    reserved = _in_files(storage, math.ceil(sum(widths.values())), count)
+    reserved = kind.planned_rows(math.ceil(sum(widths.values())), storage.max_size, count)
     # a ring that goes round drops a file once its last row is gone
     goes_round = device == "disk" and storage.rows > count
     columns = []
     for key, field in fields.items():
-        width, note = widths[key], "one frame per row" if key in stacks else ""
-        note = note if coded.width(key) is None else "packed"
-        if storage.kind == "compressed" and field.dtype is torch.uint8 and width >= WIDE:
-            part = SINGLE if key in stacks else WHOLE
-            width, note = max(1, width // part), f"about 1/{part} of its size, depending on the images"
+        width, note = kind.planned_width(field, widths[key], key in stacks)
+        if not note:
+            note = "packed" if coded.width(key) is not None else "one frame per row" if key in stacks else ""
         dtype, shape = dtype_name(field.dtype), (count, *field.shape)
         note = "; ".join(filter(None, (note, "approximate: whole files" if goes_round else "")))
         nbytes = round(reserved * width)
@@ -236,14 +234,12 @@ def planned_buffer(storage: RunStorage | None, rows: RowSchema, mode: str) -> li
     return columns
 
 
-def _in_files(storage: RunStorage, row_bytes: int, count: int) -> int:
-    """Return the rows that are reserved for so many."""
-    if storage.kind not in _DISK:
-        return count
-    from rlcli.data.storages.storage import rows_for
+def storage_class(name: str) -> type[Storage]:
+    """Return the class that a storage's name stands for; of what a function makes nothing is known but the base."""
+    from rlcli.data.storages.storage import Storage
 
-    rows = rows_for(row_bytes, storage.max_size)
-    return -(-count // rows) * rows
+    found = registry.find("storage", name)
+    return found if isinstance(found, type) and issubclass(found, Storage) else Storage
 
 
 def _index_bytes(storage: RunStorage, rows: RowSchema, mode: str, count: int) -> int:

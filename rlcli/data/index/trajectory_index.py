@@ -20,7 +20,7 @@ from rlcli import arguments
 from rlcli.data.index.arrays import IndexArrays
 from rlcli.errors import ArgumentError
 from rlcli.kernels import index as layout
-from rlcli.kernels.index import EXACT, HAS_IDS
+from rlcli.kernels.index import CURSOR, EXACT, HAS_IDS
 
 if TYPE_CHECKING:
     from rlcli.data.next_obs.pairs import SidePool
@@ -46,8 +46,6 @@ class TrajectoryIndex:
     ----------
     arrays : IndexArrays
         All that it knows.
-    paired, unfollowed : int
-        Of the last write in `exact`: rows above another one of their lane, and how many of those it does not follow.
     """
 
     def __init__(
@@ -59,12 +57,12 @@ class TrajectoryIndex:
     @property
     def cursor(self) -> int:
         """The step that is written next."""
-        return self.arrays.cursor
+        return int(self.arrays.scalars[CURSOR])
 
     @property
     def base(self) -> int:
         """The oldest live step."""
-        return self.arrays.base
+        return self.arrays.space.base(self.cursor)
 
     def __len__(self) -> int:
         return len(self.arrays)
@@ -116,14 +114,6 @@ class TrajectoryIndex:
             pairs, form, where, ids, done.view(np.uint8), length, per_env, start, stop,
         )  # fmt: skip
         self.arrays.version += 1
-
-    @property
-    def paired(self) -> int:
-        return int(self.arrays.scalars[layout.PAIRED])
-
-    @property
-    def unfollowed(self) -> int:
-        return int(self.arrays.scalars[layout.UNFOLLOWED])
 
     def cut(self, *, named: bool = False, lanes: np.ndarray | None = None) -> None:
         """What is written next goes on with no trajectory that has no id; with `named`, with none at all.

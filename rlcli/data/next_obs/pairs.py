@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rlcli.data.fields import bytes_of, column_offsets
 from rlcli.data.next_obs.rows import Rows
+from rlcli.kernels.index import PAIRED, UNFOLLOWED
 from rlcli.keys import END_FLAGS, NEXT, Key, as_tuple, under_next
 from rlcli.specs.field import Field
 
@@ -64,7 +65,7 @@ class Pairs:
             plain = []
             for k, (key, x, field) in enumerate(zip(self.keys, found, self._fields, strict=True)):
                 if key not in self._choices:
-                    plain.append(_on_cpu(_flat(x.full() if isinstance(x, Rows) else x, count, field)))
+                    plain.append(_on_cpu((x.full() if isinstance(x, Rows) else x).reshape(count, *field.shape)))
                     continue
                 root, after = indices_of(roots[k]), _next_indices(x, field)
                 if root is None or after is None:
@@ -131,10 +132,6 @@ def _shared(found: Sequence[Tensor], roots: Sequence[Tensor], count: int) -> tup
     if own and first.ends is not None:
         return 2, first.ends.numpy()
     return 1, first.index.reshape(-1).contiguous().numpy()
-
-
-def _flat(column: Tensor, count: int, field: Field) -> Tensor:
-    return column.reshape(count, *field.shape)
 
 
 def _on_cpu(column: Tensor) -> Tensor:
@@ -211,9 +208,9 @@ class Unfollowed:
     def __init__(self) -> None:
         self.warned, self._rows, self._paired = False, 0, 0
 
-    def count(self, rows: int, paired: int, shape: Sequence[int]) -> None:
-        """Note a write of `paired` rows above another one of their lane, `rows` of which it does not follow."""
-        self._rows, self._paired = self._rows + rows, self._paired + paired
+    def count(self, scalars: np.ndarray, shape: Sequence[int]) -> None:
+        """Note the last write: rows above another one of their lane, and how many of those it does not follow."""
+        self._rows, self._paired = self._rows + int(scalars[UNFOLLOWED]), self._paired + int(scalars[PAIRED])
         if self._paired < _FEW:
             return
         if 4 * self._rows > self._paired:

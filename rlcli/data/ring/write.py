@@ -43,7 +43,7 @@ def write(
     columns = _flat(given, contents.stored, len(lead), count)
     ids, ends = contents.layout.markers.read(columns, count)
     form, where = _pointed(contents, columns, given, count)
-    packed = contents.pack(columns)
+    packed = columns if contents.coded is None else contents.pack(columns)
     pairs = contents.pairs
     with uninterrupted():
         for start in range(0, length, space.steps):  # a batch longer than the ring goes in pieces
@@ -63,7 +63,7 @@ def write(
                     contents.storage, columns[key], contents.index, cursor, length, per_env, start, stop, kept
                 )  # fmt: skip
             if contents.layout.exact and not contents.unfollowed.warned:
-                contents.unfollowed.count(contents.index.unfollowed, contents.index.paired, lead)
+                contents.unfollowed.count(contents.index.arrays.scalars, lead)
         pairs.release()
         first = contents.index.cursor - length
         if sparse or contents.sparse:
@@ -143,7 +143,7 @@ def overwrite(contents: Contents, rows: np.ndarray, given: Mapping[Key, Tensor],
         for key, other in others.items():
             stacks[key].reserve(index, rows[other])
     stored = {key: columns[key].contiguous() for key in contents.stored}
-    packed = contents.pack(stored)
+    packed = stored if contents.coded is None else contents.pack(stored)
     contents.storage.ready(rows)
     with uninterrupted():
         if len(changed):
