@@ -7,7 +7,7 @@ import torch
 from rlcli.collectors import Collector
 from rlcli.data import open_buffer
 from rlcli.data.collected import SegmentWriter, open_segments, verify_segments
-from rlcli.data.collected.folded import declared, folded, unfolded
+from rlcli.data.collected.batches import declared, folded, unfolded
 from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
 from rlcli.specs.field import Field
 from rlcli.transforms import FrameStack
