@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlcli import kernels
 from rlcli.data.fields import bytes_of, column_offsets
 from rlcli.data.next_obs.rows import Rows
 from rlcli.kernels.index import PAIRED, UNFOLLOWED
@@ -188,14 +189,14 @@ class SidePool:
 
     def patch(self, places: np.ndarray, columns: Mapping[Key, Tensor]) -> None:
         """Write slot s over row i of every column wherever ``places[i] == -1 - s``."""
-        from rlcli.kernels.index import read
-
         keys = list(self.fields)
         plain = {key: column for key, column in columns.items() if key not in self.choices and column.is_cpu}
         if plain:
             chosen = [keys.index(key) for key in plain]
             targets = np.array([column.data_ptr() for column in plain.values()], np.int64)
-            read.patch(places, self.address, self.slot_width, self.offsets[chosen], self.widths[chosen], targets)
+            kernels.index.read.patch(
+                places, self.address, self.slot_width, self.offsets[chosen], self.widths[chosen], targets
+            )
         at = np.flatnonzero(places < 0)
         for key in columns.keys() - plain.keys():
             column = columns[key]

@@ -23,6 +23,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
+from rlcli import kernels
 from rlcli.data.ring.contents import Contents
 from rlcli.data.ring.write import room_for
 from rlcli.data.storages.storage import PlainColumns
@@ -140,12 +141,10 @@ class WritePlan:
     """Write batches of one form and size (`lead`); `tensors` are the first one's."""
 
     def __init__(self, contents: Contents, form: Form, tensors: Mapping[Key, Tensor], lead: torch.Size) -> None:
-        from rlcli.kernels.rows import write  # loads the compiler, which takes half a second
-
         storage, pairs, markers = contents.storage, contents.pairs, contents.layout.markers
         memory = storage.memory()
         assert memory is not None
-        self._form, self._index, self._kernel, self._count = form, contents.index, write, lead.numel()
+        self._form, self._index, self._kernel, self._count = form, contents.index, kernels.rows.write, lead.numel()
         place = {key: i for i, key in enumerate(form.keys)}
         length = self._count // contents.space.lanes
         per_env = lead[-1] if contents.space.lanes == 1 else length
@@ -204,9 +203,7 @@ class ReadPlan:
     """Read all keys of some rows of laid-out contents in one pass over the storage's `memory`."""
 
     def __init__(self, contents: Contents, memory: PlainColumns) -> None:
-        from rlcli.kernels.rows import read  # loads the compiler, which takes half a second
-
-        self.index, self._kernel = contents.index, read
+        self.index, self._kernel = contents.index, kernels.rows.read
         self._fields, pairs = contents.layout.fields, contents.pairs
         self._sized: tuple[int, list[tuple]] = (-1, [])
         nexts = dict(zip(pairs.nexts, pairs.keys, strict=True)) if contents.layout.exact else {}

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlcli import kernels
 from rlcli.data.fields import bytes_of
 from rlcli.data.next_obs.rows import Rows
 from rlcli.data.next_obs.sparse import Sparse
@@ -115,12 +116,10 @@ def _step_major(columns: Mapping[Key, Tensor], lanes: int, length: int, start: i
     if not all(column.is_cpu for column in columns.values()):
         split = {key: column.unflatten(0, (lanes, length))[:, start:stop] for key, column in columns.items()}
         return {key: column.transpose(0, 1).flatten(0, 1) for key, column in split.items()}
-    from rlcli.kernels.rows import by_step
-
     held, given, apart = by_row(columns, columns)
     out = {key: sample_memory(Field.of(column), count) for key, column in columns.items()}
     widths, made = zip(*((Field.of(c).width, c.data_ptr()) for c in out.values()), strict=True)
-    by_step(given, apart, np.array(widths), lanes, length, start, stop, np.array(made))
+    kernels.rows.by_step(given, apart, np.array(widths), lanes, length, start, stop, np.array(made))
     del held
     return out
 

@@ -35,6 +35,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
+from rlcli import kernels
 from rlcli.data.fields import columns_of, listed_fields, read_fields
 from rlcli.data.files.disk import SCRATCH, Disk, explained
 from rlcli.data.files.tensors import map_file
@@ -153,20 +154,20 @@ class RingFolder:
     @property
     def cursor(self) -> int:
         """Count the rows that were ever published; what belongs to them can be read now."""
-        return int(_kernels().published(self._address + _CURSOR))
+        return int(kernels.compiled.published(self._address + _CURSOR))
 
     def publish(self, cursor: int) -> None:
         """Let the owner read all rows before this number: the one store that makes a write count."""
-        _kernels().publish(self._address + _CURSOR, cursor)
+        kernels.compiled.publish(self._address + _CURSOR, cursor)
 
     @property
     def closed(self) -> bool:
         """Say whether the owner wants no more rows."""
-        return bool(_kernels().published(self._address + _CLOSED))
+        return bool(kernels.compiled.published(self._address + _CLOSED))
 
     def close(self) -> None:
         """Tell the writer that no more rows are wanted."""
-        _kernels().publish(self._address + _CLOSED, 1)
+        kernels.compiled.publish(self._address + _CLOSED, 1)
 
     # ---- layout ------------------------------------------------------------------------------------------------
     def declare(self, ring: Ring) -> None:
@@ -191,12 +192,6 @@ class RingFolder:
 def gone(folder: Path) -> ResourceError:
     """Say what a writer is told whose region is not there any more."""
     return ResourceError("the shared buffer is gone", where=str(folder), why="its owner closed it, or has ended")
-
-
-def _kernels() -> Any:
-    from rlcli.kernels import compiled as cpu  # loads the compiler, which takes half a second
-
-    return cpu
 
 
 # ---- the writer's end ------------------------------------------------------------------------------------------------

@@ -15,13 +15,12 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
-from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rlcli import kernels
 from rlcli.data.storages.storage import Again, PlainColumns, State, Storage, by_row, contiguous
 from rlcli.errors import ArgumentError, ResourceError
 from rlcli.keys import Key
@@ -105,9 +104,9 @@ class LazyTensorStorage(Storage):
         fit = min(count, self.capacity - start)  # the others begin at the first row
         if self.device.type == "cpu":
             held, addresses, apart = by_row(columns, self.fields)
-            _kernels().put(self._addresses, self._widths, start, fit, addresses, apart)
+            kernels.rows.put(self._addresses, self._widths, start, fit, addresses, apart)
             if fit < count:
-                _kernels().put(self._addresses, self._widths, 0, count - fit, addresses + fit * apart, apart)
+                kernels.rows.put(self._addresses, self._widths, 0, count - fit, addresses + fit * apart, apart)
             del held
         else:
             self._grow(start + fit)
@@ -121,7 +120,7 @@ class LazyTensorStorage(Storage):
         if self.device.type == "cpu":
             held, sources = contiguous(columns, columns)
             places = [self._places[key] for key in columns]
-            _kernels().scatter(self._addresses[places], self._widths[places], rows, sources)
+            kernels.rows.scatter(self._addresses[places], self._widths[places], rows, sources)
             del held
         else:
             self._grow(int(rows.max(initial=-1)) + 1)
@@ -156,7 +155,7 @@ class LazyTensorStorage(Storage):
         if keys is not None:
             places = [self._places[key] for key in chosen]
             addresses, widths = addresses[places], widths[places]
-        _kernels().gather(addresses, widths, rows, targets)
+        kernels.rows.gather(addresses, widths, rows, targets)
         return out
 
     def column(self, key: Key) -> Tensor:
@@ -192,13 +191,6 @@ def exchange(
         rows = numbers % old.capacity
         columns = again(numbers, old.gather(rows, gone))
         made.scatter(rows, {key: columns[key] for key in new})
-
-
-@cache
-def _kernels() -> Any:
-    from rlcli.kernels import rows as cpu  # loads the compiler, which takes half a second
-
-    return cpu
 
 
 # ---- memory of samples -----------------------------------------------------------------------------------------------
