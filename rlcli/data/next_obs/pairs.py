@@ -49,7 +49,7 @@ class Pairs:
         self.table = np.zeros((6, len(self.keys)), np.int64)  # rows: see kernels/index/write.py
         if pool is not None:
             self.table[3], self.table[4] = pool.widths, pool.offsets
-        self._held: list[Tensor] = []
+        self.batch: list[Tensor] = []  # whose memory the table points at
 
     def point(
         self, columns: Mapping[Key, Tensor], given: Mapping[Key, Tensor], count: int
@@ -60,7 +60,7 @@ class Pairs:
         roots = [_on_cpu(columns[key]) for key in self.keys]
         found = [given[key] for key in self.nexts]
         self.table[0] = [root.data_ptr() for root in roots]
-        self._held = roots
+        self.batch = roots
         shared = None if self._choices else _shared(found, roots, count)
         if shared is None:
             plain = []
@@ -72,22 +72,18 @@ class Pairs:
                 if root is None or after is None:
                     return None
                 plain.append(after)
-                self._held.append(root)
+                self.batch.append(root)
                 self.table[0, k] = root.data_ptr()
-            self._held += plain
+            self.batch += plain
             self.table[1] = [x.data_ptr() for x in plain]
             return 0, _NO_INDEX
         form, where = shared
         for k, rows in enumerate(found):
             assert isinstance(rows, Rows)
             obs, extra = rows.obs, rows.extra.contiguous()
-            self._held += [obs, extra]
+            self.batch += [obs, extra]
             self.table[1, k], self.table[2, k], self.table[5, k] = obs.data_ptr(), extra.data_ptr(), len(obs)
         return form, where
-
-    def release(self) -> None:
-        """Let go of the batch."""
-        self._held = []
 
 
 def indices_of(rows: Tensor) -> Tensor | None:

@@ -65,7 +65,7 @@ def write(
                 )  # fmt: skip
             if contents.layout.exact and not contents.unfollowed.warned:
                 contents.unfollowed.count(contents.index.arrays.scalars, lead)
-        pairs.release()
+        pairs.batch = []
         first = contents.index.cursor - length
         if sparse or contents.sparse:
             contents.sparse.put(sparse, space.numbers(first, length), contents.first)
@@ -231,7 +231,7 @@ def remark(contents: Contents, markers: Markers) -> None:
         if not (has_ids and not known):
             index.arrays.part(borders, length)
         index.record(*piece)
-    pairs.release()
+    pairs.batch = []
     index.arrays.finish(old.arrays)
     for stacks in contents.stacks.values():
         stacks.forget_tips()

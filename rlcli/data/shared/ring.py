@@ -97,7 +97,7 @@ class SharedRing(Ring):
         marks = self.rows.marks(first, to)
         for start, stop in pairwise(_pieces(marks)):
             self._take(first + start, first + stop, marks[start:stop])
-        self.contents.pairs.release()
+        self.contents.pairs.batch = []
         return to - first
 
     def _start_at(self, number: int) -> None:

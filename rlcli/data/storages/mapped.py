@@ -107,7 +107,7 @@ class MappedStorage(Storage):
         return self.parts[0].first if self.parts else 0
 
     def saved(self) -> Saved | None:
-        return None if self._state is None else Saved(self._state, (self.first, self.total))
+        return None if self._state is None else (self._state, (self.first, self.total))
 
     def attach(self, parts: Sequence[MappedRows], amended: Mapping[Key, np.ndarray] | None = None) -> None:
         """Say where the rows are, oldest first, each part going on where the one before it ends.

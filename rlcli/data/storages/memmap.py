@@ -279,11 +279,7 @@ class LazyMemmapStorage(Storage):
         self, fields: Mapping[Key, Field], kept: Collection[Key], again: Again, parts: Iterable[np.ndarray],
         state: State | None,
     ) -> None:  # fmt: skip
-        """Write all columns to new files, and switch to them by one record.
-
-        Of a subclass with a `write` or a `gather` of its own rows are given up and written anew; should the process be
-        killed on the way, they are lost.
-        """
+        """Write all columns to new files, and switch to them by one record."""
         first, now = max(self.first, self.total - self.capacity), time.monotonic()
         new, fields = SegmentTable(fields, self.segment_rows, self.capacity + self._spare), dict(fields)
         gone, mark = self._unnamed + self._files_before(math.inf), self._mark
@@ -405,7 +401,7 @@ class LazyMemmapStorage(Storage):
                 "nothing to go on with", why="no state of a buffer was committed with these rows", fix="Load a dump."
             )
         content = (self.folder / state_name(state[0])).read_bytes()
-        return Saved(decode_state(content, self.where), (self.first, self.total))
+        return decode_state(content, self.where), (self.first, self.total)
 
     def private(self) -> str | None:
         if not self.is_ours or self.device.type != "cpu":

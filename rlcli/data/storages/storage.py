@@ -34,8 +34,8 @@ State = Callable[[], list[bytes | memoryview]]
 """The content of a file from which the owner of some rows can go on with them, made when it is asked for."""
 Again = Callable[[np.ndarray, dict[Key, Tensor]], dict[Key, Tensor]]
 """From the numbers of rows, int64 ``[N]``, and their columns to other columns of theirs."""
-
-
+Saved = tuple[Mapping[str, Any], tuple[int, int]]
+"""What another process left: the ring's state over these rows, and their first and last number."""
 MOST_ROWS = 1 << 40
 
 
@@ -44,13 +44,6 @@ class PlainColumns(NamedTuple):
 
     addresses: dict[Key, int]  # valid until the next `declare` or `exchange`
     written: np.ndarray  # int64 [1]: rows from 0 on that may hold something, kept by the writer
-
-
-class Saved(NamedTuple):
-    """Describe what another process left: the ring's state over these rows, and their first and last number."""
-
-    state: Mapping[str, Any]
-    span: tuple[int, int]
 
 
 class FullFile(Protocol):
@@ -266,7 +259,7 @@ class Storage(ABC):
         self, fields: Mapping[Key, Field], kept: Collection[Key], again: Again, parts: Iterable[np.ndarray],
         state: State | None,
     ) -> None:  # fmt: skip
-        """Give up all rows and write them anew, of a class whose `write`, `scatter` and `gather` are not overridden."""
+        """Give up all rows and write them anew; a class of ours has a better way where its rows are its own."""
         numbers = np.concatenate([np.empty(0, np.int64), *parts])
         before, old = self.fields, self.gather(numbers % self.capacity) if len(numbers) else {}
         new = old | again(numbers, old) if len(numbers) else {}
