@@ -65,7 +65,7 @@ class CollectorOptions:
     delta_dtype: torch.dtype = _option(torch.float16, fixed=True)
     on_overflow: str = _option("raise", fixed=True)
     keep_keys: Sequence[Key] | None = _option(None, fixed=True)
-    max_frames_per_traj: int | None = _option(None, fixed=True)
+    max_frames_per_traj: int | None = _option(None, fixed=True, least=1)
     init_random_frames: int | None = _option(0, least=0)
     reset_at_each_iter: bool = _option(False)
     reset_when_done: bool = _option(True, fixed=True)

@@ -87,7 +87,6 @@ def with_transforms(
 ) -> tuple[EnvBase, NextObservationDelta | None, str]:
     """Return the env with what options and policy ask for, its `NextObservationDelta`, and the mode of next values."""
     most = options.max_frames_per_traj
-    refuse(most is not None and most < 1, "max_frames_per_traj must be at least 1", why=f"got {most}")
     if most is not None:
         from rlcli.transforms.counters import StepCounter
 
