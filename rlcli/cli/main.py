@@ -265,7 +265,7 @@ def _unfreeze() -> None:
 @contextlib.contextmanager
 def announced() -> Iterator[None]:
     """Print what compiles in this context, for verbs without a console, on standard error."""
-    from rlcli.report.compiling import Compiling
+    from rlcli.report.clock import Compiling
 
     with Compiling(lambda text: print(text, file=sys.stderr, flush=True)):
         yield

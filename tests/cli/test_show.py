@@ -10,17 +10,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from face import Config, algorithm_of, build_env, configure, find_recipes, leaves, main
 
-from rlcli.build.algorithm import algorithm_of
-from rlcli.build.env import build_env
 from rlcli.cli import ls
 from rlcli.cli.completion import candidates
-from rlcli.cli.main import main
-from rlcli.config.compose import configure
-from rlcli.config.option import leaves
-from rlcli.config.recipes import find_recipes
 from rlcli.config.registry import choices
-from rlcli.config.schemas import Config
 from rlcli.config.words import spell
 
 

@@ -30,7 +30,7 @@ class LoggerConfig(Options, group="logger"):
 
 
 LOGGERS: dict[str, type[Options]] = {
-    "auto": LoggerConfig, "none": LoggerConfig, "tensorboard": LoggerConfig.at("rlcli.report.metrics:EventsWriter")
+    "auto": LoggerConfig, "none": LoggerConfig, "tensorboard": LoggerConfig.at("rlcli.report.events:EventsWriter")
 }  # fmt: skip
 
 
