@@ -23,6 +23,7 @@ from rlcli.keys import Key, under_next
 from rlcli.runs.folder import BUFFER, ROWS, Run, note_new
 
 if TYPE_CHECKING:
+    from rlcli import transforms
     from rlcli.data.buffer.replay_buffer import ReplayBuffer
     from rlcli.data.samplers import Sampler
     from rlcli.data.storages import Storage
@@ -42,7 +43,6 @@ def build_buffer(
     """Build storage, sampler and a sample's transforms; `rebuilt` observations come from the row that follows."""
     from rlcli.data.buffer.replay_buffer import ReplayBuffer
     from rlcli.data.buffer.tensordict_buffer import TensorDictReplayBuffer
-    from rlcli.transforms import MultiStepTransform, NextObservationDelta, NextStateReconstructor
 
     sampler = build_sampler(cfg)
     kind: Any = TensorDictReplayBuffer if sampler.has_priorities else ReplayBuffer
@@ -53,11 +53,11 @@ def build_buffer(
         codes=cfg.storage.codes,
     )  # fmt: skip
     if codes(cfg.memory.next_obs):
-        buffer.append_transform(NextObservationDelta())
+        buffer.append_transform(transforms.NextObservationDelta())
     if rebuilt:
-        buffer.append_transform(NextStateReconstructor(rebuilt))
+        buffer.append_transform(transforms.NextStateReconstructor(rebuilt))
     if n_steps > 1:
-        buffer.append_transform(MultiStepTransform(n_steps, cfg.value.gamma))
+        buffer.append_transform(transforms.MultiStepTransform(n_steps, cfg.value.gamma))
     return buffer
 
 
