@@ -246,7 +246,7 @@ def not_finite(vec_env: Episodes, key: Key, lane: int, at: tuple[int, Sequence[t
 def env_raised(
     vec_env: Episodes, error: BaseException, lane: int | None, during: str, action: Any = None, place: str | None = None
 ) -> EnvError:
-    """Return the error for what the env raised, with its place; raise errors of ours and KeyboardInterrupt as they are."""
+    """Return the error for what the env raised, and where; raise errors of ours and KeyboardInterrupt as they are."""
     if isinstance(error, RlcliError | KeyboardInterrupt):
         raise error
     if isinstance(error, BadValue):

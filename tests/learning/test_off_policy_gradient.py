@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from face import refused
+from face import Update, refused
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -16,11 +16,10 @@ from torch.utils.hooks import RemovableHandle
 
 from rlcli.errors import ArgumentError, MissingKeyError, RlcliError
 from rlcli.kernels import dqn, ppo, sac
-from rlcli.learning.flat import FlatParameters
+from rlcli.learning.buffered import OffPolicy
 from rlcli.learning.gradient import Autograd, GradientChoice
 from rlcli.learning.gradient_bootstrapped import ClosedDQN, ClosedSAC
-from rlcli.learning.loops import OffPolicy
-from rlcli.learning.update import Update
+from rlcli.learning.optimizer import FlatParameters
 from rlcli.modules import (
     IndependentNormal,
     NormalParamExtractor,

@@ -7,9 +7,10 @@ import os
 
 import pytest
 import torch
+from face import Rows
 from tensordict import TensorDict
 
-from rlcli.data.next_obs.rows import Rows, Successors
+from rlcli.data.next_obs.rows import Successors
 from rlcli.processes.memory import process_memory
 from rlcli.report.ledger import Claims, Ledger, batch_entries, counted, learner_entries
 from rlcli.report.memory import memory_rows
@@ -164,7 +165,7 @@ def test_reading_keeps_no_reference_to_the_batch():
 def test_the_views_rows_fold_the_ledger_without_losing_a_byte():
     ledger = Ledger()
     ledger.read(counted(batch(), ["observation"], modules={"net": torch.nn.Linear(4, 2)}))
-    rows = memory_rows(ledger, ["observation"], next_obs="compact", process=(10, 20))
+    rows = memory_rows(ledger, ["observation"], {"process": {"now": 10, "peak": 20}}, "compact")
     assert [row.label for row in rows] == [
         "obs",
         "next.obs compact",
