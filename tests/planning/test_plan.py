@@ -30,7 +30,7 @@ from rlcli.config import registry
 from rlcli.config.compose import configure
 from rlcli.config.recipes import find_recipes
 from rlcli.data.samplers import PrioritizedSampler
-from rlcli.kernels.sum_tree import tree_bytes
+from rlcli.kernels.sum_tree.levels import tree_bytes
 from rlcli.keys import DONE
 from rlcli.planning.envs import EVALUATION, one_more, to_come
 from rlcli.planning.plan import MemoryFit
