@@ -1,10 +1,10 @@
 """Small networks and batches for the tests of objectives, of their oracles and of the update."""
 
 import torch
+from face import Rows
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 
-from rlcli.data.next_obs.rows import Rows
 from rlcli.modules import (
     MLP,
     Categorical,

@@ -14,11 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from face import refused
+from face import configure, refused
 
 import rlcli
 from rlcli import api
-from rlcli.config.compose import configure
 from rlcli.errors import ArgumentError, ConfigError, ResourceError
 from rlcli.jobs import trained_policy
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from face import INSIDE
 
 PACKAGE = Path(__file__).parents[1] / "rlcli"
 
@@ -171,6 +172,27 @@ def test_rooms_that_work_without_torch_do_not_import_it(room, heavy):
 )
 def test_a_breach_is_seen(module, target):
     assert breaches(module, iter([target]))
+
+
+# ---- the tests' face ----------------------------------------------------------------------------------------------
+def past_their_face(path: Path, inside: dict[str, str]) -> list[str]:
+    """What a test imports of a module though tests have a face for it."""
+    return [
+        f"{path.name}: {alias.name} of {node.module}"
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.name in inside.get(node.module or "", "").split()
+    ]
+
+
+def test_tests_reach_what_many_need_by_their_face(tmp_path):
+    own = {"kernels", "bench"}
+    processes = {"preloaded.py", "weight_workers.py"}  # loaded where nothing of tests is on the path, or pytest is dear
+    paths = [path for path in Path(__file__).parent.rglob("*.py") if path.name not in processes]
+    assert not [line for path in paths if not own & {*path.parts} for line in past_their_face(path, INSIDE)]
+    (tmp_path / "past.py").write_text("from rlcli.specs.field import OWN, Field\n")
+    assert past_their_face(tmp_path / "past.py", INSIDE) == ["past.py: Field of rlcli.specs.field"]
 
 
 # ---- the collector's face ----------------------------------------------------------------------------------------

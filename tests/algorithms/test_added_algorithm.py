@@ -6,19 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from face import refused
+from face import Saver, algorithm_of, configure, main, open_run, refused
 
 import rlcli
 from rlcli.algorithms import A2C, Algorithm
-from rlcli.build.algorithm import algorithm_of
-from rlcli.cli.main import main
 from rlcli.config import registry
 from rlcli.config.choices import CHOICES
-from rlcli.config.compose import configure
 from rlcli.errors import ConfigError
 from rlcli.runs import checkpoint
-from rlcli.runs.folder import CHECKPOINTS, open_run
-from rlcli.runs.session import Saver
+from rlcli.runs.folder import CHECKPOINTS
 
 HERE = Path(__file__).parent
 QUIET = ["console=off", "logger=none", "threads=1"]

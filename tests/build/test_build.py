@@ -7,13 +7,9 @@ import sys
 import gymnasium as gym
 import numpy as np
 import pytest
-from face import refused
+from face import build_collector, build_env, build_policy, configure, refused
 
-from rlcli.build.algorithm import build_policy
-from rlcli.build.collector import build_collector
-from rlcli.build.env import build_env
 from rlcli.config import registry
-from rlcli.config.compose import configure
 from rlcli.errors import ConfigError
 from rlcli.transforms import Transform
 

@@ -7,15 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from face import refused
+from face import algorithm_of, build_env, build_policy, configure, refused
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
 from rlcli.algorithms.sac import _log_width
-from rlcli.build.algorithm import algorithm_of, build_policy
-from rlcli.build.env import build_env
 from rlcli.config import registry
-from rlcli.config.compose import configure
 from rlcli.errors import ConfigError
 from rlcli.modules import (
     MLP,

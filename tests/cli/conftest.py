@@ -7,8 +7,7 @@ import types
 from pathlib import Path
 
 import pytest
-
-from rlcli.cli.main import main
+from face import main
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import gymnasium as gym
 import pytest
-
-from rlcli.runs.folder import open_run
+from face import open_run
 
 
 @pytest.mark.parametrize("name", ["binary", "folder", "pipe", "gone"])

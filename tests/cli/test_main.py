@@ -6,10 +6,10 @@ import sys
 
 import gymnasium
 import pytest
+from face import from_dict
 
 from rlcli import errors
 from rlcli.cli import main as main_module
-from rlcli.config.resolved import from_dict
 
 HEAVY = ("torch", "tensordict", "hydra", "omegaconf", "rich", "numpy", "numba", "gymnasium")
 

@@ -14,14 +14,13 @@ import weakref
 from pathlib import Path
 
 import pytest
+from face import VERBS, find_recipes
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcli.cli.ls import means
 from rlcli.cli.sweep import left_over, rest
 from rlcli.config.overrides import check_overrides, expand
-from rlcli.config.recipes import find_recipes
-from rlcli.config.schemas import VERBS
 from rlcli.errors import EnvError, NumericsError, StoppedSafely
 from rlcli.runs.folder import Run
 

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from face import refused
+from face import FastActor, TensorDictActor, refused
 from tensordict import TensorDict
 from tensordict.nn import InteractionType, TensorDictModule, TensorDictSequential
 from torch import nn
@@ -17,8 +17,6 @@ from worlds import Walk
 
 from rlcli.collectors import Collector
 from rlcli.collectors.actors.actor import RandomActor
-from rlcli.collectors.actors.rows import FastActor
-from rlcli.collectors.actors.tensordict import TensorDictActor
 from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.modules import Categorical, ProbabilisticActor, build_actor_critic

@@ -15,6 +15,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+from face import unpacked
 
 from rlcli.collectors import MultiAsyncCollector, MultiSyncCollector
 from rlcli.collectors.workers.group import CollectorWorkers
@@ -23,7 +24,6 @@ from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError, EnvError
 from rlcli.processes import crew as restarts
 from rlcli.processes import worker as pulse
-from rlcli.processes.channel import unpacked
 from tests.collectors.counting import steps_seen
 from tests.preloaded import OWNER, forked
 

@@ -6,21 +6,18 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from face import refused
+from face import Config, Recurrence, Rows, Update, refused
 
 from rlcli.build.collector import state_stride
 from rlcli.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from rlcli.config.schemas import CollectorConfig, Config, MemoryConfig
+from rlcli.config.schemas import CollectorConfig, MemoryConfig
 from rlcli.data.collected.batches import batch_of, layout_of, tensors_of
 from rlcli.data.files.state import flatten, restore
 from rlcli.data.next_obs import concat, move
-from rlcli.data.next_obs.rows import Rows
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError
 from rlcli.keys import COLLECTOR_MASK
-from rlcli.learning.update import Update
 from rlcli.modules import build_actor_critic, set_recurrent_mode
-from rlcli.modules.build import Recurrence
 from rlcli.objectives import ClipPPOLoss
 from rlcli.objectives.value import GAE
 from rlcli.report.ledger import batch_entries

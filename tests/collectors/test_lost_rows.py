@@ -9,11 +9,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from face import refused
+from face import decode_state, encode_state, refused
 
 from rlcli.collectors import AsyncCollector, Collector, MultiAsyncCollector, MultiSyncCollector
 from rlcli.data import LazyTensorStorage, ReplayBuffer, SliceSampler
-from rlcli.data.files.state import decode_state, encode_state
 from rlcli.envs import GymEnv
 from rlcli.errors import ArgumentError
 from rlcli.keys import MASK

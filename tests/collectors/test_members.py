@@ -7,11 +7,10 @@ from functools import partial
 
 import pytest
 import torch
-from face import refused
+from face import decode_state, encode_state, refused
 
 from rlcli.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from rlcli.data import LazyTensorStorage, ReplayBuffer, ReplayBufferEnsemble
-from rlcli.data.files.state import decode_state, encode_state
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError
 from tests.collectors.counting import counting, pair, steps_seen

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from face import refused
+from face import decode_state, encode_state, refused
 from interrupted import instructions
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
@@ -25,7 +25,6 @@ from torch import nn
 from rlcli.collectors import AsyncCollector, Collector, MultiAsyncCollector, MultiCollector, MultiSyncCollector
 from rlcli.collectors.workers import group
 from rlcli.data import LazyTensorStorage, ReplayBuffer, ReplayBufferEnsemble
-from rlcli.data.files.state import decode_state, encode_state
 from rlcli.envs import GymEnv, ParallelEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, EnvError, NumericsError
 from rlcli.modules import MLP, Categorical, ProbabilisticActor

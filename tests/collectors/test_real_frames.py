@@ -21,11 +21,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from face import decode_state, encode_state
 
 from rlcli.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from rlcli.collectors.workers.batches import SharedBatch
 from rlcli.data import LazyTensorStorage, ReplayBuffer
-from rlcli.data.files.state import decode_state, encode_state
 from rlcli.envs import GymEnv, SerialEnv
 from tests.collectors.counting import counting, steps_seen
 

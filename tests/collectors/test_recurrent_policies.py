@@ -10,13 +10,12 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from face import refused
+from face import TensorDictActor, refused
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 from worlds import Counter, dirty
 
 from rlcli.collectors import Collector
-from rlcli.collectors.actors.tensordict import TensorDictActor
 from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv
 from rlcli.errors import ArgumentError, EnvError, NumericsError
 from rlcli.modules import Categorical, ProbabilisticActor

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from face import FastActor
 from hypothesis import given, reject, settings
 from tensordict.nn import InteractionType, set_interaction_type
 from user_parts import ACTORS, Adds, Policy, Recipe, Rewards, Shows, World, recipes
 
 import rlcli
 from rlcli.collectors import Collector
-from rlcli.collectors.actors.rows import FastActor
 from rlcli.errors import RlcliError
 
 STEPS, UNEVEN = 10, (3, 5, 2)

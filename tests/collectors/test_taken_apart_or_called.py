@@ -6,14 +6,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from face import refused
+from face import FastActor, TensorDictActor, refused
 from gymnasium import spaces
 from tensordict.nn import InteractionType, TensorDictModule, TensorDictSequential, set_interaction_type
 from torch import nn
 
 from rlcli.collectors import Collector
-from rlcli.collectors.actors.rows import FastActor
-from rlcli.collectors.actors.tensordict import TensorDictActor
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.modules import (

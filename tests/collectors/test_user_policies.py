@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from face import refused
+from face import FastActor, TensorDictActor, refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
@@ -18,8 +18,6 @@ from torch import nn
 from worlds import Counter
 
 from rlcli.collectors import Collector
-from rlcli.collectors.actors.rows import FastActor
-from rlcli.collectors.actors.tensordict import TensorDictActor
 from rlcli.envs import EnvBase, GymEnv, SerialEnv, TransformedEnv, check_env_specs
 from rlcli.errors import ArgumentError, EnvError, NumericsError
 from rlcli.modules import Categorical, Delta, OneHotCategorical, ProbabilisticActor, TanhNormal

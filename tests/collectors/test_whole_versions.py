@@ -9,15 +9,13 @@ import time
 import numpy as np
 import pytest
 import torch
-from face import refused
+from face import FastActor, TensorDictActor, refused
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 from worlds import Still
 
 from rlcli.collectors import Collector
-from rlcli.collectors.actors.rows import FastActor
-from rlcli.collectors.actors.tensordict import TensorDictActor
 from rlcli.envs import EnvBase, GymEnv, SerialEnv
 from rlcli.errors import ArgumentError
 from rlcli.modules import IndependentNormal, ProbabilisticActor, StateIndependentScale

@@ -5,12 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from face import refused
+from face import configure, leaves, main, refused
 
-from rlcli.cli.main import main
 from rlcli.config import registry
-from rlcli.config.compose import configure
-from rlcli.config.option import leaves
 from rlcli.config.schemas import read_with, unread
 from rlcli.errors import ConfigError
 

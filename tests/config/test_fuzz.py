@@ -4,13 +4,12 @@ import os
 
 import pytest
 import yaml
+from face import Config, configure, leaves
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcli.config.compose import configure
 from rlcli.config.guard import parse_yaml
-from rlcli.config.option import branches, leaves
-from rlcli.config.schemas import Config
+from rlcli.config.option import branches
 from rlcli.errors import ConfigError
 
 WORDS = st.one_of(

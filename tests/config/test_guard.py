@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from face import refused
+from face import from_dict, refused
 
 from rlcli.config import compose, guard
-from rlcli.config.resolved import from_dict
 from rlcli.errors import ConfigError
 
 # name -> a recipe that would run code, read the machine or eat it, if it were not refused.

@@ -3,12 +3,10 @@
 import re
 
 import pytest
-from face import refused
+from face import VERBS, Config, configure, leaves, refused
 
-from rlcli.config.compose import configure
-from rlcli.config.option import find, groups, leaves
+from rlcli.config.option import find, groups
 from rlcli.config.other_names import NAMES, UNLIKE, facts_of, instead
-from rlcli.config.schemas import VERBS, Config
 from rlcli.errors import ConfigError
 
 

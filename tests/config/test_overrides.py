@@ -1,15 +1,13 @@
 """Overrides: mistakes are found all at once, and what is right reaches Hydra in the form it needs."""
 
 import pytest
-from face import refused
+from face import Config, configure, find_recipes, leaves, refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcli.config.compose import configure, plan
-from rlcli.config.option import leaves, value_at
+from rlcli.config.compose import plan
+from rlcli.config.option import value_at
 from rlcli.config.overrides import check_overrides, expand, listed
-from rlcli.config.recipes import find_recipes
-from rlcli.config.schemas import Config
 from rlcli.config.words import parsed, plain, spelled
 from rlcli.errors import ConfigError
 

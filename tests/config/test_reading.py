@@ -4,14 +4,12 @@ import dataclasses
 import warnings
 
 import pytest
-from face import refused
+from face import VERBS, Config, configure, find_recipes, leaves, refused
 
 from rlcli.config import registry
 from rlcli.config.choices import CHOICES
-from rlcli.config.compose import configure
-from rlcli.config.option import keys_of, leaves
-from rlcli.config.recipes import find_recipes
-from rlcli.config.schemas import VERBS, CollectConfig, Config, conditions, read_with, unread
+from rlcli.config.option import keys_of
+from rlcli.config.schemas import CollectConfig, conditions, read_with, unread
 from rlcli.errors import ConfigError
 
 STORED = ["storage=tensor", "sampler=random", "collector.frames_per_batch=64"]

@@ -1,15 +1,14 @@
 """Recipes ship with the package, compose without a problem, and can be a user's own."""
 
 import pytest
-from face import refused
+from face import Config, configure, find_recipes, leaves, refused
 
 from rlcli.config import guard, registry
-from rlcli.config.compose import configure, plan
-from rlcli.config.option import groups, leaves
-from rlcli.config.recipes import choice_file, find_recipes, shipped, tuned_recipe
+from rlcli.config.compose import plan
+from rlcli.config.option import groups
+from rlcli.config.recipes import choice_file, shipped, tuned_recipe
 from rlcli.config.registry import choices
 from rlcli.config.resolved import flat
-from rlcli.config.schemas import Config
 from rlcli.errors import ConfigError
 
 SHIPPED = find_recipes()

@@ -5,11 +5,10 @@ import types
 from importlib.metadata import EntryPoint
 
 import pytest
-from face import refusals, refused
+from face import find_recipes, refusals, refused
 
 from rlcli.config import registry
 from rlcli.config.choices import CHOICES, REGISTERED, readers
-from rlcli.config.recipes import find_recipes
 from rlcli.errors import ConfigError
 from rlcli.learning.optimizer import OPTIMIZERS
 

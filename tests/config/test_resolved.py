@@ -3,13 +3,12 @@
 import json
 
 import pytest
-from face import refused
+from face import VERBS, Config, configure, from_dict, refused
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcli.config.compose import configure
-from rlcli.config.resolved import from_dict, to_dict
-from rlcli.config.schemas import VERBS, CollectConfig, Config
+from rlcli.config.resolved import to_dict
+from rlcli.config.schemas import CollectConfig
 from rlcli.config.words import spelled
 from rlcli.errors import ConfigError
 

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
+from face import Config, from_dict, leaves
 
-from rlcli.config.option import leaves
 from rlcli.config.registry import wrapper_call
-from rlcli.config.resolved import from_dict
-from rlcli.config.schemas import CollectConfig, Config
+from rlcli.config.schemas import CollectConfig
 from rlcli.config.validate import validate
 
 

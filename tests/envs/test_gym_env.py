@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from face import refused
+from face import GymRecipe, refused
 from gym_worlds import OBSERVATIONS, Sampled, same_observation
 from gymnasium import spaces
 from tensordict import TensorDict
@@ -17,7 +17,6 @@ from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, ParallelEnv, step_mdp
 from rlcli.errors import ArgumentError, EnvError
 from rlcli.specs import Binary, Bounded, Categorical, Composite, MultiCategorical, MultiOneHot, OneHot, Unbounded
-from rlcli.vec_envs.make import GymRecipe
 
 
 @pytest.mark.parametrize("kind", OBSERVATIONS)

@@ -9,19 +9,16 @@ import sys
 import gymnasium as gym
 import numpy as np
 import pytest
-from face import refusals, refused
+from face import Config, GymRecipe, build_env, configure, refusals, refused
 from gym_worlds import Sampled
 
 from rlcli.build import env as build
-from rlcli.build.env import build_env
 from rlcli.config import registry
-from rlcli.config.compose import configure
 from rlcli.config.installed import known_ids
-from rlcli.config.schemas import Config, EnvConfig
+from rlcli.config.schemas import EnvConfig
 from rlcli.envs import GymEnv
 from rlcli.errors import ConfigError, EnvError, ResourceError
 from rlcli.vec_envs import building
-from rlcli.vec_envs.make import GymRecipe
 
 
 def test_wrappers_apply_in_order_and_limits_replace_the_registered_one():

@@ -6,11 +6,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from face import refused
+from face import build_env, refused
 from gym_worlds import ACTIONS, OBSERVATIONS, Sampled
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from rlcli.build.env import build_env
 from rlcli.collectors import Collector
 from rlcli.config import registry
 from rlcli.config.schemas import EnvConfig

@@ -18,7 +18,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from face import refused
+from face import GymRecipe, refused
 from gym_worlds import Breaking, LateStart, Locked, Remembering, Sampled, Slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,7 +32,6 @@ from rlcli.modules import GRUModule
 from rlcli.specs import Categorical, Composite, Unbounded
 from rlcli.transforms import Compose, RewardScaling, RewardSum, RunningNorm, StepCounter
 from rlcli.vec_envs.gym_vec_env import GymVecEnv
-from rlcli.vec_envs.make import GymRecipe
 from rlcli.vec_envs.parallel_vec_env import ParallelVecEnv
 from rlcli.vec_envs.vec_env import reward_column
 

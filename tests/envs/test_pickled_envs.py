@@ -15,13 +15,10 @@ import cloudpickle
 import gymnasium as gym
 import pytest
 import torch
+from face import Channel, Crew, Line, Worker, packed, serve, unpacked
 from gym_worlds import Sampled
 
 from rlcli.envs import GymEnv, ParallelEnv, SerialEnv, TransformedEnv
-from rlcli.processes.channel import Channel, packed, unpacked
-from rlcli.processes.crew import Crew
-from rlcli.processes.line import Line, serve
-from rlcli.processes.worker import Worker
 from rlcli.transforms import RewardSum
 
 CARTPOLE = partial(GymEnv, "CartPole-v1", categorical_action_encoding=True)

@@ -7,11 +7,11 @@ from functools import partial
 
 import numpy as np
 import pytest
+from face import GymRecipe
 from gym_worlds import Drawing, Placed
 
 from rlcli.envs import GymEnv, ParallelEnv
 from rlcli.processes.worker import METHODS
-from rlcli.vec_envs.make import GymRecipe
 
 pytestmark = pytest.mark.usefixtures("cold_workers")
 LANES = 4

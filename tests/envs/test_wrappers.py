@@ -5,10 +5,8 @@ import re
 import gymnasium as gym
 import numpy as np
 import pytest
-from face import refused
+from face import build_env, configure, refused
 
-from rlcli.build.env import build_env
-from rlcli.config.compose import configure
 from rlcli.config.registry import wrapper_call
 from rlcli.envs import GymEnv
 from rlcli.errors import ConfigError, EnvError

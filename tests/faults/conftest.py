@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from answers import FRAMES, SHORT, Answer
+from face import main
 
-from rlcli.cli.main import main
 from rlcli.config import registry
 from tests.preloaded import impatient  # noqa: F401
 

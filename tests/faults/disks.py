@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from face import Disk
 from tensordict import TensorDict
 
-from rlcli.data.files.disk import Disk
 from rlcli.data.next_obs import build_exact, build_full
 
 

@@ -8,11 +8,10 @@ import warnings
 import numpy as np
 import torch
 from disks import LosingDisk
+from face import Disk, Ring
 from tensordict import TensorDict
 
 from rlcli.data.files import dumps
-from rlcli.data.files.disk import Disk
-from rlcli.data.ring.ring import Ring
 from rlcli.data.storages import LazyMemmapStorage, LazyTensorStorage
 from rlcli.data.stored.place import check_files
 

@@ -8,11 +8,10 @@ import shutil
 import numpy as np
 import pytest
 from disks import CountingDisk, DyingDisk, run_and_die
-from face import refused
+from face import Disk, refused
 from rings import STEPS, batch, equal, live, quiet, reference
 
 from rlcli.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
-from rlcli.data.files.disk import Disk
 from rlcli.data.files.row_files import SavedRows
 from rlcli.errors import DamagedDataError
 from rlcli.runs import checkpoint

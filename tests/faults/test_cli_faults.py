@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 from answers import is_a_sentence
+from face import open_run
 
 from rlcli.data.files import sealed_folder
 from rlcli.data.files.disk import digest_of
 from rlcli.runs import checkpoint
-from rlcli.runs.folder import RunLock, open_run
+from rlcli.runs.folder import RunLock
 
 # ---- what is typed -----------------------------------------------------------------------------------------------
 # words -> what the sentence says

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 from answers import is_a_sentence
 from disks import batch
-from face import refused
+from face import Disk, refused
 from rings import batch as rows
 from rings import begin, quiet, wrong
 
 from rlcli import verify
 from rlcli.build import resume
 from rlcli.data import SegmentReader, SegmentWriter, open_buffer
-from rlcli.data.files.disk import Disk
 from rlcli.data.files.journal import Journal
 from rlcli.errors import DamagedDataError, ResourceError
 from rlcli.inspection.folder import inspect

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 import torch
 from damages import damage
+from face import main
 from tensordict import TensorDict
 
-from rlcli.cli.main import main
 from rlcli.data import LazyTensorStorage, ReplayBuffer, SliceSampler, open_buffer
 from rlcli.errors import RlcliError
 

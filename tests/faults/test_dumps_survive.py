@@ -10,12 +10,10 @@ import subprocess
 import numpy as np
 import pytest
 from disks import CountingDisk, DyingDisk, LosingDisk, PowerCut, RefusingDisk, places, run_and_die
-from face import refused
+from face import Disk, Ring, refused
 from rings import STEPS, LosingPages, batch, equal, live, quiet, reference
 
 from rlcli.data.files import dumps
-from rlcli.data.files.disk import Disk
-from rlcli.data.ring.ring import Ring
 from rlcli.data.storages import LazyMemmapStorage, LazyTensorStorage
 from rlcli.errors import DamagedDataError, ResourceError
 

@@ -16,17 +16,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from face import Disk, Ring, Worker, open_run
 from gymnasium.envs.classic_control import CartPoleEnv
 from test_interruptions import learned, statuses
 
 from rlcli.data import open_buffer
-from rlcli.data.files.disk import Disk
 from rlcli.data.files.tensors import decode
-from rlcli.data.ring.ring import Ring
 from rlcli.learning.optimizer import Step
-from rlcli.processes.worker import Worker
 from rlcli.runs import checkpoint, session, signals
-from rlcli.runs.folder import open_run
 
 SEED = 20_310_507
 BATCH = 128

@@ -10,14 +10,14 @@ from contextlib import suppress
 from typing import get_args
 
 import pytest
+from face import VERBS, find_recipes, leaves
 from omegaconf import OmegaConf
 
 from rlcli.config import compose
-from rlcli.config.option import Leaf, groups, leaves
+from rlcli.config.option import Leaf, groups
 from rlcli.config.other_names import NAMES
-from rlcli.config.recipes import find_recipes
 from rlcli.config.registry import choices
-from rlcli.config.schemas import VERBS, read_with
+from rlcli.config.schemas import read_with
 from rlcli.errors import ConfigError
 
 SEED = int(os.environ.get("FUZZ_SEED", "0"))

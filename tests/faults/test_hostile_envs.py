@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from answers import is_a_sentence
+from face import open_run
 
 from rlcli.collectors import answers as answers_in_time
 from rlcli.data import open_segments
-from rlcli.runs.folder import open_run
 
 # name -> words of the sentence
 STEPS = {

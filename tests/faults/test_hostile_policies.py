@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 from answers import is_a_sentence
+from face import open_run
 from safetensors.torch import load_file
-
-from rlcli.runs.folder import open_run
 
 LATER = {
     "raises_later": (2, ["the policy raised", "ValueError: the net is torn", "step 9 of the batch"]),

@@ -19,13 +19,12 @@ import pytest
 import torch
 from answers import SHORT, is_a_sentence
 from disks import run_and_die
+from face import main, open_run
 
-from rlcli.cli.main import main
 from rlcli.collectors import BaseCollector
 from rlcli.data import open_segments
 from rlcli.learning.optimizer import Step
 from rlcli.runs import checkpoint, signals
-from rlcli.runs.folder import open_run
 
 CHECKOUT = Path(__file__).parents[2]
 STOPS = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}

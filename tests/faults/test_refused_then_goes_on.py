@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from disks import interrupted_at
+from face import Disk
 from tensordict import TensorDict
 
 from rlcli.data import (
@@ -25,7 +26,6 @@ from rlcli.data import (
     TensorDictReplayBuffer,
     open_segments,
 )
-from rlcli.data.files.disk import Disk
 from rlcli.errors import ArgumentError, ResourceError
 
 SIZE, FRAMES = 46, 3  # a number of rows that batches do not divide

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import torch
 from disks import CountingDisk, DyingDisk, PowerCut, RefusingDisk, run_and_die
+from face import Disk, Ring
 from rings import STEPS, LosingPages, batch, batches_in, equal, live, quiet, wrong
 
 from rlcli.data.files import dumps
-from rlcli.data.files.disk import Disk
-from rlcli.data.ring.ring import Ring
 from rlcli.data.storages import LazyMemmapStorage, LazyTensorStorage
 from rlcli.errors import ResourceError
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from answers import is_a_sentence
 from damages import write
-from face import refused
+from face import open_run, refused
 from tensordict import TensorDict
 
 from rlcli.data import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, SegmentReader, SegmentWriter, open_buffer
@@ -21,7 +21,7 @@ from rlcli.data.files.sealed_folder import sealed
 from rlcli.errors import DamagedDataError, ResourceError
 from rlcli.processes.lock import ProcessLock
 from rlcli.runs import checkpoint
-from rlcli.runs.folder import RunLock, open_run, read_holder
+from rlcli.runs.folder import RunLock, read_holder
 
 
 def steps(count: int = 40) -> TensorDict:

@@ -11,10 +11,9 @@ import warnings
 import numpy as np
 import pytest
 from disks import CountingDisk, DyingDisk, LosingDisk, PowerCut, RefusingDisk, batch, equal, places, run_and_die
-from face import refused
+from face import Disk, refused
 
 from rlcli.data import SegmentReader, SegmentWriter, open_segments, verify_segments
-from rlcli.data.files.disk import Disk
 from rlcli.errors import DamagedDataError, ResourceError
 
 BATCHES = [batch(seed) for seed in range(3)]

@@ -14,10 +14,10 @@ import time
 import numpy as np
 import pytest
 from disks import CountingDisk, DyingDisk, run_and_die
+from face import Ring
 from rings import STEPS, batch, begin, equal, live, quiet, wrong
 from test_rows_survive import let_go
 
-from rlcli.data.ring.ring import Ring
 from rlcli.data.storages import LazyTensorStorage
 
 COUNT = 14

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from face import algorithm_of, build_collector, build_env, build_policy, configure
 
 from rlcli.build import train
-from rlcli.build.algorithm import algorithm_of, build_policy
-from rlcli.build.collector import build_collector
-from rlcli.build.env import build_env
-from rlcli.config.compose import configure
 
 SHORT = ["total_frames=4096", "collector.frames_per_batch=512", "optim.epochs=2", "run.eval_episodes=0", "console=off"]
 

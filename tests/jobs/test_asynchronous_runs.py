@@ -9,7 +9,7 @@ from pathlib import Path
 
 import gymnasium as gym
 import pytest
-from face import refused
+from face import configure, open_run, refused
 from test_changes import reseal
 from test_off_policy_runs import DQN, SAC
 from test_resume import final_state, stop_after
@@ -19,12 +19,10 @@ from rlcli.build import resume
 from rlcli.build.policy import choose_threads
 from rlcli.collectors import MultiAsyncCollector
 from rlcli.collectors.options import AHEAD
-from rlcli.config.compose import configure
 from rlcli.envs import GymEnv
 from rlcli.errors import ConfigError
 from rlcli.learning.loops import Hooks
 from rlcli.report import figures
-from rlcli.runs.folder import open_run
 
 LOUD = ["console=plain", "run.eval_episodes=0", "logger=none"]
 TWO = ["collector=multi_async", "collector.num_workers=2"]
@@ -40,8 +38,9 @@ def said(capsys) -> str:
 
 
 # ---- updates for each frame --------------------------------------------------------------------------------------
-@pytest.mark.parametrize("collector", [["collector=async"], TWO], ids=["one", "two"])
-@pytest.mark.parametrize(("task", "each"), [(DQN, 0.3), (SAC, 1.0)], ids=["dqn", "sac"])
+@pytest.mark.parametrize(
+    ("task", "each", "collector"), [(DQN, 0.3, TWO), (SAC, 1.0, ["collector=async"])], ids=["dqn, two", "sac, one"]
+)
 def test_the_replay_ratio_is_kept_and_said(run, capsys, task, each, collector):
     task = [*task, *collector, "total_frames=1500", "console=plain"]
     made = run("run.dir=a", *task, f"optim.updates_per_frame={each}")

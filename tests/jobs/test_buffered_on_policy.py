@@ -6,15 +6,12 @@ import random
 
 import pytest
 import torch
-from face import refused
+from face import algorithm_of, build_collector, build_env, build_policy, configure, refused
 from test_off_policy_runs import decided
 from test_resume import final_state, same, stop_after
 
 from rlcli.build import resume
-from rlcli.build.algorithm import algorithm_of, build_parts, build_policy
-from rlcli.build.collector import build_collector
-from rlcli.build.env import build_env
-from rlcli.config.compose import configure
+from rlcli.build.algorithm import build_parts
 from rlcli.errors import ConfigError
 from rlcli.keys import ADVANTAGE, OBSERVATION, VALUE_TARGET, under_next
 from rlcli.learning.buffered import BufferedOnPolicy
@@ -54,7 +51,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS.keys())
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_stopped_and_resumed_equals_uninterrupted(run, task):
     whole = decided(run("run.dir=whole", *task))
     with stop_after(random.Random(str(task)).randrange(1, 5)):

@@ -12,17 +12,14 @@ import signal
 from pathlib import Path
 
 import pytest
-from face import refused
+from face import Saver, configure, open_run, refused
 
 from rlcli.build import collect, resume, resumed, train
 from rlcli.config import registry
-from rlcli.config.compose import configure
 from rlcli.data.files import sealed_folder
 from rlcli.errors import ConfigError, ResourceError, StoppedSafely
 from rlcli.runs import checkpoint
-from rlcli.runs.folder import open_run
 from rlcli.runs.provenance import surroundings
-from rlcli.runs.session import Saver
 
 TINY = [
     "total_frames=256", "collector.frames_per_batch=128", "env.num=2", "policy.hidden=[8]", "optim.epochs=1",

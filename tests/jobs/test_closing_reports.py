@@ -6,17 +6,15 @@ import itertools
 
 import numpy as np
 import pytest
-from face import refused
+from face import configure, open_run, refused
 
 import rlcli
 from rlcli.build import collect, train
 from rlcli.collectors import Collector
-from rlcli.config.compose import configure
 from rlcli.config.resolved import to_dict
 from rlcli.errors import ConfigError, EnvError, ResourceError
 from rlcli.processes.memory import process_memory
 from rlcli.report import closing, peaks, reporter
-from rlcli.runs.folder import open_run
 from rlcli.runs.session import new_run
 
 WORDS = ["total_frames=512", "collector.frames_per_batch=128", "console=off", "run.dir=r"]

@@ -7,13 +7,10 @@ import shlex
 
 import pytest
 import torch
-from face import refused
+from face import build_collector, build_env, configure, refused
 
 from rlcli.build import collect
-from rlcli.build.collector import build_collector
-from rlcli.build.env import build_env
 from rlcli.build.trained_run import config_of, restored_policy
-from rlcli.config.compose import configure
 from rlcli.data import open_segments, verify_segments
 from rlcli.errors import ConfigError
 from rlcli.runs import checkpoint

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from face import algorithm_of, build_collector, build_env, build_policy, configure
 
 from rlcli.build import algorithm, collect, collecting
-from rlcli.build.algorithm import algorithm_of, build_policy
-from rlcli.build.collector import build_collector
-from rlcli.build.env import build_env
-from rlcli.config.compose import configure
 from rlcli.data import ReplayBuffer, open_buffer
 from rlcli.keys import REWARD
 

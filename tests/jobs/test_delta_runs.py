@@ -8,13 +8,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from face import refused
+from face import configure, refused
 from test_off_policy_runs import DQN
 from test_resume import final_state, same, stop_after
 
 import rlcli
 from rlcli.build import resume
-from rlcli.config.compose import configure
 from rlcli.data import open_segments
 from rlcli.errors import ConfigError, NumericsError
 

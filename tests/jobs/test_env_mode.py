@@ -14,17 +14,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from face import refused
+from face import Reporter, build_env, configure, refused
 from gymnasium import spaces
 
 from rlcli.bench import bare_envs
 from rlcli.build import env_mode, resume, train
-from rlcli.build.env import build_env
 from rlcli.build.env_mode import settled
-from rlcli.config.compose import configure
 from rlcli.envs import GymEnv
 from rlcli.errors import ConfigError, EnvError
-from rlcli.report.reporter import Reporter
 from rlcli.runs import checkpoint
 from rlcli.runs.folder import CHECKPOINTS
 from rlcli.runs.signals import BeforeTheRun
@@ -247,11 +244,10 @@ def test_a_run_says_what_was_chosen_keeps_it_and_is_the_run_of_one_process(short
     assert "env.mode=auto" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("caller_steps", ["auto", "false"])
-def test_processes_that_fail_are_replaced_and_the_report_tells(short_run, tmp_path, monkeypatch, caller_steps):
+def test_processes_that_fail_are_replaced_and_the_report_tells(short_run, tmp_path, monkeypatch):
     shown, snapshot = [], Reporter.snapshot
     monkeypatch.setattr(Reporter, "snapshot", lambda self: shown.append(found := snapshot(self)) or found)
-    words = ["env.id=Busy-v0", "env.mode=parallel", f"env.caller_steps={caller_steps}", "env.per_worker=4",
+    words = ["env.id=Busy-v0", "env.mode=parallel", "env.caller_steps=auto", "env.per_worker=4",
              f"env.kwargs={{marker: {tmp_path / 'ended'}}}", "env.step_timeout=60"]  # fmt: skip
     run = short_run(*words, "collector.on_worker_error=restart", "run.dir=r", "console=plain")
     assert shown[-1].restarts == 1 and shown[0].restarts == 0

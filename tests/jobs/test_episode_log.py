@@ -7,13 +7,13 @@ import csv
 import gymnasium as gym
 import numpy as np
 import pytest
+from face import open_run
 from gymnasium.vector import AutoresetMode
 from test_off_policy_runs import DQN
 from test_resume import stop_after
 
 import rlcli
 from rlcli.build import resume
-from rlcli.runs.folder import open_run
 from rlcli.transforms import Transform
 from rlcli.vec_envs.vec_env import numbers_of
 

@@ -10,16 +10,15 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from face import refused
+from face import build_env, configure, refused
 from tensordict.nn import TensorDictModule
 from torch import nn
 
 from rlcli.build import collect, evaluate, load, resume
-from rlcli.build.env import build_env, evaluation_lanes
+from rlcli.build.env import evaluation_lanes
 from rlcli.build.trained_run import config_of, restored_policy
 from rlcli.cli.flags import run_folder
 from rlcli.config import registry
-from rlcli.config.compose import configure
 from rlcli.config.registry import register_transform
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError, ConfigError, EnvError, StoppedSafely

@@ -8,10 +8,10 @@ import sys
 
 import numpy as np
 import pytest
+from face import main
 
 import rlcli
 from rlcli.build import evaluate
-from rlcli.cli.main import main
 from rlcli.errors import EnvError
 
 BRIEF = ["total_frames=512", "collector.frames_per_batch=256", "run.eval_episodes=4", "console=off", "logger=none"]

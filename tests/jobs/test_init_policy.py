@@ -7,12 +7,11 @@ import shutil
 
 import pytest
 import torch
-from face import refused
+from face import main, refused
 from test_off_policy_runs import DQN, SAC
 from test_resume import same, stop_after
 
 from rlcli.build import resume
-from rlcli.cli.main import main
 from rlcli.errors import ConfigError
 from rlcli.jobs.learner import Learner
 from rlcli.runs.checkpoint import load, newest

@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from face import refused
+from face import configure, refused
 from tensordict import TensorDict
 from test_off_policy_runs import DQN, SAC, decided
 from test_resume import same, stop_after
@@ -16,7 +16,6 @@ from test_resume import same, stop_after
 import rlcli
 from rlcli.build import collect, resume
 from rlcli.build.plan import plan
-from rlcli.config.compose import configure
 from rlcli.data import LazyTensorStorage, TensorDictReplayBuffer, full_next_obs, open_buffer, open_segments
 from rlcli.errors import ConfigError
 from rlcli.jobs.learner import Learner

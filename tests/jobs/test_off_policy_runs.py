@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from face import refused
+from face import configure, open_run, refused
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from tensordict.nn import TensorDictSequential
 from test_resume import final_state, same, stop_after
@@ -19,14 +19,12 @@ from torch import nn
 from rlcli.algorithms.dqn import DQN as DQNAlgorithm
 from rlcli.build import collect, evaluate, resume
 from rlcli.config import registry
-from rlcli.config.compose import configure
 from rlcli.config.registry import register_policy
 from rlcli.data import open_buffer
 from rlcli.errors import ArgumentError, ConfigError, EnvError
 from rlcli.inspection.folder import inspect
 from rlcli.keys import as_tuple
 from rlcli.modules import MLP, EGreedyModule, QValueActor
-from rlcli.runs.folder import open_run
 from rlcli.transforms import Transform
 
 SMALL = ["run.eval_episodes=0", "console=off", "logger=none", "policy.hidden=[16]", "sampler.batch_size=32"]
@@ -46,31 +44,22 @@ TASKS = {
     "dqn full": [*DQN, "memory=full"],
     "dqn double prioritized": [*DQN, "sampler=prioritized", "loss.double=true"],
     "dqn n-step": [*DQN, "loss.n_steps=3"],
-    "dqn n-step delta": [*DQN, "loss.n_steps=3", "memory=delta"],
     "dqn dueling, soft": [*DQN, "policy.dueling=true", "loss.tau=0.1"],
+    "sac": SAC,
     "dqn two dims": [*DQN, "storage.ndim=2"],
+    "dqn n-step delta": [*DQN, "loss.n_steps=3", "memory=delta"],
     "dqn frame stacks": [*DQN, "env.frame_stack=3"],
-    "dqn gru, few states": [*DQN, *SLICES, "policy=gru", "memory.recurrent_state_stride=5"],
     "dqn lstm, few states, slices by priority": [
-        *DQN,
-        *SLICES,
-        "policy=lstm",
-        "sampler=prioritized_slice",
-        "memory.recurrent_state_stride=7",
+        *DQN, *SLICES, "policy=lstm", "sampler=prioritized_slice", "memory.recurrent_state_stride=7",
         "sampler.burn_in=2",
     ],
+    "dqn gru, few states": [*DQN, *SLICES, "policy=gru", "memory.recurrent_state_stride=5"],
     "dqn gru, burn-in": [*DQN, *SLICES, "policy=gru", "sampler.burn_in=3"],
     "dqn lstm prioritized n-step": [
-        *DQN,
-        *SLICES,
-        "policy=lstm",
-        "sampler=prioritized_slice",
-        "loss.n_steps=3",
-        "loss.start_state=zero",
+        *DQN, *SLICES, "policy=lstm", "sampler=prioritized_slice", "loss.n_steps=3", "loss.start_state=zero",
     ],
-    "sac": SAC,
     "sac fixed alpha": [*SAC, "loss.alpha=0.2", "sampler=prioritized"],
-}
+}  # fmt: skip
 
 
 def decided(run) -> dict:
@@ -83,7 +72,7 @@ def decided(run) -> dict:
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS.keys())
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_stopped_and_resumed_equals_uninterrupted(run, task):
     whole = decided(run("run.dir=whole", *task))
     with stop_after(random.Random(str(task)).randrange(2, 18)):

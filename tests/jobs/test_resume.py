@@ -9,18 +9,17 @@ import shutil
 
 import pytest
 import torch
+from face import Saver, configure, from_dict, open_run
 from omegaconf import OmegaConf
 
 from rlcli import verify
 from rlcli.build import load, resume
 from rlcli.config import registry
-from rlcli.config.compose import configure
-from rlcli.config.resolved import from_dict, to_dict
+from rlcli.config.resolved import to_dict
 from rlcli.errors import ConfigError, StoppedSafely
 from rlcli.objectives.value import GAE
 from rlcli.runs import checkpoint
-from rlcli.runs.folder import CHECKPOINTS, open_run
-from rlcli.runs.session import Saver
+from rlcli.runs.folder import CHECKPOINTS
 
 TASKS = {
     "cartpole exact": [],
@@ -97,7 +96,7 @@ def stop_after(batches: int):
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS.keys())
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_stopped_and_resumed_equals_uninterrupted(short_run, task):
     whole = final_state(short_run("run.dir=whole", *task))
     cut = random.Random(str(task)).randrange(1, 8)

@@ -14,17 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from face import refused
+from face import Disk, Reporter, configure, open_run, refused
 
 from rlcli.build import collect, resume
-from rlcli.config.compose import configure
 from rlcli.data import open_segments, verify_segments
-from rlcli.data.files.disk import Disk
 from rlcli.errors import DamagedDataError, StoppedSafely
 from rlcli.jobs import collection
 from rlcli.keys import DONE, TRAJ_IDS, TRUNCATED
-from rlcli.report.reporter import Reporter
-from rlcli.runs.folder import open_run
 
 SIZE = ["total_frames=1500", "collector.frames_per_batch=120", "env.num=3", "console=off", "logger=none"]
 TASKS = {

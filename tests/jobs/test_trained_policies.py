@@ -9,24 +9,20 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from face import refused
+from face import Saver, build_env, configure, open_run, refused
 from gymnasium import spaces
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 
 import rlcli
-from rlcli.build.env import build_env
 from rlcli.build.trained_run import policy_of
 from rlcli.config import registry
-from rlcli.config.compose import configure
 from rlcli.envs import GymEnv, TransformedEnv
 from rlcli.errors import ArgumentError, ConfigError, MissingKeyError
 from rlcli.learning.evaluation import evaluate as play
 from rlcli.modules import ActorCritic, ProbabilisticActor
 from rlcli.modules.distributions import Categorical
-from rlcli.runs.folder import open_run
-from rlcli.runs.session import Saver
 from rlcli.specs import Unbounded
 from rlcli.transforms import InitTracker, RewardSum, TensorDictPrimer, Transform
 from rlcli.transforms.maps import MapTransform

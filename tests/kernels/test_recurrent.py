@@ -373,6 +373,7 @@ def test_which_backend_is_taken():
 
 
 @pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.every(2)
 def test_what_torch_compile_traces(cell):
     call = Call(16, cell, B=3, T=6, I=4, H=5)
     compiled = torch.compile(lambda: call.run("auto"), backend="aot_eager", fullgraph=True)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from face import refused
+from face import Update, refused
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -20,7 +20,6 @@ from rlcli.learning.buffered import OffPolicy
 from rlcli.learning.gradient import Autograd, GradientChoice
 from rlcli.learning.gradient_bootstrapped import ClosedDQN, ClosedSAC
 from rlcli.learning.optimizer import FlatParameters
-from rlcli.learning.update import Update
 from rlcli.modules import (
     IndependentNormal,
     NormalParamExtractor,

@@ -4,12 +4,11 @@ import copy
 
 import pytest
 import torch
-from face import refused
+from face import Update, refused
 from tensordict import TensorDict
 
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.learning.optimizer import Linear
-from rlcli.learning.update import Update
 from rlcli.modules import build_q_actor, build_soft_actor_critic
 from rlcli.objectives import DQNLoss, HardUpdate, SACLoss, SoftUpdate
 from rlcli.specs import Bounded, Categorical, Composite, Unbounded

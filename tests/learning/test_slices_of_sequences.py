@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from face import refused
+from face import Recurrence, Update, refused
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,9 +14,7 @@ from rlcli.data.next_obs.sparse import Sparse, sparse_rows
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.learning.minibatches import with_slices
-from rlcli.learning.update import Update
 from rlcli.modules import build_actor_critic, set_recurrent_mode
-from rlcli.modules.build import Recurrence
 from rlcli.objectives import A2CLoss, ClipPPOLoss, ReinforceLoss
 from rlcli.objectives.value import GAE
 

@@ -6,7 +6,7 @@ import io
 import pytest
 import torch
 from actor_critic_batches import make_actor, make_critic, rollout
-from face import refused
+from face import Update, refused
 from safetensors.torch import load, save
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -14,7 +14,6 @@ from torch import nn
 from rlcli.errors import ArgumentError, DamagedDataError, NumericsError
 from rlcli.learning.minibatches import Minibatches
 from rlcli.learning.optimizer import OPTIMIZERS, FlatOptimizer, FlatParameters, Linear
-from rlcli.learning.update import Update
 from rlcli.objectives import ClipPPOLoss
 from rlcli.objectives.value import GAE
 

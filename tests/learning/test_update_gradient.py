@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from actor_critic_batches import make_actor, make_critic, rollout
-from face import refused
+from face import Update, refused
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
@@ -17,7 +17,6 @@ from rlcli.errors import ArgumentError
 from rlcli.learning.gradient import Autograd, GradientChoice
 from rlcli.learning.gradient_ppo import ByAutograd, Replayed, closed_ppo
 from rlcli.learning.optimizer import FlatParameters, Linear
-from rlcli.learning.update import Update
 from rlcli.modules import MLP, Categorical, IndependentNormal, ProbabilisticActor, ValueOperator, with_action_mask
 from rlcli.modules.actors import ActorValueOperator
 from rlcli.objectives import ClipPPOLoss

@@ -3,14 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from face import refused
+from face import FastActor, TensorDictActor, refused
 from masked_env import Choices
 from tensordict import TensorDict
 
 from rlcli import specs
 from rlcli.collectors import Collector
-from rlcli.collectors.actors.rows import FastActor
-from rlcli.collectors.actors.tensordict import TensorDictActor
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError, ConfigError
 from rlcli.modules import ActionMask, ExplorationType, RandomPolicy, build_actor_critic, build_q_actor

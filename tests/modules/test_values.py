@@ -2,13 +2,11 @@
 
 import pytest
 import torch
-from face import refused
+from face import FastActor, TensorDictActor, refused
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 
 from rlcli.collectors import Collector
-from rlcli.collectors.actors.rows import FastActor
-from rlcli.collectors.actors.tensordict import TensorDictActor
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError, ConfigError
 from rlcli.modules import (

@@ -5,12 +5,11 @@ from functools import partial
 import pytest
 import torch
 from actor_critic_batches import OBS, as_exact, make_actor, make_critic, rollout
-from face import refused
+from face import Rows, refused
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from rlcli.data.next_obs.rows import Rows
 from rlcli.errors import ArgumentError, MissingKeyError, NumericsError
 from rlcli.objectives.value import GAE, TD0Estimator, TD1Estimator, TDLambdaEstimator, ValueNorm, VTrace
 

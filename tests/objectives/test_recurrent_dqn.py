@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from face import refused
+from face import Recurrence, refused
 from tensordict import TensorDict
 
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.modules import EGreedyModule, build_q_actor, set_recurrent_mode
-from rlcli.modules.build import Recurrence
 from rlcli.objectives import DQNLoss
 from rlcli.specs import Categorical, Composite, Unbounded
 

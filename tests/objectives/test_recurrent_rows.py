@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from face import Recurrence
 
 from rlcli.collectors import Collector
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.modules import build_actor_critic
-from rlcli.modules.build import Recurrence
 from rlcli.objectives import ClipPPOLoss
 from rlcli.objectives.value import GAE
 

@@ -17,18 +17,14 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from face import Reporter, build_collector, build_env, build_policy, configure, find_recipes
 from large_env import LargeEnv
 
 import rlcli
-from rlcli.build.algorithm import build_policy
-from rlcli.build.collector import build_collector
-from rlcli.build.env import build_env
 from rlcli.build.plan import advice_for, plan
 from rlcli.build.workload import envs_of
 from rlcli.collectors.batch import StateClock
 from rlcli.config import registry
-from rlcli.config.compose import configure
-from rlcli.config.recipes import find_recipes
 from rlcli.data.samplers import PrioritizedSampler
 from rlcli.kernels.sum_tree.levels import tree_bytes
 from rlcli.keys import DONE
@@ -36,7 +32,6 @@ from rlcli.planning.envs import EVALUATION, one_more, to_come
 from rlcli.planning.plan import MemoryFit
 from rlcli.planning.tensors import planned_learner
 from rlcli.planning.view import show_plan
-from rlcli.report.reporter import Reporter
 from rlcli.vec_envs.noise import drawn_ahead
 
 work_out = partial(plan, verb="train")
@@ -51,7 +46,7 @@ SMALL = {
     "ppo_shifted": ["total_frames=2048"],
     "ppo_gru": ["total_frames=2048"],
     "ppo_lstm": ["total_frames=2048"],
-    "dqn_recurrent": ["total_frames=1280", "collector.init_random_frames=640", "storage.max_size=2000"],
+    "dqn_cartpole": ["total_frames=1024", "collector.init_random_frames=512"],
     "recipe_a": ["total_frames=2048"],
     "recipe_b": ["total_frames=2048"],
     "a2c_cartpole": ["total_frames=512", "collector.frames_per_batch=256"],
@@ -66,11 +61,11 @@ SMALL = {
         ["ppo_pong", "ppo_atari"],
         ("env.num=2", "total_frames=64", "collector.frames_per_batch=32", "sampler.batch_size=16", "optim.epochs=1"),
     ),
-    "dqn_cartpole": ["total_frames=1024", "collector.init_random_frames=512"],
+    "dqn_recurrent": ["total_frames=1280", "collector.init_random_frames=640", "storage.max_size=2000"],
     "dqn_exact": ["total_frames=1024", "collector.init_random_frames=512"],
     "dqn_async": ["total_frames=1024", "collector.init_random_frames=512"],
-    "sac_async": ["total_frames=208", "collector.init_random_frames=150"],
     "sac_pendulum": ["total_frames=200", "collector.init_random_frames=150"],
+    "sac_async": ["total_frames=208", "collector.init_random_frames=150"],
     **dict.fromkeys(["sac_halfcheetah", "sac_mujoco"], ("total_frames=60", "collector.init_random_frames=50")),
     **dict.fromkeys(
         ["dqn_pong", "dqn_atari"],
@@ -146,8 +141,8 @@ def test_every_training_and_collecting_recipe_is_in_this_file():
     assert not unknown
 
 
-@pytest.mark.parametrize("recipe", sorted(SMALL))
-@pytest.mark.every(3)
+@pytest.mark.parametrize("recipe", SMALL)
+@pytest.mark.every(5)
 def test_tensor_bytes_are_those_of_the_run(recipe, seen, tmp_path):
     verb = "collect" if recipe.startswith("collect") else "train"
     overrides = [f"recipe={recipe}", *SMALL[recipe], *(QUIET if verb == "collect" else UNTRIED)]
@@ -180,7 +175,7 @@ def test_tensor_bytes_are_those_of_the_run(recipe, seen, tmp_path):
         ["recipe=ppo_multi", "memory=compact", "collector.preemptive_threshold=0.99"],  # of two: both
     ],
 )
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_options_do_not_surprise_the_plan(extra, seen, tmp_path):
     overrides = ["total_frames=1024", "collector.frames_per_batch=256", *extra, *UNTRIED]
     planned = rlcli.plan(overrides)
@@ -233,7 +228,8 @@ def test_a_mode_that_costs_more_than_it_saves_is_warned_of():
     assert any("V(s) in place of V(s')" in text for text in rlcli.plan(["recipe=ppo_compact", *QUIET]).warnings)
 
 
-@pytest.mark.parametrize("mode", ["serial", "parallel"])  # auto would leave it to the clock
+@pytest.mark.parametrize("mode", ["parallel", "serial"])  # auto would leave it to the clock
+@pytest.mark.every(2)
 def test_what_does_not_fit_is_told_with_overrides_that_make_it_fit(monkeypatch, mode):
     monkeypatch.setattr("rlcli.planning.fit.free_memory", lambda: (4 << 30, 8 << 30))
     overrides = ["recipe=ppo_pong", "memory=full", "env.num=64", "collector.frames_per_batch=32768", *QUIET]

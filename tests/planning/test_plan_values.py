@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from face import Field
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -12,7 +13,7 @@ from rlcli.modules import MLP
 from rlcli.objectives.value import GAE
 from rlcli.planning.forecast import rows_at_once, stage_peak
 from rlcli.report.peaks import LargestPeak
-from rlcli.specs.field import OWN, Field
+from rlcli.specs.field import OWN
 
 CARTPOLE = ["total_frames=1024", "collector.frames_per_batch=1024", "env.num=8", "optim.epochs=1"]
 PONG = ["recipe=ppo_pong", "total_frames=32", "collector.frames_per_batch=32", "env.num=2", "sampler.batch_size=16"]

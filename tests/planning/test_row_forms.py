@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from face import configure
 
 import rlcli
 from rlcli.build import train
-from rlcli.config.compose import configure
 from rlcli.runs.checkpoint import load_latest
 
 DQN = [

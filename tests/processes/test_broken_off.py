@@ -10,6 +10,7 @@ import time
 from functools import partial
 
 import pytest
+from face import Channel, packed
 from interrupted import instructions as instructions_of
 from test_line import COUNT, count, opened
 from test_workers import ask, crew
@@ -17,7 +18,6 @@ from test_workers import ask, crew
 from rlcli.processes import channel as channel_module
 from rlcli.processes import crew as crew_module
 from rlcli.processes import line as line_module
-from rlcli.processes.channel import Channel, packed
 
 FILES = {module.__file__ for module in (channel_module, line_module, crew_module)}
 instructions = partial(instructions_of, FILES)

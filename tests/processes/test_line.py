@@ -12,15 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from face import refused
+from face import Channel, Crew, Line, Worker, packed, refused, serve, unpacked
 
 from rlcli.processes import line as line_module
-from rlcli.processes.channel import Channel, Closed, packed, unpacked
-from rlcli.processes.crew import Crew, Lost
-from rlcli.processes.line import CELL, CELLS, Line, may_spin, serve
+from rlcli.processes.channel import Closed
+from rlcli.processes.crew import Lost
+from rlcli.processes.line import CELL, CELLS, may_spin
 from rlcli.processes.process import cores
 from rlcli.processes.region import Region
-from rlcli.processes.worker import Worker
 
 OPEN, COUNT, SPINS, PAUSE, NAP = 1, 2, 3, 4, 5
 FIELDS = {"cells": ((2, CELLS), CELL), "given": ((2,), np.dtype(np.int64)), "count": ((2,), np.dtype(np.int64))}

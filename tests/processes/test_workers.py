@@ -14,15 +14,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from face import refused
+from face import Channel, Crew, Line, Worker, packed, refused, serve, unpacked
 
 from rlcli.errors import ArgumentError
 from rlcli.processes import crew as crew_module
-from rlcli.processes.channel import Channel, packed, unpacked
-from rlcli.processes.crew import Crew, Lost
-from rlcli.processes.line import Line, Traceback, serve
+from rlcli.processes.crew import Lost
+from rlcli.processes.line import Traceback
 from rlcli.processes.region import Region
-from rlcli.processes.worker import METHODS, Worker
+from rlcli.processes.worker import METHODS
 
 FIELDS = {"numbers": ((4,), np.dtype(np.int64)), ("a", "pair"): ((2, 3), np.dtype(np.float32))}
 

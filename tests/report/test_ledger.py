@@ -7,9 +7,10 @@ import os
 
 import pytest
 import torch
+from face import Rows
 from tensordict import TensorDict
 
-from rlcli.data.next_obs.rows import Rows, Successors
+from rlcli.data.next_obs.rows import Successors
 from rlcli.processes.memory import process_memory
 from rlcli.report.ledger import Claims, Ledger, batch_entries, counted, learner_entries
 from rlcli.report.memory import memory_rows

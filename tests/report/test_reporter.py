@@ -9,7 +9,7 @@ import sys
 import numba
 import pytest
 import torch
-from face import refused
+from face import Reporter, refused
 from rich.console import Console
 from tensordict import TensorDict
 
@@ -19,7 +19,7 @@ from rlcli.report.ledger import LedgerEntry
 from rlcli.report.memory import Expected
 from rlcli.report.metrics import read_metrics
 from rlcli.report.peaks import DevicePeaks
-from rlcli.report.reporter import Facts, Reporter, WatchedMemory
+from rlcli.report.reporter import Facts, WatchedMemory
 from rlcli.report.tally import Curve, ValueRows
 
 N, T = 2, 10

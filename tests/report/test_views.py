@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 
 import pytest
-from face import refused
+from face import Reporter, refused
 from rich.console import Console
 from tensordict import TensorDict
 
@@ -19,7 +19,7 @@ from rlcli.report.figures import WIDTH
 from rlcli.report.ledger import Ledger, LedgerEntry
 from rlcli.report.live import LiveView, render
 from rlcli.report.memory import MemoryRow, memory_rows
-from rlcli.report.reporter import Facts, Reporter, chosen, open_view
+from rlcli.report.reporter import Facts, chosen, open_view
 from rlcli.report.view import EVALUATION, PlainView, Snapshot, View, details, line, shown
 from rlcli.report.workers import WorkerRow, Workers
 

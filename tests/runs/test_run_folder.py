@@ -9,11 +9,11 @@ import subprocess
 import sys
 
 import pytest
-from face import refused
+from face import open_run, refused
 
 from rlcli.errors import ConfigError, DamagedDataError, ResourceError
 from rlcli.runs import provenance
-from rlcli.runs.folder import RunLock, all_runs, create, open_run, read_holder
+from rlcli.runs.folder import RunLock, all_runs, create, read_holder
 
 CONFIG = {"seed": 1, "env": {"id": "CartPole-v1"}, "total_frames": 100}
 

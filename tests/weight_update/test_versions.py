@@ -12,14 +12,11 @@ import time
 
 import numpy as np
 import pytest
-from face import refused
+from face import Crew, Worker, packed, refused, unpacked
 from weight_workers import fill, is_stopped, model, numbers
 
 from rlcli.errors import DamagedDataError
 from rlcli.processes import slots
-from rlcli.processes.channel import packed, unpacked
-from rlcli.processes.crew import Crew
-from rlcli.processes.worker import Worker
 from rlcli.weight_update import SharedMemWeightSyncScheme, SharedVersions, open_receiver, versions
 from rlcli.weight_update.newest import Newest, SharedNewest
 from rlcli.weight_update.receiver import ModelsReceiver

@@ -32,13 +32,10 @@ _CHOICES = (InteractionType.RANDOM, InteractionType.MODE, InteractionType.DETERM
 
 
 def choose_actor(
-    policy: Callable[[TensorDictBase], TensorDictBase],
-    setting: PolicyContext,
-    legal: Callable[[Key, np.ndarray], np.ndarray] = lambda key, values: values,
-    *,
-    whole: bool = False,
+    policy: Callable[[TensorDictBase], TensorDictBase], setting: PolicyContext,
+    legal: Callable[[Key, np.ndarray], np.ndarray] = lambda key, values: values, *, whole: bool = False,
     early: bool = False,
-) -> ActorRunner:
+) -> ActorRunner:  # fmt: skip
     """Return what runs a policy, TensorDict -> TensorDict with `action`; on another device it is called as it is.
 
     `legal`: values `[*batch, *shape]` that the env may show under a key, given some that are made up.

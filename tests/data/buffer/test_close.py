@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from episodes import episodes
-from face import refused
+from face import Ring, refused
 from tensordict import TensorDict
 
 from rlcli.data import (
@@ -19,7 +19,6 @@ from rlcli.data import (
     ReplayBufferEnsemble,
     TensorDictPrioritizedReplayBuffer,
 )
-from rlcli.data.ring.ring import Ring
 from rlcli.errors import ArgumentError, ResourceError
 
 CALLS = {

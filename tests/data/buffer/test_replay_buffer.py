@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from episodes import episodes, slices_of
-from face import refused
+from face import Disk, refused
 from tensordict import TensorDict
 
 from rlcli.data import (
@@ -33,7 +33,6 @@ from rlcli.data import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from rlcli.data.files.disk import Disk
 from rlcli.errors import ArgumentError, MissingKeyError, ResourceError
 from rlcli.transforms import (
     Compose,

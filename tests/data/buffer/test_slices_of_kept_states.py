@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from face import refused
+from face import Recurrence, refused
 
 from rlcli.collectors import Collector
 from rlcli.data import (
@@ -22,7 +22,6 @@ from rlcli.data.next_obs.sparse import Sparse, SparseColumns
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError
 from rlcli.modules import build_actor_critic, set_recurrent_mode
-from rlcli.modules.build import Recurrence
 from rlcli.objectives.sequences import warmed_up
 from rlcli.report.ledger import stored_entries
 from rlcli.typed import Misfit

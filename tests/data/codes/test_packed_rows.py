@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from face import refused
+from face import Ring, refused
 from tensordict import TensorDict
 
 from rlcli.data import CompressedStorage, LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
 from rlcli.data.codes import INDEX, RECORD
 from rlcli.data.files import dumps
-from rlcli.data.ring.ring import Ring
 from rlcli.errors import ResourceError
 from rlcli.kernels import codes as layout
 

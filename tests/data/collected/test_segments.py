@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 import torch
 from batches import same, twins
-from face import refused
+from face import Disk, refused
 from safetensors import safe_open
 from tensordict import NonTensorData, TensorDict
 
 from rlcli.data import Rows, SegmentReader, SegmentWriter, open_segments, verify_segments
-from rlcli.data.files.disk import Disk
 from rlcli.data.files.tensors import decode, encode
 from rlcli.data.next_obs import concat
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError

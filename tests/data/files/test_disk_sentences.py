@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from face import refused
+from face import Disk, refused
 from tensordict import TensorDict
 
 from rlcli.data.files import disk as disks
-from rlcli.data.files.disk import Disk, shortage
+from rlcli.data.files.disk import shortage
 from rlcli.errors import ResourceError
 
 

@@ -8,14 +8,13 @@ import os
 import numpy as np
 import pytest
 import torch
+from face import Disk, Ring
 from rows_of import live, same, steps
 from tensordict import TensorDict
 
 from rlcli.data import ReplayBuffer, open_buffer
 from rlcli.data.files import dumps
-from rlcli.data.files.disk import Disk
 from rlcli.data.files.sealed_folder import sealed
-from rlcli.data.ring.ring import Ring
 from rlcli.data.storages import CompressedStorage, LazyMemmapStorage, LazyTensorStorage
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from face import refused
+from face import Ring, refused
 from ring_model import Streams, batch_of
 
 from rlcli.data.index import RandomStream
-from rlcli.data.ring.ring import Ring
 from rlcli.data.storages import LazyTensorStorage
 from rlcli.errors import ArgumentError
 

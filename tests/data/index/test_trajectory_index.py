@@ -4,10 +4,10 @@ import itertools
 
 import numpy as np
 import pytest
+from face import Ring
 from ring_model import Model, Streams, batch_of, check, compare, next_bits
 
 from rlcli.data.index import RandomStream
-from rlcli.data.ring.ring import Ring
 from rlcli.data.storages import LazyTensorStorage
 
 KINDS = ("exact", "full", "compact")

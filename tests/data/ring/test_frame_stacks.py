@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 import torch
 from batches import same
-from face import refused
+from face import Ring, refused
 from ring_model import check
 from tensordict import TensorDict
 
 from rlcli.data.files import dumps
 from rlcli.data.next_obs import Rows
-from rlcli.data.ring.ring import Ring
 from rlcli.data.ring.stacks import FrameStacks, Promoted
 from rlcli.data.storages import CompressedStorage, LazyMemmapStorage, LazyTensorStorage
 from rlcli.errors import ArgumentError

@@ -6,6 +6,7 @@ import signal
 import numpy as np
 import pytest
 import torch
+from face import Ring
 from ring_model import Streams, batch_of, check
 from tensordict import TensorDict
 
@@ -14,7 +15,6 @@ import rlcli.data.next_obs.pairs as pairs
 import rlcli.data.ring.stacks as stacks_module
 import rlcli.data.storages.frame_column as frame_column
 from rlcli.data import PrioritizedSampler, TensorDictReplayBuffer
-from rlcli.data.ring.ring import Ring
 from rlcli.data.storages import CompressedStorage, LazyTensorStorage
 from rlcli.data.storages.frame_column import CodeMemory
 from rlcli.errors import ResourceError

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 from batches import same
+from face import Ring
 from plain_rings import play
 
 from rlcli.data import LazyTensorStorage
-from rlcli.data.ring.ring import Ring
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*not followed by their own")
 

@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
-from face import refused
+from face import Ring, refused
 from ring_model import Streams, batch_of, check, next_bits
 
 import rlcli.data.ring.write as remark_module
 from rlcli.data import LazyTensorStorage, ReplayBuffer, SliceSampler
-from rlcli.data.ring.ring import Ring
 from rlcli.errors import MissingKeyError
 
 OTHER = {"traj_key": "episode_id", "end_keys": (("next", "done"),)}

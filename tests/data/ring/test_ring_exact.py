@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 import torch
 from batches import same, twins
-from face import refused
+from face import Ring, refused
 from ring_model import check
 from tensordict import TensorDict
 
 from rlcli.collectors import Collector
 from rlcli.data.index import RandomStream
 from rlcli.data.next_obs import full_next_obs
-from rlcli.data.ring.ring import Ring
 from rlcli.data.storages import LazyTensorStorage
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError, MissingKeyError

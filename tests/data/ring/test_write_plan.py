@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 from batches import same
+from face import Ring
 from plain_rings import plain, play
 from ring_model import check
 from tensordict import TensorDict
 
 from rlcli.data import LazyMemmapStorage, LazyTensorStorage, SliceSampler, TensorDictReplayBuffer
 from rlcli.data.ring.plans import Form, alike, plainly_alike
-from rlcli.data.ring.ring import Ring
 from rlcli.errors import ArgumentError, ResourceError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*not followed by their own")

@@ -195,7 +195,8 @@ def dies_after(calls, after, writer, lengths):
         start += length
 
 
-@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("after", [False, True])  # after one call is about where it is before the next
+@pytest.mark.every(2)
 def test_every_place_where_a_writer_can_end_leaves_a_region_that_another_can_go_on_with(after):
     with buffer(40) as rb:
         calls, status = 0, 9

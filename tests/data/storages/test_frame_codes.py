@@ -6,10 +6,10 @@ import lz4.block
 import numpy as np
 import pytest
 import torch
+from face import Field
 
 from rlcli.data.storages.frame_column import FrameColumn, pack_frames, unpack_frames
 from rlcli.kernels.frames import apply_patch, decode_lz4, make_patch
-from rlcli.specs.field import Field
 
 
 def pictures(rng, count, width):

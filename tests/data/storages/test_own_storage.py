@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from episodes import episodes
-from face import refused
+from face import Ring, refused
 from rows_of import columns, fields, live, same, steps
 from tensordict import TensorDict
 
@@ -22,7 +22,6 @@ from rlcli.data import (
     Storage,
     open_buffer,
 )
-from rlcli.data.ring.ring import Ring
 from rlcli.errors import ArgumentError, ResourceError
 
 

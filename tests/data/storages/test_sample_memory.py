@@ -6,10 +6,10 @@ import threading
 import numpy as np
 import pytest
 import torch
+from face import Field
 
 import rlcli.data.storages.tensor as sample_memory_module
 from rlcli.data.storages.tensor import sample_memory
-from rlcli.specs.field import Field
 
 FIELD = Field(
     (

@@ -7,12 +7,11 @@ import sys
 import numpy as np
 import pytest
 import torch
-from face import refused
+from face import Field, refused
 from rows_of import columns, fields, same
 
 from rlcli.data.storages import CompressedStorage, LazyMemmapStorage, LazyTensorStorage, ListStorage
 from rlcli.errors import ArgumentError
-from rlcli.specs.field import Field
 
 CAPACITY = 90
 
