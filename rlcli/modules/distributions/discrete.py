@@ -115,7 +115,7 @@ class _Choice(FamilyDistribution):
     family_for: ClassVar[Callable[[], Family]]
 
     def __init__(self, logits: Tensor | None = None, probs: Tensor | None = None) -> None:
-        super().__init__(self.family_for(), (logits_of(logits, probs),))
+        super().__init__(type(self).family_for(), (logits_of(logits, probs),))
 
     @property
     def logits(self) -> Tensor:
