@@ -140,7 +140,7 @@ def learner_of(
         lines.append(f"recipe={tuned} has settings tuned for environments like {cfg.env.id}")
     lines += [*chosen, *notes(cfg, collector, replayable, narrowed(env))]
     return Learner(
-        run, parts, policy, loop, saver, hooks, reporter, evaluator, replayable=replayable, expected=memory,
+        run, *parts, policy, loop, saver, hooks, reporter, evaluator, replayable=replayable, expected=memory,
         lines=lines, warnings=[*_warnings(cfg, collector)] if algorithm.one_pass else (), init_policy=begun,
         init_from=cfg.storage.init_from, copy_rows=copy_rows,
     )  # fmt: skip
