@@ -127,7 +127,7 @@ def stepped(cfg: CollectConfig) -> tuple[int, int]:
         return 0, 0  # those that collect are not among them
     if not _apart(cfg.env):
         return cfg.env.num, 0
-    from rlcli.vec_envs.shares import shared_out
+    from rlcli.vec_envs.workers import shared_out
 
     parts, caller_steps = shared_out(cfg.env.num, **_dealt_out(cfg.env, cfg.collector.on_worker_error))
     return len(parts[0]) if caller_steps else 0, len(parts) - caller_steps
