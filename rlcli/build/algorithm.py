@@ -108,7 +108,7 @@ def _estimator(v: ValueConfig, critic: Any, actor: Any) -> ValueEstimator:
     options: dict[str, Any] = {
         "gamma": v.gamma, "shifted": v.shifted, "shifted_budget": v.shifted_budget, "num_chunks": v.num_chunks,
         "value_chunk_size": v.value_chunk_size, "two_calls": v.two_calls, "backend": v.backend,
-        "compute_dtype": getattr(torch, v.compute_dtype), "value_norm": norm, 
+        "compute_dtype": getattr(torch, v.compute_dtype), "value_norm": norm,
         "average": v.average and v.average_over == "batch",
     }  # fmt: skip
     return make_estimator(v.kind, critic, actor, options | registry.arguments("estimator", v))

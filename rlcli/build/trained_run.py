@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from rlcli.learning.evaluation import Evaluation
     from rlcli.runs.checkpoint import Checkpoint
 
-
 KEPT = "policy"  # the folder, and what the weights are called in it
 SEEN = tuple(  # how the keys begin that decide observations
     f"env.{name}." for name in ("kind", "frame_stack", "normalize_observation", "atari", "wrappers", "transforms")
