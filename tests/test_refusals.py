@@ -15,9 +15,11 @@ ENOUGH = {  # sites whose first words say it all: two things that exclude each o
     "CollectorOptions._check_split", "HeldRows.put_back", "TrajectoryIndex.draw", "Ring.overwrite",
     "SharedRows.scatter", "EnvBase.rollout", "Composite.__delitem__", "MapTransform.__init__",
 }  # fmt: skip
-IN_WORDS = {  # sites that call an argument what it is: rows, flags, nested tensors
-    "run", "with_transforms", "_unusable", "check_fit", "IndexArrays.load_state_dict", "_need_live", "nested_rows", "EnvBase.done_spec",
-    "_made", "BootstrappedLoss.make_value_estimator",
+IN_WORDS = {  # sites that call an argument what it is: rows, a shape, an env
+    "run", "_unusable", "check_fit", "IndexArrays.load_state_dict", "_need_live", "RingLayout.check", "make_native",
+    "BootstrappedLoss.make_value_estimator", "_lane_shape", "_count", "save", "Successors.__init__", "Collector.fill",
+    "ReplayBuffer.__setitem__", "_out_of_range", "need_draw", "need_rows", "as_batch", "refuse_no_bits",
+    "TransformedEnv.__init__", "RegionWriter._check", "check_request",
 }  # fmt: skip
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
@@ -81,7 +83,11 @@ def wanting(trees: list[ast.AST]) -> tuple[set[str], set[str]]:
             computed = any(not isinstance(node, ast.Constant) for node in ast.walk(what) if isinstance(node, ast.expr))
             if computed or "got" not in re.findall(r"\w+", ast.unparse(given.get("why", what))):
                 continue
-            if not arguments(around) & set(re.findall(r"\w+", ast.unparse(call))):
+            texts = [
+                node.value for node in ast.walk(call) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+            ]
+            words = set(re.findall(r"[\w.=]+", " ".join(texts)))
+            if not arguments(around) & words and not any(re.search(r"\w[_.=]\w", word) for word in words):
                 nameless.add(where)
     return bare, nameless
 
