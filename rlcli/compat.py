@@ -39,9 +39,9 @@ PATHS = {
         "rlcli.modules.exploration": "ExplorationType RandomPolicy exploration_type set_exploration_type",
     },
     "rlcli.modules.tensordict_module": {
-        "rlcli.modules.actors": "ProbabilisticActor",
-        "rlcli.modules.exploration": "EGreedyModule RandomPolicy",
-        "rlcli.modules.values": "ActorValueOperator QValueActor QValueModule ValueOperator",
+        "rlcli.modules.actors": "ActorValueOperator ProbabilisticActor ValueOperator",
+        "rlcli.modules.exploration": "RandomPolicy",
+        "rlcli.modules.values": "EGreedyModule QValueActor QValueModule",
     },
     "rlcli.objectives.utils": {
         "rlcli.objectives.bootstrap": "HardUpdate SoftUpdate TargetUpdate=TargetNetUpdater",

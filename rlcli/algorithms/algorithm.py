@@ -12,16 +12,15 @@ import torch
 from rlcli.collectors import BaseCollector
 from rlcli.envs import EnvBase
 from rlcli.keys import Key
-from rlcli.learning.hooks import Hooks
-from rlcli.learning.loops import Loop
+from rlcli.learning.loops import Hooks, Loop
 from rlcli.learning.update import Update
 from rlcli.modules import ActorCritic
 from rlcli.modules.masks import find_action_mask
 from rlcli.objectives.loss import Loss
-from rlcli.objectives.value.estimator import ValueEstimator
 
 if TYPE_CHECKING:
     from rlcli.data.buffer.replay_buffer import ReplayBuffer
+    from rlcli.objectives.value.estimator import ValueEstimator
 
 
 @dataclass(frozen=True)

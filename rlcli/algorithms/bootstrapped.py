@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,14 +12,16 @@ from rlcli.algorithms.algorithm import Algorithm, Parts
 from rlcli.config.choices.loss import BootstrappedOptions
 from rlcli.envs import EnvBase
 from rlcli.keys import TRAJ_IDS, Key
-from rlcli.learning.hooks import Hooks
-from rlcli.learning.loops import Loop, OffPolicy
+from rlcli.learning.buffered import OffPolicy
+from rlcli.learning.loops import Hooks, Loop
 from rlcli.learning.update import Update
 from rlcli.modules import ActorCritic, EGreedyModule
 from rlcli.objectives import HardUpdate, SoftUpdate
 from rlcli.objectives.bootstrap import BootstrappedLoss, TargetUpdate
 from rlcli.objectives.loss import Loss
-from rlcli.objectives.value.estimator import ValueEstimator
+
+if TYPE_CHECKING:
+    from rlcli.objectives.value.estimator import ValueEstimator
 
 
 class Bootstrapped(Algorithm):

@@ -29,8 +29,7 @@ from rlcli.keys import (
     under_next,
     unravel,
 )
-from rlcli.learning.hooks import Hooks
-from rlcli.learning.loops import BufferedOnPolicy, Loop, OnPolicy
+from rlcli.learning.loops import Hooks, Loop, OnPolicy
 from rlcli.learning.optimizer import Linear
 from rlcli.learning.update import Update
 from rlcli.modules import ActorCritic, build_actor_critic
@@ -129,6 +128,8 @@ class PolicyGradient(Algorithm):
         s, collector, update, estimator = self.setup, parts.collector, parts.update, parts.estimator
         assert estimator is not None
         if self.stores:
+            from rlcli.learning.buffered import BufferedOnPolicy
+
             return BufferedOnPolicy(collector, estimator, update, s.total_frames, hooks, slice_len=s.strict_length)
         moved = s.device if s.device != s.storing_device else None
         return OnPolicy(collector, estimator, update, s.total_frames, hooks, device=moved)

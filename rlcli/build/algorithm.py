@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
@@ -28,10 +28,11 @@ from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
 from rlcli.learning.optimizer import Linear
 from rlcli.modules import ActorCritic
-from rlcli.objectives.value import PopArt, ValueNorm
-from rlcli.objectives.value.estimator import ValueEstimator
-from rlcli.objectives.value.estimators import make_estimator
+from rlcli.objectives import value
 from rlcli.runs.folder import Run
+
+if TYPE_CHECKING:
+    from rlcli.objectives.value.estimator import ValueEstimator
 
 
 class Asked(dict[str, Any]):
@@ -108,8 +109,10 @@ def _averages(cfg: Config, over: str) -> bool:
 
 
 def _estimator(cfg: Config, critic: Any, actor: Any) -> ValueEstimator:
+    from rlcli.objectives.value.estimators import make_estimator
+
     v = cfg.value
-    norm = None if v.normaliser == "none" else PopArt(critic) if v.normaliser == "popart" else ValueNorm()
+    norm = None if v.normaliser == "none" else value.PopArt(critic) if v.normaliser == "popart" else value.ValueNorm()
     options: dict[str, Any] = {
         "gamma": v.gamma, "shifted": v.shifted, "shifted_budget": v.shifted_budget, "num_chunks": v.num_chunks,
         "value_chunk_size": v.value_chunk_size, "two_calls": v.two_calls, "backend": v.backend,

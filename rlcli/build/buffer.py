@@ -40,12 +40,11 @@ def build_buffer(
     n_steps: int = 1,
 ) -> ReplayBuffer:
     """Build storage, sampler and a sample's transforms; `rebuilt` observations come from the row that follows."""
-    from rlcli.data.buffer.replay_buffer import ReplayBuffer
-    from rlcli.data.buffer.tensordict_buffer import TensorDictReplayBuffer
-    from rlcli.transforms import MultiStepTransform, NextObservationDelta, NextStateReconstructor
+    from rlcli import transforms
+    from rlcli.data import buffer as buffers  # of both, what is used alone is loaded
 
     sampler = build_sampler(cfg)
-    kind: Any = TensorDictReplayBuffer if sampler.has_priorities else ReplayBuffer
+    kind: Any = buffers.TensorDictReplayBuffer if sampler.has_priorities else buffers.ReplayBuffer
     buffer = kind(
         storage=build_storage(cfg, run), sampler=sampler, batch_size=cfg.sampler.batch_size, device=device,
         next_obs=of_buffer(cfg.memory.next_obs),
@@ -53,11 +52,11 @@ def build_buffer(
         codes=cfg.storage.codes,
     )  # fmt: skip
     if codes(cfg.memory.next_obs):
-        buffer.append_transform(NextObservationDelta())
+        buffer.append_transform(transforms.NextObservationDelta())
     if rebuilt:
-        buffer.append_transform(NextStateReconstructor(rebuilt))
+        buffer.append_transform(transforms.NextStateReconstructor(rebuilt))
     if n_steps > 1:
-        buffer.append_transform(MultiStepTransform(n_steps, cfg.value.gamma))
+        buffer.append_transform(transforms.MultiStepTransform(n_steps, cfg.value.gamma))
     return buffer
 
 
@@ -160,22 +159,23 @@ def _identity(run: Run) -> str:
 
 def load_buffer_compiler(cfg: Config) -> None:
     """Compile the buffer's kernels on four rows: half a second that would fall into the first batch."""
-    from rlcli.data.buffer.tensordict_buffer import TensorDictReplayBuffer
-    from rlcli.data.samplers import PrioritizedSampler, PrioritizedSliceSampler, RandomSampler, SliceSampler
+    from rlcli.data import buffer as buffers
+    from rlcli.data import samplers
     from rlcli.data.storages import LazyTensorStorage
 
     one, no = torch.zeros(4, 1), torch.zeros(4, 1, dtype=torch.bool)
     following = {"observation": one, "reward": one, "done": no, "terminated": no, "truncated": no}
     rows = TensorDict({"observation": one, "action": one, "next": following}, [4])
-    sampler: Sampler = RandomSampler(seed=0)
+    sampler: Sampler = samplers.RandomSampler(seed=0)
     slices = draws(cfg) == "slices"
     if by_priority(cfg) and slices:
-        sampler = PrioritizedSliceSampler(8, 0.6, 0.4, slice_len=2, burn_in=1, seed=0)
+        sampler = samplers.PrioritizedSliceSampler(8, 0.6, 0.4, slice_len=2, burn_in=1, seed=0)
     elif by_priority(cfg):
-        sampler = PrioritizedSampler(8, 0.6, 0.4, seed=0)
+        sampler = samplers.PrioritizedSampler(8, 0.6, 0.4, seed=0)
     elif slices:
-        sampler = SliceSampler(slice_len=2, burn_in=1, seed=0)
+        sampler = samplers.SliceSampler(slice_len=2, burn_in=1, seed=0)
     mode = of_buffer(cfg.memory.next_obs)
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), sampler=sampler, batch_size=2, next_obs=mode)
+    kind: Any = buffers.TensorDictReplayBuffer if sampler.has_priorities else buffers.ReplayBuffer
+    buffer = kind(storage=LazyTensorStorage(8), sampler=sampler, batch_size=2, next_obs=mode)
     buffer.extend(rows)
     buffer.sample()

@@ -31,7 +31,7 @@ from rlcli.config.schemas import CollectConfig, Config, DeviceConfig
 from rlcli.config.validate import validate
 from rlcli.envs import EnvBase
 from rlcli.keys import Key, unravel
-from rlcli.learning.evaluation import one_thread
+from rlcli.modules.nets import one_thread
 from rlcli.planning import fit
 from rlcli.planning.envs import EVALUATION, Envs, measured
 from rlcli.planning.forecast import (
@@ -46,7 +46,8 @@ from rlcli.planning.forecast import (
 from rlcli.planning.plan import Plan, layers
 from rlcli.planning.tensors import out_of_step, per_end
 from rlcli.processes.memory import give_back, grown, resident
-from rlcli.report.metrics import load_tensorboard, wants_tensorboard
+from rlcli.report.events import load_tensorboard
+from rlcli.report.metrics import wants_tensorboard
 from rlcli.runs import random_streams
 
 

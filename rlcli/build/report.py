@@ -13,7 +13,6 @@ from rlcli.config.resolved import settings
 from rlcli.config.run_files import EPISODES, METRICS
 from rlcli.config.schemas import CollectConfig
 from rlcli.keys import Key, show
-from rlcli.report.metrics import Figures
 from rlcli.report.reporter import Facts, Reporter
 from rlcli.runs.folder import EVENTS, Run, note_new
 from rlcli.runs.session import REPLAY_NOTICE
@@ -35,6 +34,8 @@ def reporter_of(
     )  # fmt: skip
     logger: Any = cfg.logger.kind
     if logger in registry.users_names("logger"):
+        from rlcli.report.events import Figures
+
         logger = partial(registry.build, "logger", logger, Figures, **cfg.logger.kwargs)
     note_new(run, METRICS, EPISODES)
     there = set(run.path.glob(EVENTS))

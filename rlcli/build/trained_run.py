@@ -19,8 +19,6 @@ from rlcli.data.files.state import loading_state
 from rlcli.envs import EnvBase
 from rlcli.errors import ArgumentError, ConfigError
 from rlcli.jobs.statistics import restored_transforms
-from rlcli.learning.evaluation import EVALUATION_SEED, Evaluation, longest_episode, progress_lines
-from rlcli.learning.evaluation import evaluate as play
 from rlcli.modules import ActorCritic
 from rlcli.runs import random_streams
 from rlcli.runs.folder import Run, open_run, packages_of
@@ -28,6 +26,7 @@ from rlcli.runs.session import released
 
 if TYPE_CHECKING:
     from rlcli.jobs.trained_policy import TrainedPolicy
+    from rlcli.learning.evaluation import Evaluation
     from rlcli.runs.checkpoint import Checkpoint
 
 
@@ -133,6 +132,9 @@ def evaluate(
         raise ArgumentError(f"max_steps is {max_steps}", fix="Allowed: >= 1.")
     if seed is not None and not 0 <= seed < 2**32:
         raise ArgumentError(f"seed is {seed}", fix=f"Allowed: 0 to {2**32 - 1}.")
+    from rlcli.learning.evaluation import EVALUATION_SEED, longest_episode, progress_lines
+    from rlcli.learning.evaluation import evaluate as play
+
     if video is not None:
         from rlcli.learning.video import check, record, without_windows
 

@@ -22,8 +22,7 @@ from rlcli.config.recipes import tuned_recipe
 from rlcli.config.resolved import to_dict
 from rlcli.config.schemas import Config
 from rlcli.jobs.learner import Evaluator, Learner
-from rlcli.learning.evaluation import PeriodicEvaluation, longest_episode
-from rlcli.learning.hooks import Hooks
+from rlcli.learning.loops import Hooks
 from rlcli.learning.update import StateBeside
 from rlcli.planning.forecast import Learning, expected
 from rlcli.processes.process import cores
@@ -104,10 +103,14 @@ def learner_of(
     r, every = cfg.run, cfg.run.eval_every
     evaluator = Evaluator(
         policy.actor, env, partial(build_evaluation_env, cfg, r.eval_episodes), reporter, stop, seed=cfg.seed,
-        episodes=r.eval_episodes, longest=longest_episode(r.eval_max_steps, cfg.total_frames),
+        episodes=r.eval_episodes, max_steps=r.eval_max_steps, total_frames=cfg.total_frames,
         periodic=every is not None,
     )  # fmt: skip
-    play = None if every is None else PeriodicEvaluation(every, evaluator)
+    play = None
+    if every is not None:
+        from rlcli.learning.evaluation import PeriodicEvaluation
+
+        play = PeriodicEvaluation(every, evaluator)
     hooks = Hooks(reporter, saver, play)
     loop = algorithm.loop(parts, policy, hooks)
     refuse_unread(algorithm)

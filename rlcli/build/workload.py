@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlcli.build.buffer import frame_stacks, slices_of
 from rlcli.build.collector import delta_dtype_of, devices, shares, shares_meanwhile
@@ -12,8 +13,12 @@ from rlcli.build.env import build_env, env_workers, evaluation_lanes, lanes_here
 from rlcli.build.policy import optimizer_options
 from rlcli.collectors.options import AHEAD
 from rlcli.collectors.schema import RowSchema
+from rlcli.config import registry
 from rlcli.config.schemas import CollectConfig, Config, by_priority, draws, draws_slices, is_off_policy, remembers
 from rlcli.planning.workload import RunEnvs, RunStorage, Updates, Workload
+
+if TYPE_CHECKING:
+    from rlcli.data.storages import Storage
 
 
 def workload_of(cfg: CollectConfig, rows: RowSchema | None = None) -> Workload:
@@ -54,7 +59,7 @@ def _storage(cfg: Config, rows: RowSchema | None) -> RunStorage | None:
     if (s := cfg.storage).kind == "none":
         return None
     stacks = {} if rows is None else frame_stacks(cfg, rows)
-    return RunStorage(s.kind, s.max_size, s.ndim, cfg.total_frames, s.codes, stacks, by_priority(cfg))
+    return RunStorage(storage_class(s.kind), s.max_size, s.ndim, cfg.total_frames, s.codes, stacks, by_priority(cfg))
 
 
 def _updates(cfg: Config) -> Updates:
@@ -77,3 +82,11 @@ def _longest_episode(cfg: CollectConfig) -> int | None:
         spec = registry.get(cfg.env.id)
         limits.append(None if spec is None else spec.max_episode_steps)
     return min([limit for limit in limits if limit], default=None)
+
+
+def storage_class(name: str) -> type[Storage]:
+    """Return the class that a storage's name stands for; of what a function makes nothing is known but the base."""
+    from rlcli.data.storages import Storage
+
+    found = registry.find("storage", name)
+    return found if isinstance(found, type) and issubclass(found, Storage) else Storage

@@ -6,9 +6,10 @@ answered at once.
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from importlib import import_module
+from contextlib import redirect_stdout
 from pathlib import Path
 
 from rlcli.errors import ConfigError
@@ -87,9 +88,9 @@ def _offers(word: str, before: list[str]) -> Iterable[str]:
     if verb in ("show", "plan") and len(before) == 1 and "=" not in word:
         return ("train", "collect")
     if verb in ("train", "collect"):
-        return _of_job(verb, word)
+        return _of_job(verb, word, before[1:])
     if verb in ("show", "plan") and len(before) > 1:
-        return _of_job(before[1] if before[1] in ("train", "collect") else "train", word)
+        return _of_job(before[1] if before[1] in ("train", "collect") else "train", word, before[1:])
     if verb == "cp" and len(before) == 1:
         from rlcli.config.recipes import find_recipes
 
@@ -112,20 +113,21 @@ def _offers(word: str, before: list[str]) -> Iterable[str]:
 
 
 def _flags(verb: str) -> Iterator[str]:
-    """Yield the flags of a verb: those of jobs, or of its usage text, and every verb's."""
+    """Yield the flags of a verb: those of jobs, or of its usage, and every verb's."""
     from rlcli.cli.flags import OF_EVERY_VERB
     from rlcli.cli.job import flags_of
-    from rlcli.cli.main import VERBS
+    from rlcli.cli.main import runner
 
     if verb in ("train", "collect"):
         yield from (name for name in flags_of(verb).names if name.startswith("--"))
         return
-    module = import_module(f"rlcli.cli.{VERBS[verb][0]}")
-    yield from re.findall(r"(?<![\w-])--[a-z-]+", getattr(module, "USAGE", ""))
+    with redirect_stdout(io.StringIO()) as usage:
+        runner(verb)(["--help"], [])
+    yield from re.findall(r"(?<![\w-])--[a-z-]+", usage.getvalue())
     yield from ("--help", *OF_EVERY_VERB)
 
 
-def _of_job(verb: str, word: str) -> Iterator[str]:
+def _of_job(verb: str, word: str, before: Sequence[str]) -> Iterator[str]:
     from rlcli.config.option import groups, leaves
     from rlcli.config.recipes import find_recipes
     from rlcli.config.registry import choices
@@ -139,7 +141,7 @@ def _of_job(verb: str, word: str) -> Iterator[str]:
         return
     if find_recipes():
         yield "recipe="
-    keys = [key for key in read_by(schema) if not key.endswith(".kind")]
+    keys = [key for key in read_by(schema, _chosen(verb, before)) if not key.endswith(".kind")]
     for group in groups(schema):
         if f"{group}.kind" in leaves(schema) and choices(schema, group):
             yield f"{group}="
@@ -147,6 +149,28 @@ def _of_job(verb: str, word: str) -> Iterator[str]:
             yield f"{group}."
     in_group = word.partition(".")[0] if "." in word else None
     yield from (f"{key}=" for key in keys if key.partition(".")[0] == in_group or "." not in key)
+
+
+def _chosen(verb: str, words: Sequence[str]) -> dict[str, str]:
+    """Return the choices of a command so far, group -> choice: those typed, its recipe's, and the defaults."""
+    import yaml
+
+    from rlcli.config.choices import CHOICES
+    from rlcli.config.recipes import choice_file, find_recipes, overridden, parents, shipped
+
+    def by_recipe(name: str) -> dict[str, str]:
+        data = yaml.safe_load(recipes[name].path.read_text(encoding="utf-8")) if name in recipes else {}
+        return {k: v for parent in parents(data) for k, v in by_recipe(parent).items()} | overridden(
+            data.get("defaults", [])
+        )
+
+    recipes = find_recipes()
+    typed = dict(word.split("=", 1) for word in words if "=" in word)
+    entries = yaml.safe_load((shipped("conf") / f"{verb}.yaml").read_text(encoding="utf-8"))["defaults"]
+    first = {group: choice for entry in entries if isinstance(entry, dict) for group, choice in entry.items()}
+    given = (by_recipe(typed["recipe"]) if "recipe" in typed else {}) | typed
+    by_loss = choice_file("loss", given.get("loss", first.get("loss", "")))[1]
+    return {key: x for key, x in (first | by_loss | given).items() if x in CHOICES.get(key, ())}  # a user's: who knows
 
 
 def _values(schema: type, key: str) -> Iterable[str]:

@@ -20,13 +20,8 @@ from rlcli.runs.provenance import ALWAYS, LISTED
 
 def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     """Run the verb."""
-    args = read(
-        "doctor",
-        words,
-        "usage: rlcli doctor\n\nVersions, cores, memory, devices and extras of this machine.\n",
-        "words*",
-    )
-    if args is None:
+    usage = "usage: rlcli doctor\n\nVersions, cores, memory, devices and extras of this machine.\n"
+    if (args := read("doctor", words, usage, "words*")) is None:
         return 0
     if args.words:
         raise ConfigError(f"doctor takes no words, and was given {args.words[0]!r}", fix="Write rlcli doctor.")

@@ -49,15 +49,10 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     say: Callable[[str], None] = (lambda line: None) if quiet else partial(print, file=sys.stderr, flush=True)
     with contextlib.nullcontext() if quiet else announced():
         evaluation = evaluate(
-            path,
-            episodes=args.episodes,
-            deterministic=not args.stochastic,
-            seed=args.seed,
-            max_steps=args.max_steps,
-            video=args.video,
-            say=say,
+            path, episodes=args.episodes, deterministic=not args.stochastic, seed=args.seed, max_steps=args.max_steps,
+            video=args.video, say=say,
             show=lambda evaluation: print("\n".join(map(wrapped, evaluation.lines())), flush=True),
-        )
+        )  # fmt: skip
     if evaluation.film_error is not None:
         raise evaluation.film_error
     return 0

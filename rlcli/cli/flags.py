@@ -75,17 +75,10 @@ def run_folder(text: str | None, verb: str) -> str:
 def read(
     verb: str, words: Sequence[str], usage: str, *names: str, rest: str = "", **settings: Mapping[str, Any]
 ) -> argparse.Namespace | None:
-    """The words of a verb; prints the usage and gives None where that was asked for.
+    """Return the words of a verb; print its usage and return None where that was asked for.
 
-    Parameters
-    ----------
-    names : str
-        Flags without a value, `"--json"`, and what stands without dashes: `"path"`, one word or none; `"words*"`, any
-        number of them.
-    rest : str
-        See `Flags.parse`.
-    settings : mapping
-        Flags with a value, and what `add_argument` is to know of them.
+    `names`: flags without a value, `"--json"`; `"path"`, one word or none; `"words*"`, any number. `rest`: see `parse`.
+    `settings`: flags with a value, and what `add_argument` is to know of them.
     """
     flags = Flags(verb)
     for name in names:
@@ -101,9 +94,8 @@ def read(
         return None
     for name in (word.partition("=")[0] for word in (getattr(args, rest) if rest else ())):
         if name in OF_JOBS:
-            fix = (
-                "Leave it out." if name not in OF_JOBS[:2] else "Give each key one value, or one command for each run."
-            )
+            sweeps = name in OF_JOBS[:2]
+            fix = "Give each key one value, or one command for each run." if sweeps else "Leave it out."
             raise ConfigError(f"rlcli {verb} has no flag {name}; rlcli train and collect have", fix=fix)
     return args
 

@@ -1,11 +1,13 @@
-"""`rlcli train` and `rlcli collect`: one job, a look at its configuration (`--cfg`), or a sweep (`sweep.py`)."""
+"""`rlcli train`, `collect` and `resume`: one job, a look at its configuration (`--cfg`), or a sweep (`sweep.py`)."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from rlcli.cli.flags import Flags
+from rlcli.cli.flags import Flags, read, run_folder
 from rlcli.cli.main import loading
 from rlcli.config.schemas import VERBS
 from rlcli.errors import ConfigError, in_words
@@ -60,7 +62,6 @@ def _run(verb: str, words: Sequence[str], recipe_dirs: Sequence[str], start: Sta
             raise ConfigError(f"{flag.split()[0]} goes with --cfg", fix=f"Write --cfg job {flag}.")
     if args.cfg and args.multirun:
         raise ConfigError("--cfg prints one configuration, and -m asks for several", fix="Leave out one of them.")
-
     from rlcli.config import compose
 
     ready = compose.plan(
@@ -101,3 +102,34 @@ def print_cfg(ready: Any, part: str = "job", package: str | None = None, resolve
         raise ConfigError(f"no key {package!r} in the configuration", where="--package")
     plain = "null" if selected is None else selected
     print(OmegaConf.to_yaml(selected).rstrip("\n") if OmegaConf.is_config(selected) else plain)
+
+
+RESUME = """\
+usage: rlcli resume RUN [key=value ...] [--force]
+
+Resume the run in the folder RUN: a training run from its newest intact checkpoint, a collection
+after its last frame on disk. On a CPU the result equals, bit for bit, that of a run
+that was never interrupted, as far as its environment can be restored; the report says so if not.
+Overrides such as total_frames=1_000_000 apply from here on and are stored in the run. Changes that
+affect the result are refused and listed, and so are other versions of torch, numpy and the like;
+--force resumes anyway.
+"""
+
+
+def resume(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
+    """Run `rlcli resume`."""
+    if (args := read("resume", words, RESUME, "path", "overrides*", "--force", rest="overrides")) is None:
+        return 0
+    from rlcli.config.run_files import CONFIG, RUN, read_run_file
+    from rlcli.config.validate import as_resumed
+
+    path = run_folder(args.path, "resume")
+    folder = Path(path)
+    info = read_run_file(folder, RUN) if (folder / RUN).exists() else {}
+    if info.get("verb") in VERBS and all(name in sys.modules for name in info.get("packages", ())):
+        as_resumed(info["verb"], read_run_file(folder, CONFIG), args.overrides, str(folder / CONFIG))  # before torch
+    with loading():
+        from rlcli.build import resume
+
+    resume(path, args.overrides, force=args.force)
+    return 0

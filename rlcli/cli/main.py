@@ -25,18 +25,15 @@ from rlcli.errors import ConfigError, ResourceError, RlcliError, StoppedSafely, 
 VERBS = {
     "train": ("job.train", "train a policy: rlcli train recipe=ppo_exact env.id=CartPole-v1"),
     "collect": ("job.collect", "record a dataset on disk: rlcli collect recipe=collect_random"),
-    "plan": ("plan", "memory of a run before it starts: rlcli plan train recipe=ppo_pong"),
-    "resume": ("resume", "resume a run that was stopped: rlcli resume RUN"),
+    "plan": ("show.plan", "memory of a run before it starts: rlcli plan train recipe=ppo_pong"),
+    "resume": ("job.resume", "resume a run that was stopped: rlcli resume RUN"),
     "eval": ("eval", "evaluate the policy of a run: rlcli eval RUN --episodes 20"),
-    "inspect": ("inspect", "contents of a run, a buffer or a dataset: rlcli inspect RUN"),
-    "verify": ("verify", "check every file of a run or a buffer against its checksum: rlcli verify RUN"),
-    "prune": ("prune", "remove older checkpoints of finished runs: rlcli prune runs"),
+    "inspect": ("folders.inspect", "contents of a run, a buffer or a dataset: rlcli inspect RUN"),
+    "verify": ("folders.verify", "check every file of a run or a buffer against its checksum: rlcli verify RUN"),
+    "prune": ("folders.prune", "remove older checkpoints of finished runs: rlcli prune runs"),
     "ls": ("ls", "list recipes, runs, envs and other parts by name"),
     "cp": ("cp", "copy a recipe to a file that you can edit: rlcli cp ppo_exact my.yaml"),
-    "show": (
-        "show",
-        "print a composed configuration, where each value comes from, how components run",
-    ),
+    "show": ("show.show", "print a composed configuration, where each value comes from, how components run"),
     "doctor": ("doctor", "versions, cores, devices, extras, and what to install"),
     "bench": ("bench", "benchmark this machine: rlcli bench collect"),
     "help": ("help", "pages on runs, memory, buffers, keys and more: rlcli help memory"),
@@ -268,7 +265,7 @@ def _unfreeze() -> None:
 @contextlib.contextmanager
 def announced() -> Iterator[None]:
     """Print what compiles in this context, for verbs without a console, on standard error."""
-    from rlcli.report.compiling import Compiling
+    from rlcli.report.clock import Compiling
 
     with Compiling(lambda text: print(text, file=sys.stderr, flush=True)):
         yield

@@ -1,16 +1,21 @@
-"""`rlcli show train recipe=...`: the composed configuration, where each value comes from, how each part will run."""
+"""`rlcli show` and `rlcli plan`, of train or collect: the composed configuration, where each value comes from, how each
+part will run; what a run will need, and whether it fits. Nothing runs.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlcli.cli.flags import looked_at
 from rlcli.cli.job import print_cfg
+from rlcli.cli.main import announced, loading
 from rlcli.errors import ConfigError, RlcliError
+from rlcli.processes.memory import bytes_in
 
-USAGE = """\
+SHOW = """\
 usage: rlcli show train|collect [recipe=NAME] [key=value ...] [--why] [--components]
 
 Print the configuration that a command would use; nothing is run.
@@ -20,11 +25,24 @@ Print the configuration that a command would use; nothing is run.
                 whether it runs on numpy arrays or on TensorDicts, and why; one env is made and
                 never stepped
 """
+PLAN = """\
+usage: rlcli plan train|collect [recipe=NAME] [key=value ...] [--limit SIZE] [--json]
+
+Predict the memory of a run: every key, for every way to store next observations; parameters,
+optimizer and buffer; the temporary memory of value estimation and updates; the process itself;
+whether it fits, and what would make it fit. Some envs are made, and one is timed if env.mode=auto
+needs it; nothing of the run's size is allocated.
+
+  --limit SIZE   plan for this much RAM, such as 2GiB, instead of what this machine has
+  --json         the same as one JSON object
+
+Exit code 5 where it does not fit.
+"""
 
 
-def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
-    """Run the verb."""
-    if (args := looked_at("show", words, USAGE, "--why", "--components")) is None:
+def show(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
+    """Run `rlcli show`."""
+    if (args := looked_at("show", words, SHOW, "--why", "--components")) is None:
         return 0
     if args.components and args.why:
         raise ConfigError("--why and --components print two different tables", fix="Leave out one of them.")
@@ -42,7 +60,6 @@ def run(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
 
 
 def _print_faces(args: Any, recipe_dirs: Sequence[str]) -> None:
-    from rlcli.cli.main import loading
     from rlcli.config.compose import configure
 
     cfg = configure(args.verb, args.words, recipe_dirs, args.flags)
@@ -107,3 +124,27 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
     for part in reversed(key.split(".")):
         value = {part: value}
     return value
+
+
+def plan(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
+    """Run `rlcli plan`."""
+    if (args := looked_at("plan", words, PLAN, "--json", limit={"metavar": "SIZE"})) is None:
+        return 0
+    try:
+        limit = None if args.limit is None else bytes_in(args.limit)
+    except ValueError as error:
+        raise ConfigError(str(error), where="--limit", fix="Write --limit 2GiB.") from error
+    from rlcli.config.compose import configure
+
+    cfg = configure(args.verb, args.words, recipe_dirs, args.flags)
+    with loading():
+        from rlcli.build.plan import plan
+    with announced():
+        forecast = plan(cfg, args.verb, limit)
+    if args.json:
+        print(json.dumps(forecast.as_dict(), indent=1))
+    else:
+        from rlcli.planning.view import show_plan
+
+        show_plan(forecast)
+    return 0 if forecast.fits else 5

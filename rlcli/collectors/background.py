@@ -25,12 +25,10 @@ class Background:
 
     @property
     def mine(self) -> bool:
-        """Say whether the caller is the thread."""
         return self.thread is threading.current_thread()
 
     @property
     def stopping(self) -> bool:
-        """Say whether no further batch is to begin."""
         return self._stop.is_set()
 
     def start(
@@ -130,7 +128,6 @@ class Background:
         return True
 
     def raise_failure(self) -> None:
-        """Raise what the thread raised, once."""
         if self.failure is not None:
             failure, self.failure = self.failure, None
             raise failure

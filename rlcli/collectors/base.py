@@ -33,7 +33,6 @@ COLLECT, STORE = "collect", "store"
 
 
 def no_stage(name: str) -> AbstractContextManager:
-    """Time no stage."""
     return contextlib.nullcontext()
 
 
@@ -123,51 +122,51 @@ class BaseCollector:
         raise NotImplementedError
 
     def steps_left(self) -> int:
-        """Steps per env of the next batch; 0 when `total_frames` are collected."""
+        """Return the steps per env of the next batch; 0 when `total_frames` are collected."""
         raise NotImplementedError
 
     def out_of_bounds(self) -> list[tuple[str, str, int]]:
-        """(key, sentence, number of observations) of every key that left its declared bounds since the last call."""
+        """Return (key, sentence, count) of every observation that left its declared bounds since the last call."""
         raise NotImplementedError
 
     # ---- what there is to know, and to do between two batches: see `Collector` -------------------------------------
     @property
     def schema(self) -> RowSchema:
-        """What batches hold; once steps are taken, with what nobody declared and they wrote."""
+        """Schema of the batches, with undeclared keys once a step has shown them."""
         raise NotImplementedError
 
     def rows(self, lanes: int = 1, steps: int = 1) -> RowSchema:
-        """What rows of so many lanes and steps hold, whatever the mode."""
+        """Return the schema of rows of so many envs and steps, whatever the mode."""
         raise NotImplementedError
 
     @property
     def envs(self) -> int:
-        """How many envs are stepped."""
+        """Number of envs that are stepped."""
         raise NotImplementedError
 
     @property
     def processes(self) -> Crew | None:
-        """Those that step the envs, where this one does not."""
+        """Processes that step the envs; None where this one does."""
         raise NotImplementedError
 
     @property
     def workers(self) -> Sequence[WorkerRecord]:
-        """What is known of each process that collects; none where this one does."""
+        """Records of the processes that collect; none where this one does."""
         return ()
 
     @property
     def restarts(self) -> list[tuple[int, int]]:
-        """Of each process that steps envs: how often it was replaced, and how many frames that has lost."""
+        """Replacements and lost frames of each process that steps envs."""
         raise NotImplementedError
 
     @property
     def weights_nbytes(self) -> int:
-        """What this process holds of weights on their way to workers, in bytes."""
+        """Bytes that this process holds of weights on their way to workers."""
         return 0
 
     @property
     def lanes_in_batch(self) -> list[int]:
-        """How many envs a batch is of, whose whole steps it holds: all of them, or those of either of the workers."""
+        """Numbers of envs that a batch may be of: all of them, or those of either of the workers."""
         return [self.envs]
 
     @property
@@ -177,13 +176,13 @@ class BaseCollector:
 
     @property
     def episodes(self) -> list[int]:
-        """The number of the episode that each env is in, or has just ended; -1 before the first."""
+        """Number of the episode that each env is in, or has just ended; -1 before the first."""
         raise NotImplementedError
 
     # ---- weights ---------------------------------------------------------------------------------------------------
     @property
     def policy_version(self) -> int:
-        """How often the policy's weights were published; rows tell by which version their action was chosen."""
+        """Number of publications of the policy's weights; rows tell which version chose their action."""
         return self._weights.version
 
     def update_policy_weights_(
@@ -274,11 +273,11 @@ class BaseCollector:
         self.weight_updater.init(*args, **settings)
 
     def figures(self) -> dict[str, Any]:
-        """For a closing report."""
+        """Return figures for a closing report."""
         raise NotImplementedError
 
     def stats(self) -> dict[str, int | bool]:
-        """How far collecting has come, in plain numbers; may be asked for at any time, from any thread."""
+        """Return how far collecting has come, in plain numbers; may be asked for at any time, from any thread."""
         figures: dict[str, int | bool] = {"frames": self.frames, "batches": self.batches}
         if self.total_frames >= 0:
             figures |= {"total_frames": self.total_frames, "completed": self.frames >= self.total_frames}
@@ -328,7 +327,7 @@ class BaseCollector:
         raise NotImplementedError
 
     def __len__(self) -> int:
-        """Batches of the whole run.
+        """Count the batches of the whole run.
 
         Raises
         ------
@@ -364,7 +363,7 @@ class BaseCollector:
                 yield None
 
     def next(self) -> TensorDictBase | None:
-        """The next batch."""
+        """Return the next batch."""
         return next(iter(self))
 
     def deliver(self, steps: int | None = None, *, timed: bool = False, stage: Stage = no_stage) -> Delivered:
@@ -432,18 +431,16 @@ class BaseCollector:
 
     @property
     def _several(self) -> bool:
-        """Say whether a batch may be made into several pieces."""
         return self.trajectories is not None
 
     def _warn_of_bounds(self) -> None:
-        """Warn once a key of what the env showed outside its declared bounds."""
         for name, sentence, _ in self.out_of_bounds():
             if name not in self._warned_of:
                 self._warned_of.add(name)
                 warnings.warn(f"{sentence}; figures() counts them", stacklevel=3)
 
     def pieces(self, batch: TensorDictBase, lanes: range | None = None) -> Iterable[TensorDictBase]:
-        """What a consumer gets for a raw batch (of `rollout`), before `postproc`; a delivery does this by itself.
+        """Return what a consumer gets for a raw batch (of `rollout`), before `postproc`; `deliver` does this by itself.
 
         The batch; with `split_trajs` its trajectories, padded; with `trajs_per_batch` the trajectories that it made
         whole, none or several deliveries, and after the last batch what `deliver_leftovers` asks for.
@@ -525,7 +522,6 @@ class BaseCollector:
 
     @property
     def _hook(self) -> Callable[[TensorDictBase], Any] | None:
-        """Return the function that this process calls with each piece."""
         return self._hooks[1] if self._calls_hooks else None
 
     # ---- in the background -------------------------------------------------------------------------------------

@@ -126,7 +126,6 @@ class BatchPool:
         return self._make(steps)
 
     def give_back(self, batch: Any) -> None:
-        """End a batch, written or given up; what was handed out of it stays as it is."""
         self._idle.append(batch)
 
 
@@ -222,7 +221,6 @@ class StateClock:
         self.due = [stride] * lanes
 
     def restart(self, lanes: Sequence[int]) -> None:
-        """Begin new episodes in these envs."""
         for lane in lanes:
             self.due[lane] = self.now + self.stride
 

@@ -247,7 +247,7 @@ class Collector(BaseCollector):
             self._made: Rollout | None = None
             self._connect()
             if s.seed is not None or not self.vec_env.seeded:
-                self._seed_lanes(self.seed, s.episode_seeds)
+                self.vec_env.seed(self.seed, every_episode=s.episode_seeds, first_lane=s.first_lane, total=s.all_lanes)
             undo.pop_all()
 
     def _connect(self) -> None:
@@ -264,7 +264,7 @@ class Collector(BaseCollector):
 
     @property
     def _engine(self) -> Rollout:
-        """What takes the steps: its memory is made with the first batch."""
+        """Return what takes the steps: its memory is made with the first batch."""
         if self._made is None:
             self._made = self._make_engine()
         return self._made
@@ -272,9 +272,8 @@ class Collector(BaseCollector):
     def _make_engine(self, pool: Callable[[Rollout], Any] | None = None) -> Rollout:
         from rlcli.collectors.rollout import Rollout, TorchStream
 
-        stream = TorchStream(
-            self._options.process_seed(self.seed), self.placement.policy, lambda: self.background.mine
-        )  # fmt: skip
+        seed = self._options.process_seed(self.seed)
+        stream = TorchStream(seed, self.placement.policy, shared=lambda: self.background.mine)
         adopting = self._weights.adopting if self.weights_swap == "step" else None
         return Rollout(
             self._wired, self._options, seed=self.seed, stream=stream, legs=self._leg, adopting=adopting, pool=pool
@@ -414,14 +413,14 @@ class Collector(BaseCollector):
 
     @property
     def bounds(self) -> Bounds:
-        """What observations must stay within, and what was found outside."""
+        """Bounds of the observations, with what was outside of them."""
         return self.vec_env.bounds
 
     def out_of_bounds(self) -> list[tuple[str, str, int]]:
         return self.vec_env.bounds.news()
 
     def faces(self) -> list[Face]:
-        """Which parts run on columns and which on TensorDicts, and why: env, transforms, policy, noise.
+        """Say which parts run on columns and which on TensorDicts, and why: env, transforms, policy, noise.
 
         An env of tensordicts is looked at before the first batch: what it shows then may change how its policy runs.
         """
@@ -430,7 +429,7 @@ class Collector(BaseCollector):
         return faces_of(self.env, self._wired)
 
     def figures(self) -> dict[str, Any]:
-        """For a closing report.
+        """Return figures for a closing report.
 
         `out_of_bounds`: of each observation key that left its declared bounds how often, and the worst value; with
         `next_obs="delta"`, `delta`: what rounding differences cost; `env_workers`: where processes that step envs were
@@ -530,7 +529,7 @@ class Collector(BaseCollector):
         self._weights.register(name, module, self.model(used) if isinstance(used, str) else used)
 
     def model(self, path: str) -> nn.Module:
-        """The module that acts as the policy, "policy"; a registered model's; or another from here on: "env.reward".
+        """Return the module that acts: the "policy", a registered model's, or another from here on, "env.reward".
 
         Where the policy is no module, there is nothing to keep in step: an empty one.
 
@@ -564,11 +563,8 @@ class Collector(BaseCollector):
 
     def _seed(self, seed: int, episode_seeds: bool) -> None:
         self._engine.reseed(seed)
-        self._seed_lanes(seed, episode_seeds)
-
-    def _seed_lanes(self, seed: int, every_episode: bool) -> None:
         s = self._options
-        self.vec_env.seed(seed, every_episode=every_episode, first_lane=s.first_lane, total=s.all_lanes)
+        self.vec_env.seed(seed, every_episode=episode_seeds, first_lane=s.first_lane, total=s.all_lanes)
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
     def _state(self) -> dict[str, Any]:
@@ -621,7 +617,6 @@ def drawn_seed() -> int:
 
 
 def _array(column: torch.Tensor | None) -> np.ndarray | None:
-    """Return a column of a batch `[N, T]` or `[T]`, as `[N, T, 1]`."""
     return None if column is None else column.detach().cpu().numpy().reshape(-1, *column.shape[-2:])
 
 

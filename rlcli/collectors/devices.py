@@ -79,8 +79,6 @@ def resolve(name: Device) -> torch.device | None:
 
 @dataclass(frozen=True)
 class Placement:
-    """Hold the devices of one collector and what follows from them."""
-
     env: torch.device | None
     policy: torch.device | None
     storing: torch.device | None
@@ -90,12 +88,10 @@ class Placement:
 
     @property
     def policy_is_elsewhere(self) -> bool:
-        """Say whether rows must be copied before the policy can read them."""
         return self.policy is not None and self.policy.type != "cpu"
 
     @property
     def storing_is_elsewhere(self) -> bool:
-        """Say whether a finished batch must be copied before it is delivered."""
         return self.storing is not None and self.storing.type != "cpu"
 
 
@@ -118,15 +114,9 @@ def one_device(device: Device, devices: Any) -> Device:
 
 
 def place(
-    *,
-    device=None,
-    env_device=None,
-    policy_device=None,
-    storing_device=None,
-    env_own: torch.device | None = None,
-    policy_own: torch.device | None = None,
-    no_cuda_sync=False,
-) -> Placement:
+    *, device=None, env_device=None, policy_device=None, storing_device=None, env_own: torch.device | None = None,
+    policy_own: torch.device | None = None, no_cuda_sync=False,
+) -> Placement:  # fmt: skip
     """Resolve the four device arguments of a collector; `device` sets the other three, each may override it."""
     env = resolve(env_device if env_device is not None else device) or env_own
     policy = resolve(policy_device if policy_device is not None else device) or policy_own

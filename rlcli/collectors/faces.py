@@ -60,7 +60,6 @@ def _odd_env(env: EnvBase) -> str:
 
 
 def _odd_transform(env: EnvBase) -> str:
-    """Name the transforms that have no columns; nothing where all have."""
     odd = list(dict.fromkeys(type(t).__name__ for t in transforms_of(env) if not t.has_columns))
     return f"{' and '.join(odd)} on it may read any key" if odd else ""
 

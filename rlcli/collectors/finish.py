@@ -45,7 +45,6 @@ class TrajectoryPool:
 
     @property
     def next_id(self) -> int:
-        """Return the id that will be given out next; a checkpoint keeps it."""
         return self._next
 
     def restart_at(self, first: int) -> None:
@@ -54,7 +53,6 @@ class TrajectoryPool:
             self._next = first + (self._first - first) % self._stride
 
     def get_traj_and_increment(self, n: int = 1) -> np.ndarray:
-        """Return `n` fresh ids, int64 `[n]`."""
         with self._lock:
             first = self._next
             self._next += n * self._stride
@@ -63,8 +61,6 @@ class TrajectoryPool:
 
 @dataclass
 class Seconds:
-    """Add up the time of a timed batch, by where it went."""
-
     env: float = 0.0
     policy: float = 0.0
     total: float = 0.0
@@ -112,9 +108,8 @@ class Filled:
         schema = self.schema
         lanes, steps = shape = self.shape
         root: dict = {}
-        tensors = {
-            key: torch.from_numpy(column) for key, column in self.columns.items()
-        }  # new aliases at every delivery
+        # new aliases at every delivery
+        tensors = {key: torch.from_numpy(column) for key, column in self.columns.items()}
         for key, tensor in (tensors | self.late).items():
             if tensor.shape[:2] != shape:
                 raise ArgumentError(
@@ -249,17 +244,9 @@ def check_finite(vec_env: VecEnv, data: Columns, carrier: Columns, finals: Final
 
 
 def check_bounds(
-    vec_env: VecEnv,
-    data: Columns,
-    carrier: Columns,
-    finals: FinalObservations,
-    outcome: Outcome,
-    keys: list[Key],
-    *,
-    start: BatchStart,
-    fresh: np.ndarray,
-    waiting: bool,
-) -> None:
+    vec_env: VecEnv, data: Columns, carrier: Columns, finals: FinalObservations, outcome: Outcome, keys: list[Key], *,
+    start: BatchStart, fresh: np.ndarray, waiting: bool,
+) -> None:  # fmt: skip
     """Refuse or count observations outside their bounds: every row, reset and final observation."""
     finished = {} if waiting or not keys else finals.stacked()
     for key in keys:

@@ -65,7 +65,7 @@ class CollectorOptions:
     delta_dtype: torch.dtype = _option(torch.float16, fixed=True)
     on_overflow: str = _option("raise", fixed=True)
     keep_keys: Sequence[Key] | None = _option(None, fixed=True)
-    max_frames_per_traj: int | None = _option(None, fixed=True)
+    max_frames_per_traj: int | None = _option(None, fixed=True, least=1)
     init_random_frames: int | None = _option(0, least=0)
     reset_at_each_iter: bool = _option(False)
     reset_when_done: bool = _option(True, fixed=True)
@@ -182,11 +182,8 @@ class CollectorOptions:
         if self.split_trajs:
             self._check_split()
         if self.trajs_per_batch is None:
-            for name, asked in (
-                ("traj_format", self.traj_format is not None),
-                ("deliver_leftovers", self.deliver_leftovers),
-            ):
-                refuse(asked, f"{name} has no meaning without trajs_per_batch")
+            asked = [name for name in ("traj_format", "deliver_leftovers") if getattr(self, name) not in (None, False)]
+            refuse(asked, f"{' and '.join(asked)} has no meaning without trajs_per_batch")
             return None
         refuse(not self.track_traj_ids, "trajs_per_batch needs track_traj_ids=True",
                why="a reset from outside shows in the ids")  # fmt: skip

@@ -62,16 +62,11 @@ class Rollout:
     """
 
     def __init__(
-        self,
-        wired: Wired,
-        options: CollectorOptions,
-        *,
-        seed: int,
-        stream: TorchStream,
+        self, wired: Wired, options: CollectorOptions, *, seed: int, stream: TorchStream,
         legs: Callable[[int, int], Iterable[int]] = range,
         adopting: Callable[[BoundActor], Callable[[int], Any]] | None = None,
         pool: Callable[[Rollout], Any] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.options, self.stream, self.legs, self.adopting = options, stream, legs, adopting
         self.ids, self.track_ids = options.traj_pool or TrajectoryPool(), options.track_traj_ids
         n = wired.vec_env.n
@@ -87,12 +82,8 @@ class Rollout:
     def connect(self, wired: Wired) -> None:
         """Step these parts from now on; no batch was collected yet."""
         vec_env, actor, plan, schema = wired.vec_env, wired.actor, wired.plan, wired.schema
-        self.transforms, self.states, self.live, self.mask_key = (
-            wired.transforms,
-            wired.states,
-            wired.live,
-            wired.mask_key,
-        )
+        self.transforms, self.mask_key = wired.transforms, wired.mask_key
+        self.states, self.live = wired.states, wired.live
         self.env, self.vec_env, self.plan, self.actor, self.random = wired.env, vec_env, plan, actor, wired.random
         self.schema = schema
         self.keep_finals = schema.next != NONE  # the true next observations of episode ends

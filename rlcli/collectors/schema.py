@@ -232,13 +232,9 @@ def always(track_ids: bool = True, track_version: bool = True) -> Fields:
 
 
 def keeper(
-    keep_keys: Sequence[Key] | None,
-    observations: list[Key],
-    known: Iterable[Key],
-    states: Sequence[Key] = (),
-    *,
+    keep_keys: Sequence[Key] | None, observations: list[Key], known: Iterable[Key], states: Sequence[Key] = (), *,
     late: bool = False,
-) -> Kept:
+) -> Kept:  # fmt: skip
     """Return what `keep_keys` asks for (all by default); next observations need the stored ones."""
     if keep_keys is None:
         return Kept()

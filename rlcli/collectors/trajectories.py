@@ -37,12 +37,9 @@ class CompleteTrajectories:
     """Hold each env's open trajectories and deliver whole ones, `per_batch` together."""
 
     def __init__(
-        self,
-        per_batch: int,
-        layout: str = "padded",
-        deliver_leftovers: bool = False,
+        self, per_batch: int, layout: str = "padded", deliver_leftovers: bool = False,
         groups: Sequence[range] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         refuse(per_batch < 1, "trajs_per_batch must be at least 1", why=f"got {per_batch}")
         refuse(layout not in FORMATS, f"unknown traj_format '{layout}'", fix=f"Use one of {', '.join(FORMATS)}.")
         # "padded" [per_batch, longest] with a mask, or "cat" [frames]

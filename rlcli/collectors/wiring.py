@@ -89,7 +89,6 @@ def with_transforms(
 ) -> tuple[EnvBase, NextObservationDelta | None, str]:
     """Return the env with what options and policy ask for, its `NextObservationDelta`, and the mode of next values."""
     most = options.max_frames_per_traj
-    refuse(most is not None and most < 1, "max_frames_per_traj must be at least 1", why=f"got {most}")
     if most is not None:
         from rlcli.transforms.counters import StepCounter
 
@@ -173,16 +172,9 @@ def _apart(transforms: Sequence[Transform]) -> tuple[list[Transform], list[Trans
 
 
 def wire(
-    env: EnvBase,
-    path: tuple[VecEnv, list[Transform]],
-    policy: Any,
-    placement: Placement,
-    options: CollectorOptions,
-    *,
-    mode: str,
-    delta: NextObservationDelta | None,
-    random_frames: int,
-) -> Wired:
+    env: EnvBase, path: tuple[VecEnv, list[Transform]], policy: Any, placement: Placement, options: CollectorOptions,
+    *, mode: str, delta: NextObservationDelta | None, random_frames: int,
+) -> Wired:  # fmt: skip
     """Wire env, policy and devices to one collector's parts."""
     vec_env, transforms = path
     refuse(overridden(env, ["maybe_reset"]),
@@ -257,8 +249,8 @@ def _actor(
         acting = used if called is policy else used.module
         legal = partial(_legal, env, vec_env.bounds.intervals)
         states = set(state_keys(policy))  # which its modules take for 0 where an episode begins
-        odd = any(isinstance(t, TensorDictPrimer) and t.default_value != 0 and states & {*t.out_keys}
-                  for t in transforms_of(env))  # fmt: skip
+        odd = bool(states) and any(isinstance(t, TensorDictPrimer) and t.default_value != 0 and states & {*t.out_keys}
+                                   for t in transforms_of(env))  # fmt: skip
         actor = choose_actor(used, setting, legal, whole=vec_env.on_tensordicts or odd, early=random_frames > 0)
     return used, acting, actor
 

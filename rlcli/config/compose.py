@@ -260,7 +260,7 @@ def _read(schema: type, chosen: list[str], recipes: dict[str, Recipe]) -> tuple[
         if name in contents:
             continue
         try:
-            data = recipes[name].read()
+            data = guard.read_yaml(recipes[name].path)
         except ConfigError as error:
             problems.append(Problem(str(error)))
             continue

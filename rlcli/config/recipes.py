@@ -60,7 +60,7 @@ def overridden(defaults: Any) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One recipe file: its name and where it lies. `read` gives what it says."""
+    """One recipe file: its name and where it lies."""
 
     name: str
     path: Path
@@ -80,10 +80,6 @@ class Recipe:
         """The verb that the header's command names; `train` when it names none."""
         found = re.search(r"rlcli (train|collect) ", " ".join(self.header))
         return found.group(1) if found else "train"
-
-    def read(self) -> dict[str, Any]:
-        """Return the recipe's mapping, after the guard."""
-        return guard.read_yaml(self.path)
 
 
 _FAMILIES = {  # where gymnasium finds an env -> the last word of the recipes that are tuned for its like
@@ -158,7 +154,11 @@ def check_recipe(schema: type, recipe: Recipe, data: dict[str, Any], recipes: di
     """Unknown keys, wrong types and illegal defaults of one recipe."""
     where = str(recipe.path)
     found = guard.check_places(data, where)
-    if elsewhere := _elsewhere(schema, data):
+    chosen = _HYDRA_DEFAULT.findall(str(data.get("defaults")))
+    known = {*branches(schema), *leaves(schema)}  # and what only other verbs have:
+    if elsewhere := [
+        name for name in dict.fromkeys([*chosen, *map(str, data)]) if name not in known and verbs_with(name)
+    ]:
         verbs = " or ".join(verbs_with(elsewhere[0]))
         return [*found, Problem(f"this recipe is for rlcli {verbs}: it sets {', '.join(elsewhere)}", where=where)]
     found += list(_check_defaults(schema, data.get("defaults", []), recipes, where))
@@ -168,13 +168,6 @@ def check_recipe(schema: type, recipe: Recipe, data: dict[str, Any], recipes: di
         found.append(Problem(f"{guard.SWEEPER_PARAMS} holds `key: values` lines", where=where))
     body = {key: value for key, value in data.items() if key not in ("defaults", "hydra", "recipe")}
     return found + list(_check_body(schema, body, "", where))
-
-
-def _elsewhere(schema: type, data: dict[str, Any]) -> list[str]:
-    """Return keys and groups that a recipe sets or chooses, and that only other verbs have."""
-    chosen = _HYDRA_DEFAULT.findall(str(data.get("defaults")))
-    known = {*branches(schema), *leaves(schema)}
-    return [name for name in dict.fromkeys([*chosen, *map(str, data)]) if name not in known and verbs_with(name)]
 
 
 def with_whole_numbers(schema: type, value: Any, key: str = "") -> Any:

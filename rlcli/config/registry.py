@@ -163,7 +163,7 @@ def register_logger(name: str) -> Callable[[F], F]:
 
     The folder is the run's; `resume_at` is a number of frames, past which figures that were written before are written
     anew, or None for a new run. It returns an object with the methods `write(frames, scalars)`, where scalars are pairs
-    of a name and a number, `settings(settings)`, `flush()` and `close()`: `rlcli.report.metrics.Figures`.
+    of a name and a number, `settings(settings)`, `flush()` and `close()`: `rlcli.report.events.Figures`.
     """
     return _register("logger", name)
 

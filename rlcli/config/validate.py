@@ -56,10 +56,14 @@ def validate(cfg: Any, typed: Collection[str] | None = None, undecided: Collecti
     if "recipe" in undecided:
         return found
     for group in groups(schema):
-        options = getattr(cfg, group)
-        made = CHOICES.get(group, {}).get(options.kind, Options) if group in CHOICES else type(options)
-        if not any(key.startswith(f"{group}.") for key in undecided):
-            found += made.problems(options)
+        if any(key.startswith(f"{group}.") for key in undecided):
+            continue
+        options, kind = getattr(cfg, group), registry.KIND_OF.get(group)
+        made = CHOICES[group].get(options.kind, Options) if group in CHOICES else type(options)
+        found += made.problems(options)
+        if kind and options.kwargs and options.kind not in registry.users_names(kind):
+            what = f"{group}.kwargs has no meaning with {group}={options.kind}"
+            found.append(Problem(what, f"it is for {'an' if kind[0] in 'ae' else 'a'} {kind} that you registered"))
     for check, read in CHECKS.items():
         if not any(f"{key}.".startswith(read) for key in undecided):
             found += check(cfg)
@@ -109,16 +113,12 @@ def check_collector(cfg: Any) -> Iterator[Problem]:
     if not isinstance(cfg, Config):
         for key in ("split_trajs", "trajs_per_batch", "deliver_leftovers"):
             if getattr(c, key):
-                yield Problem(
-                    f"collector.{key} has no meaning for rlcli collect, which writes every frame to disk",
-                    "leave it out, and cut what you read: rlcli.data.split_trajectories(batch)",
-                )
+                what = f"collector.{key} has no meaning for rlcli collect, which writes every frame to disk"
+                yield Problem(what, "leave it out, and cut what you read: rlcli.data.split_trajectories(batch)")
         return
     if max(cfg.total_frames, 1_000_000) < c.frames_per_batch:
-        yield Problem(
-            f"collector.frames_per_batch={c.frames_per_batch:,} is more than total_frames={cfg.total_frames:,}",
-            f"use {cfg.total_frames} at most: the run is one batch then",
-        )
+        what = f"collector.frames_per_batch={c.frames_per_batch:,} is more than total_frames={cfg.total_frames:,}"
+        yield Problem(what, f"use {cfg.total_frames} at most: the run is one batch then")
     if c.deliver_leftovers and not c.trajs_per_batch:
         yield Problem("collector.deliver_leftovers needs collector.trajs_per_batch", "give both, or neither")
     if c.split_trajs and c.trajs_per_batch:
@@ -138,10 +138,8 @@ def check_workers(cfg: Any) -> Iterator[Problem]:
     c, env = cfg.collector, cfg.env
     if c.kind == "sync":
         if c.on_worker_error == "restart" and not (env.workers or env.mode == "parallel"):
-            yield Problem(
-                "collector.on_worker_error=restart is for worker processes, and there are none",
-                "use env.mode=parallel, or collector=multi_sync",
-            )
+            what = "collector.on_worker_error=restart is for worker processes, and there are none"
+            yield Problem(what, "use env.mode=parallel, or collector=multi_sync")
         if c.on_worker_error == "restart" and env.caller_steps == "true":
             yield Problem(
                 "env.caller_steps=true and collector.on_worker_error=restart contradict each other: what this process "
@@ -150,16 +148,12 @@ def check_workers(cfg: Any) -> Iterator[Problem]:
             )
         return
     if isinstance(c.num_workers, int) and c.num_workers > env.num:
-        yield Problem(
-            f"collector.num_workers={c.num_workers} are more than there are envs",
-            f"use collector.num_workers={env.num} at most",
-        )
+        what = f"collector.num_workers={c.num_workers} are more than there are envs"
+        yield Problem(what, f"use collector.num_workers={env.num} at most")
     if env.workers or env.mode == "parallel":
         name = "env.workers" if env.workers else "env.mode=parallel"
-        yield Problem(
-            f"{name} steps the envs of one process, and each worker of collector={c.kind} steps its own",
-            "give one of them",
-        )
+        what = f"{name} steps the envs of one process, and each worker of collector={c.kind} steps its own"
+        yield Problem(what, "give one of them")
     scales = [f"env.{name}" for name in ("normalize_observation", "normalize_reward") if getattr(env, name)]
     listed = [
         entry if isinstance(entry, str) else next(iter(entry), "")
@@ -167,10 +161,8 @@ def check_workers(cfg: Any) -> Iterator[Problem]:
         if isinstance(entry, str | dict)  # else it is refused already
     ]
     for name in [*scales, *(f"env.transforms={name}" for name in listed if name in ("RunningNorm", "RewardNorm"))]:
-        yield Problem(
-            f"{name} keeps statistics in one process, and each worker would have its own",
-            "use collector=sync, with env.workers for slow envs",
-        )
+        what = f"{name} keeps statistics in one process, and each worker would have its own"
+        yield Problem(what, "use collector=sync, with env.workers for slow envs")
     if c.preemptive_threshold is not None:
         yield from _check_preemption(cfg)
     if cfg.weights.on_lag != "report" and cfg.weights.max_lag is None:
@@ -210,15 +202,6 @@ def check_wrappers(cfg: Any) -> Iterator[Problem]:
             lines = f"'from PACKAGE import {name}' and 'rlcli.register_{kind}(\"{name}\")({name})'"
             own = f"to add it, give --import my_{kind}s, a file my_{kind}s.py with 'import rlcli', {lines}"
             yield Problem(f"unknown {kind} {name!r} in env.{kind}s", f"{hint}; {own}")
-
-
-def check_memory(cfg: Any) -> Iterator[Problem]:
-    memory = cfg.memory
-    if memory.kind != memory.next_obs:
-        yield Problem(
-            f"memory={memory.kind} and memory.next_obs={memory.next_obs} contradict each other",
-            f"choose one: memory={memory.kind} or memory={memory.next_obs}",
-        )
 
 
 # ---- what this machine has ------------------------------------------------------------------------------------------
@@ -330,20 +313,6 @@ def check_policy(cfg: Any) -> Iterator[Problem]:
         yield Problem(f"policy.path={policy.path} does not exist", "rlcli ls runs lists runs", only_here=True)
 
 
-def check_kwargs(cfg: Any) -> Iterator[Problem]:
-    for kind, group in registry.GROUPS.items():
-        options = getattr(cfg, group, None)
-        if options is None or not options.kwargs or options.kind in registry.users_names(kind):
-            continue
-        what = f"{group}.kwargs has no meaning with {group}={options.kind}"
-        yield Problem(what, f"it is for {'an' if kind[0] in 'ae' else 'a'} {kind} that you registered")
-
-
-def check_run(cfg: Any) -> Iterator[Problem]:
-    if cfg.run.eval_every is not None and not cfg.run.eval_episodes and isinstance(cfg, Config):
-        yield Problem("run.eval_every needs run.eval_episodes >= 1", "leave out run.eval_episodes=0")
-
-
 # check -> where the keys begin that it reads, as far as one that cannot be used would have it say what is not so
 CHECKS: dict[Callable[[Any], Iterable[Problem]], tuple[str, ...]] = {
     check_collector: ("collector.",),
@@ -354,8 +323,5 @@ CHECKS: dict[Callable[[Any], Iterable[Problem]], tuple[str, ...]] = {
     check_env: ("env.kind.", "env.id."),
     check_devices: ("device.",),
     check_packages: ("memory.compress.", "logger."),
-    check_memory: ("memory.kind.", "memory.next_obs."),
     check_policy: ("policy.",),
-    check_kwargs: tuple(f"{group}.kind." for group in registry.GROUPS.values()),
-    check_run: ("run.",),
 }

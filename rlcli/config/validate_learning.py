@@ -54,10 +54,8 @@ def _off_policy(cfg: Config) -> Iterator[Problem]:
             f"use collector.init_random_frames < {cfg.total_frames}",
         )
     if kind == "dqn" and cfg.policy.eps_end > cfg.policy.eps_init:
-        yield Problem(
-            f"policy.eps_end={cfg.policy.eps_end} is more than policy.eps_init={cfg.policy.eps_init}",
-            "epsilon falls: use policy.eps_end <= policy.eps_init",
-        )
+        what = f"policy.eps_end={cfg.policy.eps_end} is more than policy.eps_init={cfg.policy.eps_init}"
+        yield Problem(what, "epsilon falls: use policy.eps_end <= policy.eps_init")
 
 
 def _learns_on(cfg: Config) -> tuple[str, str]:
@@ -90,15 +88,11 @@ def _policy_gradient(cfg: Config) -> Iterator[Problem]:
         if cfg.policy.shared:
             yield Problem("policy.shared has no meaning with loss.baseline=false", "leave it out")
     if batch > rows and draws(cfg) == "batch" and not cfg.collector.trajs_per_batch:
-        yield Problem(
-            f"sampler.batch_size={batch} is more than collector.frames_per_batch={rows} holds",
-            f"use sampler.batch_size <= {rows}",
-        )
+        what = f"sampler.batch_size={batch} is more than collector.frames_per_batch={rows} holds"
+        yield Problem(what, f"use sampler.batch_size <= {rows}")
     if v.average and v.average_over == "minibatch" and batch == 1:
-        yield Problem(
-            "one row has no deviation to normalise its advantage by",
-            "use sampler.batch_size >= 2, value.average_over=batch or value.average=false",
-        )
+        what = "one row has no deviation to normalise its advantage by"
+        yield Problem(what, "use sampler.batch_size >= 2, value.average_over=batch or value.average=false")
 
 
 def check_recurrence(cfg: Any) -> Iterator[Problem]:
@@ -120,10 +114,8 @@ def check_recurrence(cfg: Any) -> Iterator[Problem]:
         )
     device, said = _learns_on(cfg)
     if policy.recurrent_backend == "cpu" and device.startswith(("cuda", "mps")):
-        yield Problem(
-            f"policy.recurrent_backend=cpu does not run on {said}",
-            "use policy.recurrent_backend=auto",
-        )
+        what = f"policy.recurrent_backend=cpu does not run on {said}"
+        yield Problem(what, "use policy.recurrent_backend=auto")
 
 
 # ---- rows -----------------------------------------------------------------------------------------------------------
@@ -164,15 +156,11 @@ def _rows_of_policy_gradient(cfg: Config) -> Iterator[Problem]:
     if draws_slices(cfg):
         yield from _gradient_of_slices(cfg)
     elif draws(cfg) == "rows":
-        yield Problem(
-            f"sampler={sampler} draws single rows, and loss={kind} values rows along their trajectories",
-            "use sampler=slice with a storage, or sampler=minibatch without",
-        )
+        what = f"sampler={sampler} draws single rows, and loss={kind} values rows along their trajectories"
+        yield Problem(what, "use sampler=slice with a storage, or sampler=minibatch without")
     elif storage != "none":
-        yield Problem(
-            f"sampler={sampler} learns from each batch once, and would never sample from storage={storage}",
-            "use sampler=slice, or storage=none",
-        )
+        what = f"sampler={sampler} learns from each batch once, and would never sample from storage={storage}"
+        yield Problem(what, "use sampler=slice, or storage=none")
 
 
 def _gradient_of_slices(cfg: Config) -> Iterator[Problem]:
@@ -180,10 +168,8 @@ def _gradient_of_slices(cfg: Config) -> Iterator[Problem]:
     if by_priority(cfg):
         yield Problem(f"{by} draws by the errors of rows, and loss={cfg.loss.kind} gives none", "use sampler=slice")
     if cfg.storage.kind == "none":
-        yield Problem(
-            f"{by} samples a replay buffer, and storage=none has none",
-            "use storage=tensor | memmap | compressed",
-        )
+        what = f"{by} samples a replay buffer, and storage=none has none"
+        yield Problem(what, "use storage=tensor | memmap | compressed")
     yield from _room(cfg)
     for name in ("split_trajs", "trajs_per_batch"):
         if getattr(c, name):
@@ -191,15 +177,11 @@ def _gradient_of_slices(cfg: Config) -> Iterator[Problem]:
     if not c.track_traj_ids:
         yield Problem(f"{by} needs collector.track_traj_ids=true", "leave out track_traj_ids=false")
     if cfg.loss.clip_value is not None:
-        yield Problem(
-            f"loss.clip_value has no meaning with {by}: the values of a sample are computed when it is drawn",
-            "leave it out",
-        )
+        what = f"loss.clip_value has no meaning with {by}: the values of a sample are computed when it is drawn"
+        yield Problem(what, "leave it out")
     if not cfg.loss.baseline:
-        yield Problem(
-            "loss.baseline=false sums the rewards of whole trajectories, and a slice ends before its trajectory",
-            "use loss.baseline=true, or sampler=minibatch",
-        )
+        what = "loss.baseline=false sums the rewards of whole trajectories, and a slice ends before its trajectory"
+        yield Problem(what, "use loss.baseline=true, or sampler=minibatch")
 
 
 def _slices(cfg: Config) -> Iterator[Problem]:
@@ -211,18 +193,14 @@ def _slices(cfg: Config) -> Iterator[Problem]:
         yield from _slices_of_batches(cfg)
         return
     if s.burn_in and not is_off_policy(cfg):
-        yield Problem(
-            f"sampler.burn_in has no meaning with loss={cfg.loss.kind}, which begins slices from their stored states",
-            "leave it out, or use loss=dqn",
-        )
+        what = f"sampler.burn_in has no meaning with loss={cfg.loss.kind}, which begins slices from their stored states"
+        yield Problem(what, "leave it out, or use loss=dqn")
     if cfg.storage.kind != "none" and (s.slice_len or s.num_slices):
         length, rows = s.slice_len or s.batch_size // (s.num_slices or 1), cfg.storage.max_size
         steps = rows // cfg.env.num if cfg.storage.ndim == 2 else rows
         if length > steps:
-            yield Problem(
-                f"a slice of {length} rows is longer than the {steps} rows of an env that the storage holds",
-                "use a shorter sampler.slice_len or a larger storage.max_size",
-            )
+            what = f"a slice of {length} rows is longer than the {steps} rows of an env that the storage holds"
+            yield Problem(what, "use a shorter sampler.slice_len or a larger storage.max_size")
         elif s.burn_in and length + s.burn_in > steps:
             yield Problem(
                 f"sampler.burn_in={s.burn_in} and a slice of {length} rows are more than the {steps} rows of an env "
@@ -254,7 +232,5 @@ def _room(cfg: Config) -> Iterator[Problem]:
     """A storage that holds a batch."""
     frames, rows = cfg.collector.frames_per_batch, cfg.storage.max_size
     if cfg.storage.kind != "none" and rows < frames:
-        yield Problem(
-            f"storage.max_size={rows} is less than collector.frames_per_batch={frames}",
-            f"use storage.max_size >= {frames}",
-        )
+        what = f"storage.max_size={rows} is less than collector.frames_per_batch={frames}"
+        yield Problem(what, f"use storage.max_size >= {frames}")

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rlcli import kernels
 from rlcli.data.fields import width_of
 from rlcli.data.storages.storage import State, Storage, contiguous
 from rlcli.errors import ResourceError
@@ -125,7 +125,7 @@ class CodedRows:
             return out, None
         held, sources = contiguous(columns, [code.key for code in self._packed])
         record = torch.zeros((len(held[0]), self._record.width), dtype=torch.uint8)
-        failed = _kernels().pack(
+        failed = kernels.codes.cpu.pack(
             self._record.table, record.data_ptr(), self._record.width, len(record), sources
         )  # fmt: skip
         out[RECORD] = record
@@ -178,7 +178,7 @@ class CodedRows:
                 out[keys[i]] = part
                 targets[at + i] = first + i * step
             at += len(keys)
-        _kernels().unpack(plan.table, held.data_ptr(), self._record.width, count, targets)
+        kernels.codes.cpu.unpack(plan.table, held.data_ptr(), self._record.width, count, targets)
         if not record.is_cpu:
             out.update({key: out[key].to(record.device) for _, keys in plan.made for key in keys})
         return out
@@ -250,13 +250,6 @@ def relay(
 def _given_back(ids: np.ndarray, field: Field) -> Tensor:
     """Return the ids of rows, int64 `[N]`, as they were given."""
     return torch.from_numpy(ids).to(field.dtype).view(len(ids), *field.shape)
-
-
-@cache
-def _kernels() -> Any:
-    from rlcli.kernels.codes import cpu  # loads the compiler, which takes half a second
-
-    return cpu
 
 
 # ---- which keys are packed, and how ---------------------------------------------------------------------------------

@@ -114,24 +114,22 @@ def bytes_of(column: Tensor) -> Tensor:
 def columns_of(batch: TensorDictBase) -> dict[Key, Tensor]:
     """Return every leaf of a batch, under its key; lazily conjugated or negated ones as what they stand for."""
     columns: dict[Key, Tensor] = {}
-    if type(batch) is TensorDict and _plain_leaves(batch, (), columns):
-        return columns
-    columns = dict(batch.items(include_nested=True, leaves_only=True, is_leaf=is_leaf_nontensor))
-    for key, column in columns.items():
-        if "" in as_tuple(key):
-            raise ArgumentError("a key has a name", where=repr(key), fix="Rename it (batch.rename_key_(...)).")
-        if not isinstance(column, Tensor) or not _has_rows(column):
+    if type(batch) is not TensorDict or not _collect_leaves(batch, (), columns):
+        columns = dict(batch.items(include_nested=True, leaves_only=True, is_leaf=is_leaf_nontensor))
+        for key in columns:
+            if "" in as_tuple(key):
+                raise ArgumentError("a key has a name", where=repr(key), fix="Rename it (batch.rename_key_(...)).")
+    for key, x in columns.items():
+        strided = isinstance(x, Tensor) and x.layout is torch.strided
+        if not strided or x.is_nested or x.is_meta or x.is_quantized:  # no rows of as many bytes each
             raise ArgumentError(
                 f"{show(key)} is not a tensor whose rows have bytes",
-                why=f"it is {_kind_of(column)}",
+                why=f"it is {_kind_of(x)}",
                 fix="Leave the key out (batch.exclude(...), or keep_keys of a collector), or use ListStorage.",
             )
-    return {key: _resolved(column) for key, column in columns.items()}
-
-
-def _has_rows(column: Tensor) -> bool:
-    """Say whether its rows are bytes in memory, each as many as the others."""
-    return column.layout is torch.strided and not (column.is_nested or column.is_meta or column.is_quantized)
+        if x.is_conj() or x.is_neg():
+            columns[key] = x.resolve_conj().resolve_neg()
+    return columns
 
 
 def _kind_of(x: Any) -> str:
@@ -141,55 +139,38 @@ def _kind_of(x: Any) -> str:
     return "a meta tensor" if x.is_meta else f"a tensor of layout {x.layout}, dtype {x.dtype}"
 
 
-def _resolved(column: Tensor) -> Tensor:
-    """Return the column, in memory as it reads."""
-    return column.resolve_conj().resolve_neg() if column.is_conj() or column.is_neg() else column
-
-
-def _plain_leaves(batch: TensorDict, path: tuple[str, ...], out: dict[Key, Tensor]) -> bool:
+def _collect_leaves(batch: TensorDict, path: tuple[str, ...], out: dict[Key, Tensor]) -> bool:
     """Collect leaves without the iterators of TensorDict, which take longer than all the rest of a small write."""
     for name, value in batch._tensordict.items():
-        if isinstance(value, Tensor):
-            if not name or not _has_rows(value):
-                return False
-            out[(*path, name) if path else name] = _resolved(value)
-        elif not name or type(value) is not TensorDict or not _plain_leaves(value, (*path, name), out):
+        if name and isinstance(value, Tensor):
+            out[(*path, name) if path else name] = value
+        elif not name or type(value) is not TensorDict or not _collect_leaves(value, (*path, name), out):
             return False
     return True
 
 
 def nested(columns: Mapping[Key, Tensor], batch_size: torch.Size, device: torch.device | None = None) -> TensorDict:
     """Return a TensorDict of columns that are known to have this batch size."""
-    made = _empty(batch_size, device)
-    tables: dict[tuple[str, ...], dict[str, Any]] = {(): made._tensordict}
-    top = made._tensordict
+    tables: dict[tuple[str, ...], TensorDict] = {}
+    top = _nested_at((), tables, batch_size, device)
     for key, column in columns.items():
         if isinstance(key, str):
-            top[key] = column
+            top._tensordict[key] = column
         else:
-            table = tables.get(key[:-1])
-            if table is None:
-                table = _inner(tables, key[:-1], batch_size, device)
-            table[key[-1]] = column
-    return made
+            inner = tables[key[:-1]] if key[:-1] in tables else _nested_at(key[:-1], tables, batch_size, device)
+            inner._tensordict[key[-1]] = column
+    return top
 
 
-def _inner(
-    tables: dict[tuple[str, ...], dict[str, Any]], path: tuple[str, ...], batch_size: torch.Size,
-    device: torch.device | None,
-) -> dict[str, Any]:  # fmt: skip
-    """Return the table of a new TensorDict, in that of the one it lies in."""
-    outer = tables.get(path[:-1])
-    if outer is None:
-        outer = _inner(tables, path[:-1], batch_size, device)
-    outer[path[-1]] = made = _empty(batch_size, device)
-    tables[path] = made._tensordict
-    return tables[path]
-
-
-def _empty(batch_size: torch.Size, device: torch.device | None) -> TensorDict:
+def _nested_at(
+    path: tuple[str, ...], made: dict[tuple[str, ...], TensorDict], batch_size: torch.Size, device: torch.device | None
+) -> TensorDict:
+    """Return a new TensorDict, in the one it lies in."""
     # the public constructor and `set` check every leaf again, which takes five times as long as all the rest of a
     # sample; given a device, the constructor would ask for the machine's others
-    made = TensorDict._new_unsafe({}, batch_size=batch_size)
-    made._device = device
-    return made
+    new = made[path] = TensorDict._new_unsafe({}, batch_size=batch_size)
+    new._device = device
+    if path:
+        outer = made[path[:-1]] if path[:-1] in made else _nested_at(path[:-1], made, batch_size, device)
+        outer._tensordict[path[-1]] = new
+    return new

@@ -19,6 +19,7 @@ from tensordict.nn import InteractionType as ExplorationType
 from tensordict.nn import set_interaction_type as set_exploration_type
 from tensordict.nn.probabilistic import interaction_type as exploration_type
 
+from rlcli.arguments import refuse
 from rlcli.envs.mdp import acted, complete_flags, merged, on_tensordicts, promoted, step_mdp
 from rlcli.errors import ArgumentError, EnvError, in_words
 from rlcli.keys import ACTION, DONE, END_FLAGS, NEXT, RESET, Key, show, unravel
@@ -216,12 +217,11 @@ class EnvBase(metaclass=_WithPolicy):
     def _check_going_on(self, td: TensorDictBase) -> None:
         """Raise ArgumentError for a reset of some envs where `td` lacks what the others show."""
         missing = [key for key in self.observation_spec.keys(True, True) if td.get(key, None) is None]
-        if missing:
-            raise ArgumentError(
-                "some envs are to be reset, and what the others show is not there",
-                why=f"the tensordict holds no {', '.join(map(show, missing))}",
-                fix="Write '_reset' into the root of the next step, or reset all of them.",
-            )
+        refuse(
+            missing, "some envs are to be reset, and what the others show is not there",
+            why=f"the tensordict holds no {', '.join(map(show, missing))}",
+            fix="Write '_reset' into the root of the next step, or reset all of them.",
+        )  # fmt: skip
 
     def step(self, td: TensorDictBase) -> TensorDictBase:
         """Take one step; `td` gains `next` with observations, reward and the three end flags.

@@ -145,18 +145,16 @@ def made(makers: Iterable[Any], kind: str = "SerialEnv") -> list[EnvBase]:
     seen: set[int] = set()
     for index, env in enumerate(envs):
         inside = {id(part) for part in _insides(env)}
-        if seen & inside:
-            raise ArgumentError(
-                "one env cannot be several", where=f"env {index}", why="its maker gave one that is there already",
-                fix="Make a new env in every call.",
-            )  # fmt: skip
+        refuse(
+            seen & inside, "one env cannot be several", where=f"env {index}",
+            why="its maker gave one that is there already", fix="Make a new env in every call.",
+        )  # fmt: skip
         seen |= inside
-        if env.batch_size:
-            raise ArgumentError(
-                f"{kind} puts single envs together",
-                why=f"{type(env).__name__} has batch size {tuple(env.batch_size)}",
-                fix=f"Make one {kind} of all the single envs.",
-            )
+        refuse(
+            env.batch_size, f"{kind} puts single envs together",
+            why=f"{type(env).__name__} has batch size {tuple(env.batch_size)}",
+            fix=f"Make one {kind} of all the single envs.",
+        )  # fmt: skip
         for transform in transforms_on(env):
             name = type(transform).__name__
             refuse(
@@ -173,18 +171,15 @@ def _made(make: Any, kind: str) -> EnvBase:
         return make
     if isinstance(make, str):
         return GymEnv(make)
-    if not callable(make):
-        raise ArgumentError(
-            f"{kind} is given what makes its envs",
-            why=f"got {shown(make)}",
-            fix=f"Use {kind}(n, lambda: GymEnv(id)).",
-        )
+    refuse(
+        not callable(make), f"{kind} is given what makes its envs", why=f"got {shown(make)}",
+        fix=f"Use {kind}(n, lambda: GymEnv(id)).",
+    )  # fmt: skip
     env = make()
-    if not isinstance(env, EnvBase):
-        raise ArgumentError(
-            f"{kind} puts envs that read and write TensorDicts together", why=f"a maker gave {shown(env)}",
-            fix=f"Make GymEnvs: {kind}(n, lambda: GymEnv(env)).",
-        )  # fmt: skip
+    refuse(
+        not isinstance(env, EnvBase), f"{kind} puts envs that read and write TensorDicts together",
+        why=f"a maker gave {shown(env)}", fix=f"Make GymEnvs: {kind}(n, lambda: GymEnv(env)).",
+    )  # fmt: skip
     return env
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, EnvError
 from rlcli.keys import Key
 from rlcli.specs import (
@@ -49,11 +50,10 @@ def from_gym_space(space: spaces.Space, *, categorical: bool, where: str = "gymn
     if isinstance(space, spaces.Box):
         return _box(space)
     raise EnvError(
-        f"a {type(space).__name__} space has no tensor form here",
-        where=where,
+        f"a {type(space).__name__} space has no tensor form here", where=where,
         why="rlcli reads Box, Discrete, MultiDiscrete (one row), MultiBinary and Dict spaces",
         fix="Wrap the env so that it gives one of these; for a Tuple, a Dict with one name per part.",
-    )
+    )  # fmt: skip
 
 
 def _box(space: spaces.Box) -> TensorSpec:
@@ -93,12 +93,11 @@ def action_format(spec, dims: int) -> ActionFormat:
             "Unbounded spec.",
         )  # fmt: skip
     shape, format = tuple(spec.shape[dims:]), _format(spec, dims)
-    if format.stored.shape != shape:
-        raise ArgumentError(
-            "the env's action cannot be collected",
-            why=f"its spec has shape {shape} a step, and {type(spec).__name__} actions have {format.stored.shape}",
-            fix="Put several choices into one MultiCategorical or MultiOneHot.",
-        )
+    refuse(
+        format.stored.shape != shape, "the env's action cannot be collected",
+        why=f"its spec has shape {shape} a step, and {type(spec).__name__} actions have {format.stored.shape}",
+        fix="Put several choices into one MultiCategorical or MultiOneHot.",
+    )  # fmt: skip
     return format
 
 

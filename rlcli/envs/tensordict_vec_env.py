@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from rlcli.arguments import refuse
 from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.envs.base import next_of, own_stepping, root_of
 from rlcli.envs.late_columns import LateColumns
 from rlcli.envs.serial import BatchedEnv, transforms_within
 from rlcli.envs.spaces import action_format, spec_bounds
-from rlcli.errors import ArgumentError, EnvError, RlcliError
+from rlcli.errors import EnvError, RlcliError
 from rlcli.keys import ACTION, END_FLAGS, NEXT, RESET, REWARD, Key, as_tuple, show, under_next, unravel
 from rlcli.specs import Unbounded
 from rlcli.specs.base import as_field
@@ -44,12 +45,11 @@ class TensorDictVecEnv(VecEnv):
         base = env.base_env if transformed else env  # type: ignore[attr-defined]
         below = getattr(base, "vec_env", None) if transformed and not own_stepping(base) else None
         self.below = below  # seeded one by one
-        if dims > 1:
-            raise ArgumentError(
-                "a collector steps envs of batch size () or (N,)",
-                why=f"{type(env).__name__} has {tuple(env.batch_size)}",
-                fix="Put the single envs together in one SerialEnv.",
-            )
+        refuse(
+            dims > 1, "a collector steps envs of batch size () or (N,)",
+            why=f"{type(env).__name__} has {tuple(env.batch_size)}",
+            fix="Put the single envs together in one SerialEnv.",
+        )  # fmt: skip
         specs = [*env.full_observation_spec.items(True, True), *env.full_state_spec.items(True, True)]
         for key, _ in specs:
             check_name(as_tuple(key)[0])

@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from rlcli.arguments import refuse
 from rlcli.envs.base import EnvBase, next_of, own_stepping, root_of
 from rlcli.envs.mdp import complete_flags
 from rlcli.errors import ArgumentError
@@ -77,11 +78,10 @@ class TransformedEnv(EnvBase):
     own_reward: Tensor | None = None
 
     def __init__(self, base_env: EnvBase, transform: Transform | None = None) -> None:
-        if not isinstance(base_env, EnvBase):
-            raise ArgumentError(
-                "transforms are put around an env of rlcli's", why=f"got a {type(base_env).__name__}",
-                fix="Wrap a gymnasium env first: TransformedEnv(GymEnv(env), ...).",
-            )  # fmt: skip
+        refuse(
+            not isinstance(base_env, EnvBase), "transforms are put around an env of rlcli's",
+            why=f"got a {type(base_env).__name__}", fix="Wrap a gymnasium env first: TransformedEnv(GymEnv(env), ...).",
+        )  # fmt: skip
         below: list[Transform] = []
         while type(base_env) is TransformedEnv and not own_stepping(base_env):
             below = [*base_env.transforms, *below]
@@ -236,12 +236,11 @@ def _check_states(policy: Any) -> None:
     inner = [part for part in parts if not any(other in parts for other in list(part.modules())[1:])]
     written = Counter(key for part in inner for key in set(written_states(part)))
     twice = [show(key) for key, count in written.items() if count > 1]
-    if twice:
-        raise ArgumentError(
-            f"two modules of the policy have one state, {', '.join(twice)}",
-            why="each would go on from what the other one wrote",
-            fix='Name the states apart: in_keys=["x", "h"], out_keys=["features", ("next", "h")].',
-        )
+    refuse(
+        twice, f"two modules of the policy have one state, {', '.join(twice)}",
+        why="each would go on from what the other one wrote",
+        fix='Name the states apart: in_keys=["x", "h"], out_keys=["features", ("next", "h")].',
+    )  # fmt: skip
 
 
 def written_states(policy: Any) -> list[Key]:

@@ -15,15 +15,7 @@ from rlcli.data.files.state import loading_state
 from rlcli.envs import EnvBase
 from rlcli.errors import EnvError, RlcliError, in_words
 from rlcli.jobs.statistics import copy_transforms
-from rlcli.learning.evaluation import (
-    Evaluation,
-    FailedEvaluation,
-    Played,
-    evaluate,
-    progress_lines,
-)
-from rlcli.learning.hooks import Hooks
-from rlcli.learning.loops import Loop
+from rlcli.learning.loops import Hooks, Loop
 from rlcli.modules import ActorCritic
 from rlcli.report.memory import Expected
 from rlcli.report.reporter import Reporter
@@ -35,6 +27,7 @@ from rlcli.typed import Misfit
 
 if TYPE_CHECKING:
     from rlcli.jobs.init_policy import InitPolicy
+    from rlcli.learning.evaluation import Evaluation, Played
     from rlcli.runs.checkpoint import Checkpoint
 
 ANNOUNCED_FROM = 1.0  # seconds: an evaluation that takes longer than this is announced
@@ -65,7 +58,7 @@ class Evaluator:
     """Play a run's `episodes` with its present weights, in envs that are kept from one evaluation to the next.
 
     `make_env`: the envs, on `seed` whenever they are made.
-    `longest`: steps after which an episode is cut off.
+    `max_steps`: steps after which an episode is cut off; None: so many as suit a run of `total_frames`.
     """
 
     def __init__(
@@ -78,11 +71,13 @@ class Evaluator:
         *,
         episodes: int,
         seed: int,
-        longest: int,
+        max_steps: int | None,
+        total_frames: int,
         periodic: bool,
     ) -> None:
         self.actor, self.run_env, self.make_env, self.reporter, self.stop = actor, env, make_env, reporter, stop
-        self.episodes, self.seed, self.longest, self.periodic = episodes, seed, longest, periodic
+        self.episodes, self.seed, self.periodic = episodes, seed, periodic
+        self.max_steps, self.total_frames = max_steps, total_frames
         self.env: EnvBase | None = None
         self._waited = math.inf  # for the last one, in seconds; how long the first takes is not known
 
@@ -97,6 +92,8 @@ class Evaluator:
             with self.reporter.clock("evaluate"), random_streams.kept():
                 played = self._play()
         except Exception as error:  # of the env, or of a user's transform: what was learned is not lost for it
+            from rlcli.learning.evaluation import FailedEvaluation
+
             failed = FailedEvaluation(str(error) if isinstance(error, RlcliError) else in_words(error))
             self.reporter.warn("evaluation", f"an evaluation {failed}")
             return failed
@@ -107,12 +104,15 @@ class Evaluator:
 
     def _play(self) -> Evaluation | None:
         """Play in envs that are kept for the next time, unless they fail."""
+        from rlcli.learning.evaluation import evaluate, longest_episode, progress_lines
+
         try:
             if self.env is None:
                 self.env = self._make_env()
             copy_transforms(self.run_env, self.env)
             return evaluate(
-                self.env, self.actor, self.episodes, longest=self.longest, stop=lambda: self.stop.requested,
+                self.env, self.actor, self.episodes, stop=lambda: self.stop.requested,
+                longest=longest_episode(self.max_steps, self.total_frames),
                 progress=progress_lines(self.episodes, self.reporter.say),
             )  # fmt: skip
         except BaseException:

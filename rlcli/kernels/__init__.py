@@ -2,4 +2,10 @@
 
 `reference`, where there is one, is plain torch, differentiable, and the oracle; `cpu` is compiled. Nothing here knows
 TensorDicts.
+
+A file that loads the compiler, half a second, is imported when somebody first names it: `kernels.rows.put(...)`.
 """
+
+from rlcli.exports import lazily
+
+__getattr__, __dir__, __all__ = lazily(__name__)

@@ -22,6 +22,7 @@ from torch import nn
 from rlcli.collectors import Collector
 from rlcli.envs import EnvBase
 from rlcli.keys import DONE, REWARD, TERMINATED
+from rlcli.modules.nets import one_thread
 from rlcli.report.tally import info_figures
 from rlcli.runs.session import due as reached
 from rlcli.vec_envs.bounds import Bounds
@@ -56,10 +57,10 @@ class Evaluation:
             f"(min {r.min():.1f}, max {r.max():.1f}), length {self.lengths.mean():.0f}"
         )
         cut = [f"{self.cut} cut off at the step limit"] if self.cut else []
-        told = [
+        infos = [
             f"success rate {100 * x:.0f} %" if key == SUCCESS else f"{key} {x:.4g}" for key, x in self.means.items()
         ]
-        return [text, *([", ".join(told)] if told else []), *cut, *self.outside.lines()]
+        return [text, *([", ".join(infos)] if infos else []), *cut, *self.outside.lines()]
 
     @property
     def means(self) -> dict[str, float]:
@@ -157,20 +158,6 @@ def progress_lines(episodes: int, say: Callable[[str], None]) -> Callable[[np.nd
             say(f"evaluating: {len(returns)} of {episodes} episodes ended, {frames:,} frames{so_far} ...")
 
     return progress
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Run torch on one thread: small products are faster so, and their bits do not depend on the machine."""
-    before = torch.get_num_threads()
-    if before == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextlib.contextmanager

@@ -9,30 +9,25 @@ import functools
 import importlib
 import operator
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlcli import arguments
 from rlcli.errors import ArgumentError
-from rlcli.learning.flat import FlatParameters
+from rlcli.learning.optimizer import FlatParameters
 from rlcli.modules.watch import ModuleWatch
 from rlcli.objectives.loss import Loss
 from rlcli.objectives.networks import Columns
-from rlcli.recognise import declaring, own
+from rlcli.recognise import own
 
 Figures = dict[str, Any]  # floats or tensors
 
 
-class Gradient(Protocol):
-    """Fills `flat.grad` with the gradient of the loss on one minibatch."""
-
-    def __call__(self, columns: Columns) -> Figures:
-        """Loss terms and diagnostics, `loss` (what was minimised) among them.
-
-        Of a loss on samples of a buffer `td_error [N]` too.
-        """
+# fills `flat.grad` with the gradient of a loss on a minibatch; returns its terms and diagnostics, `loss` (what was
+# minimised) among them, and of a loss on samples of a buffer `td_error [N]`
+Gradient = Callable[[Columns], Figures]
 
 
 class Autograd:
@@ -68,11 +63,6 @@ def total_of(loss: Loss, columns: Columns) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 GRADIENTS = ("auto", "autograd")
-CLOSED = {  # of losses that say `fast = True`; loaded where they are used
-    "ClipPPOLoss": ("rlcli.learning.gradient_ppo", "closed_ppo"),
-    "DQNLoss": ("rlcli.learning.gradient_bootstrapped", "closed_dqn"),
-    "SACLoss": ("rlcli.learning.gradient_bootstrapped", "closed_sac"),
-}
 
 
 class GradientChoice:
@@ -85,16 +75,15 @@ class GradientChoice:
     def __init__(self, loss: Loss, flat: FlatParameters, gradient: str = "auto", compile: bool = False) -> None:
         arguments.choice("gradient", gradient, GRADIENTS)
         self.loss, self.flat, self.compile = loss, flat, compile
-        self._closed = _closed_form(type(loss)) if gradient == "auto" and not compile else None
+        self._closed = loss.closed_form if gradient == "auto" and not compile else None
         self._chosen: tuple[object, Gradient] | None = None
         self._look()
-        self._told: list[object] = []  # what the loss was told, and what that comes to
+        self._attributes: list[object] = []  # of the loss and its keys, and the options that they are
         self._options: list[object] = []
 
     def _look(self) -> None:
-        self._watch: ModuleWatch[Loss] = ModuleWatch(self.loss)
+        self._watch: ModuleWatch[Loss] = ModuleWatch(self.loss, frozen=True)  # parameters of target networks, too
         self._chosen = None
-        self._fixed = [p for p in self.loss.parameters() if not p.requires_grad]  # of target networks
 
     def of(self, columns: Columns) -> Gradient:
         """Return the fastest way that fits minibatches like `columns`, of any length."""
@@ -104,29 +93,25 @@ class GradientChoice:
             self._look()
             parameters = self.flat.parameters
         hooked = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters)
-        told = [*vars(self.loss).values(), *vars(self.loss.tensor_keys).values()]
-        if len(told) != len(self._told) or not all(map(operator.is_, told, self._told)):
-            self._told, self._options = told, _options(self.loss)
+        attributes = [*vars(self.loss).values(), *vars(self.loss.tensor_keys).values()]
+        if len(attributes) != len(self._attributes) or not all(map(operator.is_, attributes, self._attributes)):
+            self._attributes, self._options = attributes, _options(self.loss)
         kinds = [(k, x.shape[1:], x.dtype, x.device) for k, x in columns.items()]
         autocast = torch.is_autocast_enabled(self.flat.tensor.device.type)
-        kind = (self.flat.version, [p.data_ptr() for p in self._fixed], hooked, autocast, self._options, kinds)
+        kind = (self.flat.version, hooked, autocast, self._options, kinds)
         if self._chosen is None or self._chosen[0] != kind:
-            usual = self._closed if own(self.loss) and not (hooked or autocast) else None
-            closed = None if usual is None else usual(self.loss, self.flat, columns)
+            closed = None
+            if self._closed is not None and own(self.loss) and not (hooked or autocast):
+                file, _, name = self._closed.partition(":")
+                closed = getattr(importlib.import_module(f"rlcli.learning.{file}"), name)(self.loss, self.flat, columns)
             self._chosen = kind, closed or Autograd(self.loss, self.flat, self.compile)
         return self._chosen[1]
 
 
-def _closed_form(kind: type[Loss]) -> Callable[..., Gradient | None] | None:
-    base = declaring(kind)
-    place = None if base is None else CLOSED.get(base.__qualname__)
-    return None if place is None else getattr(importlib.import_module(place[0]), place[1])
-
-
 def _options(loss: Loss) -> list[object]:
     """Return what a loss was told: its words and switches; of a number that there is one, it is read at every call."""
-    found: list[object] = list(vars(loss.tensor_keys).values())
+    options: list[object] = list(vars(loss.tensor_keys).values())
     for name, x in vars(loss).items():
         word, number = x is None or isinstance(x, bool | str), isinstance(x, int | float | Tensor)
-        found.append((name, x if word else type(x) if number else id(x)))
-    return found
+        options.append((name, x if word else type(x) if number else id(x)))
+    return options

@@ -17,12 +17,11 @@ from torch import Tensor
 from rlcli.errors import ArgumentError, in_words
 from rlcli.kernels.mlp import Recent, Replay
 from rlcli.keys import STEPS_TO_NEXT_OBS, TD_ERROR, Key, under_next
-from rlcli.learning.flat import FlatParameters
+from rlcli.learning.optimizer import FlatParameters
 from rlcli.modules.distributions.continuous import TanhNormalFamily
 from rlcli.modules.head import LogScaleExtractor
-from rlcli.modules.nets import StateActionMLP
 from rlcli.modules.stages import layers_of
-from rlcli.modules.watch import plain
+from rlcli.modules.values import StateActionMLP
 from rlcli.objectives.dqn import DQNLoss
 from rlcli.objectives.networks import Columns, Lowered
 from rlcli.objectives.reduction import MASK_KEYS
@@ -108,8 +107,8 @@ class ClosedDQN:
 
 def _all_of(flat: FlatParameters, nets: Sequence[Replay], *others: Tensor) -> bool:
     """Say whether these networks' parameters, and the others, are all that is trained."""
-    held = [id(p) for net in nets for x in net.layers for p in x.linear.parameters()]
-    return sorted([*held, *map(id, others)]) == sorted(map(id, flat.parameters))
+    replayed = [id(p) for net in nets for x in net.layers for p in x.linear.parameters()]
+    return sorted([*replayed, *map(id, others)]) == sorted(map(id, flat.parameters))
 
 
 def _replayed(values: Lowered | SequenceActionValues, trained: bool) -> Replay | None:
@@ -151,14 +150,14 @@ def steps_of(loss: Any, columns: Columns) -> tuple[np.ndarray, ...]:
     k = loss.tensor_keys
     given = (under_next(k.reward), loss.ended_key(columns), STEPS_TO_NEXT_OBS, k.priority_weight)
     absent: tuple[np.ndarray, ...] = (NOTHING, NOTHING, NO_STEPS, NOTHING)
-    found = zip(map(columns.get, given), absent, strict=True)
-    return tuple(empty if x is None else x.reshape(-1).numpy() for x, empty in found)
+    read = zip(map(columns.get, given), absent, strict=True)
+    return tuple(empty if x is None else x.reshape(-1).numpy() for x, empty in read)
 
 
 def closed_sac(loss: SACLoss, flat: FlatParameters, columns: Columns) -> ClosedSAC | None:
     """Return the closed form for samples of these columns `[N, ...]`, or None where it does not fit."""
     family, stages, action = loss.density.family, loss.density.stages, loss.tensor_keys.action
-    if len(stages) != 2 or not plain(stages[1].module, LogScaleExtractor):
+    if len(stages) != 2 or stages[1].of_kind(LogScaleExtractor) is None:
         return None
     layers, keys = stages[0].layers, stages[0].in_keys
     if layers is None or len(keys) != 1 or type(family) is not TanhNormalFamily:
@@ -263,12 +262,12 @@ class ClosedSAC:
     def _backward(self, grads: np.ndarray, first: int) -> np.ndarray:
         """Through the critics, given `[2, C, N]` of their values; that of the action drawn, `[C, N, d]`."""
         _, count, n = grads.shape
-        found = []
+        action_grads = []
         for i in range(count):
             grad = torch.from_numpy(grads[:, i].reshape(2 * n, 1))
             back = self.critics[i].backward(grad, weights=n, inputs=slice(first, None))
-            found.append(back[n:].numpy())  # type: ignore[index]
-        return np.stack(found)
+            action_grads.append(back[n:].numpy())  # type: ignore[index]
+        return np.stack(action_grads)
 
     def _keep(self, state: Tensor, n: int) -> BatchBuffers:
         dims, wide = len(self._half), state.shape[1] + len(self._half)
@@ -285,10 +284,8 @@ def _critic(critic: Lowered, keys: list[Key], trained: bool) -> Replay | None:
     stages = critic.stages
     if stages is None or len(stages) != 1 or list(stages[0].in_keys) != keys:
         return None
-    module = stages[0].module
-    if not plain(module, StateActionMLP):
-        return None
-    layers = layers_of(module.mlp)
+    module = stages[0].of_kind(StateActionMLP)
+    layers = None if module is None else layers_of(module.mlp)
     if layers is None or (trained and any(x.linear.weight.grad is None for x in layers)):
         return None
     return Replay(layers, trained)

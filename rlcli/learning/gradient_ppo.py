@@ -18,7 +18,7 @@ from torch import Tensor
 from rlcli.errors import ArgumentError, in_words
 from rlcli.kernels.mlp import Recent, Replay
 from rlcli.keys import Key
-from rlcli.learning.flat import FlatParameters
+from rlcli.learning.optimizer import FlatParameters
 from rlcli.modules.distributions.continuous import NormalFamily
 from rlcli.modules.distributions.discrete import CategoricalFamily
 from rlcli.modules.head import StateIndependentScale
@@ -119,10 +119,10 @@ def _flat(x: Tensor):
 
 def _usual(loss: ClipPPOLoss, flat: FlatParameters) -> bool:
     family, stages, device = loss.density.family, loss.density.stages, flat.tensor.device.type
-    known = type(family) is CategoricalFamily or (type(family) is NormalFamily and family.event_dims == 1)
+    drawn = type(family) is CategoricalFamily or (type(family) is NormalFamily and family.event_dims == 1)
     lowered = bool(stages) and loss.critic is not None and loss.critic.stages is not None
     plain = loss.critic_coeff is not None and loss.reduction == "mean" and not loss.separate_losses
-    return device == "cpu" and flat.tensor.dtype in (torch.float32, torch.float64) and known and lowered and plain
+    return device == "cpu" and flat.tensor.dtype in (torch.float32, torch.float64) and drawn and lowered and plain
 
 
 def _usual_columns(loss: ClipPPOLoss, flat: FlatParameters, columns: Columns) -> bool:

@@ -1,4 +1,6 @@
-"""The training loops. Each is the same walk; they differ in what is learned from.
+"""The training loops, and their hooks: the clock of their stages, evaluations, reports and checkpoints.
+
+Each is the same walk; they differ in what is learned from (those that learn from a buffer are in `buffered`).
 
 collector -> batch -> estimator -> loss -> update -> weights -> collector                         `OnPolicy`
 collector -> batch -> buffer -> sampler -> estimator -> loss -> update -> weights -> collector    `BufferedOnPolicy`
@@ -7,26 +9,186 @@ collector -> batch -> buffer -> sampler -> loss -> update -> weights -> collecto
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import nn
 
 from rlcli.data.next_obs import move
-from rlcli.keys import BURN_IN
-from rlcli.learning.hooks import Hooks, Unreported
 from rlcli.learning.update import StateBeside, Update, load_state_beside
-from rlcli.objectives.reduction import mask_of
-from rlcli.objectives.sequences import warmed_up
-from rlcli.objectives.value.estimator import ValueEstimator
+from rlcli.modules.nets import one_thread
+from rlcli.report.clock import Clock
+from rlcli.report.ledger import LedgerEntry, stored_entries
+from rlcli.report.reporter import Reporter
 from rlcli.report.tally import ValueRows
+from rlcli.runs.session import Saver, due
 
 if TYPE_CHECKING:
     from rlcli.collectors import BaseCollector, Delivered
-    from rlcli.data.buffer.replay_buffer import ReplayBuffer
+    from rlcli.collectors.finish import Ended
+    from rlcli.learning.evaluation import PeriodicEvaluation
+    from rlcli.objectives.value.estimator import ValueEstimator
+
+TIMED_EVERY = 16  # one batch in so many is timed step by step, to divide the collector's time
+
+
+class Unreported(NamedTuple):
+    """A batch's, or one worker's, rewards and ends `[N, T, 1]` for the report; `ends` with the run's frames."""
+
+    reward: np.ndarray
+    done: np.ndarray
+    lanes: range | None = None
+    ends: list[tuple[int, Ended]] = []  # noqa: RUF012, nobody writes to it
+
+
+class Hooks:
+    """Follow a loop: report, save and evaluate, each only where it is given; `stage(name)` times a stage."""
+
+    def __init__(
+        self, reporter: Reporter | None = None, saver: Saver | None = None, evaluation: PeriodicEvaluation | None = None
+    ) -> None:
+        self.reporter, self.saver, self.evaluation = reporter, saver, evaluation
+        self.stage = Clock() if reporter is None else reporter.clock
+        self.valued = ValueRows()
+        self.unreported: list[Unreported] = []
+        self.lags: list[int] = []
+
+    # ---- the stages of a batch --------------------------------------------------------------------------------
+    def collect(self, collector: BaseCollector, iteration: int) -> Delivered:
+        """One batch, cut to what is left of the run; every 16th is timed from within."""
+        clock = self.stage
+
+        @contextlib.contextmanager
+        def stage(name: str) -> Iterator[None]:
+            # a few rows a step: a second thread costs more than it gives, and would change bits
+            with clock(name), one_thread() if name == "collect" else contextlib.nullcontext():
+                yield
+
+        delivered = collector.deliver(timed=iteration % TIMED_EVERY == 0, stage=stage)
+        if collector.lag is not None:
+            self.lags.append(collector.lag)
+        seconds = delivered.seconds
+        if seconds is not None:
+            store = seconds.total - seconds.env - seconds.policy
+            clock.split("collect", of=seconds.total, env=seconds.env, policy=seconds.policy, store=store)
+        return delivered
+
+    @contextlib.contextmanager
+    def valuing(self, rows: int) -> Iterator[None]:
+        """Time and measure the value stage of so many rows."""
+        with self.stage("values"), self.reporter.memory.values.of(rows) if self.reporter else contextlib.nullcontext():
+            yield
+
+    # ---- between batches --------------------------------------------------------------------------------------
+    def begin(self, frames: int) -> None:
+        """Begin before the first batch; raise StoppedSafely where the run was asked to stop."""
+        if self.saver is not None:
+            self.saver.begin(frames)
+
+    def after_batch(self, loop: Loop, delivered: Delivered, batch: TensorDictBase) -> None:
+        """Evaluate and report, when due, what was collected and learned since the last report."""
+        frames, new = loop.collector.frames, delivered.frames
+        last = frames >= loop.total_frames
+        evaluates = self.evaluation is not None and self.evaluation.due(frames)
+        if not (last or evaluates or due(loop.report_every, frames - new, frames)):
+            self._remember(delivered, frames)
+            return
+        learned = loop.figures()
+        if self.lags:
+            learned["lag"] = sum(self.lags) / len(self.lags)
+        if self.evaluation is not None:
+            learned |= self.evaluation.after_batch(frames)
+            if self.evaluation.improved and self.saver is not None and self.saver.keep_best:
+                self.saver.save_best(frames)
+        self._remember(delivered, frames, copy=False)
+        if self.reporter is not None:
+            self.reporter.batch(
+                batch, learned, **self._since_the_last_report(loop.collector), others=_others(loop.collector),
+                workers=loop.collector.workers, restarts=loop.collector.restarts,
+            )  # fmt: skip
+            self.reporter.out_of_bounds(loop.collector.out_of_bounds())
+        self.unreported, self.lags, self.valued = [], [], ValueRows()
+
+    def save(self, frames: int, *, sound: bool = True) -> None:
+        """Checkpoint where due, or stop safely if asked; if not `sound` (not finite), save nothing."""
+        if self.saver is None:
+            return
+        if sound:
+            self.saver.after_batch(frames)
+        else:
+            self.saver.stop_if_asked(frames)
+
+    def close(self, collector: BaseCollector) -> None:
+        """Count what was collected since the last report, whatever ends the loop."""
+        if self.reporter is not None and collector.frames > self.reporter.tally.frames:
+            self.reporter.rest(**self._since_the_last_report(collector))
+        self.unreported, self.valued = [], ValueRows()
+
+    def end(self, collector: BaseCollector) -> None:
+        """Warn of frames that were collected and not learned from, after the last batch."""
+        trajectories = collector.trajectories
+        lost = 0 if trajectories is None else trajectories.leftover_frames + trajectories.dropped_frames
+        if lost and self.reporter is not None:
+            self.reporter.warn("leftovers", f"{lost:,} frames of unfinished trajectories were not learned from")
+
+    def _remember(self, delivered: Delivered, frames: int, copy: bool = True) -> None:
+        if delivered.gaps and self.reporter is not None:
+            self._count(self._unreported())
+            self.unreported = []
+            self.reporter.tally.episodes.interrupt(delivered.gaps)
+        reward, done = delivered.reward, delivered.done
+        if reward is not None and done is not None:  # their memory is written again
+            ended = delivered.ends_by(frames) if delivered.ends else []
+            for lanes, steps in delivered.shares or ((delivered.lanes, reward.shape[1]),):
+                of = slice(None) if delivered.shares is None else slice(lanes.start, lanes.stop)  # type: ignore[union-attr]
+                columns = [x[of, :steps].copy() if copy else x[of, :steps] for x in (reward, done)]
+                first, last, _ = of.indices(len(reward))
+                ends = [(at, end._replace(lane=end.lane - first)) for at, end in ended if first <= end.lane < last]
+                self.unreported.append(Unreported(columns[0], columns[1], lanes, ends))
+
+    def _since_the_last_report(self, collector: BaseCollector) -> dict[str, Any]:
+        """Return frames, rewards and ends, and value rows since the last report, as a reporter takes them."""
+        assert self.reporter is not None
+        parts = self._unreported()
+        self._count(parts[:-1])
+        frames = collector.frames - self.reporter.tally.frames
+        return {"frames": frames, "valued": self.valued, **(parts[-1] if parts else {})}
+
+    def _count(self, parts: Sequence[Mapping[str, Any]]) -> None:
+        assert self.reporter is not None
+        for part in parts:
+            self.reporter.tally.count(0, **part)
+
+    def _unreported(self) -> list[dict[str, Any]]:
+        """Return rewards and ends since the last report, of all lanes or of some."""
+        of: dict[range | None, list[Unreported]] = {}
+        for each in self.unreported:
+            of.setdefault(each.lanes, []).append(each)
+        parts: list[dict[str, Any]] = []
+        for lanes, rows in of.items():
+            reward, done = (np.concatenate([each[i] for each in rows], 1) for i in (0, 1))
+            starts = np.cumsum([0, *(each.done.shape[1] for each in rows)]).tolist()
+            ends = [
+                (frames, end._replace(t=start + end.t))
+                for start, each in zip(starts, rows, strict=False) for frames, end in each.ends
+            ]  # fmt: skip
+            parts.append({"reward": reward, "done": done, "lanes": lanes, "ends": ends})
+        return parts
+
+
+# ---- ledger lines -----------------------------------------------------------------------------------------------
+def _others(collector: BaseCollector) -> list[LedgerEntry]:
+    """Return ledger lines of a collector's unfinished trajectories and its buffer's rows."""
+    trajectories = collector.trajectories
+    entries = [] if trajectories is None else [LedgerEntry("trajectories", "unfinished", trajectories.nbytes)]
+    if collector.replay_buffer is None:
+        return entries
+    return [*entries, *stored_entries(collector.replay_buffer)]
 
 
 class Loop(ABC):
@@ -58,7 +220,7 @@ class Loop(ABC):
                 self.iteration += 1
                 hooks.after_batch(self, delivered, batch)
                 del delivered  # the trajectories in it are not held while the next are collected
-                hooks.save(collector.frames, sound=not self.update.step.guard.in_a_row)
+                hooks.save(collector.frames, sound=not self.update.step.in_a_row)
         finally:
             hooks.close(collector)
         hooks.end(collector)
@@ -132,134 +294,3 @@ class OnPolicy(Loop):
     def _saved(self) -> Sequence[nn.Module]:
         """Return the modules that are saved with the policy and the update."""
         return self.update.loss, *self.update.loss.networks
-
-
-class BufferedOnPolicy(OnPolicy):
-    """Train on slices of the last batches, each valued when drawn; samples are `[slices, slice_len]`, or flat."""
-
-    def __init__(
-        self,
-        collector: BaseCollector,
-        estimator: ValueEstimator,
-        update: Update,
-        total_frames: int,
-        hooks: Hooks | None = None,
-        *,
-        slice_len: int | None = None,
-    ) -> None:
-        super().__init__(collector, estimator, update, total_frames, hooks)
-        self.buffer: ReplayBuffer = collector.replay_buffer
-        self.slice_len = slice_len
-
-    def learn(self, delivered: Delivered, progress: float) -> TensorDictBase:
-        """Update on samples: an epoch draws the rows of a batch once, on average."""
-        update, stage, length = self.update, self.hooks.stage, self.slice_len
-        assert self.buffer.batch_size is not None
-        update.begin(progress)
-        for _ in update.passes():
-            for _ in range(-(-delivered.frames // self.buffer.batch_size)):
-                with stage("sample"):
-                    sample = self.unrolled(self.buffer.sample())
-                sample = self.value(sample if length is None else sample.reshape(-1, length))
-                with stage("update"):
-                    update.on(update.columns(sample))
-        return delivered.raw
-
-    def unrolled(self, sample: TensorDictBase) -> TensorDictBase:
-        """Return a sample without its burn-in, over which the networks run to the states that slices begin with."""
-        burn_in = sample.get(BURN_IN, None)
-        if burn_in is None:
-            return sample
-        self.rows_unrolled += int(burn_in.sum())
-        return warmed_up(sample, burn_in, self.update.loss.networks[0])
-
-    def figures(self) -> dict[str, float]:
-        return super().figures() | {"rows_drawn": float(self.hooks.valued.rows)}
-
-
-class OffPolicy(Loop):
-    """Train on samples of the buffer, which grows: `updates_per_frame`, from `learning_starts`; `beta` by progress."""
-
-    report_every = 1000  # batches may hold a single frame
-
-    def __init__(
-        self,
-        collector: BaseCollector,
-        update: Update,
-        total_frames: int,
-        hooks: Hooks | None = None,
-        *,
-        updates_per_frame: float = 1.0,
-        learning_starts: int = 0,
-        explore: Callable[[int], None] | None = None,
-        beta: Callable[[float], float] | None = None,
-    ) -> None:
-        super().__init__(collector, update, total_frames, hooks)
-        self.buffer: ReplayBuffer = collector.replay_buffer
-        self.updates_per_frame, self.learning_starts = updates_per_frame, learning_starts
-        self.beta, self.explore = beta, explore
-        self.by_priority = self.buffer.sampler.has_priorities
-        self.owed = 0.0  # updates that collected frames have earned and nobody has made
-
-    def begin_with(self, rows: int) -> None:
-        """Subtract the rows from the random frames that are needed."""
-        super().begin_with(rows)
-        self.learning_starts = max(0, self.learning_starts - rows)
-        self.collector.init_random_frames = max(0, self.collector.init_random_frames - rows)
-
-    def learn(self, delivered: Delivered, progress: float) -> TensorDictBase:
-        """Make the updates that the frames of a batch have earned, each on a sample."""
-        batch, buffer, update, stage = delivered.raw, self.buffer, self.update, self.hooks.stage
-        new = min(delivered.frames, max(0, self.collector.frames - self.learning_starts))
-        self.owed += self.updates_per_frame * new
-        if self.owed >= 1:
-            if self.beta is not None:
-                buffer.sampler.beta = self.beta(progress)  # type: ignore[attr-defined]
-            update.begin(progress)
-        while self.owed >= 1:
-            with stage("sample"):
-                sample = buffer.sample()
-            if (burn_in := sample.get(BURN_IN, None)) is not None:
-                self.rows_unrolled += int(burn_in.sum())
-            with stage("update"):
-                columns = update.read(sample)
-                errors = update.on(columns)
-            if self.by_priority and errors is not None:
-                index, errors = sample["index"].reshape(-1), errors.reshape(-1)
-                # what pads slices has the index of a row that counts, and nothing is learned of burn-in
-                mask, burn = mask_of(columns), columns.get(BURN_IN)
-                apart = [x.reshape(-1) for x in (burn, None if mask is None else ~mask) if x is not None]
-                if apart:
-                    counts = ~torch.stack(apart).any(0)
-                    index, errors = index[counts], errors[counts]
-                with stage("sample"):
-                    buffer.update_priority(index, errors)
-            self.owed -= 1
-        return batch
-
-    def figures(self) -> dict[str, float]:
-        """Return the update's figures, and `replay_ratio`: updates for each frame that earned any."""
-        figures = super().figures()
-        if "updates" in figures:
-            figures["replay_ratio"] = figures["updates"] / max(self.collector.frames - self.learning_starts, 1)
-        return figures
-
-    # ---- checkpoints -------------------------------------------------------------------------------------------
-    def state_dict(self) -> dict[str, Any]:
-        rewards, ends = ([shown[i] for shown in self.hooks.unreported] for i in (0, 1))
-        lanes = [None if of is None else [of.start, of.stop] for _, _, of, _ in self.hooks.unreported]
-        episodes = [[[frames, *end] for frames, end in shown.ends] for shown in self.hooks.unreported]
-        return {
-            **super().state_dict(), "owed": self.owed, "given": self.init_rows, "rewards": rewards, "ends": ends,
-            "lanes": lanes, "episodes": episodes,
-        }  # fmt: skip
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        from rlcli.collectors.finish import Ended
-
-        super().load_state_dict(state)
-        self.owed = float(state["owed"])
-        lanes = [None if of is None else range(*of) for of in state["lanes"]]
-        ends = [[(frames, Ended(*end)) for frames, *end in each] for each in state["episodes"]]
-        self.hooks.unreported = list(map(Unreported, state["rewards"], state["ends"], lanes, ends))
-        self.begin_with(int(state["given"]))

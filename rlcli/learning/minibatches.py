@@ -9,9 +9,10 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from rlcli import arguments
 from rlcli.data.next_obs import Rows
 from rlcli.data.next_obs.sparse import held
-from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.errors import MissingKeyError
 from rlcli.keys import IS_INIT, Key, show
 from rlcli.objectives.reduction import begun, mask_of
 
@@ -22,9 +23,7 @@ class Minibatches:
     """Draw epochs of `batch_size` rows from columns `{key: Tensor [N, ...]}`, each gathered once an epoch."""
 
     def __init__(self, batch_size: int, generator: torch.Generator) -> None:
-        if batch_size < 1:
-            raise ArgumentError("batch_size must be at least 1", why=f"got {batch_size}")
-        self.batch_size, self.generator = batch_size, generator
+        self.batch_size, self.generator = arguments.count("batch_size", batch_size), generator
         self._shuffled: Minibatch = {}
         self._views: list[Minibatch] = []
 

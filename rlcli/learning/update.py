@@ -16,20 +16,19 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from rlcli import arguments
 from rlcli.data.next_obs.rows import Rows
 from rlcli.errors import ArgumentError
 from rlcli.keys import TD_ERROR, Key
-from rlcli.learning.flat import FlatParameters
 from rlcli.learning.gradient import Gradient, GradientChoice
 from rlcli.learning.minibatches import Minibatch, Minibatches, SequenceMinibatches, with_slices, with_starts
-from rlcli.learning.optimizer import FlatOptimizer, Guard, Schedule, Step, schedule
-from rlcli.modules.recurrent import RecurrentModule
+from rlcli.learning.optimizer import FlatOptimizer, FlatParameters, Linear, Step, schedule
 from rlcli.objectives.loss import Loss
 from rlcli.objectives.reduction import MASK_KEYS, mask_of
-from rlcli.report.peaks import LargestSaved
-from rlcli.transforms.primer import state_keys
+from rlcli.transforms.primer import recurrent_parts, state_keys
 
 if TYPE_CHECKING:
+    from rlcli.modules.recurrent.sequences import LargestSaved
     from rlcli.objectives.bootstrap import TargetUpdate
 
 
@@ -42,34 +41,32 @@ class Update:
         targets: TargetUpdate | None = None,
         *,
         optimizer: str = "adam",
-        lr: float | Schedule = 3e-4,
+        lr: float | Linear = 3e-4,
         optimizer_options: Mapping[str, Any] | None = None,
         epochs: int = 10,
         batch_size: int = 256,
         slice_len: int | None = None,
         max_grad_norm: float | None = 0.5,
         target_kl: float | None = None,
-        clip_epsilon: float | Schedule | None = None,
+        clip_epsilon: float | Linear | None = None,
         generator: torch.Generator | None = None,
         max_nonfinite: int = 3,
         gradient: str = "auto",
         compile: bool = False,
     ) -> None:
-        if epochs < 1:
-            raise ArgumentError("epochs must be at least 1", why=f"got {epochs}")
         if slice_len is not None and not (loss.recurrent and slice_len >= 1):
             raise ArgumentError(
                 "slice_len cuts the sequences of a recurrent loss into slices of at least one row",
-                why=f"got {slice_len}" if loss.recurrent else "none of its networks is recurrent",
-                fix="Leave it out.",
-            )
+                why=f"got {slice_len}" if loss.recurrent else "none of its networks is recurrent", fix="Leave it out.",
+            )  # fmt: skip
         self.loss, self.targets, self.flat = loss, targets, FlatParameters(loss)
         self.lr = schedule(lr)
         self.clip_epsilon = None if clip_epsilon is None else schedule(clip_epsilon)
         self._epsilon = torch.zeros((), device=self.flat.tensor.device)  # what a compiled loss reads
         self.optimizer = FlatOptimizer(optimizer, self.flat.tensor, self.lr.at(0.0), **(optimizer_options or {}))
-        self.step = Step(self.flat, self.optimizer, max_grad_norm, Guard(max_nonfinite))
-        self.epochs, self.slice_len, self.target_kl, self.compile = epochs, slice_len, target_kl, compile
+        self.step = Step(self.flat, self.optimizer, max_grad_norm, max_nonfinite)
+        self.epochs, self.slice_len = arguments.count("epochs", epochs), slice_len
+        self.target_kl, self.compile = target_kl, compile
         self.saved = watch_saved(loss)
         self.gradient = GradientChoice(loss, self.flat, gradient, compile)
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
@@ -152,7 +149,7 @@ class Update:
         self._means, self._passes = Means(), 0
         if not means and not passes:
             return {}
-        skipped, self._skipped = self.step.guard.skipped - self._skipped, self.step.guard.skipped
+        skipped, self._skipped = self.step.skipped - self._skipped, self.step.skipped
         count = {"epochs": float(passes)} if passes else {"updates": float(self.step.made)}
         return means | {"lr": self.optimizer.lr, **count, "skipped": float(skipped)}
 
@@ -204,12 +201,8 @@ class Update:
 
 def watch_saved(loss: Loss) -> list[LargestSaved]:
     """Watch what each recurrent layer of a loss's networks saves for the backward pass, from now on."""
-    layers = {part for net in loss.networks for part in net.modules() if isinstance(part, RecurrentModule)}
-    watched = []
-    for part in layers:
-        watched.append(LargestSaved())
-        part.saving = watched[-1].of
-    return watched
+    parts = {part for net in loss.networks for part in recurrent_parts(net)}
+    return [part.count_saved() for part in parts if hasattr(part, "count_saved")]  # a user's own may not count
 
 
 _LOSS, _MEANS = "loss.", "means."

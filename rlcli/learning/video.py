@@ -100,11 +100,9 @@ def _picture(env, name: str):
     except Exception as error:  # a renderer raises types of its own, and the env's code is not ours
         mujoco = type(error).__module__.startswith("mujoco") or "mujoco" in type(env.unwrapped).__module__
         raise EnvError(
-            "the environment cannot be rendered",
-            where=name,
-            why=in_words(error),
+            "the environment cannot be rendered", where=name, why=in_words(error),
             fix="Without a display, begin the command with MUJOCO_GL=egl or MUJOCO_GL=osmesa." if mujoco else None,
-        ) from error
+        ) from error  # fmt: skip
     if picture is None:
         raise EnvError("the environment cannot be rendered", where=name, why="render() gave nothing")
     return picture

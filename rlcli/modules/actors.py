@@ -1,6 +1,6 @@
 """Actors: a tensordict module that computes parameters, and a distribution that turns them into an action.
 
-And an actor with its critic as one module: each shared weight is counted, trained and saved once.
+Critics, actor and critic on one trunk, and both as one module: each shared weight is counted, trained and saved once.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from tensordict.nn import (
     InteractionType,
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
+    TensorDictModule,
     TensorDictModuleBase,
+    TensorDictSequential,
 )
 from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError, DamagedDataError
-from rlcli.keys import ACTION, SAMPLE_LOG_PROB, Key
-from rlcli.modules.distributions import Delta, family_of
+from rlcli.keys import ACTION, OBSERVATION, SAMPLE_LOG_PROB, STATE_VALUE, Key
+from rlcli.modules.distributions import family_of
 from rlcli.specs import Categorical, Composite, MultiCategorical, MultiOneHot, OneHot, TensorSpec
 
 # what each spec's actions look like, by the family that draws them
@@ -46,7 +48,8 @@ class ProbabilisticActor(ProbabilisticTensorDictSequential):
     spec : TensorSpec, optional
         Of the action; checked against the distribution (one-hot or index), and kept as `.spec`.
     distribution_class, distribution_kwargs
-        Its class, or a function that makes one, and constant arguments: a mapping, or a `TensorDictParams`.
+        Its class (default `Delta`), or a function that makes one, and constant arguments: a mapping, or a
+        `TensorDictParams`.
     return_log_prob : bool
         Also write the action's log-probability, at `log_prob_key`.
     default_interaction_type : ExplorationType
@@ -74,7 +77,7 @@ class ProbabilisticActor(ProbabilisticTensorDictSequential):
         out_keys: Sequence[Key] | None = None,
         *,
         spec: TensorSpec | None = None,
-        distribution_class: Callable[..., Any] = Delta,
+        distribution_class: Callable[..., Any] | None = None,
         distribution_kwargs: Mapping[str, Any] | None = None,
         return_log_prob: bool = False,
         log_prob_key: Key = SAMPLE_LOG_PROB,
@@ -92,6 +95,8 @@ class ProbabilisticActor(ProbabilisticTensorDictSequential):
         constants = distribution_kwargs
         if not isinstance(constants, TensorDictBase):  # a `TensorDictParams` stays one: it holds parameters
             constants = dict(constants or {})
+        if distribution_class is None:
+            from rlcli.modules.distributions import Delta as distribution_class
         stage = ProbabilisticTensorDictModule(
             keys,
             outs,
@@ -109,22 +114,83 @@ class ProbabilisticActor(ProbabilisticTensorDictSequential):
                 why=f"the module writes {list(module.out_keys)}",
                 fix="Make in_keys and the module's out_keys the same.",
             )
-        _check_layout(spec, stage, outs[0])
+        leaf = spec[outs[0]] if isinstance(spec, Composite) and outs[0] in spec else spec
+        family, wanted = family_of(stage), _LAYOUT.get(type(leaf))  # type: ignore[arg-type]
+        drawn = "" if family is None else type(family).__name__.removesuffix("Family")
+        if wanted is not None and drawn in _LAYOUT.values() and drawn != wanted:  # the env would misread them
+            raise ArgumentError(
+                f"the distribution draws {drawn} actions, but the action spec is {type(leaf).__name__}",
+                fix=f"Use distribution_class=rlcli.modules.{wanted}, or the env's categorical_action_encoding.",
+            )
         super().__init__(module, stage)
         self.spec = spec
 
 
-def _check_layout(spec: TensorSpec | None, stage: ProbabilisticTensorDictModule, key: Key) -> None:
-    """Refuse one-hot actions for an index spec, and the like: the env would misread them."""
-    leaf = spec[key] if isinstance(spec, Composite) and key in spec else spec
-    family = family_of(stage)
-    wanted = _LAYOUT.get(type(leaf))  # type: ignore[arg-type]
-    got = "" if family is None else type(family).__name__.removesuffix("Family")
-    if wanted is not None and got in _LAYOUT.values() and got != wanted:
-        raise ArgumentError(
-            f"the distribution draws {got} actions, but the action spec is {type(leaf).__name__}",
-            fix=f"Use distribution_class=rlcli.modules.{wanted}, or the env's categorical_action_encoding.",
-        )
+class ValueOperator(TensorDictModule):
+    """A network that estimates the value of a state, or of a state and action.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Maps the inputs to `[*B, 1]`.
+    in_keys : sequence of keys
+        What it reads; default `["observation"]`.
+    out_keys : sequence of keys
+        Default `["state_value"]`, or `["state_action_value"]` when it reads the action.
+    """
+
+    fast = True
+
+    def __init__(
+        self, module: nn.Module, in_keys: Sequence[Key] | None = None, out_keys: Sequence[Key] | None = None
+    ) -> None:
+        ins = [OBSERVATION] if in_keys is None else list(in_keys)
+        if out_keys is None:
+            out_keys = ["state_action_value" if ACTION in ins else STATE_VALUE]
+        super().__init__(module, in_keys=ins, out_keys=list(out_keys))
+
+
+class ActorValueOperator(TensorDictSequential):
+    """Actor and critic on a common trunk, which runs once when both are wanted.
+
+    Parameters
+    ----------
+    common_operator : TensorDictModuleBase
+        The trunk; writes what both heads read.
+    policy_operator : TensorDictModuleBase
+        The policy's head, usually a `ProbabilisticActor`.
+    value_operator : TensorDictModuleBase
+        The value's head.
+    """
+
+    fast = True
+
+    def __init__(
+        self,
+        common_operator: TensorDictModuleBase,
+        policy_operator: TensorDictModuleBase,
+        value_operator: TensorDictModuleBase,
+    ) -> None:
+        super().__init__(common_operator, policy_operator, value_operator)
+
+    def get_policy_operator(self) -> TensorDictSequential:
+        """Trunk and policy head: a standalone actor on the same parameters."""
+        common, policy, _ = self.module
+        if isinstance(policy, ProbabilisticTensorDictSequential):
+            return ProbabilisticTensorDictSequential(common, *policy.module)
+        return TensorDictSequential(common, policy)
+
+    def get_value_operator(self) -> TensorDictSequential:
+        """Trunk and value head: a standalone critic on the same parameters."""
+        return TensorDictSequential(self.module[0], self.module[2])
+
+    def get_policy_head(self) -> TensorDictModuleBase:
+        """The policy without the trunk."""
+        return self.module[1]
+
+    def get_value_head(self) -> TensorDictModuleBase:
+        """The value without the trunk."""
+        return self.module[2]
 
 
 class ActorCritic(nn.Module):
@@ -177,10 +243,7 @@ class ActorCritic(nn.Module):
         """Return the names of tensors that repeat an earlier one, and that one's name."""
         first: dict[int, str] = {}
         repeats = {}
-        tensors = [
-            *self.named_parameters(remove_duplicate=False),
-            *self.named_buffers(remove_duplicate=False),
-        ]
+        tensors = [*self.named_parameters(remove_duplicate=False), *self.named_buffers(remove_duplicate=False)]
         for name, tensor in tensors:
             if id(tensor) in first:
                 repeats[name] = first[id(tensor)]
@@ -202,7 +265,7 @@ def _restore_repeats(module: nn.Module, state: dict[str, Any], prefix: str, *ign
             state.setdefault(prefix + name, state[prefix + original])
 
 
-def other_layers(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, str]:
+def other_layers(ours: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, str]:
     """Return the layers that two states hold in different shapes, or only one of them: name -> what to say."""
 
     def shape(state: Mapping[str, Any], name: str) -> str:
@@ -211,7 +274,7 @@ def other_layers(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str
         return str(tuple(x.shape)) if isinstance(x := state[name], Tensor) else f"a {type(x).__name__}"
 
     return {
-        name: f"{name} is {there} there and {here} here"
-        for name in (*mine, *(name for name in theirs if name not in mine))
-        if (there := shape(theirs, name)) != (here := shape(mine, name))
+        name: f"{name} is {other} there and {own} here"
+        for name in (*ours, *(name for name in others if name not in ours))
+        if (other := shape(others, name)) != (own := shape(ours, name))
     }

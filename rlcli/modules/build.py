@@ -26,21 +26,18 @@ from torch import nn
 
 from rlcli.errors import ArgumentError, ConfigError
 from rlcli.keys import ACTION_VALUE, OBSERVATION, STATE_ACTION_VALUE, STATE_VALUE, Key, show, unravel
-from rlcli.modules.actors import ActorCritic, ProbabilisticActor
-from rlcli.modules.encoders import convolves, network, observation_keys
-from rlcli.modules.exploration import EGreedyModule
+from rlcli.modules import recurrent
+from rlcli.modules.actors import ActorCritic, ActorValueOperator, ProbabilisticActor, ValueOperator
 from rlcli.modules.head import ActionHead, LogScaleExtractor, action_head, single_action
 from rlcli.modules.masks import with_action_mask
-from rlcli.modules.nets import MLP, DuelingHead, StateActionMLP, seeded
-from rlcli.modules.recurrent import GRUModule, LSTMModule, RecurrentModule
-from rlcli.modules.values import ActorValueOperator, QValueActor, ValueOperator
+from rlcli.modules.nets import MLP, convolves, network, observation_keys, seeded
 from rlcli.specs import Bounded, Categorical, Composite, OneHot, TensorSpec, Unbounded
 
 Activation = str | type[nn.Module]
 
 TRUNK_KEY: Key = "hidden"
 ENCODED_KEY: Key = "encoded"  # what a recurrent layer reads
-RECURRENT: dict[str, type[RecurrentModule]] = {"gru": GRUModule, "lstm": LSTMModule}
+RECURRENT = ("gru", "lstm")
 POLICY_GAIN, VALUE_GAIN = 0.01, 1.0  # Huang et al. 2022, "The 37 implementation details of PPO", detail 2
 
 
@@ -55,7 +52,7 @@ class Recurrence:
 
     def after(self, encoder: nn.Module, keys: Sequence[Key]) -> TensorDictSequential:
         """Return what `encoder [*B, features]` makes of `keys`, and what is remembered of it at `hidden`."""
-        module = RECURRENT[self.kind](
+        module = (recurrent.GRUModule if self.kind == "gru" else recurrent.LSTMModule)(
             encoder.out_features,  # type: ignore[arg-type]
             self.size,
             self.layers,
@@ -149,11 +146,7 @@ def build_actor_critic(
         network, observation_spec, keys, net=net, hidden=hidden, activation=activation, orthogonal=orthogonal
     )
     actor_of = partial(
-        head.actor,
-        spec=action_spec,
-        init_std=init_std,
-        state_dependent_std=split,
-        return_log_prob=return_log_prob,
+        head.actor, spec=action_spec, init_std=init_std, state_dependent_std=split, return_log_prob=return_log_prob
     )
     if recurrence is not None:  # a critic with a state of its own would not be stepped while frames are collected
         shared = True
@@ -163,21 +156,17 @@ def build_actor_critic(
         if shared:
             if hidden is not None and not hidden and recurrence is None:
                 raise ConfigError(
-                    "a shared trunk needs a hidden layer",
-                    where="policy.hidden",
-                    fix="Set policy.shared=false.",
+                    "a shared trunk needs a hidden layer", where="policy.hidden", fix="Set policy.shared=false."
                 )
             encoder = net_of(None)
             trunk: TensorDictModuleBase = TensorDictModule(encoder, keys, [TRUNK_KEY])
-            width = encoder.out_features
+            width: int = encoder.out_features  # type: ignore[assignment]
             if recurrence is not None:
                 trunk, width = recurrence.after(encoder, keys), recurrence.size
             policy_layer = MLP(width, outputs, (), orthogonal=orthogonal, last_gain=POLICY_GAIN)
             value_layer = MLP(width, 1, (), orthogonal=orthogonal, last_gain=VALUE_GAIN)
             operator = ActorValueOperator(
-                trunk,
-                actor_of(policy_layer, [TRUNK_KEY]),
-                ValueOperator(value_layer, [TRUNK_KEY], [STATE_VALUE]),
+                trunk, actor_of(policy_layer, [TRUNK_KEY]), ValueOperator(value_layer, [TRUNK_KEY], [STATE_VALUE])
             )
             pair = ActorCritic(operator.get_policy_operator(), operator.get_value_operator())
         else:
@@ -233,15 +222,15 @@ def build_q_actor(
     ConfigError
         The action is not one choice of several.
     """
+    from rlcli.modules.values import DuelingHead, EGreedyModule, QValueActor  # of no other policy
+
     keys = _seen(observation_spec, in_keys, action_mask_key)
     key, spec = single_action(action_spec)
     if not isinstance(spec, Categorical | OneHot):
         raise ConfigError(
-            "DQN chooses one of several actions",
-            where=f"action '{show(key)}'",
-            why=f"it is {spec!r}",
+            "DQN chooses one of several actions", where=f"action '{show(key)}'", why=f"it is {spec!r}",
             fix="Use loss=sac for continuous actions, or loss=ppo_clip.",
-        )
+        )  # fmt: skip
     net_of = partial(
         network, observation_spec, keys, net=net, hidden=hidden, activation=activation, orthogonal=orthogonal
     )
@@ -281,15 +270,15 @@ def build_soft_actor_critic(
     ConfigError
         The action is not a bounded vector, or an observation is an image.
     """
+    from rlcli.modules.values import StateActionMLP  # of no other policy
+
     keys = observation_keys(observation_spec, in_keys)
     key, spec = single_action(action_spec)
     if not isinstance(spec, Bounded | Unbounded) or not spec.dtype.is_floating_point:
         raise ConfigError(
-            "SAC draws continuous actions",
-            where=f"action '{show(key)}'",
-            why=f"it is {spec!r}",
+            "SAC draws continuous actions", where=f"action '{show(key)}'", why=f"it is {spec!r}",
             fix="Use loss=dqn for a choice of several actions, or loss=ppo_clip.",
-        )
+        )  # fmt: skip
     head = action_head(action_spec, len(observation_spec.shape), "tanh_normal")
     with seeded(generator):
         actor_net = network(
@@ -323,11 +312,9 @@ def _width(observation_spec: Composite, keys: Sequence[Key]) -> int:
         shape = observation_spec[key].shape[lanes:]
         if len(shape) != 1 or not observation_spec[key].dtype.is_floating_point:
             raise ConfigError(
-                "the critics of SAC read vectors of floats",
-                where=f"observation '{show(key)}'",
-                why=f"it is {observation_spec[key]!r}",
-                fix="Flatten it: env.wrappers=[FlattenObservation].",
-            )
+                "the critics of SAC read vectors of floats", where=f"observation '{show(key)}'",
+                why=f"it is {observation_spec[key]!r}", fix="Flatten it: env.wrappers=[FlattenObservation].",
+            )  # fmt: skip
         total += math.prod(shape)
     return total
 
@@ -376,23 +363,21 @@ def as_actor(
         missing = [key for key in head.param_keys if key not in module.out_keys]
         if missing:
             raise ArgumentError(
-                f"the policy module does not write {' or '.join(map(show, missing))}",
-                where=type(module).__name__,
+                f"the policy module does not write {' or '.join(map(show, missing))}", where=type(module).__name__,
                 why=f"it writes {', '.join(map(show, module.out_keys))}; "
                 f"{head.distribution_class.__name__} reads {', '.join(map(show, head.param_keys))}",
                 fix="Rename its out_keys.",
-            )
+            )  # fmt: skip
         for key in head.param_keys:
             _check_width(module, out.get(key).shape[-1], head, [head.features])
         return make(module, list(module.in_keys))
     missing = [key for key in in_keys if key not in observation_spec]
     if missing:
         raise ArgumentError(
-            f"the env has no observation {', '.join(map(show, missing))}",
-            where="in_keys",
+            f"the env has no observation {', '.join(map(show, missing))}", where="in_keys",
             why=f"it has {', '.join(map(show, observation_spec.keys(True, True)))}",
             fix="Say what the network is called with: in_keys=[...].",
-        )
+        )  # fmt: skip
     wrapped = TensorDictModule(module, list(in_keys), ["output"])
     width = _probe(wrapped, observation_spec).get("output").shape[-1]
     _check_width(module, width, head, [head.features] + [2 * head.features] * head.continuous)
@@ -420,9 +405,7 @@ def _check_width(module: nn.Module, got: int, head: ActionHead, allowed: list[in
     if got not in allowed:
         what = "numbers (loc, or loc and scale)" if head.continuous else "logits"
         raise ArgumentError(
-            f"the policy's output has {got} features",
-            where=type(module).__name__,
+            f"the policy's output has {got} features", where=type(module).__name__,
             why=f"{head.distribution_class.__name__} for action '{show(head.key)}' needs "
-            f"{' or '.join(map(str, allowed))} {what}",
-            fix="Change the size of its last layer.",
-        )
+            f"{' or '.join(map(str, allowed))} {what}", fix="Change the size of its last layer.",
+        )  # fmt: skip

@@ -1,4 +1,4 @@
-"""From observations to a vector: the keys that are read, an encoder for each kind of observation, the layers after it.
+"""From observations to a vector: an encoder for each kind of observation.
 
 Shape letters: `B` any batch dims (envs, time), `F` features.
 """
@@ -7,24 +7,34 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
-from difflib import get_close_matches
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from rlcli.errors import ConfigError
+from rlcli.errors import ArgumentError, ConfigError
 from rlcli.keys import Key, show
-from rlcli.modules.nets import MLP, SMALLEST_SIDE, NatureCNN, looks_like_image, orthogonal_
-from rlcli.specs import Binary, Bounded, Categorical, Composite, MultiCategorical, OneHot, TensorSpec, Unbounded
+from rlcli.specs import Binary, Bounded, Categorical, MultiCategorical, OneHot, TensorSpec, Unbounded
 
 _CHANNELS = (1, 3, 4)  # of grey, colour, and colour with depth or opacity
 _PICTURE = 8  # pixels a side from which something may be a picture; a board is smaller
 
 
-class Flat(nn.Module):
+class Encoder(nn.Module):
+    """Base of what encodes one observation `[*B, *shape]`, as float32 `[*B, out_features]`."""
+
+    out_features: int
+    convolves: ClassVar[bool] = False
+
+    def before(self, layers: nn.Sequential) -> nn.Module:
+        """Put it before the layers that read it."""
+        return layers.insert(0, self)
+
+
+class Flat(Encoder):
     """Numbers `[*B, *shape]` of any dtype as float32 `[*B, F]`, times `scale`: float64 stops here, at the border."""
 
     fast = True
@@ -47,7 +57,7 @@ class Flat(nn.Module):
         )
 
 
-class OneHotIndex(nn.Module):
+class OneHotIndex(Encoder):
     """Indices `[*B, *shape]` as concatenated one-hot vectors, float32 `[*B, F]`.
 
     Parameters
@@ -73,10 +83,83 @@ class OneHotIndex(nn.Module):
         return f"sizes={self.sizes}"
 
 
-Encoder: TypeAlias = Flat | OneHotIndex | NatureCNN
+SMALLEST_SIDE = 36  # the three convolutions below turn 36 pixels into 1
 
 
-class DictEncoder(nn.Module):
+def spatial_dims(shape: Sequence[int]) -> int:
+    """Return `i` such that dims `i`, `i + 1` are height and width: the neighbours with the largest area."""
+    areas = [a * b for a, b in pairwise(shape)]
+    return areas.index(max(areas))
+
+
+def looks_like_image(shape: Sequence[int]) -> bool:
+    """Say whether a shape has height and width that the convolutions can take."""
+    if not 2 <= len(shape) <= 4:
+        return False
+    i = spatial_dims(shape)
+    return min(shape[i], shape[i + 1]) >= SMALLEST_SIDE
+
+
+class NatureCNN(Encoder):
+    """Three convolutions with ReLU, flattened (Mnih et al. 2015, without the fully connected layer).
+
+    Parameters
+    ----------
+    shape : sequence of int
+        Of one image, without batch dims: `[H, W]`, `[C, H, W]`, `[H, W, C]`, or with a stack dim in front.
+        Which dims are channels is decided here, once (`spatial_dims`).
+    scale : float
+        Multiplies the pixels: 1/255 for bytes, 1 for floats that are in [0, 1] already.
+
+    Notes
+    -----
+    Input `[*B, *shape]` of any dtype, output float32 `[*B, out_features]`.
+
+    Raises
+    ------
+    ArgumentError
+        When a side is shorter than 36 pixels.
+    """
+
+    fast = True
+    convolves = True
+
+    def __init__(self, shape: Sequence[int], scale: float = 1 / 255) -> None:
+        super().__init__()
+        if not looks_like_image(shape):
+            raise ArgumentError(
+                f"an observation of shape {tuple(shape)} cannot go through the Nature CNN",
+                why=f"it needs 2 to 4 dims with a height and width of at least {SMALLEST_SIDE} pixels",
+                fix="Resize it in the env, or use policy=mlp.",
+            )
+        self.shape, self.scale = tuple(shape), scale
+        self._at = spatial_dims(shape)
+        height, width = shape[self._at], shape[self._at + 1]
+        channels = math.prod(shape) // (height * width)
+        self.layers = nn.Sequential(
+            nn.Conv2d(channels, 32, 8, stride=4),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 4, stride=2),
+            nn.ReLU(),
+            nn.Conv2d(64, 64, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+        )
+        with torch.no_grad():
+            self.out_features = self.layers(torch.zeros(1, channels, height, width)).shape[-1]
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        batch = pixels.shape[: pixels.ndim - len(self.shape)]
+        x = pixels.reshape(-1, *self.shape)  # [N, *shape]
+        x = x.movedim((self._at + 1, self._at + 2), (-2, -1)).flatten(1, -3) if x.ndim > 3 else x.unsqueeze(1)
+        x = self.layers(x.float() * self.scale)  # [N, C, H, W] -> [N, F]
+        return x.reshape(*batch, self.out_features)
+
+    def extra_repr(self) -> str:
+        return f"shape={self.shape}, scale={self.scale:.4g}, out_features={self.out_features}"
+
+
+class DictEncoder(Encoder):
     """Several observations, each through its own encoder, concatenated.
 
     Parameters
@@ -96,8 +179,28 @@ class DictEncoder(nn.Module):
         self.encoders = nn.ModuleList(encoders)
         self.out_features = sum(encoder.out_features for encoder in encoders)
 
+    @property
+    def convolves(self) -> bool:  # type: ignore[override]
+        return any(encoder.convolves for encoder in self.encoders)
+
+    def before(self, layers: nn.Sequential) -> nn.Module:
+        return DictNet(self, layers)
+
     def forward(self, *observations: Tensor) -> Tensor:
         return torch.cat([encode(x) for encode, x in zip(self.encoders, observations, strict=True)], -1)
+
+
+class DictNet(nn.Module):
+    """An encoder of several observations, then layers; `forward(*observations)` is `[*B, out_features]`."""
+
+    fast = True
+
+    def __init__(self, encoder: DictEncoder, mlp: nn.Sequential) -> None:
+        super().__init__()
+        self.encoder, self.mlp, self.out_features = encoder, mlp, mlp.out_features
+
+    def forward(self, *observations: Tensor) -> Tensor:
+        return self.mlp(self.encoder(*observations))
 
 
 def image_scale(spec: TensorSpec) -> float:
@@ -140,12 +243,11 @@ def encoder_for(key: Key, spec: TensorSpec, shape: Sequence[int], images: bool =
         return NatureCNN(shape, image_scale(spec))
     if spec.dtype.is_complex or not isinstance(spec, Unbounded | Bounded | Binary | OneHot | Categorical):
         raise ConfigError(
-            "no network here can take this observation",
-            where=where,
+            "no network here can take this observation", where=where,
             why=f"it is {type(spec).__name__} of dtype {spec.dtype}",
             fix="Leave it out with env.wrappers=[{FilterObservation: {filter_keys: [...]}}], or register a policy of "
             "your own (in Python: in_keys without it, or a module).",
-        )
+        )  # fmt: skip
     if math.prod(shape) == 0:
         raise ConfigError("the observation is empty", where=where, why=f"its shape is {tuple(shape)}")
     in_a_row = f"{where} of shape {tuple(shape)} is read as {math.prod(shape):,} numbers in a row"
@@ -160,116 +262,21 @@ def encoder_for(key: Key, spec: TensorSpec, shape: Sequence[int], images: bool =
     return Flat(shape, 1 / 255 if _are_bytes(spec) else 1.0)
 
 
-NETS = ("auto", "mlp", "cnn", "dict")
-
-
-class DictNet(nn.Module):
-    """An encoder of several observations, then layers; `forward(*observations)` is `[*B, out_features]`."""
-
-    fast = True
-
-    def __init__(self, encoder: DictEncoder, mlp: MLP) -> None:
-        super().__init__()
-        self.encoder, self.mlp, self.out_features = encoder, mlp, mlp.out_features
-
-    def forward(self, *observations: Tensor) -> Tensor:
-        return self.mlp(self.encoder(*observations))
-
-
-def observation_keys(spec: Composite, wanted: Sequence[Key] | None = None) -> list[Key]:
-    """The keys a policy reads: those wanted, or all but the counters that transforms add.
-
-    Raises
-    ------
-    ConfigError
-        When a wanted key is not in the spec, or nothing is left to read.
-    """
-    known = spec.keys(True, True)
-    for key in wanted or ():
-        if key not in spec:
-            near = get_close_matches(show(key), [show(k) for k in known], n=1)
-            raise ConfigError(
-                f"there is no observation '{show(key)}'",
-                where="policy in_keys",
-                why=f"the env has {', '.join(map(show, known)) or 'none'}",
-                fix=f"Did you mean {near[0]}?" if near else None,
-            )
-    keys = list(wanted) if wanted else [key for key in known if not spec[key].counter]
-    if not keys:
-        raise ConfigError("the env has no observation for a policy to read", where="observation spec")
-    return keys
-
-
-def network(
-    spec: Composite,
-    keys: Sequence[Key],
-    out_features: int | None,
-    *,
-    net: str = "auto",
-    hidden: Sequence[int] | None = None,
-    activation: str | type[nn.Module] | None = None,
-    orthogonal: bool = True,
-    last_gain: float = 1.0,
-) -> MLP | DictNet:
-    """A network from the observations under `keys` to `out_features` numbers (None: the last hidden layer).
-
-    Parameters as in `build_actor_critic`. One observation gives an `MLP`, whose first layer is the encoder if
-    one is needed. A float32 vector needs none: then the layers are all torch's own.
-    """
-    encoders = _encoders(spec, list(keys), net)
-    sees = _any_cnn(encoders)
-    if hidden is None:
-        hidden = (512,) if sees else (64, 64)
-    activation = activation or ("relu" if sees else "tanh")
-    front: nn.Module = encoders[0] if len(encoders) == 1 else DictEncoder(encoders)
-    width = sum(encoder.out_features for encoder in encoders)
-    mlp = MLP(width, out_features, hidden, activation, orthogonal=orthogonal, last_gain=last_gain)
-    if orthogonal:
-        orthogonal_(front)
-    if isinstance(front, DictEncoder):
-        return DictNet(front, mlp)
-    if not (isinstance(front, Flat) and front.rank == 1 and spec[keys[0]].dtype is torch.float32):
-        mlp.insert(0, front)
-    return mlp
-
-
-def convolves(spec: Composite, keys: Sequence[Key], net: str = "auto") -> bool:
-    """Say whether `network` would begin with convolutions, for one observation at least; draws no random numbers."""
-    with torch.random.fork_rng(devices=()):  # encoders are made, with weights that nobody will see
-        return _any_cnn(_encoders(spec, list(keys), net))
-
-
-def _any_cnn(encoders: Sequence[Encoder]) -> bool:
-    return any(isinstance(encoder, NatureCNN) for encoder in encoders)
-
-
-def _encoders(spec: Composite, keys: list[Key], net: str) -> list[Encoder]:
-    if net not in NETS:
-        near = get_close_matches(net, NETS, n=1)
-        fix = f"Did you mean {near[0]}?" if near else f"Choose one of {', '.join(NETS)}."
-        raise ConfigError(f"there is no network '{net}'", where="policy", fix=fix)
-    if net in ("mlp", "cnn") and len(keys) > 1:
-        raise ConfigError(
-            f"policy={net} reads one observation",
-            why=f"the env has {', '.join(map(show, keys))}",
-            fix="Use policy=dict to read all of them, or leave the others out with "
-            "env.wrappers=[{FilterObservation: {filter_keys: [...]}}] (in Python: in_keys=[...]).",
-        )
-    shapes = [tuple(spec[key].shape[len(spec.shape) :]) for key in keys]
-    encoders = [
-        encoder_for(key, spec[key], shape, images=net != "mlp") for key, shape in zip(keys, shapes, strict=True)
-    ]
-    if large := [show(key) for key in keys if _are_large(spec[key])]:
+def encoder_of(specs: Mapping[Key, TensorSpec], batch_dims: int, net: str) -> Encoder:
+    """Return what encodes these observations together; `net` as in `rlcli.modules.nets.network`."""
+    shapes = {key: tuple(spec.shape[batch_dims:]) for key, spec in specs.items()}
+    encoders = [encoder_for(key, spec, shapes[key], images=net != "mlp") for key, spec in specs.items()]
+    if large := [show(key) for key, spec in specs.items() if _are_large(spec)]:
         warnings.warn(
             f"{', '.join(large)}: whole numbers of a large range go into the network as they are; "
             "env.normalize_observation=true scales them",
             stacklevel=2,
         )
-    if net == "cnn" and not isinstance(encoders[0], NatureCNN):
+    if net == "cnn" and not encoders[0].convolves:
+        key, shape = next(iter(shapes.items()))
         raise ConfigError(
-            "policy=cnn needs an image",
-            where=f"observation '{show(keys[0])}'",
-            why=f"its shape is {shapes[0]}, and an image has 2 to 4 dims and at least 36 pixels a side",
+            "policy=cnn needs an image", where=f"observation '{show(key)}'",
+            why=f"its shape is {shape}, and an image has 2 to 4 dims and at least 36 pixels a side",
             fix="Use policy=mlp.",
-        )
-    return encoders
+        )  # fmt: skip
+    return encoders[0] if len(encoders) == 1 else DictEncoder(encoders)

@@ -22,12 +22,7 @@ from difflib import get_close_matches
 from typing import Any
 
 import torch
-from tensordict.nn import (
-    NormalParamExtractor,
-    TensorDictModule,
-    TensorDictModuleBase,
-    TensorDictSequential,
-)
+from tensordict.nn import NormalParamExtractor, TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 
 from rlcli.errors import ConfigError
@@ -110,6 +105,15 @@ class LogScaleExtractor(nn.Module):
 
 
 DISTRIBUTIONS = ("auto", "categorical", "multi_categorical", "bernoulli", "normal", "tanh_normal")
+_NAMES = {
+    "Categorical": "categorical",
+    "OneHotCategorical": "categorical",
+    "MultiCategorical": "multi_categorical",
+    "MultiOneHot": "multi_categorical",
+    "IndependentBernoulli": "bernoulli",
+    "IndependentNormal": "normal",
+    "TanhNormal": "tanh_normal",
+}
 
 
 @dataclass
@@ -188,11 +192,9 @@ def single_action(action_spec: TensorSpec) -> tuple[Key, TensorSpec]:
     if len(leaves) != 1:
         names = ", ".join(show(k) for k, _ in leaves)
         raise ConfigError(
-            "an inferred policy has one action",
-            where="action spec",
-            why=f"this env has {len(leaves)}: {names}",
+            "an inferred policy has one action", where="action spec", why=f"this env has {len(leaves)}: {names}",
             fix="Build it with ProbabilisticActor, or wrap the env so that its action is one array.",
-        )
+        )  # fmt: skip
     return leaves[0]
 
 
@@ -216,36 +218,23 @@ def action_head(action_spec: TensorSpec, batch_dims: int, distribution: str = "a
     if distribution not in DISTRIBUTIONS:
         near = get_close_matches(distribution, DISTRIBUTIONS, n=2, cutoff=0.5) or DISTRIBUTIONS
         raise ConfigError(
-            f"there is no distribution '{distribution}'",
-            where="policy.distribution",
-            fix=f"Use {' or '.join(near)}.",
+            f"there is no distribution '{distribution}'", where="policy.distribution", fix=f"Use {' or '.join(near)}."
         )
     key, spec = single_action(action_spec)
     shape = tuple(spec.shape[batch_dims:])
     if len(shape) != (0 if isinstance(spec, Categorical) else 1):
         raise ConfigError(
-            "an inferred policy's action is one index or one vector",
-            where=f"action '{show(key)}'",
+            "an inferred policy's action is one index or one vector", where=f"action '{show(key)}'",
             why=f"it is {type(spec).__name__} of shape {shape}",
             fix="Reshape it in the env with gymnasium.wrappers.TransformAction.",
-        )
+        )  # fmt: skip
     head = _discrete(key, spec) or _continuous(key, spec, shape[0], distribution)
-    fits = {
-        D.Categorical: "categorical",
-        D.OneHotCategorical: "categorical",
-        D.MultiCategorical: "multi_categorical",
-        D.MultiOneHot: "multi_categorical",
-        D.IndependentBernoulli: "bernoulli",
-        D.IndependentNormal: "normal",
-        D.TanhNormal: "tanh_normal",
-    }[head.distribution_class]
+    fits = _NAMES[head.distribution_class.__name__]
     if distribution not in ("auto", fits):
         raise ConfigError(
-            f"distribution '{distribution}' does not fit this action",
-            where="policy.distribution",
-            why=f"action '{show(key)}' is {spec!r}",
-            fix=f"Use policy.distribution={fits}, or auto.",
-        )
+            f"distribution '{distribution}' does not fit this action", where="policy.distribution",
+            why=f"action '{show(key)}' is {spec!r}", fix=f"Use policy.distribution={fits}, or auto.",
+        )  # fmt: skip
     return head
 
 
@@ -266,20 +255,16 @@ def _continuous(key: Key, spec: TensorSpec, features: int, distribution: str) ->
     where = f"action '{show(key)}'"
     if not isinstance(spec, Bounded | Unbounded) or not spec.dtype.is_floating_point:
         raise ConfigError(
-            "no distribution here can draw this action",
-            where=where,
-            why=f"it is {spec!r}",
+            "no distribution here can draw this action", where=where, why=f"it is {spec!r}",
             fix="Wrap the env so that its action is discrete, multi-discrete, binary or a float box.",
-        )
+        )  # fmt: skip
     if distribution != "tanh_normal":
         return ActionHead(key, features, D.IndependentNormal, continuous=True)
     if not isinstance(spec, Bounded) or bool((spec.low.isinf() | spec.high.isinf()).any()):
         raise ConfigError(
-            "tanh_normal needs a bounded action",
-            where=where,
-            why=f"it is {spec!r}",
+            "tanh_normal needs a bounded action", where=where, why=f"it is {spec!r}",
             fix="Declare its bounds: 'env.wrappers=[{BoundAction: {low: -1, high: 1}}]'; or, where the loss is ppo, "
             "a2c or reinforce, use policy.distribution=normal.",
-        )
+        )  # fmt: skip
     low, high = (bound.reshape(-1, features)[0] for bound in (spec.low, spec.high))
     return ActionHead(key, features, D.TanhNormal, {"low": low, "high": high}, continuous=True)

@@ -1,7 +1,7 @@
-"""Networks of tensors: fully connected layers, convolutions, action values with a dueling head, values of actions.
+"""Networks of tensors: fully connected layers, and before them what encodes the observations of an env.
 
 With the activations that configs name, and initial weights: orthogonal layers, and a seed that touches nobody else's
-random numbers.
+random numbers; and a context in which they run on one thread.
 """
 
 from __future__ import annotations
@@ -11,14 +11,18 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
-from itertools import pairwise
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rlcli.errors import ArgumentError, ConfigError, in_words
+from rlcli.keys import Key, show
+from rlcli.specs import Binary, Bounded, Composite, OneHot, Unbounded
+
+if TYPE_CHECKING:
+    from rlcli.modules.encoders import DictNet, Encoder
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -89,6 +93,20 @@ def seeded(source: int | torch.Generator | None) -> Iterator[None]:
         yield
     finally:
         torch.set_rng_state(before)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run torch on one thread: small products are faster so, and their bits do not depend on the machine."""
+    before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class MLP(nn.Sequential):
@@ -199,124 +217,85 @@ def _units(name: str, given: Iterable[int]) -> list[int]:
         raise ArgumentError(f"{name} is a sequence of units, one a layer", why=f"got {given!r}", fix=fix) from error
 
 
-SMALLEST_SIDE = 36  # the three convolutions below turn 36 pixels into 1
+NETS = ("auto", "mlp", "cnn", "dict")
 
 
-def spatial_dims(shape: Sequence[int]) -> int:
-    """Return `i` such that dims `i`, `i + 1` are height and width: the neighbours with the largest area."""
-    areas = [a * b for a, b in pairwise(shape)]
-    return areas.index(max(areas))
-
-
-def looks_like_image(shape: Sequence[int]) -> bool:
-    """Say whether a shape has height and width that the convolutions can take."""
-    if not 2 <= len(shape) <= 4:
-        return False
-    i = spatial_dims(shape)
-    return min(shape[i], shape[i + 1]) >= SMALLEST_SIDE
-
-
-class NatureCNN(nn.Module):
-    """Three convolutions with ReLU, flattened (Mnih et al. 2015, without the fully connected layer).
-
-    Parameters
-    ----------
-    shape : sequence of int
-        Of one image, without batch dims: `[H, W]`, `[C, H, W]`, `[H, W, C]`, or with a stack dim in front.
-        Which dims are channels is decided here, once (`spatial_dims`).
-    scale : float
-        Multiplies the pixels: 1/255 for bytes, 1 for floats that are in [0, 1] already.
-
-    Notes
-    -----
-    Input `[*B, *shape]` of any dtype, output float32 `[*B, out_features]`.
+def observation_keys(spec: Composite, wanted: Sequence[Key] | None = None) -> list[Key]:
+    """The keys a policy reads: those wanted, or all but the counters that transforms add.
 
     Raises
     ------
-    ArgumentError
-        When a side is shorter than 36 pixels.
+    ConfigError
+        When a wanted key is not in the spec, or nothing is left to read.
     """
-
-    fast = True
-
-    def __init__(self, shape: Sequence[int], scale: float = 1 / 255) -> None:
-        super().__init__()
-        if not looks_like_image(shape):
-            raise ArgumentError(
-                f"an observation of shape {tuple(shape)} cannot go through the Nature CNN",
-                why=f"it needs 2 to 4 dims with a height and width of at least {SMALLEST_SIDE} pixels",
-                fix="Resize it in the env, or use policy=mlp.",
-            )
-        self.shape, self.scale = tuple(shape), scale
-        self._at = spatial_dims(shape)
-        height, width = shape[self._at], shape[self._at + 1]
-        channels = math.prod(shape) // (height * width)
-        self.layers = nn.Sequential(
-            nn.Conv2d(channels, 32, 8, stride=4),
-            nn.ReLU(),
-            nn.Conv2d(32, 64, 4, stride=2),
-            nn.ReLU(),
-            nn.Conv2d(64, 64, 3),
-            nn.ReLU(),
-            nn.Flatten(),
-        )
-        with torch.no_grad():
-            self.out_features = self.layers(torch.zeros(1, channels, height, width)).shape[-1]
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        batch = pixels.shape[: pixels.ndim - len(self.shape)]
-        x = pixels.reshape(-1, *self.shape)  # [N, *shape]
-        x = x.movedim((self._at + 1, self._at + 2), (-2, -1)).flatten(1, -3) if x.ndim > 3 else x.unsqueeze(1)
-        x = self.layers(x.float() * self.scale)  # [N, C, H, W] -> [N, F]
-        return x.reshape(*batch, self.out_features)
-
-    def extra_repr(self) -> str:
-        return f"shape={self.shape}, scale={self.scale:.4g}, out_features={self.out_features}"
+    shown = spec.keys(True, True)
+    for key in wanted or ():
+        if key not in spec:
+            near = get_close_matches(show(key), [show(k) for k in shown], n=1)
+            raise ConfigError(
+                f"there is no observation '{show(key)}'", where="policy in_keys",
+                why=f"the env has {', '.join(map(show, shown)) or 'none'}",
+                fix=f"Did you mean {near[0]}?" if near else None,
+            )  # fmt: skip
+    keys = list(wanted) if wanted else [key for key in shown if not spec[key].counter]
+    if not keys:
+        raise ConfigError("the env has no observation for a policy to read", where="observation spec")
+    return keys
 
 
-class DuelingHead(nn.Module):
-    """`Q = V + A - mean(A)`, from features that both share.
+def network(
+    spec: Composite,
+    keys: Sequence[Key],
+    out_features: int | None,
+    *,
+    net: str = "auto",
+    hidden: Sequence[int] | None = None,
+    activation: str | type[nn.Module] | None = None,
+    orthogonal: bool = True,
+    last_gain: float = 1.0,
+) -> MLP | DictNet:
+    """A network from the observations under `keys` to `out_features` numbers (None: the last hidden layer).
 
-    Parameters
-    ----------
-    trunk : nn.Module
-        Observations to features `[*B, F]`.
-    features, actions : int
+    Parameters as in `build_actor_critic`. One observation gives an `MLP`, whose first layer is the encoder if
+    one is needed. A float32 vector needs none: then the layers are all torch's own.
     """
+    front = _front(spec, list(keys), net)
+    sees = front is not None and front.convolves
+    if hidden is None:
+        hidden = (512,) if sees else (64, 64)
+    activation = activation or ("relu" if sees else "tanh")
+    width = spec[keys[0]].shape[-1] if front is None else front.out_features
+    mlp = MLP(width, out_features, hidden, activation, orthogonal=orthogonal, last_gain=last_gain)
+    if front is None:
+        return mlp
+    if orthogonal:
+        orthogonal_(front)
+    return front.before(mlp)  # type: ignore[return-value]
 
-    def __init__(self, trunk: nn.Module, features: int, actions: int) -> None:
-        super().__init__()
-        self.trunk = trunk
-        self.value, self.advantage = MLP(features, 1, ()), MLP(features, actions, ())
 
-    def forward(self, *observations: Tensor) -> Tensor:
-        features = self.trunk(*observations)
-        advantage = self.advantage(features)
-        return self.value(features) + advantage - advantage.mean(-1, keepdim=True)
+def convolves(spec: Composite, keys: Sequence[Key], net: str = "auto") -> bool:
+    """Say whether `network` would begin with convolutions, for one observation at least; draws no random numbers."""
+    with torch.random.fork_rng(devices=()):  # encoders are made, with weights that nobody will see
+        front = _front(spec, list(keys), net)
+        return front is not None and front.convolves
 
 
-class StateActionMLP(nn.Module):
-    """`forward(*observations, action)` gives `[*B, 1]`: everything flattened to vectors, joined, then an `MLP`.
+def _front(spec: Composite, keys: list[Key], net: str) -> Encoder | None:
+    """Return what encodes the observations for the layers; None for a float32 vector."""
+    if net not in NETS:
+        near = get_close_matches(net, NETS, n=1)
+        fix = f"Did you mean {near[0]}?" if near else f"Choose one of {', '.join(NETS)}."
+        raise ConfigError(f"there is no network '{net}'", where="policy", fix=fix)
+    if net in ("mlp", "cnn") and len(keys) > 1:
+        raise ConfigError(
+            f"policy={net} reads one observation", why=f"the env has {', '.join(map(show, keys))}",
+            fix="Use policy=dict to read all of them, or leave the others out with "
+            "env.wrappers=[{FilterObservation: {filter_keys: [...]}}] (in Python: in_keys=[...]).",
+        )  # fmt: skip
+    leaf = spec[keys[0]]
+    vector = len(leaf.shape) == len(spec.shape) + 1 and leaf.shape[-1] and leaf.dtype is torch.float32
+    if len(keys) == 1 and net != "cnn" and vector and isinstance(leaf, Bounded | Unbounded | Binary | OneHot):
+        return None
+    from rlcli.modules.encoders import encoder_of
 
-    Parameters
-    ----------
-    in_features : int
-        Of all inputs together.
-    hidden, activation, orthogonal
-        See `MLP`.
-    """
-
-    fast = True
-
-    def __init__(
-        self,
-        in_features: int,
-        hidden: Sequence[int] = (256, 256),
-        activation: str | Callable[[], nn.Module] = "relu",
-        orthogonal: bool = False,
-    ) -> None:
-        super().__init__()
-        self.mlp = MLP(in_features, 1, hidden, activation, orthogonal=orthogonal)
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return self.mlp(torch.cat([x.to(torch.float32) for x in inputs], -1))
+    return encoder_of({key: spec[key] for key in keys}, len(spec.shape), net)

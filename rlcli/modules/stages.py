@@ -9,29 +9,25 @@ inputs) is not taken apart: its users call it as it is, on a tensordict.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tensordict import TensorDictBase
-from tensordict.nn import (
-    NormalParamExtractor,
-    ProbabilisticTensorDictModule,
-    TensorDictModule,
-    TensorDictModuleBase,
-    TensorDictSequential,
-)
+from tensordict.nn import NormalParamExtractor, ProbabilisticTensorDictModule, TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from rlcli.errors import ArgumentError, MissingKeyError, RlcliError
 from rlcli.kernels.mlp import IN_PLACE, Layer
 from rlcli.keys import Key, show, unravel
-from rlcli.modules.encoders import DictNet
-from rlcli.modules.exploration import EGreedyModule
 from rlcli.modules.head import StateIndependentScale
 from rlcli.modules.masks import ActionMask
-from rlcli.modules.recurrent import RecurrentModule
-from rlcli.modules.values import QValueModule
 from rlcli.modules.watch import hooked, plain
+
+if TYPE_CHECKING:
+    from rlcli.modules.recurrent import RecurrentModule
+    from rlcli.modules.values import EGreedyModule, QValueModule
+
+
+T = TypeVar("T")
 
 
 class Stage(NamedTuple):
@@ -67,16 +63,15 @@ class Stage(NamedTuple):
             raise
         if len(written) != len(self.out_keys):
             raise ArgumentError(
-                "a network does not write what its out_keys say",
-                where=type(self.module).__name__,
+                "a network does not write what its out_keys say", where=type(self.module).__name__,
                 why=f"it returns {len(written)}, for {', '.join(map(show, self.out_keys))}",
-            )
+            )  # fmt: skip
         values.update(zip(self.out_keys, written, strict=True))
 
     @property
     def recurrent(self) -> bool:
         """Say whether it reads a state and writes the next one: one step at a time, or over sequences."""
-        return isinstance(self.module, RecurrentModule)
+        return _remembers(self.module)
 
     @property
     def state_keys(self) -> tuple[Key, ...]:
@@ -86,8 +81,8 @@ class Stage(NamedTuple):
     @property
     def touched(self) -> tuple[Key, ...]:
         """Return what it writes to: its outputs, and its inputs where it may work in place on them."""
-        known = self.layers is not None or self.only_reads or self.recurrent
-        return self.out_keys if known else (*self.out_keys, *self.in_keys)
+        in_place = not (self.layers is not None or self.only_reads or self.recurrent)
+        return (*self.out_keys, *self.in_keys) if in_place else self.out_keys
 
     @property
     def only_reads(self) -> bool:
@@ -107,21 +102,25 @@ class Stage(NamedTuple):
     @property
     def cells(self) -> RecurrentModule | None:
         """Return the module if it is only recurrent layers: a step of them can be replayed, not called."""
-        if not isinstance(self.module, RecurrentModule):
+        if not self.recurrent:
             return None
         drops = self.module.layers.dropout and self.module.layers.num_layers > 1
         weights = (p for layer in self.module.weights() for p in layer if p is not None)
         return None if drops or not all(isinstance(p, nn.Parameter) for p in weights) else self.module
 
+    def of_kind(self, kind: type[T]) -> T | None:
+        """Return the module where it is one of this class and does what that says."""
+        return self.module if plain(self.module, kind) else None
+
     @property
     def mask(self) -> ActionMask | None:
         """Return the module where it is an action mask."""
-        return self.module if plain(self.module, ActionMask) else None
+        return self.of_kind(ActionMask)
 
     @property
     def scale(self) -> StateIndependentScale | None:
         """Return the module where it is a learned deviation, equal in every row."""
-        return self.module if plain(self.module, StateIndependentScale) else None
+        return self.of_kind(StateIndependentScale)
 
 
 def read_by(stages: Sequence[Stage], more: Sequence[Key] = ()) -> list[Key]:
@@ -153,7 +152,7 @@ def take_apart(net: Any) -> NetworkStages | None:
     """Return the parts of a plain tensordict module or (nested) sequence; None where calling them would not do."""
     stages: list[Stage] = []
     head = None
-    for leaf in _leaves(net):
+    for leaf in leaves_of(net):
         if leaf is None or head is not None:  # nothing may follow the draw
             return None
         if isinstance(leaf, ProbabilisticTensorDictModule):
@@ -165,10 +164,17 @@ def take_apart(net: Any) -> NetworkStages | None:
 
 def take_apart_values(net: Any) -> ValueParts | None:
     """Return the parts of a `QValueActor`, an `EGreedyModule` behind it or not; None where calling it would not do."""
-    leaves = list(_leaves(net, QValueModule, EGreedyModule))
+    from rlcli.modules.values import EGreedyModule, QValueModule  # of no other policy
+
+    leaves = list(leaves_of(net, QValueModule, EGreedyModule))
     exploration = leaves.pop() if leaves and isinstance(leaves[-1], EGreedyModule) else None
     choice = leaves.pop() if leaves and isinstance(leaves[-1], QValueModule) else None
-    if choice is None or not leaves or not all(isinstance(x, TensorDictModule | RecurrentModule) for x in leaves):
+    if (
+        choice is None
+        or not leaves
+        or None in leaves
+        or any(isinstance(x, QValueModule | EGreedyModule) for x in leaves)
+    ):
         return None
     stages = [*map(_stage, leaves)]
     if choice.action_mask_key is not None:
@@ -178,22 +184,27 @@ def take_apart_values(net: Any) -> ValueParts | None:
 
 
 def _stage(leaf: TensorDictModule | RecurrentModule) -> Stage:
-    module = leaf if isinstance(leaf, RecurrentModule) else leaf.module
+    module = leaf.module if isinstance(leaf, TensorDictModule) else leaf
     return Stage(module, tuple(map(unravel, leaf.in_keys)), tuple(map(unravel, leaf.out_keys)))
 
 
-def _leaves(net: Any, *heads: type) -> Iterator[Any]:
+def _remembers(module: Any) -> bool:
+    """Recognise a `RecurrentModule` by what it offers: where nothing remembers, its class is not loaded."""
+    return hasattr(type(module), "on_sequences")
+
+
+def leaves_of(net: Any, *heads: type) -> Iterator[Any]:
     """Iterate over a network's tensordict modules in order; None for a changed or unknown one."""
     heads = heads or (ProbabilisticTensorDictModule,)
     if not plain(net):
         yield None
     elif isinstance(net, TensorDictSequential):
         for part in (None,) if net.partial_tolerant else net.module:
-            yield from _leaves(part, *heads)
+            yield from leaves_of(part, *heads)
     elif isinstance(net, TensorDictModule):
-        told = net._kwargs is not None or net.method is not None or net.method_kwargs or net._get_kwargs
-        yield None if told or net.strict or net.inplace is not True or "_" in net.in_keys else net
-    elif isinstance(net, RecurrentModule):
+        configured = net._kwargs is not None or net.method is not None or net.method_kwargs or net._get_kwargs
+        yield None if configured or net.strict or net.inplace is not True or "_" in net.in_keys else net
+    elif _remembers(net):
         yield None if hooked(net.layers) or type(net.layers) is not net.kind else net
     else:
         yield net if isinstance(net, heads) else None
@@ -220,30 +231,3 @@ def _layers(net: Any) -> Iterator[nn.Module | None]:
             yield from _layers(child)
     else:
         yield net if plain(net) else None
-
-
-def last_layer(net: nn.Module, key: Key) -> nn.Linear | None:
-    """Return the linear layer that alone makes what `net` writes at `key`, or returns; None if unclear."""
-    module: Any = net
-    if isinstance(net, TensorDictModuleBase):
-        written = [leaf for leaf in _leaves(net) if leaf is None or key in map(unravel, leaf.out_keys)]
-        single = written and written[-1] is not None and len(written[-1].out_keys) == 1
-        module = written[-1].module if single else None
-    while True:
-        if plain(module, DictNet):
-            module = module.mlp
-        elif plain(module, nn.Sequential) and len(module):
-            module = module[-1]
-        else:
-            break
-    if not plain(module, nn.Linear):
-        return None
-    memory = [_memory(p) for part in net.modules() for p in part._parameters.values() if p is not None]
-    uses = sum(part is module for _, part in net.named_modules(remove_duplicate=False))
-    once = uses == 1 and all(memory.count(_memory(p)) == 1 for p in module.parameters())
-    return module if once else None
-
-
-def _memory(p: Tensor) -> int:
-    """Return what parameters have in common that lie in the same memory, which other objects may name."""
-    return id(p) if is_lazy(p) or p.is_meta else p.data_ptr()

@@ -74,15 +74,20 @@ def _values(tables: Iterable[dict]) -> Iterator[Any]:
 class ModuleWatch(Generic[T]):
     """Count changes of a module, and return what `find` makes of it now; some microseconds a look."""
 
-    def __init__(self, module: nn.Module, find: Callable[[Any], T] = lambda module: module) -> None:
-        self.module, self._find = module, find
+    def __init__(
+        self, module: nn.Module, find: Callable[[Any], T] = lambda module: module, *, frozen: bool = False
+    ) -> None:
+        self.module, self._find, self._frozen = module, find, frozen
         self._version = 0
         self._look()
         self._found, self._of = find(module), 0
 
     @property
     def version(self) -> int:
-        """Return another number after a part, hook or `forward` changed; not a tensor's numbers or memory."""
+        """Return another number after a part, hook or `forward` changed; not a tensor's numbers or memory.
+
+        With `frozen` also after a parameter that is not trained was given other memory.
+        """
         if not torch.compiler.is_compiling() and not self._holds():  # a compiled graph has guards of its own
             self._look()
             self._version += 1
@@ -115,6 +120,8 @@ class ModuleWatch(Generic[T]):
         self._functions = [table for table in of_functions if "module" in table]  # a module is one of the parts
         self._heads = [part for part in parts if isinstance(part, ProbabilisticTensorDictModule)]
         self._given = self._called()
+        self._fixed = [p for p in self.module.parameters() if not p.requires_grad] if self._frozen else []
+        self._places = [p.data_ptr() for p in self._fixed]
 
     def _holds(self) -> bool:
         return (
@@ -129,6 +136,7 @@ class ModuleWatch(Generic[T]):
             and [settings(table) for settings, table in self._settings] == self._set
             and len(called := self._called()) == len(self._given)
             and all(map(is_, called, self._given))
+            and [p.data_ptr() for p in self._fixed] == self._places
         )
 
     def _called(self) -> list[Any]:
@@ -140,5 +148,5 @@ class ModuleWatch(Generic[T]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what was seen: a copy's modules have tables of their own."""
-        kept = {name: vars(self)[name] for name in ("module", "_find", "_version", "_found", "_of")}
+        kept = {name: vars(self)[name] for name in ("module", "_find", "_frozen", "_version", "_found", "_of")}
         return kept | {"_empty": [True]}

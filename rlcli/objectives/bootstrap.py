@@ -26,7 +26,6 @@ from rlcli.objectives.keyed import Elsewhere, elsewhere
 from rlcli.objectives.loss import Loss
 from rlcli.objectives.networks import Columns
 from rlcli.objectives.reduction import DISTANCES, MASK_KEYS, mask_of, per_row, reduce, zeroed
-from rlcli.objectives.value.estimators import ValueEstimators
 from rlcli.objectives.value.functional import td0_return_estimate
 from rlcli.objectives.value.reading import need_rate
 
@@ -50,9 +49,9 @@ class BootstrappedLoss(Loss):
     }
 
     upstream_options: ClassVar[dict[str, Elsewhere]] = {
-        "deactivate_vmap": Elsewhere(None, ""),  # there is none
-        "priority_key": Elsewhere((None,), "Rename it: loss.set_keys(priority=...)."),
-        "use_prioritized_weights": Elsewhere(("auto",), "Leave the weights out of the batch, or rename them."),
+        "deactivate_vmap": (None, ""),  # there is none
+        "priority_key": ((None,), "Rename it: loss.set_keys(priority=...)."),
+        "use_prioritized_weights": (("auto",), "Leave the weights out of the batch, or rename them."),
     }
 
     def __init__(
@@ -66,7 +65,7 @@ class BootstrappedLoss(Loss):
 
     def make_value_estimator(self, value_type: Any = None, *, gamma: float = 0.99, **other: Any) -> None:
         """Set the discount. Targets are one-step, or n-step where the batch says how many steps its rewards span."""
-        if other or value_type not in (None, ValueEstimators.TD0, ValueEstimators.TD0.value):
+        if other or getattr(value_type, "value", value_type) not in (None, "td0"):
             got = ", ".join(map(str, ([] if value_type is None else [value_type]) + list(other)))
             raise ArgumentError("targets are one-step here", why=f"got {got}", fix="Use n-step rewards instead.")
         self.gamma = float(need_rate("gamma", gamma))
@@ -154,10 +153,9 @@ def next_columns(columns: Columns, keys: Sequence[Key]) -> dict[Key, Tensor]:
         x = columns.get(under_next(key))
         if x is None:
             raise MissingKeyError(
-                f"the batch has no {show(under_next(key))}",
-                why="the value of the next state is needed",
+                f"the batch has no {show(under_next(key))}", why="the value of the next state is needed",
                 fix="Use memory=exact or memory=full, which keep next observations.",
-            )
+            )  # fmt: skip
         pairs[key] = x
     return pairs
 
@@ -192,10 +190,9 @@ class TargetUpdate(ABC):
         pairs = loss_module.target_pairs() if hasattr(loss_module, "target_pairs") else []
         if not pairs:
             raise ArgumentError(
-                "there are no target networks to update",
-                where=type(loss_module).__name__,
+                "there are no target networks to update", where=type(loss_module).__name__,
                 fix="Build the loss with delay_value=True (DQNLoss) or delay_qvalue=True (SACLoss).",
-            )
+            )  # fmt: skip
         self.loss_module, self.counter = loss_module, 0
         self._watch: ModuleWatch | None = None
         self._sources: list[Tensor] = []
@@ -209,11 +206,10 @@ class TargetUpdate(ABC):
             sources, targets = ([x for pair in pairs for x in _floats(pair[i])] for i in (0, 1))
             if not sources or [x.shape for x in sources] != [x.shape for x in targets]:
                 raise ArgumentError(
-                    "the target networks cannot follow what is trained",
-                    where=type(self.loss_module).__name__,
+                    "the target networks cannot follow what is trained", where=type(self.loss_module).__name__,
                     why=_difference(sources, targets),
                     fix="Change a layer in both networks, or build the loss and its updater anew.",
-                )
+                )  # fmt: skip
             own = [self.loss_module] if isinstance(self.loss_module, nn.Module) else []
             self._watch = ModuleWatch(nn.ModuleList([*own, *itertools.chain.from_iterable(pairs)]))
             self._sources, self._targets = sources, targets

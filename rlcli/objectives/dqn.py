@@ -8,7 +8,7 @@ A network that remembers learns from slices of trajectories, `is_init` where the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from tensordict.nn import TensorDictModuleBase
@@ -23,10 +23,12 @@ from rlcli.objectives.bootstrap import BootstrappedLoss, Pair, mean_of, next_col
 from rlcli.objectives.loss import Terms
 from rlcli.objectives.networks import Columns, Lowered, plain_stages
 from rlcli.objectives.reduction import value_error
-from rlcli.objectives.sequences import SequenceActionValues, burn_in_of, flat, slice_ends, without_burn_in
-from rlcli.objectives.value.reading import Ends
 from rlcli.specs import TensorSpec
 from rlcli.transforms.primer import recurrent_parts
+
+if TYPE_CHECKING:
+    from rlcli.objectives.sequences import SequenceActionValues
+    from rlcli.objectives.value.reading import Ends
 
 START_STATES = ("stored", "zero")
 
@@ -60,6 +62,7 @@ class DQNLoss(BootstrappedLoss):
     """
 
     fast = True
+    closed_form = "gradient_bootstrapped:closed_dqn"
     upstream_keys: ClassVar[tuple[str, ...]] = ("loss",)
     default_keys: ClassVar[dict[str, Key]] = {**BootstrappedLoss.default_keys, "action_value": ACTION_VALUE}
 
@@ -83,17 +86,16 @@ class DQNLoss(BootstrappedLoss):
         if double_dqn and not delay_value:
             raise ArgumentError("double_dqn=True needs delay_value=True", why="without a target network both are one")
         spec = action_space if isinstance(action_space, TensorSpec) else None
-        said = None if isinstance(action_space, TensorSpec) else action_space
+        space = None if isinstance(action_space, TensorSpec) else action_space
         if not isinstance(value_network, nn.Module):
             raise ArgumentError(
-                "DQNLoss needs a network of action values",
-                why=f"got {type(value_network).__name__}",
+                "DQNLoss needs a network of action values", why=f"got {type(value_network).__name__}",
                 fix="Use QValueActor(net, spec=env.action_spec).",
-            )
+            )  # fmt: skip
         if not isinstance(value_network, TensorDictModuleBase):
-            value_network = QValueActor(value_network, spec=spec, action_space=said)
-        known = getattr(value_network, "action_space", None)
-        self.action_space: str = action_space_of(said or (known if spec is None else None), spec)  # type: ignore
+            value_network = QValueActor(value_network, spec=spec, action_space=space)
+        declared = getattr(value_network, "action_space", None)
+        self.action_space: str = action_space_of(space or (declared if spec is None else None), spec)  # type: ignore
         self.value_network, self.delay_value, self.double_dqn = value_network, delay_value, double_dqn
         self.target_value_network = target_of(value_network) if delay_value else None
         if (parts := take_apart_values(value_network)) is not None:
@@ -116,6 +118,8 @@ class DQNLoss(BootstrappedLoss):
     def _values_of(self, network: TensorDictModuleBase) -> Lowered | SequenceActionValues:
         online = action_values(network)
         if recurrent_parts(network):
+            from rlcli.objectives.sequences import SequenceActionValues
+
             return SequenceActionValues(online, self.tensor_keys.action_value, self.start_state == "stored")
         return online
 
@@ -130,7 +134,7 @@ class DQNLoss(BootstrappedLoss):
     @property
     def in_keys(self) -> list[Key]:
         own = self.online.in_keys
-        observed = self.online.observed if isinstance(self.online, SequenceActionValues) else own
+        observed = own if isinstance(self.online, Lowered) else self.online.observed
         return [*own, self.tensor_keys.action, *map(under_next, observed), *self.next_keys]
 
     @property
@@ -159,7 +163,7 @@ class DQNLoss(BootstrappedLoss):
                 fix="Use QValueActor(net, spec=env.action_spec), or loss.set_keys(action_value=...)",
             )
         online, delayed = self.online, self.delayed
-        if isinstance(online, SequenceActionValues) or isinstance(delayed, SequenceActionValues):
+        if not (isinstance(online, Lowered) and isinstance(delayed, Lowered)):
             return self._of_slices(columns, batch_dims, mask, weights)
         values = online(columns, batch_dims)[key]
         with torch.no_grad():
@@ -172,6 +176,8 @@ class DQNLoss(BootstrappedLoss):
         self, columns: dict[Key, Tensor], batch_dims: int, mask: Tensor | None, weights: Tensor | None
     ) -> Terms:
         """Return `terms` of a network that remembers; errors of rows that only warm it up are 0."""
+        from rlcli.objectives.sequences import burn_in_of, flat, slice_ends, without_burn_in
+
         if STEPS_TO_NEXT_OBS in columns:
             raise ArgumentError(
                 "a recurrent network takes the next row for the successor",
@@ -187,7 +193,7 @@ class DQNLoss(BootstrappedLoss):
         size = self.need(columns, self.next_keys[0]).shape[:batch_dims]
         ends = slice_ends(columns, self.next_keys[1], self.ended_key(columns), size)
         online, delayed = self.online, self.delayed
-        assert isinstance(online, SequenceActionValues) and isinstance(delayed, SequenceActionValues)
+        assert not (isinstance(online, Lowered) or isinstance(delayed, Lowered))
         values, following = online(columns, ends, burn_in)
         following = following.detach()
         with torch.no_grad():

@@ -6,7 +6,7 @@ import difflib
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from tensordict import TensorDict
 from torch import Tensor, nn
@@ -25,11 +25,9 @@ def either(name: str, given: T | None, alias: str, other: T | None) -> T | None:
     return other if given is None else given
 
 
-class Elsewhere(NamedTuple):
-    """Describe an option that upstream has and rlcli has not."""
-
-    same: tuple[Any, ...] | None  # values that ask for what happens here anyway; None: every value
-    instead: str  # what to do instead of another
+# an option that upstream has and rlcli has not: values that ask for what happens here anyway (None: every value), and
+# what to do instead of another
+Elsewhere = tuple[tuple[Any, ...] | None, str]
 
 
 def elsewhere(owner: Any, given: Mapping[str, Any], options: Mapping[str, Elsewhere]) -> None:
@@ -50,8 +48,8 @@ def _nearest_argument(kind: type, name: str) -> str | None:
     return _nearest(name, parameters)
 
 
-def _nearest(name: str, known: Iterable[str]) -> str | None:
-    near = difflib.get_close_matches(name, list(known), n=1)
+def _nearest(name: str, names: Iterable[str]) -> str | None:
+    near = difflib.get_close_matches(name, list(names), n=1)
     return f"Did you mean {near[0]!r}?" if near else None
 
 
@@ -88,9 +86,8 @@ class KeyedModule(nn.Module):
             if role not in self.default_keys:
                 raise ArgumentError(
                     f"{type(self).__name__} has no key called {role!r}",
-                    why=f"its keys are {', '.join(self.default_keys)}",
-                    fix=_nearest(role, self.default_keys),
-                )
+                    why=f"its keys are {', '.join(self.default_keys)}", fix=_nearest(role, self.default_keys),
+                )  # fmt: skip
             parts = as_tuple(key)
             if role in STEP_RESULTS:
                 root = (parts[1:] or parts) if parts[0] == NEXT else parts
@@ -118,18 +115,17 @@ class KeyedModule(nn.Module):
 
     def _batch(self, given: Mapping[str, Tensor]) -> TensorDict:
         """Return tensors by name as a batch: a key's name is its parts joined with `_`."""
-        known = {"_".join(as_tuple(key)): key for key in self.readable}
+        names = {"_".join(as_tuple(key)): key for key in self.readable}
         for name in given:
-            if name not in known:
+            if name not in names:
                 raise ArgumentError(
-                    f"{type(self).__name__} reads nothing called {name!r}",
-                    why=f"it reads {', '.join(known)}",
-                    fix=_nearest(name, known),
-                )
-        td = TensorDict({known[name]: x for name, x in given.items()})
+                    f"{type(self).__name__} reads nothing called {name!r}", why=f"it reads {', '.join(names)}",
+                    fix=_nearest(name, names),
+                )  # fmt: skip
+        td = TensorDict({names[name]: x for name, x in given.items()})
         for role in ("reward", "advantage"):  # one number a row: what comes before it is the batch
             key = as_tuple(getattr(self.tensor_keys, role, role))[-1]
-            number = next((x for name, x in given.items() if as_tuple(known[name])[-1] == key), None)
+            number = next((x for name, x in given.items() if as_tuple(names[name])[-1] == key), None)
             if number is not None and number.shape[-1:] == (1,):
                 td.batch_size = number.shape[:-1]
                 return td

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from rlcli import arguments
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import ADVANTAGE, IS_INIT, STATE_VALUE, VALUE_TARGET, Key, show
-from rlcli.modules.recurrent.sequences import begun_with_trajectories
 from rlcli.objectives.keyed import NETWORKS, KeyedModule
 from rlcli.objectives.networks import Columns
 from rlcli.objectives.reduction import REDUCTIONS, begun, filled, mask_of, may_ask
@@ -28,6 +27,8 @@ Terms = dict[str, Tensor]
 class Loss(KeyedModule, ABC):
     """Base of all losses: from a tensordict `[*B]` to one of terms and diagnostics."""
 
+    # "file:function" of `rlcli.learning` that makes its gradient without autograd, where the loss says `fast = True`
+    closed_form: ClassVar[str | None] = None
     upstream_keys: ClassVar[tuple[str, ...]]  # in the order in which a call with tensors by name returns them
 
     def __init__(self, reduction: str | None = "mean") -> None:
@@ -86,6 +87,8 @@ class Loss(KeyedModule, ABC):
         """Return what the loss reads of a batch."""
         columns = {k: x for k in (*self.in_keys, *self.optional_keys) if (x := td.get(k, None)) is not None}
         if IS_INIT in columns:  # only networks that remember read it
+            from rlcli.modules.recurrent.sequences import begun_with_trajectories
+
             columns[IS_INIT] = begun_with_trajectories(td, columns[IS_INIT])
         return columns
 
@@ -100,10 +103,9 @@ class Loss(KeyedModule, ABC):
             return dict(columns), None
         if mask.numel() != math.prod(size):
             raise ArgumentError(
-                "the masks of the batch do not hold one flag a row",
-                where=where,
+                "the masks of the batch do not hold one flag a row", where=where,
                 why=f"their shape is {tuple(mask.shape)}, that of the batch {tuple(size)}",
-            )
+            )  # fmt: skip
         mask = mask.reshape(size)
         if self.recurrent and IS_INIT in columns:
             columns = {**columns, IS_INIT: begun(columns[IS_INIT], mask)}

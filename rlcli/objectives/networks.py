@@ -21,10 +21,9 @@ from torch import Tensor, nn
 
 from rlcli.errors import ArgumentError, RlcliError, in_words
 from rlcli.keys import ACTION_LOG_PROB, SAMPLE_LOG_PROB, STATE_VALUE, Key, show, unravel
+from rlcli.modules import recurrent
 from rlcli.modules.actor import Actor
-from rlcli.modules.distributions import Family
-from rlcli.modules.distributions.family import Params
-from rlcli.modules.recurrent import set_recurrent_mode
+from rlcli.modules.distributions.family import Family, Params
 from rlcli.modules.stages import Stage, read_by, take_apart
 from rlcli.modules.watch import ModuleWatch
 from rlcli.transforms.primer import recurrent_parts
@@ -42,15 +41,14 @@ def fitted(what: str, run: Callable[[], T], read: Callable[[], Columns]) -> T:
     except (RuntimeError, ValueError, IndexError, TypeError) as error:  # what torch raises then
         raise ArgumentError(
             f"{what} cannot be evaluated on the batch",
-            where=", ".join(f"{show(k)} {tuple(x.shape)} {x.dtype}" for k, x in read().items()),
-            why=in_words(error),
+            where=", ".join(f"{show(k)} {tuple(x.shape)} {x.dtype}" for k, x in read().items()), why=in_words(error),
             fix="Compare with the shapes, dtypes and numbers that it was made for.",
-        ) from error
+        ) from error  # fmt: skip
 
 
 def over_sequences(network: nn.Module) -> AbstractContextManager[None]:
     """Run a network that remembers over sequences, in this context."""
-    return set_recurrent_mode(True) if recurrent_parts(network) else nullcontext()
+    return recurrent.set_recurrent_mode(True) if recurrent_parts(network) else nullcontext()
 
 
 def value_key(network: TensorDictModuleBase) -> Key:
@@ -210,42 +208,41 @@ class Density:
     def __init__(self, actor: ProbabilisticTensorDictSequential, mc_samples: int = 1) -> None:
         if not hasattr(actor, "get_dist"):
             raise ArgumentError(
-                "the actor has no action distribution",
-                why=f"{type(actor).__name__} has no get_dist",
+                "the actor has no action distribution", why=f"{type(actor).__name__} has no get_dist",
                 fix="Use ProbabilisticActor, or a ProbabilisticTensorDictSequential",
-            )
+            )  # fmt: skip
         self.actor, self.mc_samples = actor, mc_samples
-        self.known = ModuleWatch(actor, Actor.of)
+        self.function = ModuleWatch(actor, Actor.of)
 
     @property
     def in_keys(self) -> list[Key]:
         """Return what the actor reads, as it is now."""
-        known = self.known()
-        return [unravel(k) for k in self.actor.in_keys] if known is None else known.reads
+        function = self.function()
+        return [unravel(k) for k in self.actor.in_keys] if function is None else function.reads
 
     @property
     def family(self) -> Family | None:
         """Return the family of its distribution as it is now; None where only the actor knows."""
-        known = self.known()
-        return None if known is None else known.family
+        function = self.function()
+        return None if function is None else function.family
 
     @property
     def stages(self) -> tuple[Stage, ...]:
         """Return the stages that write the family's parameters; none where the actor is called."""
-        known = self.known()
-        return () if known is None else known.stages
+        function = self.function()
+        return () if function is None else function.stages
 
     @property
     def param_keys(self) -> list[Key]:
         """Where these parameters are."""
-        known = self.known()
-        return [] if known is None else known.param_keys
+        function = self.function()
+        return [] if function is None else function.param_keys
 
     def parameters(self, columns: Columns) -> tuple[Params, dict[Key, Tensor]]:
         """Return the family's parameters, and the columns with everything that the net writes."""
-        known = self.known()
-        assert known is not None
-        return fitted("the actor", lambda: known.parameters(columns), lambda: columns)
+        function = self.function()
+        assert function is not None
+        return fitted("the actor", lambda: function.parameters(columns), lambda: columns)
 
     def __call__(
         self, columns: Columns, action: Tensor, batch_dims: int = 1, entropy: bool = True
@@ -260,17 +257,13 @@ class Density:
     def _evaluate(
         self, columns: Columns, action: Tensor, batch_dims: int, entropy: bool
     ) -> tuple[Tensor, Tensor | None, dict[Key, Tensor]]:
-        size, known = action.shape[:batch_dims], self.known()
-        if known is not None:
-            family, (params, values) = known.family, known.parameters(columns)
+        size, function = action.shape[:batch_dims], self.function()
+        if function is not None:
+            family, (params, values) = function.family, function.parameters(columns)
             action = family.fitting(params, action)
             if entropy:
                 pair = family.log_prob_and_entropy(params, action)
-                return (
-                    one_a_row(pair[0], size, family),
-                    one_a_row(pair[1], size, family),
-                    values,
-                )
+                return (one_a_row(pair[0], size, family), one_a_row(pair[1], size, family), values)
             return one_a_row(family.log_prob(params, action), size, family), None, values
         dist, td = self.dist(columns, size)
         written = {unravel(k): x for k, x in td.items(True, True)}  # type: ignore[arg-type]

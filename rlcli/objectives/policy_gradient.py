@@ -20,16 +20,7 @@ from rlcli.errors import ArgumentError
 from rlcli.keys import ACTION, ADVANTAGE, SAMPLE_LOG_PROB, STATE_VALUE, VALUE_TARGET, Key, under_next, unravel
 from rlcli.objectives.keyed import Elsewhere, either, elsewhere
 from rlcli.objectives.loss import Loss, Terms
-from rlcli.objectives.networks import (
-    Columns,
-    Density,
-    Lowered,
-    alone,
-    log_prob_key,
-    parted,
-    shared_stages,
-    value_key,
-)
+from rlcli.objectives.networks import Columns, Density, Lowered, alone, log_prob_key, parted, shared_stages, value_key
 from rlcli.objectives.reduction import (
     DISTANCES,
     MASK_KEYS,
@@ -94,17 +85,17 @@ class PolicyGradientLoss(Loss):
         "sample_log_prob": SAMPLE_LOG_PROB,
     }
     upstream_options: ClassVar[dict[str, Elsewhere]] = {
-        "functional": Elsewhere((False,), "Leave it out: the networks keep their parameters."),
-        "delay_actor": Elsewhere((False,), "Leave it out: there is no target network of the actor."),
-        "delay_value": Elsewhere((False,), "Leave it out: there is no target network of the critic."),
-        "device": Elsewhere((None,), "Move the loss: loss.to(device)."),
-        "gamma": Elsewhere((None,), "Tell the estimator: loss.make_value_estimator(gamma=...)."),
-        "advantage_key": Elsewhere((None,), "Rename it: loss.set_keys(advantage=...)."),
-        "value_target_key": Elsewhere((None,), "Rename it: loss.set_keys(value_target=...)."),
-        "value_key": Elsewhere((None,), "Rename it: loss.set_keys(value=...)."),
-        "normalize_advantage_exclude_dims": Elsewhere(((), None), "Standardise the advantages before the loss."),
-        "advantage_norm": Elsewhere((None,), "Use normalize_advantage=True, or standardise before the loss."),
-        "max_importance_ratio": Elsewhere((None,), "Use ClipPPOLoss, whose clip_epsilon limits the ratio."),
+        "functional": ((False,), "Leave it out: the networks keep their parameters."),
+        "delay_actor": ((False,), "Leave it out: there is no target network of the actor."),
+        "delay_value": ((False,), "Leave it out: there is no target network of the critic."),
+        "device": ((None,), "Move the loss: loss.to(device)."),
+        "gamma": ((None,), "Tell the estimator: loss.make_value_estimator(gamma=...)."),
+        "advantage_key": ((None,), "Rename it: loss.set_keys(advantage=...)."),
+        "value_target_key": ((None,), "Rename it: loss.set_keys(value_target=...)."),
+        "value_key": ((None,), "Rename it: loss.set_keys(value=...)."),
+        "normalize_advantage_exclude_dims": (((), None), "Standardise the advantages before the loss."),
+        "advantage_norm": ((None,), "Use normalize_advantage=True, or standardise before the loss."),
+        "max_importance_ratio": ((None,), "Use ClipPPOLoss, whose clip_epsilon limits the ratio."),
     }
     actor_term: ClassVar[str] = "loss_objective"
     critic_term: ClassVar[str] = "loss_critic"
@@ -132,7 +123,9 @@ class PolicyGradientLoss(Loss):
         super().__init__(reduction)
         elsewhere(self, upstream, self.upstream_options)
         arguments.choice("loss_critic_type", loss_critic_type, DISTANCES)
-        _check_clip_value(clip_value)
+        number = isinstance(clip_value, Real | Tensor) and not isinstance(clip_value, bool)
+        if clip_value is not None and not (number and clip_value > 0):
+            raise ArgumentError("clip_value must be None or a positive number", why=f"got {clip_value!r}")
         actor_network = either("actor_network", actor_network, "actor", actor)
         critic_network = either("critic_network", critic_network, "critic", critic)
         if actor_network is None:
@@ -151,11 +144,11 @@ class PolicyGradientLoss(Loss):
     critic: Lowered | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        theirs = {"actor_network": "actor_network", "critic_network": "value_network"}.get(name)
+        attribute = {"actor_network": "actor_network", "critic_network": "value_network"}.get(name)
         estimator = getattr(self, "value_estimator", None)
-        if theirs is not None and hasattr(estimator, theirs):
+        if attribute is not None and hasattr(estimator, attribute):
             before = getattr(self, name)
-            if getattr(estimator, theirs) is before is not value:
+            if getattr(estimator, attribute) is before is not value:
                 raise ArgumentError(
                     f"{name} cannot be replaced", why="a value estimator was made of the one before",
                     fix="Make a new loss.",
@@ -383,9 +376,3 @@ class ReinforceLoss(PolicyGradientLoss):
     @property
     def default_value_estimator(self) -> ValueEstimators:
         return ValueEstimators.TD1 if self.critic_network is None else ValueEstimators.GAE
-
-
-def _check_clip_value(limit: Any) -> None:
-    number = isinstance(limit, Real | Tensor) and not isinstance(limit, bool)
-    if limit is not None and not (number and limit > 0):
-        raise ArgumentError("clip_value must be None or a positive number", why=f"got {limit!r}")

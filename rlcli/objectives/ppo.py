@@ -106,6 +106,7 @@ class ClipPPOLoss(PPOLoss):
     """
 
     fast = True
+    closed_form = "gradient_ppo:closed_ppo"
     objective_figures: ClassVar[tuple[str, ...]] = ("clip_fraction", *PPOLoss.objective_figures)
     upstream_keys: ClassVar[tuple[str, ...]] = (
         "loss_objective", "clip_fraction", "entropy", "loss_entropy", "loss_critic", "ESS", "kl_approx",
@@ -124,10 +125,9 @@ class ClipPPOLoss(PPOLoss):
         if clip_value is True:
             if not isinstance(clip_epsilon, int | float):
                 raise ArgumentError(
-                    "clip_value=True needs a single clip_epsilon",
-                    why=f"got {clip_epsilon}",
+                    "clip_value=True needs a single clip_epsilon", why=f"got {clip_epsilon}",
                     fix="Give clip_value a number",
-                )
+                )  # fmt: skip
             clip_value = float(clip_epsilon)
         super().__init__(actor_network, critic_network, clip_value=clip_value or None, **options)
         self.clip_epsilon = clip_epsilon

@@ -63,13 +63,14 @@ class SACLoss(BootstrappedLoss):
     """
 
     fast = True
+    closed_form = "gradient_bootstrapped:closed_sac"
     upstream_options: ClassVar[dict[str, Elsewhere]] = {
         **BootstrappedLoss.upstream_options,
-        "value_network": Elsewhere((None,), "Leave it out: targets are those of the qvalue networks."),
-        "delay_actor": Elsewhere((False,), "Leave it out: there is no target network of the actor."),
-        "delay_value": Elsewhere(None, ""),  # of the value network that there is not
-        "skip_done_states": Elsewhere((False,), "Leave it out: what follows a terminated step is of no effect here."),
-        "scalar_output_mode": Elsewhere((None,), "Leave it out: diagnostics are means."),
+        "value_network": ((None,), "Leave it out: targets are those of the qvalue networks."),
+        "delay_actor": ((False,), "Leave it out: there is no target network of the actor."),
+        "delay_value": (None, ""),  # of the value network that there is not
+        "skip_done_states": ((False,), "Leave it out: what follows a terminated step is of no effect here."),
+        "scalar_output_mode": ((None,), "Leave it out: diagnostics are means."),
     }
 
     upstream_keys: ClassVar[tuple[str, ...]] = ("loss_actor", "loss_qvalue", "loss_alpha", "alpha", "entropy")

@@ -22,9 +22,8 @@ from rlcli.keys import BURN_IN, IS_INIT, Key, under_next, unravel
 from rlcli.modules.recurrent import set_recurrent_mode
 from rlcli.objectives.networks import Columns, Lowered
 from rlcli.objectives.reduction import per_row
-from rlcli.objectives.value.network import SequenceValues
 from rlcli.objectives.value.reading import Ends
-from rlcli.objectives.value.successors import shifted_values
+from rlcli.objectives.value.shifted import SequenceValues, shifted_values
 from rlcli.transforms.primer import state_keys
 
 
@@ -125,13 +124,13 @@ class SequenceActionValues:
         written = self.net.net({key: burn_in.columns[key] for key in self.in_keys if key in burn_in.columns})
         begins = columns[IS_INIT].clone()
         begins[burn_in.following] = True
-        found: dict[Key, Tensor] = {IS_INIT: begins}
+        after_warming: dict[Key, Tensor] = {IS_INIT: begins}
         for key in self.net.state_keys:
             after = written[under_next(key)][burn_in.last]
             states = columns[key].clone() if key in columns else after.new_zeros(len(begins), *after.shape[1:])
             states[burn_in.following] = after
-            found[key] = states
-        return found
+            after_warming[key] = states
+        return after_warming
 
 
 def without(columns: Columns, keys: Sequence[Key]) -> dict[Key, Tensor]:

@@ -14,7 +14,6 @@ import torch
 from rlcli.collectors.schema import RowSchema
 from rlcli.data.fields import width_of
 from rlcli.data.next_obs.modes import MODES, codes, drops, instead_of, shares, stores_twice
-from rlcli.data.storages.memmap import disk_need as rows_on_disk
 from rlcli.kernels.recurrent import WITHOUT_NUMBERS
 from rlcli.keys import Key, show
 from rlcli.planning.forecast import MINIBATCHES, UPDATE, VALUES, at_once, bytes_on
@@ -22,9 +21,8 @@ from rlcli.planning.plan import MemoryFit, Mode, Plan
 from rlcli.planning.tensors import POINTER, SPARE, planned_batch, planned_buffer
 from rlcli.planning.workload import RunStorage, Updates, Workload
 from rlcli.processes.memory import free_memory
-from rlcli.report.buffer_entries import BUFFER
 from rlcli.report.figures import size
-from rlcli.report.ledger import LEARNER, ROLLOUT
+from rlcli.report.ledger import BUFFER, LEARNER, ROLLOUT
 from rlcli.specs.field import Field
 
 
@@ -71,7 +69,7 @@ def _files_of_rows(run: Workload, plan: Plan) -> int:
     row = sum(entry.per_frame for entry in plan.entries if entry.component == BUFFER and entry.device == "disk")
     if not row or run.storage is None:
         return 0
-    return rows_on_disk(math.ceil(row), run.storage.max_size, batch=run.frames_per_batch)
+    return run.storage.kind.disk_need(math.ceil(row), run.storage.max_size, batch=run.frames_per_batch)
 
 
 def _existing(path: Path) -> Path:

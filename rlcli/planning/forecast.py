@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,9 +28,7 @@ from rlcli.keys import ACTION, COLLECTOR_MASK, IS_INIT, Key
 from rlcli.learning.gradient import total_of
 from rlcli.learning.minibatches import whole_sequences
 from rlcli.learning.update import watch_saved
-from rlcli.modules.recurrent import RecurrentModule
 from rlcli.objectives.reduction import MASK_KEYS
-from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.planning.envs import to_come, worker_bytes
 from rlcli.planning.tensors import (
     META,
@@ -47,10 +45,13 @@ from rlcli.planning.workload import Updates, Workload
 from rlcli.processes.memory import give_back, process_memory
 from rlcli.report.ledger import LedgerEntry
 from rlcli.report.memory import Expected
-from rlcli.report.peaks import LargestSaved, LiveBytes
+from rlcli.report.peaks import LiveBytes
 from rlcli.specs.field import Field
 from rlcli.transforms.primer import state_keys
 from rlcli.vec_envs.noise import drawn_ahead
+
+if TYPE_CHECKING:
+    from rlcli.objectives.value.estimator import ValueEstimator
 
 aten = torch.ops.aten
 VALUES, UPDATE = "values", "update"  # stages
@@ -302,13 +303,13 @@ def update_peak(loss: Any, columns: Mapping[Key, Tensor], device: str, sequences
     if not saved:
         return StageMemory(live.peak, live.kept)
     for part in copied.modules():
-        if isinstance(part, RecurrentModule):
-            part.recurrent_recompute = not part.recurrent_recompute
+        if hasattr(part, "recurrent_recompute"):
+            part.recurrent_recompute = not part.recurrent_recompute  # type: ignore[operator]
     other = watch_saved(copied)
     with _asked(sequences):
         total_of(copied, columns)
-    now = LargestSaved.total(saved) or 0
-    return StageMemory(live.peak, live.kept, now, abs(now - (LargestSaved.total(other) or 0)))
+    now, otherwise = (sum(part.bytes or 0 for part in watched) for watched in (saved, other))
+    return StageMemory(live.peak, live.kept, now, abs(now - otherwise))
 
 
 def _asked(sequences: int) -> AbstractContextManager[Any]:
@@ -365,7 +366,7 @@ def stage_peak(
 def rows_at_once(estimator: ValueEstimator, rows: RowSchema, flat: bool = False) -> int:
     """Return the rows of one call of the value network."""
     whole = rows.lanes * _slots(estimator, rows)
-    size = estimator.chunks.rows(torch.Size((rows.frames,) if flat else (rows.lanes, rows.steps)))
+    size = estimator.chunk_rows(torch.Size((rows.frames,) if flat else (rows.lanes, rows.steps)))
     if size is None:
         return whole
     if estimator.recurrent and not flat:  # whole sequences

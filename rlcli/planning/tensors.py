@@ -23,26 +23,22 @@ from rlcli.data.next_obs.modes import drops, shares
 from rlcli.data.next_obs.rows import Successors
 from rlcli.data.next_obs.sparse import Sparse, sparse_bytes, sparse_rows
 from rlcli.keys import APPROXIMATED, SHIFTED_VALID, Key, as_tuple, show, unravel
-from rlcli.learning.flat import spans_of
-from rlcli.learning.optimizer import FlatOptimizer
+from rlcli.learning.optimizer import FlatOptimizer, spans_of
 from rlcli.objectives.reduction import MASK_KEYS
-from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.planning.workload import RunStorage
-from rlcli.report.buffer_entries import BUFFER, PRIORITIES
-from rlcli.report.ledger import FEW_ROWS, Claims, LedgerEntry, batch_entries, learner_entries
+from rlcli.report.ledger import BUFFER, FEW_ROWS, PRIORITIES, Claims, LedgerEntry, batch_entries, learner_entries
 from rlcli.specs.dtypes import dtype_name
 from rlcli.specs.field import Field
 
 if TYPE_CHECKING:
     from rlcli.data.codes import CodedRows
+    from rlcli.objectives.value.estimator import ValueEstimator
 
 Module = TypeVar("Module", bound=nn.Module)
 META = torch.device("meta")
 SPARE = "further batches"  # in the ledger
 POINTER = 4  # bytes of an int32: where an end, or a successor, lies
 EPISODE = 100  # steps of an episode: what is not known before a run
-WIDE = 1024  # bytes of a uint8 row that is compressed
-WHOLE, SINGLE = 20, 32  # and by how much: stacks of four Atari games, single frames of them; random play
 
 
 def copied_to(device: torch.device, module: Module) -> Module:
@@ -195,23 +191,21 @@ def planned_buffer(storage: RunStorage | None, rows: RowSchema, mode: str) -> li
     """Return the columns of a storage once it holds all rows of the run; empty without one."""
     if storage is None:
         return []
-    device = "disk" if storage.on_disk else "cpu"
+    device = storage.kind.medium
     count = min(storage.max_size, storage.rows)
     fields = rows.stored(mode)
     stacks = storage.stacks if shares(mode) else {}
     held = fields | {key: Field(fields[key].shape[1:], fields[key].dtype) for key in stacks}  # one frame a row
     coded = _packed(storage.codes, held, stacks)
     widths = {key: held[key].width if (width := coded.width(key)) is None else width for key in fields}
-    reserved = _in_files(storage, math.ceil(sum(widths.values())), count)
+    reserved = storage.kind.planned_rows(math.ceil(sum(widths.values())), storage.max_size, count)
     # a ring that goes round drops a file once its last row is gone
     goes_round = device == "disk" and storage.rows > count
     columns = []
     for key, field in fields.items():
-        width, note = widths[key], "one frame per row" if key in stacks else ""
-        note = note if coded.width(key) is None else "packed"
-        if storage.kind == "compressed" and field.dtype is torch.uint8 and width >= WIDE:
-            part = SINGLE if key in stacks else WHOLE
-            width, note = max(1, width // part), f"about 1/{part} of its size, depending on the images"
+        width, note = storage.kind.planned_width(field, widths[key], key in stacks)
+        if not note:
+            note = "packed" if coded.width(key) is not None else "one frame per row" if key in stacks else ""
         dtype, shape = dtype_name(field.dtype), (count, *field.shape)
         note = "; ".join(filter(None, (note, "approximate: whole files" if goes_round else "")))
         nbytes = round(reserved * width)
@@ -228,21 +222,11 @@ def planned_buffer(storage: RunStorage | None, rows: RowSchema, mode: str) -> li
     about = f"about; episodes of {EPISODE} steps"
     columns.append(LedgerEntry(BUFFER, "index", index, device="cpu", peak=index, per_frame=index / count, note=about))
     if storage.priorities:
-        from rlcli.kernels.sum_tree.levels import tree_bytes
+        from rlcli.kernels.sum_tree import tree_bytes
 
         nbytes = tree_bytes(storage.max_size)
         columns.append(LedgerEntry(BUFFER, PRIORITIES, nbytes, device="cpu", peak=nbytes, per_frame=nbytes / count))
     return columns
-
-
-def _in_files(storage: RunStorage, row_bytes: int, count: int) -> int:
-    """Return the rows that are reserved for so many."""
-    if not storage.on_disk:
-        return count
-    from rlcli.data.storages.storage import rows_for
-
-    rows = rows_for(row_bytes, storage.max_size)
-    return -(-count // rows) * rows
 
 
 def _index_bytes(storage: RunStorage, rows: RowSchema, mode: str, count: int) -> int:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rlcli.envs import EnvBase
 from rlcli.keys import Key
+
+if TYPE_CHECKING:
+    from rlcli.data.storages import Storage
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class RunEnvs:
 class RunStorage:
     """The storage of a run before it is made."""
 
-    kind: str
+    kind: type[Storage]
     max_size: int
     ndim: int
     rows: int  # of the whole run, however many are kept
@@ -41,7 +44,7 @@ class RunStorage:
 
     @property
     def on_disk(self) -> bool:
-        return self.kind == "memmap"
+        return self.kind.medium == "disk"
 
 
 @dataclass(frozen=True)

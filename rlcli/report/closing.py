@@ -16,6 +16,7 @@ from rlcli.errors import ResourceError
 from rlcli.report import figures, workers
 from rlcli.report.clock import COMPILE
 from rlcli.report.figures import Table, key_cell, shape_cell, wrapped
+from rlcli.report.memory import measured_rows
 from rlcli.report.tally import WINDOW
 
 if TYPE_CHECKING:  # reading a summary must not wait for rich
@@ -64,11 +65,9 @@ def write(folder: Path | str, summary: Mapping) -> None:
             write_whole(path, text)
         except OSError as error:
             raise ResourceError(
-                "cannot write the closing report",
-                where=str(path),
-                why=error.strerror or str(error),
+                "cannot write the closing report", where=str(path), why=error.strerror or str(error),
                 fix="The run itself is saved: `rlcli eval` and `rlcli resume` work once the folder can be written.",
-            ) from error
+            ) from error  # fmt: skip
 
 
 def to_markdown(summary: Mapping) -> str:
@@ -90,9 +89,7 @@ def to_terminal(summary: Mapping) -> RenderableType:
     """Return warnings, the result, its cost and what to type next as a rich renderable."""
     from rich.text import Text
 
-    lines = [Text(_title(summary), style="bold")]
-    lines += [Text(f"resumed {text}") for _, text in _resumed(summary)]
-    lines += [Text(f"! {text}", style="yellow") for _, text in _warnings(summary)]
+    lines = [Text(text, style=style) for style, text in _headlines(summary)]
     ending = (*_results(summary), *_next(summary))
     lines += [Text.assemble((f"{label:<{_LABELS}}", "cyan"), text, overflow="fold") for label, text in ending]
     return Text("\n").join(lines)
@@ -100,11 +97,16 @@ def to_terminal(summary: Mapping) -> RenderableType:
 
 def to_text(summary: Mapping) -> str:
     """Return the terminal's report as plain text; commands and paths, which are copied, stay on one line."""
-    lines = [wrapped(_title(summary))]
-    lines += [wrapped(f"resumed {text}") for _, text in _resumed(summary)]
-    lines += [wrapped(f"! {text}") for _, text in _warnings(summary)]
+    lines = [wrapped(text) for _, text in _headlines(summary)]
     lines += [wrapped(f"{label:<{_LABELS}}{text}", _LABELS) for label, text in _results(summary)]
     return "\n".join([*lines, *(f"{label:<{_LABELS}}{text}" for label, text in _next(summary))])
+
+
+def _headlines(summary: Mapping) -> Iterator[tuple[str, str]]:
+    """Yield styles and texts: how the run ended, what resumes have changed, warnings."""
+    yield "bold", _title(summary)
+    yield from (("", f"resumed {text}") for _, text in _resumed(summary))
+    yield from (("yellow", f"! {text}") for _, text in _warnings(summary))
 
 
 def _results(summary: Mapping) -> Iterator[tuple[str, str]]:
@@ -292,20 +294,10 @@ def _memory_table(ledger: Mapping) -> Table:
                 key = key_cell(entry["key"], entry["note"])
                 table.add(key, shape_cell(entry["shape"]), entry["dtype"], *_held(entry))
         table.add(f"= {component}", "", "", *_held(total))
-    for device, peak in ledger["devices"].items():
-        table.add(device, "", "", "", "", figures.size(peak))
-    for name, label in (("value_stage", figures.VALUES), ("backward", figures.BACKWARD)):
-        stage = ledger.get(name, {})
-        for line, nbytes in figures.stage_rows(label, stage.get("planned"), stage.get("measured")):
-            saved = figures.size(stage["saved"]) if line == label and "saved" in stage else ""
-            table.add(line, "", "", "", "", figures.size(nbytes), saved)
-    process = ledger["process"]
-    label = "process RSS, sampled" if process.get("sampled") else "process RSS"
-    table.add(label, "", "", "", figures.size(process["now"]), figures.size(process["peak"]))
-    if planned := process.get("planned"):
-        table.add(figures.plan_said(planned, process["peak"]), "", "", "", "", figures.size(planned))
-    if workers := process.get("workers"):
-        table.add(figures.WORKERS, "", "", "", figures.size(workers), "")
+    for row in measured_rows(ledger):
+        now = "" if row.now is None else figures.size(row.now)
+        peak = figures.size(row.peak) if row.peak is not None or row.now is None else ""
+        table.add(row.label, "", "", "", now, peak, "" if row.saved is None else figures.size(row.saved))
     return table
 
 

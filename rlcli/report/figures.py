@@ -63,25 +63,7 @@ def number(value: float | None) -> str:
 
 
 WORKERS = "worker processes"  # beside the process: those that step the envs
-
-
-def plan_said(planned: int, measured: int | None) -> str:
-    """Return the label of a plan's figure for the line above, and how far off it was."""
-    off = f" {100 * (measured - planned) / planned:+.1f} %" if measured and planned else ""
-    return f"  planned{off}"
-
-
 VALUES, BACKWARD = "value estimates", "recurrent activations"  # lines of memory that is held for a moment
-
-
-def stage_rows(label: str, planned: int | None, measured: int | None) -> list[tuple[str, int | None]]:
-    """Return lines of memory that is held for a moment: measured, and planned."""
-    rows: list[tuple[str, int | None]] = []
-    if measured is not None or planned is not None:
-        rows.append((label, measured))
-    if planned is not None:
-        rows.append((plan_said(planned, measured), planned))
-    return rows
 
 
 def sparkline(values: Sequence[float], width: int = 12) -> str:

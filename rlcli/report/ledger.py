@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDictBase
@@ -18,9 +19,14 @@ from rlcli.keys import Key, as_tuple, show, under_next, unravel
 from rlcli.specs.dtypes import dtype_name
 from rlcli.transforms.delta_codec import KEPT, delta_key, scale_key
 
+if TYPE_CHECKING:
+    from rlcli.data.buffer.replay_buffer import ReplayBuffer
+    from rlcli.specs.field import Field
+
 ROLLOUT = "rollout"
 FEW_ROWS = "few rows"
 LEARNER = "params+optim"
+BUFFER, PRIORITIES = "buffer", "priorities"
 
 
 @dataclass(frozen=True)
@@ -111,26 +117,16 @@ class Claims:
         else:
             memory, start = str(tensor.device), tensor.data_ptr()
         stop = start + (reach + 1) * tensor.element_size()
-        taken = self._taken.setdefault(memory, [])
-        free = _outside(start, stop, taken)
+        taken, free = self._taken.setdefault(memory, []), [(start, stop)]
+        for low, high in taken:
+            if low < stop and high > start:
+                free = [part for a, b in free for part in ((a, min(b, low)), (max(a, high), b)) if part[0] < part[1]]
         taken.extend(free)
         return sum(high - low for low, high in free)
 
 
-def _outside(start: int, stop: int, taken: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    free = [(start, stop)]
-    for low, high in taken:
-        if high <= start or low >= stop:
-            continue
-        free = [part for a, b in free for part in ((a, min(b, low)), (max(a, high), b)) if part[0] < part[1]]
-    return free
-
-
 def batch_entries(
-    batch: TensorDictBase,
-    obs_keys: Iterable[Key] = (),
-    *,
-    claims: Claims | None = None,
+    batch: TensorDictBase, obs_keys: Iterable[Key] = (), *, claims: Claims | None = None
 ) -> list[LedgerEntry]:
     """Return the lines of one batch `[N, T]`; observations absent under "next" are saved; aliases share `claims`."""
     claims = Claims() if claims is None else claims
@@ -178,6 +174,40 @@ def learner_entries(
     return [_summed(kind, tensors, claims) for kind, tensors in kinds.items() if tensors]
 
 
+def stored_entries(buffer: ReplayBuffer) -> list[LedgerEntry]:
+    """Return a line a key, in bytes of the stored rows, then the index with next observations, and priorities."""
+    ring, storage = buffer.ring, buffer.storage
+    if not ring.fields:
+        return []
+    rows = max(len(ring), 1)
+    # bytes held for each byte of a row: fewer than rows where compressed
+    share = storage.nbytes / max(sum(field.width for field in storage.fields.values()), 1)
+
+    def entry(key: str, nbytes: int, field: Field | None = None, device: str = "", **more: Any) -> LedgerEntry:
+        shape, dtype = ((), "") if field is None else ((rows, *field.shape), dtype_name(field.dtype))
+        return LedgerEntry(BUFFER, key, nbytes, shape, dtype, device, per_frame=nbytes / rows, **more)
+
+    entries = []
+    for key, field in ring.fields.items():
+        width = ring.contents.width(key)
+        nbytes = 0 if width is None else round(share * width)
+        note = "exact" if width is None else "" if width == field.width else "packed"
+        note = "one frame per row" if key in ring.stacks else note
+        saved = 0 if width == field.width else rows * field.width - nbytes
+        entries.append(entry(show(key), nbytes, field, str(storage.device), saved=saved, note=note))
+    few = ring.sparse_fields()
+    for key, (field, nbytes) in few.items():
+        saved, note = kept_few(key, rows * field.width, nbytes)
+        entries.append(entry(show(key), nbytes, field, "cpu", saved=saved, note=note))
+    index_bytes = ring.nbytes - storage.nbytes - sum(nbytes for _, nbytes in few.values())
+    entries.append(entry("index", index_bytes, saved=-index_bytes if ring.exact else 0))
+    if (capacity := getattr(buffer.sampler, "max_capacity", None)) is not None:
+        from rlcli.kernels.sum_tree.levels import tree_bytes
+
+        entries.append(entry(PRIORITIES, tree_bytes(capacity)))
+    return entries
+
+
 def _plain(key: Key, value: Tensor, frames: int, claims: Claims) -> LedgerEntry:
     nbytes = claims.claim(value)
     note = "" if nbytes or not value.numel() else "shared with a key above"
@@ -186,7 +216,11 @@ def _plain(key: Key, value: Tensor, frames: int, claims: Claims) -> LedgerEntry:
 
 def _gathered(key: Key, value: Rows, frames: int, claims: Claims) -> LedgerEntry:
     """Return a lazy next observation's line: its extra rows and index; the observations belong to their key."""
-    nbytes = claims.claim(value.extra) + sum(claims.claim(tensor) for tensor in _pointers(value))
+    nbytes, ends = claims.claim(value.extra), value.ends
+    if ends is not None:
+        nbytes += claims.claim(ends)
+    if ends is None or value.nbytes_held > value.extra.nbytes + ends.nbytes:  # else nothing has built the index
+        nbytes += claims.claim(value.index)
     nbytes += claims.claim(value.obs)  # nothing, unless the batch dropped the observations themselves
     full = value.numel() * value.element_size()
     saved, note = kept_few(key, full, nbytes) if value.sparse else (full - nbytes, "exact")
@@ -197,14 +231,6 @@ def kept_few(key: Key, full: int, nbytes: int) -> tuple[int, str]:
     """Return the bytes saved by a column of which few rows are kept, and its note."""
     overflows = KEPT in as_tuple(key)  # beside differences: `full` has no such key
     return (-nbytes, "overflows") if overflows else (full - nbytes, FEW_ROWS)
-
-
-def _pointers(rows: Rows) -> list[Tensor]:
-    """Return the tensors that locate rows: the ends, and the index only if something has built it."""
-    if rows.ends is None:
-        return [rows.index]
-    built = rows.nbytes_held > rows.extra.nbytes + rows.ends.nbytes
-    return [rows.ends, rows.index] if built else [rows.ends]
 
 
 def _summed(kind: str, tensors: Sequence[Tensor], claims: Claims) -> LedgerEntry:

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from rlcli.report import closing, figures
 from rlcli.report.memory import MemoryRow
-from rlcli.report.snapshot import EVALUATION, LEAST, Snapshot, View
+from rlcli.report.view import EVALUATION, LEAST, Snapshot, View
 from rlcli.report.workers import cells as cells_of_workers
 
 GAP, LEARNING_WIDTH = 3, 37

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from tensordict import TensorDictBase
@@ -14,8 +15,11 @@ from tensordict import TensorDictBase
 from rlcli.keys import Key, show, under_next
 from rlcli.report import figures
 from rlcli.report.ledger import ROLLOUT, Ledger, LedgerEntry, counted
-from rlcli.report.peaks import DevicePeaks, LargestPeak, LargestSaved, ProcessPeak
+from rlcli.report.peaks import DevicePeaks, LargestPeak, ProcessPeak
 from rlcli.transforms.delta_codec import delta_key, kept_key, scale_key
+
+if TYPE_CHECKING:
+    from rlcli.modules.recurrent.sequences import LargestSaved
 
 _FIRST = {"obs": 0, "next.obs": 1}  # shown side by side: what is held, and what the mode saves on it
 
@@ -80,20 +84,9 @@ class MemoryReport:
 
     def rows(self) -> list[MemoryRow]:
         """For a view."""
-        expected = self.expected
-        return memory_rows(
-            self.ledger,
-            self.obs_keys,
-            next_obs=self.next_obs,
-            process=(self.process.now, self.process.peak),
-            sampled=self.process.sampled,
-            devices=self._devices(),
-            planned=expected.total,
-            workers=expected.workers,
-            stage=(expected.values, self.values.bytes),
-            backward=(expected.saved, self._saved),
-            spared=expected.spared,
-        )
+        measured = self._measured()
+        measured["process"]["workers"] = self.expected.workers  # where the plan could not count the rest, too
+        return memory_rows(self.ledger, self.obs_keys, measured, self.next_obs)
 
     def record(self) -> dict[str, int]:
         """Return a metrics record: the ledger only where it was read since the last one."""
@@ -111,55 +104,52 @@ class MemoryReport:
 
     def summary(self) -> dict:
         """Return every entry, sums by component, the process, and the plan's figures."""
-        expected, ledger, process = self.expected, self.ledger, self.process
-        planned = {"planned": expected.total, "imported": expected.imported, "workers": expected.workers}
-        stage = {"planned": expected.values, "measured": self.values.bytes}
-        backward = {"planned": expected.saved, "measured": self._saved}
-        spared = {"saved": expected.spared} if expected.spared else {}
-        by_stage = {} if self._peaks is None else self._peaks.by_stage
+        ledger, measured = self.ledger, self._measured()
+        sums = [ledger.component(name) for name in ledger.components()]
+        if self._peaks is not None:
+            measured["devices"] |= {f"  {name}": peak for name, peak in self._peaks.by_stage.items()}
         return {
             "entries": [entry.as_dict() for entry in ledger.entries],
             "components": {
-                name: {
-                    "bytes": total.bytes,
-                    "peak": total.peak,
-                    "per_frame": total.per_frame,
-                    "saved": total.saved,
-                }
-                for name, total in ((name, ledger.component(name)) for name in ledger.components())
+                x.component: {"bytes": x.bytes, "peak": x.peak, "per_frame": x.per_frame, "saved": x.saved}
+                for x in sums
             },
             "saved": ledger.saved,
-            **({"value_stage": stage} if any(x is not None for x in stage.values()) else {}),
-            **({"backward": backward | spared} if any(x is not None for x in backward.values()) else {}),
+            **measured,
+        }
+
+    def _measured(self) -> dict[str, dict]:
+        """Return what is measured beside the ledger, and what the plan said of it, as the summary has them."""
+        expected, process, peaks = self.expected, self.process, self._peaks
+        planned = {"planned": expected.total, "imported": expected.imported, "workers": expected.workers}
+        stages: dict[str, dict] = {
+            "value_stage": {"planned": expected.values, "measured": self.values.bytes},
+            "backward": {"planned": expected.saved, "measured": self._saved},
+        }
+        stages = {name: stage for name, stage in stages.items() if any(x is not None for x in stage.values())}
+        if expected.spared and "backward" in stages:
+            stages["backward"]["saved"] = expected.spared
+        return {
+            **stages,
             "process": {"now": process.now, "peak": process.peak, "sampled": process.sampled}
             | (planned if expected.total is not None else {}),
-            "devices": self._devices() | {f"  {name}": peak for name, peak in by_stage.items()},
+            "devices": {} if peaks is None else {f"{peaks.device} peak": peaks.peak},
         }
 
     @property
     def _saved(self) -> int | None:
         """Return the bytes that recurrent layers saved for the largest minibatch's backward pass; None without any."""
-        return None if self._watched is None else LargestSaved.total(self._watched.saved)
-
-    def _devices(self) -> dict[str, int]:
-        return {} if self._peaks is None else {f"{self._peaks.device} peak": self._peaks.peak}
+        sizes = [] if self._watched is None else [x.bytes for x in self._watched.saved if x.bytes is not None]
+        return sum(sizes) if sizes else None
 
 
 def memory_rows(
-    ledger: Ledger,
-    obs_keys: Iterable[Key],
-    *,
-    next_obs: str = "",
-    process: tuple[int, int] | None = None,
-    sampled: bool = False,
-    devices: Mapping[str, int] | None = None,
-    planned: int | None = None,
-    workers: int = 0,
-    stage: tuple[int | None, int | None] = (None, None),
-    backward: tuple[int | None, int | None] = (None, None),
-    spared: int = 0,
+    ledger: Ledger, obs_keys: Iterable[Key], measured: Mapping[str, Mapping] | None = None, next_obs: str = ""
 ) -> list[MemoryRow]:
-    """Return the ledger in bytes, folded: a line for each observation and its next one, one for the batch's rest."""
+    """Return the ledger in bytes, folded, and `measured_rows`.
+
+    The batch has a line for each observation and its next one, and one for its rest.
+    """
     obs_keys = list(obs_keys)
     obs = {show(key) for key in obs_keys}
     following = {show(name(key)) for key in obs_keys for name in (under_next, delta_key, scale_key, kept_key)}
@@ -177,17 +167,33 @@ def memory_rows(
         if label == "next.obs" and next_obs:
             label += f" {next_obs}"
         rows.append(MemoryRow(label, row.now, row.peak if row.peak != row.now else None, row.saved or None))
-    for device, peak in (devices or {}).items():
-        rows.append(MemoryRow(device, None, peak))
-    rows += [MemoryRow(label, None, nbytes) for label, nbytes in figures.stage_rows(figures.VALUES, *stage)]
-    for label, nbytes in figures.stage_rows(figures.BACKWARD, *backward):
-        rows.append(MemoryRow(label, None, nbytes, spared or None if label == figures.BACKWARD else None))
-    if process is not None:
-        worth = 0.01 * process[1]
-        rows = [row if row.saved and row.saved >= worth else replace(row, saved=None) for row in rows]
-        rows.append(MemoryRow("process RSS, sampled" if sampled else "process RSS", *process))
-        if planned and process[1]:
-            rows.append(MemoryRow(figures.plan_said(planned, process[1]), None, planned))
-    if workers:
+    if measured is None:
+        return rows
+    worth = 0.01 * measured["process"]["peak"]  # less is not shown
+    rows += measured_rows(measured)
+    return [row if row.saved and row.saved >= worth else replace(row, saved=None) for row in rows]
+
+
+def measured_rows(summary: Mapping[str, Mapping]) -> list[MemoryRow]:
+    """Return lines of what a summary of memory has beside the ledger: devices, stages, the process, the plan."""
+    rows = [MemoryRow(device, None, peak) for device, peak in summary.get("devices", {}).items()]
+    for name, label in (("value_stage", figures.VALUES), ("backward", figures.BACKWARD)):
+        if stage := summary.get(name):
+            planned, measured = stage["planned"], stage["measured"]
+            rows.append(MemoryRow(label, None, measured, stage.get("saved")))
+            if planned is not None:
+                rows.append(MemoryRow(_planned(planned, measured), None, planned))
+    process = summary["process"]
+    label = "process RSS, sampled" if process.get("sampled") else "process RSS"
+    rows.append(MemoryRow(label, process["now"], process["peak"]))
+    if planned := process.get("planned"):
+        rows.append(MemoryRow(_planned(planned, process["peak"]), None, planned))
+    if workers := process.get("workers"):
         rows.append(MemoryRow(figures.WORKERS, workers))
     return rows
+
+
+def _planned(planned: int, measured: int | None) -> str:
+    """Return the label of a plan's figure for the line above, and how far off it was."""
+    off = f" {100 * (measured - planned) / planned:+.1f} %" if measured and planned else ""
+    return f"  planned{off}"

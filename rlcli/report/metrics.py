@@ -1,115 +1,36 @@
-"""metrics.jsonl: one JSON object an iteration, handed to the system at once; TensorBoard's events beside it.
+"""metrics.jsonl, one JSON object an iteration, handed to the system at once; and episodes.csv, a line an episode.
 
-The file is valid JSON line by line whatever the figures are (NaN and inf become null), loses at most its last
-line in a crash, and is cut back to the checkpoint's frame count when a run resumes. Of events, all figures of an
-iteration are one record: a tenth of the cost of one each.
+The first is valid JSON line by line whatever the figures are (NaN and inf become null), loses at most its last line in
+a crash, and is cut back to the checkpoint's frame count when a run resumes. The other has every episode that ended, in
+the order in which they were reported, and is cut to those that the checkpoint knows of.
 """
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
+import io
 import json
 import math
 import os
-import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from rlcli.config import registry
 from rlcli.config.choices.run import LOGGERS
 from rlcli.config.installed import has, install
-from rlcli.errors import ConfigError, DamagedDataError, ResourceError, in_words
+from rlcli.errors import ConfigError, DamagedDataError, ResourceError
+from rlcli.vec_envs.vec_env import SUCCESS
+
+if TYPE_CHECKING:
+    from rlcli.report.events import Guarded, Logger
+    from rlcli.report.tally import Episode
 
 FRAMES = "frames"
-_GROUPS = {  # TensorBoard's sections of what is not nested; all else is "learning"
-    "episodes": ("return", "length", "batch_return", "batch_length", "episodes", "best", "success_rate"),
-    "rows": ("boundary_rows", "approximated", "dropped"),
-    "throughput": ("frames_per_second", "seconds", "iteration"),
-}
-
-
-@runtime_checkable
-class Figures(Protocol):
-    """Take a run's figures beside `metrics.jsonl`."""
-
-    def write(self, frames: int, scalars: Iterable[tuple[str, float]]) -> None: ...
-
-    def settings(self, settings: Mapping[str, object]) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-Logger = Callable[[Path, int | None], Figures]
-
-
-class Guarded:
-    """Call a logger until it raises: then `warn`, and call it no more."""
-
-    def __init__(self, figures: Figures, warn: Callable[[str], object]) -> None:
-        self._figures: Figures | None = figures
-        self._warn = warn
-
-    def __call__(self, method: str, *arguments: object) -> None:
-        try:
-            if self._figures is not None:
-                getattr(self._figures, method)(*arguments)
-        except Exception as error:  # whatever a user's code raises, the run and its other files do not depend on it
-            name, self._figures = type(self._figures).__name__, None
-            self._warn(
-                f"the logger is off from here on, {name}.{method} failed: {in_words(error)}; "
-                "metrics.jsonl has all figures"
-            )
-
-
-def load_tensorboard() -> tuple[Any, Any, Any]:
-    from tensorboard.compat.proto import event_pb2, summary_pb2
-    from tensorboard.summary.writer import event_file_writer
-
-    return event_pb2, summary_pb2, event_file_writer
-
-
-class EventsWriter:
-    """Append scalars to a new events file (package `tensorboard`); figures past `resume_at` frames are hidden."""
-
-    def __init__(self, folder: Path | str, resume_at: int | None = None) -> None:
-        event_pb2, summary_pb2, event_file_writer = load_tensorboard()
-        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
-        try:
-            self._writer = event_file_writer.EventFileWriter(str(folder))
-        except UnicodeEncodeError:
-            raise ResourceError(
-                "TensorBoard writes only where names are UTF-8",
-                where=str(folder),
-                fix="Rename the folder, or use logger=none (for a run that is resumed: logger.kind=none).",
-            ) from None
-        if resume_at is not None:
-            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._add(resume_at + 1, session_log=start)
-
-    def write(self, frames: int, scalars: Iterable[tuple[str, float]]) -> None:
-        values = [self._summary.Value(tag=name, simple_value=value) for name, value in scalars]
-        self._add(frames, summary=self._summary(value=values))
-
-    def settings(self, settings: Mapping[str, object]) -> None:
-        """Write the run's settings by key; values that are no number, bool or text are spelled."""
-        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
-
-        plain = {key: x if isinstance(x, bool | int | float | str) else str(x) for key, x in settings.items()}
-        self._add(0, summary=hparams_pb(plain))
-
-    def flush(self) -> None:
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
-
-    def _add(self, step: int, **content: object) -> None:
-        self._writer.add_event(self._event(wall_time=time.time(), step=step, **content))
 
 
 class MetricsWriter:
@@ -124,7 +45,11 @@ class MetricsWriter:
         warn: Callable[[str], object] = warnings.warn,
     ) -> None:
         self.path, self._resume_at, self._warn = Path(path), resume_at, warn
-        self._make = logger if callable(logger) else EventsWriter if wants_tensorboard(logger) else None
+        self._make = logger if callable(logger) else None
+        if not callable(logger) and wants_tensorboard(logger):
+            from rlcli.report import events
+
+            self._make = events.EventsWriter
         self._events: Guarded | None = None
         self._begun = False
         try:
@@ -140,20 +65,19 @@ class MetricsWriter:
         if self._begun:
             return
         self._begun = True
-        with contextlib.ExitStack() as undo:
-            undo.callback(self._file.close)
-            self._begin()
-            undo.pop_all()
-
-    def _begin(self) -> None:
         try:
             if self._resume_at is not None:
                 cut_back(self.path, self._resume_at)
             _end_last_line(self._file)
             if self._make is not None:
+                from rlcli.report.events import Guarded
+
                 self._events = Guarded(self._make(self.path.parent, self._resume_at), self._warn)
-        except OSError as error:
-            raise cannot_write(self.path, error) from error
+        except BaseException as error:
+            self._file.close()
+            if isinstance(error, OSError):
+                raise cannot_write(self.path, error) from error
+            raise
 
     def write(self, record: Mapping[str, object]) -> None:
         """Append a record of numbers, strings, bools, None, one-element tensors or nested mappings, at its "frames"."""
@@ -170,8 +94,7 @@ class MetricsWriter:
         except OSError as error:
             raise cannot_write(self.path, error, len(data)) from error
         if self._events is not None:
-            scalars = ((_tag(name), value) for name, value in _scalars(values) if name != FRAMES)
-            self._events("write", int(values.get(FRAMES) or 0), scalars)
+            self._events.write(int(values.get(FRAMES) or 0), {k: x for k, x in values.items() if k != FRAMES})
 
     def settings(self, settings: Mapping[str, object]) -> None:
         """Write the run's settings, key by key, for TensorBoard's page that compares runs."""
@@ -182,8 +105,7 @@ class MetricsWriter:
     def evaluation(self, frames: int, played: Mapping[str, object]) -> None:
         """Write the closing evaluation, which belongs to no iteration, to the logger."""
         if self._events is not None:
-            scalars = _scalars({"evaluation": {name.removeprefix("mean_"): x for name, x in played.items()}})
-            self._events("write", frames, scalars)
+            self._events.write(frames, {"evaluation": {name.removeprefix("mean_"): x for name, x in played.items()}})
 
     def flush(self) -> None:
         """Flush the logger and sync the file (before a checkpoint refers to it)."""
@@ -217,6 +139,72 @@ class MetricsWriter:
             raise
 
 
+COLUMNS = ("frames", "seconds", "env", "seed", "return", "length", "ended")
+
+
+class EpisodeLog:
+    """Append episodes to a file made with the first one; `rows` are in it, and each info key is a column."""
+
+    def __init__(self, path: Path, info_keys: Sequence[str] = ()) -> None:
+        self.path = path
+        self._keys = tuple(dict.fromkeys((SUCCESS, *info_keys)))
+        self._header = (*COLUMNS, *(f"info_{key}" if key in COLUMNS else key for key in self._keys))
+        self.rows = 0
+
+    def begin(self) -> None:
+        """Cut an earlier session's file to `rows`, and put it under these columns."""
+        kept, self.rows = self.rows, 0
+        if not self.path.exists():
+            return
+        with open(self.path, "rb") as file:
+            same = file.readline() == _spelled([self._header])
+            for _ in islice(file, kept):
+                self.rows += 1
+            end = file.tell()
+        try:
+            os.truncate(self.path, end)
+            if not same:
+                with open(self.path, encoding="utf-8", newline="") as file:
+                    lines = [[row.get(name) or "" for name in self._header] for row in csv.DictReader(file)]
+                self._put([self._header, *lines], "wb")
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+
+    def write(self, episodes: Iterable[Episode], seconds: float) -> None:
+        """Append episodes that ended at most `seconds` after the run began."""
+        lines: list[Sequence[object]] = [
+            (
+                each.frames, f"{seconds:.3f}", each.env, "" if each.seed is None else each.seed, each.returned,
+                each.length, "terminated" if each.terminated else "truncated",
+                *(each.info.get(key, "") for key in self._keys),
+            )
+            for each in episodes
+        ]  # fmt: skip
+        self.rows += len(lines)
+        if lines:
+            self._put(lines if self.path.exists() else [self._header, *lines], "ab")
+
+    def flush(self) -> None:
+        """Sync to the disk; call before a checkpoint that counts on it."""
+        if self.path.exists():
+            with open(self.path, "rb") as file:
+                os.fsync(file.fileno())
+
+    def _put(self, lines: Iterable[Sequence[object]], mode: str) -> None:
+        data = _spelled(lines)
+        try:
+            with open(self.path, mode) as file:
+                file.write(data)
+        except OSError as error:
+            raise cannot_write(self.path, error, len(data)) from error
+
+
+def _spelled(lines: Iterable[Sequence[object]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue().encode()
+
+
 def read_metrics(path: Path | str) -> list[dict]:
     """Return all records of a metrics file in order; a torn or unreadable line is left out."""
     return [record for _, record in _records(Path(path)) if record is not None]
@@ -247,10 +235,9 @@ def wants_tensorboard(logger: str) -> bool:
     installed = has("tensorboard")
     if logger == "tensorboard" and not installed:
         raise ConfigError(
-            "TensorBoard is not installed",
-            where="logger=tensorboard",
+            "TensorBoard is not installed", where="logger=tensorboard",
             fix=f"{install('tensorboard')}, or logger=none (metrics.jsonl is always written).",
-        )
+        )  # fmt: skip
     return installed and logger in ("auto", "tensorboard")
 
 
@@ -293,23 +280,6 @@ def _plain(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
-
-
-def _scalars(record: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, float]]:
-    for name, value in record.items():
-        if isinstance(value, Mapping):
-            yield from _scalars(value, f"{prefix}{name}/")
-        elif isinstance(value, int | float):
-            yield f"{prefix}{name}", value
-
-
-def _tag(name: str) -> str:
-    """Return a figure's path among TensorBoard's charts: `kl` -> `learning/kl`; stages and memory have theirs."""
-    if "/" in name:
-        return name
-    if name.startswith("eval_"):
-        return f"evaluation/{name.removeprefix('eval_')}"
-    return next((f"{group}/{name}" for group, names in _GROUPS.items() if name in names), f"learning/{name}")
 
 
 def cannot_write(path: Path, error: OSError, needed: int = 0) -> ResourceError:

@@ -2,14 +2,11 @@
 
 `LiveBytes` counts what a block of code makes, on the meta device too: that is how a peak is known before a run.
 `LargestPeak` measures a stage at its largest batch, `DevicePeaks` every stage on a device, `ProcessPeak` a whole run.
-`SavedBytes` counts what a forward pass saves for the backward pass, `LargestSaved` that of the largest minibatch.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -94,45 +91,6 @@ class LargestPeak:
         cuda, device = self._cuda, self.device
         peak = live.peak - live.now if live else cuda.max_memory_allocated(device) - cuda.memory_allocated(device)
         self.bytes, self._largest = max(self.bytes or 0, peak), self._rows
-
-
-class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
-    """Count bytes that a forward pass saves for the backward pass, meta device too, but the storages `beside`."""
-
-    def __init__(self, beside: Iterable[Tensor] = ()) -> None:
-        super().__init__(self._save, lambda x: x)
-        self.bytes, self._known = 0, {x.untyped_storage()._cdata for x in beside}
-
-    def _save(self, x: Tensor) -> Tensor:
-        storage = x.untyped_storage()
-        if storage._cdata not in self._known:
-            self._known.add(storage._cdata)
-            self.bytes += storage.nbytes()
-        return x
-
-
-class LargestSaved:
-    """Measure `SavedBytes` of the first minibatch, then of each with more rows; `bytes` is the most, None at first."""
-
-    def __init__(self) -> None:
-        self.bytes: int | None = None
-        self._rows = 0
-
-    @contextmanager
-    def of(self, rows: int, beside: Iterable[Tensor]) -> Iterator[None]:
-        if rows <= self._rows:
-            yield
-            return
-        saved = SavedBytes(beside)
-        with saved:
-            yield
-        self.bytes, self._rows = max(self.bytes or 0, saved.bytes), rows
-
-    @staticmethod
-    def total(parts: Iterable[LargestSaved]) -> int | None:
-        """Sum over layers; None where none was seen yet."""
-        seen = [part.bytes for part in parts if part.bytes is not None]
-        return sum(seen) if seen else None
 
 
 class DevicePeaks:

@@ -12,30 +12,32 @@ It gathers what a view needs only when that view is due, and keeps no reference 
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from tensordict import TensorDictBase
 
 from rlcli.config.run_files import EPISODES, METRICS
+from rlcli.errors import ConfigError
 from rlcli.keys import DONE, OBSERVATION, REWARD, Key
-from rlcli.report import closing
-from rlcli.report.clock import OTHER, Clock, Spent
-from rlcli.report.compiling import Compiling
-from rlcli.report.episode_log import EpisodeLog
+from rlcli.report.clock import OTHER, Clock, Compiling, Spent
 from rlcli.report.ledger import LedgerEntry
 from rlcli.report.memory import MemoryReport, WatchedMemory
-from rlcli.report.metrics import Logger, MetricsWriter, plain
-from rlcli.report.snapshot import EVALUATION, Snapshot, View, shown
+from rlcli.report.metrics import EpisodeLog, MetricsWriter, plain
 from rlcli.report.tally import EpisodeStats, Figure, Tally
-from rlcli.report.view import open_view
+from rlcli.report.view import EVALUATION, PlainView, Snapshot, View, shown
 from rlcli.report.workers import WorkerReadings, Workers
 from rlcli.vec_envs.vec_env import SUCCESS
+
+if TYPE_CHECKING:
+    from rlcli.report.events import Logger
 
 LEDGER_EVERY = 1.0  # seconds between two readings of the ledger; the first and the last batch are always read
 
@@ -209,6 +211,8 @@ class Reporter:
 
     def close(self, status: str = "done", commands: Mapping[str, str] | None = None, **facts: object) -> dict:
         """End the view, write summary.json and report.md with `facts`, print the report, return the summary."""
+        from rlcli.report import closing
+
         self.clock.lap()
         for key in self.facts.info_keys if self.episodes.episodes else ():
             if key != SUCCESS and key not in self.episodes.infos.get("info", {}):
@@ -302,3 +306,32 @@ class Reporter:
                 "commands": dict(commands),
             }
         )
+
+
+# ---- the view ------------------------------------------------------------------------------------------------------
+VIEWS = ("auto", "live", "plain", "off")
+
+
+def chosen(console: str = "auto", stream: TextIO | None = None) -> str:
+    """Return the view that `console` means on this stream: "live", "plain" or "off"."""
+    stream = sys.stdout if stream is None else stream
+    if console not in VIEWS:
+        raise ConfigError(f"unknown console {console!r}", where="console", fix=f"Choose one of {', '.join(VIEWS)}.")
+    if console != "auto":
+        return console
+    draws = getattr(stream, "isatty", bool)() and os.environ.get("TERM", "") not in ("", "dumb")
+    encodes = (getattr(stream, "encoding", None) or "").lower().replace("-", "").startswith("utf")
+    return "live" if draws and encodes else "plain"
+
+
+def open_view(console: str = "auto", stream: TextIO | None = None) -> View:
+    """Build the view that `console` means on this stream (`sys.stdout` by default)."""
+    stream = sys.stdout if stream is None else stream
+    if stream is None:  # a program without a console
+        return View()
+    kind = chosen(console, stream)
+    if kind == "live":
+        from rlcli.report.live import LiveView
+
+        return LiveView(stream)
+    return PlainView(stream) if kind == "plain" else View()

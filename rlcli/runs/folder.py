@@ -200,11 +200,12 @@ def create(
     }
     run = Run(path)
     try:
-        for name, content in ((CONFIG, _lines(config)), (DIFF, diff), (RUN, _lines(info))):
+        files = {CONFIG: json.dumps(config, indent=2), DIFF: diff, RUN: json.dumps(info, indent=2)}
+        for name, content in files.items():
             if content:
                 with open(path / name, "xb") as file:  # of two processes that found the folder empty, one makes it
                     run.made.append(name)
-                    file.write(content)
+                    file.write(content if isinstance(content, bytes) else f"{content}\n".encode())
         (path / CHECKPOINTS).mkdir()
         run.made.append(CHECKPOINTS)
     except OSError as error:
@@ -213,10 +214,6 @@ def create(
             raise _exists(path) from None
         raise _refused(path, error) from error
     return run
-
-
-def _lines(content: Mapping) -> bytes:
-    return (json.dumps(content, indent=2) + "\n").encode()
 
 
 def note_new(run: Run, *names: str) -> None:
@@ -427,8 +424,7 @@ class RunLock:
         if self._lock is not None:
             let_go(self._lock)
 
-    def __enter__(self) -> RunLock:
-        return self.acquire()
+    __enter__ = acquire
 
     def __exit__(self, *exc: object) -> None:
         self.release()

@@ -18,9 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 
 from rlcli.config.run_files import SEGMENTS
-from rlcli.data.files.disk import Disk
-from rlcli.data.files.state import copied
-from rlcli.data.files.tensors import encode
 from rlcli.errors import (
     DamagedDataError,
     EnvError,
@@ -95,6 +92,8 @@ def _need_own(run: Run) -> None:
     for parent in (run.path, run.path / BUFFER, run.path / SEGMENTS):
         for path in sorted(parent.iterdir()) if parent.is_dir() else ():
             if path.name != LOCK and path.is_file() and path.stat().st_nlink > 1:
+                from rlcli.data.files.disk import Disk
+
                 Disk().unshare(path)
 
 
@@ -282,6 +281,8 @@ class Saver:
     # ---- the state after the last whole batch ----------------------------------------------------------------------
     def _copy_state(self, frames: int) -> None:
         """Copy the state, unless that has taken too much time already."""
+        from rlcli.data.files.state import copied
+
         ring, rows = None if self.buffer is None else self.buffer.ring, None if self._copy is None else self._copy.rows
         if ring is not None:
             self._longest, self._cursor = max(self._longest, ring.cursor - self._cursor), ring.cursor
@@ -368,6 +369,9 @@ def kept_in(folder: Path | str) -> Iterator[None]:
     except NumericsError as error:
         path = Path(folder) / EVIDENCE
         if error.evidence and not path.exists():
+            from rlcli.data.files.disk import Disk
+            from rlcli.data.files.tensors import encode
+
             tensors = {name: torch.from_numpy(rows) for name, rows in error.evidence.items()}
             with contextlib.suppress(ResourceError):  # a full disk must not hide what went wrong first
                 Disk().write_file(path, encode(tensors))

@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key, show
 from rlcli.specs.dtypes import dtype_name, holds, limits, numpy_dtype
@@ -219,8 +220,7 @@ class Bounded(TensorSpec):
             ) from error
         super().__init__(shape, dtype, device)
         self.low, self.high = low.to(self.device), high.to(self.device)
-        if bool((self.low > self.high).any()):
-            raise ArgumentError("a lower bound lies above its upper bound", where="Bounded")
+        refuse(bool((self.low > self.high).any()), "a lower bound lies above its upper bound", where="Bounded")
 
     def rand(self, shape=(), *, generator=None) -> Tensor:
         """Uniform between finite bounds; exponential from one bound, normal with none (as gymnasium)."""
@@ -323,7 +323,6 @@ def as_field(spec: TensorSpec) -> Field:
     if dtype is None:
         raise ArgumentError(
             f"a key of dtype {spec.dtype} cannot be collected",
-            why="rows are numpy arrays, and numpy has no such numbers",
-            fix="Declare and write float32 or float16.",
-        )
+            why="rows are numpy arrays, and numpy has no such numbers", fix="Declare and write float32 or float16.",
+        )  # fmt: skip
     return Field(tuple(spec.shape), dtype)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError
 from rlcli.specs.base import Device, TensorSpec
 
@@ -229,10 +230,7 @@ def _count(n: Any, spec: TensorSpec) -> int:
         whole = bool(count == n) and count >= 1
     except (TypeError, ValueError, OverflowError):
         whole = False
-    if not whole:
-        raise ArgumentError(
-            "the number of choices is a whole number from 1 on", where=type(spec).__name__, why=f"got {n!r}"
-        )
+    refuse(not whole, "the number of choices is a whole number from 1 on", where=type(spec).__name__, why=f"got {n!r}")
     return count
 
 
@@ -241,8 +239,7 @@ def _counts(nvec: Any, spec: TensorSpec) -> tuple[int, ...]:
         counts = tuple(_count(n, spec) for n in nvec)
     except TypeError:
         counts = ()
-    if not counts:
-        raise ArgumentError("nvec is a sequence of numbers of choices", where=type(spec).__name__, why=f"got {nvec!r}")
+    refuse(not counts, "nvec is a sequence of numbers of choices", where=type(spec).__name__, why=f"got {nvec!r}")
     return counts
 
 

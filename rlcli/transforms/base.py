@@ -17,6 +17,7 @@ import numpy as np
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import NEXT, RAW, RESET, TAKEN, Key, as_tuple, show, under_next, unravel
 from rlcli.recognise import declaring, overridden
@@ -46,9 +47,22 @@ class RowOp:
     `step(t + 1)` on the true successors and, where episodes ended, `reset(t + 1, lanes)` on the reset states
     that overwrote them; `end()`. State that outlives the batch belongs to the transform or to row T, not to
     the op: a transform is bound once to each of several buffers.
+
+    Parameters
+    ----------
+    step, reset : callable, optional
+        Called in the place of these methods, which a subclass defines instead.
     """
 
-    every_step = True  # False: `step` does nothing and need not be called
+    def __init__(
+        self,
+        step: Callable[[int], Sequence[int] | None] | None = None,
+        reset: Callable[[int, Sequence[int]], None] | None = None,
+    ) -> None:
+        if step is not None:
+            self.step = step  # type: ignore[assignment, method-assign]
+        if reset is not None:
+            self.reset = reset  # type: ignore[assignment, method-assign]
 
     def begin(self) -> None:
         """A batch starts; row 0 holds the carried state."""
@@ -91,11 +105,10 @@ class Transform(nn.Module):
         super().__init__()
         self.in_keys = _key_list(in_keys)
         self.out_keys = list(self.in_keys) if out_keys is None else _key_list(out_keys)
-        if not all([*self.in_keys, *self.out_keys]):
-            raise ArgumentError(
-                f"{type(self).__name__} does not take a key without a name",
-                why=f"its in_keys are {self.in_keys}, its out_keys {self.out_keys}",
-            )
+        refuse(
+            not all([*self.in_keys, *self.out_keys]), f"{type(self).__name__} does not take a key without a name",
+            why=f"its in_keys are {self.in_keys}, its out_keys {self.out_keys}",
+        )  # fmt: skip
 
     # -- TensorDict face ---------------------------------------------------------------------------
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -264,11 +277,10 @@ class Transform(nn.Module):
     # -- small shared steps ------------------------------------------------------------------------
     def pairs(self) -> list[tuple[Key, Key]]:
         """`(in_key, out_key)`, one for each value."""
-        if len(self.in_keys) != len(self.out_keys):
-            raise ArgumentError(
-                f"{type(self).__name__} needs an out_key for each in_key",
-                why=f"it has {len(self.in_keys)} in_keys and {len(self.out_keys)} out_keys",
-            )
+        refuse(
+            len(self.in_keys) != len(self.out_keys), f"{type(self).__name__} needs an out_key for each in_key",
+            why=f"it has {len(self.in_keys)} in_keys and {len(self.out_keys)} out_keys",
+        )  # fmt: skip
         return list(zip(self.in_keys, self.out_keys, strict=True))
 
     def _row_pairs(self, rows: Rows) -> list[tuple[Sequence[np.ndarray], Sequence[np.ndarray]]]:

@@ -6,13 +6,14 @@ Each begins anew at resets.  On whole columns the value of row 0 comes from the 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
 
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, EPISODE_REWARD, IS_INIT, REWARD, STEP_COUNT, TRUNCATED, Key, under_next
 from rlcli.specs import Bounded, Categorical, Unbounded
@@ -92,7 +93,12 @@ class InitTracker(_Carrying):
         return [self.init_key]
 
     def bind(self, rows, n):
-        return _InitRows(rows[self.init_key])
+        init = rows[self.init_key]
+
+        def reset(t, lanes):
+            init[t][lanes] = True
+
+        return RowOp(lambda t: init[t].fill(False), reset)
 
     def batch_pass(self, cols, fresh):
         done = cols[DONE][..., 0]  # [N, T]
@@ -102,17 +108,6 @@ class InitTracker(_Carrying):
         self.carry.keep(done[:, -1])
         put(cols, self.init_key, init[..., None])
         put(cols, under_next(self.init_key), init[..., None] & False)
-
-
-class _InitRows(RowOp):
-    def __init__(self, init):
-        self.init = init
-
-    def step(self, t):
-        self.init[t].fill(False)
-
-    def reset(self, t, lanes):
-        self.init[t][lanes] = True
 
 
 def _flags(tensordict, value: bool) -> torch.Tensor:
@@ -177,7 +172,13 @@ class StepCounter(_Carrying):
 
     def bind(self, rows, n):
         counts = rows[self.step_count_key]
-        return _CountRows(counts) if self.max_steps is None else _LimitedCountRows(counts, self.max_steps)
+        if self.max_steps is not None:
+            return _LimitedCountRows(counts, self.max_steps)
+
+        def step(t):
+            np.add(counts[t - 1], 1, out=counts[t])
+
+        return RowOp(step, _zeros(counts))
 
     def batch_pass(self, cols, fresh):
         done = cols[DONE][..., 0]  # [N, T]
@@ -192,24 +193,20 @@ class StepCounter(_Carrying):
         put(cols, under_next(self.step_count_key), count[..., None] + 1)
 
 
-class _CountRows(RowOp):
-    def __init__(self, counts):
-        self.counts = counts
+def _zeros(rows: Sequence[np.ndarray]) -> Callable[[int, Sequence[int]], None]:
+    """Return what sets the lanes that are reset to 0."""
 
-    def step(self, t):
-        counts = self.counts
-        np.add(counts[t - 1], 1, out=counts[t])
+    def reset(t: int, lanes: Sequence[int]) -> None:
+        rows[t][lanes] = 0
 
-    def reset(self, t, lanes):
-        self.counts[t][lanes] = 0
+    return reset
 
 
-class _LimitedCountRows(_CountRows):
+class _LimitedCountRows(RowOp):
     """Compare one Python int a step: the earliest step at which any lane is due."""
 
     def __init__(self, counts, limit):
-        super().__init__(counts)
-        self.limit = limit
+        self.counts, self.limit = counts, limit
 
     def begin(self):
         self.due = (self.limit - self.counts[0][:, 0]).tolist()  # row at which each lane reaches the limit
@@ -248,11 +245,10 @@ class RewardSum(_Carrying):
 
     def __init__(self, in_keys: Sequence[Key] | None = None, out_keys: Sequence[Key] | None = None) -> None:
         super().__init__(in_keys=in_keys or ["reward"], out_keys=out_keys or [EPISODE_REWARD])
-        if self.in_keys != ["reward"] or len(self.out_keys) != 1:
-            raise ArgumentError(
-                "RewardSum sums the reward, under one key", why=f"got in_keys={in_keys}, out_keys={out_keys}",
-                fix='To name the sum, give out_keys=["..."].',
-            )  # fmt: skip
+        refuse(
+            self.in_keys != ["reward"] or len(self.out_keys) != 1, "RewardSum sums the reward, under one key",
+            why=f"got in_keys={in_keys}, out_keys={out_keys}", fix='To name the sum, give out_keys=["..."].',
+        )  # fmt: skip
         self.carry = Carry(np.float32)
 
     def transform_observation_spec(self, spec):
@@ -278,7 +274,12 @@ class RewardSum(_Carrying):
         return self.out_keys
 
     def bind(self, rows, n):
-        return _SumRows(rows[self.out_keys[0]], rows[REWARD])
+        totals, rewards = rows[self.out_keys[0]], rows[REWARD]
+
+        def step(t):
+            np.add(totals[t - 1], rewards[t - 1], out=totals[t])
+
+        return RowOp(step, _zeros(totals))
 
     def batch_pass(self, cols, fresh):
         done = cols[DONE][..., 0]  # [N, T]
@@ -299,15 +300,3 @@ class RewardSum(_Carrying):
         self.carry.keep(np.where(done[:, -1], 0, total[:, -1]))
         put(cols, self.out_keys[0], root[..., None])
         put(cols, under_next(self.out_keys[0]), total[..., None])
-
-
-class _SumRows(RowOp):
-    def __init__(self, totals, rewards):
-        self.totals, self.rewards = totals, rewards
-
-    def step(self, t):
-        totals = self.totals
-        np.add(totals[t - 1], self.rewards[t - 1], out=totals[t])
-
-    def reset(self, t, lanes):
-        self.totals[t][lanes] = 0

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError
 from rlcli.keys import OBSERVATION, Key, show
 from rlcli.specs import Bounded, TensorSpec, Unbounded
@@ -52,12 +53,10 @@ class CatFrames(Transform):
         padding_value: float = 0,
     ) -> None:
         super().__init__(in_keys, out_keys)
-        if dim >= 0 or N < 1:
-            raise ArgumentError(
-                "CatFrames needs N >= 1 and a negative dim",
-                why=f"N is {N} and dim is {dim}",
-                fix="Count from the end.",
-            )
+        refuse(
+            dim >= 0 or N < 1, "CatFrames needs N >= 1 and a negative dim", why=f"N is {N} and dim is {dim}",
+            fix="Count from the end.",
+        )  # fmt: skip
         if padding not in ("same", "constant"):
             raise ArgumentError(f"CatFrames knows no padding {padding!r}", fix='Use "same" or "constant".')
         self.N, self.dim = N, dim
@@ -96,12 +95,11 @@ class CatFrames(Transform):
     def transform_observation_spec(self, spec):
         for key in self.in_keys:
             shape, needed = list(self._leaf(spec, key).shape[len(spec.shape) :]), -self.dim - self.new_dims
-            if len(shape) < needed:
-                raise ArgumentError(
-                    f"{type(self).__name__} needs observations of at least {needed} dims",
-                    why=f"{show(key)} has {len(shape)}, its shape is {shape}",
-                    fix=f"Use FrameStack({self.N}, ndim={len(shape)}), or CatFrames with a dim that is there.",
-                )
+            refuse(
+                len(shape) < needed, f"{type(self).__name__} needs observations of at least {needed} dims",
+                why=f"{show(key)} has {len(shape)}, its shape is {shape}",
+                fix=f"Use FrameStack({self.N}, ndim={len(shape)}), or CatFrames with a dim that is there.",
+            )  # fmt: skip
         return self._mapped(spec, self._stacked)
 
     def _stacked(self, spec: TensorSpec) -> TensorSpec:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError
 from rlcli.keys import OBSERVATION, REWARD, TAKEN, Key, as_tuple, show
 from rlcli.specs import Bounded, TensorSpec, Unbounded
@@ -29,8 +30,7 @@ class MapTransform(Transform):
         super().__init__(in_keys, out_keys)
         self.pairs()  # one for each, or it is refused here
         for key in set(self.out_keys) - set(self.in_keys):
-            if as_tuple(key)[0] in TAKEN:
-                raise ArgumentError(f"{type(self).__name__} writes observations, and {show(key)} is none")
+            refuse(as_tuple(key)[0] in TAKEN, f"{type(self).__name__} writes observations, and {show(key)} is none")
 
     # -- what a subclass gives -----------------------------------------------------------------------------
     def on_tensor(self, value: Tensor) -> Tensor:
@@ -61,22 +61,19 @@ class MapTransform(Transform):
         return self._mapped(spec, self.on_spec)
 
     def bind(self, rows, n):
-        return _MapRows(self.on_rows, self._row_pairs(rows))
+        apply, pairs = self.on_rows, self._row_pairs(rows)
 
+        def step(t):
+            for source, target in pairs:
+                apply(source[t], target[t])
 
-class _MapRows(RowOp):
-    def __init__(self, apply, pairs):
-        self.apply, self.pairs = apply, pairs
+        def reset(t, lanes):
+            for source, target in pairs:
+                out = np.empty((len(lanes), *target[t].shape[1:]), target[t].dtype)
+                apply(source[t][lanes], out)
+                target[t][lanes] = out
 
-    def step(self, t):
-        for source, target in self.pairs:
-            self.apply(source[t], target[t])
-
-    def reset(self, t, lanes):
-        for source, target in self.pairs:
-            out = np.empty((len(lanes), *target[t].shape[1:]), target[t].dtype)
-            self.apply(source[t][lanes], out)
-            target[t][lanes] = out
+        return RowOp(step, reset)
 
 
 class ToFloat(MapTransform):
@@ -175,10 +172,6 @@ class RewardMap(Transform):
         """Return the function of a tensor."""
         raise NotImplementedError
 
-    def on_rows(self, reward: np.ndarray) -> None:
-        """Apply the function, same bits, to an array in place."""
-        raise NotImplementedError
-
     def on_spec(self, spec: TensorSpec) -> TensorSpec:
         """Return the spec of the function's value, of the `real` spec of its argument."""
         return spec
@@ -214,10 +207,14 @@ class RewardMap(Transform):
         return self.in_keys == ["reward"] and super().has_columns
 
     def bind(self, rows, n):
-        return _RewardRows(self.on_rows, rows[REWARD])
+        rewards = rows[REWARD]
+        return RowOp(lambda t: self._on_array(rewards[t - 1]))
 
     def batch_pass(self, cols, fresh):
-        self.on_rows(cols[REWARD])
+        self._on_array(cols[REWARD])
+
+    def _on_array(self, rewards: np.ndarray) -> None:
+        rewards[...] = self.on_tensor(torch.from_numpy(rewards)).numpy()
 
 
 class RewardScaling(RewardMap):
@@ -237,21 +234,12 @@ class RewardScaling(RewardMap):
     ) -> None:
         super().__init__(in_keys)
         self.loc, self.scale, self.standard_normal = float(loc), float(scale), standard_normal
-        if standard_normal and not self.scale > 0:
-            raise ArgumentError("scale is a deviation here, above 0", why=f"got {scale}")
+        refuse(standard_normal and not self.scale > 0, "scale is a deviation here, above 0", why=f"got {scale}")
 
     def on_tensor(self, reward):
         if self.standard_normal:
             return (reward - self.loc) / self.scale
         return reward * self.scale + self.loc
-
-    def on_rows(self, reward):
-        if self.standard_normal:
-            np.subtract(reward, np.float32(self.loc), out=reward)
-            np.divide(reward, np.float32(self.scale), out=reward)
-            return
-        np.multiply(reward, np.float32(self.scale), out=reward)
-        np.add(reward, np.float32(self.loc), out=reward)
 
     def on_spec(self, spec):
         if not isinstance(spec, Bounded):
@@ -279,10 +267,6 @@ class RewardClipping(RewardMap):
     def on_tensor(self, reward):
         return reward.clamp(self.clamp_min, self.clamp_max)
 
-    def on_rows(self, reward):
-        np.maximum(reward, np.float32(self.clamp_min), out=reward)
-        np.minimum(reward, np.float32(self.clamp_max), out=reward)
-
     def on_spec(self, spec):
         return Bounded(self.clamp_min, self.clamp_max, spec.shape, spec.dtype, spec.device)
 
@@ -308,16 +292,5 @@ class SignTransform(RewardMap):
     def on_tensor(self, reward):
         return reward.sign()
 
-    def on_rows(self, reward):
-        np.sign(reward, out=reward)
-
     def on_spec(self, spec):
         return Bounded(-1.0, 1.0, spec.shape, spec.dtype, spec.device)
-
-
-class _RewardRows(RowOp):
-    def __init__(self, apply, rewards):
-        self.apply, self.rewards = apply, rewards
-
-    def step(self, t):
-        self.apply(self.rewards[t - 1])

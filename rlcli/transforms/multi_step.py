@@ -19,7 +19,8 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli import arguments
-from rlcli.errors import ArgumentError, MissingKeyError
+from rlcli.arguments import refuse
+from rlcli.errors import MissingKeyError
 from rlcli.keys import (
     COLLECTOR_MASK,
     END_FLAGS,
@@ -196,12 +197,11 @@ def _of_last_step(keys: Collection[Key]) -> _Keys:
     kept = [key for key in after if origins[key] in keys and origins[key] not in END_FLAGS]
     if REWARD not in keys:
         raise MissingKeyError("MultiStepTransform needs next.reward", fix="Keep it (keep_keys).")
-    if not kept:
-        raise ArgumentError(
-            "MultiStepTransform needs next observations, and these rows keep none",
-            why="the one n steps ahead is not the row below, and at the ends of trajectories it is in no row",
-            fix="Collect with memory.next_obs=exact (Collector(next_obs='exact')), or full, or delta.",
-        )
+    refuse(
+        not kept, "MultiStepTransform needs next observations, and these rows keep none",
+        why="the one n steps ahead is not the row below, and at the ends of trajectories it is in no row",
+        fix="Collect with memory.next_obs=exact (Collector(next_obs='exact')), or full, or delta.",
+    )  # fmt: skip
     coded = tuple(origins[key] for key in kept if delta_key(origins[key]) == key)
     return _Keys((*after, *coded), coded, tuple(kept))
 

@@ -17,6 +17,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, MissingKeyError, NumericsError
 from rlcli.keys import NEXT, Key, as_tuple, show, under_next, unravel
 from rlcli.specs.dtypes import dtype_name
@@ -101,11 +102,10 @@ class NextObservationDelta(Transform):
         restore_dtype: torch.dtype | str = "root",
     ) -> None:
         super().__init__(() if in_keys is None else in_keys)
-        if delta_dtype not in FLOAT_CODES:
-            raise ArgumentError(
-                f"differences cannot be kept as {delta_dtype}",
-                fix=f"Use one of {', '.join(map(str, FLOAT_CODES))}.",
-            )
+        refuse(
+            delta_dtype not in FLOAT_CODES, f"differences cannot be kept as {delta_dtype}",
+            fix=f"Use one of {', '.join(map(str, FLOAT_CODES))}.",
+        )  # fmt: skip
         if on_overflow not in ON_OVERFLOW:
             raise ArgumentError("on_overflow is raise or keep", where="on_overflow", why=f"got {on_overflow!r}")
         floats = isinstance(restore_dtype, torch.dtype) and restore_dtype.is_floating_point
@@ -124,11 +124,10 @@ class NextObservationDelta(Transform):
         _check_names(leaves)
         if self.chosen:
             for key in self.in_keys:
-                if key not in leaves:
-                    raise ArgumentError(
-                        f"NextObservationDelta was given {show(key)}, which the env does not observe",
-                        why=f"it observes {', '.join(map(show, leaves))}",
-                    )
+                refuse(
+                    key not in leaves, f"NextObservationDelta was given {show(key)}, which the env does not observe",
+                    why=f"it observes {', '.join(map(show, leaves))}",
+                )  # fmt: skip
                 self._check_saving(key, tuple(leaves[key].shape[dims:]), leaves[key].dtype)
             return spec
         self.keys = [k for k, s in leaves.items() if saves(s.shape[dims:].numel(), s.dtype, self.delta_dtype)]
@@ -332,12 +331,11 @@ class NextObservationDelta(Transform):
 def _check_names(keys: Collection[Key]) -> None:
     """Raise ArgumentError for observations that are called as differences are."""
     for key in keys:
-        if as_tuple(key)[0] in PARTS:
-            raise ArgumentError(
-                f"NextObservationDelta cannot be used beside an observation called {show(key)}",
-                why=f"differences are kept under next.{as_tuple(key)[0]}",
-                fix="Use memory.next_obs=exact (Collector(next_obs='exact')), or give that observation another name.",
-            )
+        refuse(
+            as_tuple(key)[0] in PARTS, f"NextObservationDelta cannot be used beside an observation called {show(key)}",
+            why=f"differences are kept under next.{as_tuple(key)[0]}",
+            fix="Use memory.next_obs=exact (Collector(next_obs='exact')), or give that observation another name.",
+        )  # fmt: skip
 
 
 def _coded(deltas: Any, tensordict: TensorDictBase) -> list[Key]:

@@ -17,6 +17,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import DONE, OBSERVATION, TRAJ_IDS, Key, show, under_next
 from rlcli.specs.base import fill_for
@@ -79,10 +80,8 @@ class NextStateReconstructor(Transform):
         strict: bool = True,
     ) -> None:
         super().__init__(keys)
-        if source not in SOURCES:
-            raise ArgumentError(f"unknown source {source!r}", fix=f"Use one of {', '.join(SOURCES)}.")
-        if not self.in_keys:
-            raise ArgumentError("NextStateReconstructor was given no keys", fix="Name the observations.")
+        refuse(source not in SOURCES, f"unknown source {source!r}", fix=f"Use one of {', '.join(SOURCES)}.")
+        refuse(not self.in_keys, "NextStateReconstructor was given no keys", fix="Name the observations.")
         self.source, self.fill_value, self.strict = source, fill_value, strict
         self.traj_key = TRAJ_IDS if traj_key is ... else traj_key
         self.done_key = DONE if done_key is ... else done_key
@@ -144,8 +143,7 @@ class NextStateReconstructor(Transform):
         keys = self._missing(tensordict)
         if not keys:
             return tensordict
-        if not tensordict.ndim:
-            raise ArgumentError("one row alone has no successor in its batch", fix="Use source='storage'.")
+        refuse(not tensordict.ndim, "one row alone has no successor in its batch", fix="Use source='storage'.")
         continued = self._known(tensordict)
         time, steps = tensordict.ndim - 1, tensordict.shape[-1]
         for key in keys:

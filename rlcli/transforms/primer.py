@@ -76,7 +76,13 @@ class TensorDictPrimer(Transform):
         return []
 
     def bind(self, rows, n):
-        return _PrimerRows([rows[key] for key in self.out_keys], self.default_value)
+        columns, value = [rows[key] for key in self.out_keys], self.default_value
+
+        def reset(t, lanes):
+            for column in columns:
+                column[t][lanes] = value
+
+        return RowOp(reset=reset)
 
 
 def primers_of(policy: Any) -> list[TensorDictPrimer]:
@@ -93,14 +99,3 @@ def recurrent_parts(policy: Any) -> list[Any]:
 
 def state_keys(policy: Any) -> list[Key]:
     return [key for primer in primers_of(policy) for key in primer.out_keys]
-
-
-class _PrimerRows(RowOp):
-    every_step = False
-
-    def __init__(self, columns, value):
-        self.columns, self.value = columns, value
-
-    def reset(self, t, lanes):
-        for column in self.columns:
-            column[t][lanes] = self.value

@@ -53,11 +53,9 @@ def building(env_id: str, *, settings: bool = True) -> Iterator[None]:
         raise _missing(env_id, error) from error
     except MemoryError as error:
         raise ResourceError(
-            "there is not enough memory to build the envs",
-            where=env_id,
-            why=str(error) or None,
+            "there is not enough memory to build the envs", where=env_id, why=str(error) or None,
             fix="Use a smaller env.num.",
-        ) from error
+        ) from error  # fmt: skip
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit too: building an env must not end the run as if all were well

@@ -16,7 +16,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
-from rlcli.errors import ArgumentError, EnvError, RlcliError
+from rlcli.arguments import refuse
+from rlcli.errors import EnvError, RlcliError
 from rlcli.recognise import set_on
 from rlcli.vec_envs.actions import ActionFormat
 from rlcli.vec_envs.building import need_env
@@ -315,11 +316,10 @@ def _checked(envs: Sequence[Any]) -> str:
         for name in ("observation_space", "action_space"):
             if not isinstance(getattr(env, name, None), gym.Space):
                 raise EnvError(f"the env has no {name}", where=type(env.unwrapped).__name__)
-    if len({id(innermost(env)) for env in envs}) < len(envs):
-        raise ArgumentError(
-            "one env object cannot serve as several envs", why="it would be stepped several times per step",
-            fix="Give a function that makes a new env each time.",
-        )  # fmt: skip
+    refuse(
+        len({id(innermost(env)) for env in envs}) < len(envs), "one env object cannot serve as several envs",
+        why="it would be stepped several times per step", fix="Give a function that makes a new env each time.",
+    )  # fmt: skip
     first = envs[0]
     return first.spec.id if first.spec is not None else type(first.unwrapped).__name__
 

@@ -12,7 +12,8 @@ from typing import Any
 import gymnasium as gym
 
 from rlcli import arguments
-from rlcli.errors import ArgumentError, ConfigError, in_words
+from rlcli.arguments import refuse
+from rlcli.errors import ConfigError, in_words
 from rlcli.vec_envs.building import building, need_env, register_known
 from rlcli.vec_envs.observations import number_of
 
@@ -54,11 +55,10 @@ class GymRecipe:
         if not isinstance(env, gym.Env):
             return env
         name = type(env.unwrapped).__name__
-        if self.settings:
-            raise ArgumentError(
-                "an env that is there already takes no settings", where=name, why=f"got {', '.join(self.settings)}",
-                fix="Make it so, or give its id.",
-            )  # fmt: skip
+        refuse(
+            self.settings, "an env that is there already takes no settings", where=name,
+            why=f"got {', '.join(self.settings)}", fix="Make it so, or give its id.",
+        )  # fmt: skip
         return self._wrapped(self._limited(env), name)
 
     def _registered(self, env_id: str) -> gym.Env:
@@ -132,12 +132,11 @@ def set_limit(settings: dict[str, Any], max_episode_steps: int | None) -> None:
     """Put a limit among the settings of an env, unless they have another one."""
     if max_episode_steps is None:
         return
-    if settings.setdefault("max_episode_steps", max_episode_steps) != max_episode_steps:
-        raise ConfigError(
-            f"max_episode_steps is {max_episode_steps} and, among the settings, {settings['max_episode_steps']}",
-            where="env.max_episode_steps and env.kwargs",
-            fix="Leave out one of them.",
-        )
+    refuse(
+        settings.setdefault("max_episode_steps", max_episode_steps) != max_episode_steps,
+        f"max_episode_steps is {max_episode_steps} and, among the settings, {settings['max_episode_steps']}",
+        where="env.max_episode_steps and env.kwargs", fix="Leave out one of them.", error=ConfigError,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -154,11 +153,9 @@ class NamedWrapper:
         except TypeError as error:
             needed = ", ".join(f"{each}: ..." for each in self._wanted())
             raise ConfigError(
-                f"the wrapper {self.name} does not take these arguments",
-                where="env.wrappers",
-                why=in_words(error),
+                f"the wrapper {self.name} does not take these arguments", where="env.wrappers", why=in_words(error),
                 fix=f"Write env.wrappers=[{{{self.name}: {{{needed}}}}}].",
-            ) from error
+            ) from error  # fmt: skip
 
     def _wrapped(self, env: gym.Env) -> gym.Env:
         """Wrap an env; a list, YAML's only sequence, goes as a tuple where the wrapper refuses it."""

@@ -174,11 +174,10 @@ def _walk(space: spaces.Space, path: tuple[str, ...], narrow: bool, root: spaces
         yield ObservationLeaf(key, path, tuple(space.shape), kind, stored)
     else:
         raise EnvError(
-            f"an observation space of type {type(space).__name__} cannot be used",
-            where=".".join(path) or None,
+            f"an observation space of type {type(space).__name__} cannot be used", where=".".join(path) or None,
             why="rlcli stores Box, Discrete, MultiDiscrete, MultiBinary and (nested) Dict observations",
             fix=_remedy(root),
-        )
+        )  # fmt: skip
 
 
 def _remedy(root: spaces.Space) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 from gymnasium.utils.seeding import np_random
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
+from rlcli.arguments import refuse
 from rlcli.errors import EnvError
 from rlcli.vec_envs.observations import BadValue, described
 
@@ -256,18 +257,16 @@ class SameStepEngine(VectorEngine):
         if self._begun.issuperset(lanes) and all(seed is None for seed in seeds):
             self._begun -= set(lanes)
             return take(self._after, lanes)
-        if len(lanes) < self.n and self._begun.issuperset(lanes):
-            raise EnvError(
-                "this engine cannot seed a single env", where=self.name,
-                why="it resets finished envs on its own",
-                fix="Reset all envs after set_seed.",
-            )  # fmt: skip
-        if len(lanes) < self.n:
-            raise EnvError(
-                "this engine cannot reset an env whose episode is still running", where=self.name,
-                why="it resets finished envs on its own, and no others",
-                fix="Use env.mode=serial; or leave out what cuts episodes, such as max_frames_per_traj.",
-            )  # fmt: skip
+        refuse(
+            len(lanes) < self.n and self._begun.issuperset(lanes), "this engine cannot seed a single env",
+            where=self.name, why="it resets finished envs on its own", fix="Reset all envs after set_seed.",
+            error=EnvError,
+        )  # fmt: skip
+        refuse(
+            len(lanes) < self.n, "this engine cannot reset an env whose episode is still running", where=self.name,
+            why="it resets finished envs on its own, and no others",
+            fix="Use env.mode=serial; or leave out what cuts episodes, such as max_frames_per_traj.", error=EnvError,
+        )  # fmt: skip
         self._begun = set()
         return take(self.vector.reset(seed=seeds[0])[0], lanes)
 

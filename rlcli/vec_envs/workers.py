@@ -17,8 +17,9 @@ from typing import Any
 import gymnasium as gym
 
 from rlcli import arguments
+from rlcli.arguments import refuse
 from rlcli.config import registry
-from rlcli.errors import ArgumentError, in_words
+from rlcli.errors import in_words
 from rlcli.processes.crew import POLICIES
 from rlcli.processes.process import cores
 from rlcli.vec_envs.building import register_known
@@ -36,15 +37,13 @@ def shared_out(
     """Deal `n` lanes out over processes, and say whether the caller steps the first part; see `ParallelEnv`."""
     arguments.choice("on_worker_error", on_worker_error, POLICIES)
     restarts = on_worker_error == "restart"
-    if restarts and caller_steps:
-        raise ArgumentError(
-            "caller_steps=True and on_worker_error='restart' contradict each other",
-            why="an env in the caller's own process cannot be replaced", fix="Use caller_steps=False.",
-        )  # fmt: skip
+    refuse(
+        restarts and caller_steps, "caller_steps=True and on_worker_error='restart' contradict each other",
+        why="an env in the caller's own process cannot be replaced", fix="Use caller_steps=False.",
+    )  # fmt: skip
     most: Any = None if per_worker == "auto" else per_worker
     given = [each for each in (workers, most) if each is not None]
-    if len(given) == 2:
-        raise ArgumentError("per_worker says how many workers there are", why=f"got workers={workers} too")
+    refuse(len(given) == 2, "per_worker says how many workers there are", why=f"got workers={workers} too")
     for number in given:
         arguments.count("workers" if workers is not None else "per_worker", number, 1, n)
     if caller_steps is None:
@@ -53,11 +52,10 @@ def shared_out(
         shares = workers + caller_steps
     else:
         shares = max(min(n, cores()) if most is None else -(-n // most), 1 + caller_steps)
-    if shares > n:
-        raise ArgumentError(
-            "caller_steps=True leaves the workers too few envs", why=f"{n} envs, {shares - 1} workers and the caller",
-            fix="Use fewer workers, or caller_steps=False.",
-        )  # fmt: skip
+    refuse(
+        shares > n, "caller_steps=True leaves the workers too few envs",
+        why=f"{n} envs, {shares - 1} workers and the caller", fix="Use fewer workers, or caller_steps=False.",
+    )  # fmt: skip
     return dealt(n, shares), caller_steps
 
 

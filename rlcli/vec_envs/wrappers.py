@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from rlcli.arguments import refuse
 from rlcli.errors import ConfigError, EnvError
 from rlcli.keys import ACTION_MASK, OBSERVATION
 from rlcli.vec_envs.actions import ActionFormat
@@ -22,19 +23,16 @@ class SelectEntries(gym.ObservationWrapper, gym.utils.RecordConstructorArgs):
         space = env.observation_space
         if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
             raise ConfigError(
-                "SelectEntries takes vector observations",
-                where="env.wrappers",
+                "SelectEntries takes vector observations", where="env.wrappers",
                 why=f"the env's are {type(space).__name__}, shape {space.shape}",
                 fix="Put FlattenObservation before it.",
-            )
+            )  # fmt: skip
         size = space.shape[0]
-        if not _are_places(entries, size):
-            raise ConfigError(
-                f"SelectEntries cannot take the entries {entries!r}",
-                where="env.wrappers",
-                why=f"an observation has the entries 0 to {size - 1}",
-                fix="Write env.wrappers=[{SelectEntries: {entries: [0]}}], with those to keep.",
-            )
+        refuse(
+            not _are_places(entries, size), f"SelectEntries cannot take the entries {entries!r}", where="env.wrappers",
+            why=f"an observation has the entries 0 to {size - 1}",
+            fix="Write env.wrappers=[{SelectEntries: {entries: [0]}}], with those to keep.", error=ConfigError,
+        )  # fmt: skip
         self._places = np.array(entries)
         self.observation_space = gym.spaces.Box(
             space.low[self._places], space.high[self._places], dtype=space.dtype.type

@@ -38,7 +38,7 @@ class Newest:
 
     @staticmethod
     def fields(models: int) -> Arrays:
-        """Of the arrays, for `Region`."""
+        """Return shapes and dtypes of the arrays, for `Region`."""
         return {"count": ((1,), np.dtype(np.int64)), "words": ((2, models + 1), np.dtype(np.int64))}
 
     @property

@@ -75,7 +75,7 @@ class WeightReceiver:
 
     @property
     def waiting(self) -> bool:
-        """Whether a version is there that was not adopted; cheap enough for every step."""
+        """Say whether a version is there that was not adopted; cheap enough for every step."""
         return self._transport.waiting
 
     def take(self, message: bytes) -> None:

@@ -45,11 +45,11 @@ class WeightSyncScheme:
         self.strategy = WeightStrategy(strategy)
 
     def create_sender(self, model_id: str, model: nn.Module) -> WeightSender:
-        """The sending end of a model, in the process that trains it; see `WeightSender`."""
+        """Return the sending end of a model, in the process that trains it; see `WeightSender`."""
         return WeightSender(model_id, model, self.transport, self.strategy)
 
     def create_receiver(self, handle: Handle, fd: int | None, model: nn.Module) -> WeightReceiver:
-        """The other end, in a worker; see `WeightReceiver`. `open_receiver` does it without the scheme."""
+        """Return the other end, in a worker; see `WeightReceiver`. `open_receiver` does it without the scheme."""
         return open_receiver(handle, fd, model)
 
 

@@ -31,7 +31,7 @@ class Handle(NamedTuple):
 
 
 class WeightStrategy:
-    """How weights are taken from a model and given to one.
+    """Take weights from a model and give them to one.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class WeightStrategy:
         self.extract_as = extract_as
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
-        """The weights themselves, by name; one that is shared is there once."""
+        """Return the weights themselves, by name; one that is shared is there once."""
         tensors = named_tensors(model)
         if self.extract_as == "state_dict":
             saved = model.state_dict().keys()
@@ -58,11 +58,11 @@ class WeightStrategy:
         return tensors
 
     def follow(self, model: nn.Module) -> ModuleWatch[dict[str, Tensor]]:
-        """What gives the weights themselves, looked up anew only after the model's parts have changed."""
+        """Return what gives the weights, looked up anew only after the model's parts have changed."""
         return ModuleWatch(model, self.tensors)
 
     def extract_weights(self, source: nn.Module) -> TensorDictBase | dict[str, Tensor]:
-        """The weights in the strategy's form, without gradients, on the model's memory: nothing is copied."""
+        """Return the weights in the strategy's form, without gradients, on the model's memory: nothing is copied."""
         tensors = {name: tensor.detach() for name, tensor in self.tensors(source).items()}
         return TensorDict(tensors).unflatten_keys(".") if self.extract_as == "tensordict" else tensors
 
@@ -126,11 +126,11 @@ class WeightSender:
 
     @property
     def nbytes(self) -> int:
-        """What it holds of versions beside the model, in bytes."""
+        """Bytes that it holds of versions beside the model."""
         return self._transport.nbytes
 
     def handle(self) -> Handle:
-        """For `open_receiver` in a worker."""
+        """Return what `open_receiver` needs in a worker."""
         return Handle(self.model_id, self.layout, self.strategy.extract_as, type(self._transport), self._needs_fd)
 
     def send(self, source: Source | None = None, *, version: int) -> None:
@@ -153,7 +153,7 @@ class WeightSender:
             self.send_checked(self.checked(source), version)
 
     def checked(self, source: Source | None = None) -> list[Tensor]:
-        """The tensors of the next version, for `send_checked`; raises as `send` does, and sends nothing."""
+        """Return the tensors of the next version, for `send_checked`; raises as `send` does, and sends nothing."""
         tensors = self._followed()
         if source is not None and source is not self.model:
             tensors = tensors | {k: v for k, v in matched(source, self.model).items() if k in tensors}
@@ -174,11 +174,11 @@ class WeightSender:
 
     @property
     def has_messages(self) -> bool:
-        """Whether versions have to be carried to the workers: see `message`."""
+        """Say whether versions have to be carried to the workers: see `message`."""
         return type(self._transport).take is not TransportBackend.take
 
     def message(self) -> bytes | None:
-        """What has to be carried to each worker's `take` for the version sent last; None where nothing has to."""
+        """Return what each worker is to `take` of the version sent last; None where nothing has to be carried."""
         return self._transport.message
 
     def close(self) -> None:

@@ -41,7 +41,7 @@ class TransportBackend(ABC):
 
     @property
     def nbytes(self) -> int:
-        """What the sender's end holds of versions, in bytes."""
+        """Bytes that the sender's end holds of versions."""
         return len(self.message or b"")
 
     @abstractmethod
@@ -54,7 +54,7 @@ class TransportBackend(ABC):
     @property
     @abstractmethod
     def waiting(self) -> bool:
-        """Whether something was sent that this end has not received; cheap, called before every step."""
+        """Say whether something was sent that this end has not received; cheap, called before every step."""
 
     def memory(self, nbytes: int) -> np.ndarray:
         """At a worker's end: the memory that the model will lie in and `receive_weights` is called with, uint8."""

@@ -48,7 +48,7 @@ class WeightUpdaterBase(ABC):
     # ---- what a subclass may take over -------------------------------------------------------------------------
     @classmethod
     def from_policy(cls, policy: nn.Module) -> Self | None:
-        """An updater for this policy, where the class can make one by itself."""
+        """Return an updater for this policy, where the class can make one by itself."""
         return None
 
     def init(self, *args: Any, **kwargs: Any) -> None:  # noqa: B027 - most need nothing
@@ -65,7 +65,7 @@ class WeightUpdaterBase(ABC):
         return policy_or_weights
 
     def all_worker_ids(self) -> Sequence[WorkerId] | None:
-        """Whom to update one after the other; None: all at once, without an id."""
+        """Return whom to update one after the other; None: all at once, without an id."""
         return None
 
     def _skip_update(self, worker_id: WorkerId) -> bool:
@@ -126,7 +126,7 @@ class WeightUpdaterBase(ABC):
 
     @property
     def collector(self) -> Any:
-        """The one that is registered; None where there is none.
+        """Return the one that is registered; None where there is none.
 
         Raises
         ------

@@ -23,7 +23,8 @@ from rlcli.config.problem import raise_all, unknown
 from rlcli.errors import ArgumentError, ConfigError, NumericsError, in_words
 from rlcli.kernels import recurrent
 from rlcli.modules import GRUModule, LSTMModule
-from rlcli.report.peaks import LargestPeak, SavedBytes
+from rlcli.modules.recurrent.sequences import SavedBytes
+from rlcli.report.peaks import LargestPeak
 from tests.bench.peers.learning import torchrl_recurrent
 
 TOLERANCE = {"cpu": 1e-4, "cuda": 1e-2}  # relative; the factors of products on a GPU have 11 bits

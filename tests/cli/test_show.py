@@ -303,7 +303,11 @@ def test_a_tab_never_offers_what_would_be_refused():
 
 
 def test_what_only_some_collectors_read_is_completed_and_meant(rlcli):
-    assert "weights.swap=" in candidates("rlcli train weights.")
+    assert "weights.swap=" in candidates("rlcli train collector=async weights.")
+    assert "weights.swap=" in candidates("rlcli show train recipe=sac_async weights.")
+    assert candidates("rlcli train weights.") == []  # with the defaults nothing reads them
+    assert "loss.double=" in candidates("rlcli train loss=dqn loss.") and not candidates("rlcli train loss.dou")
+    assert "storage.max_size=" in candidates("rlcli train loss=dqn storage.")  # which that chooses
     assert "did you mean weights.swap?" in rlcli("train weights.swa=step")[2]
 
 

@@ -15,7 +15,7 @@ from rlcli.collectors import Collector, MultiAsyncCollector, MultiCollector, Mul
 from rlcli.data import LazyTensorStorage, ReplayBuffer, ReplayBufferEnsemble
 from rlcli.errors import ArgumentError
 from rlcli.keys import COLLECTOR_MASK
-from rlcli.learning.hooks import Hooks
+from rlcli.learning.loops import Hooks
 from rlcli.objectives.value import GAE
 from rlcli.report.tally import EpisodeStats
 from tests.collectors.counting import counting, pair, steps_seen

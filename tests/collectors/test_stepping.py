@@ -20,6 +20,7 @@ from worlds import Counter
 from rlcli.collectors import Collector
 from rlcli.collectors.finish import TrajectoryPool
 from rlcli.collectors.options import FIELDS, PARENT, CollectorOptions, in_scope
+from rlcli.collectors.workers.each import pickled
 from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError
 
@@ -91,7 +92,7 @@ def worker():
 )
 def test_a_spawned_process_steps_with_what_it_is_sent(options, worker):
     here = stepping(**options)
-    sent = here.pickled()
+    sent = pickled(here)
     assert worker.apply(batch_of, (sent,)) == batch_of(sent)
 
 
@@ -100,7 +101,7 @@ def test_functions_that_no_module_holds_are_sent_by_value():
         return SerialEnv(lanes, counter)
 
     for maker in (make, lambda lanes: SerialEnv(lanes, counter)):
-        assert batch_of(stepping(create_env_fn=maker).pickled()) == batch_of(stepping().pickled())
+        assert batch_of(pickled(stepping(create_env_fn=maker))) == batch_of(pickled(stepping()))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,7 @@ def test_functions_that_no_module_holds_are_sent_by_value():
 )
 def test_what_cannot_be_sent_is_refused_by_its_name(options, sentence):
     with pytest.raises(ArgumentError, match="(?s)" + sentence):
-        stepping(**options).pickled()
+        pickled(stepping(**options))
 
 
 def test_every_member_is_named():
@@ -126,7 +127,7 @@ def test_every_member_is_named():
         for name, value in values.items():
             object.__setattr__(held, name, value)
         with refused(ArgumentError, field.name):
-            held.pickled()
+            pickled(held)
 
 
 # ---- refused before anything is made -----------------------------------------------------------------------------

@@ -197,9 +197,6 @@ def test_a_subclass_that_says_that_its_faces_agree_runs_on_columns():
         def on_tensor(self, reward):
             return reward + 1
 
-        def on_rows(self, reward):
-            reward += 1
-
     assert Both(0.0, 1.0).has_columns and not Squared(0.0, 1.0).has_columns
     same_as_rollout(lambda: TransformedEnv(GymEnv(Drift()), Both(0.0, 1.0)))
 

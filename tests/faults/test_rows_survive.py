@@ -21,7 +21,6 @@ from tensordict import TensorDict
 
 from rlcli.data import ReplayBuffer
 from rlcli.data.storages import LazyMemmapStorage, LazyTensorStorage
-from rlcli.data.storages.memmap import disk_need
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 
 BATCHES = 9  # 36 steps into a ring of 20
@@ -268,8 +267,8 @@ def test_the_bytes_that_are_asked_for_are_enough_for_all_files_of_a_ring_that_go
     rb, part = ReplayBuffer(storage=storage), capacity // 8
     for i in range(20):
         rb.extend(TensorDict({"obs": torch.full((part, width), i, dtype=torch.uint8)}, [part]))
-    assert disk.needed == disk_need(width, capacity, kept=kept)
-    assert capacity * width < disk.most <= disk_need(width, capacity, kept=kept, batch=part)
+    assert disk.needed == LazyMemmapStorage.disk_need(width, capacity, kept=kept)
+    assert capacity * width < disk.most <= LazyMemmapStorage.disk_need(width, capacity, kept=kept, batch=part)
     rb.close()
 
 

@@ -21,7 +21,7 @@ from rlcli.collectors import MultiAsyncCollector
 from rlcli.collectors.options import AHEAD
 from rlcli.envs import GymEnv
 from rlcli.errors import ConfigError
-from rlcli.learning.hooks import Hooks
+from rlcli.learning.loops import Hooks
 from rlcli.report import figures
 
 LOUD = ["console=plain", "run.eval_episodes=0", "logger=none"]

@@ -14,8 +14,8 @@ from rlcli.build import resume
 from rlcli.build.algorithm import build_parts
 from rlcli.errors import ConfigError
 from rlcli.keys import ADVANTAGE, OBSERVATION, VALUE_TARGET, under_next
-from rlcli.learning.hooks import Hooks
-from rlcli.learning.loops import BufferedOnPolicy
+from rlcli.learning.buffered import BufferedOnPolicy
+from rlcli.learning.loops import Hooks
 from rlcli.runs.folder import create
 
 BASE = [

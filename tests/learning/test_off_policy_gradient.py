@@ -16,10 +16,10 @@ from torch.utils.hooks import RemovableHandle
 
 from rlcli.errors import ArgumentError, MissingKeyError, RlcliError
 from rlcli.kernels import dqn, ppo, sac
-from rlcli.learning.flat import FlatParameters
+from rlcli.learning.buffered import OffPolicy
 from rlcli.learning.gradient import Autograd, GradientChoice
 from rlcli.learning.gradient_bootstrapped import ClosedDQN, ClosedSAC
-from rlcli.learning.loops import OffPolicy
+from rlcli.learning.optimizer import FlatParameters
 from rlcli.modules import (
     IndependentNormal,
     NormalParamExtractor,

@@ -14,12 +14,11 @@ from torch import nn
 
 from rlcli import specs
 from rlcli.errors import ArgumentError
-from rlcli.learning.flat import FlatParameters
 from rlcli.learning.gradient import Autograd, GradientChoice
 from rlcli.learning.gradient_ppo import ByAutograd, Replayed, closed_ppo
-from rlcli.learning.optimizer import Linear
+from rlcli.learning.optimizer import FlatParameters, Linear
 from rlcli.modules import MLP, Categorical, IndependentNormal, ProbabilisticActor, ValueOperator, with_action_mask
-from rlcli.modules.values import ActorValueOperator
+from rlcli.modules.actors import ActorValueOperator
 from rlcli.objectives import ClipPPOLoss
 from rlcli.objectives.value import GAE
 

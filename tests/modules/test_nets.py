@@ -15,7 +15,7 @@ from torch import nn
 
 from rlcli.errors import ArgumentError, ConfigError
 from rlcli.modules import MLP, DictEncoder, Flat, NatureCNN, OneHotIndex, activation_class, network, seeded
-from rlcli.modules.nets import spatial_dims
+from rlcli.modules.encoders import spatial_dims
 from rlcli.specs import Bounded, Categorical, Composite, MultiCategorical, Unbounded
 
 

@@ -9,8 +9,8 @@ from torch import nn
 
 from rlcli.objectives import A2CLoss, ClipPPOLoss, ReinforceLoss
 from rlcli.objectives import loss as loss_module
-from rlcli.objectives.value import GAE, TD0Estimator, TD1Estimator, TDLambdaEstimator, observations, reading
-from rlcli.objectives.value.successors import slots_of
+from rlcli.objectives.value import GAE, TD0Estimator, TD1Estimator, TDLambdaEstimator, network, reading, shifted
+from rlcli.objectives.value.shifted import slots_of
 
 B, T, D, ACTIONS = 4, 8, 3, 2
 WAYS = [{}, {"shifted": True, "shifted_budget": 3}, {"shifted": True, "num_chunks": 2}, {"average": True}]
@@ -95,7 +95,7 @@ def test_one_graph_serves_every_placement_of_ends():
 @pytest.fixture
 def like_a_gpu(monkeypatch):
     """Tensors without numbers, treated as a GPU's are: reading one raises."""
-    for module in (reading, observations, loss_module):
+    for module in (reading, network, shifted, loss_module):
         monkeypatch.setattr(module, "may_ask", lambda x: False)
     return "meta"
 

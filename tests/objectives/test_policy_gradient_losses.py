@@ -140,7 +140,7 @@ def test_separate_losses_keep_the_critic_out_of_shared_parameters_wherever_they_
     td = ready(actor, critic)
     loss = LOSSES[kind](actor, critic, separate_losses=True)
     if general and kind != "kl":  # that one needs a family
-        loss.density.known, loss.critic = lambda: None, Lowered(critic, lambda net: None)
+        loss.density.function, loss.critic = lambda: None, Lowered(critic, lambda net: None)
     out = loss(td)
     out[loss.critic_term].backward(retain_graph=True)
     assert trunk[0].weight.grad is None and critic.module[1].weight.grad.any()

@@ -16,7 +16,7 @@ from torch import nn
 
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.modules import Categorical, ProbabilisticActor, ValueOperator
-from rlcli.modules.values import ActorValueOperator
+from rlcli.modules.actors import ActorValueOperator
 from rlcli.objectives import ClipPPOLoss, PPOLoss
 from rlcli.objectives.networks import Lowered
 from rlcli.objectives.value import GAE
@@ -87,7 +87,7 @@ def test_the_families_and_the_general_way_give_the_same_loss():
         td = ready(actor, critic)
         fast, slow = ClipPPOLoss(actor, critic), ClipPPOLoss(actor, critic)
         assert fast.density.family is not None
-        slow.density.known, slow.critic = lambda: None, Lowered(slow.critic_network, lambda net: None)
+        slow.density.function, slow.critic = lambda: None, Lowered(slow.critic_network, lambda net: None)
         a, b = terms(fast, td), terms(slow, td)
         for key in a:
             assert torch.allclose(a[key], b[key], atol=1e-6), (kind, key)

@@ -13,7 +13,7 @@ from rlcli.modules import ProbabilisticActor, StateActionMLP, ValueOperator
 from rlcli.modules.distributions import IndependentNormal, TanhNormal
 from rlcli.objectives import A2CLoss, ClipPPOLoss, KLPENPPOLoss, ReinforceLoss, SACLoss
 from rlcli.objectives.reduction import filled, reduce, standardise
-from rlcli.objectives.value import GAE, TD1Estimator, VTrace, observations
+from rlcli.objectives.value import GAE, TD1Estimator, VTrace, network, shifted
 
 B, T, D = 3, 6, 4
 
@@ -105,7 +105,8 @@ def test_losses_and_their_gradients_are_those_of_the_rows_that_count(kind, loss)
 @pytest.mark.parametrize("asks", [True, False], ids=["numbers are read", "as on a GPU"])
 def test_gradients_of_estimates_too(kept, options, asks, monkeypatch):
     if not asks:
-        monkeypatch.setattr(observations, "may_ask", lambda x: False)
+        for module in (network, shifted):
+            monkeypatch.setattr(module, "may_ask", lambda x: False)
     net = critic()
     td = batch(None)
     td["next", "observation"][td["next", "terminated"].squeeze(-1)] = float("nan")  # of no use, whatever the mask

@@ -9,7 +9,7 @@ from tensordict.nn import TensorDictModule
 
 from rlcli.errors import ArgumentError
 from rlcli.objectives.value import GAE, TD0Estimator, TD1Estimator, TDLambdaEstimator, ValueNorm
-from rlcli.objectives.value.successors import slots_of
+from rlcli.objectives.value.shifted import slots_of
 
 RATES = {"gamma": 0.97}
 ESTIMATORS = {

@@ -6,7 +6,7 @@ import pytest
 
 from rlcli.report.clock import Spent
 from rlcli.report.memory import MemoryRow
-from rlcli.report.snapshot import Snapshot
+from rlcli.report.view import Snapshot
 
 KIB = 1024
 

@@ -165,7 +165,7 @@ def test_reading_keeps_no_reference_to_the_batch():
 def test_the_views_rows_fold_the_ledger_without_losing_a_byte():
     ledger = Ledger()
     ledger.read(counted(batch(), ["observation"], modules={"net": torch.nn.Linear(4, 2)}))
-    rows = memory_rows(ledger, ["observation"], next_obs="compact", process=(10, 20))
+    rows = memory_rows(ledger, ["observation"], {"process": {"now": 10, "peak": 20}}, "compact")
     assert [row.label for row in rows] == [
         "obs",
         "next.obs compact",

@@ -13,7 +13,7 @@ import torch
 from face import refused
 
 from rlcli.errors import ConfigError, ResourceError
-from rlcli.report import metrics
+from rlcli.report import events
 from rlcli.report.metrics import MetricsWriter, read_metrics, wants_tensorboard
 
 
@@ -201,7 +201,7 @@ def test_what_is_open_is_closed_where_the_events_are_refused(tmp_path, monkeypat
         opened.extend(held_open())
         raise error
 
-    monkeypatch.setattr(metrics, "EventsWriter", refuse)
+    monkeypatch.setattr(events, "EventsWriter", refuse)
     with pytest.raises(ResourceError):
         MetricsWriter(tmp_path / "metrics.jsonl", logger="auto")
     assert str(tmp_path / "metrics.jsonl") in opened

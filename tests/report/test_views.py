@@ -19,9 +19,8 @@ from rlcli.report.figures import WIDTH
 from rlcli.report.ledger import Ledger, LedgerEntry
 from rlcli.report.live import LiveView, render
 from rlcli.report.memory import MemoryRow, memory_rows
-from rlcli.report.reporter import Facts
-from rlcli.report.snapshot import EVALUATION, Snapshot, View, shown
-from rlcli.report.view import PlainView, chosen, details, line, open_view
+from rlcli.report.reporter import Facts, chosen, open_view
+from rlcli.report.view import EVALUATION, PlainView, Snapshot, View, details, line, shown
 from rlcli.report.workers import WorkerRow, Workers
 
 
@@ -180,7 +179,7 @@ def test_what_is_next_to_nothing_is_not_shown(snapshot):
     ledger = Ledger()
     ledger.read([LedgerEntry("buffer", "rows", 100, saved=10)])
     for process, saved in ((1000, 10), (1001, None)):
-        assert memory_rows(ledger, [], process=(process, process))[0].saved == saved
+        assert memory_rows(ledger, [], {"process": {"now": process, "peak": process}})[0].saved == saved
 
 
 @pytest.mark.parametrize("width", [200, 160, 100, 60])
@@ -204,7 +203,8 @@ def test_dropped_rows_are_shown_where_they_can_be(snapshot):
 
 
 def test_the_value_stage_is_told_beside_what_the_plan_said():
-    rows = memory_rows(Ledger(), [], process=(90, 100), planned=80, stage=(1000, 1010))
+    told = {"process": {"now": 90, "peak": 100, "planned": 80}, "value_stage": {"planned": 1000, "measured": 1010}}
+    rows = memory_rows(Ledger(), [], told)
     assert [(row.label.strip(), row.now, row.peak) for row in rows] == [
         ("value estimates", None, 1010),
         ("planned +1.0 %", None, 1000),

@@ -154,12 +154,9 @@ class RandomActor(ActorRunner):
     """
 
     def __init__(
-        self,
-        actions: ActionFormat,
-        log_prob_key: Key | None = None,
-        log_prob_shape: tuple[int, ...] = (),
+        self, actions: ActionFormat, log_prob_key: Key | None = None, log_prob_shape: tuple[int, ...] = (),
         mask_key: Key | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.actions, self.log_prob_key, self.log_prob_shape = actions, log_prob_key, log_prob_shape
         self.mask_key = mask_key
         self.reads = set() if mask_key is None else {mask_key}

@@ -22,9 +22,7 @@ from rlcli.collectors.devices import NOT_COPIED
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.keys import ACTION, END_FLAGS, IS_INIT, Key, show, under_next
 from rlcli.modules.actor import Actor
-from rlcli.modules.distributions import CATEGORICAL, ONE_HOT, Family
-from rlcli.modules.distributions.discrete import MultiCategoricalFamily, MultiOneHotFamily
-from rlcli.modules.exploration import EGreedyFamily
+from rlcli.modules.distributions.family import Family
 from rlcli.modules.stages import Stage
 from rlcli.specs.dtypes import dtype_name, numpy_dtype
 from rlcli.specs.field import Field, Fields
@@ -34,13 +32,10 @@ _CHOICES = (InteractionType.RANDOM, InteractionType.MODE, InteractionType.DETERM
 
 
 def choose_actor(
-    policy: Callable[[TensorDictBase], TensorDictBase],
-    setting: PolicyContext,
-    legal: Callable[[Key, np.ndarray], np.ndarray] = lambda key, values: values,
-    *,
-    whole: bool = False,
+    policy: Callable[[TensorDictBase], TensorDictBase], setting: PolicyContext,
+    legal: Callable[[Key, np.ndarray], np.ndarray] = lambda key, values: values, *, whole: bool = False,
     early: bool = False,
-) -> ActorRunner:
+) -> ActorRunner:  # fmt: skip
     """Return what runs a policy, TensorDict -> TensorDict with `action`; on another device it is called as it is.
 
     `legal`: values `[*batch, *shape]` that the env may show under a key, given some that are made up.
@@ -106,7 +101,7 @@ def _on_rows(actor: TensorDictActor, example: TensorDictBase, whole: bool) -> tu
     if setting.actions.kind != "box" and (options is None or (np.asarray(options) - 1 > setting.actions.last).any()):
         return None, "it may choose what the env does not offer: each action is looked at"
     function = function._replace(family=family)
-    drawn = type(family) is not EGreedyFamily or family.explores
+    drawn = function.chosen_key is None or family.explores  # type: ignore[attr-defined]
     mode, shape = setting.exploration is not InteractionType.RANDOM or not drawn, ()
     if function.log_prob_key is not None:
         shape = tuple(example.get(function.log_prob_key).shape[len(setting.batch_size) :])
@@ -201,13 +196,12 @@ def _loop_family(function: Actor, actions: ActionFormat) -> Family | None:
     family = function.family
     if function.action_key != ACTION or (actions.kind == "box" and actions.dtype.kind != "f"):
         return None
-    if isinstance(family, EGreedyFamily):
+    if function.chosen_key is not None:  # of action values
         return family if actions.kind == "discrete" and function.one_hot == actions.encoded else None
-    one_hot = family is ONE_HOT or type(family) is MultiOneHotFamily
-    if one_hot is not actions.encoded:
+    index = family.index
+    if (index is not None) is not actions.encoded:
         return None
-    if not one_hot:
+    if index is None:
         return family
-    if family is ONE_HOT:
-        return CATEGORICAL if actions.kind == "discrete" else None
-    return MultiCategoricalFamily(nvec=actions.nvec) if family.nvec == actions.nvec else None  # type: ignore[attr-defined]
+    nvec = getattr(index, "nvec", None)
+    return index if (actions.kind == "discrete" if nvec is None else nvec == actions.nvec) else None

@@ -14,7 +14,6 @@ from torch import nn
 from rlcli.errors import ArgumentError, NumericsError, RlcliError, in_words
 from rlcli.keys import ACTION, Key, show, unravel
 from rlcli.modules.distributions import family_of, param_keys
-from rlcli.modules.distributions.discrete import BernoulliFamily
 from rlcli.vec_envs.actions import ActionFormat, in_a_line
 
 _BEFORE = "step {} of the batch; the env was not stepped"
@@ -68,7 +67,8 @@ def bits_of(policy: Any) -> set[Key]:
     """Return the logits of bits that a policy's modules draw: an infinite one makes its bit certain."""
     parts = policy.modules() if isinstance(policy, nn.Module) else ()
     heads = [part for part in parts if isinstance(part, ProbabilisticTensorDictModule)]
-    return {unravel(key) for head in heads if type(family_of(head)) is BernoulliFamily for key in param_keys(head)}
+    drawn = ((head, family_of(head)) for head in heads)
+    return {unravel(key) for head, family in drawn if family and family.bits for key in param_keys(head)}
 
 
 def is_sound(values: torch.Tensor, dims: int, bits: bool = False) -> bool:

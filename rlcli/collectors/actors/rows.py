@@ -22,9 +22,9 @@ from rlcli.collectors.actors.outputs import PASSED_ON, not_finite, raised, refus
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.kernels.mlp import on_rows
 from rlcli.keys import ACTION, Key, show, under_next
+from rlcli.modules import recurrent
 from rlcli.modules.actor import Actor
 from rlcli.modules.distributions.family import Family
-from rlcli.modules.recurrent import recurrent_mode
 from rlcli.modules.stages import Stage
 from rlcli.modules.watch import ModuleWatch
 from rlcli.specs.dtypes import dtype_name
@@ -232,7 +232,7 @@ class _BoundFastActor(BoundActor):
         self.act = self._actor(self.first)  # type: ignore[method-assign, assignment]
 
     def begin(self, noise, first, last) -> None:
-        if self.states and recurrent_mode():
+        if self.states and recurrent.recurrent_mode():
             raise ArgumentError(
                 "a recurrent policy acts one step at a time",
                 why="set_recurrent_mode(True) is in force around its collector",

@@ -49,13 +49,9 @@ class TensorDictActor(ActorRunner):
     calls = True
 
     def __init__(
-        self,
-        policy: Callable[[TensorDictBase], TensorDictBase],
-        setting: PolicyContext,
-        example: TensorDictBase | None = None,
-        rewrites: Set[Key] = frozenset(),
-        why: str = "",
-    ) -> None:
+        self, policy: Callable[[TensorDictBase], TensorDictBase], setting: PolicyContext,
+        example: TensorDictBase | None = None, rewrites: Set[Key] = frozenset(), why: str = "",
+    ) -> None:  # fmt: skip
         self.rewrites, self.why = rewrites, why
         self.act_with(policy)
         self.setting = setting

@@ -14,6 +14,7 @@ from tensordict import TensorDictBase
 from rlcli import arguments
 from rlcli.arguments import refuse
 from rlcli.collectors.base import Stage, no_stage
+from rlcli.collectors.batch import FinalObservations
 from rlcli.collectors.finish import Delivered, Ended
 from rlcli.collectors.options import AHEAD, counted, next_steps, steps_of
 from rlcli.collectors.schema import RowSchema
@@ -129,7 +130,7 @@ class MultiAsyncCollector(MultiProcessCollector):
             delivered = None
             if late and self.on_lag == "drop":
                 self.dropped_frames += frames
-                ended = {lane for t, lane in part.places if t == part.steps - 1}
+                ended = {lane for t, lane in part.finals.places if t == part.steps - 1}
                 self._gaps |= {lane: lane - lanes.start in ended for lane in lanes}
             else:
                 memory = {} if order is None else order.batch.columns.data
@@ -157,7 +158,6 @@ class MultiAsyncCollector(MultiProcessCollector):
 
     @property
     def _asked(self) -> int:
-        """Count the frames of batches that workers write, or wrote and nobody has."""
         written = [part for _, part in self._ready] + [part for _, _, part in self._arrived.values()]
         return sum(part.lanes * part.steps for part in written) + self.group.frames_begun()
 
@@ -250,21 +250,21 @@ def _refuse_steps(steps: int | None) -> None:
         )  # fmt: skip
 
 
-_SAVED = ("keys", "columns", "late", "carrier", "finals", "lanes", "steps", "raw_reward", "done", "version", "episodes",
-          "next_id", "outside", "begins", "states", "ends")  # fmt: skip
+_SAVED = ("keys", "columns", "late", "carrier", "raw_reward", "done", "version", "episodes", "next_id", "outside",
+          "begins", "states", "ends")  # fmt: skip
 
 
 def _plain(part: WorkerBatch) -> dict[str, Any]:
-    """Return what a checkpoint holds of a part."""
-    places = np.array(part.places, np.int64).reshape(-1, 2)
-    return {name: getattr(part, name) for name in _SAVED} | {"places": places}
+    places = np.array(part.finals.places, np.int64).reshape(-1, 2)
+    more = {"lanes": part.lanes, "steps": part.steps, "places": places, "finals": part.finals.stacked()}
+    return {name: getattr(part, name) for name in _SAVED} | more
 
 
 def _part(saved: Mapping[str, Any], schema: RowSchema) -> WorkerBatch:
-    """Return the part that `_plain` was given."""
     places = [(int(t), int(lane)) for t, lane in np.asarray(saved["places"]).reshape(-1, 2)]
     kept = {name: saved[name] for name in _SAVED} | {"ends": [Ended(*end) for end in saved["ends"]]}
-    return WorkerBatch(places=places, schema=schema.with_late(kept["late"]), seconds=None, **kept)
+    finals, shape = FinalObservations.of(places, saved["finals"]), (saved["lanes"], saved["steps"])
+    return WorkerBatch(finals=finals, shape=shape, schema=schema.with_late(kept["late"]), **kept)
 
 
 class AsyncCollector(MultiAsyncCollector):

@@ -107,7 +107,6 @@ def _states(parts: Sequence[WorkerBatch]) -> Kept:
 
 
 def _longer(x: torch.Tensor, steps: int) -> torch.Tensor:
-    """Return a column `[N, t, *]` with zeros up to so many steps."""
     return x if x.shape[1] == steps else torch.cat([x, x.new_zeros(len(x), steps - x.shape[1], *x.shape[2:])], 1)
 
 
@@ -159,16 +158,15 @@ def _finals(parts: Sequence[WorkerBatch], steps: int) -> FinalObservations:
 def _followed(part: WorkerBatch, steps: int) -> tuple[list[tuple[int, int]], dict[Key, np.ndarray]]:
     """Return the rows of a part that are not followed by their successors in a batch of so many steps, and those."""
     if part.steps == steps:
-        return part.places, {key: x for key, x in part.finals.items() if key in part.carrier}
-    last = part.steps - 1
-    ended = {lane for t, lane in part.places if t == last}
+        return part.finals.places, {key: x for key, x in part.finals.stacked().items() if key in part.carrier}
+    last, places, finals = part.steps - 1, part.finals.places, part.finals.stacked()
+    ended = {lane for t, lane in places if t == last}
     cut = [lane for lane in range(part.lanes) if lane not in ended]
-    ends = {key: [part.finals[key]] if part.places else [] for key in part.carrier}
+    ends = {key: [finals[key]] if places else [] for key in part.carrier}
     values = {key: np.concatenate([*ends[key], rows[cut]]) for key, rows in part.carrier.items()}
-    return [*part.places, *((last, lane) for lane in cut)], values
+    return [*places, *((last, lane) for lane in cut)], values
 
 
 def _seconds(parts: Sequence[WorkerBatch]) -> Seconds | None:
-    """Return the seconds of the worker that took longest."""
     timed = [part.seconds for part in parts if part.seconds is not None]
     return max(timed, key=lambda seconds: seconds.total, default=None)

@@ -38,7 +38,6 @@ _WITHOUT_EFFECT = {"trust_policy", "use_buffers"}
 
 
 def own_length(name: str, value: Sequence[Any], workers: int) -> None:
-    """Refuse a list that has not an entry for each worker."""
     refuse(len(value) != workers, f"{name} has {len(value)} entries, for {workers} workers")
 
 
@@ -209,5 +208,4 @@ class WorkerRecord:
 
     @property
     def span(self) -> range:
-        """Return its env indices, among the collector's."""
         return range(self.first_lane, self.first_lane + self.lanes)

@@ -112,12 +112,10 @@ class CollectorWorkers:
 
     @property
     def lanes(self) -> int:
-        """Count the envs of all workers."""
         return sum(record.lanes for record in self.records)
 
     @property
     def ranges(self) -> list[range]:
-        """Return the env indices of each worker."""
         return [record.span for record in self.records]
 
     def _worker(self) -> Worker:
@@ -128,7 +126,6 @@ class CollectorWorkers:
         return self.first_lane + record.first_lane, self.all_lanes, self.seed, index, len(self.sent)
 
     def close(self) -> None:
-        """End the workers."""
         self.processes.close()
 
     # ---- calls ---------------------------------------------------------------------------------------------------
@@ -137,7 +134,6 @@ class CollectorWorkers:
         return self._ordered([packed((name, args, settings)) for args in arguments])
 
     def all(self, name: str, *args: Any, fd: int | None = None) -> list[Any]:
-        """Call the same method of every worker."""
         return self._ordered([packed((name, args, {}))] * len(self.sent), fd)
 
     def call(self, name: str, *args: Any, **settings: Any) -> list[Any]:
@@ -219,7 +215,6 @@ class CollectorWorkers:
         return len(self._orders[index])
 
     def outstanding(self) -> list[BatchRequest]:
-        """Return the orders that have not come out of `next`."""
         self._pass_over_broken()
         return [order for orders in self._orders for order in orders]
 
@@ -293,7 +288,7 @@ class CollectorWorkers:
         self.reset()
 
     def reset(self) -> None:
-        """BatchRequest all workers to begin new episodes with their next batches."""
+        """Order all workers to begin new episodes with their next batches."""
         self.call("reset")
         for record in self.records:
             record.begins = True
@@ -427,7 +422,6 @@ class CollectorWorkers:
 
 
 def _in_words(one: Mapping[Key, Any], other: Mapping[Key, Any]) -> str:
-    """Say what of one schema is not in the other."""
     differences = [
         f"{show(key)} {shape} {dtype}" for key, (shape, dtype) in one.items() if other.get(key) != (shape, dtype)
     ]

@@ -57,7 +57,7 @@ _COUNTED = ("lag", "largest_lag", "restarts", "lost_frames", "cause", "begins") 
 
 
 class MultiProcessCollector(BaseCollector):
-    """What `MultiSyncCollector` and `MultiAsyncCollector` share: options, weights, checkpoints.
+    """Base of `MultiSyncCollector` and `MultiAsyncCollector`: options, weights, checkpoints.
 
     Parameters
     ----------
@@ -168,14 +168,11 @@ class MultiProcessCollector(BaseCollector):
 
     # ---- batches -------------------------------------------------------------------------------------------------
     def _pool(self, only: int | None = None) -> BatchPool:
-        """Return memory for the rows of all workers, or of one."""
-
         return BatchPool(
             lambda steps: self.group.new_batch(steps, self._random_frames(), only), reuse=self._reuse
         )  # fmt: skip
 
     def _random_frames(self) -> int:
-        """Count the frames that are still to be taken with random actions."""
         return max(0, self.init_random_frames - self.frames)
 
     def _collected(
@@ -236,7 +233,7 @@ class MultiProcessCollector(BaseCollector):
 
     @property
     def uneven(self) -> bool:
-        """Whether workers may take different numbers of steps for one batch: what is no row is masked."""
+        """Say whether workers may take different numbers of steps for one batch: what is no row is masked."""
         return False
 
     @property
@@ -341,7 +338,7 @@ class MultiProcessCollector(BaseCollector):
         return self.outside.news()
 
     def figures(self) -> dict[str, Any]:
-        """For a closing report; see `Collector.figures`."""
+        """Return figures for a closing report; see `Collector.figures`."""
         figures: dict[str, Any] = {"out_of_bounds": self.outside.figures()}
         figures["workers"] = [dataclasses.asdict(record) for record in self.group.records]
         return figures if self.delta is None else figures | {"delta": self.delta.figures()}

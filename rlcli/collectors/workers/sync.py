@@ -201,7 +201,6 @@ class MultiSyncCollector(MultiProcessCollector):
 
 
 def _timed(batch: Any) -> TensorDictBase:
-    """Return the same batch, time last."""
     batch.names = [*[None] * (batch.ndim - 1), "time"]
     return batch
 

@@ -33,7 +33,6 @@ class PublishedWeights:
 
     @property
     def nbytes(self) -> int:
-        """Return what this process holds of versions beside the models, in bytes."""
         return sum(sender.nbytes for sender in self._senders.values())
 
     def register(self, name: str, model: nn.Module, used: str) -> None:
@@ -95,7 +94,6 @@ class PublishedWeights:
             self._send(self._trained, version)
 
     def close(self) -> None:
-        """Publish no more."""
         self._newest.close()
         for sender in self._senders.values():
             sender.close()

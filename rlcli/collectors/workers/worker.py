@@ -21,13 +21,12 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.collectors.base import called
-from rlcli.collectors.batch import Kept
+from rlcli.collectors.batch import FinalObservations
 from rlcli.collectors.collector import Collector
-from rlcli.collectors.finish import Ended, Filled, Seconds, TrajectoryPool
+from rlcli.collectors.finish import Filled, TrajectoryPool
 from rlcli.collectors.loop import BoundBatch
 from rlcli.collectors.options import CollectorOptions
 from rlcli.collectors.rollout import Rollout
-from rlcli.collectors.schema import RowSchema
 from rlcli.collectors.wiring import make_env
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, Key, show, under_next, unravel
@@ -53,9 +52,7 @@ def signs_of(workers: int) -> Arrays:
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """Hold what a worker is made of."""
-
-    options: bytes  # CollectorOptions.pickled()
+    options: bytes  # CollectorOptions, `each.pickled`
     hooks: bytes  # pickled pair: called before each batch, and with it
     told: Told
     threads: int = 1  # of one torch operation
@@ -63,28 +60,23 @@ class WorkerSpec:
 
 
 @dataclass(frozen=True)
-class WorkerBatch:
-    """Describe the rows that a worker has written: `Filled`, less the columns in shared memory."""
+class WorkerBatch(Filled):
+    """Describe what a worker has written; `columns` are those that are not in shared memory."""
 
-    lanes: int
-    steps: int
-    keys: tuple[Key, ...]
-    columns: dict[Key, np.ndarray]  # those not in shared memory, [N, T, *]
-    late: dict[Key, Tensor]
-    carrier: dict[Key, np.ndarray]  # key -> [N, *]: successors of the last row
-    places: list[tuple[int, int]]  # (t, lane) of rows that ended an episode
-    finals: dict[Key, np.ndarray]  # their successors, [E, *]
-    schema: RowSchema
-    raw_reward: np.ndarray | None
-    done: np.ndarray | None
-    seconds: Seconds | None
-    version: int
-    episodes: list[int]
-    next_id: int
+    keys: tuple[Key, ...] = ()  # of all columns
+    version: int = 0
+    episodes: list[int] = field(default_factory=list)
+    next_id: int = 0
     outside: dict[str, dict[str, Any]] = field(default_factory=dict)
     begins: bool | None = None  # set by the parent: see `WorkerRecord.begins`
-    states: Kept = field(default_factory=dict)
-    ends: list[Ended] = field(default_factory=list)
+
+    @property
+    def lanes(self) -> int:
+        return self.shape[0]
+
+    @property
+    def steps(self) -> int:
+        return self.shape[1]
 
 
 def _written(x: Any) -> int:
@@ -93,7 +85,6 @@ def _written(x: Any) -> int:
 
 
 def work(channel: Channel) -> None:
-    """Serve one parent."""
     worker = CollectorWorker(channel)
     try:
         serve(Line(channel), worker.carry_out)
@@ -117,13 +108,11 @@ class SharedSlots:
         self._batches[slot] = self.rollout.bind({key: data[key] for key in mine}, steps)
 
     def forget(self, slots: Sequence[int]) -> None:
-        """Drop slots that the parent uses no more."""
         for slot in slots:
             self._batches.pop(slot, None)
             self._data.pop(slot, None)
 
     def use(self, slot: int) -> dict[Key, np.ndarray]:
-        """Write the next batch into this slot."""
         self._now = slot
         return self._data[slot]
 
@@ -146,12 +135,10 @@ class PartCollector(Collector):
 
     @property
     def slots(self) -> SharedSlots:
-        """Return the memory that the parent has shared."""
         return self._engine.pool
 
     @property
     def next_id(self) -> int:
-        """Return the id of the next trajectory."""
         return self._engine.ids.next_id
 
     def shared_columns(self) -> Fields:
@@ -186,7 +173,6 @@ class CollectorWorker:
         self.channel = channel
 
     def carry_out(self, kind: int, body: bytes) -> Any:
-        """Carry out one order."""
         name, args, settings = unpacked(body)
         return getattr(self, name)(*args, **settings)
 
@@ -247,15 +233,9 @@ class CollectorWorker:
         self.collector.slots.add(slot, steps, {key: array[share] for key, array in region.arrays.items()})  # type: ignore[misc]
 
     def collect(
-        self,
-        slot: int,
-        steps: int,
-        random_steps: int,
-        timed: bool,
-        forget: Sequence[int] = (),
-        new: Any = None,
+        self, slot: int, steps: int, random_steps: int, timed: bool, forget: Sequence[int] = (), new: Any = None,
         weights: Mapping[str, bytes] | None = None,
-    ) -> WorkerBatch:
+    ) -> WorkerBatch:  # fmt: skip
         """Write the next batch into a slot, a new one where `new` is what `share` needs, after `weights` were taken."""
         self.receivers.take(weights or {})
         self.collector.slots.forget(forget)
@@ -264,15 +244,15 @@ class CollectorWorker:
         memory = self.collector.slots.use(slot)
         filled = self.collector.fill(steps, random_steps=random_steps, timed=timed)
         filled = self._shown(filled)
-        apart, late = self._in_place(filled.columns, memory, filled.shape[1]), filled.late
-        wanted = filled.schema.with_next
-        return WorkerBatch(
-            *filled.shape, tuple(filled.columns), apart, late,
-            {key: filled.carrier[key] for key in wanted}, filled.finals.places, filled.finals.stacked(),
-            filled.schema, filled.raw_reward, None if filled.done is filled.columns.get(DONE) else filled.done,
-            filled.seconds, self.collector.policy_version, self.collector.episodes, self.collector.next_id,
-            self._outside(), states=filled.states, ends=filled.ends,
-        )  # fmt: skip
+        apart = self._in_place(filled.columns, memory, filled.shape[1])
+        collector, finals = self.collector, filled.finals
+        return WorkerBatch(**vars(filled) | {
+            "columns": apart, "carrier": {key: filled.carrier[key] for key in filled.schema.with_next},
+            "finals": FinalObservations.of(finals.places, finals.stacked()), "keys": tuple(filled.columns),
+            "done": None if filled.done is filled.columns.get(DONE) else filled.done,
+            "version": collector.policy_version, "episodes": collector.episodes, "next_id": collector.next_id,
+            "outside": self._outside(),
+        })  # fmt: skip
 
     def _outside(self) -> dict[str, dict[str, Any]]:
         figures = self.collector.bounds.figures()
@@ -318,12 +298,10 @@ class CollectorWorker:
         return dataclasses.replace(filled, late=filled.late | late, raw_reward=raw, done=done)
 
     def set_hooks(self, hooks: bytes) -> None:
-        """Set what is called from now on, before each batch and with each."""
         self.collector.pre_collect_hook, self.post_hook = pickle.loads(hooks)
 
     # ---- what else a collector does ------------------------------------------------------------------------------
     def call(self, name: str, *args: Any, **settings: Any) -> Any:
-        """Call a method of the collector, or read an attribute."""
         value = getattr(self.collector, name)
         return value(*args, **settings) if callable(value) else value
 
@@ -337,7 +315,6 @@ class CollectorWorker:
         self.collector.follow(self.receivers)
 
     def follow(self, used: str, place: int, handle: Handle, has_fd: bool) -> None:
-        """Adopt versions of this model too."""
         fd = self.channel.receive_fd() if has_fd else None
         try:
             self.receivers.open(place, handle, fd, self.collector.model(used))
@@ -346,7 +323,6 @@ class CollectorWorker:
                 os.close(fd)
 
     def close(self) -> None:
-        """Release the envs."""
         if hasattr(self, "collector"):
             self.collector.shutdown()
         elif hasattr(self, "env"):

@@ -96,10 +96,8 @@ class GymOptions(EnvOptions):  # `env=gym` and `env=mujoco`: single envs, which 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         if self.mode == "native" and self.kind == "gym" and self.id.startswith("ALE/"):
-            yield Problem(
-                f"env.mode=native would change the task {self.id}: its engine resizes frames and clips rewards",
-                "use env=atari, or env.mode=serial",
-            )
+            what = f"env.mode=native would change the task {self.id}: its engine resizes frames and clips rewards"
+            yield Problem(what, "use env=atari, or env.mode=serial")
         workers, each, some, how = self.workers, self.per_worker, self.caller_steps, self.start_method
         given = {"workers": workers or "auto", "per_worker": each, "caller_steps": some, "start_method": how}
         for name in (name for name, value in given.items() if value != "auto"):

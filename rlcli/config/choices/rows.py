@@ -75,10 +75,8 @@ class SlicesOptions(MinibatchOptions, draws="slices"):
             what = f"sampler={self.kind} needs sampler.slice_len or sampler.num_slices"
             yield Problem(what, "give one of them")
         elif length and number and length * number != rows:
-            yield Problem(
-                f"sampler.num_slices={number} of sampler.slice_len={length} are not sampler.batch_size={rows} rows",
-                f"use sampler.batch_size={length * number}, or give one of the two",
-            )
+            what = f"sampler.num_slices={number} of sampler.slice_len={length} are not sampler.batch_size={rows} rows"
+            yield Problem(what, f"use sampler.batch_size={length * number}, or give one of the two")
         elif rows % (each := length or number):
             what = (
                 f"sampler.batch_size={rows} is no multiple of sampler.{'slice_len' if length else 'num_slices'}={each}"
@@ -99,10 +97,8 @@ class SliceOptions(SlicesOptions, place="rlcli.data.samplers:SliceSampler"):
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         if self.span and self.strict_length:
-            yield Problem(
-                "sampler.span cuts slices at the ends of trajectories, sampler.strict_length wants whole ones",
-                "give one of them",
-            )
+            what = "sampler.span cuts slices at the ends of trajectories, sampler.strict_length wants whole ones"
+            yield Problem(what, "give one of them")
 
 
 class PrioritizedSliceOptions(SlicesOptions, PrioritizedOptions, place="rlcli.data.samplers:PrioritizedSliceSampler"):
@@ -121,9 +117,20 @@ class SamplerConfig(SliceOptions, PrioritizedSliceOptions):
 
 # ---- memory ---------------------------------------------------------------------------------------------------------
 class FullOptions(Options, group="memory"):  # `memory=full`: nothing beyond what every choice has
+    kind: str = option("exact", "which memory choice this is")
     keep: list[Any] = option([], "extra policy outputs to keep in the batch, by key, e.g. logits")
 
+    next_obs: str = option(
+        "exact",
+        "full: stored twice; compact: dropped; exact: only where the next row does not hold it; "
+        "delta: its difference, rounded",
+        choices=("full", "compact", "exact", "delta"),
+    )
+
     def problems(self) -> Iterator[Problem]:
+        if self.kind != self.next_obs:
+            what = f"memory={self.kind} and memory.next_obs={self.next_obs} contradict each other"
+            yield Problem(what, f"choose one: memory={self.kind} or memory={self.next_obs}")
         for entry in self.keep:
             parts = entry if isinstance(entry, list) and entry else [entry]
             if not all(isinstance(part, str) and part for part in parts):
@@ -164,13 +171,6 @@ MEMORIES: dict[str, type[Options]] = {
 class MemoryConfig(DeltaOptions, ExactOptions, CompactOptions):
     """How the next observation is stored, and what else is."""
 
-    kind: str = option("exact", "which memory choice this is")
-    next_obs: str = option(
-        "exact",
-        "full: stored twice; compact: dropped; exact: only where the next row does not hold it; "
-        "delta: its difference, rounded",
-        choices=("full", "compact", "exact", "delta"),
-    )
     recurrent_state_stride: int | str = option(
         "auto",
         "recurrent states are stored in the first row of every episode and batch, and in every n-th row of an episode; "

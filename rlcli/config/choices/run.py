@@ -30,7 +30,7 @@ class LoggerConfig(Options, group="logger"):
 
 
 LOGGERS: dict[str, type[Options]] = {
-    "auto": LoggerConfig, "none": LoggerConfig, "tensorboard": LoggerConfig.at("rlcli.report.metrics:EventsWriter")
+    "auto": LoggerConfig, "none": LoggerConfig, "tensorboard": LoggerConfig.at("rlcli.report.events:EventsWriter")
 }  # fmt: skip
 
 
@@ -62,6 +62,8 @@ class RunConfig(TrainedRun):
     max_replay_steps: int = option(10_000, "longest open episode that a resume replays", ge=0)
 
     def problems(self) -> Iterator[Problem]:
+        if self.eval_every is not None and not self.eval_episodes:
+            yield Problem("run.eval_every needs run.eval_episodes >= 1", "leave out run.eval_episodes=0")
         if self.dir is not None and not self.dir.isprintable():
             yield Problem(f"run.dir={self.dir!r} holds a character that cannot be printed", "choose a plain name")
         if self.dir == "":

@@ -22,7 +22,7 @@ from torch import Tensor
 from rlcli import arguments
 from rlcli.data.buffer.replay_buffer import ReplayBuffer
 from rlcli.data.buffer.saving import no_copy, shallow
-from rlcli.data.buffer.stream import Prefetcher, Sampled, after_fork
+from rlcli.data.buffer.stream import Prefetcher, Sampled, forked
 from rlcli.data.buffer.tensordict_buffer import TensorDictReplayBuffer
 from rlcli.data.buffer.transforms import Transforms
 from rlcli.data.index import RandomStream
@@ -103,7 +103,7 @@ class ReplayBufferEnsemble:
             self._ahead = Prefetcher(
                 self._draw, arguments.count("prefetch", prefetch), lambda sampled: self._take_back(*sampled.position)
             )
-        after_fork(self)
+        forked.add(self)
         if transform is not None:
             self._transforms.append(transform)
 

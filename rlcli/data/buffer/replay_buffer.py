@@ -104,7 +104,7 @@ class ReplayBuffer:
         self.storage.bind(self.ring)
         with self.ring.asking("sampler"):
             chosen.bind(self.ring)
-        if chosen.bound:
+        if chosen.served is not None:
             chosen.empty()  # of what it drew in a buffer that is gone
         if generator is not None:
             chosen.set_seed(int(torch.randint(0, 2**62, (), generator=generator, device=generator.device)))
@@ -114,7 +114,7 @@ class ReplayBuffer:
         self._noted: dict[int, list[Sampled]] = {}  # thread -> what `sample` gave it while `drawn` asks for it
         self.stream = SampleStream(
             self.ring, chosen, self._transforms, self._lock, batch_size=size, prefetch=prefetch,
-            collate_fn=collate_fn, pin_memory=pin_memory, device=device, annotate=self._annotate,
+            collate_fn=collate_fn, pin_memory=pin_memory, device=device, annotate=self._annotate, trusted=own(chosen),
         )  # fmt: skip
         if transform is not None:
             self.append_transform(transform)
@@ -372,7 +372,7 @@ class ReplayBuffer:
                 if len(self.ring):
                     new.extended(self.ring, len(self.ring))
             new.belong_to(self.ring)
-            self.stream.use(new)
+            self.stream.use(new, trusted=own(new))
             self.batch_size = new.batch_size() or self.batch_size
 
     def set_seed(self, seed: int) -> None:

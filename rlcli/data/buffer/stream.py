@@ -22,7 +22,6 @@ from rlcli.data.fields import columns_of, nested
 from rlcli.data.samplers.sampler import Draw, Sampler, need_draw, need_rows
 from rlcli.errors import ArgumentError
 from rlcli.keys import show
-from rlcli.recognise import own
 from rlcli.typed import Misfit
 
 Item = TypeVar("Item")
@@ -156,23 +155,24 @@ class SampleStream:
         pin_memory: bool,
         device: torch.device | str | None,
         annotate: bool,
+        trusted: bool,
     ) -> None:
         self._ring, self._transforms, self._lock = ring, transforms, lock
         self.batch_size, self._since = batch_size, 0
-        self.use(sampler)
+        self.use(sampler, trusted=trusted)
         self._collate, self._pin, self._annotated = collate_fn, pin_memory, annotate
         self._device = None if device is None else torch.device(device)
         self._kept: deque[Sampled] = deque()
         self._dropped = 0  # how often
         self._ahead = Prefetcher(self._draw, arguments.count("prefetch", prefetch), self._undraw) if prefetch else None
         self._queue = threading.RLock() if self._ahead is None else self._ahead.lock
-        after_fork(self)
+        forked.add(self)
 
-    def use(self, sampler: Sampler) -> None:
-        """Draw by this one from now on, and begin no iteration that the last one had."""
-        self.sampler, self._trusted = sampler, own(sampler)
+    def use(self, sampler: Sampler, *, trusted: bool) -> None:
+        """Draw by this one from now on, whose draws need no look if it is `trusted`; no iteration goes on."""
+        self.sampler, self._trusted = sampler, trusted
         self.iteration: Iterator[Any] | None = None  # what `ReplayBuffer.next` goes through
-        self.moved()
+        self._since += 1
 
     def moved(self) -> None:
         """Note that the sampler is elsewhere than its draws led: those before are not drawn again."""
@@ -332,7 +332,7 @@ class Gate:
 
     def __init__(self) -> None:
         self._lock, self.closed = threading.RLock(), False
-        after_fork(self)
+        forked.add(self)
 
     def in_child(self) -> None:
         """Make a new lock after a fork: a thread of the parent, which is not here, may have held it."""
@@ -356,16 +356,12 @@ class Gate:
             )
 
 
-_forked: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def after_fork(part: Any) -> None:
-    """Call `in_child` of this object in every forked child, in which no other thread runs, as long as it lives."""
-    _forked.add(part)
+forked: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Whose `in_child` is called in every forked child, in which no other thread runs, as long as they live."""
 
 
 def _in_child() -> None:
-    for part in list(_forked):
+    for part in list(forked):
         part.in_child()
 
 

@@ -180,7 +180,6 @@ def _belongs(part: Transform) -> bool:
 
 def _need_order(parts: Sequence[tuple[Part, bool]]) -> None:
     """Refuse a part that takes stored values, after one that changes these in a sample."""
-
     for place, (part, inverted) in enumerate(parts):
         if inverted or not hasattr(part, "reads_stored"):
             continue

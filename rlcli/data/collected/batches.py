@@ -5,11 +5,21 @@
 "@ends", "@extra/observation"                            next observations that no row stands for, and where they belong
 "@at/next/delta/observation", "@few/next/delta/..."      columns of a few rows only: their numbers, and those rows
 ```
-One-hot rows and frame stacks lie in fewer bytes: `folded.py`.
+
+One-hot rows and frame stacks lie in fewer bytes, and come back bit for bit; what a column holds decides, segment by
+segment:
+```
+"@hot/observation"      [*batch] or [E]       where the one is, -1 without; in place of whole numbers [*, n]
+"@frame/observation"    [*batch, *F]          the newest frame of each stack, in place of bytes [*batch, k, *F]
+"@where/observation"    [H]                   rows whose older frames are not those of the row before, flat
+"@older/observation"    [H, k - 1, *F]        those frames
+"@lz4/@frame/observation"   [bytes]           any of bytes among these, where a folder is compressed
+```
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote, unquote
 
@@ -18,12 +28,13 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from rlcli.data.collected.folded import compressed, declared, expanded, folded, plain, unfolded
+from rlcli.config.installed import install
 from rlcli.data.fields import DTYPES, columns_of
 from rlcli.data.files.journal import Record
 from rlcli.data.next_obs.packing import Packed, pack, unpack
+from rlcli.data.next_obs.pairs import indices_of
 from rlcli.data.next_obs.sparse import Sparse, nothing_of
-from rlcli.errors import ArgumentError
+from rlcli.errors import ArgumentError, ResourceError
 from rlcli.keys import DONE, NEXT, TRUNCATED, Key, as_tuple, show, unravel
 from rlcli.specs.dtypes import dtype_name
 from rlcli.specs.field import Field
@@ -137,3 +148,165 @@ def key_of(name: str) -> Key:
 def under_next_name(name: str) -> str:
     """Return what the next observation of a key is called, by the key's own name."""
     return f"{NEXT}/{name}"
+
+
+# ---- columns in fewer bytes, and back --------------------------------------------------------------------------------
+HOT, FRAME, WHERE, OLDER, LZ4 = "@hot/", "@frame/", "@where/", "@older/", "@lz4/"
+_INDEX = {torch.uint8: torch.int16, torch.int16: torch.int16, torch.int32: torch.int32, torch.int64: torch.int32}
+_FEWEST = 16  # values of a choice that is worth it
+_DEEPEST = 64  # frames of a stack
+_LEAST, _MOST = 1 << 10, 1 << 30  # bytes that are compressed together
+
+Header = Mapping[str, tuple[torch.dtype, list[int]]]
+
+
+def folded(name: str, x: Tensor, batch: torch.Size) -> dict[str, Tensor]:
+    """Return the tensors that stand for a column ``[*batch, *F]``, or for other rows ``[E, *F]``, in a file."""
+    apart = name.startswith("@")
+    lead = x.shape[:1] if apart else batch
+    if x.dtype in _INDEX and x.shape[:-1] == lead and _FEWEST <= x.shape[-1] < 1 << 15:
+        places = indices_of(x.reshape(-1, x.shape[-1]))
+        if places is not None:
+            return {HOT + name: places.to(_INDEX[x.dtype]).reshape(x.shape[:-1])}
+    depth = len(batch)
+    if x.dtype is torch.uint8 and not apart and x.ndim >= depth + 3 and 2 <= x.shape[depth] <= _DEEPEST:
+        rows = x.reshape(-1, *batch[-1:], *x.shape[depth:])  # [L, T, k, *F]
+        begins = torch.ones(rows.shape[:2], dtype=torch.bool)
+        begins[:, 1:] = (rows[:, 1:, :-1] != rows[:, :-1, 1:]).flatten(2).any(2)
+        where = begins.reshape(-1).nonzero().squeeze(1)
+        if 2 * len(where) < begins.numel():
+            older = rows.flatten(0, 1)[where, :-1]
+            newest = x.select(depth, -1).contiguous()
+            return {FRAME + name: newest, WHERE + name: where.to(torch.int32), OLDER + name: older.contiguous()}
+    return {name: x}
+
+
+def compressed(name: str, x: Tensor) -> tuple[str, Tensor]:
+    """Return a tensor of a file, bytes in fewer of them."""
+    if x.dtype is not torch.uint8 or not _LEAST <= x.numel() <= _MOST or name.startswith("@few/"):
+        return name, x
+    import lz4.block
+
+    packed = lz4.block.compress(x.contiguous().numpy(), store_size=False)
+    return LZ4 + name, torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+
+
+def plain(found: Header, layout: Mapping[str, Field], batch: list[int]) -> dict[str, tuple[torch.dtype, list[int]]]:
+    """Describe a file's named tensors, dtype and shape, as they are once none is compressed."""
+    out = {name: x for name, x in found.items() if not name.startswith(LZ4)}
+    for name, (dtype, shape) in found.items():
+        if not name.startswith(LZ4):
+            continue
+        if dtype is not torch.uint8 or len(shape) != 1:
+            raise Misfit(f"uint8 [bytes] was expected, found {dtype} {shape}", name)
+        name = name.removeprefix(LZ4)
+        values, wanted = _of(name.removeprefix(FRAME).removeprefix(OLDER), layout)
+        whole = [*batch, *values]
+        if name.startswith(FRAME):
+            whole = [*batch, *values[1:]]
+        elif name.startswith(OLDER):
+            at = out.get(WHERE + name.removeprefix(OLDER), (None, [0]))[1]
+            whole = [*at, values[0] - 1, *values[1:]]
+        elif name.startswith("@extra/"):
+            whole = [*out.get("@ends", (None, [0]))[1], *values]
+        out[name] = (wanted, whole)
+    return out
+
+
+def expanded(tensors: Mapping[str, Tensor], layout: Mapping[str, Field], batch: list[int]) -> dict[str, Tensor]:
+    """Return the tensors of a file, none compressed; Misfit: bytes that are not what was compressed."""
+    if not any(name.startswith(LZ4) for name in tensors):
+        return dict(tensors)
+    try:
+        import lz4.block
+    except ImportError:
+        raise ResourceError(
+            "these frames are compressed with lz4, which is not here", fix=install("compressed")
+        ) from None
+    shapes = plain({name: (x.dtype, list(x.shape)) for name, x in tensors.items()}, layout, batch)
+    out = {}
+    for name, x in tensors.items():
+        if not name.startswith(LZ4):
+            out[name] = x
+            continue
+        shape = shapes[name.removeprefix(LZ4)][1]
+        try:
+            made = lz4.block.decompress(x.numpy(), uncompressed_size=math.prod(shape))
+        except (lz4.block.LZ4BlockError, ValueError, MemoryError) as error:
+            raise Misfit(str(error), name) from error
+        if len(made) != math.prod(shape):
+            raise Misfit(f"{math.prod(shape)} bytes were expected, found {len(made)}", name)
+        out[name.removeprefix(LZ4)] = torch.frombuffer(bytearray(made), dtype=torch.uint8).reshape(shape)
+    return out
+
+
+def declared(found: Header, layout: Mapping[str, Field]) -> dict[str, tuple[torch.dtype, list[int]]]:
+    """Return named tensors of a file, dtype and shape of each, as the columns that they stand for."""
+    out = {}
+    for name, (dtype, shape) in found.items():
+        if name.startswith((WHERE, OLDER)):
+            if FRAME + name.removeprefix(WHERE).removeprefix(OLDER) not in found:
+                raise Misfit("there are no frames that it belongs to", name)
+            continue
+        if name.startswith(HOT):
+            name = name.removeprefix(HOT)
+            values, wanted = _of(name, layout)
+            if len(values) != 1 or dtype is not _INDEX.get(wanted):
+                raise Misfit(f"{dtype} stands for no rows of {wanted}{list(values)}", HOT + name)
+            dtype, shape = wanted, [*shape, *values]
+        elif name.startswith(FRAME):
+            name = name.removeprefix(FRAME)
+            values, wanted = _of(name, layout)
+            at, older = found.get(WHERE + name), found.get(OLDER + name)
+            depth = len(shape) - len(values) + 1
+            fit = at is not None and at[0] is torch.int32 and len(at[1]) == 1 and len(values) > 1 and depth > 0
+            if not fit or dtype is not wanted or older != (dtype, [*at[1], values[0] - 1, *values[1:]]):  # type: ignore[index]
+                raise Misfit("its older frames are missing or of another form", FRAME + name)
+            shape = [*shape[:depth], values[0], *shape[depth:]]
+        if name in out:
+            raise Misfit("it is there twice", name)
+        out[name] = (dtype, shape)
+    return out
+
+
+def _of(name: str, layout: Mapping[str, Field]) -> Field:
+    field = layout.get(name.removeprefix("@extra/").removeprefix("@few/"))
+    if field is None:
+        raise Misfit("the batches of this folder have no such key", name)
+    return field
+
+
+def unfolded(tensors: Mapping[str, Tensor], layout: Mapping[str, Field]) -> dict[str, Tensor]:
+    """Return the columns that tensors stand for which `declared` has looked at; Misfit: an index or row is none."""
+    out = {}
+    for name, x in tensors.items():
+        if name.startswith(HOT):
+            name = name.removeprefix(HOT)
+            (count,), wanted = _of(name, layout)
+            places = x.reshape(-1, 1).long()
+            if places.numel() and not (int(places.min()) >= -1 and int(places.max()) < count):
+                raise Misfit(f"an index is none of {count}", HOT + name)
+            rows = torch.zeros((len(places), count), dtype=wanted)
+            out[name] = rows.scatter_(1, places.clamp(min=0), (places >= 0).to(wanted)).reshape(*x.shape, count)
+        elif name.startswith(FRAME):
+            name = name.removeprefix(FRAME)
+            out[name] = _stacks(name, x, tensors[WHERE + name].long(), tensors[OLDER + name])
+        elif not name.startswith((WHERE, OLDER)):
+            out[name] = x
+    return out
+
+
+def _stacks(name: str, newest: Tensor, where: Tensor, older: Tensor) -> Tensor:
+    """Stack ``[*batch, k, *F]``: frame j of row t is the newest of t - (k - 1 - j), or before its first row."""
+    frames = older.shape[1] + 1
+    depth = newest.ndim - older.ndim + 2
+    lead, count = newest.shape[:depth], math.prod(newest.shape[:depth])
+    if not len(where) or int(where[0]) or bool((where.diff() <= 0).any()) or int(where[-1]) >= count:
+        raise Misfit("the rows that begin stacks are not in order", name)
+    row = torch.arange(count)
+    first = torch.searchsorted(where, row, right=True) - 1
+    begun = where[first, None]
+    at = row[:, None] - torch.arange(frames - 1, -1, -1)
+    apart = count + first[:, None] * (frames - 1) + frames - 1 + at - begun
+    pool = torch.cat((newest.flatten(0, depth - 1), older.flatten(0, 1)))
+    return pool[torch.where(at >= begun, at, apart)].reshape(*lead, frames, *newest.shape[depth:])

@@ -10,8 +10,7 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
-from rlcli.data.collected.batches import batch_of, check_tensors, close_last, key_of, of_json, tensors_of
-from rlcli.data.collected.folded import FRAME, LZ4
+from rlcli.data.collected.batches import FRAME, LZ4, batch_of, check_tensors, close_last, key_of, of_json, tensors_of
 from rlcli.data.collected.folder import (
     FORMAT,
     METADATA,

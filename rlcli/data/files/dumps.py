@@ -15,13 +15,13 @@ import warnings
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from rlcli.data.fields import check_fit
 from rlcli.data.files.disk import Disk, Stamp
-from rlcli.data.files.row_files import ABOUT, NAMES, LiveRows, RowFiles, SavedRows, check_rows
+from rlcli.data.files.row_files import ABOUT, NAMES, RowFiles, SavedRows, check_rows
 from rlcli.data.files.sealed_folder import SealedFolders
 from rlcli.data.files.state import ROWS, decode_state, encode_state, loading_state
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
@@ -30,6 +30,7 @@ from rlcli.typed import Misfit, held, mapping, record
 
 if TYPE_CHECKING:
     from rlcli.data.ring.contents import Contents
+    from rlcli.data.ring.ring import Ring
 
 FORMAT, VERSION, STATE = "rlcli-buffer", 2, "state.safetensors"
 
@@ -44,18 +45,8 @@ def _check(manifest: dict[str, Any]) -> None:
 FOLDERS = SealedFolders("dump", "buffer", FORMAT, VERSION, rf"{NAMES}|state\.safetensors", ABOUT, {}, _check)
 
 
-class DumpedRing(LiveRows, Protocol):
-    """Name what of `rlcli.data.ring.ring.Ring` is used here."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-    def content(self) -> list[bytes | memoryview]: ...
-    def read_state(self, state: Mapping[str, Any]) -> Contents: ...
-    def take_over(self, contents: Contents, *, cut: bool = False) -> None: ...
-    def clear(self, *, fields: bool = False) -> None: ...
-
-
 def dump(
-    ring: DumpedRing,
+    ring: Ring,
     folder: Path | str,
     extra: Mapping[str, Any] | None = None,
     *,
@@ -76,7 +67,7 @@ def dump(
 
 
 def load(
-    ring: DumpedRing, folder: Path | str, *, cut: bool = True, take: Callable[[dict[str, Any]], None] | None = None
+    ring: Ring, folder: Path | str, *, cut: bool = True, take: Callable[[dict[str, Any]], None] | None = None
 ) -> dict[str, Any]:
     """Fill a ring with the newest dump that verifies; a damaged one is passed over with a warning.
 
@@ -110,7 +101,7 @@ def load(
 
 
 def _load(
-    ring: DumpedRing, path: Path, manifest: Mapping[str, Any], cut: bool, take: Callable[[dict[str, Any]], None] | None
+    ring: Ring, path: Path, manifest: Mapping[str, Any], cut: bool, take: Callable[[dict[str, Any]], None] | None
 ) -> dict[str, Any]:
     storage = ring.storage
     storage.need_writable()
@@ -145,7 +136,7 @@ Saved = Mapping[Key, Tensor] | SavedRows | tuple[int, int]
 the number of the first and one past that of the last."""
 
 
-def read_rows(ring: DumpedRing, state: Mapping[str, Any], saved: Saved) -> Contents:
+def read_rows(ring: Ring, state: Mapping[str, Any], saved: Saved) -> Contents:
     """Return what `ring.read_state` makes of a state for these rows; Misfit, ArgumentError: they are none of a ring."""
     contents = ring.read_state(state)
     first, stop = contents.first, contents.first + len(contents)
@@ -164,7 +155,7 @@ def read_rows(ring: DumpedRing, state: Mapping[str, Any], saved: Saved) -> Conte
     return contents
 
 
-def take_rows(ring: DumpedRing, state: Mapping[str, Any], saved: Saved, *, cut: bool = False) -> None:
+def take_rows(ring: Ring, state: Mapping[str, Any], saved: Saved, *, cut: bool = False) -> None:
     """Give a ring another one's state and rows; where rows cannot be written, it holds none."""
     contents = read_rows(ring, state, saved)
     try:
@@ -180,7 +171,7 @@ def take_rows(ring: DumpedRing, state: Mapping[str, Any], saved: Saved, *, cut: 
         raise
 
 
-def resume(ring: DumpedRing) -> bool:
+def resume(ring: Ring) -> bool:
     """Take over what a storage holds from an earlier process, to go on with it or to read it only; whether it did.
 
     Raises
@@ -193,11 +184,11 @@ def resume(ring: DumpedRing) -> bool:
         saved = storage.saved()
         if saved is not None:
             with storage.taking_over():
-                take_rows(ring, saved.state, saved.span, cut=True)
+                take_rows(ring, *saved, cut=True)
     return saved is not None
 
 
-def _write(ring: DumpedRing, columns: Mapping[Key, Tensor]) -> None:
+def _write(ring: Ring, columns: Mapping[Key, Tensor]) -> None:
     """Write the live rows of a ring whose state was just taken over, given in the order of their row numbers."""
     storage, live = ring.storage, (ring.cursor - ring.base) * ring.lanes
     first = ring.base * ring.lanes

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from rlcli import kernels
 from rlcli.data.ring.space import RingSpace
 from rlcli.errors import ArgumentError
 from rlcli.kernels import index as layout
@@ -89,8 +90,6 @@ class IndexArrays:
     # ---- growing -----------------------------------------------------------------------------------------------------
     def grow(self) -> None:
         """Make room for the runs that were asked for last."""
-        from rlcli.kernels.index.table import park_again
-
         need = int(self.scalars[layout.NEED_RUNS])
         held = self.lanes[layout.TAIL] - self.lanes[layout.HEAD]
         room = self.runs.shape[2]
@@ -106,7 +105,7 @@ class IndexArrays:
             self.trajs = trajs
         if (wanted := _power(2 * (int(self.scalars[layout.HASHED]) + need))) > len(self.hashed):
             self.hashed = np.full(wanted, -1, np.int64)
-            park_again(self.scalars, self.trajs, self.hashed)
+            kernels.index.table.park_again(self.scalars, self.trajs, self.hashed)
         if self.pool is not None and (wanted := self.slots_in_use + need + self.space.lanes) > len(self.slots):
             self._grow_pool(max(wanted, len(self.slots) * 5 // 4))
 
@@ -166,11 +165,9 @@ class IndexArrays:
 
     def new_traj(self, traj_id: int, lane: int) -> int:
         """Return the number of a new trajectory, whose runs the caller sets."""
-        from rlcli.kernels.index.table import new_traj
-
         self.scalars[layout.NEED_RUNS] = 1
         self.grow()
-        return int(new_traj(self.scalars, self.trajs, traj_id, lane, 0))
+        return int(kernels.index.table.new_traj(self.scalars, self.trajs, traj_id, lane, 0))
 
     def end_traj(self, traj: int) -> None:
         """Forget a trajectory that has no run any more."""
@@ -180,21 +177,17 @@ class IndexArrays:
 
     def slot_of(self, packed: np.ndarray | None) -> int:
         """Return a slot of the side pool with these bytes."""
-        from rlcli.kernels.index.table import new_slot
-
         self.scalars[layout.NEED_RUNS] = 1
         self.grow()
-        slot = int(new_slot(self.scalars, self.slots))
+        slot = int(kernels.index.table.new_slot(self.scalars, self.slots))
         assert self.pool is not None and packed is not None
         self.pool.memory[slot] = packed
         return slot
 
     def give_slot(self, slot: int) -> None:
         """Free a slot, if it is one."""
-        from rlcli.kernels.index.table import free_slot
-
         if slot >= 0:
-            free_slot(self.scalars, self.slots, slot)
+            kernels.index.table.free_slot(self.scalars, self.slots, slot)
 
     def need_runs(self, count: int) -> None:
         """Reserve room for this many runs in every env."""
@@ -204,8 +197,6 @@ class IndexArrays:
 
     def refresh(self) -> None:
         """Derive bits and parked trajectories anew from runs and states."""
-        from rlcli.kernels.index.table import park_again
-
         self.bits[:] = 0
         for lane in range(self.space.lanes):
             at = np.arange(*self.lanes[:, lane]) & (self.runs.shape[2] - 1)
@@ -215,7 +206,7 @@ class IndexArrays:
         if wanted > len(self.hashed):
             self.hashed = np.empty(wanted, np.int64)
         self.hashed[:] = -1
-        park_again(self.scalars, self.trajs, self.hashed)
+        kernels.index.table.park_again(self.scalars, self.trajs, self.hashed)
         self.version += 1
 
     # ---- checkpoints -------------------------------------------------------------------------------------------

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from rlcli import arguments
+from rlcli import arguments, kernels
 from rlcli.data.index.arrays import IndexArrays
 from rlcli.errors import ArgumentError
 from rlcli.kernels import index as layout
-from rlcli.kernels.index import EXACT, HAS_IDS
+from rlcli.kernels.index import CURSOR, EXACT, HAS_IDS
 
 if TYPE_CHECKING:
     from rlcli.data.next_obs.pairs import SidePool
@@ -46,8 +46,6 @@ class TrajectoryIndex:
     ----------
     arrays : IndexArrays
         All that it knows.
-    paired, unfollowed : int
-        Of the last write in `exact`: rows above another one of their lane, and how many of those it does not follow.
     """
 
     def __init__(
@@ -59,12 +57,12 @@ class TrajectoryIndex:
     @property
     def cursor(self) -> int:
         """The step that is written next."""
-        return self.arrays.cursor
+        return int(self.arrays.scalars[CURSOR])
 
     @property
     def base(self) -> int:
         """The oldest live step."""
-        return self.arrays.base
+        return self.arrays.space.base(self.cursor)
 
     def __len__(self) -> int:
         return len(self.arrays)
@@ -93,15 +91,13 @@ class TrajectoryIndex:
         per_env : int
             Rows of one env in a flat batch; `length` elsewhere.
         """
-        from rlcli.kernels.index.write import compare, fits
-
         arrays = self.arrays
         if len(arrays.notes) < len(done):
             arrays.notes = np.empty(len(done), np.uint8)
-        compare(
+        kernels.index.write.compare(
             arrays.scalars, pairs, form, where, ids, done.view(np.uint8), length, per_env, start, stop, arrays.notes
         )
-        if not fits(*arrays.passed[:-1]):
+        if not kernels.index.write.fits(*arrays.passed[:-1]):
             arrays.grow()
 
     def record(
@@ -109,21 +105,11 @@ class TrajectoryIndex:
         length: int, per_env: int, start: int, stop: int,
     ) -> None:  # fmt: skip
         """Follow the steps that were prepared last, at most as many as the ring has."""
-        from rlcli.kernels.index.write import record
-
-        record(
+        kernels.index.write.record(
             *self.arrays.passed, self.arrays.notes,
             pairs, form, where, ids, done.view(np.uint8), length, per_env, start, stop,
         )  # fmt: skip
         self.arrays.version += 1
-
-    @property
-    def paired(self) -> int:
-        return int(self.arrays.scalars[layout.PAIRED])
-
-    @property
-    def unfollowed(self) -> int:
-        return int(self.arrays.scalars[layout.UNFOLLOWED])
 
     def cut(self, *, named: bool = False, lanes: np.ndarray | None = None) -> None:
         """What is written next goes on with no trajectory that has no id; with `named`, with none at all.
@@ -133,11 +119,9 @@ class TrajectoryIndex:
         lanes : bool array ``[lanes]``, optional
             Those that are cut; all by default, and always those that are `named`.
         """
-        from rlcli.kernels.index.read import cut_nameless
-
         arrays = self.arrays
         chosen = np.ones(arrays.space.lanes, bool) if lanes is None else lanes
-        cut_nameless(arrays.scalars, arrays.runs, arrays.trajs, arrays.slots, chosen)
+        kernels.index.read.cut_nameless(arrays.scalars, arrays.runs, arrays.trajs, arrays.slots, chosen)
         if not named or not arrays.scalars[HAS_IDS]:
             return
         states = arrays.trajs[layout.STATE]
@@ -152,10 +136,8 @@ class TrajectoryIndex:
     # ---- rows --------------------------------------------------------------------------------------------------
     def successors(self, rows: np.ndarray) -> np.ndarray:
         """The row in which each row's trajectory goes on, int64; -1 where no such row is stored."""
-        from rlcli.kernels.index.read import successors
-
         out = np.empty(len(rows), np.int64)
-        successors(*self.arrays.of_rows, rows, out)
+        kernels.index.read.successors(*self.arrays.of_rows, rows, out)
         return out
 
     def goes_below(self, rows: np.ndarray) -> np.ndarray:
@@ -168,19 +150,15 @@ class TrajectoryIndex:
 
     def next_places(self, rows: np.ndarray) -> tuple[np.ndarray, int]:
         """In `exact`: the row that holds each row's next observation, or -1 - slot; and how many slots there are."""
-        from rlcli.kernels.index.read import next_places
-
         out = np.empty(len(rows), np.int64)
-        return out, next_places(*self.arrays.of_rows, rows, out)
+        return out, kernels.index.read.next_places(*self.arrays.of_rows, rows, out)
 
     def ids(self, rows: np.ndarray) -> np.ndarray:
         """Each row's trajectory id, int64; where rows carry no ids, a number that no two stored trajectories share."""
         if not self.arrays.scalars[HAS_IDS]:
             return self.numbers(rows)
-        from rlcli.kernels.index.read import ids_of
-
         out = np.empty(len(rows), np.int64)
-        ids_of(*self.arrays.of_trajectories, rows, out)
+        kernels.index.read.ids_of(*self.arrays.of_trajectories, rows, out)
         return out
 
     def positions(self, rows: np.ndarray) -> np.ndarray:
@@ -193,10 +171,8 @@ class TrajectoryIndex:
 
     def whose(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """`ids` where rows carry them, `positions` and `numbers`, at once."""
-        from rlcli.kernels.index.read import whose
-
         out = np.empty((3, len(rows)), np.int64)
-        whose(*self.arrays.of_trajectories, rows, out[0], out[1], out[2])
+        kernels.index.read.whose(*self.arrays.of_trajectories, rows, out[0], out[1], out[2])
         return out[0], out[1], out[2]
 
     def walk(self, rows: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -209,12 +185,10 @@ class TrajectoryIndex:
         steps : int64 array ``[N]``
             How many different rows there are, 1 to n; ``path[:, -1]`` is the last of them.
         """
-        from rlcli.kernels.index.read import walk
-
         if n < 1:
             raise ArgumentError("a walk has at least one step", why=f"got {n}")
         path, steps = np.empty((len(rows), n), np.int64), np.empty(len(rows), np.int64)
-        walk(*self.arrays.of_rows, rows, path, steps)
+        kernels.index.read.walk(*self.arrays.of_rows, rows, path, steps)
         return path, steps
 
     # ---- trajectories ------------------------------------------------------------------------------------------
@@ -232,11 +206,9 @@ class TrajectoryIndex:
             `id`, `number`, `length` (live rows), `position` (of the oldest live row: how many were overwritten),
             `row` (where that one lies), `lane`, `closed` (nothing can be added to it).
         """
-        from rlcli.kernels.index.read import lengths
-
         high = int(self.arrays.scalars[layout.TRAJ_HIGH])
         found = np.zeros((high, 3), np.int64)
-        lengths(*self.arrays.of_trajectories, found)
+        kernels.index.read.lengths(*self.arrays.of_trajectories, found)
         numbers = np.flatnonzero(found[:, 0])
         first = self.arrays.space.steps_of(found[numbers, 2], self.cursor)
         numbers = numbers[np.lexsort((found[numbers, 2], first))]
@@ -277,8 +249,6 @@ class TrajectoryIndex:
         ArgumentError
             Nothing is stored, or no trajectory is long enough.
         """
-        from rlcli.kernels.index.draw import draw
-
         left, right = check_request(slice_len, count, span, weighting)
         if not self.cursor:
             raise ArgumentError("nothing was stored yet, so no slice can be drawn")
@@ -287,7 +257,7 @@ class TrajectoryIndex:
         fails = np.zeros(2, np.int64)
         numbers = weights = _NO_TABLE
         while True:
-            written = draw(
+            written = kernels.index.draw.draw(
                 *self.arrays.of_trajectories, self.arrays.bits, random.state, count, slice_len,
                 least, left, right, by_rows, numbers, weights, rows, sizes, fails,
             )  # fmt: skip
@@ -309,24 +279,22 @@ class TrajectoryIndex:
         added : int64 array ``[count]``
             Rows that each was given.
         """
-        from rlcli.kernels.index.draw import led_in
-
         first = slices.rows[np.cumsum(slices.lengths) - slices.lengths]
         _, positions, numbers = self.whose(first)
         most = np.broadcast_to(np.asarray(most, np.int64), first.shape)
         rows, added = np.empty(len(slices.rows) + most.sum(), np.int64), np.empty(len(first), np.int64)
-        count = led_in(*self.arrays.of_trajectories, numbers, positions, slices.lengths, most, rows, added)
+        count = kernels.index.draw.led_in(
+            *self.arrays.of_trajectories, numbers, positions, slices.lengths, most, rows, added
+        )
         return Slices(rows[:count], slices.lengths + added), added
 
     def _eligible(self, least: int, both: int, by_rows: bool) -> tuple[np.ndarray, np.ndarray]:
         """Return the trajectories of at least `least` rows and their cumulated weights, once a `version`."""
-        from rlcli.kernels.index.draw import eligible
-
         asked = (self.version, least, both, by_rows)
         if self._table[0] != asked:
             high = int(self.arrays.scalars[layout.TRAJ_HIGH])
             numbers, weights = np.empty(high, np.int64), np.empty(high, np.int64)
-            n = eligible(
+            n = kernels.index.draw.eligible(
                 *self.arrays.of_trajectories, least, both, by_rows, numbers, weights
             )  # fmt: skip
             self._table = (asked, numbers[:n], weights[:n])
@@ -395,10 +363,8 @@ class RandomStream:
         """
         if bound < 1:
             raise ArgumentError("integers are drawn below a bound from 1 on", where="bound", why=f"got {bound}")
-        from rlcli.kernels.index import draw
-
         out = np.empty(count, np.int64)
-        draw.integers(self.state, bound, out)
+        kernels.index.draw.integers(self.state, bound, out)
         return out
 
     def random(self, count: int) -> np.ndarray:

@@ -14,8 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlcli import kernels
 from rlcli.data.fields import bytes_of, column_offsets
 from rlcli.data.next_obs.rows import Rows
+from rlcli.kernels.index import PAIRED, UNFOLLOWED
 from rlcli.keys import END_FLAGS, NEXT, Key, as_tuple, under_next
 from rlcli.specs.field import Field
 
@@ -47,7 +49,7 @@ class Pairs:
         self.table = np.zeros((6, len(self.keys)), np.int64)  # rows: see kernels/index/write.py
         if pool is not None:
             self.table[3], self.table[4] = pool.widths, pool.offsets
-        self._held: list[Tensor] = []
+        self.batch: list[Tensor] = []  # whose memory the table points at
 
     def point(
         self, columns: Mapping[Key, Tensor], given: Mapping[Key, Tensor], count: int
@@ -58,34 +60,30 @@ class Pairs:
         roots = [_on_cpu(columns[key]) for key in self.keys]
         found = [given[key] for key in self.nexts]
         self.table[0] = [root.data_ptr() for root in roots]
-        self._held = roots
+        self.batch = roots
         shared = None if self._choices else _shared(found, roots, count)
         if shared is None:
             plain = []
             for k, (key, x, field) in enumerate(zip(self.keys, found, self._fields, strict=True)):
                 if key not in self._choices:
-                    plain.append(_on_cpu(_flat(x.full() if isinstance(x, Rows) else x, count, field)))
+                    plain.append(_on_cpu((x.full() if isinstance(x, Rows) else x).reshape(count, *field.shape)))
                     continue
                 root, after = indices_of(roots[k]), _next_indices(x, field)
                 if root is None or after is None:
                     return None
                 plain.append(after)
-                self._held.append(root)
+                self.batch.append(root)
                 self.table[0, k] = root.data_ptr()
-            self._held += plain
+            self.batch += plain
             self.table[1] = [x.data_ptr() for x in plain]
             return 0, _NO_INDEX
         form, where = shared
         for k, rows in enumerate(found):
             assert isinstance(rows, Rows)
             obs, extra = rows.obs, rows.extra.contiguous()
-            self._held += [obs, extra]
+            self.batch += [obs, extra]
             self.table[1, k], self.table[2, k], self.table[5, k] = obs.data_ptr(), extra.data_ptr(), len(obs)
         return form, where
-
-    def release(self) -> None:
-        """Let go of the batch."""
-        self._held = []
 
 
 def indices_of(rows: Tensor) -> Tensor | None:
@@ -131,10 +129,6 @@ def _shared(found: Sequence[Tensor], roots: Sequence[Tensor], count: int) -> tup
     if own and first.ends is not None:
         return 2, first.ends.numpy()
     return 1, first.index.reshape(-1).contiguous().numpy()
-
-
-def _flat(column: Tensor, count: int, field: Field) -> Tensor:
-    return column.reshape(count, *field.shape)
 
 
 def _on_cpu(column: Tensor) -> Tensor:
@@ -191,14 +185,14 @@ class SidePool:
 
     def patch(self, places: np.ndarray, columns: Mapping[Key, Tensor]) -> None:
         """Write slot s over row i of every column wherever ``places[i] == -1 - s``."""
-        from rlcli.kernels.index import read
-
         keys = list(self.fields)
         plain = {key: column for key, column in columns.items() if key not in self.choices and column.is_cpu}
         if plain:
             chosen = [keys.index(key) for key in plain]
             targets = np.array([column.data_ptr() for column in plain.values()], np.int64)
-            read.patch(places, self.address, self.slot_width, self.offsets[chosen], self.widths[chosen], targets)
+            kernels.index.read.patch(
+                places, self.address, self.slot_width, self.offsets[chosen], self.widths[chosen], targets
+            )
         at = np.flatnonzero(places < 0)
         for key in columns.keys() - plain.keys():
             column = columns[key]
@@ -211,9 +205,9 @@ class Unfollowed:
     def __init__(self) -> None:
         self.warned, self._rows, self._paired = False, 0, 0
 
-    def count(self, rows: int, paired: int, shape: Sequence[int]) -> None:
-        """Note a write of `paired` rows above another one of their lane, `rows` of which it does not follow."""
-        self._rows, self._paired = self._rows + rows, self._paired + paired
+    def count(self, scalars: np.ndarray, shape: Sequence[int]) -> None:
+        """Note the last write: rows above another one of their lane, and how many of those it does not follow."""
+        self._rows, self._paired = self._rows + int(scalars[UNFOLLOWED]), self._paired + int(scalars[PAIRED])
         if self._paired < _FEW:
             return
         if 4 * self._rows > self._paired:

@@ -321,20 +321,17 @@ class Pool:
                 fix="Pass obs.detach(), or use `full`",
             )
         if obs.ndim != extra.ndim:
-            obs = self._flat(obs)
+            count = math.prod(obs.shape[: obs.ndim - len(self.feature)])
+            try:
+                obs = obs.view(count, *self.feature)  # [N, *F]
+            except RuntimeError as error:
+                raise ArgumentError(
+                    "observations must lie one after another to be read as next observations",
+                    why=f"shape {tuple(obs.shape)}, strides {obs.stride()}",
+                    fix="Pass obs.contiguous()",
+                ) from error
         self.obs, self.extra, self.sparse = obs, extra, False
         self.version = _version(obs, extra)
-
-    def _flat(self, obs: Tensor) -> Tensor:
-        count = math.prod(obs.shape[: obs.ndim - len(self.feature)])
-        try:
-            return obs.view(count, *self.feature)  # [N, *F]
-        except RuntimeError as error:
-            raise ArgumentError(
-                "observations must lie one after another to be read as next observations",
-                why=f"shape {tuple(obs.shape)}, strides {obs.stride()}",
-                fix="Pass obs.contiguous()",
-            ) from error
 
     def check(self) -> None:
         """Refuse to read after `obs` was changed in place: most next observations would change with it."""

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlcli import kernels
 from rlcli.data.fields import bytes_of, check_fit
 from rlcli.data.next_obs.rows import Rows
 from rlcli.keys import NEXT, Key, as_tuple, unravel
@@ -168,10 +169,8 @@ class SparseColumns:
 
     def held_before(self, key: Key, numbers: np.ndarray, lanes: int, base: int) -> np.ndarray:
         """Return the steps to a row from its lane's last one (`base` on) that holds something, int64 `[N]`; else -1."""
-        from rlcli.kernels.index.read import marked_before  # loads the compiler, which takes half a second
-
         held, back = self._held[key].held, np.empty(len(numbers), np.int64)
-        marked_before(held[np.searchsorted(held, base) :], numbers, lanes, back)
+        kernels.index.read.marked_before(held[np.searchsorted(held, base) :], numbers, lanes, back)
         return back
 
     def state_dict(self, base: int) -> list[list[Any]]:

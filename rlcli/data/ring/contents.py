@@ -210,8 +210,7 @@ class Contents:
         A value that its code cannot hold changes the code, and all rows are laid out anew; ResourceError: there is no
         room for that, and nothing has changed.
         """
-        if self.coded is None:
-            return dict(columns)
+        assert self.coded is not None
         packed, misfit = self.coded.pack(columns)
         if misfit is None:
             return packed

@@ -75,7 +75,21 @@ class Markers:
     def need_fit(self, fields: Mapping[Key, Field]) -> None:
         """Refuse keys that are no ids, or no flags, in rows of these fields."""
         for key in self.keys:
-            _need_one_a_row(key, fields[key], ids=key == self.traj_key)
+            field = fields[key]
+            if field.size != 1:
+                raise ArgumentError(
+                    "a key that tells trajectories apart holds one value a row",
+                    where=show(key),
+                    why=f"got {field} a row",
+                    fix="Store it under another name, or store one for all (done.any(-1, keepdim=True)).",
+                )
+            if key == self.traj_key and (field.dtype.is_floating_point or field.dtype.is_complex):
+                raise ArgumentError(
+                    "trajectory ids are whole numbers",
+                    where=show(key),
+                    why=f"got {field} a row",
+                    fix="Store them as int64 (ids.long()), or under another name.",
+                )
 
     def __bool__(self) -> bool:
         return self.traj_key is not None or bool(self.end_keys)
@@ -111,23 +125,6 @@ class Markers:
         return cls(traj_key, tuple(unravel(tuple(key)) for key in state["end_keys"]))
 
 
-def _need_one_a_row(key: Key, field: Field, *, ids: bool) -> None:
-    if field.size != 1:
-        raise ArgumentError(
-            "a key that tells trajectories apart holds one value a row",
-            where=show(key),
-            why=f"got {field} a row",
-            fix="Store it under another name, or store one for all (done.any(-1, keepdim=True)).",
-        )
-    if ids and (field.dtype.is_floating_point or field.dtype.is_complex):
-        raise ArgumentError(
-            "trajectory ids are whole numbers",
-            where=show(key),
-            why=f"got {field} a row",
-            fix="Store them as int64 (ids.long()), or under another name.",
-        )
-
-
 def _flat(column: Tensor) -> np.ndarray:
     values = (column if column.is_cpu else column.cpu()).numpy()
     return values if values.ndim == 1 and values.flags.c_contiguous else np.ascontiguousarray(values).reshape(-1)
@@ -161,7 +158,7 @@ class RingLayout:
     ) -> RingLayout:  # fmt: skip
         """Return what a first batch decides, of columns `[*lead, *F]` in a storage of `ndim` dims."""
         fields, lane_shape = fields_of(columns, len(lead)), _lane_shape(lead, ndim)
-        stacked = _stacked(fields, frame_stack)
+        stacked = {} if frame_stack is None else _stacked(fields, frame_stack)
         lazy = bool(stacked) or any(isinstance(column, Rows) for column in columns.values())
         return cls.of(fields, lane_shape, next_obs == "exact" or (next_obs == "auto" and lazy), asked, stacked)
 
@@ -201,10 +198,8 @@ def _lane_shape(lead: torch.Size, ndim: int) -> torch.Size:
     return torch.Size(map(int, dims))  # a batch size that was given numpy's numbers holds those
 
 
-def _stacked(fields: Mapping[Key, Field], frame_stack: int | Mapping[Key, int] | None) -> dict[Key, int]:
+def _stacked(fields: Mapping[Key, Field], frame_stack: int | Mapping[Key, int]) -> dict[Key, int]:
     """Return the keys that are stored one frame a row, and how many frames a stack of theirs has."""
-    if frame_stack is None:
-        return {}
     if isinstance(frame_stack, Mapping):
         for key in frame_stack:
             if unravel(key) not in fields:

@@ -23,6 +23,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
+from rlcli import kernels
 from rlcli.data.ring.contents import Contents
 from rlcli.data.ring.write import room_for
 from rlcli.data.storages.storage import PlainColumns
@@ -44,14 +45,10 @@ class Form:
             names = [name for name, value in table.items() if isinstance(value, Tensor)]
             tables += inner
             self.keys += [(*path, name) if path else name for name in names]
-            self._tables.append((outer, path[-1] if path else "", len(table), _picker(names)))
+            pick = itemgetter(*names) if len(names) > 1 else _single(names)
+            self._tables.append((outer, path[-1] if path else "", len(table), pick))
         tensors = [batch.get(key) for key in self.keys]
         self._alike = alike(tensors)
-
-    @classmethod
-    def of(cls, batch: Any) -> Form | None:
-        """Return the form of a batch; None if it is not made of plain tensors."""
-        return cls(batch) if _is_plain(batch) else None
 
     def tensors(self, batch: TensorDictBase) -> Sequence[Tensor] | None:
         """Return the tensors of a batch of this form, or None if it is of another."""
@@ -69,10 +66,7 @@ class Form:
         return found if self._alike(*found) else None
 
 
-def _picker(names: Sequence[str]) -> Callable[[dict], tuple]:
-    """Return the values of a dict, as a tuple."""
-    if len(names) > 1:
-        return itemgetter(*names)
+def _single(names: Sequence[str]) -> Callable[[dict], tuple]:
     return lambda table: tuple([table[name] for name in names])
 
 
@@ -99,11 +93,14 @@ def plainly_alike(tensors: Sequence[Tensor]) -> Alike:
     return lambda *others: [facts(x) for x in others] == wanted
 
 
-def _is_plain(batch: Any) -> bool:
+def is_plain_batch(batch: Any) -> bool:
+    """Say whether a batch is a TensorDict of plain tensors, of which there is a form."""
     if type(batch) is not TensorDict:
         return False
     return all(
-        type(x) is Tensor and x.layout is torch.strided and not x.is_nested if isinstance(x, Tensor) else _is_plain(x)
+        type(x) is Tensor and x.layout is torch.strided and not x.is_nested
+        if isinstance(x, Tensor)
+        else is_plain_batch(x)
         for x in batch._tensordict.values()
     )
 
@@ -135,7 +132,8 @@ class Plans:
     def reading(self, contents: Contents) -> ReadPlan | None:
         """Return how rows are read; None if no plan can."""
         if self.read is None or self.read.index is not contents.index:
-            self.read = ReadPlan.of(contents)
+            memory = _memory(contents) if contents.layout.fields else None
+            self.read = None if memory is None else ReadPlan(contents, memory)
         return self.read
 
 
@@ -143,12 +141,10 @@ class WritePlan:
     """Write batches of one form and size (`lead`); `tensors` are the first one's."""
 
     def __init__(self, contents: Contents, form: Form, tensors: Mapping[Key, Tensor], lead: torch.Size) -> None:
-        from rlcli.kernels.rows import write  # loads the compiler, which takes half a second
-
         storage, pairs, markers = contents.storage, contents.pairs, contents.layout.markers
         memory = storage.memory()
         assert memory is not None
-        self._form, self._index, self._kernel, self._count = form, contents.index, write, lead.numel()
+        self._form, self._index, self._kernel, self._count = form, contents.index, kernels.rows.write, lead.numel()
         place = {key: i for i, key in enumerate(form.keys)}
         length = self._count // contents.space.lanes
         per_env = lead[-1] if contents.space.lanes == 1 else length
@@ -174,10 +170,14 @@ class WritePlan:
     @classmethod
     def of(cls, contents: Contents, batch: TensorDictBase) -> WritePlan | None:
         """Return how batches like this one, which was just written, are written; None if no plan can."""
-        form = Form.of(batch)
         count = batch.batch_size.numel()
-        if form is None or not 0 < count <= min(contents.space.size, _LARGEST) or _memory(contents) is None:
+        if (
+            not 0 < count <= min(contents.space.size, _LARGEST)
+            or _memory(contents) is None
+            or not is_plain_batch(batch)
+        ):
             return None
+        form = Form(batch)
         found = form.tensors(batch)
         if found is None:
             return None
@@ -203,9 +203,7 @@ class ReadPlan:
     """Read all keys of some rows of laid-out contents in one pass over the storage's `memory`."""
 
     def __init__(self, contents: Contents, memory: PlainColumns) -> None:
-        from rlcli.kernels.rows import read  # loads the compiler, which takes half a second
-
-        self.index, self._kernel = contents.index, read
+        self.index, self._kernel = contents.index, kernels.rows.read
         self._fields, pairs = contents.layout.fields, contents.pairs
         self._sized: tuple[int, list[tuple]] = (-1, [])
         nexts = dict(zip(pairs.nexts, pairs.keys, strict=True)) if contents.layout.exact else {}
@@ -218,34 +216,25 @@ class ReadPlan:
         self._looks = bool(nexts)
         self._targets = Struct(f"{len(columns)}q")
 
-    @classmethod
-    def of(cls, contents: Contents) -> ReadPlan | None:
-        """Return how rows are read; None if no plan can."""
-        memory = _memory(contents) if contents.layout.fields else None
-        return None if memory is None else cls(contents, memory)
-
     def columns(self, rows: np.ndarray) -> dict[Key, Tensor]:
         """Return new columns ``[N, *F]`` of live rows int64 ``[N]``."""
-        out = self._made(len(rows))
-        targets = np.empty(len(out), np.int64)
-        self._targets.pack_into(targets.data, 0, *map(Tensor.data_ptr, out.values()))
-        scalars, runs, lanes, bits = self.index.arrays.of_rows
-        places = np.empty((2, len(rows) if self._looks else 0), np.int64)
-        self._kernel(scalars, runs, lanes, bits, self._columns, targets, rows, places)
-        return out
-
-    def _made(self, count: int) -> dict[Key, Tensor]:
-        """Return the columns to be filled."""
+        count = len(rows)
         size, shapes = self._sized
         if size != count:  # what the sizes of the last sample say anew, a tenth of the time of a small one
             shapes = [
                 (key, (count, *field.shape), field.dtype, is_plain(field, count)) for key, field in self._fields.items()
             ]
             self._sized = count, shapes
-        return {
+        out = {
             key: torch.empty(shape, dtype=dtype) if plain else sample_memory(self._fields[key], count)
             for key, shape, dtype, plain in shapes
         }
+        targets = np.empty(len(out), np.int64)
+        self._targets.pack_into(targets.data, 0, *map(Tensor.data_ptr, out.values()))
+        scalars, runs, lanes, bits = self.index.arrays.of_rows
+        places = np.empty((2, count if self._looks else 0), np.int64)
+        self._kernel(scalars, runs, lanes, bits, self._columns, targets, rows, places)
+        return out
 
 
 def _memory(contents: Contents) -> PlainColumns | None:

@@ -201,7 +201,7 @@ class Ring:
         rows = None if plan is None else plan.write(contents, batch)
         if rows is not None:
             if contents.layout.exact and not contents.unfollowed.warned:
-                contents.unfollowed.count(contents.index.unfollowed, contents.index.paired, lead)
+                contents.unfollowed.count(contents.index.arrays.scalars, lead)
             return rows
         with self._whole_write(lead.numel()):
             given = columns_of(batch)

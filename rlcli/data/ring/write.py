@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlcli import kernels
 from rlcli.data.fields import bytes_of
 from rlcli.data.next_obs.rows import Rows
 from rlcli.data.next_obs.sparse import Sparse
@@ -43,7 +44,7 @@ def write(
     columns = _flat(given, contents.stored, len(lead), count)
     ids, ends = contents.layout.markers.read(columns, count)
     form, where = _pointed(contents, columns, given, count)
-    packed = contents.pack(columns)
+    packed = columns if contents.coded is None else contents.pack(columns)
     pairs = contents.pairs
     with uninterrupted():
         for start in range(0, length, space.steps):  # a batch longer than the ring goes in pieces
@@ -63,8 +64,8 @@ def write(
                     contents.storage, columns[key], contents.index, cursor, length, per_env, start, stop, kept
                 )  # fmt: skip
             if contents.layout.exact and not contents.unfollowed.warned:
-                contents.unfollowed.count(contents.index.unfollowed, contents.index.paired, lead)
-        pairs.release()
+                contents.unfollowed.count(contents.index.arrays.scalars, lead)
+        pairs.batch = []
         first = contents.index.cursor - length
         if sparse or contents.sparse:
             contents.sparse.put(sparse, space.numbers(first, length), contents.first)
@@ -115,12 +116,10 @@ def _step_major(columns: Mapping[Key, Tensor], lanes: int, length: int, start: i
     if not all(column.is_cpu for column in columns.values()):
         split = {key: column.unflatten(0, (lanes, length))[:, start:stop] for key, column in columns.items()}
         return {key: column.transpose(0, 1).flatten(0, 1) for key, column in split.items()}
-    from rlcli.kernels.rows import by_step
-
     held, given, apart = by_row(columns, columns)
     out = {key: sample_memory(Field.of(column), count) for key, column in columns.items()}
     widths, made = zip(*((Field.of(c).width, c.data_ptr()) for c in out.values()), strict=True)
-    by_step(given, apart, np.array(widths), lanes, length, start, stop, np.array(made))
+    kernels.rows.by_step(given, apart, np.array(widths), lanes, length, start, stop, np.array(made))
     del held
     return out
 
@@ -143,7 +142,7 @@ def overwrite(contents: Contents, rows: np.ndarray, given: Mapping[Key, Tensor],
         for key, other in others.items():
             stacks[key].reserve(index, rows[other])
     stored = {key: columns[key].contiguous() for key in contents.stored}
-    packed = contents.pack(stored)
+    packed = stored if contents.coded is None else contents.pack(stored)
     contents.storage.ready(rows)
     with uninterrupted():
         if len(changed):
@@ -232,7 +231,7 @@ def remark(contents: Contents, markers: Markers) -> None:
         if not (has_ids and not known):
             index.arrays.part(borders, length)
         index.record(*piece)
-    pairs.release()
+    pairs.batch = []
     index.arrays.finish(old.arrays)
     for stacks in contents.stacks.values():
         stacks.forget_tips()

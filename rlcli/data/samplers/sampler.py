@@ -93,7 +93,7 @@ class Sampler:
     mixes = False
     has_priorities = False
     moves: tuple[str, ...] = ()
-    _bound: weakref.ref[Ring] | None = None
+    served: weakref.ref[Ring] | None = None  # a ring, which may be gone
 
     def __init__(self, seed: int | None = None) -> None:
         self.random = RandomStream(seed)
@@ -119,20 +119,15 @@ class Sampler:
         ArgumentError
             The sampler's settings do not fit this ring, or it draws from another one.
         """
-        other = None if self._bound is None else self._bound()
+        other = None if self.served is None else self.served()
         if other is not None and other is not ring:
             raise ArgumentError(
                 "a sampler belongs to one buffer", where=type(self).__name__, fix="Make one for each buffer."
             )
 
-    @property
-    def bound(self) -> bool:
-        """Whether it has served a ring, which may be gone."""
-        return self._bound is not None
-
     def belong_to(self, ring: Ring) -> None:
         """Serve this ring alone from now on: its buffer is made, and has refused nothing."""
-        self._bound = weakref.ref(ring)
+        self.served = weakref.ref(ring)
 
     def sample(self, ring: Ring, batch_size: int) -> Draw:
         """Choose about `batch_size` live rows of a ring that is not empty."""

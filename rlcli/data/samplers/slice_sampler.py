@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rlcli import arguments
+from rlcli import arguments, kernels
 from rlcli.data.index.trajectory_index import Slices, check_request
 from rlcli.data.samplers.sampler import Draw, Sampler
 from rlcli.errors import ArgumentError, MissingKeyError
@@ -322,15 +321,8 @@ def _compiled(
     if init is None:
         init = columns[IS_INIT] = torch.empty_like(terminated)
     at = (init.data_ptr(), terminated.data_ptr(), truncated.data_ptr(), done.data_ptr())
-    _kernels().mark(*at, width, fresh, lengths)
+    kernels.index.draw.mark(*at, width, fresh, lengths)
     return True
-
-
-@cache
-def _kernels() -> Any:
-    from rlcli.kernels.index import draw as cpu  # loads the compiler, which takes half a second
-
-    return cpu
 
 
 def _mark(

@@ -196,7 +196,7 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         super().go_back(position)
         if self._changes != changes:  # what was stored then is no longer what is stored
             self._length, self._changes = 0, changes
-        if self._bound is not None and (ring := self._bound()) is not None:
+        if self.served is not None and (ring := self.served()) is not None:
             self.extended(ring, 0)
 
     def empty(self) -> None:

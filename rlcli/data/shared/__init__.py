@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rlcli.exports import lazily
 
 if TYPE_CHECKING:
+    from rlcli.data.shared.region import RegionWriter as RegionWriter
     from rlcli.data.shared.ring import SharedRing as SharedRing
-    from rlcli.data.shared.writer import RegionWriter as RegionWriter
 
 __getattr__, __dir__, __all__ = lazily(__name__)

@@ -23,9 +23,8 @@ from torch import Tensor
 from rlcli.data.buffer.stream import Gate
 from rlcli.data.next_obs.rows import Rows
 from rlcli.data.ring.ring import Ring
-from rlcli.data.shared.region import RingAddress, RingFolder, ScratchFolder
+from rlcli.data.shared.region import RegionWriter, RingAddress, RingFolder, ScratchFolder
 from rlcli.data.shared.shared_rows import APART, BORDER, CUT, FIRST, SharedRows
-from rlcli.data.shared.writer import RegionWriter
 from rlcli.data.storages import Storage
 from rlcli.errors import ArgumentError, ResourceError
 from rlcli.keys import Key
@@ -98,7 +97,7 @@ class SharedRing(Ring):
         marks = self.rows.marks(first, to)
         for start, stop in pairwise(_pieces(marks)):
             self._take(first + start, first + stop, marks[start:stop])
-        self.contents.pairs.release()
+        self.contents.pairs.batch = []
         return to - first
 
     def _start_at(self, number: int) -> None:

@@ -28,8 +28,10 @@ from rlcli.data.storages.storage import Again, State, Storage
 from rlcli.data.storages.tensor import LazyTensorStorage, exchange
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
-from rlcli.recognise import own
 from rlcli.specs.field import Field
+
+WIDEST = 1024  # bytes of a row from which on a uint8 key is compressed
+WHOLE, SINGLE = 20, 32  # and by how much: stacks of four Atari games, single frames of them; random play
 
 
 class CompressedStorage(Storage):
@@ -56,7 +58,7 @@ class CompressedStorage(Storage):
         ndim: int = 1,
         device: torch.device | str = "cpu",
         longest: int = 11,
-        widest: int = 1024,
+        widest: int = WIDEST,
     ) -> None:
         super().__init__(max_size, ndim=ndim, device=device)
         if type(longest) is not int or not 0 <= longest <= 255:
@@ -77,13 +79,18 @@ class CompressedStorage(Storage):
         self._plain.declare({key: field for key, field in fields.items() if key not in self.frames}, capacity)
         self.fields, self.capacity, self._written = dict(fields), capacity, 0
 
-    def exchange(
+    @classmethod
+    def planned_width(cls, field: Field, width: float, single: bool) -> tuple[float, str]:
+        if field.dtype is not torch.uint8 or width < WIDEST:
+            return width, ""
+        part = SINGLE if single else WHOLE
+        return max(1, width // part), f"about 1/{part} of its size, depending on the images"
+
+    def _exchange(
         self, fields: Mapping[Key, Field], kept: Collection[Key], again: Again, parts: Iterable[np.ndarray],
-        state: State | None = None,
+        state: State | None,
     ) -> None:  # fmt: skip
-        """See `Storage.exchange`; frames that stay are not read."""
-        if not own(self, "write", "scatter", "gather"):
-            return super().exchange(fields, kept, again, parts, state)
+        """Make the columns that come beside those that go; frames that stay are not read."""
         made = CompressedStorage(self.max_size, longest=self.longest, widest=self.widest)
         exchange(self, made, fields, kept, again, parts)
         frames = self.frames | made.frames
@@ -131,8 +138,8 @@ class CompressedStorage(Storage):
             return out
         return {key: column.to(self.device, non_blocking=True) for key, column in out.items()}
 
-    def gather_to(self, key: Key, rows: np.ndarray, targets: np.ndarray) -> bool:
-        if not own(self, "write", "scatter", "gather") or key not in self.frames or self.device.type != "cpu":
+    def _gather_to(self, key: Key, rows: np.ndarray, targets: np.ndarray) -> bool:
+        if key not in self.frames or self.device.type != "cpu":
             return False
         self._check(rows)
         self.frames[key].read_to(rows, targets)

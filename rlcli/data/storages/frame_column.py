@@ -11,12 +11,12 @@ was coded against it, a key of its own.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from rlcli import kernels
 from rlcli.config.installed import install
 from rlcli.errors import DamagedDataError, ResourceError
 from rlcli.specs.field import Field
@@ -93,7 +93,7 @@ class FrameColumn:
 
     def read_to(self, rows: np.ndarray, targets: np.ndarray) -> None:
         """Read frames of rows int64 `[N]` to addresses int64 `[N]`."""
-        if not _kernels().decode(
+        if not kernels.frames.decode(
             rows, self.width, self.lanes, self.capacity, self.book, self.codes.addresses, self._grounds.addresses,
             targets,
         ):  # fmt: skip
@@ -139,18 +139,18 @@ class FrameColumn:
         self.book[_DEPTH, rows] = 0
 
     def _store(self, rows: np.ndarray, flat: np.ndarray, tails: np.ndarray) -> None:
-        kernels, codes = _kernels(), self.codes
+        codes = self.codes
         flat = np.ascontiguousarray(flat)
         begin = 0
         while begin < len(rows):
-            stop, used, why = kernels.encode(
+            stop, used, why = kernels.frames.encode(
                 flat.ctypes.data, tails, begin, rows, self.width, self.lanes,
                 self.capacity, self.longest, self._room, self.book, codes.address, codes.used, codes.size,
             )  # fmt: skip
             self.book[_PIECE, rows[begin:stop]] = codes.piece
             codes.took(stop - begin, used)
             begin = stop
-            if begin < len(rows) and why == kernels.FULL:
+            if begin < len(rows) and why == kernels.frames.FULL:
                 codes.next_piece()
             elif begin < len(rows):
                 self._key(int(rows[begin]), flat[begin])
@@ -175,7 +175,7 @@ class FrameColumn:
         ground = self._grounds.address(lane)
         if not ground:
             return -1
-        return _kernels().make_patch(
+        return kernels.frames.make_patch(
             ground, frame.ctypes.data, self.width, self._patch.ctypes.data, len(self._patch)
         )  # fmt: skip
 
@@ -373,10 +373,3 @@ def _lz4() -> Any:
         return lz4.block.compress(frame, store_size=False)
 
     return compress
-
-
-@cache
-def _kernels() -> Any:
-    from rlcli.kernels import frames as cpu  # loads the compiler, which takes half a second
-
-    return cpu

@@ -13,7 +13,6 @@ Nobody writes here: who wants to go on with such rows copies them, or resumes th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -21,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlcli import kernels
 from rlcli.data.fields import column_offsets, width_of
 from rlcli.data.files.disk import MISSING
 from rlcli.data.files.tensors import map_file
@@ -107,7 +107,7 @@ class MappedStorage(Storage):
         return self.parts[0].first if self.parts else 0
 
     def saved(self) -> Saved | None:
-        return None if self._state is None else Saved(self._state, (self.first, self.total))
+        return None if self._state is None else (self._state, (self.first, self.total))
 
     def attach(self, parts: Sequence[MappedRows], amended: Mapping[Key, np.ndarray] | None = None) -> None:
         """Say where the rows are, oldest first, each part going on where the one before it ends.
@@ -149,7 +149,7 @@ class MappedStorage(Storage):
         for start in range(0, len(rows), MAPPED):  # a block names at most so many files
             block = slice(start, start + MAPPED)
             self._map_all(parts[block])
-            _kernels().gather_parts(
+            kernels.segments.gather_parts(
                 numbers[block], parts[block], self._shapes, self._columns, at, widths, targets + start * widths
             )
         for key in self.amended.keys() & set(order):
@@ -239,10 +239,3 @@ class MappedStorage(Storage):
 
     def facts(self) -> dict[str, Any]:
         return {**super().facts(), "folder": self.where, "files": len(self.parts)}
-
-
-@cache
-def _kernels() -> Any:
-    from rlcli.kernels import segments as cpu  # loads the compiler, which takes half a second
-
-    return cpu

@@ -55,7 +55,6 @@ from rlcli.data.storages.segment import (
 from rlcli.data.storages.storage import Again, Saved, State, Storage, rows_for
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
 from rlcli.keys import Key
-from rlcli.recognise import own
 from rlcli.specs.field import Field
 
 
@@ -93,6 +92,7 @@ class LazyMemmapStorage(Storage):
     """
 
     fast = True
+    medium = "disk"
 
     def __init__(
         self,
@@ -118,6 +118,17 @@ class LazyMemmapStorage(Storage):
             if not resume:
                 raise taken(self.folder)
             self._open()
+
+    @classmethod
+    def planned_rows(cls, row_bytes: int, max_size: int, count: int) -> int:
+        rows = rows_for(row_bytes, max_size)
+        return -(-count // rows) * rows
+
+    @classmethod
+    def disk_need(cls, row_bytes: int, capacity: int, *, kept: bool = True, batch: int = 0) -> int:
+        rows = rows_for(row_bytes, capacity)
+        beside = max(batch, _spare(rows, capacity, kept=kept))
+        return max(1, row_bytes * rows) * (-(-(capacity + beside) // rows) + 1)
 
     def _use_folder(self, folder: Path | str | None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix=SCRATCH)) if folder is None else Path(folder)
@@ -157,7 +168,7 @@ class LazyMemmapStorage(Storage):
     def _class(self) -> str | None:
         """Return the only class that can read the files; None where it is this one."""
         mine = type(self)
-        return f"{mine.__module__}.{mine.__qualname__}" if not own(self, "write", "scatter", "gather") else None
+        return f"{mine.__module__}.{mine.__qualname__}" if not self.has_our_rows else None
 
     def _need_declared(self) -> None:
         if not self.fields:
@@ -186,7 +197,7 @@ class LazyMemmapStorage(Storage):
         while not here.exists():
             here = here.parent
         try:
-            self.disk.require(here, disk_need(row_bytes, capacity, kept=self.kept))
+            self.disk.require(here, self.disk_need(row_bytes, capacity, kept=self.kept))
             if self.kept:
                 header = header_of(fields, capacity=capacity, max_size=self.max_size, ndim=self.ndim, rows=rows)
                 header |= {"storage": self._class} if self._class else {}
@@ -264,19 +275,11 @@ class LazyMemmapStorage(Storage):
         new.bytes[:] = self._table.segments[number].bytes
         self._table.add(new)
 
-    def exchange(
+    def _exchange(
         self, fields: Mapping[Key, Field], kept: Collection[Key], again: Again, parts: Iterable[np.ndarray],
-        state: State | None = None,
+        state: State | None,
     ) -> None:  # fmt: skip
-        """See `Storage.exchange`: all columns are written to new files, and one record switches to them.
-
-        Of a subclass with a `write` or a `gather` of its own rows are given up and written anew; should the process be
-        killed on the way, they are lost.
-        """
-        self.need_writable()
-        if not own(self, "write", "scatter", "gather"):
-            super().exchange(fields, kept, again, parts, state)
-            return self.commit(state)
+        """Write all columns to new files, and switch to them by one record."""
         first, now = max(self.first, self.total - self.capacity), time.monotonic()
         new, fields = SegmentTable(fields, self.segment_rows, self.capacity + self._spare), dict(fields)
         gone, mark = self._unnamed + self._files_before(math.inf), self._mark
@@ -398,10 +401,10 @@ class LazyMemmapStorage(Storage):
                 "nothing to go on with", why="no state of a buffer was committed with these rows", fix="Load a dump."
             )
         content = (self.folder / state_name(state[0])).read_bytes()
-        return Saved(decode_state(content, self.where), (self.first, self.total))
+        return decode_state(content, self.where), (self.first, self.total)
 
     def private(self) -> str | None:
-        if not own(self) or self.device.type != "cpu":
+        if not self.is_ours or self.device.type != "cpu":
             return super().private()
         return "rows in a scratch_dir are journalled by the process that writes them" if self.kept else None
 
@@ -410,7 +413,7 @@ class LazyMemmapStorage(Storage):
         return self._table.rows
 
     def full_segments(self) -> dict[int, Segment]:
-        ours = self._journal is not None and own(self, "write", "scatter", "gather")
+        ours = self._journal is not None and self.has_our_rows
         said = self._journal.committed.pieces if ours else {}  # type: ignore[union-attr]
         here, rows = self._table.segments, self.segment_rows
         return {n: here[n] for n, (version, p) in said.items() if here[n].version == version and p[-1].stop == rows}
@@ -510,13 +513,6 @@ class LazyMemmapStorage(Storage):
             "folder": self.where if self.kept else "temporary",
             "acknowledged": self.acknowledged if self.kept else None,
         }
-
-
-def disk_need(row_bytes: int, capacity: int, *, kept: bool = True, batch: int = 0) -> int:
-    """Return bytes that files of `capacity` rows come to, and of `batch` rows that no commit has given up yet."""
-    rows = rows_for(row_bytes, capacity)
-    beside = max(batch, _spare(rows, capacity, kept=kept))
-    return max(1, row_bytes * rows) * (-(-(capacity + beside) // rows) + 1)
 
 
 def _spare(rows: int, capacity: int, *, kept: bool) -> int:

@@ -17,13 +17,13 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Mapping
-from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
+from rlcli import kernels
 from rlcli.data.fields import column_offsets
 from rlcli.data.files.disk import Disk, digest_of
 from rlcli.data.files.tensors import map_file
@@ -181,14 +181,14 @@ class SegmentTable:
         """Write steps `[number, number + count)`, whose segments are here."""
         held, sources = contiguous(columns, self.fields)
         layout = self.layout
-        _kernels().put(self._addresses, layout.shift, number, count, layout.offsets, layout.widths, sources)
+        kernels.segments.put(self._addresses, layout.shift, number, count, layout.offsets, layout.widths, sources)
         del held
 
     def scatter(self, numbers: np.ndarray, columns: Mapping[Key, Tensor]) -> None:
         """Write single steps, int64 ``[N]``, of some of the keys."""
         held, sources = contiguous(columns, columns)
         offsets, widths = self._of(columns)
-        _kernels().scatter(self._addresses, self.layout.shift, numbers, offsets, widths, sources)
+        kernels.segments.scatter(self._addresses, self.layout.shift, numbers, offsets, widths, sources)
         del held
 
     def gather(self, numbers: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor] | None:
@@ -197,7 +197,7 @@ class SegmentTable:
         out = {key: field.empty(len(numbers)) for key, field in chosen.items()}
         targets = np.array([column.data_ptr() for column in out.values()], np.int64)
         offsets, widths = (self.layout.offsets, self.layout.widths) if keys is None else self._of(chosen)
-        whole = _kernels().gather(self._addresses, self.layout.shift, numbers, offsets, widths, targets)
+        whole = kernels.segments.gather(self._addresses, self.layout.shift, numbers, offsets, widths, targets)
         return out if whole else None
 
     def copy_to(
@@ -222,7 +222,7 @@ class SegmentTable:
 def numbers_of(rows: np.ndarray, first: int, total: int, capacity: int) -> np.ndarray:
     """Return which of the numbers `[first, total)` was written last to each row, int64 `[N]`; -1 where none was."""
     out = np.empty(len(rows), np.int64)
-    _kernels().numbers(rows, first, total, capacity, out)
+    kernels.segments.numbers(rows, first, total, capacity, out)
     return out
 
 
@@ -239,10 +239,3 @@ def newest_version(folder: Path, number: int) -> int:
 def files_in(folder: Path) -> list[Path]:
     """Return all files of rows in a folder."""
     return sorted(Path(e.path) for e in os.scandir(folder) if _NAME.fullmatch(e.name))
-
-
-@cache
-def _kernels() -> Any:
-    from rlcli.kernels import segments as cpu  # loads the compiler, which takes half a second
-
-    return cpu

@@ -34,8 +34,8 @@ State = Callable[[], list[bytes | memoryview]]
 """The content of a file from which the owner of some rows can go on with them, made when it is asked for."""
 Again = Callable[[np.ndarray, dict[Key, Tensor]], dict[Key, Tensor]]
 """From the numbers of rows, int64 ``[N]``, and their columns to other columns of theirs."""
-
-
+Saved = tuple[Mapping[str, Any], tuple[int, int]]
+"""What another process left: the ring's state over these rows, and their first and last number."""
 MOST_ROWS = 1 << 40
 
 
@@ -44,13 +44,6 @@ class PlainColumns(NamedTuple):
 
     addresses: dict[Key, int]  # valid until the next `declare` or `exchange`
     written: np.ndarray  # int64 [1]: rows from 0 on that may hold something, kept by the writer
-
-
-class Saved(NamedTuple):
-    """Describe what another process left: the ring's state over these rows, and their first and last number."""
-
-    state: Mapping[str, Any]
-    span: tuple[int, int]
 
 
 class FullFile(Protocol):
@@ -93,6 +86,8 @@ class Storage(ABC):
         Rows outlive this process once they are committed.
     where : str
         The folder they lie in, if they do.
+    medium : str
+        Where rows lie, as a plan and the ledger name it: "cpu", or "disk" for files.
     commits : int
         Counts what `commit` has acknowledged: what it raises after that, an interrupt, takes nothing back.
     """
@@ -100,6 +95,7 @@ class Storage(ABC):
     lanes = 1
     kept = False
     where = ""
+    medium = "cpu"
     commits = 0
     objects = False  # rows are objects of any kind, not columns
     _most = MOST_ROWS
@@ -117,6 +113,33 @@ class Storage(ABC):
         self.capacity = max_size
         self.fields: dict[Key, Field] = {}
 
+    # ---- is it what its class says? --------------------------------------------------------------------------------
+    @property
+    def is_ours(self) -> bool:
+        """Say whether nothing of a class that declares itself `fast` is overridden."""
+        return own(self)
+
+    @property
+    def has_our_rows(self) -> bool:
+        """Say whether rows are written and read as such a class does it."""
+        return own(self, "write", "scatter", "gather")
+
+    # ---- what a plan asks, before there is one ---------------------------------------------------------------------
+    @classmethod
+    def planned_rows(cls, row_bytes: int, max_size: int, count: int) -> int:
+        """Return the rows that are reserved where `count` of them are stored."""
+        return count
+
+    @classmethod
+    def planned_width(cls, field: Field, width: float, single: bool) -> tuple[float, str]:
+        """Return about the bytes that a value of `width` takes, and a note; `single`: a frame, not a stack of them."""
+        return width, ""
+
+    @classmethod
+    def disk_need(cls, row_bytes: int, capacity: int, *, kept: bool = True, batch: int = 0) -> int:
+        """Return bytes that files of `capacity` rows come to, and of `batch` rows that no commit has given up yet."""
+        return 0
+
     # ---- whose rows it holds ---------------------------------------------------------------------------------------
     def bind(self, ring: Any) -> None:
         """Meet the ring that is to write here.
@@ -126,16 +149,15 @@ class Storage(ABC):
         ArgumentError
             The rows are those of another ring, whose buffer is in use.
         """
-        if self._of_another(ring):
-            gc.collect()  # a buffer that is gone may be part of a cycle, and hold its ring still
-            if self._of_another(ring):
-                raise ArgumentError(
-                    "a storage belongs to one buffer", where=type(self).__name__, fix="Make one for each buffer."
-                )
-
-    def _of_another(self, ring: Any) -> bool:
-        other = None if self._bound is None else self._bound()
-        return other is not None and other is not ring and other.storage is self  # of a deep copy it is not
+        for collect in (gc.collect, None):  # a buffer that is gone may be part of a cycle, and hold its ring still
+            other = None if self._bound is None else self._bound()
+            if other is None or other is ring or other.storage is not self:  # of a deep copy it is not
+                return
+            if collect is not None:
+                collect()
+        raise ArgumentError(
+            "a storage belongs to one buffer", where=type(self).__name__, fix="Make one for each buffer."
+        )
 
     def belong_to(self, ring: Any) -> None:
         """Hold this ring's rows alone from now on, as long as it lives; None: anybody's."""
@@ -225,6 +247,19 @@ class Storage(ABC):
         ResourceError, MemoryError
             There is no room.
         """
+        self.need_writable()
+        if self.has_our_rows:
+            self._exchange(fields, kept, again, parts, state)
+            return
+        Storage._exchange(self, fields, kept, again, parts, state)
+        if self.kept:
+            self.commit(state)
+
+    def _exchange(
+        self, fields: Mapping[Key, Field], kept: Collection[Key], again: Again, parts: Iterable[np.ndarray],
+        state: State | None,
+    ) -> None:  # fmt: skip
+        """Give up all rows and write them anew; a class of ours has a better way where its rows are its own."""
         numbers = np.concatenate([np.empty(0, np.int64), *parts])
         before, old = self.fields, self.gather(numbers % self.capacity) if len(numbers) else {}
         new = old | again(numbers, old) if len(numbers) else {}
@@ -245,6 +280,9 @@ class Storage(ABC):
         False, and nothing is written, where a storage has no way of its own: `gather` then does it. Rows that are
         asked for again shortly after should cost little.
         """
+        return self.has_our_rows and self._gather_to(key, rows, targets)
+
+    def _gather_to(self, key: Key, rows: np.ndarray, targets: np.ndarray) -> bool:
         return False
 
     def gathered(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:

@@ -15,17 +15,15 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
-from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rlcli import kernels
 from rlcli.data.storages.storage import Again, PlainColumns, State, Storage, by_row, contiguous
 from rlcli.errors import ArgumentError, ResourceError
 from rlcli.keys import Key
-from rlcli.recognise import own
 from rlcli.specs.field import Field
 
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # Linux's MAP_NORESERVE, which Python names from 3.13 on
@@ -66,16 +64,14 @@ class LazyTensorStorage(Storage):
         self._widths = np.array([field.width for field in self.fields.values()], np.int64)
         self._places = {key: i for i, key in enumerate(self.fields)}
         self._memory = None
-        if own(self) and self.device.type == "cpu":  # of a subclass nobody knows what it changes
+        if self.is_ours and self.device.type == "cpu":  # of a subclass nobody knows what it changes
             self._memory = PlainColumns(dict(zip(self.fields, self._addresses.tolist(), strict=True)), self.written)
 
-    def exchange(
+    def _exchange(
         self, fields: Mapping[Key, Field], kept: Collection[Key], again: Again, parts: Iterable[np.ndarray],
-        state: State | None = None,
+        state: State | None,
     ) -> None:  # fmt: skip
-        """See `Storage.exchange`: columns that come are made, part by part, beside those that go."""
-        if not own(self, "write", "scatter", "gather"):
-            return super().exchange(fields, kept, again, parts, state)
+        """Make the columns that come, part by part, beside those that go."""
         made = LazyTensorStorage(self.max_size)
         exchange(self, made, fields, kept, again, parts)
         self.take_in(fields, made)
@@ -108,9 +104,9 @@ class LazyTensorStorage(Storage):
         fit = min(count, self.capacity - start)  # the others begin at the first row
         if self.device.type == "cpu":
             held, addresses, apart = by_row(columns, self.fields)
-            _kernels().put(self._addresses, self._widths, start, fit, addresses, apart)
+            kernels.rows.put(self._addresses, self._widths, start, fit, addresses, apart)
             if fit < count:
-                _kernels().put(self._addresses, self._widths, 0, count - fit, addresses + fit * apart, apart)
+                kernels.rows.put(self._addresses, self._widths, 0, count - fit, addresses + fit * apart, apart)
             del held
         else:
             self._grow(start + fit)
@@ -124,7 +120,7 @@ class LazyTensorStorage(Storage):
         if self.device.type == "cpu":
             held, sources = contiguous(columns, columns)
             places = [self._places[key] for key in columns]
-            _kernels().scatter(self._addresses[places], self._widths[places], rows, sources)
+            kernels.rows.scatter(self._addresses[places], self._widths[places], rows, sources)
             del held
         else:
             self._grow(int(rows.max(initial=-1)) + 1)
@@ -159,7 +155,7 @@ class LazyTensorStorage(Storage):
         if keys is not None:
             places = [self._places[key] for key in chosen]
             addresses, widths = addresses[places], widths[places]
-        _kernels().gather(addresses, widths, rows, targets)
+        kernels.rows.gather(addresses, widths, rows, targets)
         return out
 
     def column(self, key: Key) -> Tensor:
@@ -170,7 +166,7 @@ class LazyTensorStorage(Storage):
         return self._memory
 
     def private(self) -> str | None:
-        return None if own(self) and self.device.type == "cpu" else super().private()
+        return None if self.is_ours and self.device.type == "cpu" else super().private()
 
     def clear(self) -> None:
         self.fields, self._columns, self._memory, self.capacity = {}, {}, None, self.max_size
@@ -195,13 +191,6 @@ def exchange(
         rows = numbers % old.capacity
         columns = again(numbers, old.gather(rows, gone))
         made.scatter(rows, {key: columns[key] for key in new})
-
-
-@cache
-def _kernels() -> Any:
-    from rlcli.kernels import rows as cpu  # loads the compiler, which takes half a second
-
-    return cpu
 
 
 # ---- memory of samples -----------------------------------------------------------------------------------------------

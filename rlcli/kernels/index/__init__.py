@@ -15,6 +15,10 @@ run      0         1     2        3      (END, POS, TRAJ, NXT, WHERE), a ring of
 `bits`    [R / 8]   one bit a row: it is the last of its run
 """
 
+from rlcli.exports import lazily
+
+__getattr__, __dir__, __all__ = lazily(__name__)
+
 # scalars
 CURSOR, STEPS, LANES, KNOWN, EXACT, HAS_IDS, MANY = range(7)
 TRAJ_HIGH, TRAJ_FREE, TRAJ_LIVE, HASHED, SLOT_HIGH, SLOT_FREE, POOL, SLOT_WIDTH = range(7, 15)

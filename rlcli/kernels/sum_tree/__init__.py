@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
 import numpy as np
 
+from rlcli import kernels
+from rlcli.exports import lazily
 from rlcli.kernels.sum_tree.levels import levels
+
+__getattr__, __dir__, __all__ = lazily(__name__)
 
 LINE = 64  # bytes of a line of cache
 
@@ -26,15 +27,15 @@ class SumTree:
 
     def set(self, rows: np.ndarray, values: np.ndarray) -> None:
         """Set priorities `[N]` of rows int64 `[N]`; of a row given twice the last counts."""
-        _kernels().write(self._sums, self._least, self._offsets, rows, values)
+        kernels.sum_tree.cpu.write(self._sums, self._least, self._offsets, rows, values)
 
     def fill(self, start: int, stop: int, value: float) -> None:
         if stop > start:
-            _kernels().fill(self._sums, self._least, self._offsets, start, stop, value)
+            kernels.sum_tree.cpu.fill(self._sums, self._least, self._offsets, start, stop, value)
 
     def draw(self, uniform: np.ndarray) -> np.ndarray:
         """Draw a row for each number of [0, 1), int64 `[N]`: P(row) = priority / total; -1 if that is 0."""
-        return _kernels().draw(self._sums, self._offsets, uniform)
+        return kernels.sum_tree.cpu.draw(self._sums, self._offsets, uniform)
 
     @property
     def priorities(self) -> np.ndarray:
@@ -63,10 +64,3 @@ def _aligned(count: int, value: float) -> np.ndarray:
     memory = memory[start : start + count]
     memory[:] = value
     return memory
-
-
-@cache
-def _kernels() -> Any:
-    from rlcli.kernels.sum_tree import cpu  # loads the compiler, which takes half a second
-
-    return cpu

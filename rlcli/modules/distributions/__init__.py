@@ -5,6 +5,12 @@ from typing import TYPE_CHECKING
 from rlcli.exports import lazily
 
 if TYPE_CHECKING:
+    from rlcli.modules.distributions.choices import BernoulliFamily as BernoulliFamily
+    from rlcli.modules.distributions.choices import IndependentBernoulli as IndependentBernoulli
+    from rlcli.modules.distributions.choices import MultiCategorical as MultiCategorical
+    from rlcli.modules.distributions.choices import MultiCategoricalFamily as MultiCategoricalFamily
+    from rlcli.modules.distributions.choices import MultiOneHot as MultiOneHot
+    from rlcli.modules.distributions.choices import MultiOneHotFamily as MultiOneHotFamily
     from rlcli.modules.distributions.continuous import DELTA as DELTA
     from rlcli.modules.distributions.continuous import NORMAL as NORMAL
     from rlcli.modules.distributions.continuous import Delta as Delta
@@ -15,14 +21,8 @@ if TYPE_CHECKING:
     from rlcli.modules.distributions.continuous import TanhNormalFamily as TanhNormalFamily
     from rlcli.modules.distributions.discrete import CATEGORICAL as CATEGORICAL
     from rlcli.modules.distributions.discrete import ONE_HOT as ONE_HOT
-    from rlcli.modules.distributions.discrete import BernoulliFamily as BernoulliFamily
     from rlcli.modules.distributions.discrete import Categorical as Categorical
     from rlcli.modules.distributions.discrete import CategoricalFamily as CategoricalFamily
-    from rlcli.modules.distributions.discrete import IndependentBernoulli as IndependentBernoulli
-    from rlcli.modules.distributions.discrete import MultiCategorical as MultiCategorical
-    from rlcli.modules.distributions.discrete import MultiCategoricalFamily as MultiCategoricalFamily
-    from rlcli.modules.distributions.discrete import MultiOneHot as MultiOneHot
-    from rlcli.modules.distributions.discrete import MultiOneHotFamily as MultiOneHotFamily
     from rlcli.modules.distributions.discrete import OneHotCategorical as OneHotCategorical
     from rlcli.modules.distributions.discrete import OneHotCategoricalFamily as OneHotCategoricalFamily
     from rlcli.modules.distributions.discrete import gumbel as gumbel

@@ -112,6 +112,8 @@ class IndependentNormal(FamilyDistribution):
         Mean and standard deviation; `scale` may be `[d]`, or a number.
     """
 
+    family_for = staticmethod(lambda: NORMAL)
+
     def __init__(self, loc: Tensor, scale: Tensor | float) -> None:
         super().__init__(NORMAL, (loc, as_scale(scale, loc)))
 
@@ -161,9 +163,8 @@ class TanhNormalFamily(NormalFamily):
         if event_dims not in (None, 1):
             raise ArgumentError(
                 "the log-probability of a TanhNormal is that of the last dim together",
-                why=f"got event_dims={event_dims}",
-                fix="Use loc.unsqueeze(-1) for one a number.",
-            )
+                why=f"got event_dims={event_dims}", fix="Use loc.unsqueeze(-1) for one a number.",
+            )  # fmt: skip
         if tanh_loc or not safe_tanh:
             raise ArgumentError(
                 "TanhNormal has neither tanh_loc=True nor safe_tanh=False",
@@ -173,10 +174,9 @@ class TanhNormalFamily(NormalFamily):
         lo, hi = _float32(lo, np.less), _float32(hi, np.greater)
         if not (np.isfinite(lo).all() and np.isfinite(hi).all() and (lo < hi).all()):
             raise ArgumentError(
-                "tanh_normal needs finite bounds with low < high",
-                why=f"got low={lo.tolist()}, high={hi.tolist()}",
+                "tanh_normal needs finite bounds with low < high", why=f"got low={lo.tolist()}, high={hi.tolist()}",
                 fix="Use the normal distribution for an unbounded action.",
-            )
+            )  # fmt: skip
         super().__init__()
         self.low, self.high = np.broadcast_arrays(lo, hi)
         self.centre, self.half = _inside(self.low, self.high)
@@ -293,6 +293,8 @@ class TanhNormal(FamilyDistribution):
         See `TanhNormalFamily`.
     """
 
+    family_for = TanhNormalFamily
+
     def __init__(
         self, loc: Tensor, scale: Tensor | float, low: Bound = -1.0, high: Bound = 1.0, **options: Any
     ) -> None:
@@ -351,6 +353,8 @@ DELTA = DeltaFamily()
 
 class Delta(FamilyDistribution):
     """All mass on `param`, `[*B, d]`."""
+
+    family_for = staticmethod(lambda: DELTA)
 
     def __init__(self, param: Tensor) -> None:
         super().__init__(DELTA, (param,))

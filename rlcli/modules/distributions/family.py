@@ -10,6 +10,7 @@ Shape letters: `B` any batch dims, `t` time, `n` envs, `k` features of the first
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,11 +34,17 @@ class Family(ABC):
         Trailing dims of an action that one log-probability covers (0: an index, 1: a vector).
     has_rsample : bool
         Whether samples are differentiable in the parameters.
+    bits : bool
+        Whether each parameter is the log-odds of a bit of its own: an infinite one makes it certain.
+    index : Family or None
+        Of one-hot actions: the family that draws the same choices as indices.
     """
 
     param_names: ClassVar[tuple[str, ...]]
     event_dims: int = 1
     has_rsample: bool = False
+    bits: ClassVar[bool] = False
+    index: Family | None = None
 
     def action_shape(self, params: Params) -> torch.Size:
         """Shape of the actions `[*B, ...]` that these parameters give."""
@@ -138,6 +145,8 @@ class FamilyDistribution(torch.distributions.Distribution):
     for finiteness once a batch.
     """
 
+    # from the constant arguments to the family: a class is recognised by its own, and no subclass inherits it
+    family_for: ClassVar[Callable[..., Family] | None] = None
     arg_constraints: ClassVar[dict[str, Any]] = {}
     has_rsample = False  # an instance attribute below; torch declares it on the class
 
@@ -218,9 +227,7 @@ def logits_of(logits: Tensor | None, probs: Tensor | None) -> Tensor:
     """Return logits from exactly one of `logits` and `probs`."""
     if (logits is None) == (probs is None):
         raise ArgumentError(
-            "a categorical distribution takes logits or probs",
-            why="both or neither were given",
-            fix="Give one.",
+            "a categorical distribution takes logits or probs", why="both or neither were given", fix="Give one."
         )
     if logits is None:
         assert probs is not None

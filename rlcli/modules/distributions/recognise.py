@@ -13,47 +13,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential
 
 from rlcli.keys import Key, as_tuple
-from rlcli.modules.distributions.continuous import (
-    DELTA,
-    NORMAL,
-    Delta,
-    IndependentNormal,
-    NormalFamily,
-    TanhNormal,
-    TanhNormalFamily,
-)
-from rlcli.modules.distributions.discrete import (
-    CATEGORICAL,
-    ONE_HOT,
-    BernoulliFamily,
-    Categorical,
-    IndependentBernoulli,
-    MultiCategorical,
-    MultiCategoricalFamily,
-    MultiOneHot,
-    MultiOneHotFamily,
-    OneHotCategorical,
-)
 from rlcli.modules.distributions.family import Family
-
-
-def _always(family: Family, *ignored: str) -> Callable[..., Family | None]:
-    return lambda **kwargs: family if set(kwargs) <= set(ignored) else None
-
-
-# torch's OneHotCategorical is absent (its samples are floats); torch's Normal has a log-probability per dim
-_FAMILIES: dict[type, Callable[..., Family | None]] = {
-    Categorical: _always(CATEGORICAL),
-    OneHotCategorical: _always(ONE_HOT),
-    MultiCategorical: MultiCategoricalFamily,
-    MultiOneHot: MultiOneHotFamily,
-    IndependentBernoulli: BernoulliFamily,
-    IndependentNormal: _always(NORMAL),
-    TanhNormal: TanhNormalFamily,
-    Delta: _always(DELTA),
-    D.Categorical: _always(CATEGORICAL, "validate_args"),
-    D.Normal: _always(NormalFamily(event_dims=0), "validate_args"),
-}
 
 Stage: TypeAlias = ProbabilisticTensorDictModule | ProbabilisticTensorDictSequential
 
@@ -76,7 +36,8 @@ def family_of(source: Callable[..., Any] | Stage, kwargs: Mapping[str, Any] | No
         `TensorDictParams`).
     """
     if not isinstance(source, Stage):
-        build = _FAMILIES.get(source) if isinstance(source, type) else None
+        build = vars(source).get("family_for") if isinstance(source, type) else None
+        build = build or _of_torch(source)
         if build is None or isinstance(kwargs, TensorDictBase):
             return None
         try:
@@ -98,6 +59,19 @@ def param_keys(source: Stage) -> list[Key]:
     assert stage is not None and family is not None
     keys = dict(zip(_names(stage), stage.in_keys, strict=True))
     return [keys[name] for name in family.param_names]
+
+
+def _of_torch(source: Any) -> Callable[..., Family] | None:
+    """Recognise those of torch's; its OneHotCategorical is none, since its samples are floats."""
+    if source is D.Categorical:
+        from rlcli.modules.distributions.discrete import CATEGORICAL
+
+        return lambda validate_args=None: CATEGORICAL
+    if source is D.Normal:  # with a log-probability per dim
+        from rlcli.modules.distributions.continuous import NormalFamily
+
+        return lambda validate_args=None: NormalFamily(event_dims=0)
+    return None
 
 
 def _names(stage: ProbabilisticTensorDictModule) -> list[str]:

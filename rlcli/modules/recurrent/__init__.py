@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 from rlcli.exports import lazily
 
 if TYPE_CHECKING:
-    from rlcli.modules.recurrent.mode import recurrent_mode as recurrent_mode
-    from rlcli.modules.recurrent.mode import set_recurrent_mode as set_recurrent_mode
     from rlcli.modules.recurrent.modules import GRUModule as GRUModule
     from rlcli.modules.recurrent.modules import LSTMModule as LSTMModule
     from rlcli.modules.recurrent.modules import RecurrentModule as RecurrentModule
+    from rlcli.modules.recurrent.sequences import recurrent_mode as recurrent_mode
+    from rlcli.modules.recurrent.sequences import set_recurrent_mode as set_recurrent_mode
 
 __getattr__, __dir__, __all__ = lazily(__name__)

@@ -21,8 +21,13 @@ from rlcli import arguments
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.kernels.recurrent import BACKENDS, Weights, gru, lstm, unread
 from rlcli.keys import IS_INIT, NEXT, Key, as_tuple, show, unravel
-from rlcli.modules.recurrent.mode import recurrent_mode
-from rlcli.modules.recurrent.sequences import Sequences, begun_with_trajectories, sequences
+from rlcli.modules.recurrent.sequences import (
+    LargestSaved,
+    Sequences,
+    begun_with_trajectories,
+    recurrent_mode,
+    sequences,
+)
 from rlcli.modules.watch import OWN_CALLS, hooks_of
 from rlcli.specs import Unbounded
 from rlcli.specs.dtypes import dtype_name
@@ -62,18 +67,12 @@ class RecurrentModule(TensorDictModuleBase, ABC):
     device : torch.device, optional
     default_recurrent_mode : bool, optional
         What it does where no `set_recurrent_mode` says: True, runs over sequences.
-
-    Attributes
-    ----------
-    saving : callable or None
-        From so many steps, and the tensors that are there anyway, to the context in which the layers run over sequences
-        that a backward pass may follow: whoever counts what they save for it.
     """
 
     settings = ("_in_keys", "_out_keys", "recurrent_backend", "default_recurrent_mode")
     kind: ClassVar[type[nn.GRU] | type[nn.LSTM]]
     states: ClassVar[tuple[str, ...]]  # default names
-    saving: Callable[[int, Sequence[Tensor]], AbstractContextManager[Any]] | None = None
+    _saved: LargestSaved | None = None
 
     def __init__(
         self,
@@ -188,10 +187,9 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         """
         if self.runs_over_sequences and not td.ndim:
             raise ArgumentError(
-                f"{type(self).__name__} runs over sequences, and the data have no time",
-                why="their batch size is ()",
+                f"{type(self).__name__} runs over sequences, and the data have no time", why="their batch size is ()",
                 fix="Give [*B, T] or flat [N], or call it under set_recurrent_mode(False).",
-            )
+            )  # fmt: skip
         x, *states, is_init = (td.get(key, None) for key in self.in_keys)
         if is_init is not None and is_init.ndim == td.ndim:
             is_init = is_init.unsqueeze(-1)
@@ -241,11 +239,10 @@ class RecurrentModule(TensorDictModuleBase, ABC):
     def _over_sequences(self, x: Tensor, states: Sequence[Tensor | None], is_init: Tensor | None) -> State:
         if is_init is None:
             raise MissingKeyError(
-                f"the data have no {show(self.in_keys[-1])}",
-                where=type(self).__name__,
+                f"the data have no {show(self.in_keys[-1])}", where=type(self).__name__,
                 why="sequences say there where trajectories begin",
                 fix="Give the env policy=..., append InitTracker() to it, or use a SliceSampler.",
-            )
+            )  # fmt: skip
         size = x.shape[:-1]
         if is_init.shape[: len(size)] != size or is_init.numel() != size.numel():
             raise ArgumentError(
@@ -265,24 +262,31 @@ class RecurrentModule(TensorDictModuleBase, ABC):
             nothing = x.new_zeros(1, self.layers.num_layers, self.layers.hidden_size)
             flat, source = [nothing] * len(states), where.begins.long() - 1
         laid_out = where.laid_out(x.reshape(-1, x.shape[-1]))
-        with self._saving(laid_out, flat):
-            found = self._layers(laid_out, flat, lambda below, state, weights: self.run(below, state, source, weights))
-        return self._written(found, where, size)
+        with self._counted(laid_out, flat):
+            outputs = self._layers(
+                laid_out, flat, lambda below, state, weights: self.run(below, state, source, weights)
+            )
+        return self._written(outputs, where, size)
 
-    def _saving(self, laid_out: Tensor, states: Sequence[Tensor]) -> AbstractContextManager[Any]:
-        if self.saving is None or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+    def count_saved(self) -> LargestSaved:
+        """Count from now on what the layers save for a backward pass over sequences; return the count."""
+        self._saved = LargestSaved()
+        return self._saved
+
+    def _counted(self, laid_out: Tensor, states: Sequence[Tensor]) -> AbstractContextManager[Any]:
+        if self._saved is None or torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return nullcontext()
-        return self.saving(laid_out.shape[:2].numel(), (laid_out, *states, *self.layers.parameters()))
+        return self._saved.of(laid_out.shape[:2].numel(), (laid_out, *states, *self.layers.parameters()))
 
     def _layers(
         self, below: Tensor, states: Sequence[Tensor], run: Callable[[Tensor, State, Weights], State]
     ) -> list[State]:
         """Return what every layer hands on, given its part of the states `[*, L, H]` and features of the one below."""
-        found = []
+        outputs = []
         for layer, weights in enumerate(self.weights()):
-            found.append(run(below, tuple(s[:, layer] for s in states), weights))
-            below = self._between(layer, found[-1][0])
-        return found
+            outputs.append(run(below, tuple(s[:, layer] for s in states), weights))
+            below = self._between(layer, outputs[-1][0])
+        return outputs
 
     def _begun(self, states: list[Tensor], where: Sequences) -> tuple[list[Tensor], Tensor]:
         """Return the states that trajectories begin with `[S, L, H]`, and which a step begins from `[B, T]`."""
@@ -298,11 +302,11 @@ class RecurrentModule(TensorDictModuleBase, ABC):
             self._check_kept(states)
         return states, numbers
 
-    def _written(self, found: list[State], where: Sequences, size: torch.Size) -> State:
+    def _written(self, outputs: list[State], where: Sequences, size: torch.Size) -> State:
         """Return the features, and the states of all layers after every step, as the batch has its rows."""
-        parts = [[where.in_order(x) for x in state] for state in found]
+        parts = [[where.in_order(x) for x in state] for state in outputs]
         features = parts[-1][0]
-        if len(found) == 1 and not features.requires_grad:  # who writes to them in place is stopped by autograd alone
+        if len(outputs) == 1 and not features.requires_grad:  # who writes to them in place is stopped by autograd alone
             features = features.clone()
         after = (
             (x[0].unsqueeze(1) if len(x) == 1 else torch.stack(x, 1)).reshape(*size, len(x), -1)
@@ -386,11 +390,9 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         missing = [show(key) for key, state in zip(self.state_keys, states, strict=True) if state is None]
         if missing:
             raise MissingKeyError(
-                f"the data have no {', '.join(missing)}",
-                where=type(self).__name__,
-                why=why,
+                f"the data have no {', '.join(missing)}", where=type(self).__name__, why=why,
                 fix="Give the env policy=..., or append module.make_tensordict_primer() to it.",
-            )
+            )  # fmt: skip
 
     def _check_kept(self, states: list[Tensor]) -> None:
         """Refuse sequences that begin in a row whose state was not kept."""
@@ -412,11 +414,10 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         first = begins.reshape(-1, begins.shape[-1])[:, 0]
         if not bool(first.all()):
             raise MissingKeyError(
-                f"the data have no {' and '.join(map(show, self.state_keys))}",
-                where=type(self).__name__,
+                f"the data have no {' and '.join(map(show, self.state_keys))}", where=type(self).__name__,
                 why=f"{int((~first).sum())} of {len(first)} sequences begin inside of a trajectory",
                 fix="Keep the states (keep_keys), or set is_init where a sequence begins, to start from zeros.",
-            )
+            )  # fmt: skip
 
 
 class GRUModule(RecurrentModule):

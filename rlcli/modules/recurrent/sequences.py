@@ -1,4 +1,6 @@
-"""Lay the rows of a batch out in the sequences that a recurrent layer runs over.
+"""Whether recurrent modules take one step or run over sequences, a setting of the code around them; and sequences.
+
+The rows of a batch are laid out in those that a layer runs over:
 
 ```
 [B, T]      a0 a1 a2|b0 b1       as it is: trajectories begin inside of rows too; a row's first step goes on from the
@@ -13,13 +15,17 @@ A flat batch is cut wherever `is_init` is set. Shape letters: `B` rows and `T` s
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from rlcli.errors import ArgumentError
 from rlcli.kernels.recurrent import unread
 from rlcli.keys import TRAJ_IDS
 
@@ -112,3 +118,86 @@ def sequences(is_init: Tensor) -> Sequences:
     begins[back[torch.tensor(starts, device=device)]] = True
     shape = (len(first), longest)
     return Sequences(begins.view(shape), rows.view(shape), back)
+
+
+# ---- the mode ----------------------------------------------------------------------------------------------------
+class _Thread(threading.local):  # torch.compile reads and sets one with fullgraph=True, and no ContextVar
+    def __init__(self) -> None:
+        self.mode: bool | None = None
+
+
+_THREAD = _Thread()
+_NAMES = {True: True, False: False, None: None, "recurrent": True, "sequential": False}
+
+
+class set_recurrent_mode:
+    """What is called in this context, or by a function decorated with it, runs over sequences or takes one step.
+
+    Parameters
+    ----------
+    mode : bool or {"recurrent", "sequential"} or None
+        True or "recurrent": batches are sequences, `[*B, T]` or flat `[N]`. False or "sequential": every row of a batch
+        is a step of an env of its own. None: as each module's `default_recurrent_mode` says.
+    """
+
+    def __init__(self, mode: bool | str | None = True) -> None:
+        if not isinstance(mode, bool | str | None) or mode not in _NAMES:
+            raise ArgumentError(
+                f"there is no recurrent mode {mode!r}", fix='Use True ("recurrent"), False ("sequential") or None.'
+            )
+        self.mode = _NAMES[mode]
+        self._before: list[bool | None] = []
+
+    def __enter__(self) -> None:
+        self._before.append(_THREAD.mode)
+        _THREAD.mode = self.mode
+
+    def __exit__(self, *raised: Any) -> None:
+        _THREAD.mode = self._before.pop()
+
+    def __call__(self, function: Callable) -> Callable:
+        @wraps(function)
+        def in_mode(*args: Any, **kwargs: Any) -> Any:
+            with type(self)(self.mode):
+                return function(*args, **kwargs)
+
+        return in_mode
+
+
+def recurrent_mode() -> bool | None:
+    """What the nearest `set_recurrent_mode` says; None where there is none."""
+    return _THREAD.mode
+
+
+# ---- what a backward pass keeps ------------------------------------------------------------------------------------
+class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
+    """Count bytes that a forward pass saves for the backward pass, meta device too, but the storages `beside`."""
+
+    def __init__(self, beside: Iterable[Tensor] = ()) -> None:
+        super().__init__(self._save, lambda x: x)
+        self.bytes, self._known = 0, {x.untyped_storage()._cdata for x in beside}
+
+    def _save(self, x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        if storage._cdata not in self._known:
+            self._known.add(storage._cdata)
+            self.bytes += storage.nbytes()
+        return x
+
+
+class LargestSaved:
+    """Measure `SavedBytes` of the first minibatch, then of each with more rows; `bytes` is the most, None at first."""
+
+    def __init__(self) -> None:
+        self.bytes: int | None = None
+        self._rows = 0
+
+    @contextmanager
+    def of(self, rows: int, beside: Iterable[Tensor]) -> Iterator[None]:
+        if rows <= self._rows:
+            yield
+            return
+        saved = SavedBytes(beside)
+        with saved:
+            yield
+        self.bytes, self._rows = max(self.bytes or 0, saved.bytes), rows

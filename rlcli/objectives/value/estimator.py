@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
@@ -40,8 +40,7 @@ from rlcli.keys import (
 from rlcli.objectives.keyed import Elsewhere, KeyedModule, either, elsewhere
 from rlcli.objectives.networks import alone
 from rlcli.objectives.reduction import MASK_KEYS, filled, mask_of, standardise, zeroed
-from rlcli.objectives.value.network import Chunks, RowValues, SequenceValues, need_compute_dtype, values_of
-from rlcli.objectives.value.normaliser import PopArt, ValueNorm
+from rlcli.objectives.value.network import LOWER, RowValues, successor_values
 from rlcli.objectives.value.reading import (
     Ends,
     Read,
@@ -54,12 +53,10 @@ from rlcli.objectives.value.reading import (
     need,
     need_rate,
 )
-from rlcli.objectives.value.successors import (
-    cut_at_dropped,
-    refuse_what_one_call_cannot,
-    shifted_values,
-    successor_values,
-)
+
+if TYPE_CHECKING:
+    from rlcli.objectives.value.normaliser import ValueNorm
+    from rlcli.objectives.value.shifted import SequenceValues
 
 
 class ValueEstimator(KeyedModule, ABC):
@@ -120,15 +117,15 @@ class ValueEstimator(KeyedModule, ABC):
         "sample_log_prob": SAMPLE_LOG_PROB,  # which V-trace alone reads
     }
     upstream_options: ClassVar[dict[str, Elsewhere]] = {
-        "vectorized": Elsewhere(None, ""),  # the same numbers either way
-        "deactivate_vmap": Elsewhere(None, ""),
-        "device": Elsewhere(None, ""),  # that of the batch
-        "value_chunk_dim": Elsewhere((0, None), "Leave it out: chunks are parts of the leading dim."),
-        "auto_reset_env": Elsewhere((False, None), "Leave it out: next observations are the real ones here."),
-        "group_key": Elsewhere((None,), "Standardise the advantages of each group after the estimator."),
-        "advantage_key": Elsewhere((None,), "Rename it: estimator.set_keys(advantage=...)."),
-        "value_target_key": Elsewhere((None,), "Rename it: estimator.set_keys(value_target=...)."),
-        "value_key": Elsewhere((None,), "Rename it: estimator.set_keys(value=...)."),
+        "vectorized": (None, ""),  # the same numbers either way
+        "deactivate_vmap": (None, ""),
+        "device": (None, ""),  # that of the batch
+        "value_chunk_dim": ((0, None), "Leave it out: chunks are parts of the leading dim."),
+        "auto_reset_env": ((False, None), "Leave it out: next observations are the real ones here."),
+        "group_key": ((None,), "Standardise the advantages of each group after the estimator."),
+        "advantage_key": ((None,), "Rename it: estimator.set_keys(advantage=...)."),
+        "value_target_key": ((None,), "Rename it: estimator.set_keys(value_target=...)."),
+        "value_key": ((None,), "Rename it: estimator.set_keys(value=...)."),
     }
     _net: RowValues | SequenceValues | None = None
     reads_batch: ClassVar[bool] = False  # `estimate` reads more of the batch than rewards, ends and values
@@ -161,7 +158,7 @@ class ValueEstimator(KeyedModule, ABC):
         super().__init__()
         elsewhere(self, upstream, self.upstream_options)
         arguments.choice("backend", backend, BACKENDS)
-        if differentiable and isinstance(value_norm, PopArt):
+        if differentiable and value_norm is not None and value_norm.rescales:
             raise ArgumentError(
                 "PopArt cannot be used with differentiable=True",
                 why="it rescales the network that a gradient would still have to pass",
@@ -174,13 +171,26 @@ class ValueEstimator(KeyedModule, ABC):
             raise ArgumentError("shifted and two_calls exclude each other", why="one call cannot be two")
         self.gamma = need_rate("gamma", gamma)
         self.value_network, self.zero_values = value_network, zero_values
-        self._compute_dtype = need_compute_dtype(compute_dtype)
+        if compute_dtype not in (None, torch.float32, *LOWER):
+            raise ArgumentError(
+                f"compute_dtype={compute_dtype} is no lower precision",
+                fix="Use torch.bfloat16, torch.float16, or None.",
+            )
+        self._compute_dtype = compute_dtype if compute_dtype in LOWER else None
         ValueEstimator.take_up_networks(self)  # a subclass takes up its own ones when it has them
         self.shifted, self.shifted_budget = shifted, arguments.count("shifted_budget", shifted_budget)
         self.average, self.average_rewards = average, average_rewards
         self.differentiable, self.network_gradient, self.two_calls = differentiable, network_gradient, two_calls
         self.skip_existing, self.time_dim, self.backend = bool(skip_existing), time_dim, backend
-        self.chunks = Chunks(either("num_chunks", num_chunks, "num_chunk", num_chunk), value_chunk_size)
+        self.num_chunks, self.value_chunk_size = (
+            either("num_chunks", num_chunks, "num_chunk", num_chunk),
+            value_chunk_size,
+        )
+        if self.num_chunks is not None and value_chunk_size is not None:
+            raise ArgumentError("num_chunks and value_chunk_size exclude each other", fix="Give one of them")
+        for name, size in (("num_chunks", self.num_chunks), ("value_chunk_size", value_chunk_size)):
+            if size is not None:
+                arguments.count(name, size)
         self.value_norm = value_norm
         self._rows: Tensor | int = 0
         self._approximated: Tensor | None = None
@@ -190,19 +200,27 @@ class ValueEstimator(KeyedModule, ABC):
         net, before = self.value_network, self._net
         if self.zero_values and net is not None:
             raise ArgumentError("zero_values=True excludes a value_network", why="its values would not be used")
-        if before is not None and isinstance(self.value_norm, PopArt) and before.module is not net:
+        if before is not None and self.value_norm is not None and self.value_norm.rescales and before.module is not net:
             raise ArgumentError(
                 "a network that PopArt rescales cannot be replaced", why="its statistics are of the one before",
                 fix="Make a new estimator.",
             )  # fmt: skip
-        self._net = None if net is None else values_of(net, self._compute_dtype)
+        kinds = (torch.nn.RNNBase, torch.nn.RNNCellBase)
+        if net is None:
+            self._net = None
+        elif getattr(net, "recurrent", False) or any(isinstance(x, kinds) for x in net.modules()):
+            from rlcli.objectives.value.shifted import SequenceValues
+
+            self._net = SequenceValues(net, self._compute_dtype)
+        else:
+            self._net = RowValues(net, self._compute_dtype)
         if self._net is not None and (before is None or self.tensor_keys.value == before.key):
             self.tensor_keys.value = self._net.key
 
     @property
     def recurrent(self) -> bool:
         """Whether the network is called on sequences."""
-        return isinstance(self._net, SequenceValues)
+        return self._net is not None and self._net.recurrent
 
     @property
     def in_keys(self) -> list[Key]:
@@ -259,11 +277,7 @@ class ValueEstimator(KeyedModule, ABC):
         return estimates
 
     def forward(
-        self,
-        td: TensorDictBase,
-        *,
-        params: TensorDictBase | None = None,
-        target_params: TensorDictBase | None = None,
+        self, td: TensorDictBase, *, params: TensorDictBase | None = None, target_params: TensorDictBase | None = None
     ) -> TensorDictBase:
         """Add advantage, value target and state value to `td [*B]` and return it.
 
@@ -289,11 +303,7 @@ class ValueEstimator(KeyedModule, ABC):
             return self._write(td, read, advantage, target)
 
     def value_estimate(
-        self,
-        td: TensorDictBase,
-        *,
-        params: TensorDictBase | None = None,
-        target_params: TensorDictBase | None = None,
+        self, td: TensorDictBase, *, params: TensorDictBase | None = None, target_params: TensorDictBase | None = None
     ) -> Tensor:
         """The value targets ``[*B, F]`` of `td` ``[*B]``, which stays as it is.
 
@@ -323,7 +333,8 @@ class ValueEstimator(KeyedModule, ABC):
     def _read(self, td: TensorDictBase, time: int, target_params: TensorDictBase | None) -> Read:
         """Read and check rewards, ends and values, float32 at least; drops masked rows and those over budget."""
         k, masks = self.tensor_keys, masks_of(td)
-        check_columns(td, k, self._observed(td), masks)
+        observed = [] if self._net is None else self._net.in_keys
+        check_columns(td, k, [(key, td.get(under_next(key), None)) for key in observed], masks)
         ends = ends_of(td, k, time, masks)
         with nullcontext() if self.value_norm is None else self.value_norm.calling():
             values = self._values(td, ends, time, target_params)
@@ -335,6 +346,8 @@ class ValueEstimator(KeyedModule, ABC):
             values = values._replace(value=value, next_value=next_value)
         self._count(values, mask_of(masks))
         if values.valid is not None:
+            from rlcli.objectives.value.shifted import cut_at_dropped
+
             masks[SHIFTED_VALID] = values.valid
             ends = cut_at_dropped(ends, values.valid, time)
         reward = reward.to(dtype)
@@ -395,11 +408,10 @@ class ValueEstimator(KeyedModule, ABC):
                 return Values(value, next_value, None)
         if self._net is None:
             raise MissingKeyError(
-                f"the batch has no {show(key if value is None else under_next(key))}",
-                where=type(self).__name__,
+                f"the batch has no {show(key if value is None else under_next(key))}", where=type(self).__name__,
                 why="there is no value network to write it",
                 fix="Give value_network, or zero_values=True for sums of rewards.",
-            )
+            )  # fmt: skip
         if not torch.is_grad_enabled() or self.network_gradient:
             return self._evaluated(self._net, td, ends, time, target_params)
         assert self.value_network is not None
@@ -424,16 +436,25 @@ class ValueEstimator(KeyedModule, ABC):
         time: int,
         target_params: TensorDictBase | None,
     ) -> Values:
-        chunk_rows = self.chunks.rows(td.shape)
-        if self.shifted:
-            refuse_what_one_call_cannot(td, target_params)
-            return shifted_values(td, net, ends, time, budget=self.shifted_budget, chunk_rows=chunk_rows)
-        target = None if target_params is None else net.with_parameters(target_params)
-        return successor_values(td, net, ends, time, target=target, chunk_rows=chunk_rows, two_calls=self.two_calls)
+        chunk_rows = self.chunk_rows(td.shape)
+        if not self.shifted:
+            target = None if target_params is None else net.with_parameters(target_params)
+            if isinstance(net, RowValues):
+                return successor_values(
+                    td, net, ends, time, target=target, chunk_rows=chunk_rows, two_calls=self.two_calls
+                )
+        from rlcli.objectives.value.shifted import refuse_what_one_call_cannot, shifted_values
 
-    def _observed(self, td: TensorDictBase) -> list[tuple[Key, Tensor | None]]:
-        keys = [] if self._net is None else self._net.in_keys
-        return [(key, td.get(under_next(key), None)) for key in keys]
+        if not self.shifted:  # a successor's value needs the state before it
+            return shifted_values(td, net, ends, time, budget=None, chunk_rows=chunk_rows)._replace(valid=None)
+        refuse_what_one_call_cannot(td, target_params)
+        return shifted_values(td, net, ends, time, budget=self.shifted_budget, chunk_rows=chunk_rows)
+
+    def chunk_rows(self, shape: torch.Size) -> int | None:
+        """Rows of a batch `[*B]` that the network is called on at a time; None: all."""
+        if self.num_chunks is not None:
+            return -(-shape.numel() // self.num_chunks)
+        return None if self.value_chunk_size is None else self.value_chunk_size * shape[1:].numel()
 
 
 def _written(value: Tensor) -> torch.dtype:

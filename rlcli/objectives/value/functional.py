@@ -73,7 +73,7 @@ def generalized_advantage_estimate(
         Shapes or dtypes differ, or the backend cannot run here. So of every function of this module.
     """
     gamma, lmbda = _rate("gamma", gamma, reward), _rate("lmbda", lmbda, reward)
-    ends = (_terminated(done, terminated), done)
+    ends = (done if terminated is None else terminated, done)
     return scan(reward, *ends, state_value, next_state_value, gamma, gamma * lmbda, backend=backend, time_dim=time_dim)
 
 
@@ -114,7 +114,7 @@ def td0_advantage_estimate(
 ) -> Tensor:
     """`r_t + gamma V'_t - V_t`: how much better one step was than expected. Parameters as for GAE."""
     _need_shape(reward, state_value=state_value)
-    return td0_return_estimate(gamma, next_state_value, reward, _terminated(done, terminated)) - state_value
+    return td0_return_estimate(gamma, next_state_value, reward, terminated, done=done) - state_value
 
 
 def td1_return_estimate(
@@ -184,7 +184,7 @@ def td_lambda_return_estimate(
     if not -reward.ndim <= time_dim < reward.ndim:
         raise ArgumentError(f"time_dim={time_dim} does not exist", why=f"the tensors have shape {tuple(reward.shape)}")
     gamma, lmbda = _rate("gamma", gamma, reward), _rate("lmbda", lmbda, reward)
-    ends = (_terminated(done, terminated), done)
+    ends = (done if terminated is None else terminated, done)
     cut = done.clone()
     cut.narrow(time_dim, max(reward.shape[time_dim] - 1, 0), min(reward.shape[time_dim], 1)).fill_(True)
     whole = isinstance(lmbda, float | int) and lmbda == 1
@@ -245,7 +245,7 @@ def vtrace_advantage_estimate(
     value_target : Tensor
         `v_t`.
     """
-    gamma, terminated = _rate("gamma", gamma, reward), _terminated(done, terminated)
+    gamma, terminated = _rate("gamma", gamma, reward), done if terminated is None else terminated
     if not log_pi.shape == log_mu.shape == reward.shape:
         raise ArgumentError(
             "log_pi, log_mu and reward have different shapes",
@@ -290,10 +290,6 @@ def _need_flags(**flags: Tensor | None) -> None:
     for name, x in flags.items():
         if x is not None and x.dtype != torch.bool:
             raise ArgumentError(f"{name} is {x.dtype}, not bool", fix=f"Use {name}.bool().")
-
-
-def _terminated(done: Tensor, terminated: Tensor | None) -> Tensor:
-    return done if terminated is None else terminated
 
 
 vec_generalized_advantage_estimate = generalized_advantage_estimate

@@ -1,53 +1,35 @@
-"""Calling a value network on the observations of a batch: on rows, or on sequences where it is recurrent.
+"""The values of the observations of a batch and of the next ones, by the cheapest way that is right for the batch.
 
-In chunks where memory is short; one of a recurrent network that begins inside a trajectory goes on from the state that
-the chunk before it ended with, and where the network does not say what that is, chunks begin only where a sequence
-starts anyway. In a lower precision where that is asked for: less time and memory, values off by its rounding.
+`full`     next obs are tensors                      v = net(obs), v' = net(next obs)         `delta` is decoded to that
+`exact`    next obs are (obs ++ extra)[i], gathered  v = net(obs), e = net(extra), v' = (v ++ e)[i]: half the work
+`compact`  next obs are absent, or the fill value    v'_t = v_{t+1} inside a trajectory, approximated by v_t where it is
+           where a buffer had no successor           cut
+
+Values are computed on flat rows `[N, *shape]`, N over all batch dims; in chunks where memory is short, and in a lower
+precision where that is asked for. Every approximation is marked, none is silent. A fourth way, one pass for any of
+them, is in `shifted`, which recurrent networks need.
 """
 
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from functools import partial
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from torch import Size, Tensor, nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from rlcli import arguments
 from rlcli.errors import ArgumentError
-from rlcli.keys import IS_INIT, Key, show, under_next, unravel
-from rlcli.modules.recurrent import RecurrentModule
-from rlcli.objectives.networks import Columns, Lowered, fitted, value_key
-from rlcli.objectives.value.observations import Observations
-from rlcli.transforms.primer import recurrent_parts
-
-
-class Chunks:
-    """Split a batch into `number` parts, or parts of `size` elements of the leading dim, or not at all."""
-
-    def __init__(self, number: int | None, size: int | None) -> None:
-        if number is not None and size is not None:
-            raise ArgumentError("num_chunks and value_chunk_size exclude each other", fix="Give one of them")
-        for name, count in (("num_chunks", number), ("value_chunk_size", size)):
-            if count is not None:
-                arguments.count(name, count)
-        self.number, self.size = number, size
-
-    def rows(self, shape: Size) -> int | None:
-        """Return the rows of a part of a batch ``[*B]``; None: all."""
-        if self.number is not None:
-            return -(-shape.numel() // self.number)
-        return None if self.size is None else self.size * shape[1:].numel()
-
+from rlcli.keys import Key, show
+from rlcli.objectives.networks import Columns, Lowered, value_key
+from rlcli.objectives.reduction import may_ask
+from rlcli.objectives.value.reading import Ends, Values, need
+from rlcli.transforms.delta_codec import next_or_rebuilt
 
 Net = Callable[[Columns], dict[Key, Tensor]]
 LOWER = (torch.bfloat16, torch.float16)
@@ -58,21 +40,8 @@ _PRODUCTS = {
 }
 
 
-def need_compute_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
-    """Return a lower precision, or None for that of the network itself."""
-    if dtype in (None, torch.float32):
-        return None
-    if dtype not in LOWER:
-        raise ArgumentError(
-            f"compute_dtype={dtype} is no lower precision", fix="Use torch.bfloat16, torch.float16, or None."
-        )
-    return dtype
-
-
-def computed_in(dtype: torch.dtype | None, net: Net) -> Net:
+def computed_in(dtype: torch.dtype, net: Net) -> Net:
     """Compute linear and convolution layers in `dtype` by torch.autocast, float64 ones in float64."""
-    if dtype is None:
-        return net
 
     def lower(columns: Columns) -> dict[Key, Tensor]:
         with _autocast(next(iter(columns.values())).device.type, dtype):
@@ -101,9 +70,9 @@ class _OnMeta(TorchFunctionMode):
         return func(*given[0], **given[1])
 
 
-def _called(net: Any, columns: Columns, key: Key, rows: int) -> dict[Key, Tensor]:
-    """Return what a network writes, its values `[rows, F]` checked, or say that it does not fit what it was given."""
-    written = fitted("the value network", lambda: net(columns), lambda: columns)
+def called(net: Any, columns: Columns, key: Key, rows: int) -> dict[Key, Tensor]:
+    """Return what a network writes, its values `[rows, F]` checked."""
+    written = net(columns)
     value = written[key]
     if value.ndim != 2 or len(value) != rows:
         raise ArgumentError(
@@ -119,6 +88,7 @@ class RowValues:
     """Map rows to the values of a feed-forward network."""
 
     state_keys: tuple[Key, ...] = ()
+    recurrent = False
 
     def __init__(self, network: TensorDictModuleBase, compute_dtype: torch.dtype | None = None) -> None:
         self.module, self.net = network, Lowered(network)
@@ -145,145 +115,141 @@ class RowValues:
 
     def __call__(self, columns: Columns, chunk_rows: int | None = None) -> Tensor:
         """Return values `[N, F]` of the rows `[N, *shape]`, at most `chunk_rows` of them in one forward pass."""
-        if self._params is not None:
-            with self._params.to_module(self.module):
-                return self._rows(columns, chunk_rows)
-        return self._rows(columns, chunk_rows)
-
-    def _rows(self, columns: Columns, chunk_rows: int | None) -> Tensor:
-        net, n = computed_in(self._compute_dtype, self.net), next(iter(columns.values())).shape[0]
-        if chunk_rows is None or chunk_rows >= n:
-            return _called(net, columns, self.key, n)[self.key]
-        starts = range(0, n, chunk_rows)
-        parts = ({k: x[i : i + chunk_rows] for k, x in columns.items()} for i in starts)
-        return torch.cat(
-            [_called(net, x, self.key, min(chunk_rows, n - i))[self.key] for i, x in zip(starts, parts, strict=True)]
-        )
-
-    def sequences(
-        self, seen: Observations, row: Tensor, following: Tensor, starts: Tensor, chunk_rows: int | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return values `[R, S, F]` and which are known `[R, S]` (None: all); `row`, `starts` are `[R, S]`."""
-        pick = seen.picker(row.reshape(-1), following.reshape(-1))
-        size = row.numel() if chunk_rows is None else chunk_rows
-        parts = [self(pick(slice(i, i + size))) for i in range(0, row.numel(), size)]
-        values = torch.cat(parts) if len(parts) != 1 else parts[0]
-        return values.reshape(*row.shape, -1), None if pick.known is None else pick.known.reshape(row.shape)
+        net: Net = self.net
+        n = next(iter(columns.values())).shape[0]
+        if self._compute_dtype is not None:
+            net = computed_in(self._compute_dtype, net)
+        with nullcontext() if self._params is None else self._params.to_module(self.module):
+            if chunk_rows is None or chunk_rows >= n:
+                return called(net, columns, self.key, n)[self.key]
+            starts = range(0, n, chunk_rows)
+            parts = ({k: x[i : i + chunk_rows] for k, x in columns.items()} for i in starts)
+            sizes = (min(chunk_rows, n - i) for i in starts)
+            return torch.cat([called(net, x, self.key, m)[self.key] for x, m in zip(parts, sizes, strict=True)])
 
 
-def values_of(network: TensorDictModuleBase, compute_dtype: torch.dtype | None = None) -> RowValues | SequenceValues:
-    """Return a value network, called the way it needs, in a lower precision where one is given."""
-    recurrent = getattr(network, "recurrent", False) or any(
-        isinstance(module, nn.RNNBase | nn.RNNCellBase) for module in network.modules()
-    )
-    return (SequenceValues if recurrent else RowValues)(network, compute_dtype)
+# ---- observations ------------------------------------------------------------------------------------------------
+class Observations:
+    """Hold the observations that a value network reads of a batch `[*B]`, `N` rows."""
+
+    def __init__(self, td: TensorDictBase, keys: Sequence[Key], states: Sequence[Key] = ()) -> None:
+        self.shape = td.shape
+        # [N, *shape]: read where a sequence begins
+        self.states = {k: _rows(x, td.ndim) for k in states if (x := td.get(k, None)) is not None}
+        self.root = {k: _rows(need(td, k, "the value network"), td.ndim) for k in keys}  # key -> [N, *shape]
+        # as the batch keeps them: Tensor, gather tensor or None
+        self.following: dict[Key, Any] = {k: next_or_rebuilt(td, k) for k in keys}
+
+    @property
+    def kept(self) -> bool:
+        """Say whether next observations are kept, under every key."""
+        return all(x is not None for x in self.following.values())
+
+    @property
+    def exact(self) -> bool:
+        """Say whether all of them are known bit for bit, without a fill value."""
+        return all(is_gathered(x) for x in self.following.values())
+
+    def common_gather(self) -> Tensor | None:
+        """Return the one index that gathers all next observations from this batch's own rows, or None."""
+        index: Tensor | None = None
+        for key, x in self.following.items():
+            if not is_gathered(x):
+                return None
+            own = self.root[key]
+            same = x.obs.data_ptr() == own.data_ptr() and x.obs.shape[1:] == own.shape[1:]
+            if not (same and x.obs.shape[0] == own.shape[0] and own.is_contiguous() and x.obs.is_contiguous()):
+                return None
+            x.check()
+            if index is None:
+                index = x.index
+            elif x.index.data_ptr() != index.data_ptr() and not torch.equal(x.index, index):
+                return None
+        return index
+
+    def extra(self) -> dict[Key, Tensor]:
+        """Return the rows that next observations are gathered from beside the batch's own (a common gather only)."""
+        return {k: x.extra for k, x in self.following.items()}
+
+    def may_hold_nan(self) -> bool:
+        """Say whether an extra row holds NaN, or may, where the host must not ask."""
+        extra = self.extra().values()
+        return any(x.is_floating_point() and (not may_ask(x) or bool(x.sum().isnan())) for x in extra)
+
+    def next_rows(self, unused: Tensor | None = None) -> tuple[dict[Key, Tensor], Tensor | None]:
+        """Return next observations ``[N, *shape]`` and which ``[N]`` are unknown (replaced by the row's own)."""
+        rows = {k: _rows(x.full() if is_gathered(x) else x, len(self.shape)) for k, x in self.following.items()}
+        if unused is not None:
+            rows = {k: torch.where(like(unused, x), self.root[k], x) for k, x in rows.items()}
+        unknown = None if self.exact else _fill_value_rows(rows)
+        if unknown is not None:
+            rows = {k: torch.where(like(unknown, x), self.root[k], x) for k, x in rows.items()}
+        return rows, unknown
 
 
-class SequenceValues:
-    """Map sequences to the values of a recurrent network, called on `[R, S]`."""
-
-    def __init__(
-        self,
-        network: TensorDictModuleBase,
-        compute_dtype: torch.dtype | None = None,
-        net: Lowered | None = None,
-        key: Key | None = None,
-    ) -> None:
-        self.module, self._compute_dtype = network, compute_dtype
-        keys = [unravel(key) for key in network.in_keys]
-        written = [unravel(key) for key in network.out_keys]
-        if IS_INIT not in keys:
-            raise ArgumentError(
-                "a recurrent value network must be told where trajectories start",
-                where=type(network).__name__,
-                why="is_init is not among its in_keys, so that its state would run over their ends",
-                fix="Let it read is_init and start anew where that is set.",
-            )
-        self.state_keys = tuple(key for key in keys if under_next(key) in written)
-        self.in_keys: list[Key] = [key for key in keys if key != IS_INIT and key not in self.state_keys]
-        self.key = value_key(network) if key is None else key  # where it writes values
-        parts = recurrent_parts(network)
-        self.net = Lowered(network) if net is None else net  # the same network, where not all of it is to be called
-        self._cuts = bool(parts) and all(isinstance(part, RecurrentModule) for part in parts)
-
-    def with_parameters(self, params: TensorDictBase) -> RowValues:
-        """Refuse: it values a step and its successor in one sequence, with one set of parameters."""
-        raise ArgumentError(
-            "target_params need a feed-forward value network",
-            why="a recurrent one values a step and its successor in one sequence",
-        )
-
-    def sequences(
-        self, seen: Observations, row: Tensor, following: Tensor, starts: Tensor, chunk_rows: int | None
-    ) -> tuple[Tensor, Tensor | None]:
-        pick = seen.picker(row.reshape(-1), following.reshape(-1))
-        width = row.shape[1]
-        values = []
-        before: dict[Key, Tensor] = {}  # the states `[1, *shape]` that the last piece ended with
-        pieces = _pieces(starts, following, seen.shape.numel(), chunk_rows, inside=bool(self.state_keys))
-        for first, last in pieces:  # of slots `[R * S]`
-            shape: tuple[int, ...] = ((last - first) // width, width)
-            if len(row) == 1:  # ours run over the slices of a flat batch side by side
-                shape = (last - first,) if self._cuts else (1, last - first)
-            columns: dict[Any, Tensor] = {
-                key: x.reshape(*shape, *x.shape[1:]) for key, x in pick(slice(first, last)).items()
-            }
-            begins = starts.reshape(-1)[first:last].reshape(*shape, 1)
-            if before and first % width and not begins.reshape(-1)[0]:
-                columns |= {key: _from(columns.get(key), state, shape) for key, state in before.items()}
-            columns[IS_INIT] = begins
-            net = computed_in(self._compute_dtype, partial(self._flat, shape=shape))
-            written = _called(net, columns, self.key, last - first)
-            values.append(written[self.key])
-            before = {key: written[under_next(key)][-1:] for key in self.state_keys}
-        found = torch.cat(values) if len(values) != 1 else values[0]
-        return found.reshape(*row.shape, -1), None if pick.known is None else pick.known.reshape(row.shape)
-
-    def _flat(self, columns: Columns, shape: tuple[int, ...]) -> dict[Key, Tensor]:
-        """Return the values of sequences `shape`, one after the other, and the states after them."""
-        written = self.net(columns, len(shape))
-        read: list[Key] = [self.key, *map(under_next, self.state_keys)]
-        return {key: written[key].reshape(math.prod(shape), *written[key].shape[len(shape) :]) for key in read}
+def is_gathered(x: Any) -> bool:
+    """Say whether `x` is a lazy gather tensor, by what it offers: objectives do not import data."""
+    return all(hasattr(x, name) for name in ("obs", "extra", "index", "full"))
 
 
-def _from(states: Tensor | None, state: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return the states of a sequence `[1, S, *shape]` or flat, from `state`; zeros where none are stored."""
-    states = state.new_zeros(*shape, *state.shape[1:]) if states is None else states.clone()
-    states.reshape(-1, *state.shape[1:])[:1] = state
-    return states
+def _fill_value_rows(following: Columns) -> Tensor | None:
+    """Return rows `[N]` that hold NaN, the fill value of a successor that is not stored; None if none does."""
+    unknown: Tensor | None = None
+    for x in following.values():
+        # the sum is finite for nearly every batch and reads the rows once, without a mask of their size
+        if x.is_floating_point() and (not may_ask(x) or x.sum().isnan()):
+            rows = x.isnan().reshape(x.shape[0], -1).any(-1)
+            unknown = rows if unknown is None else unknown | rows
+    return unknown
 
 
-def _pieces(
-    starts: Tensor, following: Tensor, count: int, chunk_rows: int | None, *, inside: bool
-) -> list[tuple[int, int]]:
-    """Cut slots where sequences or trajectories begin (anywhere if `inside`), by `chunk_rows` of `count` rows."""
-    rows, width = starts.shape
-    if chunk_rows is None or chunk_rows >= count:
-        return [(0, rows * width)]
-    if rows > 1:
-        many = max(1, chunk_rows * rows // count)
-        return [(i * width, min(i + many, rows) * width) for i in range(0, rows, many)]
-    rows_so_far = (~following[0]).cumsum(0)
-    if inside:
-        full = torch.arange(chunk_rows, count, chunk_rows, device=starts.device) + 1
-        cuts = [
-            0,
-            *torch.searchsorted(rows_so_far, full).tolist(),
-            width,
-        ]  # a chunk ends before the row that is too many
-        return list(pairwise(cuts))
-    before = [0, *rows_so_far.tolist()]  # rows, slot by slot
-    edges = [*(i for i in starts[0].nonzero().squeeze(1).tolist() if i), width]
-    pieces, first = [], 0
-    for edge, after in zip(edges, [*edges[1:], None], strict=True):
-        if after is not None and before[after] - before[first] <= chunk_rows:
-            continue
-        if before[edge] - before[first] > chunk_rows:
-            raise ArgumentError(
-                "a recurrent value network can be called in chunks only where a trajectory starts",
-                why=f"a chunk is {chunk_rows} steps, and a trajectory of this batch has {before[edge] - before[first]}",
-                fix="Use larger chunks (fewer num_chunks), or a batch [B, T]: its rows are chunks of their own.",
-            )
-        pieces.append((first, edge))
-        first = edge
-    return pieces
+def _rows(x: Tensor, batch_dims: int) -> Tensor:
+    return x.reshape(-1, *x.shape[batch_dims:])  # [N, *shape]
+
+
+def like(rows: Tensor, x: Tensor) -> Tensor:
+    """Return `rows` with the dims of `x` after its own, to broadcast."""
+    return rows.reshape(*rows.shape, *(1,) * (x.ndim - rows.ndim))
+
+
+# ---- values of successors ----------------------------------------------------------------------------------------
+def successor_values(
+    td: TensorDictBase,
+    net: RowValues,
+    ends: Ends,
+    time: int,
+    *,
+    target: RowValues | None = None,
+    chunk_rows: int | None = None,
+    two_calls: bool = False,
+) -> Values:
+    """Return values of every row and of its successor; with `two_calls` as `full` batches, bit for bit."""
+    seen, following = Observations(td, net.in_keys), target or net
+    value = _batch(net(seen.root, chunk_rows), td)
+    if not seen.kept:
+        own = value if target is None else _batch(target(seen.root, chunk_rows), td)
+        return _neighbours(value, own, ends, time)
+    unused = ends.terminated.reshape(-1) if torch.is_grad_enabled() else None
+    gather = None if two_calls or target is not None or net.mixes_rows else seen.common_gather()
+    if gather is not None and not (unused is not None and seen.may_hold_nan()):
+        pool, extra = value.reshape(-1, value.shape[-1]), seen.extra()
+        if next(iter(extra.values())).shape[0]:
+            pool = torch.cat([pool, net(extra, chunk_rows)])
+        return Values(value, _batch(pool.index_select(0, gather.reshape(-1)), td), None)
+    rows, unknown = seen.next_rows(unused)
+    if unknown is not None:
+        unknown = unknown.reshape(td.shape) & ~ends.terminated
+    return Values(value, _batch(following(rows, chunk_rows), td), unknown)
+
+
+def _neighbours(value: Tensor, following: Tensor, ends: Ends, time: int) -> Values:
+    """Return the next row's value, or the row's own where there is none: without next observations."""
+    last = following.shape[time] - 1
+    unknown = ends.cut.clone()
+    unknown.select(time, last).fill_(True)
+    after = torch.cat([following.narrow(time, 1, last), following.narrow(time, last, 1)], time)
+    return Values(value, torch.where(like(unknown, value), following, after), unknown & ~ends.terminated)
+
+
+def _batch(x: Tensor, td: TensorDictBase) -> Tensor:
+    return x.reshape(*td.shape, *x.shape[1:])  # [*B, F]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDictBase
@@ -21,8 +21,9 @@ from torch.utils._pytree import tree_leaves
 
 from rlcli.errors import ArgumentError
 from rlcli.imports import COMPILER
-from rlcli.keys import STATE_VALUE
-from rlcli.modules.stages import last_layer
+from rlcli.keys import STATE_VALUE, Key, unravel
+from rlcli.modules.encoders import DictNet
+from rlcli.modules.stages import leaves_of
 from rlcli.modules.watch import ModuleWatch, plain
 from rlcli.objectives.networks import value_key
 from rlcli.objectives.reduction import reduce
@@ -47,6 +48,7 @@ class ValueNorm(nn.Module):
     mean: Tensor
     square: Tensor
     weight: Tensor
+    rescales: ClassVar[bool] = False  # the network
 
     def __init__(self, decay: float = 0.995) -> None:
         super().__init__()
@@ -112,6 +114,8 @@ class PopArt(ValueNorm):
         No such layer: here, or when an estimator calls the network.
     """
 
+    rescales = True
+
     def __init__(self, network: nn.Module, decay: float = 0.995, *, layer: nn.Linear | None = None) -> None:
         super().__init__(decay)
         if not isinstance(network, nn.Module):
@@ -136,7 +140,7 @@ class PopArt(ValueNorm):
         """Return the layer, or an empty list that `calling` adds it to; a network that changed gets a new one."""
         layer: nn.Linear | None = self._given  # type: ignore[assignment]
         if layer is None:
-            layer = last_layer(network, self._key)
+            layer = _last_layer(network, self._key)
         elif not any(layer is part for part in network.modules()):
             raise ArgumentError(
                 "the layer that PopArt is given is none of the network's", why=f"got {layer}",
@@ -259,6 +263,33 @@ class _Calls(TorchDispatchMode):
             if layer is not self._running and any(_within(x, p) for p in layer.parameters() for x in used):
                 self.spoiled.add(layer)
         self.spoiled.update(layer for layer, out in self._outputs for x in written if _within(x, out))
+
+
+def _last_layer(net: nn.Module, key: Key) -> nn.Linear | None:
+    """Return the linear layer that alone makes what `net` writes at `key`, or returns; None if unclear."""
+    module: Any = net
+    if isinstance(net, TensorDictModuleBase):
+        written = [leaf for leaf in leaves_of(net) if leaf is None or key in map(unravel, leaf.out_keys)]
+        single = written and written[-1] is not None and len(written[-1].out_keys) == 1
+        module = written[-1].module if single else None
+    while True:
+        if plain(module, DictNet):
+            module = module.mlp
+        elif plain(module, nn.Sequential) and len(module):
+            module = module[-1]
+        else:
+            break
+    if not plain(module, nn.Linear):
+        return None
+    memory = [_memory(p) for part in net.modules() for p in part._parameters.values() if p is not None]
+    uses = sum(part is module for _, part in net.named_modules(remove_duplicate=False))
+    once = uses == 1 and all(memory.count(_memory(p)) == 1 for p in module.parameters())
+    return module if once else None
+
+
+def _memory(p: Tensor) -> int:
+    """Return what parameters have in common that lie in the same memory, which other objects may name."""
+    return id(p) if is_lazy(p) or p.is_meta else p.data_ptr()
 
 
 def _as_written() -> AbstractContextManager[Any]:

@@ -93,18 +93,13 @@ def ends_of(td: TensorDictBase, keys: Any, time: int, masks: Mapping[Key, Tensor
     ids = td.get(keys.traj_ids, None)
     edges = [] if ids is None else [ids.reshape(td.shape)]
     edges += [mask.reshape(td.shape) for mask in masks.values()]
-    return Ends(terminated, _cut(done, edges, time))
-
-
-def _cut(done: Tensor, edges: list[Tensor], time: int) -> Tensor:
-    """Return `done`, and the last row before another trajectory or before padding."""
     last = done.shape[time] - 1
     if not edges or not last:
-        return done
+        return Ends(terminated, done)
     cut = done.clone()
-    for x in edges:
+    for x in edges:  # the last row before another trajectory or before padding
         cut.narrow(time, 0, last).logical_or_(x.narrow(time, 0, last) != x.narrow(time, 1, last))
-    return cut
+    return Ends(terminated, cut)
 
 
 # ---- what is refused -----------------------------------------------------------------------------------------------
@@ -180,10 +175,9 @@ def need(td: TensorDictBase, key: Key, reader: str | None = None) -> Tensor:
     x = td.get(key, None)
     if x is None:
         raise MissingKeyError(
-            f"the batch has no {show(key)}",
-            why=_writer(key) + (f", and {reader} reads it" if reader else ""),
+            f"the batch has no {show(key)}", why=_writer(key) + (f", and {reader} reads it" if reader else ""),
             fix="Add it to the collector's keep_keys",
-        )
+        )  # fmt: skip
     return x
 
 
@@ -223,8 +217,6 @@ def check_numbers(
         step = index.pop(time)
         where = f"step {step}" + (f" of env {index[0] if len(index) == 1 else index}" if index else "")
         raise NumericsError(
-            f"{name} is not finite",
-            where=where,
-            why=f"it is {float(seen[~seen.isfinite()][0])}",
+            f"{name} is not finite", where=where, why=f"it is {float(seen[~seen.isfinite()][0])}",
             fix="Look at the env's rewards and at the learning rate; a value network that has diverged stays so.",
-        )
+        )  # fmt: skip

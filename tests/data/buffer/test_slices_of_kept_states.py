@@ -23,7 +23,7 @@ from rlcli.envs import GymEnv, SerialEnv
 from rlcli.errors import ArgumentError
 from rlcli.modules import build_actor_critic, set_recurrent_mode
 from rlcli.objectives.sequences import warmed_up
-from rlcli.report.buffer_entries import stored_entries
+from rlcli.report.ledger import stored_entries
 from rlcli.typed import Misfit
 
 BURN_IN, STRIDE, LENGTH = ("collector", "burn_in"), 5, 6

@@ -8,7 +8,7 @@ from face import Field
 from rlcli.collectors import Collector
 from rlcli.data import open_buffer
 from rlcli.data.collected import SegmentWriter, open_segments, verify_segments
-from rlcli.data.collected.folded import declared, folded, unfolded
+from rlcli.data.collected.batches import declared, folded, unfolded
 from rlcli.envs import GymEnv, SerialEnv, TransformedEnv
 from rlcli.transforms import FrameStack
 from rlcli.typed import Misfit

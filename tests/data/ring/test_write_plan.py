@@ -10,8 +10,9 @@ from ring_model import check
 from tensordict import TensorDict
 
 from rlcli.data import LazyMemmapStorage, LazyTensorStorage, SliceSampler, TensorDictReplayBuffer
-from rlcli.data.ring.plans import Form, alike, plainly_alike
+from rlcli.data.ring.plans import Form, alike, is_plain_batch, plainly_alike
 from rlcli.errors import ArgumentError, ResourceError
+from rlcli.kernels.index import PAIRED, UNFOLLOWED
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*not followed by their own")
 
@@ -25,7 +26,8 @@ def assert_same(one, other):
         assert int(one.storage.written[0]) == held
         assert torch.equal(one.storage.column(key)[:held], other.storage.column(key)[:held])
     assert one.index.version == other.index.version
-    assert (one.index.paired, one.index.unfollowed) == (other.index.paired, other.index.unfollowed)
+    counts = [PAIRED, UNFOLLOWED]
+    assert (one.index.arrays.scalars[counts] == other.index.arrays.scalars[counts]).all()
 
 
 @pytest.mark.parametrize("ends", [("done",), ("terminated", "truncated"), ()])
@@ -200,11 +202,11 @@ def test_alike_is_what_its_plain_twin_says():
 
 def test_a_form_is_of_plain_tensors_only():
     batch = TensorDict({"x": torch.zeros(3), "y": {"z": torch.zeros(3, 1)}}, [3])
-    form = Form.of(batch)
+    form = Form(batch)
     assert form.keys == ["x", ("y", "z")]
     assert [x is y for x, y in zip(form.tensors(batch), (batch["x"], batch["y", "z"]), strict=True)] == [True, True]
     assert form.tensors(batch.clone().set("w", torch.zeros(3))) is None
     assert form.tensors(batch.clone().set(("y", "w"), torch.zeros(3))) is None
     assert form.tensors(TensorDict({"x": torch.zeros(3), "y": torch.zeros(3, 1)}, [3])) is None
-    assert Form.of(batch.clone().set("word", "a word")) is None
-    assert Form.of(TensorDict.lazy_stack([batch, batch])) is None
+    assert not is_plain_batch(batch.clone().set("word", "a word"))
+    assert not is_plain_batch(TensorDict.lazy_stack([batch, batch]))
