@@ -18,12 +18,12 @@ from test_layers import PACKAGE, layer_of, modules, nodes, part_of
 
 # room -> lines, files
 ROOMS = {
-    "__main__": (7, 1), "algorithms": (581, 9), "api": (308, 1), "arguments": (64, 1), "bench": (2362, 16),
-    "build": (2510, 16), "cli": (1978, 14), "collectors": (7729, 31), "compat": (85, 1), "config": (4223, 21),
-    "data": (15790, 70), "envs": (2657, 11), "errors": (170, 1), "exports": (59, 1), "imports": (111, 1),
-    "inspection": (795, 5), "jobs": (1080, 6), "kernels": (5272, 31), "keys": (76, 1), "learning": (2334, 12),
-    "modules": (4582, 21), "objectives": (4560, 20), "planning": (1474, 8), "processes": (1783, 12),
-    "recognise": (74, 1), "report": (3120, 17), "rlcli": (53, 1), "runs": (1428, 7), "specs": (952, 6),
+    "__main__": (7, 1), "algorithms": (584, 9), "api": (308, 1), "arguments": (64, 1), "bench": (2362, 16),
+    "build": (2533, 16), "cli": (1978, 14), "collectors": (7726, 31), "compat": (85, 1), "config": (4223, 21),
+    "data": (15642, 68), "envs": (2657, 11), "errors": (170, 1), "exports": (59, 1), "imports": (111, 1),
+    "inspection": (795, 5), "jobs": (1080, 6), "kernels": (5280, 31), "keys": (76, 1), "learning": (2257, 11),
+    "modules": (4598, 21), "objectives": (4547, 20), "planning": (1460, 8), "processes": (1783, 12),
+    "recognise": (74, 1), "report": (3020, 14), "rlcli": (53, 1), "runs": (1432, 7), "specs": (952, 6),
     "transforms": (3022, 13), "typed": (238, 1), "vec_envs": (3935, 18), "weight_update": (1388, 10),
 }  # fmt: skip
 MACHINE = 10  # functions by which machines differ: control groups, cores, terminals
