@@ -23,8 +23,8 @@ ROOMS = {
     "data": (15790, 70), "envs": (2657, 11), "errors": (170, 1), "exports": (59, 1), "imports": (111, 1),
     "inspection": (795, 5), "jobs": (1080, 6), "kernels": (5272, 31), "keys": (76, 1), "learning": (2334, 12),
     "modules": (4582, 21), "objectives": (4560, 20), "planning": (1474, 8), "processes": (1783, 12),
-    "recognise": (74, 1), "report": (3120, 17), "rlcli": (53, 1), "runs": (1428, 7), "specs": (952, 6),
-    "transforms": (3022, 13), "typed": (238, 1), "vec_envs": (3935, 18), "weight_update": (1388, 10),
+    "recognise": (74, 1), "report": (3120, 17), "rlcli": (53, 1), "runs": (1428, 7), "specs": (953, 6),
+    "transforms": (3024, 13), "typed": (238, 1), "vec_envs": (3925, 18), "weight_update": (1388, 10),
 }  # fmt: skip
 MACHINE = 10  # functions by which machines differ: control groups, cores, terminals
 WALKS = {
