@@ -52,9 +52,8 @@ class Flat(Encoder):
         return x.reshape(*x.shape[: x.ndim - self.rank], self.out_features)
 
     def extra_repr(self) -> str:
-        return f"shape={self.shape}, out_features={self.out_features}" + (
-            f", scale={self.scale:.4g}" if self.scale != 1 else ""
-        )
+        scale = f", scale={self.scale:.4g}" if self.scale != 1 else ""
+        return f"shape={self.shape}, out_features={self.out_features}{scale}"
 
 
 class OneHotIndex(Encoder):

@@ -15,6 +15,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 
+from rlcli import arguments
 from rlcli.errors import ArgumentError, MissingKeyError, in_words
 from rlcli.keys import ACTION, ACTION_VALUE, CHOSEN_ACTION_VALUE, OBSERVATION, Key, show, unravel
 from rlcli.modules.distributions.family import ArrayParams, Family, Params
@@ -254,15 +255,14 @@ class EGreedyModule(TensorDictModuleBase):
         super().__init__()
         if not 0 <= eps_end <= eps_init <= 1:
             raise ArgumentError("epsilon falls within [0, 1]", why=f"got eps_init={eps_init}, eps_end={eps_end}")
-        if annealing_num_steps < 1:
-            raise ArgumentError("annealing_num_steps must be at least 1", why=f"got {annealing_num_steps}")
         self.action_key, self.action_mask_key = unravel(action_key), action_mask_key
         self.in_keys = [action_key] + ([] if action_mask_key is None else [action_mask_key])
         self.out_keys = [action_key]
         leaf = spec[self.action_key] if isinstance(spec, Composite) else spec
         self.spec, self.action_space = spec, action_space_of(None, leaf, self.action_key)
         self.n = int(leaf.n)  # type: ignore[union-attr]
-        self.eps_init, self.eps_end, self.annealing_num_steps = float(eps_init), float(eps_end), annealing_num_steps
+        self.eps_init, self.eps_end = float(eps_init), float(eps_end)
+        self.annealing_num_steps = arguments.count("annealing_num_steps", annealing_num_steps)
         self.register_buffer("eps", torch.tensor(float(eps_init), device=device))
         self.register_buffer("frames", torch.zeros((), dtype=torch.int64, device=device))
 

@@ -84,10 +84,7 @@ class ModuleWatch(Generic[T]):
 
     @property
     def version(self) -> int:
-        """Return another number after a part, hook or `forward` changed; not a tensor's numbers or memory.
-
-        With `frozen` also after a parameter that is not trained was given other memory.
-        """
+        """Return another number after a part, hook or `forward` changed; if `frozen`, after untrained memory moved."""
         if not torch.compiler.is_compiling() and not self._holds():  # a compiled graph has guards of its own
             self._look()
             self._version += 1

@@ -297,7 +297,7 @@ def test_a_loaded_policy_acts_as_in_evaluations(run, remembers):
 @pytest.mark.parametrize("words", [[], ["loss=dqn", "storage=tensor", "sampler=random", "sampler.batch_size=8"]])
 def test_the_closing_evaluation_is_not_played_twice(run, monkeypatch, words):
     calls = []
-    monkeypatch.setattr(learner, "evaluate", lambda *a, **k: calls.append(1) or play(*a, **k))
+    monkeypatch.setattr(evaluation, "evaluate", lambda *a, **k: calls.append(1) or play(*a, **k))
     trained = run("run.dir=a", "run.eval_every=256", *BRIEF, *words)
     assert len(calls) == 2
     last = trained.metrics()[-1]

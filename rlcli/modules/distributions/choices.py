@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -159,23 +160,18 @@ class MultiCategorical(FamilyDistribution):
         Options of each choice.
     """
 
-    family_for = MultiCategoricalFamily
+    family_for: ClassVar[type[MultiCategoricalFamily]] = MultiCategoricalFamily
 
     def __init__(self, logits: Tensor, nvec: Sequence[int]) -> None:
-        family = MultiCategoricalFamily(nvec)
+        family = self.family_for(nvec)
         family._split(logits)
         super().__init__(family, (logits,))
 
 
-class MultiOneHot(FamilyDistribution):
+class MultiOneHot(MultiCategorical):
     """Independent choices given as concatenated one-hots; parameters as `MultiCategorical`'s."""
 
     family_for = MultiOneHotFamily
-
-    def __init__(self, logits: Tensor, nvec: Sequence[int]) -> None:
-        family = MultiOneHotFamily(nvec)
-        family._split(logits)
-        super().__init__(family, (logits,))
 
 
 def finite(logits: Tensor) -> Tensor:

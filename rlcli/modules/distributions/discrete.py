@@ -8,6 +8,9 @@ choices) and encode the stored column once per batch with `encode`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import ClassVar
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -109,6 +112,11 @@ CATEGORICAL = CategoricalFamily()
 class _Choice(FamilyDistribution):
     """Choose one of `k` actions; `logits` and `probs` as torch's distributions have them."""
 
+    family_for: ClassVar[Callable[[], Family]]
+
+    def __init__(self, logits: Tensor | None = None, probs: Tensor | None = None) -> None:
+        super().__init__(type(self).family_for(), (logits_of(logits, probs),))
+
     @property
     def logits(self) -> Tensor:
         """Return the log-probabilities of the actions `[*B, k]`."""
@@ -130,9 +138,6 @@ class Categorical(_Choice):
     """
 
     family_for = staticmethod(lambda: CATEGORICAL)
-
-    def __init__(self, logits: Tensor | None = None, probs: Tensor | None = None) -> None:
-        super().__init__(CATEGORICAL, (logits_of(logits, probs),))
 
 
 class OneHotCategoricalFamily(CategoricalFamily):
@@ -186,9 +191,6 @@ class OneHotCategorical(_Choice):
     """
 
     family_for = staticmethod(lambda: ONE_HOT)
-
-    def __init__(self, logits: Tensor | None = None, probs: Tensor | None = None) -> None:
-        super().__init__(ONE_HOT, (logits_of(logits, probs),))
 
     @property
     def variance(self) -> Tensor:
