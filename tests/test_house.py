@@ -44,13 +44,10 @@ PAID: dict[str, str] = {  # bound that was raised -> the feature that pays for i
     "rlcli": "compat.py stands for nine files of aliases",
     "specs": "one Field for vec_envs, transforms, collectors, data and plans, which lost more than it takes",
     "envs, jobs, transforms, vec_envs": "import it, and take a user's pairs of shape and dtype for one",
-    "WALKS, files": "arguments.py, specs/field.py, and next_obs/modes.py, which says what schema.py said of modes; "
-    "build/ and config/choices/, one file a group",
-    "WALKS, functions": "one dataclass a choice: the body of each of the fifty classes is entered once",
+    "WALKS, files": "arguments.py, specs/field.py, and next_obs/modes.py, which says what schema.py said of modes",
     "build, jobs": "RunEnvs and RunStorage: planning is given values, and lost more lines than these take",
     "ROOMS, algorithms, build": "imports of one branch stand in it: what a run does not use is not loaded",
     "ROOMS, modules": "what recurrent layers save for a backward pass is counted by them, not by report",
-    "ROOMS, config": "one dataclass a choice: resolved configurations hold the options of what was chosen alone",
 }
 
 

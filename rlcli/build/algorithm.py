@@ -21,7 +21,7 @@ from rlcli.build.policy import (
     users_policy,
 )
 from rlcli.config import registry
-from rlcli.config.choices.loss import ValueConfig
+from rlcli.config.choices.learn import ValueConfig
 from rlcli.config.schemas import CollectConfig, Config, by_priority, draws
 from rlcli.data.next_obs.modes import drops
 from rlcli.envs import EnvBase
