@@ -32,11 +32,12 @@ from rlcli.report.reporter import WatchedMemory
 from rlcli.runs import random_streams
 from rlcli.runs.folder import Run, start_command
 from rlcli.runs.provenance import surroundings
-from rlcli.runs.session import Saver, Stateful, new_run
+from rlcli.runs.session import Saver, new_run
 from rlcli.runs.signals import StopSignals
 
 if TYPE_CHECKING:
     from rlcli.build.trained_run import TrainingRun
+    from rlcli.runs.session import Stateful
 
 
 def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:

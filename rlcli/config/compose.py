@@ -118,7 +118,7 @@ def plan(
     aside: list[str] = []
     folders: dict[int, str] = {}  # of the jobs of a sweep
     typed_keys = {item.key for item in ready.sweep or ready.checked}
-    undecided = _undecided(schema, overrides, checked) | ({"recipe"} if bad else set())
+    undecided = (_undecided(schema, overrides, checked) if wrong else set()) | ({"recipe"} if bad else set())
     own = any(item.key == _OWN_FOLDER for item in checked)
     own = own or any(holds(data, _OWN_FOLDER) for data in contents.values())
     for number, texts in enumerate(jobs[:JOBS_CHECKED_AHEAD]):
