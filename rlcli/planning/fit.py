@@ -20,8 +20,7 @@ from rlcli.planning.forecast import MINIBATCHES, UPDATE, VALUES, at_once, bytes_
 from rlcli.planning.plan import MemoryFit, Mode, Plan
 from rlcli.planning.tensors import POINTER, SPARE, planned_batch, planned_buffer
 from rlcli.planning.workload import RunStorage, Updates, Workload
-from rlcli.processes.memory import free_memory
-from rlcli.report.figures import size
+from rlcli.processes.memory import free_memory, size
 from rlcli.report.ledger import BUFFER, LEARNER, ROLLOUT
 from rlcli.specs.field import Field
 
