@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
 from rlcli.algorithms.algorithm import Algorithm, Parts, Setup
-from rlcli.build.buffer import build_buffer, load_buffer_compiler, slices_of
-from rlcli.build.collector import build_collector, devices, keys_of
+from rlcli.build.collector import build_collector, devices, keys_of, slices_of
 from rlcli.build.policy import (
     actor_and_critic,
     gradient_actor,
@@ -22,6 +21,7 @@ from rlcli.build.policy import (
     users_policy,
 )
 from rlcli.config import registry
+from rlcli.config.choices.loss import ValueConfig
 from rlcli.config.schemas import CollectConfig, Config, by_priority, draws
 from rlcli.data.next_obs.modes import drops
 from rlcli.envs import EnvBase
@@ -80,9 +80,10 @@ def algorithm_of(cfg: Config) -> Algorithm:
     """
     if cfg.loss.kwargs:
         cfg = dataclasses.replace(cfg, loss=dataclasses.replace(cfg.loss, kwargs=Asked(cfg.loss.kwargs)))
-    o, s, places = cfg.optim, cfg.sampler, devices(cfg)
+    o, s, v, places = cfg.optim, cfg.sampler, cfg.value, devices(cfg)
+    beta, scale = Linear(s.beta, 1.0), cfg.total_frames / s.beta_frames
     setup = Setup(
-        options=cfg.loss, config=cfg, seed=cfg.seed, total_frames=cfg.total_frames, gamma=cfg.value.gamma,
+        options=cfg.loss, config=cfg, seed=cfg.seed, total_frames=cfg.total_frames, gamma=v.gamma,
         network=network_options(cfg), gradient_actor=gradient_actor(cfg), greedy_actor=greedy_actor(cfg),
         action_mask_key=cfg.policy.action_mask_key, device=places["train_device"],
         storing_device=places["storing_device"], keep=keys_of(cfg.memory.keep),
@@ -93,30 +94,22 @@ def algorithm_of(cfg: Config) -> Algorithm:
             "optimizer": o.kind, "lr": Linear(o.lr) if o.anneal_lr else o.lr, "max_grad_norm": o.max_grad_norm,
             "optimizer_options": optimizer_options(o), "compile": o.compile,
         },
-        updates_per_frame=o.updates_per_frame, learning_starts=cfg.collector.init_random_frames, beta=_beta(cfg),
-        estimator=partial(_estimator, cfg), average_minibatch=_averages(cfg, "minibatch"),
+        updates_per_frame=o.updates_per_frame, learning_starts=cfg.collector.init_random_frames, 
+        beta=(lambda progress: beta.at(progress * scale)) if by_priority(cfg) else None,
+        estimator=partial(_estimator, v), average_minibatch=v.average and v.average_over == "minibatch",
     )  # fmt: skip
     return registry.build("algorithm", cfg.loss.kind, Algorithm, setup)  # type: ignore[type-abstract]
 
 
-def _beta(cfg: Config) -> Callable[[float], float] | None:
-    rising, scale = Linear(cfg.sampler.beta, 1.0), cfg.total_frames / cfg.sampler.beta_frames
-    return (lambda progress: rising.at(progress * scale)) if by_priority(cfg) else None
-
-
-def _averages(cfg: Config, over: str) -> bool:
-    return cfg.value.average and cfg.value.average_over == over
-
-
-def _estimator(cfg: Config, critic: Any, actor: Any) -> ValueEstimator:
+def _estimator(v: ValueConfig, critic: Any, actor: Any) -> ValueEstimator:
     from rlcli.objectives.value.estimators import make_estimator
 
-    v = cfg.value
     norm = None if v.normaliser == "none" else value.PopArt(critic) if v.normaliser == "popart" else value.ValueNorm()
     options: dict[str, Any] = {
         "gamma": v.gamma, "shifted": v.shifted, "shifted_budget": v.shifted_budget, "num_chunks": v.num_chunks,
         "value_chunk_size": v.value_chunk_size, "two_calls": v.two_calls, "backend": v.backend,
-        "compute_dtype": getattr(torch, v.compute_dtype), "value_norm": norm, "average": _averages(cfg, "batch"),
+        "compute_dtype": getattr(torch, v.compute_dtype), "value_norm": norm,
+        "average": v.average and v.average_over == "batch",
     }  # fmt: skip
     return make_estimator(v.kind, critic, actor, options | registry.arguments("estimator", v))
 
@@ -143,6 +136,8 @@ def build_parts(cfg: Config, algorithm: Algorithm, env: EnvBase, policy: ActorCr
     collector = build_collector(cfg, env, policy, algorithm.keys(loss, estimator, env))
     update, buffer = algorithm.update(loss), None
     if algorithm.stores:
+        from rlcli.build.buffer import build_buffer
+
         n_steps = 1 if loss.recurrent else cfg.loss.n_steps  # which sums them along slices
         buffer = build_buffer(cfg, run, algorithm.setup.device, collector, algorithm.rebuilt(estimator, env), n_steps)
         collector.replay_buffer = buffer
@@ -155,4 +150,6 @@ def load_kernels(cfg: Config, algorithm: Algorithm) -> None:
     if cfg.optim.compile:
         importlib.import_module("torch._inductor.compile_fx")
     if algorithm.stores:
+        from rlcli.build.buffer import load_buffer_compiler
+
         load_buffer_compiler(cfg)

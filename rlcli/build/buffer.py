@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tensordict import TensorDict
 
+from rlcli.build.collector import slices_of
 from rlcli.collectors import BaseCollector
 from rlcli.collectors.schema import RowSchema
 from rlcli.config import registry
@@ -80,13 +81,6 @@ def build_sampler(cfg: Config) -> Sampler:
     if {"num_slices", "slice_len"} <= options.keys():
         options["num_slices"], options["slice_len"] = slices_of(cfg)
     return registry.build("sampler", s.kind, Sampler, seed=cfg.seed, **options)
-
-
-def slices_of(cfg: Config) -> tuple[int, int]:
-    """Return number and length of a sample's slices; what is not given follows from the batch size."""
-    s = cfg.sampler
-    length = s.slice_len or s.batch_size // (s.num_slices or s.batch_size)
-    return s.num_slices or s.batch_size // length, length
 
 
 def clear_rows(folder: Path) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from rlcli.build.acting_policy import acting_policy
 from rlcli.build.algorithm import build_policy
 from rlcli.build.collector import build_collector, devices, keys_of
 from rlcli.build.env import build_env, env_of_run, narrowed
 from rlcli.build.env_mode import NONE, First, settled
 from rlcli.build.report import notes, reporter_of
+from rlcli.build.trained_run import acting_policy
 from rlcli.build.workload import workload_of
 from rlcli.collectors import BaseCollector
 from rlcli.collectors.schema import row_specs

@@ -101,6 +101,13 @@ def shares_meanwhile(cfg: CollectConfig) -> list[range]:
     return shares(cfg) if cfg.collector.kind in ("multi_async", "async") else []
 
 
+def slices_of(cfg: Config) -> tuple[int, int]:
+    """Return number and length of a sample's slices; what is not given follows from the batch size."""
+    s = cfg.sampler
+    length = s.slice_len or s.batch_size // (s.num_slices or s.batch_size)
+    return s.num_slices or s.batch_size // length, length
+
+
 def keys_of(entries: Sequence[Any]) -> list[Key]:
     """Return the keys that `memory.keep` spells."""
     return [unravel(tuple(entry) if isinstance(entry, list) else entry) for entry in entries]

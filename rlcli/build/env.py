@@ -121,29 +121,16 @@ def lanes_of(cfg: CollectConfig, num: int) -> EnvConfig:
     return dataclasses.replace(cfg.env, num=num, mode=mode, workers=None)
 
 
-def lanes_here(cfg: CollectConfig) -> int:
-    """Return how many of a run's envs its own process steps."""
+def stepped(cfg: CollectConfig) -> tuple[int, int]:
+    """Return how many of a run's envs its own process steps, and how many processes step others for it."""
     if cfg.collector.kind != "sync":
-        return 0
+        return 0, 0  # those that collect are not among them
     if not _apart(cfg.env):
-        return cfg.env.num
-    parts, caller_steps = _parts(cfg)
-    return len(parts[0]) if caller_steps else 0
-
-
-def env_workers(cfg: CollectConfig) -> int:
-    """Return how many processes step envs for a run's own one; those that collect are not among them."""
-    if cfg.collector.kind != "sync" or not _apart(cfg.env):
-        return 0
-    parts, caller_steps = _parts(cfg)
-    return len(parts) - caller_steps
-
-
-def _parts(cfg: CollectConfig) -> tuple[list[range], bool]:
-    """Return the envs that each process steps, and whether the run's own process steps the first ones."""
+        return cfg.env.num, 0
     from rlcli.vec_envs.workers import shared_out
 
-    return shared_out(cfg.env.num, **_dealt_out(cfg.env, cfg.collector.on_worker_error))
+    parts, caller_steps = shared_out(cfg.env.num, **_dealt_out(cfg.env, cfg.collector.on_worker_error))
+    return len(parts[0]) if caller_steps else 0, len(parts) - caller_steps
 
 
 def _parallel(cfg: EnvConfig, offset: int, on_worker_error: str, first: GymEnv | None) -> EnvBase:

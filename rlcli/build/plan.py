@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rlcli.build.acting_policy import policy_to_look_at
 from rlcli.build.algorithm import algorithm_of, load_kernels
 from rlcli.build.collecting import stored_keys
 from rlcli.build.collector import build_collector, in_this_process
@@ -23,6 +22,7 @@ from rlcli.build.env import build_env, lanes_of
 from rlcli.build.env_mode import settled
 from rlcli.build.init_rows import count_init_rows
 from rlcli.build.policy import choose_threads
+from rlcli.build.trained_run import policy_to_look_at
 from rlcli.build.workload import envs_of, workload_of
 from rlcli.collectors import BaseCollector, Collector
 from rlcli.collectors.faces import Face
@@ -168,9 +168,21 @@ def _forecast(
         verb, cfg.recipe or verb, cfg.env.id, rows.frames, rows.lanes, cfg.total_frames, run.mode, tuple(entries),
         per_end(rows, run.mode), out_of_step(rows), tuple(peaks), process | noise_of(rows),
         workers=envs.workers, worker=envs.worker, env_bytes=envs.each + noise_of_lane(rows), modes=modes,
-        warnings=[*fit.warnings_for(run, rows, modes), *unknown], networks=layers(learning.policy),
+        warnings=[*fit.warnings_for(run, rows, modes, _longest_episode(cfg)), *unknown],
+        networks=layers(learning.policy),
     )  # fmt: skip
     return dataclasses.replace(found, places=fit.places_of(run, found, limit))
+
+
+def _longest_episode(cfg: CollectConfig) -> int | None:
+    """Return the longest an episode can be, where that is known."""
+    limits = [cfg.env.max_episode_steps, cfg.collector.max_frames_per_traj]
+    if not cfg.env.max_episode_steps and cfg.env.kind in ("gym", "mujoco"):
+        from gymnasium.envs.registration import registry
+
+        spec = registry.get(cfg.env.id)
+        limits.append(None if spec is None else spec.max_episode_steps)
+    return min([limit for limit in limits if limit], default=None)
 
 
 # ---- advice ----------------------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def resume(path: str | PathLike[str], overrides: Sequence[str] = (), *, force: b
     if isinstance(cfg, Config):
         with resumed_run(run) as stop:
             return TrainingRun(_train(run, cfg, overrides, stop, force).path)
-    from rlcli.build.acting_policy import with_kept_policy
+    from rlcli.build.trained_run import with_kept_policy
 
     raise_all(validate(with_kept_policy(cfg, run), set(map(key_of, overrides))))
     with resumed_run(run) as stop:

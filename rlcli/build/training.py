@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,7 +15,6 @@ from rlcli.build.env import build_evaluation_env, env_of_run, narrowed
 from rlcli.build.env_mode import NONE, First, settled
 from rlcli.build.policy import choose_threads
 from rlcli.build.report import notes, reporter_of
-from rlcli.build.trained_run import TrainingRun
 from rlcli.build.workload import workload_of
 from rlcli.collectors import BaseCollector
 from rlcli.config import registry
@@ -34,6 +34,9 @@ from rlcli.runs.provenance import surroundings
 from rlcli.runs.session import Saver, Stateful, new_run
 from rlcli.runs.signals import StopSignals
 
+if TYPE_CHECKING:
+    from rlcli.build.trained_run import TrainingRun
+
 
 def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
     """Train as `cfg` says, in a new run folder.
@@ -50,6 +53,8 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
         with learner.reporter:
             learner.begin()
             learner.run_to_end()
+    from rlcli.build.trained_run import TrainingRun
+
     return TrainingRun(run.path)
 
 
@@ -133,7 +138,7 @@ def learner_of(
         lines.append(f"recipe={tuned} has settings tuned for environments like {cfg.env.id}")
     lines += [*chosen, *notes(cfg, collector, replayable, narrowed(env))]
     return Learner(
-        run, parts, policy, loop, saver, hooks, reporter, evaluator, replayable=replayable, expected=memory,
+        run, *parts, policy, loop, saver, hooks, reporter, evaluator, replayable=replayable, expected=memory,
         lines=lines, warnings=[*_warnings(cfg, collector)] if algorithm.one_pass else (), init_policy=begun,
         init_from=cfg.storage.init_from, copy_rows=copy_rows,
     )  # fmt: skip

@@ -7,15 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlcli.build.buffer import frame_stacks, slices_of
-from rlcli.build.collector import delta_dtype_of, devices, shares, shares_meanwhile
-from rlcli.build.env import build_env, env_workers, evaluation_lanes, lanes_here, lanes_of
+from rlcli.build.collector import delta_dtype_of, devices, shares, shares_meanwhile, slices_of
+from rlcli.build.env import build_env, evaluation_lanes, lanes_of, stepped
 from rlcli.build.policy import optimizer_options
 from rlcli.collectors.options import AHEAD
 from rlcli.collectors.schema import RowSchema
 from rlcli.config import registry
 from rlcli.config.schemas import CollectConfig, Config, by_priority, draws, draws_slices, is_off_policy, remembers
-from rlcli.planning.workload import RunEnvs, RunStorage, Updates, Workload
+from rlcli.planning.envs import RunEnvs
+from rlcli.planning.forecast import Updates, Workload
+from rlcli.planning.tensors import RunStorage
 
 if TYPE_CHECKING:
     from rlcli.data.storages import Storage
@@ -35,21 +36,21 @@ def workload_of(cfg: CollectConfig, rows: RowSchema | None = None) -> Workload:
         storage=_storage(cfg, rows) if isinstance(cfg, Config) else None,
         updates=_updates(cfg) if isinstance(cfg, Config) else None,
         folder=Path(cfg.run.dir or "runs"), scratch=None if scratch is None else Path(scratch), kept=cfg.run.keep,
-        longest_episode=_longest_episode(cfg),
         recurrent_backend=cfg.policy.recurrent_backend if remembers(cfg) else None,
     )  # fmt: skip
 
 
 def envs_of(cfg: CollectConfig) -> RunEnvs:
     """Return how many envs a run has, which process steps them, and how more like them are made."""
-    num, here, collecting, evaluated = cfg.env.num, lanes_here(cfg), len(shares(cfg)), 0
+    num, collecting, evaluated = cfg.env.num, len(shares(cfg)), 0
+    here, workers = stepped(cfg)
     if isinstance(cfg, Config) and cfg.run.eval_episodes:
         gone = here if cfg.run.eval_every is None else 0  # the only evaluation comes when those are closed
         evaluated = max(evaluation_lanes(cfg, cfg.run.eval_episodes) - gone, 0)
     one = dataclasses.replace(cfg.env, num=1)
     apart = dataclasses.replace(one, workers=1, per_worker="auto", caller_steps="false")
     return RunEnvs(
-        num, here, evaluated, collecting or env_workers(cfg), collecting > 0,
+        num, here, evaluated, collecting or workers, collecting > 0,
         lambda count: build_env(lanes_of(cfg, count), offset=num),
         partial(build_env, one, offset=num), partial(build_env, apart, offset=num),
     )  # fmt: skip
@@ -58,6 +59,8 @@ def envs_of(cfg: CollectConfig) -> RunEnvs:
 def _storage(cfg: Config, rows: RowSchema | None) -> RunStorage | None:
     if (s := cfg.storage).kind == "none":
         return None
+    from rlcli.build.buffer import frame_stacks
+
     stacks = {} if rows is None else frame_stacks(cfg, rows)
     return RunStorage(storage_class(s.kind), s.max_size, s.ndim, cfg.total_frames, s.codes, stacks, by_priority(cfg))
 
@@ -71,17 +74,6 @@ def _updates(cfg: Config) -> Updates:
         num_slices=s.num_slices, slice_len=s.slice_len, slices=slices_of(cfg), burn_in=s.burn_in,
         strict_length=s.strict_length, num_chunks=cfg.value.num_chunks, recompute=cfg.memory.recurrent_recompute,
     )  # fmt: skip
-
-
-def _longest_episode(cfg: CollectConfig) -> int | None:
-    """Return the longest an episode can be, where that is known."""
-    limits = [cfg.env.max_episode_steps, cfg.collector.max_frames_per_traj]
-    if not cfg.env.max_episode_steps and cfg.env.kind in ("gym", "mujoco"):
-        from gymnasium.envs.registration import registry
-
-        spec = registry.get(cfg.env.id)
-        limits.append(None if spec is None else spec.max_episode_steps)
-    return min([limit for limit in limits if limit], default=None)
 
 
 def storage_class(name: str) -> type[Storage]:

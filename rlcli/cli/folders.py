@@ -53,7 +53,7 @@ def inspect(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     if args.json:
         print(json.dumps([each.as_dict() for each in inspections], indent=1))
         return 0
-    from rlcli.inspection.view import show_inspection
+    from rlcli.inspection.found import show_inspection
 
     for i, each in enumerate(inspections):
         if i:

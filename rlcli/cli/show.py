@@ -144,7 +144,7 @@ def plan(words: Sequence[str], recipe_dirs: Sequence[str]) -> int:
     if args.json:
         print(json.dumps(forecast.as_dict(), indent=1))
     else:
-        from rlcli.planning.view import show_plan
+        from rlcli.planning.plan import show_plan
 
         show_plan(forecast)
     return 0 if forecast.fits else 5

@@ -394,14 +394,14 @@ class Collector(BaseCollector):
 
     @property
     def processes(self) -> Crew | None:
-        return getattr(self._base_lanes(), "crew", None)
+        return getattr(self._innermost(), "crew", None)
 
     @property
     def restarts(self) -> list[tuple[int, int]]:
-        return list(getattr(self._base_lanes(), "restarts", ()))
+        return list(getattr(self._innermost(), "restarts", ()))
 
-    def _base_lanes(self) -> Any:
-        """Return the `VecEnv` of the env within all transforms, if it has one."""
+    def _innermost(self) -> Any:
+        """Return the `VecEnv` of the env within all transforms; None where it has none."""
         env = self.env
         while isinstance(env, TransformedEnv):
             env = env.base_env

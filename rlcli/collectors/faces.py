@@ -48,7 +48,7 @@ def _env(env: EnvBase, wired: Wired) -> Face:
 
 
 def _odd_env(env: EnvBase) -> str:
-    """Say why an env has no face of arrays; nothing where it has one."""
+    """Say why an env has no array path; nothing where it has one."""
     vec_env = getattr(env, "vec_env", None)
     if isinstance(env, BatchedEnv) and vec_env is None:
         inner = env.envs[0]

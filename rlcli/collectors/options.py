@@ -147,7 +147,6 @@ class CollectorOptions:
         return self.track_policy_version
 
     def make_policy(self) -> Any:
-        """Return the policy that was given in one way or the other; None for random actions."""
         policy = self.policy if self.policy_factory is None else self.policy_factory()
         return None if type(policy) is RandomPolicy and policy.action_spec is None else policy
 
@@ -220,7 +219,6 @@ FIELDS = {field.name: field for field in fields(CollectorOptions)}
 
 
 def in_scope(scope: str) -> list[str]:
-    """Return the names of the options of a scope."""
     return [name for name, field in FIELDS.items() if field.metadata["scope"] == scope]
 
 

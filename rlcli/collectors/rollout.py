@@ -110,7 +110,6 @@ class Rollout:
         self._left = self._place()  # where the last batch left the env
 
     def env_rows(self, rows: dict[Key, Any]) -> dict[Key, Any]:
-        """Return the rows that the env writes, under its own names."""
         return {key: rows[name] for key, name in self.plan.env_keys.items()}
 
     def row_ops(self, rows: dict[Key, list[np.ndarray]], data: dict[Key, np.ndarray]) -> list[RowOp]:
@@ -155,7 +154,6 @@ class Rollout:
             self.current_ids[lanes] = self.ids.get_traj_and_increment(len(lanes))
 
     def reseed(self, seed: int) -> None:
-        """Take another run's noise, from its first step."""
         self.stream.reseed(self.options.process_seed(seed))
         for noise in self.noise.values():
             noise.reseed(seed)
@@ -455,7 +453,6 @@ class TorchStream:
                 self._state = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self._cuda)]
 
     def reseed(self, seed: int) -> None:
-        """Begin anew."""
         self.seed, self._state = seed, None
 
     def _put(self) -> None:

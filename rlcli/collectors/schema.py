@@ -71,7 +71,6 @@ class RowSchema:
 
     # ---- what a collector writes and delivers ----------------------------------------------------------------------
     def written(self, when: str) -> Fields:
-        """Return the fields that are written then."""
         return {key: field for key, field in self.fields.items() if field.written == when}
 
     @cached_property
@@ -81,7 +80,6 @@ class RowSchema:
 
     @property
     def next(self) -> str:
-        """Return how next observations are kept: see `Field`."""
         return NEXT[self.mode]
 
     @cached_property
@@ -193,7 +191,6 @@ def schema_of(
     lanes: int, plan: Faces, rows: Fields, once: Fields, kept: Kept, *, mode: str, track_ids: bool,
     track_version: bool, states: Sequence[Key] = (), stride: int = 1,
 ) -> RowSchema:  # fmt: skip
-    """Return the schema of batches that these parts write."""
     live = {**plan.rows, **rows}
     columns = {**once, **always(track_ids, track_version)}
     read_later = {key for t in plan.after for key in t.reads({**live, **columns})}

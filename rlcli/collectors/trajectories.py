@@ -54,12 +54,10 @@ class CompleteTrajectories:
 
     @property
     def leftover_frames(self) -> int:
-        """Count the frames in trajectories that are not delivered yet."""
         return sum(map(len, self._held()))
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of the open trajectories."""
         return sum(piece.nbytes for piece in self._held())
 
     def add(self, batch: TensorDictBase, lanes: range | None = None) -> None:
@@ -99,7 +97,6 @@ class CompleteTrajectories:
             self._last = True
 
     def ready(self) -> Iterator[TensorDictBase]:
-        """Give the deliveries that can be made now."""
         for group, pieces in sorted(self._whole.items()):
             while len(pieces) >= self.per_batch or (self._last and pieces):
                 given = pieces[: self.per_batch]
@@ -114,7 +111,6 @@ class CompleteTrajectories:
         return [piece for held in (self._whole, self._open) for pieces in held.values() for piece in pieces]
 
     def _keep(self, lane: int, piece: Piece) -> None:
-        """Keep a whole trajectory, to be delivered."""
         self._whole.setdefault(self._group_of.get(lane, 0), []).append(piece)
 
     def _hold(self, lane: int, piece: Piece) -> None:
@@ -175,7 +171,6 @@ class Piece:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of memory held, whatever part of it is shown."""
         few = (x for sparse in self.few.values() for x in (sparse.at, sparse.rows))
         tensors = [*self.rows.values(), *self.extra.values(), self.ends, *few]
         return sum(x.untyped_storage().nbytes() for x in tensors)

@@ -54,7 +54,6 @@ class FollowedWeights:
             self._pairs[POLICY] = (given, used)
 
     def register(self, name: str, trained: nn.Module, used: nn.Module | None) -> None:
-        """Add a pair, or replace it; see `Collector.register_model`."""
         check_model(name, trained, trained if used is None else used)
         with self._lock:
             others = {other: acts for other, (model, acts) in self._pairs.items() if model is not trained}
@@ -64,16 +63,13 @@ class FollowedWeights:
                 self._waiting.pop(name, None)
 
     def follow(self, receiver: ModelsReceiver) -> None:
-        """Adopt what is trained in another process."""
         with self._lock:
             self._receiver = receiver
 
     def knows(self, name: str) -> bool:
-        """Say whether there is a pair of that name."""
         return name in self._pairs
 
     def acts(self, name: str) -> Any:
-        """Return the model that collecting uses, of one pair."""
         return self._pairs[name][1]
 
     def restart_at(self, version: int) -> None:
@@ -119,7 +115,6 @@ class FollowedWeights:
         self._since = [(0, self.acting)]
 
     def end(self) -> None:
-        """End a batch, whole or given up."""
         self._in_flight = False
 
     def adopting(self, actor: BoundActor) -> Callable[[int], Any]:

@@ -47,8 +47,6 @@ EnvMaker = EnvBase | Callable[[], EnvBase] | str
 
 @dataclass(frozen=True)
 class Wired:
-    """Hold the parts that one collector steps."""
-
     env: EnvBase  # with all of its transforms
     vec_env: VecEnv
     transforms: list[Transform]
@@ -175,7 +173,6 @@ def wire(
     env: EnvBase, path: tuple[VecEnv, list[Transform]], policy: Any, placement: Placement, options: CollectorOptions,
     *, mode: str, delta: NextObservationDelta | None, random_frames: int,
 ) -> Wired:  # fmt: skip
-    """Wire env, policy and devices to one collector's parts."""
     vec_env, transforms = path
     refuse(overridden(env, ["maybe_reset"]),
            f"{type(env).__name__} has its own maybe_reset, which a collector never calls",

@@ -91,21 +91,10 @@ def plan(
     look: bool = False,
     flags: Collection[str] = (),
 ) -> CheckedCommand:
-    """Check a whole command, composing every job of a sweep, before anything runs.
+    """Check a whole command, composing every job of a sweep, before anything runs; the error lists every problem.
 
-    Parameters
-    ----------
-    multirun : bool
-        Whether overrides may sweep.
-    look : bool
-        The configuration is only looked at, so what this machine lacks does not matter.
-    flags : collection of str
-        Those that the verb has, for whoever mistypes one.
-
-    Raises
-    ------
-    ConfigError
-        Listing every problem.
+    `multirun`: it may sweep. `look`: it is only looked at, so what this machine lacks does not matter. `flags`: of the
+    verb, for whoever mistypes one.
     """
     registry.recipe_dirs[:] = map(str, recipe_dirs)
     schema, recipes = VERBS[verb], find_recipes(registry.recipe_dirs)
@@ -321,11 +310,7 @@ def _with_values(verb: str, node: DictConfig, overrides: Iterable[str]) -> DictC
 
 
 def _job(node: DictConfig, number: int | None, own: bool) -> Job:
-    """Return a job from its tree, its `run.dir` the folder that it will have where that is known.
-
-    `number`: of a job of a sweep.
-    `own`: `hydra.run.dir` was given.
-    """
+    """Return job `number` of a sweep, or the only one, from its tree; with its `run.dir` where that is known."""
     record = HydraConfig.instance()
     outer, folder = record.cfg, None
     try:

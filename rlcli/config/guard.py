@@ -107,10 +107,7 @@ def _refuse_structure(events: Iterator[Any], where: str) -> None:
 
 
 def check(data: Any, where: str = "", path: str = "") -> list[Problem]:
-    """Everything in nested plain data, all or below a dotted key, that could run code or read the machine.
-
-    `where` names its file.
-    """
+    """Return what in plain data, below a dotted `path`, could run code or read the machine; `where`: their file."""
     parts = tuple(path.split(".")) if path else ()
     return [p._replace(where=where) for key, value in _leaves(data, parts) for p in _check_leaf(key, value)]
 
@@ -122,11 +119,7 @@ def check_env_ids(env: Any) -> list[Problem]:
 
 
 def check_places(data: Any, where: str) -> list[Problem]:
-    """Refuse what a recipe would have written outside `./runs`; only the command line may name such a place.
-
-    Judged by the text alone, so a reference to another key is none: what it would become is not known here. `where`
-    names the recipe's file.
-    """
+    """Refuse what a recipe would write outside `./runs`, by its text; the command line alone may name such a place."""
     return [
         Problem(
             f"{key}={value!r} would write outside ./runs",

@@ -46,10 +46,8 @@ def check_overrides(
 ) -> tuple[list[Checked], list[Problem]]:
     """Return the overrides that can be used, and what is wrong with the others.
 
-    `recipes`: names that `recipe=` accepts. `multirun`: whether sweeps are allowed (`-m`).
-    `flags`: those that the verb has, among which the one that is meant is looked for.
-    `composed`: dotted key -> value of what the usable overrides compose to: a name of another library that counts in
-    other units is converted with them.
+    `flags`: of the verb, among which the one that is meant is looked for. `composed`: dotted key -> value of what the
+    usable overrides compose to, with which names that count in other units are converted.
     """
     usable: list[Checked] = []
     problems: list[Problem] = []

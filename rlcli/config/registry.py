@@ -189,13 +189,7 @@ def learn(kind: str, name: str, builder: Any) -> None:
 
 
 def find(kind: str, name: str) -> Any:
-    """The class or function behind a name.
-
-    Raises
-    ------
-    ConfigError
-        If no table holds the name, or the choice has no object of its own.
-    """
+    """Return the class or function behind a name; ConfigError if there is none."""
     if name in _users[kind]:
         return _users[kind][name]
     if place := _OURS[kind].get(name):

@@ -38,12 +38,9 @@ def from_dict(
     where: str = "the saved configuration",
     wrong: list[Problem] | None = None,
 ) -> CollectConfig:
-    """Return the typed configuration that saved data spells, with overrides of this command applied.
+    """Return the typed configuration that `to_dict`'s data of a verb spell, with overrides of this command applied.
 
-    `verb`: `train` or `collect`: which schema the data follows.
-    `data`: what `to_dict` gave, after a round trip through JSON.
-    `where`: the file's name, for messages.
-    `wrong`: takes what is wrong with overrides, in the place of an error: those are left out.
+    `where`: their file, for messages. `wrong`: takes what is wrong with overrides, which are left out, for an error.
     """
     schema = VERBS[verb]
     reset, parsed, typed = _parse(schema, overrides)
@@ -157,10 +154,7 @@ def wrong_type(leaf: Leaf, key: str, value: Any, where: str = "") -> Problem:
 
 
 def unknown_key(schema: type, key: str, value: Any = None, where: str = "", facts: Facts | None = None) -> Problem:
-    """The sentence for a key that the schema lacks: what other libraries mean by it, or the nearest keys that it has.
-
-    `value`: what it was given, to be written after the key that is meant.
-    """
+    """Return the sentence for a key that the schema lacks: what others mean by it, or the nearest keys to type."""
     from rlcli.config.other_names import instead
 
     text = "" if value is None or isinstance(value, Mapping) else str(value)
@@ -225,10 +219,7 @@ def _is_begun_with(schema: type, key: str) -> bool:
 
 
 def _parse(schema: type, overrides: Sequence[str]) -> tuple[set[str], list[tuple[str, Any]], list[Problem]]:
-    """Return the overrides of a verb that does not compose: plain keys, as groups were chosen when the run began.
-
-    The first of the three are keys that go back to their defaults: what was given to another choice.
-    """
+    """Return keys that go back to defaults (given to another choice), pairs of key and value, and what is wrong."""
     if not overrides:
         return set(), [], []
     from rlcli.config import words  # Hydra's grammar

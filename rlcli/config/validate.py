@@ -71,10 +71,7 @@ def validate(cfg: Any, typed: Collection[str] | None = None, undecided: Collecti
 
 
 def _without_meaning(cfg: Any, typed: Collection[str] | None, undecided: Collection[str]) -> Iterator[Problem]:
-    """Refuse what nothing reads among the keys that were typed; None: among those that are not at their defaults.
-
-    Whether an option is read is not known where what it is read with is `undecided`.
-    """
+    """Refuse what was typed, or (None) changed, and nothing reads; not where it is `undecided` what reads it."""
     table = leaves(type(cfg))
     for key, why in unread(cfg).items():
         if f"{why.by}.kind" in undecided or (why.by == "memory" and "memory.next_obs" in undecided):

@@ -49,11 +49,7 @@ def read(text: str) -> Override | None:
 def each(
     schema: type, texts: Iterable[str], flag: Callable[[str], Problem], recipes: Collection[str] = ()
 ) -> Iterator[Override | Problem]:
-    """Yield every override that words stand for, or why one stands for none.
-
-    `flag`: what is wrong with a word that begins with a dash.
-    `recipes`: names that may have been typed without their `recipe=`.
-    """
+    """Yield every override that words stand for, or why one stands for none: `flag` says it of a word with a dash."""
     waiting = list(texts)
     while waiting:
         text = waiting.pop(0)
@@ -73,10 +69,7 @@ def each(
 
 
 def _as_meant(schema: type, override: Override) -> Override:
-    """Return an override whose text the grammar takes for a number or a truth (`run.dir=2024_01_05`) as text.
-
-    The `~` of a folder that rlcli writes, which no shell replaces behind a `=`, is the home folder.
-    """
+    """Return as text what the grammar takes for a number (`run.dir=2024_01_05`), and `~` of our folders replaced."""
     key, value = override.key_or_group, plain(override.value())
     leaf = find(schema, key)
     if key not in guard.HYDRA_KEYS and not (leaf is not None and is_text(leaf.hint)):
@@ -220,10 +213,7 @@ def plain(value: Any) -> Any:
 
 
 def entries(schema: type, override: Override) -> list[str] | None:
-    """The overrides, one an entry, that a mapping stands for: `env.atari={noop_max:1}` is `env.atari.noop_max=1`.
-
-    None where a mapping stands for none: it is empty, it is the value of its key, or there is no such key.
-    """
+    """Return the overrides that a mapping stands for, None for none: of `env.atari={noop_max:1}` that of `noop_max`."""
     key, value = override.key_or_group, override.value()
     if not isinstance(value, dict) or not value or override.is_sweep_override() or override.type == OverrideType.DEL:
         return None

@@ -171,15 +171,17 @@ def _made(make: Any, kind: str) -> EnvBase:
         return make
     if isinstance(make, str):
         return GymEnv(make)
-    refuse(
-        not callable(make), f"{kind} is given what makes its envs", why=f"got {shown(make)}",
-        fix=f"Use {kind}(n, lambda: GymEnv(id)).",
-    )  # fmt: skip
+    if not callable(make):
+        raise ArgumentError(
+            f"{kind} is given what makes its envs", why=f"got {shown(make)}",
+            fix=f"Use {kind}(n, lambda: GymEnv(id)).",
+        )  # fmt: skip
     env = make()
-    refuse(
-        not isinstance(env, EnvBase), f"{kind} puts envs that read and write TensorDicts together",
-        why=f"a maker gave {shown(env)}", fix=f"Make GymEnvs: {kind}(n, lambda: GymEnv(env)).",
-    )  # fmt: skip
+    if not isinstance(env, EnvBase):
+        raise ArgumentError(
+            f"{kind} puts envs that read and write TensorDicts together", why=f"a maker gave {shown(env)}",
+            fix=f"Make GymEnvs: {kind}(n, lambda: GymEnv(env)).",
+        )  # fmt: skip
     return env
 
 

@@ -15,7 +15,7 @@ from rlcli.envs.base import next_of, own_stepping, root_of
 from rlcli.envs.late_columns import LateColumns
 from rlcli.envs.serial import BatchedEnv, transforms_within
 from rlcli.envs.spaces import action_format, spec_bounds
-from rlcli.errors import EnvError, RlcliError
+from rlcli.errors import EnvError
 from rlcli.keys import ACTION, END_FLAGS, NEXT, RESET, REWARD, Key, as_tuple, show, under_next, unravel
 from rlcli.specs import Unbounded
 from rlcli.specs.base import as_field
@@ -213,8 +213,6 @@ class TensorDictVecEnv(VecEnv):
             return next_of(self.env, out) if name == "step" else root_of(self.env, out)
         except EnvError as error:
             error.where = error.where or place_of(self, lane)
-            raise
-        except (RlcliError, KeyboardInterrupt):
             raise
         except BaseException as error:  # SystemExit too
             raise env_raised(self, error, lane, name) from error

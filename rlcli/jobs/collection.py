@@ -8,7 +8,8 @@ comparing: what is on the disk is never written again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,35 +98,23 @@ def _batches(collection: Collection, writer: SegmentWriter) -> None:
         raise
 
 
+@dataclass(eq=False)
 class Collection:
-    """Hold one run's collector, policy and reporter.
+    """Hold one run's collector, policy and reporter."""
 
-    `kind`: the facts that frames of one folder have in common.
-    `made`: how a new folder was made, for its header.
-    `max_replay_steps`: an episode that is longer is not played again where the run is resumed.
-    `notes`: whether it can be replayed -> lines for its start.
-    """
-
-    def __init__(
-        self,
-        run: Run,
-        stop: StopSignals,
-        collector: BaseCollector,
-        policy: ActorCritic | None,
-        reporter: Reporter,
-        *,
-        kind: Mapping[str, Any],
-        made: Mapping[str, Any],
-        max_replay_steps: int,
-        notes: Callable[[bool], list[str]],
-        expected: Callable[[], Expected],
-    ) -> None:
-        self.run, self.stop, self.collector, self.policy, self.reporter = run, stop, collector, policy, reporter
-        self.kind, self.made, self.max_replay_steps = kind, made, max_replay_steps
-        self.notes, self.expected = notes, expected
-        self.replayable = False  # unknown until the env was tried
-        self.resumed: Found | None = None
-        self.cut: list[int] = []  # lanes whose open episode on the disk could not be gone on with
+    run: Run
+    stop: StopSignals
+    collector: BaseCollector
+    policy: ActorCritic | None
+    reporter: Reporter
+    kind: Mapping[str, Any]  # the facts that frames of one folder have in common
+    made: Mapping[str, Any]  # how a new folder was made, for its header
+    max_replay_steps: int
+    notes: Callable[[bool], list[str]]  # whether it can be replayed -> lines for its start
+    expected: Callable[[], Expected]
+    replayable: bool = False  # unknown until the env was tried
+    resumed: Found | None = None
+    cut: Sequence[int] = ()  # lanes whose open episode on the disk could not be gone on with
 
     @property
     def about(self) -> dict[str, Any]:
@@ -276,7 +265,7 @@ def find_state(run: Run) -> Found:
     return Found(segments, first, frames, state, skipped)
 
 
-def open_lanes(segments: SegmentReader, lanes: list[int]) -> list[int]:
+def open_lanes(segments: SegmentReader, lanes: Sequence[int]) -> list[int]:
     """Return those of the lanes whose episode is open after the last row on the disk."""
     if not lanes:
         return []

@@ -6,11 +6,12 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
-from rlcli.algorithms.algorithm import Parts
+from rlcli.collectors import BaseCollector
 from rlcli.data.files.state import loading_state
 from rlcli.envs import EnvBase
 from rlcli.errors import EnvError, RlcliError, in_words
@@ -26,8 +27,11 @@ from rlcli.runs.signals import StopSignals
 from rlcli.typed import Misfit
 
 if TYPE_CHECKING:
+    from rlcli.data.buffer.replay_buffer import ReplayBuffer
     from rlcli.jobs.init_policy import InitPolicy
     from rlcli.learning.evaluation import Evaluation, Played
+    from rlcli.learning.update import Update
+    from rlcli.objectives.value.estimator import ValueEstimator
     from rlcli.runs.checkpoint import Checkpoint
 
 ANNOUNCED_FROM = 1.0  # seconds: an evaluation that takes longer than this is announced
@@ -54,32 +58,22 @@ class InitRows(NamedTuple):
         return f"the buffer begins with {which} {self.rows:,} of {self.of:,} rows of {self.path}"
 
 
+@dataclass(eq=False)
 class Evaluator:
-    """Play a run's `episodes` with its present weights, in envs that are kept from one evaluation to the next.
+    """Play a run's `episodes` with its present weights, in envs that are kept from one evaluation to the next."""
 
-    `make_env`: the envs, on `seed` whenever they are made.
-    `max_steps`: steps after which an episode is cut off; None: so many as suit a run of `total_frames`.
-    """
-
-    def __init__(
-        self,
-        actor: nn.Module,
-        env: EnvBase,
-        make_env: Callable[[], EnvBase],
-        reporter: Reporter,
-        stop: StopSignals,
-        *,
-        episodes: int,
-        seed: int,
-        max_steps: int | None,
-        total_frames: int,
-        periodic: bool,
-    ) -> None:
-        self.actor, self.run_env, self.make_env, self.reporter, self.stop = actor, env, make_env, reporter, stop
-        self.episodes, self.seed, self.periodic = episodes, seed, periodic
-        self.max_steps, self.total_frames = max_steps, total_frames
-        self.env: EnvBase | None = None
-        self._waited = math.inf  # for the last one, in seconds; how long the first takes is not known
+    actor: nn.Module
+    run_env: EnvBase
+    make_env: Callable[[], EnvBase]
+    reporter: Reporter
+    stop: StopSignals
+    episodes: int
+    seed: int  # that the envs are made on, whenever that is
+    max_steps: int | None  # after which an episode is cut off; None: so many as suit a run of `total_frames`
+    total_frames: int
+    periodic: bool
+    env: EnvBase | None = None
+    _waited: float = math.inf  # for the last one, in seconds; how long the first takes is not known
 
     def __call__(self) -> Played | None:
         """Play episodes with the present weights; an error is a warning. None if asked to stop meanwhile."""
@@ -144,39 +138,29 @@ class Evaluator:
         self.reporter.warn("evaluation", text)
 
 
+@dataclass(eq=False)
 class Learner:
-    """One training run: what it learns with, what follows it, and what it says when it starts.
+    """One training run: what it learns with, what follows it, and what it says when it starts."""
 
-    `expected`: rows that its buffer begins with -> the memory that it will need, worked out with kernels loaded.
-    `lines`, `warnings`: for the start of the run.
-    `init_from`: where rows are that its buffer begins with, and `copy_rows` what copies them.
-    """
-
-    def __init__(
-        self,
-        run: Run,
-        parts: Parts,
-        policy: ActorCritic,
-        loop: Loop,
-        saver: Saver,
-        hooks: Hooks,
-        reporter: Reporter,
-        evaluator: Evaluator,
-        *,
-        replayable: bool,
-        expected: Callable[[int], Expected],
-        lines: Sequence[str],
-        warnings: Sequence[tuple[str, str]] = (),
-        init_policy: InitPolicy | None = None,
-        init_from: str | None = None,
-        copy_rows: Callable[[], InitRows] | None = None,
-    ) -> None:
-        self.run, self.policy, self.loop, self.saver, self.hooks = run, policy, loop, saver, hooks
-        self.collector, self.update, self.estimator, self.buffer = parts
-        self.reporter, self.evaluator, self.replayable, self.expected = reporter, evaluator, replayable, expected
-        self.lines, self.warnings, self.init_policy = lines, warnings, init_policy
-        self.init_from, self.copy_rows = init_from, copy_rows
-        self.init_rows: InitRows | None = None
+    run: Run
+    collector: BaseCollector
+    update: Update
+    estimator: ValueEstimator | None
+    buffer: ReplayBuffer | None
+    policy: ActorCritic
+    loop: Loop
+    saver: Saver
+    hooks: Hooks
+    reporter: Reporter
+    evaluator: Evaluator
+    replayable: bool
+    expected: Callable[[int], Expected]  # rows that the buffer begins with -> memory, worked out with kernels loaded
+    lines: Sequence[str]  # for the start of the run
+    warnings: Sequence[tuple[str, str]] = ()
+    init_policy: InitPolicy | None = None
+    init_from: str | None = None  # where rows are that its buffer begins with
+    copy_rows: Callable[[], InitRows] | None = None
+    init_rows: InitRows | None = None
 
     def begin(self) -> None:
         """Do what a new run does before it starts, and a resumed one does not."""

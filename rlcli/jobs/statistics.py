@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rlcli import transforms
 from rlcli.envs import EnvBase
 from rlcli.envs.transformed import transforms_on
-from rlcli.transforms import RewardNorm, RunningNorm, by_name
+from rlcli.transforms.compose import by_name
 
 
 def restored_transforms(env: EnvBase, state: dict[str, Any]) -> None:
@@ -30,7 +31,7 @@ def continue_transforms(env: EnvBase, saved: Mapping[str, Any]) -> None:
     """Have an env's transforms begin with what others had learned, and learn on from there."""
     _adopt(env, saved)
     for transform in transforms_on(env):
-        if isinstance(transform, RunningNorm | RewardNorm):
+        if isinstance(transform, transforms.RunningNorm | transforms.RewardNorm):
             transform.freeze(False)
 
 

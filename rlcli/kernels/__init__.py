@@ -6,6 +6,6 @@ TensorDicts.
 A file that loads the compiler, half a second, is imported when somebody first names it: `kernels.rows.put(...)`.
 """
 
-from rlcli.exports import lazily
+from rlcli.exports import files
 
-__getattr__, __dir__, __all__ = lazily(__name__)
+__getattr__ = files(__name__)

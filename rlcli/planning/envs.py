@@ -10,7 +10,7 @@ import dataclasses
 import gc
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ import psutil
 from torch import nn
 
 from rlcli.collectors import BaseCollector
-from rlcli.planning.workload import RunEnvs
+from rlcli.envs import EnvBase
 from rlcli.processes.memory import give_back, grown, resident
 
 if TYPE_CHECKING:
@@ -28,6 +28,20 @@ EVALUATION = "evaluation envs"
 # while the memory of an env is measured: how many are made at most, in how many seconds of the processor
 # (others may have it meanwhile) and bytes, where one is small
 MANY, MOMENT, SPARE, SMALL = 16384, 0.5, 64 << 20, 1 << 20
+
+
+@dataclass(frozen=True)
+class RunEnvs:
+    """The envs of a run: how many there are, which process steps them, and how more like them are made."""
+
+    num: int
+    here: int  # of them, those that the run's own process steps
+    evaluated: int  # what an evaluation makes beside them
+    workers: int  # processes that step the others
+    collecting: bool  # whether those collect
+    here_too: Callable[[int], EnvBase]  # so many in this process
+    one: Callable[[], EnvBase]  # as a collecting worker has it
+    one_apart: Callable[[], EnvBase]  # stepped by a worker
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,9 @@ from rlcli.data.fields import width_of
 from rlcli.data.next_obs.modes import MODES, codes, drops, instead_of, shares, stores_twice
 from rlcli.kernels.recurrent import WITHOUT_NUMBERS
 from rlcli.keys import Key, show
-from rlcli.planning.forecast import MINIBATCHES, UPDATE, VALUES, at_once, bytes_on
+from rlcli.planning.forecast import MINIBATCHES, UPDATE, VALUES, Updates, Workload, at_once, bytes_on
 from rlcli.planning.plan import MemoryFit, Mode, Plan
-from rlcli.planning.tensors import POINTER, SPARE, planned_batch, planned_buffer
-from rlcli.planning.workload import RunStorage, Updates, Workload
+from rlcli.planning.tensors import POINTER, SPARE, RunStorage, planned_batch, planned_buffer
 from rlcli.processes.memory import free_memory, size
 from rlcli.report.ledger import BUFFER, LEARNER, ROLLOUT
 from rlcli.specs.field import Field
@@ -296,9 +295,9 @@ def _against(rows: RowSchema, mode: Mode, full: Mode) -> str:
     return ""
 
 
-def warnings_for(run: Workload, rows: RowSchema, modes: Sequence[Mode]) -> Iterator[str]:
-    """Say where the chosen mode, one of `modes`, costs more than it saves."""
-    mode, limit, width = run.mode, run.longest_episode, width_of(rows.successors)
+def warnings_for(run: Workload, rows: RowSchema, modes: Sequence[Mode], limit: int | None) -> Iterator[str]:
+    """Say where the chosen mode, one of `modes`, costs more than it saves; `limit`: steps of the longest episode."""
+    mode, width = run.mode, width_of(rows.successors)
     note = next(m.note for m in modes if m.name == mode)
     if note:
         yield f"memory={mode} {note}; use memory={instead_of(mode)}"

@@ -8,11 +8,11 @@ are taken to be whole.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -29,9 +29,10 @@ from rlcli.learning.gradient import total_of
 from rlcli.learning.minibatches import whole_sequences
 from rlcli.learning.update import watch_saved
 from rlcli.objectives.reduction import MASK_KEYS
-from rlcli.planning.envs import to_come, worker_bytes
+from rlcli.planning.envs import RunEnvs, to_come, worker_bytes
 from rlcli.planning.tensors import (
     META,
+    RunStorage,
     bytes_held,
     copied_to,
     planned_batch,
@@ -41,7 +42,6 @@ from rlcli.planning.tensors import (
     trial_batch,
     written_by,
 )
-from rlcli.planning.workload import Updates, Workload
 from rlcli.processes.memory import give_back, process_memory
 from rlcli.report.ledger import LedgerEntry
 from rlcli.report.memory import Expected
@@ -101,6 +101,54 @@ def at_peak(process: Mapping[str, int], entries: Sequence[LedgerEntry], peaks: S
 
 
 @dataclass(frozen=True)
+class Updates:
+    """What a run learns from at a time, and with which optimizer."""
+
+    optimizer: str
+    optimizer_options: Mapping[str, Any]
+    device: str
+    draws: str  # "batch", "rows" or "slices"
+    stored: bool  # of stored rows, not of a batch
+    off_policy: bool
+    batch_size: int
+    num_slices: int | None  # as it was asked for; `slices` says what it came to
+    slice_len: int | None
+    slices: tuple[int, int]  # number and length
+    burn_in: int
+    strict_length: bool
+    num_chunks: int | None  # of the value stage
+    recompute: bool
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a run does, as far as its memory depends on it."""
+
+    envs: RunEnvs
+    total_frames: int
+    frames_per_batch: int
+    lanes: int  # envs of one batch
+    written_ahead: int  # batches, by workers that collect meanwhile
+    mode: str  # of next observations
+    delta_dtype: torch.dtype
+    keeps_overflows: bool
+    preemptive: bool  # batches may be cut short
+    trajectories: bool  # batches are of trajectories
+    device: str  # of batches
+    storage: RunStorage | None
+    updates: Updates | None  # None while frames are only collected
+    folder: Path  # where it writes
+    scratch: Path | None  # where rows on a disk lie, if not there
+    kept: int  # checkpoints
+    recurrent_backend: str | None  # of a policy of ours with a recurrent layer
+
+    def beginning_with(self, rows: int) -> Workload:
+        """Return the same with rows that its storage begins with."""
+        storage = self.storage
+        return self if storage is None else replace(self, storage=replace(storage, rows=storage.rows + rows))
+
+
+@dataclass(frozen=True)
 class Learning:
     """Hold the parts of a learner that need memory."""
 
@@ -109,7 +157,7 @@ class Learning:
     estimator: Any = None
     rebuilt: Sequence[Key] = ()  # observations whose next value a sample reads in the row that follows
     # update peaks already counted: advice asks about many configurations with the same
-    updates: dict[tuple, Peak] = dataclasses.field(default_factory=dict)
+    updates: dict[tuple, Peak] = field(default_factory=dict)
 
 
 def expected(
@@ -163,7 +211,7 @@ def tensors_of(
     fields = dict(rows.fields)
     if run.preemptive:
         fields[COLLECTOR_MASK] = Field((), torch.bool)
-    rows = dataclasses.replace(
+    rows = replace(
         rows, fields=fields, delta_dtype=run.delta_dtype, keeps_overflows=codes(mode) and run.keeps_overflows
     )
     entries: list[LedgerEntry] = []
@@ -216,7 +264,7 @@ def _learned(run: Updates, rows: RowSchema, learning: Learning, peaks: list[Peak
     if together > step.frames:  # the loss takes what is learned from out of the sample, with states of its own
         states = {IS_INIT, *(key for net in loss.networks for key in state_keys(net))}
         apart = batch_bytes + bytes_held({key: x for key, x in columns.items() if key in states})
-    peaks.append(dataclasses.replace(peak, bytes=peak.bytes + apart, kept=peak.kept + apart))
+    peaks.append(replace(peak, bytes=peak.bytes + apart, kept=peak.kept + apart))
     return entries
 
 
@@ -227,11 +275,11 @@ def _of_a_step(run: Updates, rows: RowSchema, loss: Any) -> tuple[RowSchema, int
         if recurrent:
             length = min(run.slice_len or rows.steps, rows.steps)
             sequences = whole_sequences(size, rows.frames // length, length)
-            return dataclasses.replace(rows, lanes=sequences, steps=length), 0
-        return dataclasses.replace(rows, lanes=1, steps=min(size, rows.frames)), 0
+            return replace(rows, lanes=sequences, steps=length), 0
+        return replace(rows, lanes=1, steps=min(size, rows.frames)), 0
     slices, length = run.slices if recurrent else (1, size)
     before = run.burn_in + (rows.stride - 1 if rows.states else 0) if recurrent else 0
-    return dataclasses.replace(rows.with_states(), lanes=slices, steps=length), slices * before
+    return replace(rows.with_states(), lanes=slices, steps=length), slices * before
 
 
 def _values(run: Workload, updates: Updates, learning: Learning, rows: RowSchema) -> Peak:
@@ -242,7 +290,7 @@ def _values(run: Workload, updates: Updates, learning: Learning, rows: RowSchema
     estimator, mode, flat, unknown = learning.estimator, run.mode, False, False
     if updates.stored:
         slices, steps = updates.slices
-        rows, flat = dataclasses.replace(rows.with_states(), lanes=slices, steps=steps), not updates.strict_length
+        rows, flat = replace(rows.with_states(), lanes=slices, steps=steps), not updates.strict_length
         unknown = bool(learning.rebuilt)
         mode = "full" if codes(mode) or unknown else mode  # what samples hold
     at_once = rows_at_once(estimator, rows, flat)

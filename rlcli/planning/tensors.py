@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -25,13 +25,13 @@ from rlcli.data.next_obs.sparse import Sparse, sparse_bytes, sparse_rows
 from rlcli.keys import APPROXIMATED, SHIFTED_VALID, Key, as_tuple, show, unravel
 from rlcli.learning.optimizer import FlatOptimizer, spans_of
 from rlcli.objectives.reduction import MASK_KEYS
-from rlcli.planning.workload import RunStorage
 from rlcli.report.ledger import BUFFER, FEW_ROWS, PRIORITIES, Claims, LedgerEntry, batch_entries, learner_entries
 from rlcli.specs.dtypes import dtype_name
 from rlcli.specs.field import Field
 
 if TYPE_CHECKING:
     from rlcli.data.codes import CodedRows
+    from rlcli.data.storages import Storage
     from rlcli.objectives.value.estimator import ValueEstimator
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -186,6 +186,23 @@ def spare_entry(rows: RowSchema, mode: str, device: str, count: int = 1) -> Ledg
     return LedgerEntry(SPARE, what, nbytes, device=device, peak=nbytes)
 
 
+@dataclass(frozen=True)
+class RunStorage:
+    """The storage of a run before it is made."""
+
+    kind: type[Storage]
+    max_size: int
+    ndim: int
+    rows: int  # of the whole run, however many are kept
+    codes: bool
+    stacks: Mapping[Key, int]  # frames in a stack, where one is stored a row
+    priorities: bool
+
+    @property
+    def on_disk(self) -> bool:
+        return self.kind.medium == "disk"
+
+
 # ---- buffers -----------------------------------------------------------------------------------------------------
 def planned_buffer(storage: RunStorage | None, rows: RowSchema, mode: str) -> list[LedgerEntry]:
     """Return the columns of a storage once it holds all rows of the run; empty without one."""
@@ -222,7 +239,7 @@ def planned_buffer(storage: RunStorage | None, rows: RowSchema, mode: str) -> li
     about = f"about; episodes of {EPISODE} steps"
     columns.append(LedgerEntry(BUFFER, "index", index, device="cpu", peak=index, per_frame=index / count, note=about))
     if storage.priorities:
-        from rlcli.kernels.sum_tree import tree_bytes
+        from rlcli.kernels.sum_tree.levels import tree_bytes
 
         nbytes = tree_bytes(storage.max_size)
         columns.append(LedgerEntry(BUFFER, PRIORITIES, nbytes, device="cpu", peak=nbytes, per_frame=nbytes / count))

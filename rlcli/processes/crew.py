@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, ConfigError, EnvError, NumericsError, RlcliError, in_words
 from rlcli.processes.channel import NOTHING, Closed, unpacked
 from rlcli.processes.line import ANSWER, FAILED, Line, may_spin, raised
@@ -230,10 +229,11 @@ class Crew:
         self.failed.pop(index, None)
 
     def _check_open(self) -> None:
-        refuse(
-            self.is_copy, "a forked process cannot use the workers of its parent", why="both would read their answers",
-            fix="Make the env or the collector in the process that uses it.",
-        )  # fmt: skip
+        if self.is_copy:
+            raise ArgumentError(
+                "a forked process cannot use the workers of its parent", why="both would read their answers",
+                fix="Make the env or the collector in the process that uses it.",
+            )  # fmt: skip
         if not self.close.alive:
             raise Lost(max(self.awaited, 0), "was closed")
 

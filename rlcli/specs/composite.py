@@ -119,13 +119,13 @@ class Composite(TensorSpec):
 
     def items(self, include_nested: bool = False, leaves_only: bool = False) -> list[tuple[Key, TensorSpec]]:
         """The pairs of `keys` and `values`."""
-        found: list[tuple[Key, TensorSpec]] = []
+        pairs: list[tuple[Key, TensorSpec]] = []
         for name, spec in self._specs.items():
             if not (leaves_only and isinstance(spec, Composite)):
-                found.append((name, spec))
+                pairs.append((name, spec))
             if include_nested and isinstance(spec, Composite):
-                found += [(unravel((name, *as_tuple(k))), s) for k, s in spec.items(True, leaves_only)]
-        return found
+                pairs += [(unravel((name, *as_tuple(k))), s) for k, s in spec.items(True, leaves_only)]
+        return pairs
 
     def is_empty(self) -> bool:
         """Whether there is no leaf."""

@@ -239,7 +239,8 @@ def _counts(nvec: Any, spec: TensorSpec) -> tuple[int, ...]:
         counts = tuple(_count(n, spec) for n in nvec)
     except TypeError:
         counts = ()
-    refuse(not counts, "nvec is a sequence of numbers of choices", where=type(spec).__name__, why=f"got {nvec!r}")
+    if not counts:
+        raise ArgumentError("nvec is a sequence of numbers of choices", where=type(spec).__name__, why=f"got {nvec!r}")
     return counts
 
 

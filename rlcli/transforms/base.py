@@ -223,12 +223,14 @@ class Transform(nn.Module):
 
         Flags are what a batch pass reads; a row op hears of ends from `reset`.
         """
-        return _found(self.in_keys, schema)
+        return _keys_in(self.in_keys, schema)
 
     def writes(self, schema: Mapping[Key, Field]) -> list[Key]:
         """The keys that it adds or changes, reward and flags under `"next"`."""
-        written = _found(self.out_keys, schema)  # all of them where the rows are those after this transform
-        return written if len(written) == len(self.out_keys) else _found(self.out_keys, {**schema, **self.plan(schema)})
+        written = _keys_in(self.out_keys, schema)  # all of them where the rows are those after this transform
+        return (
+            written if len(written) == len(self.out_keys) else _keys_in(self.out_keys, {**schema, **self.plan(schema)})
+        )
 
     def recalls(self) -> list[Key]:
         """The written keys whose last row `bind`'s op reads: later transforms must leave those rows alone."""
@@ -377,6 +379,6 @@ def _key_list(keys: Sequence[Key]) -> list[Key]:
     return [unravel(key) for key in ([keys] if isinstance(keys, str) else keys)]
 
 
-def _found(keys: Sequence[Key], schema: Mapping[Key, Field]) -> list[Key]:
+def _keys_in(keys: Sequence[Key], schema: Mapping[Key, Field]) -> list[Key]:
     """Root names as the columns spell them: reward and flags live under `"next"`."""
     return [key if key in schema else under_next(key) for key in keys if key in schema or under_next(key) in schema]

@@ -189,12 +189,12 @@ class Faces:
 
 def schemas_before(transforms: Iterable[Transform], schema: Mapping[Key, Field]) -> list[Fields]:
     """Return what each transform is shown, of envs with this schema."""
-    found: list[Fields] = []
+    shown: list[Fields] = []
     now: Fields = dict(schema)
     for transform in transforms:
-        found.append(dict(now))
+        shown.append(dict(now))
         now.update(planned(transform, now))
-    return found
+    return shown
 
 
 def choose_faces(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlcli.errors import EnvError, in_words
+from rlcli.errors import EnvError, RlcliError, in_words
 from rlcli.keys import Key, show
 from rlcli.vec_envs.observations import BadValue
 
@@ -246,7 +246,9 @@ def not_finite(vec_env: Episodes, key: Key, lane: int, at: tuple[int, Sequence[t
 def env_raised(
     vec_env: Episodes, error: BaseException, lane: int | None, during: str, action: Any = None, place: str | None = None
 ) -> EnvError:
-    """Return an error with type and text of what the env raised, and env, step, seed and last action."""
+    """Return the error for what the env raised, and where; raise errors of ours and KeyboardInterrupt as they are."""
+    if isinstance(error, RlcliError | KeyboardInterrupt):
+        raise error
     if isinstance(error, BadValue):
         what = f"{during} returned a bad value"
         return broken(

@@ -77,8 +77,6 @@ class GymVecEnv(ReplayableVecEnv):
             for wrapper in self._orders:  # stepped around, it would not let the env be rendered
                 wrapper._has_reset = True
             self._orders = []
-        except (RlcliError, KeyboardInterrupt):
-            raise
         except BaseException as error:  # SystemExit too
             raise env_raised(self, error, lane, "reset") from error
         finally:
@@ -202,8 +200,6 @@ class GymVecEnv(ReplayableVecEnv):
                 seen += [self._fingerprint(observation), repr((reward, terminated, truncated))]
                 if terminated or truncated:
                     break
-        except (RlcliError, KeyboardInterrupt):
-            raise
         except BaseException as error:
             place = named(self, lane, None, f"step {taken} of a trial run", seed=seed)
             raise env_raised(self, error, lane, "step" if taken else "reset", sent, place) from error
@@ -229,8 +225,6 @@ class GymVecEnv(ReplayableVecEnv):
                     observation, info = _whole(env.reset(), RESET)
                 times.append(time.perf_counter() - then)
                 waits.append(times[-1] - (time.process_time() - computed))
-        except (RlcliError, KeyboardInterrupt):
-            raise
         except BaseException as error:
             place = named(self, 0, None, f"step {len(times) + (action is not None)} of a trial run", seed=0)
             raise env_raised(self, error, 0, "reset" if action is None else "step", action, place) from error
@@ -258,8 +252,6 @@ class GymVecEnv(ReplayableVecEnv):
                 self.last[lane], _, terminated, truncated, _ = _whole_step(env.step, sent[lane])
                 if terminated or truncated:
                     return False
-        except (RlcliError, KeyboardInterrupt):
-            raise
         except BaseException as error:
             place = named(self, lane, None, f"step {taken} of a replay", seed=seed)
             raise env_raised(self, error, 0, "step" if taken else "reset", None, place) from error

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rlcli.errors import ArgumentError, RlcliError
+from rlcli.errors import ArgumentError
 from rlcli.vec_envs.episodes import env_raised
 from rlcli.vec_envs.observations import lane_writer
 from rlcli.vec_envs.replay import ReplayableVecEnv, fingerprint
@@ -63,8 +63,6 @@ class NativeVecEnv(ReplayableVecEnv):
             begun = True
             self.show_first(observation, lanes)
             write(t, observation, np.array(lanes, np.intp))  # a list is the slower index
-        except (RlcliError, KeyboardInterrupt):
-            raise
         except BaseException as error:  # SystemExit too
             raise env_raised(self, error, None, "reset") from error
         finally:
@@ -84,8 +82,6 @@ class NativeVecEnv(ReplayableVecEnv):
                 observation, reward, terminated, truncated = engine.step(sent)
                 check_outcome(engine.n, reward, terminated, truncated)
                 write(t + 1, observation, every_lane)
-            except (RlcliError, KeyboardInterrupt):
-                raise
             except BaseException as error:
                 raise env_raised(lanes_engine, error, None, "step") from error
             lanes_engine.show(observation)

@@ -192,7 +192,7 @@ class ParallelVecEnv(ReplayableVecEnv):
         try:
             self.crew.send(CALL, bodies)
             mine = [] if self.own is None else [getattr(self.own.vec_env, name)(**given[0])]
-            found = self.crew.answers()
+            answers = self.crew.answers()
         except Lost as lost:
             self._refuse(lost, _TRIES.get(name, name))
         while new := self._replace_failed():
@@ -200,8 +200,8 @@ class ParallelVecEnv(ReplayableVecEnv):
             for index, answer in zip(
                 new, self.crew.order(CALL, [bodies[index] for index in new], only=new), strict=True
             ):
-                found[index] = answer
-        return mine + found
+                answers[index] = answer
+        return mine + answers
 
     def _replace_failed(self) -> list[int]:
         """Replace the named failed workers; their envs are in no episode."""
@@ -211,12 +211,12 @@ class ParallelVecEnv(ReplayableVecEnv):
             if isinstance(cause, NOT_REPLACED):
                 del self.crew.failed[index]  # the worker lives
                 raise cause
-            said = self._counted.another(
+            sentence = self._counted.another(
                 self.name, index, f"the worker of {place_of(self, self.parts[index])}", cause,
                 collected=self.clock[0] * len(self.parts[index]) - self.restarts[index][1],
                 fix="Fix the cause; env.mode=serial shows it in one process.",
             )  # fmt: skip
-            warnings.warn(f"{said}; restarted, its open episodes are dropped", stacklevel=2)
+            warnings.warn(f"{sentence}; restarted, its open episodes are dropped", stacklevel=2)
             self.restarts[index] = self.restarts[index][0] + 1, self.restarts[index][1]
             self._fallen.add(index)
             self.crew.replace(index, self._worker())
@@ -371,8 +371,8 @@ class ParallelVecEnv(ReplayableVecEnv):
             outcome = lanes.outcome
             if own is not None:
                 others = [mine, *others]
-            for part, found in zip(lanes.parts, others, strict=True) if any(others) else ():
-                if found and (infos := found.pop(INFOS, None)):
+            for part, answer in zip(lanes.parts, others, strict=True) if any(others) else ():
+                if answer and (infos := answer.pop(INFOS, None)):
                     outcome.infos |= {(t, part.start + lane): info for lane, info in infos.items()}
             if outcome.rewards or any(others):
                 lanes._keep_apart(others)
@@ -416,8 +416,8 @@ class ParallelVecEnv(ReplayableVecEnv):
     def _keep_apart(self, others: Sequence[dict[int, Any] | None]) -> None:
         """Keep the rewards one by one: among those of this batch are some that an array cannot hold as they are."""
         outcome, rewards = self.outcome, self._rewards.tolist()
-        for part, found in zip(self.parts, others, strict=True):
-            for lane, reward in (found or {}).items():
+        for part, answer in zip(self.parts, others, strict=True):
+            for lane, reward in (answer or {}).items():
                 rewards[part.start + lane] = reward if isinstance(reward, int | np.ndarray) else _no_number(*reward)
         outcome.rewards += [reward for row in outcome.reward_rows for reward in row.tolist()] + rewards
         outcome.reward_rows.clear()
@@ -436,7 +436,7 @@ class ParallelVecEnv(ReplayableVecEnv):
         return self.seeded and all(self._each("repeats"))
 
     def fingerprints(self) -> list[str]:
-        return [each for found in self._each("fingerprints") for each in found]
+        return [each for answer in self._each("fingerprints") for each in answer]
 
     def load_state_dict(self, state, *, replay):
         history = self.take_history(state)

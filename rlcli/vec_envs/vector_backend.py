@@ -292,11 +292,11 @@ def _put(observation: Any, final: Any, lane: int) -> None:
         for name, part in observation.items():
             _put(part, final[name], lane)
         return
-    found = np.asarray(final)
-    if found.shape != observation.shape[1:] or found.dtype != observation.dtype:
+    last = np.asarray(final)
+    if last.shape != observation.shape[1:] or last.dtype != observation.dtype:
         expected = f"shape {observation.shape[1:]} {observation.dtype} as final_obs"
-        raise BadValue(expected, f"shape {found.shape} {found.dtype}")
-    observation[lane] = found
+        raise BadValue(expected, f"shape {last.shape} {last.dtype}")
+    observation[lane] = last
 
 
 # ---- lanes are reset by writing their state --------------------------------------------------------------------------

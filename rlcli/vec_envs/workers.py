@@ -80,15 +80,15 @@ class Told:
             registry.import_package(name)
         for kind, name, body in self.names:
             try:
-                known = pickle.loads(body)
+                value = pickle.loads(body)
             except Exception as error:  # whatever a module of the user's does
                 _warn(kind, name, error)
                 continue
             if kind == "id":
                 register_known(name)  # who registers it elsewhere would warn that it is there already
-                gym.registry.setdefault(name, known)
+                gym.registry.setdefault(name, value)
             else:
-                registry.learn(kind, name, known)
+                registry.learn(kind, name, value)
 
 
 def told() -> Told:
@@ -96,9 +96,9 @@ def told() -> Told:
     import cloudpickle  # what is of the program itself goes by value
 
     names = []
-    for kind, name, known in _registered():
+    for kind, name, value in _registered():
         try:
-            names.append((kind, name, cloudpickle.dumps(known)))
+            names.append((kind, name, cloudpickle.dumps(value)))
         except Exception as error:  # whatever an object of the user's raises
             _warn(kind, name, error)
     return Told(bytes(current_process().authkey), tuple(registry.imported), tuple(names))

@@ -412,6 +412,6 @@ def test_a_folder_named_by_hydras_record_of_the_command_follows_it(own, tmp_path
 def test_a_name_that_would_be_read_as_something_else_is_refused(name):
     for asked in ({"env": {"kwargs": {name: 1}}}, {"env.kwargs": {"k": [{name: 1}]}}):
         with refused(ConfigError, "setting"):
-            spelled(Config, asked)
-    assert spelled(Config, {"env": {"kwargs": {"a_b": {"c-d": 1}}}}) == ["env.kwargs={a_b:{c-d:1}}"]
+            spelled("train", asked)
+    assert spelled("train", {"env": {"kwargs": {"a_b": {"c-d": 1}}}}) == ["env.kwargs={a_b:{c-d:1}}"]
     refused(ConfigError, "a.b", lambda: configure("train", ["env.kwargs={a.b:1}"]))

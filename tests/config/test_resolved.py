@@ -91,7 +91,7 @@ def test_a_wrong_override_of_a_resume_is_a_sentence(override, words):
 
 @pytest.mark.parametrize("text", ["a b", "it's", "off", "1,2", "null", "a=b", "[x", "\\'"])
 def test_a_text_that_is_spelled_is_read_as_it_was(text):
-    (word,) = spelled(Config, {"run.dir": text})
+    (word,) = spelled("train", {"run.dir": text})
     assert from_dict("train", {}, [word]).run.dir == text
 
 

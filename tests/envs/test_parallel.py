@@ -338,7 +338,7 @@ def test_what_workers_cannot_step_is_refused():
 
 def test_an_unknown_mode_is_refused_as_in_one_process():
     for kind in (SerialEnv, ParallelEnv):
-        with pytest.raises(ArgumentError, match=r"unknown out_of_bounds 'nope'\. Use one of refuse, count, ignore"):
+        with pytest.raises(ArgumentError, match=r"unknown out_of_bounds 'nope'\. Choose one of refuse, count, ignore"):
             kind(2, partial(GymEnv, "CartPole-v1", out_of_bounds="nope"))
 
 

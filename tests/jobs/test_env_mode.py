@@ -232,15 +232,15 @@ def test_trying_draws_nothing_from_the_global_streams():
 
 def test_a_run_says_what_was_chosen_keeps_it_and_is_the_run_of_one_process(short_run, monkeypatch, capsys):
     takes(monkeypatch, 1e-3)
-    auto = short_run("env.id=Busy-v0", "run.dir=auto", "console=plain")
+    auto = short_run("env.id=Busy-v0", "total_frames=1024", "run.dir=auto", "console=plain")
     assert "env.mode=auto -> parallel: 8 envs take 4.0 ms a step" in capsys.readouterr().out
     assert json.loads((auto.path / "config.json").read_text())["env"]["mode"] == "parallel"
-    serial = short_run("env.id=Busy-v0", "env.mode=serial", "run.dir=serial")
+    serial = short_run("env.id=Busy-v0", "total_frames=1024", "env.mode=serial", "run.dir=serial")
     one, other = (checkpoint.load_latest(run.path / CHECKPOINTS).state["policy"] for run in (auto, serial))
     assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
-    more = [resume(each, ["total_frames=5120", "console=plain", *words])
+    more = [resume(each, ["total_frames=1536", "console=plain", *words])
             for each, words in (("auto", []), ("serial", ["env.mode=parallel"]))]  # fmt: skip
-    assert all(run.summary["frames"] == 5120 for run in more)
+    assert all(run.summary["frames"] == 1536 for run in more)
     assert "env.mode=auto" not in capsys.readouterr().out
 
 
@@ -249,7 +249,8 @@ def test_processes_that_fail_are_replaced_and_the_report_tells(short_run, tmp_pa
     monkeypatch.setattr(Reporter, "snapshot", lambda self: shown.append(found := snapshot(self)) or found)
     words = ["env.id=Busy-v0", "env.mode=parallel", "env.caller_steps=auto", "env.per_worker=4",
              f"env.kwargs={{marker: {tmp_path / 'ended'}}}", "env.step_timeout=60"]  # fmt: skip
-    run = short_run(*words, "collector.on_worker_error=restart", "run.dir=r", "console=plain")
+    words += ["collector.on_worker_error=restart", "total_frames=1536"]
+    run = short_run(*words, "run.dir=r", "console=plain")
     assert shown[-1].restarts == 1 and shown[0].restarts == 0
     assert run.summary["status"] == "done"
     found = run.summary["env_workers"]
@@ -290,7 +291,8 @@ def test_each_env_has_a_number_of_its_own_and_is_closed(short_run, tmp_path, wor
     """Also beside those of an evaluation, and those that are made to be looked at: no two have one at a time."""
     log = str(tmp_path / "log")
     settings = ['env.kwargs.port="{5005+index}"', 'env.kwargs.name="arm-{index}"', f"env.kwargs.log={log}"]
-    short_run("env.id=Served-v0", "env.num=4", *settings, "run.eval_episodes=2", "run.dir=served", *words)
+    few = ["env.num=4", "total_frames=1024", "run.eval_episodes=2"]
+    short_run("env.id=Served-v0", *few, *settings, "run.dir=served", *words)
     noted = [*map(int, Path(log).read_text().split())]
     assert {5005 + index for index in range(6)} <= {*noted}
     opened: set[int] = set()

@@ -29,9 +29,8 @@ from rlcli.data.samplers import PrioritizedSampler
 from rlcli.kernels.sum_tree.levels import tree_bytes
 from rlcli.keys import DONE
 from rlcli.planning.envs import EVALUATION, one_more, to_come
-from rlcli.planning.plan import MemoryFit
+from rlcli.planning.plan import MemoryFit, show_plan
 from rlcli.planning.tensors import planned_learner
-from rlcli.planning.view import show_plan
 from rlcli.vec_envs.noise import drawn_ahead
 
 work_out = partial(plan, verb="train")
@@ -340,7 +339,7 @@ def test_planning_leaves_random_streams_as_they_were():
 
 def test_a_plan_of_stored_slices_loads_the_buffers_kernels_as_its_run_does(monkeypatch):
     loaded = []
-    monkeypatch.setattr("rlcli.build.algorithm.load_buffer_compiler", loaded.append)
+    monkeypatch.setattr("rlcli.build.buffer.load_buffer_compiler", loaded.append)
     rlcli.plan(QUIET)
     assert not loaded
     rlcli.plan(["storage=tensor", "sampler=slice", "sampler.slice_len=16", *QUIET])

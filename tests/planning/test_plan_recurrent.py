@@ -77,7 +77,7 @@ def test_plan_and_run_show_what_recompute_saves(cell, layers, tmp_path):
 
 
 def test_a_plan_prints_what_is_saved_for_the_backward_pass(capsys):
-    from rlcli.planning.view import show_plan
+    from rlcli.planning.plan import show_plan
 
     show_plan(rlcli.plan([*BATCHES, "policy=gru", *QUIET]))
     printed = capsys.readouterr().out
@@ -191,7 +191,7 @@ def test_rows_that_keep_states_are_planned_for_batches_of_any_length(stride, few
 
 
 def test_ends_put_kept_states_out_of_step_by_no_more_than_the_plan_says(tmp_path, monkeypatch, capsys):
-    from rlcli.planning.view import show_plan
+    from rlcli.planning.plan import show_plan
 
     monkeypatch.setattr("rlcli.report.reporter.LEDGER_EVERY", 0.0)
     words = [*DQN, "env.max_episode_steps=40", "memory.recurrent_state_stride=16"]  # [8, 16] a batch

@@ -268,11 +268,12 @@ print(*[worker.pid for worker in workers.workers], flush=True)
 workers.workers[0].channel.send(1, 9, __import__("rlcli.processes.channel").processes.channel.packed(("sleep", 60)))
 {then}
 """
+PATH = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 SLEEPS = "while True: time.sleep(0.05)"  # not in one: a signal that comes just before a sleep does not end it
 
 
 def _parent(tmp_path: Path, method: str, then: str) -> tuple[subprocess.Popen, list[int]]:
-    (tmp_path / "parent.py").write_text(PARENT.format(path=[str(Path(__file__).parent)], method=method, then=then))
+    (tmp_path / "parent.py").write_text(PARENT.format(path=PATH, method=method, then=then))
     parent = subprocess.Popen(
         [sys.executable, str(tmp_path / "parent.py")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,

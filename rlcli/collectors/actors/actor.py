@@ -131,7 +131,6 @@ class States:
 
 
 def no_place(key: Key, *, by_itself: bool = False) -> ArgumentError:
-    """Return the error for a recurrent policy whose state would be lost at every step."""
     if key in STEP_RESULTS:
         return ArgumentError(f"the policy writes next.{show(key)}", why="reward and end flags are the env's to write")
     name = repr(key)

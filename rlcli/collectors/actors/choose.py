@@ -179,7 +179,6 @@ def _made_up(setting: PolicyContext, legal: Callable) -> dict[Key, np.ndarray]:
 
 
 def _written(stages: Sequence[Stage], example: TensorDictBase, batch_dims: int) -> Fields | None:
-    """Return what the stages write, without the lane dim; None unless all of it is float32."""
     values = {key: example.get(key, None) for stage in stages for key in stage.out_keys}
     if any(value is None or value.dtype != torch.float32 for value in values.values()):
         return None

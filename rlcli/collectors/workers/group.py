@@ -137,7 +137,6 @@ class CollectorWorkers:
         return self._ordered([packed((name, args, {}))] * len(self.sent), fd)
 
     def call(self, name: str, *args: Any, **settings: Any) -> list[Any]:
-        """Call the same method of every worker's collector, or read an attribute of it."""
         return self._ordered([packed(("call", (name, *args), settings))] * len(self.sent))
 
     def _ordered(self, bodies: Sequence[bytes], fd: int | None = None, *, replaces: bool = False) -> list[Any]:
@@ -161,7 +160,6 @@ class CollectorWorkers:
 
     # ---- batches -------------------------------------------------------------------------------------------------
     def new_batch(self, steps: int, random_frames: int, only: int | None = None) -> SharedBatch:
-        """Return memory for all workers' rows, or those of one."""
         if self._columns is None:
             look = packed(("look", (random_frames,), {}))
             self._columns = self._alike(self._ordered([look] * len(self.sent), replaces=True))

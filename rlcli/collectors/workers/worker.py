@@ -102,7 +102,6 @@ class SharedSlots:
         self._now = -1
 
     def add(self, slot: int, steps: int, data: dict[Key, np.ndarray]) -> None:
-        """Add memory for batches of so many steps."""
         self._data[slot] = data
         mine = self.rollout.columns()
         self._batches[slot] = self.rollout.bind({key: data[key] for key in mine}, steps)
@@ -226,7 +225,6 @@ class CollectorWorker:
         self.collector.watch(region.arrays["stop"])
 
     def share(self, slot: int, memory: Arrays, steps: int, first: int) -> None:
-        """Map a slot; this worker's lanes in it begin at `first`."""
         region = Region(memory, self.channel.receive_fd())
         region.forget_fd()
         share = slice(first, first + self.collector.envs)

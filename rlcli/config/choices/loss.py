@@ -134,7 +134,7 @@ class PolicyGradientOptions(LossOptions):  # a policy gradient with its value an
     critic_coeff: float = option(0.5, "weight of the value loss", ge=0)
 
 
-class A2COptions(PolicyGradientOptions, place="rlcli.algorithms.a2c:A2C"):
+class A2COptions(PolicyGradientOptions, place="rlcli.algorithms.one_pass:A2C"):
     clip_value: float | None = option(None, "clip range of value changes", gt=0)
 
 
@@ -152,7 +152,7 @@ class PenalisedPPOOptions(PPOOptions, place="rlcli.algorithms.ppo:PenalisedPPO")
     kl_coeff: float = option(1.0, "initial weight of the KL penalty", ge=0)
 
 
-class ReinforceOptions(PolicyGradientOptions, place="rlcli.algorithms.reinforce:Reinforce"):
+class ReinforceOptions(PolicyGradientOptions, place="rlcli.algorithms.one_pass:Reinforce"):
     baseline: bool = option(True, "subtract a learned state value from returns")
 
     def problems(self) -> Iterator[Problem]:

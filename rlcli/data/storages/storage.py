@@ -149,15 +149,16 @@ class Storage(ABC):
         ArgumentError
             The rows are those of another ring, whose buffer is in use.
         """
-        for collect in (gc.collect, None):  # a buffer that is gone may be part of a cycle, and hold its ring still
-            other = None if self._bound is None else self._bound()
-            if other is None or other is ring or other.storage is not self:  # of a deep copy it is not
-                return
-            if collect is not None:
-                collect()
-        raise ArgumentError(
-            "a storage belongs to one buffer", where=type(self).__name__, fix="Make one for each buffer."
-        )
+        if self._of_another(ring):
+            gc.collect()  # a buffer that is gone may be part of a cycle, and hold its ring still
+            if self._of_another(ring):
+                raise ArgumentError(
+                    "a storage belongs to one buffer", where=type(self).__name__, fix="Make one for each buffer."
+                )
+
+    def _of_another(self, ring: Any) -> bool:
+        other = None if self._bound is None else self._bound()
+        return other is not None and other is not ring and other.storage is self  # of a deep copy it is not
 
     def belong_to(self, ring: Any) -> None:
         """Hold this ring's rows alone from now on, as long as it lives; None: anybody's."""

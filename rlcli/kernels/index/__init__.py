@@ -15,9 +15,9 @@ run      0         1     2        3      (END, POS, TRAJ, NXT, WHERE), a ring of
 `bits`    [R / 8]   one bit a row: it is the last of its run
 """
 
-from rlcli.exports import lazily
+from rlcli.exports import files
 
-__getattr__, __dir__, __all__ = lazily(__name__)
+__getattr__ = files(__name__)
 
 # scalars
 CURSOR, STEPS, LANES, KNOWN, EXACT, HAS_IDS, MANY = range(7)

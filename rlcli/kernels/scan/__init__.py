@@ -46,33 +46,12 @@ def scan(
     *,
     time_dim: int = -2,
 ) -> tuple[Tensor, Tensor]:
-    """The accumulated temporal differences and the value target of every step.
+    """Return the accumulated temporal differences and value targets of every step, as `reward`; differentiable.
 
-    A bootstrap value at a terminated step is never used, so it may be NaN. Nothing is padded: the cost is that of
-    the rows, however they are spread over trajectories. No value is read on the host.
-
-    Parameters
-    ----------
-    reward, value, next_value : Tensor, float32 or float64
-        ``[*B, T, F]``, one shape, dtype and device for all. A flat batch is ``[N, 1]``. Any strides.
-    terminated, cut : Tensor, bool
-        Same shape. `cut` stops the recursion; a step that is cut and not terminated bootstraps from `next_value`.
-    gamma, decay, weight : float or Tensor
-        One number, or one for every step (whatever broadcasts to the shape of `reward`).
-    backend : {"auto", "reference", "cpu", "triton"}
-        `auto` takes the compiled pass on a CPU, the Triton one on a CUDA device, else the reference.
-    time_dim : int
-        The dimension that is time.
-
-    Returns
-    -------
-    accumulated, target : Tensor
-        Of the shape and dtype of `reward`; differentiable in every float input.
-
-    Raises
-    ------
-    ArgumentError
-        Shapes, dtypes or devices differ, the backend is unknown, or it cannot run here.
+    Columns ``[*B, T, F]`` of one shape, dtype and device, any strides; a flat batch is ``[N, 1]``. `cut` stops the
+    recursion; a step that is cut and not terminated bootstraps from `next_value`, which may be NaN where it is
+    terminated. `gamma`, `decay` and `weight` broadcast to the shape. Nothing is padded: the cost is that of the rows.
+    No value is read on the host. `backend="auto"`: compiled on a CPU, Triton on a CUDA device, else the reference.
     """
     _check(reward, terminated, cut, value, next_value)
     shape = reward.shape

@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 
 from rlcli import kernels
-from rlcli.exports import lazily
+from rlcli.exports import files
 from rlcli.kernels.sum_tree.levels import levels
 
-__getattr__, __dir__, __all__ = lazily(__name__)
+__getattr__ = files(__name__)
 
 LINE = 64  # bytes of a line of cache
 
