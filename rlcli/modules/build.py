@@ -25,7 +25,7 @@ from tensordict.nn import (
 from torch import nn
 
 from rlcli.errors import ArgumentError, ConfigError
-from rlcli.keys import ACTION_VALUE, OBSERVATION, STATE_ACTION_VALUE, STATE_VALUE, Key, show, unravel
+from rlcli.keys import ACTION_VALUE, OBSERVATION, STATE_ACTION_VALUE, STATE_VALUE, Key, show
 from rlcli.modules import recurrent
 from rlcli.modules.actors import ActorCritic, ActorValueOperator, ProbabilisticActor, ValueOperator
 from rlcli.modules.head import ActionHead, action_head, single_action
@@ -138,7 +138,7 @@ def build_actor_critic(
     ConfigError
         For observations or actions that no network or distribution here fits, with what to use instead.
     """
-    keys = _seen(observation_spec, in_keys, action_mask_key)
+    keys = observation_keys(observation_spec, in_keys, action_mask_key)
     head = action_head(action_spec, len(observation_spec.shape), distribution)
     split = head.continuous and state_dependent_std
     outputs = head.features * (2 if split else 1)
@@ -178,15 +178,6 @@ def build_actor_critic(
     return pair if device is None else pair.to(device)
 
 
-def _seen(observation_spec: Composite, in_keys: Sequence[Key] | None, mask: Key | None) -> list[Key]:
-    """Return what networks read: of all observations the mask is none."""
-    keys = observation_keys(observation_spec, in_keys)
-    seen = [key for key in keys if in_keys or mask is None or unravel(key) != unravel(mask)]
-    if not seen:
-        raise ConfigError("the env shows an action mask and nothing else", where="observation spec")
-    return seen
-
-
 def build_q_actor(
     observation_spec: Composite,
     action_spec: TensorSpec,
@@ -224,7 +215,7 @@ def build_q_actor(
     """
     from rlcli.modules.values import DuelingHead, EGreedyModule, QValueActor  # of no other policy
 
-    keys = _seen(observation_spec, in_keys, action_mask_key)
+    keys = observation_keys(observation_spec, in_keys, action_mask_key)
     key, spec = single_action(action_spec)
     if not isinstance(spec, Categorical | OneHot):
         raise ConfigError(

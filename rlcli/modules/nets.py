@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from rlcli.errors import ArgumentError, ConfigError, in_words
-from rlcli.keys import Key, show
+from rlcli.keys import Key, show, unravel
 from rlcli.specs import Binary, Bounded, Composite, OneHot, Unbounded
 
 if TYPE_CHECKING:
@@ -223,8 +223,8 @@ def _units(name: str, given: Iterable[int]) -> list[int]:
 NETS = ("auto", "mlp", "cnn", "dict")
 
 
-def observation_keys(spec: Composite, wanted: Sequence[Key] | None = None) -> list[Key]:
-    """The keys a policy reads: those wanted, or all but the counters that transforms add.
+def observation_keys(spec: Composite, wanted: Sequence[Key] | None = None, mask: Key | None = None) -> list[Key]:
+    """The keys a policy reads: those wanted, or all but the action mask and the counters that transforms add.
 
     Raises
     ------
@@ -240,9 +240,11 @@ def observation_keys(spec: Composite, wanted: Sequence[Key] | None = None) -> li
                 why=f"the env has {', '.join(map(show, shown)) or 'none'}",
                 fix=f"Did you mean {near[0]}?" if near else None,
             )  # fmt: skip
-    keys = list(wanted) if wanted else [key for key in shown if not spec[key].counter]
+    others = [key for key in shown if not spec[key].counter and (mask is None or unravel(key) != unravel(mask))]
+    keys = list(wanted) if wanted else others
     if not keys:
-        raise ConfigError("the env has no observation for a policy to read", where="observation spec")
+        shows = "it shows an action mask and nothing else" if mask is not None else None
+        raise ConfigError("the env has no observation for a policy to read", where="observation spec", why=shows)
     return keys
 
 

@@ -297,10 +297,8 @@ def one_a_row(x: Tensor, size: torch.Size, of: Any) -> Tensor:
     return x.squeeze(-1)
 
 
-def also_called(key: Key) -> tuple[Key, ...]:
-    """Return the other name under which a batch may hold the log-probability that is looked for under `key`."""
-    names = (SAMPLE_LOG_PROB, ACTION_LOG_PROB)
-    return tuple(name for name in names if name != key) if key in names else ()
+# the other name under which a batch may hold the log-probability that is looked for under a key
+ALSO_CALLED: dict[Key, tuple[Key, ...]] = {SAMPLE_LOG_PROB: (ACTION_LOG_PROB,), ACTION_LOG_PROB: (SAMPLE_LOG_PROB,)}
 
 
 def log_prob_key(actor: ProbabilisticTensorDictSequential) -> Key:

@@ -18,7 +18,7 @@ from rlcli.errors import ArgumentError
 from rlcli.keys import Key
 from rlcli.modules.distributions import Family
 from rlcli.objectives.loss import Terms
-from rlcli.objectives.networks import Columns, also_called
+from rlcli.objectives.networks import ALSO_CALLED, Columns
 from rlcli.objectives.policy_gradient import PolicyGradientLoss
 from rlcli.objectives.reduction import per_row, reduce
 
@@ -69,13 +69,13 @@ class PPOLoss(PolicyGradientLoss):
 
     @property
     def optional_keys(self) -> Sequence[Key]:
-        return [*super().optional_keys, *also_called(self.tensor_keys.sample_log_prob)]
+        return [*super().optional_keys, *ALSO_CALLED.get(self.tensor_keys.sample_log_prob, ())]
 
     def objective(
         self, log_prob: Tensor, advantage: Tensor, columns: Columns, written: Columns, mask: Tensor | None
     ) -> Terms:
         key = self.tensor_keys.sample_log_prob
-        old = self.need(columns, next((k for k in (key, *also_called(key)) if k in columns), key))
+        old = self.need(columns, next((k for k in (key, *ALSO_CALLED.get(key, ())) if k in columns), key))
         log_ratio = log_prob - per_row(old, log_prob.shape, "sample_log_prob")
         terms = self.surrogate(log_ratio, advantage, mask)
         with torch.no_grad():

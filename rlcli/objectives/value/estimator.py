@@ -315,7 +315,8 @@ class ValueEstimator(KeyedModule, ABC):
         with torch.set_grad_enabled(self.differentiable and torch.is_grad_enabled()), self._using(params):
             read, _, target = self._estimated(td, target_params)
             target = zeroed(target, read.values.valid)
-            return (target if self.value_norm is None else self.value_norm.normalise(target)).to(_written(read.raw))
+            target = target if self.value_norm is None else self.value_norm.normalise(target)
+            return target.to(torch.promote_types(read.raw.dtype, torch.float32))
 
     def _filled(self, td: TensorDictBase, mask: Tensor) -> TensorDictBase:
         """Return the batch, with rows that count in place of those that do not, where a NaN there could go on."""
@@ -362,7 +363,7 @@ class ValueEstimator(KeyedModule, ABC):
             value, target = self.value_norm.updated(value, read.values.value), self.value_norm.normalise(target)
         if self.average:
             advantage = standardise(advantage, read.counts)
-        dtype = _written(value)
+        dtype = torch.promote_types(value.dtype, torch.float32)
         for key, x in ((k.advantage, advantage.to(dtype)), (k.value_target, target.to(dtype)), (k.value, value)):
             td.set(key, zeroed(x, valid))
         for key, flags, none in ((APPROXIMATED, self._approximated, False), (SHIFTED_VALID, valid, True)):
@@ -453,8 +454,3 @@ class ValueEstimator(KeyedModule, ABC):
         if self.num_chunks is not None:
             return -(-shape.numel() // self.num_chunks)
         return None if self.value_chunk_size is None else self.value_chunk_size * shape[1:].numel()
-
-
-def _written(value: Tensor) -> torch.dtype:
-    """Return the dtype of estimates: that of the network's values, float32 at least."""
-    return torch.promote_types(value.dtype, torch.float32)

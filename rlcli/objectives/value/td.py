@@ -16,7 +16,7 @@ from rlcli.errors import ArgumentError, NumericsError
 from rlcli.kernels.scan import Rate
 from rlcli.keys import ACTION, IS_INIT, STEPS_TO_NEXT_OBS, Key, show
 from rlcli.objectives.keyed import either
-from rlcli.objectives.networks import Density, also_called, log_prob_key
+from rlcli.objectives.networks import ALSO_CALLED, Density, log_prob_key
 from rlcli.objectives.reduction import may_ask, per_row
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.objectives.value.functional import (
@@ -159,7 +159,7 @@ class VTrace(ValueEstimator):
         k = self.tensor_keys
         with torch.no_grad():
             log_pi = self._log_prob(td)
-        names = (k.sample_log_prob, *also_called(k.sample_log_prob))
+        names = (k.sample_log_prob, *ALSO_CALLED.get(k.sample_log_prob, ()))
         log_mu, rows = need(td, next((x for x in names if td.get(x, None) is not None), names[0])), td.shape
         for name, x in (("the action's log-probability", log_pi), (show(k.sample_log_prob), log_mu)):
             if x.numel() != rows.numel():
