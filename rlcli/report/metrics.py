@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli.config import registry
-from rlcli.config.choices.run import LOGGERS
+from rlcli.config.choices import CHOICES
 from rlcli.config.installed import has, install
 from rlcli.errors import ConfigError, DamagedDataError, ResourceError
 from rlcli.vec_envs.vec_env import SUCCESS
@@ -238,7 +238,7 @@ def plain(value: Any) -> Any:
 
 def wants_tensorboard(logger: str) -> bool:
     """Return True if `logger` means TensorBoard events here; nothing is imported."""
-    loggers = (*LOGGERS, *registry.users_names("logger"))
+    loggers = (*CHOICES["logger"], *registry.users_names("logger"))
     if logger not in loggers:
         raise ConfigError(f"unknown logger {logger!r}", where="logger", fix=f"Choose one of {', '.join(loggers)}.")
     installed = has("tensorboard")
