@@ -24,6 +24,7 @@ from tensordict.nn import (
 )
 from torch import nn
 
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, ConfigError
 from rlcli.keys import ACTION_VALUE, OBSERVATION, STATE_ACTION_VALUE, STATE_VALUE, Key, show
 from rlcli.modules import recurrent
@@ -154,10 +155,8 @@ def build_actor_critic(
         shared = (hidden is None or len(hidden) > 0) and convolves(observation_spec, keys, net)
     with seeded(generator):
         if shared:
-            if hidden is not None and not hidden and recurrence is None:
-                raise ConfigError(
-                    "a shared trunk needs a hidden layer", where="policy.hidden", fix="Set policy.shared=false."
-                )
+            refuse(hidden is not None and not hidden and recurrence is None, "a shared trunk needs a hidden layer",
+                   where="policy.hidden", fix="Set policy.shared=false.", error=ConfigError)  # fmt: skip
             encoder = net_of(None)
             trunk: TensorDictModuleBase = TensorDictModule(encoder, keys, [TRUNK_KEY])
             width: int = encoder.out_features  # type: ignore[assignment]

@@ -14,6 +14,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor
 
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
 from rlcli.modules.distributions import Family
@@ -195,8 +196,7 @@ class KLPENPPOLoss(PPOLoss):
             ("decrement", decrement, 0 < decrement <= 1),
             ("samples_mc_kl", samples_mc_kl, samples_mc_kl >= 1),
         ):
-            if not good:
-                raise ArgumentError(f"{name} is out of range", why=f"got {x}")
+            refuse(not good, f"{name} is out of range", why=f"got {x}")
         _need_family(self.density.family)
         self.dtarg, self.increment, self.decrement, self.samples_mc_kl = dtarg, increment, decrement, samples_mc_kl
         self.register_buffer("beta", torch.tensor(float(beta)))

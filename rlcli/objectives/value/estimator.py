@@ -18,6 +18,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from rlcli import arguments
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.kernels.scan import BACKENDS, Rate
 from rlcli.keys import (
@@ -158,24 +159,19 @@ class ValueEstimator(KeyedModule, ABC):
         if upstream:
             elsewhere(self, upstream, self.upstream_options)
         arguments.choice("backend", backend, BACKENDS)
-        if differentiable and value_norm is not None and value_norm.rescales:
-            raise ArgumentError(
-                "PopArt cannot be used with differentiable=True",
-                why="it rescales the network that a gradient would still have to pass",
-                fix="Use ValueNorm (value.normaliser=running).",
-            )
+        refuse(differentiable and value_norm is not None and value_norm.rescales,
+               "PopArt cannot be used with differentiable=True",
+               why="it rescales the network that a gradient would still have to pass",
+               fix="Use ValueNorm (value.normaliser=running).")  # fmt: skip
         if network_gradient and not differentiable:
             raise ArgumentError("network_gradient=True needs differentiable=True", why="no gradient flows without it")
         shifted = bool(either("shifted", shifted or None, "single_call", single_call))
-        if shifted and two_calls:
-            raise ArgumentError("shifted and two_calls exclude each other", why="one call cannot be two")
+        refuse(shifted and two_calls, "shifted and two_calls exclude each other", why="one call cannot be two")
         self.gamma = need_rate("gamma", gamma)
         self.value_network, self.zero_values = value_network, zero_values
-        if compute_dtype not in (None, torch.float32, *LOWER):
-            raise ArgumentError(
-                f"compute_dtype={compute_dtype} is no lower precision",
-                fix="Use torch.bfloat16, torch.float16, or None.",
-            )
+        refuse(compute_dtype not in (None, torch.float32, *LOWER),
+               f"compute_dtype={compute_dtype} is no lower precision",
+               fix="Use torch.bfloat16, torch.float16, or None.")  # fmt: skip
         self._compute_dtype = compute_dtype if compute_dtype in LOWER else None
         ValueEstimator.take_up_networks(self)  # a subclass takes up its own ones when it has them
         self.shifted, self.shifted_budget = shifted, arguments.count("shifted_budget", shifted_budget)

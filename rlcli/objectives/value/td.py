@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor
 
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.kernels.scan import Rate
 from rlcli.keys import ACTION, IS_INIT, STEPS_TO_NEXT_OBS, Key, show
@@ -132,12 +133,9 @@ class VTrace(ValueEstimator):
         for name, limit in (("rho_thresh", rho_thresh), ("c_thresh", c_thresh)):
             if isinstance(limit, Tensor) and limit.numel() != 1:
                 raise ArgumentError(f"{name} must be one number", why=f"got {limit.numel()}")
-            if not float(limit) > 0:
-                raise ArgumentError(f"{name} must be positive", why=f"got {float(limit)}")
-        if float(c_thresh) > float(rho_thresh):
-            raise ArgumentError(
-                "c_thresh must not exceed rho_thresh", why=f"got {float(c_thresh)} and {float(rho_thresh)}"
-            )
+            refuse(not float(limit) > 0, f"{name} must be positive", why=f"got {float(limit)}")
+        refuse(float(c_thresh) > float(rho_thresh), "c_thresh must not exceed rho_thresh",
+               why=f"got {float(c_thresh)} and {float(rho_thresh)}")  # fmt: skip
         self.actor_network = actor_network
         self.take_up_networks()
         self.tensor_keys.sample_log_prob = log_prob_key(actor_network)
