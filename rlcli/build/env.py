@@ -25,7 +25,7 @@ from rlcli.envs.transformed import TransformedEnv
 from rlcli.errors import ConfigError, ResourceError, RlcliError, in_words
 from rlcli.keys import ACTION_MASK, Key, as_tuple, unravel
 from rlcli.processes.memory import free_memory, process_memory, size
-from rlcli.specs import Bounded, TensorSpec
+from rlcli.specs import Bounded
 from rlcli.transforms.base import Transform
 from rlcli.vec_envs.building import beside
 from rlcli.vec_envs.make import AtariFrames, GymRecipe, NamedWrapper, Wrapper, auto_prefers_native, set_limit
@@ -252,9 +252,14 @@ def build_transforms(cfg: EnvConfig, env: EnvBase, gamma: float) -> list[Transfo
     """Return the transforms that the configuration names, innermost first."""
     keys = [unravel(key) for key in env.observation_spec.keys(True, True)]
     keys = [key for key in keys if as_tuple(key)[-1] != ACTION_MASK]  # flags stay flags
-    numbers: list[Key] = [key for key in keys if _scalable(env.observation_spec[key])]
     chosen: list[Transform] = []
-    if cfg.normalize_observation:
+    if cfg.normalize_observation:  # of numbers that have a mean: not of choices, bits or bytes
+        specs = {key: env.observation_spec[key] for key in keys}
+        numbers: list[Key] = [
+            key
+            for key, spec in specs.items()
+            if spec.dtype.is_floating_point or (isinstance(spec, Bounded) and spec.dtype is not torch.uint8)
+        ]
         if not numbers:
             raise ConfigError("env.normalize_observation needs observations of numbers other than bytes", where=cfg.id)
         chosen.append(transforms.RunningNorm(numbers))
@@ -271,11 +276,6 @@ def build_transforms(cfg: EnvConfig, env: EnvBase, gamma: float) -> list[Transfo
     if cfg.normalize_reward:
         chosen.append(transforms.RewardNorm(gamma))
     return chosen
-
-
-def _scalable(spec: TensorSpec) -> bool:
-    """Return True if an observation is of numbers that have a mean: not of choices, bits or bytes."""
-    return spec.dtype.is_floating_point or (isinstance(spec, Bounded) and spec.dtype is not torch.uint8)
 
 
 def _transform(name: str, arguments: dict[str, Any]) -> Transform:

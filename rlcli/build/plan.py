@@ -160,7 +160,7 @@ def _forecast(
     limit: int | None = None,
 ) -> Plan:
     """Return the plan of a run whose parts exist; `collector` may have fewer envs, `process` in bytes."""
-    run = workload_of(cfg, collector.rows()).beginning_with(init_rows)
+    run = workload_of(cfg, collector.rows(), init_rows)
     rows, entries, peaks = tensors_of(run, collector, learning)
     modes = fit.modes_of(run.storage, rows, partial(estimates_of, run, learning.estimator))
     unknown = [f"the temporary memory of stage {p.stage} is not known: {p.unknown}" for p in peaks if p.unknown]

@@ -39,15 +39,6 @@ def gradient_actor(cfg: CollectConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def greedy_actor(cfg: CollectConfig) -> dict[str, Any]:
-    """Return what `build_q_actor` takes beside the options of all networks."""
-    p = cfg.policy
-    return {
-        "dueling": p.dueling, "eps_init": p.eps_init, "eps_end": p.eps_end, "eps_frames": p.eps_frames,
-        "recurrence": recurrence(cfg),
-    }  # fmt: skip
-
-
 def recurrence(cfg: CollectConfig) -> Recurrence | None:
     """Return the recurrent layer of the policy; None where it has none."""
     p = cfg.policy

@@ -10,38 +10,23 @@ import dataclasses
 import gc
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import psutil
 from torch import nn
 
-from rlcli.collectors import BaseCollector
-from rlcli.envs import EnvBase
 from rlcli.processes.memory import give_back, grown, resident
 
 if TYPE_CHECKING:
+    from rlcli.planning.forecast import RunEnvs
     from rlcli.processes.crew import Crew
 
 EVALUATION = "evaluation envs"
 # while the memory of an env is measured: how many are made at most, in how many seconds of the processor
 # (others may have it meanwhile) and bytes, where one is small
 MANY, MOMENT, SPARE, SMALL = 16384, 0.5, 64 << 20, 1 << 20
-
-
-@dataclass(frozen=True)
-class RunEnvs:
-    """The envs of a run: how many there are, which process steps them, and how more like them are made."""
-
-    num: int
-    here: int  # of them, those that the run's own process steps
-    evaluated: int  # what an evaluation makes beside them
-    workers: int  # processes that step the others
-    collecting: bool  # whether those collect
-    here_too: Callable[[int], EnvBase]  # so many in this process
-    one: Callable[[], EnvBase]  # as a collecting worker has it
-    one_apart: Callable[[], EnvBase]  # stepped by a worker
 
 
 @dataclass(frozen=True)
@@ -93,9 +78,8 @@ def one_more(run: RunEnvs) -> Envs:
 
 @_by_themselves()
 def to_come(run: RunEnvs, *, reset: bool) -> dict[str, int]:
-    """Return the memory of envs that a run is still to make; nothing of envs that cannot be made twice."""
-    if not (count := run.evaluated):
-        return {}
+    """Return the memory of envs that an evaluation will make; nothing of envs that cannot be made twice."""
+    count = run.evaluated
     apart = run.workers > 0 and not (run.collecting or run.here)
     before = resident()
     try:
@@ -131,8 +115,9 @@ def measured(run: RunEnvs, actor: nn.Module | None = None) -> Envs:
             collector.rollout()
             collector.update_policy_weights_()
             collector.rollout()
-            parent = collector.weights_nbytes
-            shared, (own,), started = _processes(collector.processes)
+            parent, crew = collector.weights_nbytes, collector.processes
+            assert crew is not None
+            shared, (own,), started = _processes(crew)
     elif run.workers:
         env = run.one_apart()
         try:
@@ -146,15 +131,15 @@ def measured(run: RunEnvs, actor: nn.Module | None = None) -> Envs:
     return dataclasses.replace(envs, workers=workers, worker=alone, parent=parent)
 
 
-def worker_bytes(collector: BaseCollector) -> int:
-    """Return the bytes of the processes that step a collector's lanes, as they are now; 0 where there are none."""
-    shared, own, started = _processes(collector.processes)
+def worker_bytes(crew: Crew) -> int:
+    """Return the bytes of the processes that step a collector's envs, as they are now."""
+    shared, own, started = _processes(crew)
     return shared + sum(own) + started
 
 
-def _processes(crew: Crew | None) -> tuple[int, list[int], int]:
+def _processes(crew: Crew) -> tuple[int, list[int], int]:
     """Return the bytes of the fork server, of each worker, and of processes that envs have started."""
-    workers = [psutil.Process(worker.pid) for worker in crew.workers] if crew is not None else []
+    workers = [psutil.Process(worker.pid) for worker in crew.workers]
     here = psutil.Process()
     forked_from = {p for worker in workers for p in itertools.takewhile(lambda p: p != here, worker.parents())}
     started = [child for worker in workers for child in worker.children(recursive=True)]

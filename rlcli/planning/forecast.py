@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,7 +29,6 @@ from rlcli.learning.gradient import total_of
 from rlcli.learning.minibatches import whole_sequences
 from rlcli.learning.update import watch_saved
 from rlcli.objectives.reduction import MASK_KEYS
-from rlcli.planning.envs import RunEnvs, to_come, worker_bytes
 from rlcli.planning.tensors import (
     META,
     RunStorage,
@@ -51,6 +50,7 @@ from rlcli.transforms.primer import state_keys
 from rlcli.vec_envs.noise import drawn_ahead
 
 if TYPE_CHECKING:
+    from rlcli.envs import EnvBase
     from rlcli.objectives.value.estimator import ValueEstimator
 
 aten = torch.ops.aten
@@ -68,20 +68,11 @@ class Peak:
     stage: str
     bytes: int  # at its peak, above what stays
     kept: int  # of them, in blocks that the process keeps
-    rows: int  # of one call of the network
+    rows: int = 0  # of one call of the network
     device: str = "cpu"
     unknown: str = ""  # why it could not be counted
     saved: int = 0  # of `bytes`, saved by recurrent layers for the backward pass
     spared: int = 0  # how much memory.recurrent_recompute saves, set or not
-
-
-class StageMemory(NamedTuple):
-    """Hold the memory of a stage; the fields are those of `Peak`."""
-
-    peak: int
-    kept: int
-    saved: int = 0
-    spared: int = 0
 
 
 def bytes_on(entries: Sequence[LedgerEntry], device: str = "cpu") -> int:
@@ -98,6 +89,20 @@ def at_once(peaks: Sequence[Peak], device: str = "cpu") -> int:
 def at_peak(process: Mapping[str, int], entries: Sequence[LedgerEntry], peaks: Sequence[Peak]) -> int:
     """Return the bytes of a process in RAM at its peak: beside tensors, of those that stay, and of stages."""
     return sum(process.values()) + bytes_on(entries) + at_once(peaks)
+
+
+@dataclass(frozen=True)
+class RunEnvs:
+    """The envs of a run: how many there are, which process steps them, and how more like them are made."""
+
+    num: int
+    here: int  # of them, those that the run's own process steps
+    evaluated: int  # what an evaluation makes beside them
+    workers: int  # processes that step the others
+    collecting: bool  # whether those collect
+    here_too: Callable[[int], EnvBase]  # so many in this process
+    one: Callable[[], EnvBase]  # as a collecting worker has it
+    one_apart: Callable[[], EnvBase]  # stepped by a worker
 
 
 @dataclass(frozen=True)
@@ -142,11 +147,6 @@ class Workload:
     kept: int  # checkpoints
     recurrent_backend: str | None  # of a policy of ours with a recurrent layer
 
-    def beginning_with(self, rows: int) -> Workload:
-        """Return the same with rows that its storage begins with."""
-        storage = self.storage
-        return self if storage is None else replace(self, storage=replace(storage, rows=storage.rows + rows))
-
 
 @dataclass(frozen=True)
 class Learning:
@@ -171,10 +171,19 @@ def expected(
     rows, entries, peaks = tensors_of(run, collector, learning)
     known = {peak.stage: peak for peak in peaks if not peak.unknown}
     values, update = known.get(VALUES), known.get(UPDATE)
-    process = so_far(imported, learning, stored) | noise_of(rows) | to_come(run.envs, reset=collector.frames > 0)
+    process = so_far(imported, learning, stored) | noise_of(rows)
+    workers = 0
+    if run.envs.evaluated:
+        from rlcli.planning.envs import to_come
+
+        process |= to_come(run.envs, reset=collector.frames > 0)
+    if (crew := collector.processes) is not None:
+        from rlcli.planning.envs import worker_bytes
+
+        workers = worker_bytes(crew)
     saved = None if update is None or not update.saved else update.saved
     return Expected(
-        at_peak(process, entries, peaks), imported, None if values is None else values.bytes, worker_bytes(collector),
+        at_peak(process, entries, peaks), imported, None if values is None else values.bytes, workers,
         saved, update.spared if update is not None and run.updates is not None and run.updates.recompute else 0,
     )  # fmt: skip
 
@@ -253,7 +262,7 @@ def _learned(run: Updates, rows: RowSchema, learning: Learning, peaks: list[Peak
     sequences = step.lanes if loss.recurrent else 0
     together = count if run.off_policy else step.frames
 
-    def tried(place: torch.device) -> StageMemory:
+    def tried(place: torch.device) -> Peak:
         return update_peak(loss, columns_read(loss, step, added, place), device, sequences)
 
     places = _places(loss, step)
@@ -295,7 +304,7 @@ def _values(run: Workload, updates: Updates, learning: Learning, rows: RowSchema
         mode = "full" if codes(mode) or unknown else mode  # what samples hold
     at_once = rows_at_once(estimator, rows, flat)
 
-    def tried(place: torch.device) -> StageMemory:
+    def tried(place: torch.device) -> Peak:
         return stage_peak(estimator, rows, mode, flat=flat, unknown=unknown, place=place)
 
     plain = not (flat or unknown)
@@ -311,16 +320,14 @@ def _places(module: Any, rows: RowSchema) -> list[torch.device]:
 
 
 def _counted(
-    stage: str, rows: int, device: str, count: Callable[[torch.device], StageMemory], places: Sequence[torch.device]
+    stage: str, rows: int, device: str, count: Callable[[torch.device], Peak], places: Sequence[torch.device]
 ) -> Peak:
     """Return a stage's peak, or why not: some networks look at numbers and need memory."""
     for place in places:
         try:
-            memory = count(place)
+            return replace(count(place), rows=rows, device=device)
         except Exception as error:  # a network may raise anything; the plan says so
             unknown = in_words(error, 160)
-        else:
-            return Peak(stage, memory.peak, memory.kept, rows, device, saved=memory.saved, spared=memory.spared)
     return Peak(stage, 0, 0, rows, device, unknown=unknown)
 
 
@@ -340,7 +347,7 @@ def columns_read(
     return {key: x.reshape(-1, *x.shape[2:]) for key, x in loss.columns(batch).items() if key not in MASK_KEYS}
 
 
-def update_peak(loss: Any, columns: Mapping[Key, Tensor], device: str, sequences: int = 0) -> StageMemory:
+def update_peak(loss: Any, columns: Mapping[Key, Tensor], device: str, sequences: int = 0) -> Peak:
     """Return the most that one minibatch step holds: activations, their gradients, temporaries."""
     copied = copied_to(next(iter(columns.values())).device, loss)
     saved = watch_saved(copied)
@@ -349,7 +356,7 @@ def update_peak(loss: Any, columns: Mapping[Key, Tensor], device: str, sequences
         total.backward()
         del terms, total
     if not saved:
-        return StageMemory(live.peak, live.kept)
+        return Peak(UPDATE, live.peak, live.kept)
     for part in copied.modules():
         if hasattr(part, "recurrent_recompute"):
             part.recurrent_recompute = not part.recurrent_recompute  # type: ignore[operator]
@@ -357,7 +364,7 @@ def update_peak(loss: Any, columns: Mapping[Key, Tensor], device: str, sequences
     with _asked(sequences):
         total_of(copied, columns)
     now, otherwise = (sum(part.bytes or 0 for part in watched) for watched in (saved, other))
-    return StageMemory(live.peak, live.kept, now, abs(now - otherwise))
+    return Peak(UPDATE, live.peak, live.kept, saved=now, spared=abs(now - otherwise))
 
 
 def _asked(sequences: int) -> AbstractContextManager[Any]:
@@ -399,7 +406,7 @@ def stage_peak(
     flat: bool = False,
     unknown: bool = False,
     place: torch.device = META,
-) -> StageMemory:
+) -> Peak:
     """Return the bytes of one batch's value stage, less those that it leaves behind."""
     with torch.no_grad():
         stage, batch = copied_to(place, estimator), trial_batch(rows, mode, device=place)
@@ -408,7 +415,7 @@ def stage_peak(
         with Answers(lambda n: -(-n // _slots(estimator, rows)), ends, unknown), LiveBytes() as live:
             stage(batch)
         left = live.now  # the batch is alive, and with it what was written
-    return StageMemory(live.peak - left, max(live.kept - left, 0))
+    return Peak(VALUES, live.peak - left, max(live.kept - left, 0))
 
 
 def rows_at_once(estimator: ValueEstimator, rows: RowSchema, flat: bool = False) -> int:

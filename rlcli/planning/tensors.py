@@ -146,7 +146,15 @@ def planned_learner(
 ) -> list[LedgerEntry]:
     """Return the ledger of what a loss trains as one flat tensor, read off tensors without memory."""
     trained = [p for p in loss.parameters() if p.requires_grad]
-    state = _state_of(optimizer, options, spans_of(trained)[1], trained[0].dtype if trained else torch.float32)
+    probe = nn.Parameter(torch.zeros(1, dtype=trained[0].dtype if trained else torch.float32))
+    probe.grad = torch.zeros_like(probe)
+    stepped = FlatOptimizer(optimizer, probe, 0.0, **options)  # its state for one number, for all of them as long
+    stepped.step()
+    elements = spans_of(trained)[1]
+    state = {
+        key: torch.empty(elements if x.ndim else (), dtype=x.dtype, device=META)
+        for key, x in stepped.state_dict().items()
+    }
     bare = _bare(nn.ModuleList([policy, loss]), trained)
     entries = learner_entries({"all": bare}, state, claims=Claims(foretold=True))
     return [replace(entry, device=device, peak=entry.bytes) for entry in entries]
@@ -162,16 +170,6 @@ def _bare(module: nn.Module, trained: Sequence[nn.Parameter]) -> nn.Module:
     for number, buffer in enumerate(module.buffers()):
         bare.register_buffer(f"buffer_{number}", torch.empty_like(buffer, device=META))
     return bare
-
-
-def _state_of(name: str, options: Mapping[str, Any], elements: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return an optimizer's state without memory, seen on one parameter and as long as all of them."""
-    probe = nn.Parameter(torch.zeros(1, dtype=dtype))
-    probe.grad = torch.zeros_like(probe)
-    optimizer = FlatOptimizer(name, probe, 0.0, **options)
-    optimizer.step()
-    state = optimizer.state_dict().items()
-    return {key: torch.empty(elements if x.ndim else (), dtype=x.dtype, device=META) for key, x in state}
 
 
 def bytes_held(columns: Mapping[Key, Tensor]) -> int:
