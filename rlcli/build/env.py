@@ -318,12 +318,10 @@ class Pace:
         needed, free = (now - self.held) // self.made * left, free_memory()[0] - now
         if needed > free:
             raise ResourceError(
-                f"{self.count:,} envs do not fit into memory",
-                where=f"{self.key}, {self.name}",
+                f"{self.count:,} envs do not fit into memory", where=f"{self.key}, {self.name}",
                 why=f"the first {self.made:,} took {size(now - self.held)}, so the others would take about "
-                f"{size(needed)}, and {size(max(free, 0))} are free",
-                fix=f"Use a smaller {self.key}.",
-            )
+                f"{size(needed)}, and {size(max(free, 0))} are free", fix=f"Use a smaller {self.key}.",
+            )  # fmt: skip
         seconds = spent / self.made * left
         if seconds > WORTH_A_WORD:
             played = "run.eval_envs=1 makes one, run.eval_episodes=0 none; "

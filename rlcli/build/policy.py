@@ -93,11 +93,9 @@ def users_policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic:
         policy.state_dict()
     except Exception as error:  # whatever a module of the user's does
         raise ConfigError(
-            f"policy={p.kind} cannot be saved",
-            where="state_dict()",
-            why=in_words(error),
+            f"policy={p.kind} cannot be saved", where="state_dict()", why=in_words(error),
             fix="Leave state_dict to nn.Module, or have it return a dict of tensors.",
-        ) from error
+        ) from error  # fmt: skip
     return policy
 
 

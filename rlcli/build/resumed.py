@@ -285,10 +285,7 @@ def _scheduled(cfg: CollectConfig) -> list[str]:
     """Return the keys that make a number follow the share of `total_frames` that is done."""
     if not isinstance(cfg, Config):
         return []
-    read = {
-        "optim.anneal_lr": cfg.optim.anneal_lr,
-        "loss.anneal_clip": cfg.loss.anneal_clip and not is_off_policy(cfg),
-    }
+    read = {"optim.anneal_lr": cfg.optim.anneal_lr, "loss.anneal_clip": cfg.loss.anneal_clip and not is_off_policy(cfg)}
     return [key for key, reads in read.items() if reads]
 
 

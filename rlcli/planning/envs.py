@@ -95,10 +95,7 @@ def to_come(run: RunEnvs, *, reset: bool) -> dict[str, int]:
     if apart:
         # the first brings its code, and is no smaller than the next where the system took pages back meanwhile
         return {EVALUATION: max(first, envs.each) + envs.each * (count - 1)}
-    return {
-        EVALUATION: envs.each * count,
-        "envs, once reset": 0 if reset else envs.at_reset * run.here,
-    }
+    return {EVALUATION: envs.each * count, "envs, once reset": 0 if reset else envs.at_reset * run.here}
 
 
 # ---- in processes of their own ---------------------------------------------------------------------------------------

@@ -160,13 +160,7 @@ class Learning:
     updates: dict[tuple, Peak] = field(default_factory=dict)
 
 
-def expected(
-    run: Workload,
-    collector: BaseCollector,
-    learning: Learning,
-    imported: int,
-    stored: int = 0,
-) -> Expected:
+def expected(run: Workload, collector: BaseCollector, learning: Learning, imported: int, stored: int = 0) -> Expected:
     """Return the plan of a run about to begin, for its report; `imported` and `stored` in bytes."""
     rows, entries, peaks = tensors_of(run, collector, learning)
     known = {peak.stage: peak for peak in peaks if not peak.unknown}

@@ -99,12 +99,7 @@ def trial_batch(
 
 
 def planned_batch(
-    rows: RowSchema,
-    mode: str,
-    *,
-    added: Mapping[Key, Field] | None = None,
-    index: bool = False,
-    device: str = "cpu",
+    rows: RowSchema, mode: str, *, added: Mapping[Key, Field] | None = None, index: bool = False, device: str = "cpu"
 ) -> list[LedgerEntry]:
     """Return the ledger of one batch; `index`: an `exact` batch is asked where successors lie."""
     batch = trial_batch(rows, mode, added)
