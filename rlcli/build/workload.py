@@ -16,8 +16,8 @@ from rlcli.collectors.options import AHEAD
 from rlcli.collectors.schema import RowSchema
 from rlcli.config import registry
 from rlcli.config.schemas import CollectConfig, Config, by_priority, draws, draws_slices, is_off_policy, remembers
-from rlcli.planning.forecast import RunEnvs, Updates, Workload
-from rlcli.planning.tensors import RunStorage
+from rlcli.planning.forecast import Updates, Workload
+from rlcli.planning.tensors import RunEnvs, RunStorage
 
 if TYPE_CHECKING:
     from rlcli.data.storages import Storage

@@ -20,7 +20,7 @@ from torch import nn
 from rlcli.processes.memory import give_back, grown, resident
 
 if TYPE_CHECKING:
-    from rlcli.planning.forecast import RunEnvs
+    from rlcli.planning.tensors import RunEnvs
     from rlcli.processes.crew import Crew
 
 EVALUATION = "evaluation envs"

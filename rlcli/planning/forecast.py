@@ -31,6 +31,7 @@ from rlcli.learning.update import watch_saved
 from rlcli.objectives.reduction import MASK_KEYS
 from rlcli.planning.tensors import (
     META,
+    RunEnvs,
     RunStorage,
     bytes_held,
     copied_to,
@@ -50,7 +51,6 @@ from rlcli.transforms.primer import state_keys
 from rlcli.vec_envs.noise import drawn_ahead
 
 if TYPE_CHECKING:
-    from rlcli.envs import EnvBase
     from rlcli.objectives.value.estimator import ValueEstimator
 
 aten = torch.ops.aten
@@ -89,20 +89,6 @@ def at_once(peaks: Sequence[Peak], device: str = "cpu") -> int:
 def at_peak(process: Mapping[str, int], entries: Sequence[LedgerEntry], peaks: Sequence[Peak]) -> int:
     """Return the bytes of a process in RAM at its peak: beside tensors, of those that stay, and of stages."""
     return sum(process.values()) + bytes_on(entries) + at_once(peaks)
-
-
-@dataclass(frozen=True)
-class RunEnvs:
-    """The envs of a run: how many there are, which process steps them, and how more like them are made."""
-
-    num: int
-    here: int  # of them, those that the run's own process steps
-    evaluated: int  # what an evaluation makes beside them
-    workers: int  # processes that step the others
-    collecting: bool  # whether those collect
-    here_too: Callable[[int], EnvBase]  # so many in this process
-    one: Callable[[], EnvBase]  # as a collecting worker has it
-    one_apart: Callable[[], EnvBase]  # stepped by a worker
 
 
 @dataclass(frozen=True)

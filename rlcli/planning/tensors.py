@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,6 +32,7 @@ from rlcli.specs.field import Field
 if TYPE_CHECKING:
     from rlcli.data.codes import CodedRows
     from rlcli.data.storages import Storage
+    from rlcli.envs import EnvBase
     from rlcli.objectives.value.estimator import ValueEstimator
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -177,6 +178,20 @@ def spare_entry(rows: RowSchema, mode: str, device: str, count: int = 1) -> Ledg
     nbytes = count * sum(entry.bytes for entry in planned_batch(rows, mode))
     what = "the previous one, while the next is collected" if count == 1 else f"{count} written ahead by workers"
     return LedgerEntry(SPARE, what, nbytes, device=device, peak=nbytes)
+
+
+@dataclass(frozen=True)
+class RunEnvs:
+    """The envs of a run: how many there are, which process steps them, and how more like them are made."""
+
+    num: int
+    here: int  # of them, those that the run's own process steps
+    evaluated: int  # what an evaluation makes beside them
+    workers: int  # processes that step the others
+    collecting: bool  # whether those collect
+    here_too: Callable[[int], EnvBase]  # so many in this process
+    one: Callable[[], EnvBase]  # as a collecting worker has it
+    one_apart: Callable[[], EnvBase]  # stepped by a worker
 
 
 @dataclass(frozen=True)
