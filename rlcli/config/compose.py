@@ -174,10 +174,10 @@ def _left_aside(cfg: CollectConfig, contents: Mapping[str, Any], typed_keys: Col
 
 def holds(data: Any, key: str) -> bool:
     """Say whether nested data set a dotted key."""
-    for part in key.split("."):
-        if not isinstance(data, Mapping) or part not in data:
+    for name in key.split("."):
+        if not isinstance(data, Mapping) or name not in data:
             return False
-        data = data[part]
+        data = data[name]
     return True
 
 
