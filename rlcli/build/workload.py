@@ -48,14 +48,14 @@ def workload_of(cfg: CollectConfig, rows: RowSchema | None = None, init_rows: in
 def envs_of(cfg: CollectConfig) -> RunEnvs:
     """Return how many envs a run has, which process steps them, and how more like them are made."""
     num, collecting, evaluated = cfg.env.num, len(shares(cfg)), 0
-    here, workers = stepped(cfg)
+    in_process, workers = stepped(cfg)
     if isinstance(cfg, Config) and cfg.run.eval_episodes:
-        gone = here if cfg.run.eval_every is None else 0  # the only evaluation comes when those are closed
+        gone = in_process if cfg.run.eval_every is None else 0  # the only evaluation comes when those are closed
         evaluated = max(evaluation_lanes(cfg, cfg.run.eval_episodes) - gone, 0)
     one = dataclasses.replace(cfg.env, num=1)
     apart = dataclasses.replace(one, workers=1, per_worker="auto", caller_steps="false")
     return RunEnvs(
-        num, here, evaluated, collecting or workers, collecting > 0,
+        num, in_process, evaluated, collecting or workers, collecting > 0,
         lambda count: build_env(lanes_of(cfg, count), offset=num),
         partial(build_env, one, offset=num), partial(build_env, apart, offset=num),
     )  # fmt: skip

@@ -59,7 +59,7 @@ def one_more(run: RunEnvs) -> Envs:
     count, memory = 1, Envs(0)
     for again in range(3):  # the first is slower and larger than the others
         began, before = time.process_time(), resident()
-        another = run.here_too(count)
+        another = run.make(count)
         try:
             made = resident()
             another.reset()
@@ -80,10 +80,10 @@ def one_more(run: RunEnvs) -> Envs:
 def to_come(run: RunEnvs, *, reset: bool) -> dict[str, int]:
     """Return the memory of envs that an evaluation will make; nothing of envs that cannot be made twice."""
     count = run.evaluated
-    apart = run.workers > 0 and not (run.collecting or run.here)
+    apart = run.workers > 0 and not (run.collecting or run.in_process)
     before = resident()
     try:
-        env = run.here_too(1) if apart else None
+        env = run.make(1) if apart else None
         try:
             first = grown(before)
             envs = one_more(run)
@@ -95,7 +95,7 @@ def to_come(run: RunEnvs, *, reset: bool) -> dict[str, int]:
     if apart:
         # the first brings its code, and is no smaller than the next where the system took pages back meanwhile
         return {EVALUATION: max(first, envs.each) + envs.each * (count - 1)}
-    return {EVALUATION: envs.each * count, "envs, once reset": 0 if reset else envs.at_reset * run.here}
+    return {EVALUATION: envs.each * count, "envs, once reset": 0 if reset else envs.at_reset * run.in_process}
 
 
 # ---- in processes of their own ---------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def measured(run: RunEnvs, actor: nn.Module | None = None) -> Envs:
     if run.collecting:
         from rlcli.collectors import MultiSyncCollector
 
-        with MultiSyncCollector([run.one], actor, frames_per_batch=1) as collector:
+        with MultiSyncCollector([run.make_one], actor, frames_per_batch=1) as collector:
             collector.rollout()
             collector.update_policy_weights_()
             collector.rollout()
@@ -116,7 +116,7 @@ def measured(run: RunEnvs, actor: nn.Module | None = None) -> Envs:
             assert crew is not None
             shared, (own,), started = _processes(crew)
     elif run.workers:
-        env = run.one_apart()
+        env = run.make_apart()
         try:
             shared, (own,), started = _processes(env.vec_env.crew)  # type: ignore[attr-defined]
         finally:
@@ -124,7 +124,7 @@ def measured(run: RunEnvs, actor: nn.Module | None = None) -> Envs:
     else:
         return envs
     alone = max(own - envs.each, 0)
-    workers = shared + run.workers * alone + (run.num - run.here) * (envs.each + started)
+    workers = shared + run.workers * alone + (run.num - run.in_process) * (envs.each + started)
     return dataclasses.replace(envs, workers=workers, worker=alone, parent=parent)
 
 

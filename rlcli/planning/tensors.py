@@ -185,13 +185,13 @@ class RunEnvs:
     """The envs of a run: how many there are, which process steps them, and how more like them are made."""
 
     num: int
-    here: int  # of them, those that the run's own process steps
+    in_process: int  # of them, those that the run's own process steps
     evaluated: int  # what an evaluation makes beside them
     workers: int  # processes that step the others
     collecting: bool  # whether those collect
-    here_too: Callable[[int], EnvBase]  # so many in this process
-    one: Callable[[], EnvBase]  # as a collecting worker has it
-    one_apart: Callable[[], EnvBase]  # stepped by a worker
+    make: Callable[[int], EnvBase]  # so many in this process
+    make_one: Callable[[], EnvBase]  # as a collecting worker has it
+    make_apart: Callable[[], EnvBase]  # stepped by a worker
 
 
 @dataclass(frozen=True)
