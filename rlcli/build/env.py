@@ -90,15 +90,8 @@ def evaluation_lanes(cfg: Config, episodes: int) -> int:
 
 
 def _serial(cfg: EnvConfig, lanes: int, offset: int, first: GymEnv | None, key: str) -> EnvBase:
-    pace = Pace(cfg.id, lanes, key)
-    given = [] if first is None else [first]
-
-    def another(make: partial[GymEnv]) -> GymEnv:
-        pace.another()
-        with beside(pace.made - 1):
-            return given.pop() if given else make()
-
-    return SerialEnv(lanes, [partial(another, make) for make in _makers(cfg, lanes, offset)])
+    pace = Pace(cfg.id, lanes, key, first)
+    return SerialEnv(lanes, [partial(pace.another, make) for make in _makers(cfg, lanes, offset)])
 
 
 def _apart(cfg: EnvConfig) -> bool:
@@ -181,7 +174,7 @@ def configured(cfg: EnvConfig, index: int = 0) -> GymRecipe:
     """Return a run's gymnasium env of this number; a `ConfigError` where an id names a module."""
     raise_all(check_env_ids(cfg))
     wrappers: list[Wrapper] = []
-    settings = numbered(cfg.kwargs, index)
+    settings = numbered(cfg.kwargs, index) if cfg.kwargs else {}
     limit = cfg.max_episode_steps
     registered = cfg.id in registry.users_names("env")
     if cfg.kind == "atari":
@@ -301,20 +294,23 @@ def narrowed(env: EnvBase) -> list[Key]:
 
 # ---- how long it takes -------------------------------------------------------------------------------------------
 class Pace:
-    """Watch `count` (from `key`) envs being made in turn: how long it will take, and whether memory suffices."""
+    """Make `count` (from `key`) envs in turn, or take the `first`; watch how long it takes, and whether they fit."""
 
-    def __init__(self, name: str, count: int, key: str = "env.num") -> None:
-        self.name, self.count, self.key = name, count, key
+    def __init__(self, name: str, count: int, key: str, first: GymEnv | None) -> None:
+        self.name, self.count, self.key, self.first = name, count, key, first
         self.made, self.looked = 0, False
         self.began, self.held = time.monotonic(), process_memory()[0]
 
-    def another(self) -> None:
-        """Note that one more is about to be made; raise ResourceError if the rest would not fit into memory."""
+    def another(self, make: partial[GymEnv]) -> GymEnv:
+        """Make one more; raise ResourceError if the rest would not fit into memory."""
         spent = time.monotonic() - self.began
         if not self.looked and self.made and spent > SURE_AFTER:
             self.looked = True
             self._look(spent)
-        self.made += 1
+        first, self.first = self.first, None
+        with beside(self.made):
+            self.made += 1
+            return make() if first is None else first
 
     def _look(self, spent: float) -> None:
         left = self.count - self.made

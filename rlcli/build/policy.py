@@ -35,15 +35,13 @@ def gradient_actor(cfg: CollectConfig) -> dict[str, Any]:
     p = cfg.policy
     return {
         "shared": p.shared, "distribution": p.distribution, "init_std": p.init_std,
-        "state_dependent_std": p.state_dependent_std, "recurrence": recurrence(cfg),
+        "state_dependent_std": p.state_dependent_std, "recurrence": recurrence(cfg) if p.kind in RECURRENT else None,
     }  # fmt: skip
 
 
-def recurrence(cfg: CollectConfig) -> Recurrence | None:
-    """Return the recurrent layer of the policy; None where it has none."""
+def recurrence(cfg: CollectConfig) -> Recurrence:
+    """Return the recurrent layer of the policy."""
     p = cfg.policy
-    if p.kind not in RECURRENT:
-        return None
     if p.shared is False:
         raise ConfigError(
             "a recurrent policy has one trunk for actor and critic", where="policy.shared=false",

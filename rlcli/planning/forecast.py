@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -284,11 +285,8 @@ def _values(run: Workload, updates: Updates, learning: Learning, rows: RowSchema
         mode = "full" if codes(mode) or unknown else mode  # what samples hold
     at_once = rows_at_once(estimator, rows, flat)
 
-    def tried(place: torch.device) -> Peak:
-        return stage_peak(estimator, rows, mode, flat=flat, unknown=unknown, place=place)
-
-    plain = not (flat or unknown)
-    return _counted(VALUES, at_once, device, tried, _places(estimator, rows) if plain else [META])
+    peak_at = partial(stage_peak, estimator, rows, mode, flat=flat, unknown=unknown)
+    return _counted(VALUES, at_once, device, peak_at, [META] if flat or unknown else _places(estimator, rows))
 
 
 def _places(module: Any, rows: RowSchema) -> list[torch.device]:
@@ -382,10 +380,10 @@ def stage_peak(
     estimator: ValueEstimator,
     rows: RowSchema,
     mode: str,
+    place: torch.device = META,
     *,
     flat: bool = False,
     unknown: bool = False,
-    place: torch.device = META,
 ) -> Peak:
     """Return the bytes of one batch's value stage, less those that it leaves behind."""
     with torch.no_grad():
