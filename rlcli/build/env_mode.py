@@ -9,22 +9,17 @@ not made again for it. What was chosen is written into the run's configuration, 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from rlcli.build.collector import shares
-from rlcli.build.env import configured, make_single, wants_native
+from rlcli.build.env import make_single, wants_native
 from rlcli.collectors.answers import answering
 from rlcli.config.schemas import CollectConfig
 from rlcli.envs import GymEnv
 from rlcli.processes.process import cores
 from rlcli.runs import random_streams
 from rlcli.vec_envs.make import auto_prefers_native
-
-if TYPE_CHECKING:
-    import gymnasium as gym
 
 STEPS, MOMENT = 32, 1.0  # that an env is tried for, and seconds after which it is enough
 CROSSING = 50e-6  # seconds, about, that an order to a process and its answer take
@@ -89,22 +84,6 @@ def settled(cfg: C) -> tuple[C, list[str], First]:
         except BaseException:
             first.close()
             raise
-
-
-class Tried(NamedTuple):
-    """The env of a run, tried by itself."""
-
-    make: Callable[[], gym.Env]
-    native: bool  # an engine of its own is preferred for all of the run's envs
-    pace: tuple[float, float]  # seconds that a step takes, and those of them in which it computes
-
-
-def tried(cfg: CollectConfig) -> Tried:
-    """Step one env of a run for a moment."""
-    env = make_single(cfg.env)
-    with contextlib.closing(env):
-        pace = env.vec_env.pace(STEPS, MOMENT)  # type: ignore[attr-defined]
-    return Tried(configured(cfg.env).make, wants_native(cfg.env, cfg.env.num), pace)
 
 
 def chosen(num: int, wall: float, cpu: float) -> tuple[int, str]:

@@ -25,7 +25,7 @@ from rlcli.config.run_files import RUN
 from rlcli.config.schemas import CollectConfig, Config, EnvConfig, unread
 from rlcli.data.files.state import loading_state
 from rlcli.envs import EnvBase
-from rlcli.errors import ArgumentError, ConfigError, DamagedDataError
+from rlcli.errors import ConfigError, DamagedDataError
 from rlcli.jobs.statistics import learned_by_transforms, restored_transforms
 from rlcli.modules import ActorCritic
 from rlcli.runs import checkpoint, random_streams
@@ -140,12 +140,6 @@ def evaluate(
 
     The result is shown before the film is made, and says why there is none where that fails.
     """
-    if episodes < 1:
-        raise ArgumentError(f"episodes is {episodes}", fix="Allowed: >= 1.")
-    if max_steps is not None and max_steps < 1:
-        raise ArgumentError(f"max_steps is {max_steps}", fix="Allowed: >= 1.")
-    if seed is not None and not 0 <= seed < 2**32:
-        raise ArgumentError(f"seed is {seed}", fix=f"Allowed: 0 to {2**32 - 1}.")
     from rlcli.learning.evaluation import EVALUATION_SEED, longest_episode, progress_lines
     from rlcli.learning.evaluation import evaluate as play
 

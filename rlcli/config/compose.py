@@ -155,7 +155,8 @@ def _shared_folder(folders: Mapping[int, str]) -> list[Problem]:
 
 def _undecided(schema: type, overrides: Iterable[str], checked: Iterable[Checked]) -> set[str]:
     """Return the keys that were typed with what cannot be used, a group's choice as its `.kind`."""
-    missing = {*map(key_of, overrides)} - {item.key for item in checked}
+    used = [f"{item.key}." for item in checked]  # of a mapping's value, key by key
+    missing = {key for key in map(key_of, overrides) if not any(name.startswith(f"{key}.") for name in used)}
     kinds = {key: f"{key}.kind" for key in missing if f"{key}.kind" in leaves(schema)}
     return {kinds.get(key, key) for key in missing if key in kinds or find(schema, key)}
 
