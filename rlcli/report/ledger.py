@@ -202,7 +202,7 @@ def stored_entries(buffer: ReplayBuffer) -> list[LedgerEntry]:
     index_bytes = ring.nbytes - storage.nbytes - sum(nbytes for _, nbytes in few.values())
     entries.append(entry("index", index_bytes, saved=-index_bytes if ring.exact else 0))
     if (capacity := getattr(buffer.sampler, "max_capacity", None)) is not None:
-        from rlcli.kernels.sum_tree.levels import tree_bytes
+        from rlcli.kernels.sum_tree import tree_bytes
 
         entries.append(entry(PRIORITIES, tree_bytes(capacity)))
     return entries

@@ -187,7 +187,7 @@ def _follows_the_contract(result: Any) -> bool:
     return whole and all(number_of(value) is not None for value in result[1:4])
 
 
-# ---- wrappers as a configuration names them ---------------------------------------------------------------------------
+# ---- wrappers as a configuration names them --------------------------------------------------------------------------
 @dataclass(frozen=True)
 class NamedWrapper:
     """Hold a wrapper of `env.wrappers` with its arguments."""

@@ -173,11 +173,7 @@ def _ends(lanes: int, steps: int, places: Sequence[tuple[int, int]]) -> tuple[np
 
 
 def with_next(
-    batch: TensorDictBase,
-    keys: Sequence[Key],
-    *,
-    after: TensorDictBase | None = None,
-    fill_value: float | None = None,
+    batch: TensorDictBase, keys: Sequence[Key], *, after: TensorDictBase | None = None, fill_value: float | None = None
 ) -> TensorDictBase:
     """Return a `compact` batch with its next observations; unknown ones are `fill_value` (default NaN)."""
     from rlcli.transforms.stored_rows import ends_of

@@ -346,11 +346,10 @@ class Ring:
         for name, mine in (("max_size", self.storage.max_size), ("ndim", self.storage.ndim)):
             if state[name] != mine:
                 raise ArgumentError(
-                    "the rows were stored in a ring of another shape",
-                    where=f"storage.{name}",
+                    "the rows were stored in a ring of another shape", where=f"storage.{name}",
                     why=f"this one has {mine}, that one {state[name]}",
                     fix=f"Make the buffer with {name}={state[name]}.",
-                )
+                )  # fmt: skip
         contents = Contents(self.storage, layout)
         if layout.fields:
             Markers.among(layout.fields, *self.asked)
