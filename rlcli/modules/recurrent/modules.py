@@ -297,7 +297,7 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         numbers = torch.full_like(source, -1)
         numbers.view(-1)[begun] = torch.arange(len(rows), device=source.device)
         states = [s.index_select(0, rows) for s in states]
-        states = [s.full() if hasattr(s, "extra") else s for s in states]  # type: ignore[attr-defined]  # few rows
+        states = [s.full() if hasattr(s, "extra") else s for s in states]  # type: ignore[attr-defined]  # of few rows
         if not source.is_meta:
             self._check_kept(states)
         return states, numbers
