@@ -15,9 +15,8 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.data.next_obs.rows import Rows
-from rlcli.keys import Key, as_tuple, show, under_next, unravel
+from rlcli.keys import DELTA_KEPT, Key, as_tuple, delta_key, scale_key, show, under_next, unravel
 from rlcli.specs.dtypes import dtype_name
-from rlcli.transforms.delta_codec import KEPT, delta_key, scale_key
 
 if TYPE_CHECKING:
     from rlcli.data.buffer.replay_buffer import ReplayBuffer
@@ -227,7 +226,7 @@ def _gathered(key: Key, value: Rows, frames: int, claims: Claims) -> LedgerEntry
 
 def kept_few(key: Key, full: int, nbytes: int) -> tuple[int, str]:
     """Return the bytes saved by a column of which few rows are kept, and its note."""
-    overflows = KEPT in as_tuple(key)  # beside differences: `full` has no such key
+    overflows = DELTA_KEPT in as_tuple(key)  # beside differences: `full` has no such key
     return (-nbytes, "overflows") if overflows else (full - nbytes, FEW_ROWS)
 
 

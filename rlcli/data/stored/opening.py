@@ -40,10 +40,9 @@ from rlcli.data.storages.row_journal import Committed, need_class
 from rlcli.data.storages.segment import SegmentLayout, damaged_rows, name_of
 from rlcli.data.stored.place import CHECKPOINT, DUMP, FRAMES, KEPT, Place, find, nothing_yet
 from rlcli.errors import ArgumentError, DamagedDataError
-from rlcli.keys import DONE, NEXT, TRUNCATED, Key, as_tuple
+from rlcli.keys import DELTA, DONE, NEXT, TRUNCATED, Key, as_tuple
 from rlcli.specs.field import Field
 from rlcli.transforms import NextObservationDelta, NextStateReconstructor, Transform
-from rlcli.transforms.delta_codec import DELTA
 from rlcli.typed import Misfit
 
 PIECE = 8192  # rows that are copied together
