@@ -474,7 +474,7 @@ class Collector(BaseCollector):
             replayable = self.vec_env.is_replayable()
         if not replayable:
             return False
-        self.vec_env.keep_actions(longest)
+        self.vec_env.history_limit = longest
         return True
 
     # ---- in the background -------------------------------------------------------------------------------------

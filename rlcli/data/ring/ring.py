@@ -212,7 +212,8 @@ class Ring:
             sparse = self._few(given, len(lead))
             if not contents.layout.fields:
                 contents = self._begin(given, lead)
-            contents.layout.check(given, lead, self.storage.ndim)
+            else:
+                contents.layout.check(given, lead, self.storage.ndim)
             if lead.numel() > contents.space.size and not self._warned:
                 self._warned = warn_of_left_out(lead.numel(), contents.space.size)
             rows = write(contents, given, lead, sparse)
