@@ -154,8 +154,7 @@ def _shared_folder(folders: Mapping[int, str]) -> list[Problem]:
 
 def _undecided(schema: type, overrides: Iterable[str], checked: Iterable[Checked]) -> set[str]:
     """Return the keys that were typed with what cannot be used, a group's choice as its `.kind`."""
-    used = {item.key for item in checked}
-    missing = {*map(key_of, overrides)} - used
+    missing = {*map(key_of, overrides)} - (used := {item.key for item in checked})
     kinds = {key: f"{key}.kind" for key in missing if f"{key}.kind" in leaves(schema)}
     mappings = {key for key in missing if any(name.startswith(f"{key}.") for name in used)}  # used key by key
     return {*kinds.values(), *(key for key in missing - kinds.keys() - mappings if find(schema, key))}
