@@ -14,10 +14,9 @@ from tensordict import TensorDictBase
 from torch import nn
 from torch.optim import Optimizer
 
-from rlcli.keys import Key, show, under_next
+from rlcli.keys import Key, delta_key, kept_key, scale_key, show, under_next
 from rlcli.report.ledger import ROLLOUT, Claims, Ledger, LedgerEntry, batch_entries, learner_entries
 from rlcli.report.peaks import DevicePeaks, LargestPeak, ProcessPeak
-from rlcli.transforms.delta_codec import delta_key, kept_key, scale_key
 
 if TYPE_CHECKING:
     from rlcli.modules.recurrent.sequences import LargestSaved
