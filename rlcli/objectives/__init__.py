@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from rlcli.objectives.bootstrap import HardUpdate as HardUpdate
     from rlcli.objectives.bootstrap import SoftUpdate as SoftUpdate
     from rlcli.objectives.dqn import DQNLoss as DQNLoss
-    from rlcli.objectives.one_pass import A2CLoss as A2CLoss
-    from rlcli.objectives.one_pass import ReinforceLoss as ReinforceLoss
+    from rlcli.objectives.policy_gradient import A2CLoss as A2CLoss
     from rlcli.objectives.policy_gradient import PolicyGradientLoss as PolicyGradientLoss
+    from rlcli.objectives.policy_gradient import ReinforceLoss as ReinforceLoss
     from rlcli.objectives.ppo import ClipPPOLoss as ClipPPOLoss
     from rlcli.objectives.ppo import KLPENPPOLoss as KLPENPPOLoss
     from rlcli.objectives.ppo import PPOLoss as PPOLoss

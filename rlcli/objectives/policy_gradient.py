@@ -1,4 +1,4 @@
-"""What all policy gradients share, with a critic or without: those of PPO, A2C and REINFORCE.
+"""The policy gradient with a critic (A2C) or whole returns (REINFORCE), and what the losses of PPO share with them.
 
 Reads the networks' in_keys, action, advantage, value_target, for value clipping the old state_value, and any mask.
 Writes `loss_*` terms (their sum is minimised) and diagnostics. Runs no optimizer; computes an advantage only where the
@@ -332,3 +332,48 @@ class PolicyGradientLoss(Loss):
             with no_grad():
                 terms["explained_variance"] = explained_variance(value, target, mask)
         return terms
+
+
+class A2CLoss(PolicyGradientLoss):
+    """`-log pi(a|s) A` with a critic and an entropy bonus (Mnih et al., 2016, arXiv:1602.01783).
+
+    Parameters
+    ----------
+    actor_network, critic_network, **options
+        See `PolicyGradientLoss`.
+    """
+
+    upstream_keys: ClassVar[tuple[str, ...]] = ("loss_objective", "loss_critic", "entropy", "loss_entropy")
+
+
+class ReinforceLoss(PolicyGradientLoss):
+    """`-log pi(a|s) A` (Williams, 1992, Machine Learning 8), `A` a return or a return less a learned baseline.
+
+    Parameters
+    ----------
+    actor_network, **options
+        See `PolicyGradientLoss`.
+    critic_network : TensorDictModule, optional
+        The baseline, trained by `loss_value`. Without it advantages are returns, and those are what the loss estimates
+        where it is not told; with it GAE, as upstream does.
+    entropy_bonus : bool
+        Add `loss_entropy`.
+    """
+
+    actor_term: ClassVar[str] = "loss_actor"
+    critic_term: ClassVar[str] = "loss_value"
+    upstream_keys: ClassVar[tuple[str, ...]] = ("loss_actor", "loss_value")
+
+    def __init__(
+        self,
+        actor_network: ProbabilisticTensorDictSequential | None = None,
+        critic_network: TensorDictModuleBase | None = None,
+        *,
+        entropy_bonus: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(actor_network, critic_network, entropy_bonus=entropy_bonus, **options)
+
+    @property
+    def default_value_estimator(self) -> ValueEstimators:
+        return ValueEstimators.TD1 if self.critic_network is None else ValueEstimators.GAE
