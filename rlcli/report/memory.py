@@ -14,10 +14,14 @@ from tensordict import TensorDictBase
 from torch import nn
 from torch.optim import Optimizer
 
+<<<<<<< HEAD
 from rlcli.keys import Key, show, under_next
 from rlcli.report.ledger import ROLLOUT, Claims, Ledger, LedgerEntry, batch_entries, learner_entries
+=======
+from rlcli.keys import Key, delta_key, kept_key, scale_key, show, under_next
+from rlcli.report.ledger import ROLLOUT, Ledger, LedgerEntry, counted
+>>>>>>> w-data
 from rlcli.report.peaks import DevicePeaks, LargestPeak, ProcessPeak
-from rlcli.transforms.delta_codec import delta_key, kept_key, scale_key
 
 if TYPE_CHECKING:
     from rlcli.modules.recurrent.sequences import LargestSaved
