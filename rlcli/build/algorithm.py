@@ -14,7 +14,7 @@ from rlcli.algorithms.algorithm import Algorithm, Parts, Setup
 from rlcli.build.collector import build_collector, devices, keys_of, slices_of
 from rlcli.build.policy import actor_and_critic, gradient_actor, network_options, optimizer_options, users_policy
 from rlcli.config import registry
-from rlcli.config.choices.loss import ValueConfig
+from rlcli.config.choices.learn import ValueConfig
 from rlcli.config.schemas import CollectConfig, Config, by_priority, draws
 from rlcli.data.next_obs.modes import drops
 from rlcli.envs import EnvBase

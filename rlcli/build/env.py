@@ -51,7 +51,7 @@ def build_env(
         base = _parallel(cfg, offset, on_worker_error, first)
     else:
         base = _native(cfg, lanes) if wants_native(cfg, lanes) else _serial(cfg, lanes, offset, first, key)
-    base.vec_env.give_up_after(cfg.step_timeout)  # type: ignore[attr-defined]
+    base.vec_env.step_timeout = cfg.step_timeout  # type: ignore[attr-defined]
     if cfg.info_keys:
         base.vec_env.keep_info(cfg.info_keys)  # type: ignore[attr-defined]
     for transform in build_transforms(cfg, base, gamma):

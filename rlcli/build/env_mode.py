@@ -72,7 +72,7 @@ def settled(cfg: C) -> tuple[C, list[str], First]:
         made = make_single(env)
         first = First(made, random_streams.state())
         try:
-            made.vec_env.give_up_after(env.step_timeout)
+            made.vec_env.step_timeout = env.step_timeout
             with answering(made.vec_env):
                 wall, cpu = made.vec_env.pace(STEPS, MOMENT)  # type: ignore[attr-defined]
             processes, line = chosen(env.num, wall, cpu)

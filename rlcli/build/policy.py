@@ -9,7 +9,7 @@ from torch.nn.parameter import is_lazy
 
 from rlcli.build.collector import shares_meanwhile
 from rlcli.config import registry
-from rlcli.config.choices.loss import OptimConfig
+from rlcli.config.choices.learn import OptimConfig
 from rlcli.config.schemas import CollectConfig
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError, in_words

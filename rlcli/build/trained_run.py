@@ -30,7 +30,7 @@ from rlcli.jobs.statistics import learned_by_transforms, restored_transforms
 from rlcli.modules import ActorCritic
 from rlcli.runs import checkpoint, random_streams
 from rlcli.runs.checkpoint import newest
-from rlcli.runs.folder import Run, note_new, open_run, packages_of
+from rlcli.runs.folder import Run, note_new, open_run
 from rlcli.runs.session import released
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def trained(path: str | PathLike[str]) -> tuple[Checkpoint, Config]:
 
 def check_imports(run: Run) -> None:
     """Refuse a run whose packages of the user's own have not been imported, naming them."""
-    missing = [name for name in packages_of(run) if name not in sys.modules]
+    missing = [name for name in run.info.get("packages", []) if name not in sys.modules]
     if missing:
         raise ConfigError(
             f"this run was made with {' and '.join(missing)}, not imported here",

@@ -31,7 +31,7 @@ from rlcli.report.peaks import ProcessPeak
 from rlcli.runs import random_streams
 from rlcli.runs.folder import Run, start_command
 from rlcli.runs.provenance import surroundings
-from rlcli.runs.session import Saver, Stateful, new_run
+from rlcli.runs.session import Saver, new_run
 from rlcli.runs.signals import StopSignals
 
 if TYPE_CHECKING:
@@ -97,9 +97,8 @@ def learner_of(
     reporter = reporter_of(cfg, run, stop, verb="train", observed=observed, resume_at=resume_at)
     reporter.memory.process = process
     reporter.watch({"policy": policy, "loss": update.loss}, update.optimizer.optimizer, device or "cpu", update.saved)
-    stateful: dict[str, Stateful] = {"update": update, "collector": collector, "reporter": reporter}
     saver = Saver(
-        run, {"policy": StateBeside(policy), **stateful},
+        run, {"policy": StateBeside(policy), "update": update, "collector": collector, "reporter": reporter},
         config=to_dict(cfg), versions=surroundings(threads, places.values(), registry.imported),
         every=cfg.run.checkpoint_every, minutes=cfg.run.checkpoint_minutes, keep=cfg.run.keep,
         keep_best=cfg.run.keep_best, stop=stop, reporter=reporter, buffer=buffer,

@@ -26,14 +26,13 @@ from rlcli.envs.serial import BatchedEnv
 from rlcli.envs.spaces import ACTIONS, action_format, drawn_alike, from_gym_space
 from rlcli.envs.transformed import keys_of, transforms_on, with_policy_transforms, written_states
 from rlcli.errors import ArgumentError
-from rlcli.keys import IS_INIT, REWARD, Key, as_tuple, show, under_next, unravel
+from rlcli.keys import IS_INIT, REWARD, Key, as_tuple, delta_key, kept_key, scale_key, show, under_next, unravel
 from rlcli.modules.masks import mask_key_of
 from rlcli.recognise import overridden
 from rlcli.specs import Composite
 from rlcli.specs.field import CODED, ROW, SPARSE, Field, Fields
 from rlcli.transforms.base import Transform, planned
 from rlcli.transforms.compose import Compose, Faces, choose_faces
-from rlcli.transforms.delta_codec import delta_key, kept_key, scale_key
 from rlcli.transforms.primer import TensorDictPrimer, state_keys
 from rlcli.vec_envs.actions import ActionFormat
 from rlcli.vec_envs.bounds import Interval

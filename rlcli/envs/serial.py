@@ -224,11 +224,10 @@ def narrows(vec_env: GymVecEnv) -> bool:
 
 def differing(index: int, name: str, value: str, first: str) -> ArgumentError:
     return ArgumentError(
-        "envs that are stepped together have to be alike",
-        where=f"env {index}",
+        "envs that are stepped together have to be alike", where=f"env {index}",
         why=f"its {name} is {value}, that of env 0 is {first}",
         fix="Make all of them with the same options (categorical_action_encoding, narrow, transforms).",
-    )
+    )  # fmt: skip
 
 
 def brief(spec: TensorSpec) -> str:

@@ -21,7 +21,6 @@ from rlcli.data.fields import width_of
 from rlcli.data.next_obs import Rows
 from rlcli.data.next_obs.modes import drops, shares
 from rlcli.data.next_obs.rows import Successors
-from rlcli.data.next_obs.sparse import Sparse, sparse_bytes, sparse_rows
 from rlcli.keys import APPROXIMATED, SHIFTED_VALID, Key, as_tuple, show, unravel
 from rlcli.learning.optimizer import FlatOptimizer, spans_of
 from rlcli.objectives.reduction import MASK_KEYS
@@ -87,11 +86,14 @@ def trial_batch(
         ends = Successors.trusted(shape, last)
         for key, field in following.items():
             columns[key] = Rows.from_ends(columns[before(key)], ends, column(field, count=rows.lanes))
+    overflows, states = rows.overflows(mode), rows.states
+    if overflows or states:
+        from rlcli.data.next_obs.sparse import Sparse, sparse_rows
     nothing = torch.empty(0, dtype=torch.int64, device=device)
-    for key, field in rows.overflows(mode).items():  # a column is there before anything overflows
+    for key, field in overflows.items():  # a column is there before anything overflows
         columns[key] = sparse_rows(shape, Sparse(nothing, field.empty(0, device)))
     kept = torch.empty(rows.kept_states, dtype=torch.int64, device=device)
-    for key, field in rows.states.items():
+    for key, field in states.items():
         columns[key] = sparse_rows(shape, Sparse(kept, column(field, count=rows.kept_states), math.nan))
     batch = TensorDict({}, batch_size=shape, device=device)
     for key, x in columns.items():
@@ -240,6 +242,8 @@ def planned_buffer(storage: RunStorage | None, rows: RowSchema, mode: str) -> li
         columns.append(LedgerEntry(BUFFER, show(key), 0, shape, dtype, device, note="exact"))
     for key, field in rows.states.items():  # beside the storage, each with its number and place; zeros are places alone
         kept = min(count, math.ceil(count * rows.share_of_kept_states))
+        from rlcli.data.next_obs.sparse import sparse_bytes
+
         nbytes = sparse_bytes(kept, field)
         shape, dtype, note = (count, *field.shape), dtype_name(field.dtype), f"about; {FEW_ROWS}"
         columns.append(LedgerEntry(BUFFER, show(key), nbytes, shape, dtype, "cpu", nbytes, nbytes / count, note=note))
@@ -247,7 +251,7 @@ def planned_buffer(storage: RunStorage | None, rows: RowSchema, mode: str) -> li
     about = f"about; episodes of {EPISODE} steps"
     columns.append(LedgerEntry(BUFFER, "index", index, device="cpu", peak=index, per_frame=index / count, note=about))
     if storage.priorities:
-        from rlcli.kernels.sum_tree.levels import tree_bytes
+        from rlcli.kernels.sum_tree import tree_bytes
 
         nbytes = tree_bytes(storage.max_size)
         columns.append(LedgerEntry(BUFFER, PRIORITIES, nbytes, device="cpu", peak=nbytes, per_frame=nbytes / count))
