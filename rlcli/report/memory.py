@@ -14,13 +14,8 @@ from tensordict import TensorDictBase
 from torch import nn
 from torch.optim import Optimizer
 
-<<<<<<< HEAD
-from rlcli.keys import Key, show, under_next
-from rlcli.report.ledger import ROLLOUT, Claims, Ledger, LedgerEntry, batch_entries, learner_entries
-=======
 from rlcli.keys import Key, delta_key, kept_key, scale_key, show, under_next
-from rlcli.report.ledger import ROLLOUT, Ledger, LedgerEntry, counted
->>>>>>> w-data
+from rlcli.report.ledger import ROLLOUT, Claims, Ledger, LedgerEntry, batch_entries, learner_entries
 from rlcli.report.peaks import DevicePeaks, LargestPeak, ProcessPeak
 
 if TYPE_CHECKING:
