@@ -28,8 +28,8 @@ ROOMS = {
 }  # fmt: skip
 MACHINE = 10  # functions by which machines differ: control groups, cores, terminals
 WALKS = {
-    "ppo_exact": (1108, 149),
-    "dqn_cartpole": (1179, 161),
+    "ppo_exact": (941, 136),
+    "dqn_cartpole": (1010, 150),
 }  # recipe -> functions, files entered before the first step
 CONFIGURED = 0  # files outside of config, build and cli that name cfg or a type of the configuration
 TWICE = 4  # names of two classes: upstream calls specs and distributions alike (3); ActionMask, wrapper and module
