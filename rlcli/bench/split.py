@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,8 +17,7 @@ import gymnasium as gym
 from rlcli.bench.bare_envs import bare
 from rlcli.bench.harness import Figure, Report, Side, fill, ratio, shown
 from rlcli.build.collecting import collector_alone
-from rlcli.build.env import configured, make_single, wants_native
-from rlcli.build.env_mode import MOMENT, STEPS, chosen
+from rlcli.build.env_mode import chosen, tried
 from rlcli.config.compose import configure
 from rlcli.processes.process import cores
 
@@ -67,11 +66,8 @@ def measure(settings: dict[str, Any]) -> Report:
     report = Report("workers", settings, unit="frame")
     num, words = settings["env.num"], [f"{key}={settings[key]}" for key in ("env", "env.id", "env.num", "policy")]
     words.append(f"threads={settings['threads']}")
-    cfg = configure("collect", [*words, "env.mode=auto"])
-    with closing(make_single(cfg.env)) as env:
-        pace = env.vec_env.pace(STEPS, MOMENT)  # type: ignore[attr-defined]
-    native = wants_native(cfg.env, num)
-    alone = _step_time(configured(cfg.env).make)
+    make, native, pace = tried(configure("collect", [*words, "env.mode=auto"]))
+    alone = _step_time(make)
     steps = min(max(round(settings["seconds"] / (num * alone)), 16), 256)
     asleep, _ = chosen(num, *pace)
     splits = candidates(num, native, asleep if asleep > processes(num)[-1] else 0)

@@ -9,17 +9,22 @@ not made again for it. What was chosen is written into the run's configuration, 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlcli.build.collector import shares
-from rlcli.build.env import make_single, wants_native
+from rlcli.build.env import configured, make_single, wants_native
 from rlcli.collectors.answers import answering
 from rlcli.config.schemas import CollectConfig
 from rlcli.envs import GymEnv
 from rlcli.processes.process import cores
 from rlcli.runs import random_streams
 from rlcli.vec_envs.make import auto_prefers_native
+
+if TYPE_CHECKING:
+    import gymnasium as gym
 
 STEPS, MOMENT = 32, 1.0  # that an env is tried for, and seconds after which it is enough
 CROSSING = 50e-6  # seconds, about, that an order to a process and its answer take
@@ -84,6 +89,14 @@ def settled(cfg: C) -> tuple[C, list[str], First]:
         except BaseException:
             first.close()
             raise
+
+
+def tried(cfg: CollectConfig) -> tuple[Callable[[], gym.Env], bool, tuple[float, float]]:
+    """Step one env of a run for a moment: how it is made, whether all prefer an engine, and its `wall` and `cpu`."""
+    env = make_single(cfg.env)
+    with contextlib.closing(env):
+        pace = env.vec_env.pace(STEPS, MOMENT)  # type: ignore[attr-defined]
+    return configured(cfg.env).make, wants_native(cfg.env, cfg.env.num), pace
 
 
 def chosen(num: int, wall: float, cpu: float) -> tuple[int, str]:
