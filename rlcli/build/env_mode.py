@@ -92,9 +92,8 @@ def settled(cfg: C) -> tuple[C, list[str], First]:
 
 
 def tried(cfg: CollectConfig) -> tuple[Callable[[], gym.Env], bool, tuple[float, float]]:
-    """Step one env of a run for a moment: how it is made, whether all prefer an engine, and its `wall` and `cpu`."""
-    env = make_single(cfg.env)
-    with contextlib.closing(env):
+    """Step one env for a moment; return its maker, whether a run prefers its own engine, and the pace of its steps."""
+    with contextlib.closing(make_single(cfg.env)) as env:
         pace = env.vec_env.pace(STEPS, MOMENT)  # type: ignore[attr-defined]
     return configured(cfg.env).make, wants_native(cfg.env, cfg.env.num), pace
 
