@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,6 +31,7 @@ from rlcli.specs.field import Field
 if TYPE_CHECKING:
     from rlcli.data.codes import CodedRows
     from rlcli.data.storages import Storage
+    from rlcli.envs import EnvBase
     from rlcli.objectives.value.estimator import ValueEstimator
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -101,12 +102,7 @@ def trial_batch(
 
 
 def planned_batch(
-    rows: RowSchema,
-    mode: str,
-    *,
-    added: Mapping[Key, Field] | None = None,
-    index: bool = False,
-    device: str = "cpu",
+    rows: RowSchema, mode: str, *, added: Mapping[Key, Field] | None = None, index: bool = False, device: str = "cpu"
 ) -> list[LedgerEntry]:
     """Return the ledger of one batch; `index`: an `exact` batch is asked where successors lie."""
     batch = trial_batch(rows, mode, added)
@@ -148,7 +144,15 @@ def planned_learner(
 ) -> list[LedgerEntry]:
     """Return the ledger of what a loss trains as one flat tensor, read off tensors without memory."""
     trained = [p for p in loss.parameters() if p.requires_grad]
-    state = _state_of(optimizer, options, spans_of(trained)[1], trained[0].dtype if trained else torch.float32)
+    probe = nn.Parameter(torch.zeros(1, dtype=trained[0].dtype if trained else torch.float32))
+    probe.grad = torch.zeros_like(probe)
+    stepped = FlatOptimizer(optimizer, probe, 0.0, **options)  # its state for one number, for all of them as long
+    stepped.step()
+    elements = spans_of(trained)[1]
+    state = {
+        key: torch.empty(elements if x.ndim else (), dtype=x.dtype, device=META)
+        for key, x in stepped.state_dict().items()
+    }
     bare = _bare(nn.ModuleList([policy, loss]), trained)
     entries = learner_entries({"all": bare}, state, claims=Claims(foretold=True))
     return [replace(entry, device=device, peak=entry.bytes) for entry in entries]
@@ -166,16 +170,6 @@ def _bare(module: nn.Module, trained: Sequence[nn.Parameter]) -> nn.Module:
     return bare
 
 
-def _state_of(name: str, options: Mapping[str, Any], elements: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return an optimizer's state without memory, seen on one parameter and as long as all of them."""
-    probe = nn.Parameter(torch.zeros(1, dtype=dtype))
-    probe.grad = torch.zeros_like(probe)
-    optimizer = FlatOptimizer(name, probe, 0.0, **options)
-    optimizer.step()
-    state = optimizer.state_dict().items()
-    return {key: torch.empty(elements if x.ndim else (), dtype=x.dtype, device=META) for key, x in state}
-
-
 def bytes_held(columns: Mapping[Key, Tensor]) -> int:
     """Return the bytes of columns that share no memory, sparse ones among them."""
     return sum(x.nbytes_held if isinstance(x, Rows) else x.nbytes for x in columns.values())
@@ -186,6 +180,20 @@ def spare_entry(rows: RowSchema, mode: str, device: str, count: int = 1) -> Ledg
     nbytes = count * sum(entry.bytes for entry in planned_batch(rows, mode))
     what = "the previous one, while the next is collected" if count == 1 else f"{count} written ahead by workers"
     return LedgerEntry(SPARE, what, nbytes, device=device, peak=nbytes)
+
+
+@dataclass(frozen=True)
+class RunEnvs:
+    """The envs of a run: how many there are, which process steps them, and how more like them are made."""
+
+    num: int
+    in_process: int  # of them, those that the run's own process steps
+    evaluated: int  # what an evaluation makes beside them
+    workers: int  # processes that step the others
+    collecting: bool  # whether those collect
+    make: Callable[[int], EnvBase]  # so many in this process
+    make_one: Callable[[], EnvBase]  # as a collecting worker has it
+    make_apart: Callable[[], EnvBase]  # stepped by a worker
 
 
 @dataclass(frozen=True)

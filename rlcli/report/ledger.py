@@ -83,20 +83,6 @@ class Ledger:
         return sum(entry.saved for entry in self.entries)
 
 
-def counted(
-    batch: TensorDictBase,
-    obs_keys: Iterable[Key] = (),
-    *,
-    modules: Mapping[str, torch.nn.Module] | None = None,
-    optimizer: torch.optim.Optimizer | Mapping | None = None,
-    others: Iterable[LedgerEntry] = (),
-) -> list[LedgerEntry]:
-    """Return all lines; `others` are those that a component (a buffer) writes about itself."""
-    claims = Claims()
-    learner = learner_entries(modules, optimizer, claims=claims) if modules else []
-    return [*batch_entries(batch, obs_keys, claims=claims), *learner, *others]
-
-
 class Claims:
     """Record the addresses already counted; `foretold`: count the meta device's tensors as if they had memory."""
 
