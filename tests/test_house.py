@@ -45,6 +45,7 @@ PAID: dict[str, str] = {  # bound that was raised -> the feature that pays for i
     "arguments": "one reader of each kind of argument, for fourteen of their own",
     "algorithms": "DQN.objective takes a user's loss class",
     "planning": "advice tries each update once",
+    "keys": "names of differences, which six rooms spell without loading their codec",
     "rlcli": "compat.py stands for nine files of aliases",
     "specs": "one Field for vec_envs, transforms, collectors, data and plans, which lost more than it takes",
     "envs, jobs, transforms, vec_envs": "import it, and take a user's pairs of shape and dtype for one",
