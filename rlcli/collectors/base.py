@@ -55,8 +55,6 @@ class BaseCollector:
     Parameters
     ----------
     options : CollectorOptions
-    trajectories : CompleteTrajectories, optional
-        What cuts them into whole trajectories: `options.trajectories()`.
 
     Attributes
     ----------
@@ -95,8 +93,9 @@ class BaseCollector:
     trajectories: CompleteTrajectories | None
     update_at_each_batch: bool
 
-    def __init__(self, options: CollectorOptions, trajectories: CompleteTrajectories | None) -> None:
-        self._postproc, self.split_trajs, self.trajectories = options.postproc, options.split_trajs, trajectories
+    def __init__(self, options: CollectorOptions) -> None:
+        self._postproc, self.split_trajs = options.postproc, options.split_trajs
+        self.trajectories = None if options.trajs_per_batch is None else options.trajectories()
         self.replay_buffer, self.extend_buffer = options.replay_buffer, options.extend_buffer
         self._hooks = options.pre_collect_hook, options.post_collect_hook
         self._updater: WeightUpdaterBase | None = None

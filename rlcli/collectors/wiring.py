@@ -14,7 +14,6 @@ import torch
 from rlcli.arguments import refuse
 from rlcli.collectors.actors.actor import ActorRunner, PolicyContext, RandomActor, States, no_place
 from rlcli.collectors.actors.choose import choose_actor
-from rlcli.collectors.actors.tensordict import TensorDictActor
 from rlcli.collectors.devices import Placement, on_device, same_device
 from rlcli.collectors.options import CollectorOptions
 from rlcli.collectors.schema import Kept, RowSchema, always, keeper, schema_of
@@ -199,7 +198,7 @@ def wire(
     batches = schema_of(
         vec_env.n, plan, actor.live, {**random.once, **actor.once},
         _kept(vec_env, shown, actor, random, delta, options.keep_keys),
-        mode=mode, track_ids=options.track_traj_ids, track_version=options.tracks_version,
+        mode=mode, track_ids=options.track_traj_ids, track_version=bool(options.track_policy_version),
         states=actor.states, stride=options.recurrent_state_stride,
     )  # fmt: skip
     live = {key: field for key, field in batches.fields.items() if field.written in (ROW, SPARSE)}
@@ -238,6 +237,8 @@ def _actor(
     if policy is None and random is None:
         if not overridden(env, ["rand_action"]) and isinstance(env.action_spec, Composite | None):
             action_format(env.action_spec, len(env.batch_size))  # refuses it
+        from rlcli.collectors.actors.tensordict import TensorDictActor
+
         actor = TensorDictActor(env.rand_action, setting, why=f"the env has {_own_random(env)}")
     elif policy is not None:
         _refuse_lost_states(policy, setting.inputs)
