@@ -118,14 +118,11 @@ def own_device(policy: Any) -> torch.device | None:
     return accelerator
 
 
-def on_device(policy: Any, device: torch.device | None) -> tuple[Any, bool]:
-    """Return the policy with all tensors on `device`, and whether that took a copy."""
-    if device is None or not isinstance(policy, nn.Module):
-        return policy, False
-    tensors = [*policy.parameters(), *policy.buffers()]
-    if all(same_device(tensor.device, device) for tensor in tensors):
-        return policy, False
-    return own_copy(policy).to(device), True
+def on_device(policy: Any, device: torch.device) -> Any:
+    """Return the policy where all tensors are on `device`, else a copy."""
+    tensors = [*policy.parameters(), *policy.buffers()] if isinstance(policy, nn.Module) else ()
+    moved = not all(same_device(tensor.device, device) for tensor in tensors)
+    return own_copy(policy).to(device) if moved else policy
 
 
 def own_copy(policy: Any) -> Any:

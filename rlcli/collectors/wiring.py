@@ -16,7 +16,7 @@ from rlcli.collectors.actors.actor import ActorRunner, PolicyContext, RandomActo
 from rlcli.collectors.actors.choose import choose_actor
 from rlcli.collectors.devices import Placement, on_device, same_device
 from rlcli.collectors.options import CollectorOptions
-from rlcli.collectors.schema import Kept, RowSchema, always, keeper, schema_of
+from rlcli.collectors.schema import Kept, RowSchema, always, refuse_unknown, schema_of
 from rlcli.data.next_obs.modes import NEXT
 from rlcli.envs import EnvBase, GymEnv, TransformedEnv
 from rlcli.envs.base import own_stepping
@@ -197,14 +197,15 @@ def wire(
         plan.needs.add(REWARD)
     batches = schema_of(
         vec_env.n, plan, actor.live, {**random.once, **actor.once},
-        _kept(vec_env, shown, actor, random, delta, options.keep_keys),
+        Kept() if options.keep_keys is None else _kept(vec_env, shown, actor, random, delta, options.keep_keys),
         mode=mode, track_ids=options.track_traj_ids, track_version=bool(options.track_policy_version),
         states=actor.states, stride=options.recurrent_state_stride,
     )  # fmt: skip
     live = {key: field for key, field in batches.fields.items() if field.written in (ROW, SPARSE)}
     below = transforms_of(vec_env.env) if vec_env.on_tensordicts else ()
     states = States([*plan.inside, *plan.after], below, vec_env, live)
-    states.learn(actor.states, actor.rewrites)
+    if actor.states or states.primed:
+        states.learn(actor.states, actor.rewrites)
     return Wired(
         env, vec_env, transforms_on(env), plan, used, own, actor, random, mask_key, batches, live, states
     )  # fmt: skip
@@ -229,7 +230,6 @@ def _actor(
     env: EnvBase, vec_env: VecEnv, policy: Any, setting: PolicyContext, random_frames: int, mask_key: Key | None
 ) -> tuple[Any, Any, ActorRunner]:
     """Return what acts, on tensordicts; the part of it that is of the kind that was given; and what runs it."""
-    used, acting = None, None
     random = random_actions(env, vec_env)
     actor: ActorRunner = RandomActor(random or vec_env.actions, mask_key=mask_key)
     if random_frames:
@@ -241,27 +241,23 @@ def _actor(
 
         actor = TensorDictActor(env.rand_action, setting, why=f"the env has {_own_random(env)}")
     elif policy is not None:
-        _refuse_lost_states(policy, setting.inputs)
-        called = on_tensordicts(policy, list(setting.inputs))
-        used, _ = on_device(called, setting.placement.policy)
-        acting = used if called is policy else used.module
+        states, shown, device = state_keys(policy), setting.inputs, setting.placement.policy
+        for key in [*states, *written_states(policy)]:
+            if key not in shown:
+                raise no_place(key, by_itself=key in states)
+        if IS_INIT in keys_of(policy, "in_keys") and IS_INIT not in shown:
+            raise ArgumentError(
+                "the policy reads is_init, which the env does not offer",
+                fix="Leave auto_register_policy_transforms=True, or use TransformedEnv(env, InitTracker()).",
+            )
+        called = on_tensordicts(policy, list(shown))
+        used: Any = called if device is None else on_device(called, device)
         legal = partial(_legal, env, vec_env.bounds.intervals)
-        states = set(state_keys(policy))  # which its modules take for 0 where an episode begins
-        odd = bool(states) and any(isinstance(t, TensorDictPrimer) and t.default_value != 0 and states & {*t.out_keys}
-                                   for t in transforms_of(env))  # fmt: skip
+        primers = (t for t in transforms_of(env) if states and isinstance(t, TensorDictPrimer))
+        odd = any(t.default_value != 0 and not {*states}.isdisjoint(t.out_keys) for t in primers)  # modules begin at 0
         actor = choose_actor(used, setting, legal, whole=vec_env.on_tensordicts or odd, early=random_frames > 0)
-    return used, acting, actor
-
-
-def _refuse_lost_states(policy: Any, shown: Fields) -> None:
-    """Refuse a policy whose state no key of the env could hold from one step to the next."""
-    states = state_keys(policy)
-    for key in [*states, *written_states(policy)]:
-        if key not in shown:
-            raise no_place(key, by_itself=key in states)
-    refuse(IS_INIT in keys_of(policy, "in_keys") and IS_INIT not in shown,
-           "the policy reads is_init, which the env does not offer",
-           fix="Leave auto_register_policy_transforms=True, or use TransformedEnv(env, InitTracker()).")  # fmt: skip
+        return used, used if called is policy else used.module, actor
+    return None, None, actor
 
 
 def random_actions(env: EnvBase, vec_env: VecEnv) -> ActionFormat | None:
@@ -298,15 +294,24 @@ def refuse_random_now(env: EnvBase, vec_env: VecEnv, actor: ActorRunner) -> None
 
 def _kept(
     vec_env: VecEnv, shown: Fields, actor: ActorRunner, random: ActorRunner, delta: NextObservationDelta | None,
-    keep: Sequence[Key] | None,
+    keep: Sequence[Key],
 ) -> Kept:  # fmt: skip
     """Return what `keep` asks for; keys of differences stand for the next observations that they are made of."""
     late = vec_env.on_tensordicts or (actor.late is not None and actor.late.fields is None)
-    known = [*shown, *map(under_next, shown), *actor.live, *actor.once, *random.once, *always()]
     parts = delta_key, scale_key, kept_key
     coded = {} if delta is None else {part(key): under_next(key) for key in delta.keys for part in parts}
-    asked = None if keep is None else [coded.get(as_tuple(key), key) for key in keep]
-    return keeper(asked, list(shown), known, [*actor.states, IS_INIT], late=late)  # false in every successor
+    kept = {unravel(coded.get(as_tuple(key), key)) for key in keep}
+    fields = [*shown, *map(under_next, shown), *actor.live, *actor.once, *random.once, *always()]
+    legal = {show(key) for key in map(unravel, fields)}
+    awaited = {key for key in kept if show(key) not in legal}
+    if awaited and not late:
+        refuse_unknown(awaited, legal)
+    for key in shown:
+        if under_next(key) in kept and unravel(key) not in kept:
+            raise ArgumentError(f"keep_keys names next.{show(key)} without {show(key)}", fix="Keep both, or neither.")
+    unfollowed = {*actor.states, IS_INIT}  # false in every successor
+    kept |= {under_next(key) for key in shown if unravel(key) in kept and key not in unfollowed}
+    return Kept(frozenset(kept), frozenset(awaited))
 
 
 def _legal(env: EnvBase, intervals: dict[Key, Interval], key: Key, values: np.ndarray) -> np.ndarray:

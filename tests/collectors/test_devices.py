@@ -35,7 +35,7 @@ def test_a_policy_elsewhere_has_rows_copied_and_storage_elsewhere_batches():
 def test_the_cpu_is_one_device_whatever_its_index():
     assert resolve("cpu:0") == CPU and one_device(["cpu", "cpu:0"]) == "cpu"
     policy = nn.Linear(2, 2, device="cpu:0")
-    assert on_device(policy, CPU) == (policy, False) == on_device(policy, torch.device("cpu:0"))
+    assert on_device(policy, CPU) is policy is on_device(policy, torch.device("cpu:0"))
     given = nn.Linear(2, 3)
     for device in ("cpu", "cpu:0"):
         assert not Collector(GymEnv(Counter()), given, frames_per_batch=4, device=device).is_copy
@@ -82,18 +82,17 @@ def test_a_device_that_is_not_there_is_refused_with_its_name(monkeypatch, name):
 
 def test_a_policy_is_copied_exactly_when_one_of_its_tensors_lies_elsewhere():
     policy = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    assert on_device(policy, CPU) == (policy, False)
-    assert on_device(policy, None) == (policy, False)
-    copy, copied = on_device(policy, META)
-    assert copied and copy is not policy and next(copy.parameters()).device == META
+    assert on_device(policy, CPU) is policy
+    copy = on_device(policy, META)
+    assert copy is not policy and next(copy.parameters()).device == META
     policy.to("meta")
     policy[1].running_mean = torch.zeros(2)  # one buffer elsewhere is enough
-    assert on_device(policy, META)[1]
+    assert on_device(policy, META) is not policy
 
     def call(td):
         return td
 
-    assert on_device(call, META) == (call, False)
+    assert on_device(call, META) is call
 
 
 def test_copied_weights_are_the_sources_and_strangers_are_refused():
