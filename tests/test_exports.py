@@ -111,7 +111,7 @@ def test_learning_on_policy_loads_nothing_of_what_learns_from_buffers(loaded):
 
 def test_training_loads_nothing_that_only_other_jobs_need(loaded):
     found = loaded("training")
-    assert not below(found, "build.", "collecting", "trained_run", "resumed", "init_rows", "plan", "buffer")
+    assert not below(found, "build.", "collecting", "resumed", "init_rows", "plan", "buffer")
     assert not below(found, "jobs.", "collection", "init_policy", "trained_policy")
     assert not below(loaded("training"), "collectors.", "trajectories", "faces")
 

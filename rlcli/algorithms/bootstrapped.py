@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rlcli.algorithms.algorithm import Algorithm, Parts
-from rlcli.config.choices.loss import BootstrappedOptions
+from rlcli.config import choices, registry
 from rlcli.envs import EnvBase
 from rlcli.keys import TRAJ_IDS, Key
 from rlcli.learning.buffered import OffPolicy
@@ -33,7 +33,7 @@ class Bootstrapped(Algorithm):
         Of what the loss draws, on the device that it learns on.
     """
 
-    uses = BootstrappedOptions.option_keys()
+    uses = registry.reading("loss", *choices.BOOTSTRAPPED["loss"])
     off_policy = True
 
     @abstractmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlcli.algorithms.bootstrapped import Bootstrapped
-from rlcli.config.choices.loss import DQNOptions
+from rlcli.config import registry
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
 from rlcli.modules import ActorCritic, QValueActor, build_q_actor
@@ -16,7 +16,7 @@ from rlcli.transforms.primer import recurrent_parts
 class DQN(Bootstrapped):
     """`loss=dqn`."""
 
-    uses = DQNOptions.option_keys()
+    uses = registry.reading("loss", "dqn")
 
     def networks(self, env: EnvBase) -> ActorCritic:
         s = self.setup

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlcli.algorithms.policy_gradient import PolicyGradient
-from rlcli.config.choices.loss import A2COptions, ReinforceOptions
+from rlcli.config import registry
 from rlcli.modules import ActorCritic
 from rlcli.objectives import A2CLoss, ReinforceLoss
 
@@ -16,7 +16,7 @@ from rlcli.objectives import A2CLoss, ReinforceLoss
 class A2C(PolicyGradient):
     """`loss=a2c`."""
 
-    uses = A2COptions.option_keys()
+    uses = registry.reading("loss", "a2c")
     one_pass = True
 
     def objective(self, policy: ActorCritic, **options: Any) -> A2CLoss:
@@ -26,7 +26,7 @@ class A2C(PolicyGradient):
 class Reinforce(PolicyGradient):
     """`loss=reinforce`, with or without a learned baseline."""
 
-    uses = ReinforceOptions.option_keys()
+    uses = registry.reading("loss", "reinforce")
     one_pass = True
 
     @property

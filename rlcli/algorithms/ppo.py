@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlcli.algorithms.policy_gradient import PolicyGradient
-from rlcli.config.choices.loss import ClipPPOOptions, PenalisedPPOOptions
+from rlcli.config import registry
 from rlcli.modules import ActorCritic
 from rlcli.objectives import ClipPPOLoss, KLPENPPOLoss
 
@@ -13,7 +13,7 @@ from rlcli.objectives import ClipPPOLoss, KLPENPPOLoss
 class ClipPPO(PolicyGradient):
     """`loss=ppo_clip`."""
 
-    uses = ClipPPOOptions.option_keys()
+    uses = registry.reading("loss", "ppo_clip")
 
     def objective(self, policy: ActorCritic, **options: Any) -> ClipPPOLoss:
         o = self.options
@@ -26,7 +26,7 @@ class ClipPPO(PolicyGradient):
 class PenalisedPPO(PolicyGradient):
     """`loss=ppo_kl`."""
 
-    uses = PenalisedPPOOptions.option_keys()
+    uses = registry.reading("loss", "ppo_kl")
 
     def objective(self, policy: ActorCritic, **options: Any) -> KLPENPPOLoss:
         o = self.options

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from rlcli.algorithms.bootstrapped import Bootstrapped
-from rlcli.config.choices.loss import SACOptions
+from rlcli.config import registry
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
 from rlcli.keys import ACTION
@@ -19,7 +19,7 @@ from rlcli.specs import Composite
 class SAC(Bootstrapped):
     """`loss=sac`."""
 
-    uses = SACOptions.option_keys()
+    uses = registry.reading("loss", "sac")
 
     def networks(self, env: EnvBase) -> ActorCritic:
         return build_soft_actor_critic(env.observation_spec, env.action_spec, **self.setup.network)

@@ -28,7 +28,7 @@ from rlcli.processes.memory import free_memory, process_memory, size
 from rlcli.specs import Bounded, TensorSpec
 from rlcli.transforms.base import Transform
 from rlcli.vec_envs.building import beside
-from rlcli.vec_envs.make import AtariFrames, GymRecipe, NamedWrapper, Wrapper, auto_prefers_native, set_limit
+from rlcli.vec_envs.make import GymRecipe, Wrapper, auto_prefers_native, set_limit
 
 EVALUATION_ENVS = 32  # of one evaluation at most, unless more are asked for
 SURE_AFTER = 2.0  # seconds, from which the envs made so far say something of the others
@@ -185,6 +185,8 @@ def configured(cfg: EnvConfig, index: int = 0) -> GymRecipe:
     limit = cfg.max_episode_steps
     registered = cfg.id in registry.users_names("env")
     if cfg.kind == "atari":
+        from rlcli.vec_envs.wrappers import AtariFrames
+
         settings.setdefault("frameskip", 1)
         set_stickiness(settings, cfg.atari)
         a = cfg.atari
@@ -196,6 +198,8 @@ def configured(cfg: EnvConfig, index: int = 0) -> GymRecipe:
         if limit is not None and not registered:
             limit *= cfg.atari.frame_skip  # the limit is in steps of the policy, the emulator counts frames
     for entry in cfg.wrappers:
+        from rlcli.vec_envs.wrappers import NamedWrapper
+
         name, arguments = wrapper_call(entry)
         wrappers.append(NamedWrapper(name, registry.find("wrapper", name), arguments))
     if registered:

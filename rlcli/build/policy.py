@@ -9,8 +9,8 @@ from torch.nn.parameter import is_lazy
 
 from rlcli.build.collector import shares_meanwhile
 from rlcli.config import registry
-from rlcli.config.choices import CHOICES, readers
-from rlcli.config.schemas import CollectConfig, OptimConfig
+from rlcli.config.choices.loss import OptimConfig
+from rlcli.config.schemas import CollectConfig
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError, in_words
 from rlcli.keys import unravel
@@ -136,6 +136,6 @@ def cores_to_spare(cfg: CollectConfig, there: int) -> int:
 
 def optimizer_options(o: OptimConfig) -> dict[str, Any]:
     """Return what the chosen optimizer is made with, beside its learning rate."""
-    own = (key.removeprefix("optim.") for key in CHOICES["optim"][o.kind].option_keys() if "optim" in readers(key))
+    own = (key.removeprefix("optim.") for key in registry.reading("optim", o.kind))
     options = {"weight_decay": o.weight_decay, **{name: getattr(o, name) for name in own}}
     return options | ({"betas": tuple(o.betas)} if "betas" in options else {})

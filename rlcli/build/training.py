@@ -28,7 +28,6 @@ from rlcli.planning.forecast import Learning, expected
 from rlcli.processes.process import cores
 from rlcli.report.memory import Expected
 from rlcli.report.peaks import ProcessPeak
-from rlcli.report.reporter import WatchedMemory
 from rlcli.runs import random_streams
 from rlcli.runs.folder import Run, start_command
 from rlcli.runs.provenance import surroundings
@@ -96,8 +95,7 @@ def learner_of(
     observed = [key for key in update.loss.in_keys if key in env.full_observation_spec.keys(True, True)]
     reporter = reporter_of(cfg, run, stop, verb="train", observed=observed, resume_at=resume_at)
     reporter.memory.process = process
-    modules = {"policy": policy, "loss": update.loss}
-    reporter.watch(WatchedMemory(modules, update.optimizer.optimizer, device or "cpu", update.saved))
+    reporter.watch({"policy": policy, "loss": update.loss}, update.optimizer.optimizer, device or "cpu", update.saved)
     stateful: dict[str, Stateful] = {"update": update, "collector": collector, "reporter": reporter}
     saver = Saver(
         run, {"policy": StateBeside(policy), **stateful},

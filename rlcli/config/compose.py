@@ -28,10 +28,12 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
 from rlcli.config import guard, registry
+from rlcli.config.choices import CHOICES, REGISTERED
 from rlcli.config.option import find, leaves, value_at
 from rlcli.config.overrides import MAX_JOBS, Checked, axes, check_overrides, expand
 from rlcli.config.problem import Problem, raise_all
 from rlcli.config.recipes import (
+    STORED,
     Recipe,
     check_recipe,
     find_recipes,
@@ -171,10 +173,10 @@ def _left_aside(cfg: CollectConfig, contents: Mapping[str, Any], typed_keys: Col
 
 def holds(data: Any, key: str) -> bool:
     """Say whether nested data set a dotted key."""
-    for part in key.split("."):
-        if not isinstance(data, Mapping) or part not in data:
+    for name in key.split("."):
+        if not isinstance(data, Mapping) or name not in data:
             return False
-        data = data[part]
+        data = data[name]
     return True
 
 
@@ -265,9 +267,9 @@ def _read(schema: type, chosen: list[str], recipes: dict[str, Recipe]) -> tuple[
 
 
 def _store(schema: type, verb: str, contents: dict[str, Any], losses: Collection[str]) -> str:
-    """Tell Hydra's store our schema, the recipes as they were read, and users' parts; the last two as text.
+    """Tell Hydra's store our schema, the recipes as they were read, and choices without a file; the last two as text.
 
-    A user's algorithm that is chosen and learns from stored rows has a storage and a sampler of them, as ours do.
+    An algorithm among those, if it is chosen and learns from stored rows, has a storage and a sampler of them.
     """
     store = ConfigStore.instance()
     if getattr(store.repo.get(f"{verb}_schema.yaml"), "provider", None) != "rlcli":  # storing it takes 20 ms
@@ -275,15 +277,21 @@ def _store(schema: type, verb: str, contents: dict[str, Any], losses: Collection
     store.store(group="recipe", name="null", node={}, provider="rlcli")  # there is such a group, even without recipes
     for name, data in contents.items():
         store.store(group="recipe", name=name, node={**data, "recipe": name}, package="_global_", provider="recipe")
-    users = {group: sorted(registry.users_names(kind)) for kind, group in registry.GROUPS.items()}
-    for group, names in users.items():
+    conf, kinds = shipped("conf"), registry.KIND_OF
+    bare = {
+        group: [name for name in (*ours, *(registry.users_names(kinds[group]) if group in kinds else ()))
+                if name != REGISTERED and not (conf / group / f"{name}.yaml").exists()]
+        for group, ours in CHOICES.items()
+    }  # fmt: skip
+    for group, names in bare.items():
         for name in names:
             store.store(group=group, name=name, node={"kind": name}, provider="registry")
-    stored = [name for name in users["loss"] if name in losses and registry.part("algorithm", name).off_policy]
+    stored = [name for name in bare["loss"] if name in losses and registry.part("algorithm", name).off_policy]
     for name in stored:
-        node = {"defaults": [{"override /storage": "tensor"}, {"override /sampler": "random"}], "loss": {"kind": name}}
+        defaults = [{f"override /{group}": choice} for group, choice in STORED.items()]
+        node = {"defaults": defaults, "loss": {"kind": name}}
         store.store(group="loss", name=name, node=node, package="_global_", provider="registry")
-    return repr((contents, users, stored))
+    return repr((contents, bare, stored))
 
 
 def _composed(verb: str, overrides: list[str], stored: str) -> DictConfig:

@@ -1,8 +1,7 @@
 """A configuration field, its default, meaning and allowed values declared together; and a schema of them as a table.
 
 A schema is a plain dataclass whose fields are made by `option(...)`. Help pages, completion, range checks and "did you
-mean" all read what is declared here, by dotted key: `env.num`; nothing repeats it. `Options` are the dataclasses of
-choices.
+mean" all read what is declared here, by dotted key: `env.num`; nothing repeats it.
 """
 
 from __future__ import annotations
@@ -14,12 +13,10 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import (
     Any,
-    ClassVar,
     NamedTuple,
     TypeVar,
     Union,
     cast,
-    dataclass_transform,
     get_args,
     get_origin,
     get_type_hints,
@@ -36,6 +33,7 @@ class Option:
 
     `ge`, `gt`, `le`, `lt`: bounds; for a list they hold for every entry.
     `choices`: the only strings allowed; empty means any. `words`: strings allowed beside a number, such as `auto`.
+    `read_by`: group, or `verb` -> its choices, with which alone it is read; of a group of options, said of each.
     """
 
     help: str
@@ -45,6 +43,7 @@ class Option:
     lt: float | None = None
     choices: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
+    read_by: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
     def allowed(self) -> str:
         """Return the allowed values in words, or an empty string when there is no limit."""
@@ -119,9 +118,10 @@ def leaves(schema: type) -> Mapping[str, Leaf]:
     for field in dataclasses.fields(schema):
         name, hint = field.name, hints[field.name]
         if dataclasses.is_dataclass(hint):
-            table |= {
-                f"{name}.{key}": leaf._replace(key=f"{name}.{key}") for key, leaf in leaves(cast(type, hint)).items()
-            }
+            by = field.metadata[_KEY].read_by
+            for key, leaf in leaves(cast(type, hint)).items():
+                meaning = dataclasses.replace(leaf.option, read_by={**by, **leaf.option.read_by}) if by else leaf.option
+                table[f"{name}.{key}"] = leaf._replace(key=f"{name}.{key}", option=meaning)
         else:
             default = field.default
             if field.default_factory is not dataclasses.MISSING:
@@ -167,46 +167,12 @@ def value_at(cfg: Any, key: str) -> Any:
     return cfg
 
 
-# ---- the options of a choice ---------------------------------------------------------------------------------------
-Reads = tuple[Any, ...]  # keys, and dataclasses of them
-
-
-@dataclass_transform()
-class Options:
-    """Options that belong together, as a dataclass: all of a choice, or some that several choices share."""
-
-    group: ClassVar[str]  # that they stand in
-    place: ClassVar[str] = ""  # `package.module:object` of what a choice builds, where there is such a thing
-    reads: ClassVar[Reads] = ()  # of other groups, what not every choice of this one does
-    off_policy: ClassVar[bool] = False  # of an algorithm: it learns from stored rows, whoever collected them
-    draws: ClassVar[str] = "rows"  # of a sampler: single stored "rows", parts of the new "batch", or stored "slices"
-
-    def __init_subclass__(cls, **said: str) -> None:
-        for name, value in said.items():
-            setattr(cls, name, value)
-        made: Any = dataclasses.dataclass(cls)
-        fields = made.__dataclass_fields__.items()
-        made.__dataclass_fields__ = dict(sorted(fields, key=lambda item: (item[0] == "kwargs") - (item[0] == "kind")))
-
-    @classmethod
-    def at(cls, place: str) -> type[Options]:
-        """Return the same options of another choice, which builds what stands at `place`."""
-        return type(cls.__name__, (cls,), {"place": place})
+class Group:
+    """The options of a group, as a dataclass: of all its choices, each with those that read it."""
 
     def problems(self) -> Iterable[Problem]:
-        """Return what does not fit together among these options, where they are those of the choice that was made."""
+        """Return what does not fit together among these options; a choice of a user's own is not asked."""
         return ()
-
-    @classmethod
-    def option_keys(cls) -> tuple[str, ...]:
-        """Return the dotted keys of these options and of those that they read."""
-        own = [f"{cls.group}.{key}" for key in leaves(cls)]
-        return tuple(dict.fromkeys((*own, *keys_of(cls.reads))))
-
-
-def keys_of(reads: Reads) -> list[str]:
-    """Return the dotted keys among `reads`."""
-    return [key for each in reads for key in ((each,) if isinstance(each, str) else each.option_keys())]
 
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Any: "anything"}

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.config import guard, registry
+from rlcli.config.choices import CHOICES
 from rlcli.config.option import branches, find, groups, leaves
 from rlcli.config.problem import Problem, did_you_mean, unknown
 from rlcli.config.registry import choices
@@ -23,6 +24,7 @@ from rlcli.config.resolved import as_whole, check_type, unknown_key
 from rlcli.config.schemas import verbs_with
 from rlcli.errors import ConfigError, in_words
 
+STORED = {"storage": "tensor", "sampler": "random"}  # chosen by what learns from stored rows, and has no file to say so
 _HYDRA_DEFAULT = re.compile(r"override /(\w+)")
 
 
@@ -39,11 +41,14 @@ def shipped(folder: str) -> Path:
 def choice_file(group: str, choice: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Return what a choice of ours sets, nested from the root, and the choices that it makes in other groups.
 
-    Read by YAML's own rules, `1.0e-8` and not `1e-8`: pages of help show it, and load nothing heavy.
+    A file says so of what differs from the schema, read by YAML's own rules, `1.0e-8` and not `1e-8`: pages of help
+    show it, and load nothing heavy.
     """
     import yaml
 
     path = shipped("conf") / group / f"{choice}.yaml"
+    if choice in CHOICES.get(group, ()) and not path.exists():
+        return {group: {"kind": choice}}, STORED if CHOICES[group][choice].off_policy else {}
     if "/" in group or not path.exists():
         return {}, {}
     text = path.read_text(encoding="utf-8")

@@ -13,9 +13,10 @@ import importlib
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from rlcli.config.choices import CHOICES, REGISTERED, readers
+from rlcli.config.choices import CHOICES, REGISTERED, Part
+from rlcli.config.choices.run import Config
 from rlcli.config.option import leaves
 from rlcli.config.problem import unknown
 from rlcli.errors import ConfigError, RlcliError, in_words, without_display
@@ -57,8 +58,7 @@ GROUPS = {
 KINDS = (*NAMED, *GROUPS)
 KIND_OF = {group: kind for kind, group in GROUPS.items()}
 _OURS = NAMED | {
-    kind: {name: options.place for name, options in CHOICES[group].items() if name != REGISTERED}
-    for kind, group in GROUPS.items()
+    kind: {name: part.place for name, part in CHOICES[group].items()} for kind, group in GROUPS.items()
 }  # kind -> name -> where it stands
 _users: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
 
@@ -207,43 +207,41 @@ def find(kind: str, name: str) -> Any:
     raise ConfigError(str(problem), fix="If a package of yours registers it, add --import PACKAGE.")
 
 
-class Part(NamedTuple):
-    keys: tuple[str, ...] = ()  # that it has or reads; what an algorithm and a sampler say besides: see `Options`
-    off_policy: bool = False
-    draws: str = "rows"
+def reading(group: str, *choices: str) -> tuple[str, ...]:
+    """Return the keys that these choices of a group read, and not every choice of it does."""
+    table = leaves(Config).items()
+    return tuple(key for key, leaf in table if {*choices} <= {*leaf.option.read_by.get(group, ())})
 
 
 def part(kind: str, name: str) -> Part:
-    """Return what a part says of itself: ours in its options, a user's by attributes `uses`, `off_policy` and `draws`.
+    """Return what a part says of itself: ours by our options, a user's by attributes `uses`, `off_policy` and `draws`.
 
     A user's part reads what any registered one of its kind does as well. Its package is imported, ours are not. A name
     that nobody has is taken for one that says nothing of itself.
     """
-    options = CHOICES[GROUPS[kind]].get(name if name in _OURS[kind] else REGISTERED)
-    found = Part() if options is None else Part(options.option_keys(), options.off_policy, options.draws)
-    if name in _OURS[kind] or name not in users_names(kind):
-        return found
+    group = GROUPS[kind]
+    if (ours := CHOICES[group].get(name)) is not None:
+        return ours._replace(keys=reading(group, name))
+    keys = reading(group, REGISTERED)
+    if name not in users_names(kind):
+        return Part(keys=keys)
     builder = find(kind, name)
     own = {field: value for field in ("off_policy", "draws") if (value := getattr(builder, field, None)) is not None}
-    return found._replace(keys=(*found.keys, *(getattr(builder, "uses", None) or ())), **own)
+    return Part(keys=(*keys, *(getattr(builder, "uses", None) or ())), **own)
 
 
 def arguments(kind: str, options: Any) -> dict[str, Any]:
     """Return the options and `kwargs` that the part chosen by a group, `cfg.sampler`, has beside what all have."""
-    group = GROUPS[kind]
-    own = [
-        key.removeprefix(f"{group}.")
-        for key in part(kind, options.kind).keys
-        if key.startswith(f"{group}.") and group in readers(key)
-    ]
-    return {name: getattr(options, name) for name in own} | options.kwargs
+    group, keys = GROUPS[kind], part(kind, options.kind).keys
+    own = [key for key, leaf in leaves(Config).items() if key in keys and group in leaf.option.read_by]
+    names = [key.removeprefix(f"{group}.") for key in own if key.startswith(f"{group}.")]
+    return {name: getattr(options, name) for name in names} | options.kwargs
 
 
 def choices(schema: type, group: str) -> tuple[str, ...]:
     """The names that `group=` accepts: ours, and those a user registered for it; none of a group without choices."""
     kind, chosen = KIND_OF.get(group), leaves(schema).get(f"{group}.kind")
-    ours = (name for name in CHOICES.get(group, ()) if name != REGISTERED) if chosen else ()
-    first = sorted(ours, key=lambda name: name != "auto")  # which leaves it to us
+    first = sorted(CHOICES.get(group, ()) if chosen else (), key=lambda name: name != "auto")  # which leaves it to us
     return (*first, *(chosen.option.choices if chosen else ()), *(users_names(kind) if kind else ()))
 
 

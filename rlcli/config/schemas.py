@@ -1,58 +1,22 @@
-"""The whole tree: a dataclass for each verb that runs a job, in the order of `--help`; and which of its keys are read.
+"""The whole configuration of each verb that runs a job, in the order of `--help`; and which of its keys are read.
 
-`Config` is what `rlcli train` composes and `CollectConfig` what `rlcli collect` does; the rest of the program sees
-instances of these and nothing of Hydra. A train config is a collect config with more in it. A group has the options of
-all its choices (`rlcli.config.choices`), since one command may try several; those of the choice that was made are read.
+A group has the options of all its choices (`rlcli.config.choices`), since one command may try several; those of the
+choice that was made are read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from rlcli.config import registry
-from rlcli.config.choices import CHOICES, REGISTERED, readers
+from rlcli.config.choices import CHOICES, REGISTERED
 from rlcli.config.choices.collect import AtariConfig as AtariConfig
-from rlcli.config.choices.collect import CollectorConfig, EnvConfig, PolicyConfig, WeightsConfig
-from rlcli.config.choices.loss import LossConfig, OptimConfig, ValueConfig
-from rlcli.config.choices.rows import MemoryConfig, SamplerConfig, StorageConfig
-from rlcli.config.choices.run import ConsoleConfig, DeviceConfig, LoggerConfig, RunConfig, TrainedRun
-from rlcli.config.option import Leaf, Reads, branches, find, groups, keys_of, leaves, option, value_at
-
-
-@dataclass
-class CollectConfig:
-    """Everything `rlcli collect` reads."""
-
-    reads: ClassVar[Reads] = ("memory.fill_value", "memory.compress")  # and `rlcli train` does not
-
-    seed: int = option(0, "every random number of the run derives from it", ge=0, le=2**32 - 1)
-    total_frames: int = option(100_000, "frames to collect, exact to one step of all envs", ge=1, le=10**15)
-    threads: int | str = option("auto", "threads of one torch operation", ge=1, le=1024, words=("auto",))
-    recipe: str | None = option(None, "the recipe this run follows")
-    env: EnvConfig = option(EnvConfig, "the environment")
-    policy: PolicyConfig = option(PolicyConfig, "the policy")
-    collector: CollectorConfig = option(CollectorConfig, "how batches are collected")
-    weights: WeightsConfig = option(WeightsConfig, "how new weights reach the acting policy")
-    memory: MemoryConfig = option(MemoryConfig, "how the next observation is stored")
-    device: DeviceConfig = option(DeviceConfig, "devices")
-    logger: LoggerConfig = option(LoggerConfig, "where metrics go")
-    console: ConsoleConfig = option(ConsoleConfig, "what the terminal shows")
-    run: RunConfig = option(RunConfig, "folder, checkpoints, evaluation")
-
-
-@dataclass
-class Config(CollectConfig):
-    """Everything `rlcli train` reads: what collecting reads, and how batches become better weights."""
-
-    reads = (TrainedRun, "policy.init_from", "policy.init_strict", "device.train_device", "weights.swap")
-
-    storage: StorageConfig = option(StorageConfig, "replay storage")
-    sampler: SamplerConfig = option(SamplerConfig, "how updates sample rows")
-    value: ValueConfig = option(ValueConfig, "advantages")
-    loss: LossConfig = option(LossConfig, "loss and algorithm")
-    optim: OptimConfig = option(OptimConfig, "optimizer")
+from rlcli.config.choices.collect import EnvConfig as EnvConfig
+from rlcli.config.choices.run import CollectConfig as CollectConfig
+from rlcli.config.choices.run import Config as Config
+from rlcli.config.choices.run import DeviceConfig as DeviceConfig
+from rlcli.config.option import Leaf, branches, find, groups, leaves, value_at
 
 
 def is_off_policy(cfg: Config) -> bool:
@@ -103,12 +67,6 @@ class Unread(NamedTuple):
     ours: bool  # a user's part may read what none of ours does
 
 
-def conditions(leaf: Leaf) -> dict[str, tuple[str, ...]]:
-    """Return what an option is read with: group or `verb` -> those of its choices."""
-    verbs = tuple(verb for verb, schema in VERBS.items() if leaf.key in keys_of(schema.reads))
-    return {**readers(leaf.key), **({"verb": verbs} if verbs else {})}
-
-
 def _made(schema: type) -> dict[str, str]:
     """Return what every command of a verb chooses: itself, and for what it builds of a group that it lacks."""
     verb = next(verb for verb, known in VERBS.items() if known is schema)
@@ -128,7 +86,7 @@ def unread(cfg: Any) -> dict[str, Unread]:
     }
     made = _made(schema)
     for key, leaf in leaves(schema).items():
-        for by, choices in conditions(leaf).items():
+        for by, choices in leaf.option.read_by.items():
             if (choice := chosen.get(by, made.get(by))) in choices or key in own.get(by, ()):
                 continue
             if by in chosen:
@@ -150,7 +108,7 @@ def of_others(cfg: Any) -> set[str]:
 
 def read_with(schema: type, leaf: Leaf) -> str | None:
     """With which choices a verb reads an option, in words: "" for all of them, None where it never does."""
-    found, made = conditions(leaf).items(), _made(schema)
+    found, made = leaf.option.read_by.items(), _made(schema)
     if any(by not in groups(schema) and made.get(by) not in wanted for by, wanted in found):
         return None
     return ", ".join(_shortest(by, wanted) for by, wanted in found if by in groups(schema))
@@ -162,13 +120,13 @@ def read_by(schema: type, chosen: Mapping[str, str] | None = None) -> list[str]:
         key
         for key, leaf in leaves(schema).items()
         if read_with(schema, leaf) is not None
-        and all((chosen or {}).get(by, wanted[0]) in wanted for by, wanted in conditions(leaf).items())
+        and all((chosen or {}).get(by, wanted[0]) in wanted for by, wanted in leaf.option.read_by.items())
     ]
 
 
 def _shortest(group: str, wanted: Collection[str]) -> str:
     """Return the choices that are meant, or the fewer ones that are not, where a package cannot add to them."""
-    others = [choice for choice in CHOICES[group] if choice not in (*wanted, REGISTERED)]
+    others = [choice for choice in CHOICES[group] if choice not in wanted]
     kind = registry.KIND_OF.get(group)
     closed = REGISTERED in wanted or not (group in ("env", "policy") or (kind and registry.users_names(kind)))
     if closed and 0 < len(others) < len(wanted):

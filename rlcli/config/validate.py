@@ -1,6 +1,6 @@
 """All problems of a composed configuration at once, before anything is built or torch is loaded.
 
-What one choice takes is checked in its dataclass (`Options.problems`), what one part takes in its constructor; here
+What one group takes is checked in its dataclass (`Group.problems`), what one part takes in its constructor; here
 stands what spans groups, or asks this machine. What is learned: `validate_learning.py`.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 from rlcli.config import installed, registry
 from rlcli.config.choices import CHOICES
 from rlcli.config.installed import accelerator, gymnasium_problem, known_ids, lacking
-from rlcli.config.option import Options, groups, leaves, value_at
+from rlcli.config.option import groups, leaves, value_at
 from rlcli.config.problem import Problem, did_you_mean, raise_all, spell, unknown
 from rlcli.config.registry import choices
 from rlcli.config.resolved import from_dict
@@ -59,8 +59,8 @@ def validate(cfg: Any, typed: Collection[str] | None = None, undecided: Collecti
         if any(key.startswith(f"{group}.") for key in undecided):
             continue
         options, kind = getattr(cfg, group), registry.KIND_OF.get(group)
-        made = CHOICES[group].get(options.kind, Options) if group in CHOICES else type(options)
-        found += made.problems(options)
+        if group not in CHOICES or options.kind in CHOICES[group]:
+            found += options.problems()
         if kind and options.kwargs and options.kind not in registry.users_names(kind):
             what = f"{group}.kwargs has no meaning with {group}={options.kind}"
             found.append(Problem(what, f"it is for {'an' if kind[0] in 'ae' else 'a'} {kind} that you registered"))

@@ -48,21 +48,17 @@ def from_gym_space(space: spaces.Space, *, categorical: bool, where: str = "gymn
     if isinstance(space, spaces.MultiBinary):
         return Binary(shape=space.shape, dtype=torch.int8)
     if isinstance(space, spaces.Box):
-        return _box(space)
+        dtype = torch_dtype(space.dtype)
+        if dtype is torch.bool:
+            return Binary(shape=space.shape)
+        if dtype.is_floating_point and not (np.isfinite(space.low).any() or np.isfinite(space.high).any()):
+            return Unbounded(space.shape, dtype)
+        return Bounded(torch.from_numpy(space.low), torch.from_numpy(space.high), space.shape, dtype)
     raise EnvError(
         f"a {type(space).__name__} space has no tensor form here", where=where,
         why="rlcli reads Box, Discrete, MultiDiscrete (one row), MultiBinary and Dict spaces",
         fix="Wrap the env so that it gives one of these; for a Tuple, a Dict with one name per part.",
     )  # fmt: skip
-
-
-def _box(space: spaces.Box) -> TensorSpec:
-    dtype = torch_dtype(space.dtype)
-    if dtype is torch.bool:
-        return Binary(shape=space.shape)
-    if dtype.is_floating_point and not (np.isfinite(space.low).any() or np.isfinite(space.high).any()):
-        return Unbounded(space.shape, dtype)
-    return Bounded(torch.from_numpy(space.low), torch.from_numpy(space.high), space.shape, dtype)
 
 
 def spec_bounds(specs: Iterable[tuple[Key, TensorSpec]], dims: int) -> dict[Key, Interval]:

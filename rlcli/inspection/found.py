@@ -210,7 +210,7 @@ class Steps:
 
 def _value(x: Tensor) -> Any:
     """Return a number, a few numbers, or the shape and mean of an image."""
-    x = x.full() if hasattr(x, "full") else x
+    x = x.full() if hasattr(x, "extra") else x  # type: ignore[attr-defined]
     if x.numel() == 1:
         return x.item()
     if x.numel() <= NUMBERS:

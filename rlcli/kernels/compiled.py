@@ -38,9 +38,13 @@ def compiled(*signatures: Any, borrows: bool = False, **options: Any) -> Callabl
 
     def decorate(loop: Callable) -> Any:
         try:
-            kernel = _watching_all(numba.njit(cache=True, nogil=True, **options)(loop))
+            kernel = numba.njit(cache=True, nogil=True, **options)(loop)
         except RuntimeError:  # there is no folder that numba may write its cache to: compile in every process
             kernel = numba.njit(nogil=True, **options)(loop)
+        file: Any = getattr(getattr(kernel, "_cache", None), "_cache_file", None)
+        if file is not None:  # compiled anew when any kernel's file changed: numba watches a loop's own, and ours call
+            file._source_stamp = (file._source_stamp, _newest_source())  # each other
+            file.load = partial(_load, file)
         for signature in signatures:
             kernel.compile(signature)
         if signatures:
@@ -48,15 +52,6 @@ def compiled(*signatures: Any, borrows: bool = False, **options: Any) -> Callabl
         return kernel
 
     return decorate
-
-
-def _watching_all(kernel: Any) -> Any:
-    """Recompile when any kernel's file changed: numba watches a loop's own, and ours call each other."""
-    file = getattr(getattr(kernel, "_cache", None), "_cache_file", None)
-    if file is not None:
-        file._source_stamp = (file._source_stamp, _newest_source())
-        file.load = partial(_load, file)
-    return kernel
 
 
 def _load(file: Any, key: Any) -> Any:
@@ -96,9 +91,7 @@ _COPY = types.void(types.int64, types.int64, types.int64)
 _SAME = types.boolean(types.int64, types.int64, types.int64)
 
 
-def typed_intrinsic(generator: Callable) -> Any:
-    """Type an intrinsic as callable without its first argument, which no type checker can know."""
-    return intrinsic(generator)
+typed_intrinsic: Any = intrinsic  # a type checker cannot know that it is called without its first argument
 
 
 @typed_intrinsic

@@ -19,9 +19,9 @@ from rlcli.kernels.mlp import Recent, Replay
 from rlcli.keys import STEPS_TO_NEXT_OBS, TD_ERROR, Key, under_next
 from rlcli.learning.optimizer import FlatParameters
 from rlcli.modules.distributions.continuous import TanhNormalFamily
-from rlcli.modules.head import LogScaleExtractor
 from rlcli.modules.stages import layers_of
-from rlcli.modules.values import StateActionMLP
+from rlcli.modules.values import LogScaleExtractor, StateActionMLP
+from rlcli.modules.watch import plain
 from rlcli.objectives.dqn import DQNLoss
 from rlcli.objectives.networks import Columns, Lowered
 from rlcli.objectives.reduction import MASK_KEYS
@@ -157,7 +157,7 @@ def steps_of(loss: Any, columns: Columns) -> tuple[np.ndarray, ...]:
 def closed_sac(loss: SACLoss, flat: FlatParameters, columns: Columns) -> ClosedSAC | None:
     """Return the closed form for samples of these columns `[N, ...]`, or None where it does not fit."""
     family, stages, action = loss.density.family, loss.density.stages, loss.tensor_keys.action
-    if len(stages) != 2 or stages[1].of_kind(LogScaleExtractor) is None:
+    if len(stages) != 2 or not plain(stages[1].module, LogScaleExtractor):
         return None
     layers, keys = stages[0].layers, stages[0].in_keys
     if layers is None or len(keys) != 1 or type(family) is not TanhNormalFamily:
@@ -284,8 +284,8 @@ def _critic(critic: Lowered, keys: list[Key], trained: bool) -> Replay | None:
     stages = critic.stages
     if stages is None or len(stages) != 1 or list(stages[0].in_keys) != keys:
         return None
-    module = stages[0].of_kind(StateActionMLP)
-    layers = None if module is None else layers_of(module.mlp)
+    module = stages[0].module
+    layers = layers_of(module.mlp) if plain(module, StateActionMLP) else None
     if layers is None or (trained and any(x.linear.weight.grad is None for x in layers)):
         return None
     return Replay(layers, trained)

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from tensordict import TensorDictBase
-from torch import nn
 
 from rlcli.data.next_obs import move
-from rlcli.learning.update import StateBeside, Update, load_state_beside
+from rlcli.learning.update import StateBeside, Update
 from rlcli.modules.nets import one_thread
 from rlcli.report.clock import Clock
 from rlcli.report.ledger import LedgerEntry, stored_entries
@@ -261,7 +260,7 @@ class OnPolicy(Loop):
     ) -> None:
         super().__init__(collector, update, total_frames, hooks)
         self.estimator, self.device = estimator, device
-        self._beside = StateBeside(estimator, *self._saved)
+        self._beside = StateBeside(estimator, update.loss, *update.loss.networks)
 
     def learn(self, delivered: Delivered, progress: float) -> TensorDictBase:
         """Value the batch, or the trajectories that it made whole, and update on it."""
@@ -288,9 +287,4 @@ class OnPolicy(Loop):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        load_state_beside(self.estimator, state["estimator"], *self._saved)
-
-    @property
-    def _saved(self) -> Sequence[nn.Module]:
-        """Return the modules that are saved with the policy and the update."""
-        return self.update.loss, *self.update.loss.networks
+        self._beside.load_state_dict(state["estimator"])

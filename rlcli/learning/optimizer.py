@@ -46,7 +46,7 @@ class FlatParameters:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.parameters = self._trainable()
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
         self.version = 0
         if not self.parameters:
             raise ArgumentError("there is nothing to train", why="no parameter requires a gradient")
@@ -70,7 +70,7 @@ class FlatParameters:
 
     def bind(self) -> None:
         """Make every parameter and gradient a view again, keeping the values that the module has now."""
-        current = self._trainable()
+        current = [p for p in self.module.parameters() if p.requires_grad]
         if len(current) != len(self.parameters):
             raise ArgumentError(
                 "the trainable parameters changed after the update was built",
@@ -114,9 +114,6 @@ class FlatParameters:
             and p.grad.data_ptr() == self.grad.data_ptr() + offset
             and p.dtype == self.tensor.dtype
         )
-
-    def _trainable(self) -> list[nn.Parameter]:
-        return [p for p in self.module.parameters() if p.requires_grad]
 
     def _common(self, parameters: list[nn.Parameter]) -> nn.Parameter:
         kinds = {(str(p.dtype), str(p.device)) for p in parameters}

@@ -67,7 +67,7 @@ class Update:
         self.step = Step(self.flat, self.optimizer, max_grad_norm, max_nonfinite)
         self.epochs, self.slice_len = arguments.count("epochs", epochs), slice_len
         self.target_kl, self.compile = target_kl, compile
-        self.saved = watch_saved(loss)
+        self.saved = watch_saved(loss) if loss.recurrent else []
         self.gradient = GradientChoice(loss, self.flat, gradient, compile)
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
         kind = SequenceMinibatches if loss.recurrent else Minibatches
@@ -189,7 +189,7 @@ class Update:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.step.load_state_dict(state)
-        load_state_beside(self.loss, _under(_LOSS, state), *self.loss.networks)
+        self._beside.load_state_dict(_under(_LOSS, state))
         self.flat.bind()
         self._gradient = None
         self._means.load_state_dict(_under(_MEANS, state))
@@ -235,6 +235,14 @@ class StateBeside:
             self._live = {name: x for name, x in module.state_dict(keep_vars=True).items() if name in state}
         return dict(self._live)
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what `state_dict` gave; raise KeyError if the module holds other things."""
+        module, *others = self._modules
+        present = state_beside(module, *others)
+        if state.keys() != present.keys():
+            raise KeyError(f"the saved {type(module).__name__} holds {sorted(state)}, this one {sorted(present)}")
+        module.load_state_dict(dict(state), strict=False)
+
 
 def state_beside(module: nn.Module, *others: nn.Module) -> dict[str, Any]:
     """Return a module's state without what others hold: the same tensors, extra state of the same modules."""
@@ -251,14 +259,6 @@ def state_beside(module: nn.Module, *others: nn.Module) -> dict[str, Any]:
 
 
 EXTRA = "_extra_state"  # what torch calls that of `get_extra_state`
-
-
-def load_state_beside(module: nn.Module, state: Mapping[str, Any], *others: nn.Module) -> None:
-    """Load `state_beside`'s answer; raise KeyError if the module holds other things."""
-    present = state_beside(module, *others)
-    if state.keys() != present.keys():
-        raise KeyError(f"the saved {type(module).__name__} holds {sorted(state)}, this one {sorted(present)}")
-    module.load_state_dict(dict(state), strict=False)
 
 
 # ---- diagnostics -------------------------------------------------------------------------------------------------

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from rlcli.modules.exploration import set_exploration_type as set_exploration_type
     from rlcli.modules.head import DISTRIBUTIONS as DISTRIBUTIONS
     from rlcli.modules.head import ActionHead as ActionHead
-    from rlcli.modules.head import LogScaleExtractor as LogScaleExtractor
     from rlcli.modules.head import NormalParamExtractor as NormalParamExtractor
     from rlcli.modules.head import StateIndependentScale as StateIndependentScale
     from rlcli.modules.head import action_head as action_head
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
     from rlcli.modules.recurrent import set_recurrent_mode as set_recurrent_mode
     from rlcli.modules.values import DuelingHead as DuelingHead
     from rlcli.modules.values import EGreedyModule as EGreedyModule
+    from rlcli.modules.values import LogScaleExtractor as LogScaleExtractor
     from rlcli.modules.values import QValueActor as QValueActor
     from rlcli.modules.values import QValueModule as QValueModule
     from rlcli.modules.values import StateActionMLP as StateActionMLP

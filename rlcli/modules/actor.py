@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from rlcli.keys import ACTION, Key, under_next, unravel
-from rlcli.modules.distributions.family import Family, Params
-from rlcli.modules.distributions.recognise import family_of, param_keys
+from rlcli.modules.distributions.family import Family, Params, family_of, param_keys
 from rlcli.modules.stages import Stage, read_by, take_apart, take_apart_values
 
 
@@ -31,24 +30,24 @@ class Actor(NamedTuple):
     def of(cls, net: Any) -> Actor | None:
         """Return the function of a module on tensordicts; None where a part is unknown or changed."""
         if (parts := take_apart(net)) is not None:
-            head = parts.head
+            stages, head = parts
             if head is None or (family := family_of(head)) is None:
                 return None
             log_prob = unravel(head.log_prob_key) if head.return_log_prob else None
             keys = [unravel(key) for key in param_keys(head)]
-            return cls(family, parts.stages, keys, unravel(head.out_keys[0]), log_prob)
-        if (values := take_apart_values(net)) is None:
+            return cls(family, stages, keys, unravel(head.out_keys[0]), log_prob)
+        if (split := take_apart_values(net)) is None:
             return None
         from rlcli.modules.values import EGreedyFamily  # of no other policy
 
-        choice, tries = values.choice, values.exploration
+        stages, choice, tries = split
         masked, outs = choice.action_mask_key is not None, [unravel(key) for key in choice.out_keys]
         family = EGreedyFamily()
         if tries is not None:
             if tries.action_mask_key != choice.action_mask_key or unravel(tries.action_key) != outs[0]:
                 return None
             family = EGreedyFamily(lambda: float(tries.eps), tries.n, masked=masked)
-        return cls(family, values.stages, [choice.action_value_key], outs[0], chosen_key=outs[2],
+        return cls(family, stages, [choice.action_value_key], outs[0], chosen_key=outs[2],
                    one_hot=choice.action_space == "one_hot")  # fmt: skip
 
     @property

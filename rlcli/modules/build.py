@@ -28,7 +28,7 @@ from rlcli.errors import ArgumentError, ConfigError
 from rlcli.keys import ACTION_VALUE, OBSERVATION, STATE_ACTION_VALUE, STATE_VALUE, Key, show, unravel
 from rlcli.modules import recurrent
 from rlcli.modules.actors import ActorCritic, ActorValueOperator, ProbabilisticActor, ValueOperator
-from rlcli.modules.head import ActionHead, LogScaleExtractor, action_head, single_action
+from rlcli.modules.head import ActionHead, action_head, single_action
 from rlcli.modules.masks import with_action_mask
 from rlcli.modules.nets import MLP, convolves, network, observation_keys, seeded
 from rlcli.specs import Bounded, Categorical, Composite, OneHot, TensorSpec, Unbounded
@@ -270,7 +270,7 @@ def build_soft_actor_critic(
     ConfigError
         The action is not a bounded vector, or an observation is an image.
     """
-    from rlcli.modules.values import StateActionMLP  # of no other policy
+    from rlcli.modules.values import LogScaleExtractor, StateActionMLP  # of no other policy
 
     keys = observation_keys(observation_spec, in_keys)
     key, spec = single_action(action_spec)

@@ -44,7 +44,6 @@ from rlcli.specs import (
 __all__ = [
     "DISTRIBUTIONS",
     "ActionHead",
-    "LogScaleExtractor",
     "NormalParamExtractor",
     "StateIndependentScale",
     "action_head",
@@ -80,28 +79,6 @@ class StateIndependentScale(nn.Module):
 
     def forward(self, loc: Tensor) -> Tensor:
         return self.log_std.exp().expand_as(loc)
-
-
-class LogScaleExtractor(nn.Module):
-    """Splits `[*B, 2 d]` into `loc` and `scale = exp(log_scale)`, the logarithm kept within bounds.
-
-    The head of soft actor-critic; its usual bounds let the deviation fall to nothing and rise to e^2.
-
-    Parameters
-    ----------
-    low, high : float
-        Of the logarithm.
-    """
-
-    fast = True
-
-    def __init__(self, low: float = -20.0, high: float = 2.0) -> None:
-        super().__init__()
-        self.low, self.high = low, high
-
-    def forward(self, both: Tensor) -> tuple[Tensor, Tensor]:
-        loc, log_scale = both.chunk(2, -1)
-        return loc, log_scale.clamp(self.low, self.high).exp()
 
 
 DISTRIBUTIONS = ("auto", "categorical", "multi_categorical", "bernoulli", "normal", "tanh_normal")

@@ -154,7 +154,10 @@ class MLP(nn.Sequential):
         gain: float = HIDDEN_GAIN,
         last_gain: float = 1.0,
     ) -> None:
-        hidden = _hidden(hidden, num_cells, depth)
+        if num_cells is not None or depth is not None:
+            hidden = _other_spelling(hidden, num_cells, depth)
+        else:
+            hidden = (64, 64) if hidden is None else _units("hidden", hidden)
         if activation is not None and activation_class is not None:
             raise ArgumentError("activation_class is another name of activation", fix="Give one of them")
         given = activation_class if activation is None else activation
@@ -190,10 +193,10 @@ def _made(make: Callable[[], nn.Module]) -> nn.Module:
     return layer
 
 
-def _hidden(hidden: Sequence[int] | None, num_cells: Sequence[int] | int | None, depth: int | None) -> Sequence[int]:
-    """Return the units of the hidden layers, given in one of two ways."""
-    if num_cells is None and depth is None:
-        return (64, 64) if hidden is None else _units("hidden", hidden)
+def _other_spelling(
+    hidden: Sequence[int] | None, num_cells: Sequence[int] | int | None, depth: int | None
+) -> Sequence[int]:
+    """Return the units of hidden layers that are given as `num_cells` and `depth`."""
     if hidden is not None:
         raise ArgumentError("num_cells and depth are another spelling of hidden", fix="Give one of them")
     if depth is not None and not (isinstance(depth, Integral) and depth >= 0):

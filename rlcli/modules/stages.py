@@ -3,13 +3,13 @@
 One answer for those who act with it (`collectors.actors`) and those who train it (`objectives`, `learning`).
 A network of which any part is more than it seems (an overridden forward, hooks on the tensordict level, keyword
 inputs) is not taken apart: its users call it as it is, on a tensordict.
-`watch.ModuleWatch` tells when what was taken apart has changed.
+`watch` tells when what was taken apart has changed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensordict import TensorDictBase
 from tensordict.nn import NormalParamExtractor, ProbabilisticTensorDictModule, TensorDictModule, TensorDictSequential
@@ -25,9 +25,6 @@ from rlcli.modules.watch import hooked, plain
 if TYPE_CHECKING:
     from rlcli.modules.recurrent import RecurrentModule
     from rlcli.modules.values import EGreedyModule, QValueModule
-
-
-T = TypeVar("T")
 
 
 class Stage(NamedTuple):
@@ -71,7 +68,7 @@ class Stage(NamedTuple):
     @property
     def recurrent(self) -> bool:
         """Say whether it reads a state and writes the next one: one step at a time, or over sequences."""
-        return _remembers(self.module)
+        return hasattr(type(self.module), "on_sequences")  # where nothing remembers, `RecurrentModule` is not loaded
 
     @property
     def state_keys(self) -> tuple[Key, ...]:
@@ -108,19 +105,15 @@ class Stage(NamedTuple):
         weights = (p for layer in self.module.weights() for p in layer if p is not None)
         return None if drops or not all(isinstance(p, nn.Parameter) for p in weights) else self.module
 
-    def of_kind(self, kind: type[T]) -> T | None:
-        """Return the module where it is one of this class and does what that says."""
-        return self.module if plain(self.module, kind) else None
-
     @property
     def mask(self) -> ActionMask | None:
         """Return the module where it is an action mask."""
-        return self.of_kind(ActionMask)
+        return self.module if plain(self.module, ActionMask) else None
 
     @property
     def scale(self) -> StateIndependentScale | None:
         """Return the module where it is a learned deviation, equal in every row."""
-        return self.of_kind(StateIndependentScale)
+        return self.module if plain(self.module, StateIndependentScale) else None
 
 
 def read_by(stages: Sequence[Stage], more: Sequence[Key] = ()) -> list[Key]:
@@ -133,23 +126,8 @@ def read_by(stages: Sequence[Stage], more: Sequence[Key] = ()) -> list[Key]:
     return [*read, *(k for k in more if k not in written and k not in read)]
 
 
-class NetworkStages(NamedTuple):
-    """Hold a network in the order in which it runs."""
-
-    stages: tuple[Stage, ...]
-    head: ProbabilisticTensorDictModule | None  # None: it draws nothing
-
-
-class ValueParts(NamedTuple):
-    """Split a network of action values: what writes and masks them, chooses and explores."""
-
-    stages: tuple[Stage, ...]
-    choice: QValueModule
-    exploration: EGreedyModule | None
-
-
-def take_apart(net: Any) -> NetworkStages | None:
-    """Return the parts of a plain tensordict module or (nested) sequence; None where calling them would not do."""
+def take_apart(net: Any) -> tuple[tuple[Stage, ...], ProbabilisticTensorDictModule | None] | None:
+    """Return a network's stages in order, and what draws, if anything; None where calling them would not do."""
     stages: list[Stage] = []
     head = None
     for leaf in leaves_of(net):
@@ -159,11 +137,11 @@ def take_apart(net: Any) -> NetworkStages | None:
             head = leaf
         else:
             stages.append(_stage(leaf))
-    return NetworkStages(tuple(stages), head)
+    return tuple(stages), head
 
 
-def take_apart_values(net: Any) -> ValueParts | None:
-    """Return the parts of a `QValueActor`, an `EGreedyModule` behind it or not; None where calling it would not do."""
+def take_apart_values(net: Any) -> tuple[tuple[Stage, ...], QValueModule, EGreedyModule | None] | None:
+    """Return what writes and masks action values, chooses and explores; None where calling `net` would not do."""
     from rlcli.modules.values import EGreedyModule, QValueModule  # of no other policy
 
     leaves = list(leaves_of(net, QValueModule, EGreedyModule))
@@ -180,17 +158,12 @@ def take_apart_values(net: Any) -> ValueParts | None:
     if choice.action_mask_key is not None:
         values = choice.action_value_key
         stages.append(Stage(choice.mask, (values, unravel(choice.action_mask_key)), (values,)))
-    return ValueParts(tuple(stages), choice, exploration)
+    return tuple(stages), choice, exploration
 
 
 def _stage(leaf: TensorDictModule | RecurrentModule) -> Stage:
     module = leaf.module if isinstance(leaf, TensorDictModule) else leaf
     return Stage(module, tuple(map(unravel, leaf.in_keys)), tuple(map(unravel, leaf.out_keys)))
-
-
-def _remembers(module: Any) -> bool:
-    """Recognise a `RecurrentModule` by what it offers: where nothing remembers, its class is not loaded."""
-    return hasattr(type(module), "on_sequences")
 
 
 def leaves_of(net: Any, *heads: type) -> Iterator[Any]:
@@ -204,7 +177,7 @@ def leaves_of(net: Any, *heads: type) -> Iterator[Any]:
     elif isinstance(net, TensorDictModule):
         configured = net._kwargs is not None or net.method is not None or net.method_kwargs or net._get_kwargs
         yield None if configured or net.strict or net.inplace is not True or "_" in net.in_keys else net
-    elif _remembers(net):
+    elif hasattr(type(net), "on_sequences"):
         yield None if hooked(net.layers) or type(net.layers) is not net.kind else net
     else:
         yield net if isinstance(net, heads) else None
@@ -213,21 +186,14 @@ def leaves_of(net: Any, *heads: type) -> Iterator[Any]:
 def layers_of(net: Any) -> list[Layer] | None:
     """Return the layers of a plain stack; None for any other net (hooked, overridden, shared weights, ...)."""
     layers: list[Layer] = []
-    for leaf in _layers(net):
-        if isinstance(leaf, nn.Linear) and isinstance(leaf._parameters.get("weight"), nn.Parameter):
-            layers.append(Layer(leaf, None))
-        elif type(leaf) in IN_PLACE and layers and layers[-1].activation is None:
-            layers[-1] = layers[-1]._replace(activation=type(leaf))  # type: ignore[arg-type]
+    for _, part in net.named_modules(remove_duplicate=False) if isinstance(net, nn.Module) else ():
+        if plain(part, nn.Sequential):
+            continue
+        if plain(part, nn.Linear) and isinstance(part._parameters.get("weight"), nn.Parameter):
+            layers.append(Layer(part, None))  # type: ignore[arg-type]
+        elif plain(part) and type(part) in IN_PLACE and layers and layers[-1].activation is None:
+            layers[-1] = layers[-1]._replace(activation=type(part))
         else:
             return None
     parameters = [id(p) for layer in layers for p in layer.linear.parameters()]
     return layers if layers and len(set(parameters)) == len(parameters) else None
-
-
-def _layers(net: Any) -> Iterator[nn.Module | None]:
-    """Iterate over the modules of nested sequences in order; None for one that cannot be replayed."""
-    if plain(net, nn.Sequential):
-        for child in net:
-            yield from _layers(child)
-    else:
-        yield net if plain(net) else None

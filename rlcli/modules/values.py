@@ -1,7 +1,7 @@
 """Values of discrete actions: networks of them, the greedy action among them, and epsilon-greedy exploration.
 
 `observation -> net -> action_value [*B, n] -> argmax -> action, chosen_action_value [*B, 1]`, then `EGreedyModule`. A
-`StateActionMLP` values one continuous action instead.
+`StateActionMLP` values one continuous action instead, and `LogScaleExtractor` is the head of what draws it.
 """
 
 from __future__ import annotations
@@ -71,6 +71,28 @@ class StateActionMLP(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return self.mlp(torch.cat([x.to(torch.float32) for x in inputs], -1))
+
+
+class LogScaleExtractor(nn.Module):
+    """Splits `[*B, 2 d]` into `loc` and `scale = exp(log_scale)`, the logarithm kept within bounds.
+
+    The head of soft actor-critic; its usual bounds let the deviation fall to nothing and rise to e^2.
+
+    Parameters
+    ----------
+    low, high : float
+        Of the logarithm.
+    """
+
+    fast = True
+
+    def __init__(self, low: float = -20.0, high: float = 2.0) -> None:
+        super().__init__()
+        self.low, self.high = low, high
+
+    def forward(self, both: Tensor) -> tuple[Tensor, Tensor]:
+        loc, log_scale = both.chunk(2, -1)
+        return loc, log_scale.clamp(self.low, self.high).exp()
 
 
 ACTION_SPACES = ("categorical", "one_hot")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from itertools import chain
 from operator import contains, is_, itemgetter
 from typing import Any, Generic, TypeVar
@@ -67,10 +67,6 @@ _SETTINGS = (
 )
 
 
-def _values(tables: Iterable[dict]) -> Iterator[Any]:
-    return chain.from_iterable(map(dict.values, tables))
-
-
 class ModuleWatch(Generic[T]):
     """Count changes of a module, and return what `find` makes of it now; some microseconds a look."""
 
@@ -98,9 +94,10 @@ class ModuleWatch(Generic[T]):
     def _look(self) -> None:
         self._parts = parts = list(self.module.modules())
         self._types = list(map(type, parts))
-        tables = [table for part in parts for table in (part._modules, part._parameters, part._buffers)]
+        tables: list[dict] = [table for part in parts for table in (part._modules, part._parameters, part._buffers)]
         self._tables = [x for x in tables if x]
-        self._sizes, self._inside = list(map(len, self._tables)), list(_values(self._tables))
+        self._sizes = list(map(len, self._tables))
+        self._inside = list(chain.from_iterable(map(dict.values, self._tables)))
         hooks = [table for part in parts for table in hooks_of(part)]
         self._filled = [x for x in hooks if x]
         self._empty = [x for x in (*hooks, *tables, *_EVERYWHERE) if not x]
@@ -127,7 +124,8 @@ class ModuleWatch(Generic[T]):
             and all(self._everywhere)
             and list(map(type, self._parts)) == self._types
             and list(map(len, self._tables)) == self._sizes
-            and all(map(is_, _values(self._tables), self._inside))  # what a `TensorDictParams` is equal to is no bool
+            # by identity: what a `TensorDictParams` is equal to is no bool
+            and all(map(is_, chain.from_iterable(map(dict.values, self._tables)), self._inside))
             and not any(map(contains, self._plain, self._names))
             and (not self._own or all(name in table for table, name in self._own))
             and [settings(table) for settings, table in self._settings] == self._set

@@ -58,7 +58,8 @@ class BootstrappedLoss(Loss):
         self, loss_function: str, gamma: float | None, reduction: str | None, upstream: Mapping[str, Any]
     ) -> None:
         super().__init__(reduction)
-        elsewhere(self, upstream, self.upstream_options)
+        if upstream:
+            elsewhere(self, upstream, self.upstream_options)
         arguments.choice("loss_function", loss_function, DISTANCES)
         self.loss_function = loss_function
         self.make_value_estimator(gamma=0.99 if gamma is None else gamma)

@@ -99,7 +99,7 @@ class DQNLoss(BootstrappedLoss):
         self.value_network, self.delay_value, self.double_dqn = value_network, delay_value, double_dqn
         self.target_value_network = target_of(value_network) if delay_value else None
         if (parts := take_apart_values(value_network)) is not None:
-            self.tensor_keys.action_value = parts.choice.action_value_key
+            self.tensor_keys.action_value = parts[1].action_value_key
         self.take_up_networks()
         if n_steps > 1 and not self.recurrent:
             raise ArgumentError(
@@ -242,4 +242,4 @@ def action_values(network: TensorDictModuleBase) -> Lowered:
 
 def _stages_of_values(network: TensorDictModuleBase) -> tuple[Stage, ...] | None:
     parts = take_apart_values(network)
-    return plain_stages(network) if parts is None else parts.stages
+    return plain_stages(network) if parts is None else parts[0]

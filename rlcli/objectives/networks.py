@@ -73,7 +73,8 @@ class Lowered:
                 fix='Wrap it: TensorDictModule(net, in_keys=["observation"], out_keys=["state_value"])',
             )
         self.module, self.name = module, name
-        self._found = ModuleWatch(module, partial(_with_keys, find or plain_stages))
+        self._find = find or plain_stages
+        self._found = ModuleWatch(module, self._look)
 
     @property
     def in_keys(self) -> list[Key]:
@@ -89,6 +90,11 @@ class Lowered:
     def stages(self) -> tuple[Stage, ...] | None:
         """Return the inner modules in order as they are now; None where it needs a tensordict."""
         return self._found()[0]
+
+    def _look(self, module: TensorDictModuleBase) -> tuple[tuple[Stage, ...] | None, list[Key]]:
+        """Return the stages of a network, and what it reads."""
+        stages = self._find(module)
+        return stages, read_by(stages) if stages else [unravel(k) for k in module.in_keys]
 
     def __call__(self, columns: Columns, batch_dims: int = 1, skip: int = 0) -> dict[Key, Tensor]:
         """Return columns and outputs; the first `skip` stages' outputs are among the columns already."""
@@ -114,16 +120,8 @@ class Lowered:
 
 def plain_stages(module: TensorDictModuleBase) -> tuple[Stage, ...] | None:
     """Return all of a network that draws nothing; None where it cannot be taken apart."""
-    parts = take_apart(module)
-    return None if parts is None or parts.head is not None else parts.stages
-
-
-def _with_keys(
-    find: Callable[[TensorDictModuleBase], tuple[Stage, ...] | None], module: TensorDictModuleBase
-) -> tuple[tuple[Stage, ...] | None, list[Key]]:
-    """Return the stages of a network, and what it reads."""
-    stages = find(module)
-    return stages, read_by(stages) if stages else [unravel(k) for k in module.in_keys]
+    stages, head = take_apart(module) or (None, None)
+    return stages if head is None else None
 
 
 def shared_stages(first: Sequence[Stage], second: Sequence[Stage]) -> int:

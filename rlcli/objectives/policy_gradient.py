@@ -121,7 +121,8 @@ class PolicyGradientLoss(Loss):
         **upstream: Any,
     ) -> None:
         super().__init__(reduction)
-        elsewhere(self, upstream, self.upstream_options)
+        if upstream:
+            elsewhere(self, upstream, self.upstream_options)
         arguments.choice("loss_critic_type", loss_critic_type, DISTANCES)
         number = isinstance(clip_value, Real | Tensor) and not isinstance(clip_value, bool)
         if clip_value is not None and not (number and clip_value > 0):

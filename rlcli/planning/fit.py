@@ -19,8 +19,7 @@ from rlcli.keys import Key, show
 from rlcli.planning.forecast import MINIBATCHES, UPDATE, VALUES, Updates, Workload, at_once, bytes_on
 from rlcli.planning.plan import MemoryFit, Mode, Plan
 from rlcli.planning.tensors import POINTER, SPARE, RunStorage, planned_batch, planned_buffer
-from rlcli.processes.memory import free_memory
-from rlcli.report.figures import size
+from rlcli.processes.memory import free_memory, size
 from rlcli.report.ledger import BUFFER, LEARNER, ROLLOUT
 from rlcli.specs.field import Field
 

@@ -17,6 +17,7 @@ from rlcli.planning.forecast import Peak, at_once, at_peak
 from rlcli.report import figures
 from rlcli.report.figures import Table, key_cell, page, shape_cell
 from rlcli.report.ledger import LedgerEntry
+from rlcli.report.memory import BACKWARD
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,7 @@ def _tables(plan: Plan) -> Iterator[Table]:
         size = "not known" if peak.unknown else figures.size(peak.bytes)
         process.add(f"{peak.stage}, temporary, {figures.count(peak.rows)} rows{where}", size)
         if peak.saved:
-            process.add(f"  {figures.BACKWARD}", figures.size(peak.saved))
+            process.add(f"  {BACKWARD}", figures.size(peak.saved))
             process.add("  saved by memory.recurrent_recompute", figures.size(peak.spared))
     process.add("= stages together", figures.size(at_once(plan.peaks)))
     process.add("= RAM", figures.size(plan.total), strong=True)

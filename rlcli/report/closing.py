@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from rlcli.config.run_files import SUMMARY, write_whole
 from rlcli.errors import ResourceError
-from rlcli.report import figures, workers
+from rlcli.report import figures
 from rlcli.report.clock import COMPILE
 from rlcli.report.figures import Table, key_cell, shape_cell, wrapped
-from rlcli.report.memory import measured_rows
+from rlcli.report.memory import BACKWARD, VALUES, measured_rows
 from rlcli.report.tally import WINDOW
 
 if TYPE_CHECKING:  # reading a summary must not wait for rich
@@ -48,8 +48,8 @@ _TERMS = {
     "counts only those it received",
     "frames skipped": "not learned from, and not counted as frames of the run",
     "saved": "bytes saved, compared with storing every row in full",
-    figures.VALUES: "peak memory of value estimation",
-    figures.BACKWARD: "what recurrent layers kept for the backward pass of the largest minibatch, inputs not "
+    VALUES: "peak memory of value estimation",
+    BACKWARD: "what recurrent layers kept for the backward pass of the largest minibatch, inputs not "
     "counted; saved: by `memory.recurrent_recompute`, as planned",
     "planned": "the prediction of `rlcli plan` for the line above",
     "other": "time not attributed to any stage",
@@ -125,7 +125,7 @@ def _results(summary: Mapping) -> Iterator[tuple[str, str]]:
         yield "updates", f"{figures.count(learning['updates'])}, {figures.number(ratio)} per frame (replay ratio)"
     if summary.get("workers"):
         late = summary.get("late_batches", 0), summary.get("dropped_frames", 0)
-        yield "workers", workers.in_words(summary["workers"], *late)
+        yield "workers", _workers(summary["workers"], *late)
     yield "time", _time(summary["throughput"])
     yield "memory", _memory(summary["memory"])
 
@@ -154,6 +154,26 @@ def _told(results: Mapping) -> str:
     rate = [] if results.get("success_rate") is None else [f"success rate {100 * results['success_rate']:.0f} %"]
     texts = [*rate, *(f"{key} {figures.number(x)}" for key, x in results.get("info", {}).items())]
     return f"; {', '.join(texts)}" if texts else ""
+
+
+def _workers(workers: Sequence[Mapping], late: int, dropped: int) -> str:
+    """Return a summary's workers as one line; `late` batches exceeded `weights.max_lag`, `dropped` are their frames."""
+    frames = [worker["frames"] for worker in workers]
+    each = figures.count(min(frames)) + (f" to {figures.count(max(frames))}" if len(set(frames)) > 1 else "")
+    texts = [f"{len(workers)}, of {each} frames each" if len(workers) > 1 else f"1, of {each} frames"]
+    lags = [worker["largest_lag"] for worker in workers if worker["largest_lag"] is not None]
+    texts += [f"batches at most {_counted(max(lags), 'weight version')} behind"] if lags else []
+    if late:
+        over = f" and skipped ({_counted(dropped, 'frame')}, not counted in the run)" if dropped else ""
+        texts.append(f"{_counted(late, 'batch', 'batches')} further behind than weights.max_lag{over}")
+    if restarts := sum(worker["restarts"] for worker in workers):
+        lost = sum(worker["lost_frames"] for worker in workers)
+        texts.append(f"restarted {_counted(restarts, 'time')}, {_counted(lost, 'frame')} lost")
+    return "; ".join(texts)
+
+
+def _counted(number: int, what: str, more: str | None = None) -> str:
+    return f"{figures.count(number)} {what if number == 1 else more or what + 's'}"
 
 
 def _time(spent: Mapping) -> str:

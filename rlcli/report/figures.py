@@ -62,10 +62,6 @@ def number(value: float | None) -> str:
     return f"{value:.3f}" if size_of >= 0.001 else f"{value:.0e}"
 
 
-WORKERS = "worker processes"  # beside the process: those that step the envs
-VALUES, BACKWARD = "value estimates", "recurrent activations"  # lines of memory that is held for a moment
-
-
 def sparkline(values: Sequence[float], width: int = 12) -> str:
     """Draw the whole history in `width` characters, scaled to its own range."""
     values = [value for value in values if math.isfinite(value)]

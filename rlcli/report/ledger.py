@@ -138,7 +138,11 @@ def batch_entries(
             lazy.append((unravel(key), value))
         elif isinstance(value, Tensor):  # non-tensor values have no bytes to count
             whole.append((unravel(key), value))
-    entries = [_plain(key, value, frames, claims) for key, value in whole]
+    entries = []
+    for key, value in whole:
+        nbytes = claims.claim(value)
+        note = "" if nbytes or not value.numel() else "shared with a key above"
+        entries.append(LedgerEntry(ROLLOUT, show(key), nbytes, *_describe(value), per_frame=nbytes / frames, note=note))
     entries += [_gathered(key, value, frames, claims) for key, value in lazy]
 
     keys = {entry.key for entry in entries}
@@ -206,12 +210,6 @@ def stored_entries(buffer: ReplayBuffer) -> list[LedgerEntry]:
 
         entries.append(entry(PRIORITIES, tree_bytes(capacity)))
     return entries
-
-
-def _plain(key: Key, value: Tensor, frames: int, claims: Claims) -> LedgerEntry:
-    nbytes = claims.claim(value)
-    note = "" if nbytes or not value.numel() else "shared with a key above"
-    return LedgerEntry(ROLLOUT, show(key), nbytes, *_describe(value), per_frame=nbytes / frames, note=note)
 
 
 def _gathered(key: Key, value: Rows, frames: int, claims: Claims) -> LedgerEntry:

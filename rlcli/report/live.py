@@ -21,8 +21,9 @@ from rich.text import Text
 
 from rlcli.report import closing, figures
 from rlcli.report.memory import MemoryRow
-from rlcli.report.view import EVALUATION, LEAST, Snapshot, View
-from rlcli.report.workers import cells as cells_of_workers
+from rlcli.report.reporter import View
+from rlcli.report.view import EVALUATION, LEAST, Snapshot
+from rlcli.report.view import cells as cells_of_workers
 
 GAP, LEARNING_WIDTH = 3, 37
 THROUGHPUT_WIDTH = 33  # at least: a stage that comes later must not move its neighbours

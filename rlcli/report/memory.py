@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from tensordict import TensorDictBase
+from torch import nn
+from torch.optim import Optimizer
 
 from rlcli.keys import Key, show, under_next
-from rlcli.report import figures
 from rlcli.report.ledger import ROLLOUT, Ledger, LedgerEntry, counted
 from rlcli.report.peaks import DevicePeaks, LargestPeak, ProcessPeak
 from rlcli.transforms.delta_codec import delta_key, kept_key, scale_key
@@ -21,6 +22,8 @@ from rlcli.transforms.delta_codec import delta_key, kept_key, scale_key
 if TYPE_CHECKING:
     from rlcli.modules.recurrent.sequences import LargestSaved
 
+WORKERS = "worker processes"  # beside the process: those that step the envs
+VALUES, BACKWARD = "value estimates", "recurrent activations"  # lines of memory that is held for a moment
 _FIRST = {"obs": 0, "next.obs": 1}  # shown side by side: what is held, and what the mode saves on it
 
 
@@ -32,16 +35,6 @@ class MemoryRow:
     now: int | None
     peak: int | None = None
     saved: int | None = None
-
-
-@dataclass(frozen=True)
-class WatchedMemory:
-    """The learner's memory, for the ledger."""
-
-    modules: Mapping[str, torch.nn.Module]
-    optimizer: torch.optim.Optimizer | Mapping | None = None
-    device: torch.device | str = "cpu"
-    saved: Sequence[LargestSaved] = ()
 
 
 @dataclass(frozen=True)
@@ -63,22 +56,29 @@ class MemoryReport:
         self.obs_keys, self.next_obs = obs_keys, next_obs
         self.ledger, self.values = Ledger(), LargestPeak()
         self.expected = Expected()
-        self._watched: WatchedMemory | None = None
+        self._modules: Mapping[str, nn.Module] = {}
+        self._optimizer: Optimizer | None = None
+        self._layers: Sequence[LargestSaved] = ()
         self._peaks: DevicePeaks | None = None
         self.process = ProcessPeak()
         self._new = False  # whether the ledger was read since the last record
 
-    def watch(self, watched: WatchedMemory) -> DevicePeaks | None:
+    def watch(
+        self,
+        modules: Mapping[str, nn.Module],
+        optimizer: Optimizer | None,
+        device: torch.device | str,
+        saved: Sequence[LargestSaved],
+    ) -> DevicePeaks | None:
         """Count a learner too; on CUDA return the watch of its device's peaks by stage."""
-        self._watched, self.values = watched, LargestPeak(watched.device)
-        if torch.device(watched.device).type == "cuda":
-            self._peaks = DevicePeaks(watched.device)
+        self._modules, self._optimizer, self._layers, self.values = modules, optimizer, saved, LargestPeak(device)
+        self._peaks = DevicePeaks(device) if torch.device(device).type == "cuda" else None
         return self._peaks
 
     def read(self, batch: TensorDictBase, others: Iterable[LedgerEntry] = ()) -> None:
         """Take the present state: of a batch, the learner, `others` and the process."""
-        modules, optimizer = (self._watched.modules, self._watched.optimizer) if self._watched else (None, None)
-        self.ledger.read(counted(batch, self.obs_keys, modules=modules, optimizer=optimizer, others=others))
+        lines = counted(batch, self.obs_keys, modules=self._modules, optimizer=self._optimizer, others=others)
+        self.ledger.read(lines)
         self._new = True
         self.process.read()
 
@@ -139,7 +139,7 @@ class MemoryReport:
     @property
     def _saved(self) -> int | None:
         """Return the bytes that recurrent layers saved for the largest minibatch's backward pass; None without any."""
-        sizes = [] if self._watched is None else [x.bytes for x in self._watched.saved if x.bytes is not None]
+        sizes = [x.bytes for x in self._layers if x.bytes is not None]
         return sum(sizes) if sizes else None
 
 
@@ -177,7 +177,7 @@ def memory_rows(
 def measured_rows(summary: Mapping[str, Mapping]) -> list[MemoryRow]:
     """Return lines of what a summary of memory has beside the ledger: devices, stages, the process, the plan."""
     rows = [MemoryRow(device, None, peak) for device, peak in summary.get("devices", {}).items()]
-    for name, label in (("value_stage", figures.VALUES), ("backward", figures.BACKWARD)):
+    for name, label in (("value_stage", VALUES), ("backward", BACKWARD)):
         if stage := summary.get(name):
             planned, measured = stage["planned"], stage["measured"]
             rows.append(MemoryRow(label, None, measured, stage.get("saved")))
@@ -189,7 +189,7 @@ def measured_rows(summary: Mapping[str, Mapping]) -> list[MemoryRow]:
     if planned := process.get("planned"):
         rows.append(MemoryRow(_planned(planned, process["peak"]), None, planned))
     if workers := process.get("workers"):
-        rows.append(MemoryRow(figures.WORKERS, workers))
+        rows.append(MemoryRow(WORKERS, workers))
     return rows
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcli.config import registry
-from rlcli.config.choices.run import LOGGERS
+from rlcli.config.choices import CHOICES
 from rlcli.config.installed import has, install
 from rlcli.errors import ConfigError, DamagedDataError, ResourceError
 from rlcli.vec_envs.vec_env import SUCCESS
@@ -46,7 +46,7 @@ class MetricsWriter:
     ) -> None:
         self.path, self._resume_at, self._warn = Path(path), resume_at, warn
         self._make = logger if callable(logger) else None
-        if not callable(logger) and wants_tensorboard(logger):
+        if not callable(logger) and logger != "none" and wants_tensorboard(logger):
             from rlcli.report import events
 
             self._make = events.EventsWriter
@@ -68,7 +68,11 @@ class MetricsWriter:
         try:
             if self._resume_at is not None:
                 cut_back(self.path, self._resume_at)
-            _end_last_line(self._file)
+            if size := os.fstat(self._file.fileno()).st_size:  # a last line that a crash tore is ended
+                with open(self.path, "rb") as reader:
+                    reader.seek(size - 1)
+                    if reader.read(1) != b"\n":
+                        self._file.write(b"\n")
             if self._make is not None:
                 from rlcli.report.events import Guarded
 
@@ -229,7 +233,7 @@ def plain(values: Mapping) -> dict:
 
 def wants_tensorboard(logger: str) -> bool:
     """Return True if `logger` means TensorBoard events here; nothing is imported."""
-    loggers = (*LOGGERS, *registry.users_names("logger"))
+    loggers = (*CHOICES["logger"], *registry.users_names("logger"))
     if logger not in loggers:
         raise ConfigError(f"unknown logger {logger!r}", where="logger", fix=f"Choose one of {', '.join(loggers)}.")
     installed = has("tensorboard")
@@ -257,17 +261,6 @@ def _records(path: Path) -> Iterator[tuple[int, dict | None]]:
                 record = None
             usable = isinstance(record, dict) and isinstance(record.get(FRAMES, 0), int | float)
             yield offset, record if usable else None
-
-
-def _end_last_line(file) -> None:
-    """End a last line that a crash tore, so that the next record starts on its own line."""
-    size = os.fstat(file.fileno()).st_size
-    if size:
-        with open(file.name, "rb") as reader:
-            reader.seek(size - 1)
-            torn = reader.read(1) != b"\n"
-        if torn:
-            file.write(b"\n")
 
 
 def _plain(value: object) -> object:

@@ -38,22 +38,19 @@ class LiveBytes(TorchDispatchMode):
             storage = x.untyped_storage()
             name = storage._cdata
             if name not in inputs and name not in self._known:
-                self._known.add(name)
-                self._count(storage.nbytes())
-                weakref.finalize(storage, self._gone, name, storage.nbytes())
+                self._count(name, storage.nbytes())
+                weakref.finalize(storage, self._count, name, -storage.nbytes())
         extra = 0
         if self._reorders and func._schema.name == "aten::convolution_backward":
             extra = sum(x.untyped_storage().nbytes() for x in (*given, *made))
         self.peak, self.kept = max(self.peak, self.now + extra), max(self.kept, self._small)
         return out
 
-    def _count(self, nbytes: int) -> None:
+    def _count(self, name: int, nbytes: int) -> None:
+        """Count a storage that is new, or gone and its bytes negative."""
+        self._known ^= {name}
         self.now += nbytes
         self._small += nbytes if abs(nbytes) < GIVEN_BACK else 0
-
-    def _gone(self, name: int, nbytes: int) -> None:
-        self._known.discard(name)
-        self._count(-nbytes)
 
 
 class LargestPeak:

@@ -22,22 +22,27 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+import torch
 from tensordict import TensorDictBase
+from torch import nn
+from torch.optim import Optimizer
 
 from rlcli.config.run_files import EPISODES, METRICS
 from rlcli.errors import ConfigError
 from rlcli.keys import DONE, OBSERVATION, REWARD, Key
 from rlcli.report.clock import OTHER, Clock, Compiling, Spent
 from rlcli.report.ledger import LedgerEntry
-from rlcli.report.memory import MemoryReport, WatchedMemory
+from rlcli.report.memory import MemoryReport
 from rlcli.report.metrics import EpisodeLog, MetricsWriter, plain
 from rlcli.report.tally import EpisodeStats, Figure, Tally
-from rlcli.report.view import EVALUATION, PlainView, Snapshot, View, shown
-from rlcli.report.workers import WorkerReadings, Workers
+from rlcli.report.workers import Workers
 from rlcli.vec_envs.vec_env import SUCCESS
 
 if TYPE_CHECKING:
+    from rlcli.modules.recurrent.sequences import LargestSaved
     from rlcli.report.events import Logger
+    from rlcli.report.view import Snapshot
+    from rlcli.report.workers import WorkerReadings
 
 LEDGER_EVERY = 1.0  # seconds between two readings of the ledger; the first and the last batch are always read
 
@@ -93,10 +98,15 @@ class Reporter:
     def redraws(self) -> bool:
         return self._view.redraws
 
-    def watch(self, watched: WatchedMemory) -> None:
-        """Show a learner's parameters, optimizer state and, on CUDA, its device's peaks."""
-        if peaks := self.memory.watch(watched):
-            self.clock.watch = peaks
+    def watch(
+        self,
+        modules: Mapping[str, nn.Module],
+        optimizer: Optimizer | None = None,
+        device: torch.device | str = "cpu",
+        saved: Sequence[LargestSaved] = (),
+    ) -> None:
+        """Show a learner's parameters, optimizer state, what its layers save and, on CUDA, its device's peaks."""
+        self.clock.watch = self.memory.watch(modules, optimizer, device, saved)
 
     def start(self, *lines: str) -> None:
         """Print `lines`, start the clock, show the empty view."""
@@ -182,6 +192,8 @@ class Reporter:
             self._episode_log.flush()
 
     def snapshot(self) -> Snapshot:
+        from rlcli.report.view import EVALUATION, Snapshot, shown  # which nobody who is shown nothing waits for
+
         facts, tally, episodes = self.facts, self.tally, self.episodes
         infos = episodes.infos
         return Snapshot(
@@ -309,6 +321,29 @@ class Reporter:
 
 
 # ---- the view ------------------------------------------------------------------------------------------------------
+class View:
+    """Show nothing, as the base of views; `redraws`: a state is drawn over the last one, so at any time."""
+
+    redraws = False
+
+    def due(self) -> bool:
+        return False
+
+    def show(self, snapshot: Snapshot) -> None: ...
+
+    def say(self, text: str) -> None:
+        """Print a line that stays: a checkpoint, a derived value."""
+
+    def warn(self, text: str) -> None:
+        """Print a new warning; a view whose snapshots show warnings need not."""
+
+    def close(self, snapshot: Snapshot | None = None) -> None:
+        """Show the last state and give the terminal back."""
+
+    def report(self, summary: Mapping) -> None:
+        """Print the closing report; after `close`."""
+
+
 VIEWS = ("auto", "live", "plain", "off")
 
 
@@ -334,4 +369,8 @@ def open_view(console: str = "auto", stream: TextIO | None = None) -> View:
         from rlcli.report.live import LiveView
 
         return LiveView(stream)
-    return PlainView(stream) if kind == "plain" else View()
+    if kind == "plain":
+        from rlcli.report.view import PlainView
+
+        return PlainView(stream)
+    return View()

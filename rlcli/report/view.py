@@ -10,13 +10,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import SupportsFloat, TextIO
+from typing import TYPE_CHECKING, SupportsFloat, TextIO
 
 from rlcli.report import figures
 from rlcli.report.clock import Spent
 from rlcli.report.figures import WIDTH, wrapped
 from rlcli.report.memory import MemoryRow
-from rlcli.report.workers import WorkerRow, cells
+from rlcli.report.reporter import View
+
+if TYPE_CHECKING:
+    from rlcli.report.workers import WorkerRow
 
 # the figures of an update that views show, with their short names; metrics.jsonl holds all of them under its own
 LEARNING = {
@@ -106,29 +109,6 @@ def shown(learned: Mapping[str, SupportsFloat]) -> dict[str, float]:
     if shorter.keys() & {"policy loss", "value loss"}:
         shorter.pop("loss", None)  # their sum
     return shorter
-
-
-class View:
-    """Show nothing, as the base of views; `redraws`: a state is drawn over the last one, so at any time."""
-
-    redraws = False
-
-    def due(self) -> bool:
-        return False
-
-    def show(self, snapshot: Snapshot) -> None: ...
-
-    def say(self, text: str) -> None:
-        """Print a line that stays: a checkpoint, a derived value."""
-
-    def warn(self, text: str) -> None:
-        """Print a new warning; a view whose snapshots show warnings need not."""
-
-    def close(self, snapshot: Snapshot | None = None) -> None:
-        """Show the last state and give the terminal back."""
-
-    def report(self, summary: Mapping) -> None:
-        """Print the closing report; after `close`."""
 
 
 # ---- plain lines -------------------------------------------------------------------------------------------------
@@ -245,3 +225,30 @@ class PlainView(View):
     def close(self, snapshot: Snapshot | None = None) -> None:
         if snapshot is not None and (self._last is None or self._last.frames != snapshot.frames):
             self.show(snapshot)
+
+
+# ---- workers -----------------------------------------------------------------------------------------------------
+LINES = 4  # at most, of all workers together: of more than have room on them, only the range is said
+
+
+def cells(rows: Sequence[WorkerRow], restarts: int, room: int) -> list[str]:
+    """Return a text a worker, padded alike, or a range over all where `LINES` of `room` columns do not hold them."""
+    replaced = [f"restarts {restarts}"] if restarts else []
+    if not rows:
+        return replaced
+    rates = [figures.rate(row.rate) if row.rate is not None else figures.NOTHING for row in rows]
+    widest = max(map(len, rates), default=0)
+    texts = []
+    for index, (row, rate) in enumerate(zip(rows, rates, strict=True)):
+        text = f"{index:>{len(str(len(rows) - 1))}} {rate:>{widest}}/s"
+        text += "" if row.lag is None else f" lag {row.lag}"
+        texts.append(text + (f" restarts {row.restarts}" if row.restarts else ""))
+    wide = max(map(len, texts), default=0)
+    if len(rows) <= LINES * max((room + 2) // (wide + 2), 1):
+        return [text.ljust(wide) for text in texts]
+    measured = [row.rate for row in rows if row.rate is not None]
+    lags = [row.lag for row in rows if row.lag is not None]
+    texts = [figures.count(len(rows))]
+    texts += [f"each {figures.rate(min(measured))} to {figures.rate(max(measured))}/s"] if measured else []
+    texts += [f"lag {min(lags)} to {max(lags)}"] if lags else []
+    return texts + replaced

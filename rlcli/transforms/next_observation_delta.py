@@ -267,7 +267,7 @@ class NextObservationDelta(Transform):
                 continue
             if self.chosen:
                 self._check_saving(key, tuple(obs.shape[tensordict.ndim :]), obs.dtype)
-            if hasattr(after, "full"):  # put together when it is read, as `next_obs=exact` keeps it
+            if hasattr(after, "extra"):  # put together when it is read, as `next_obs=exact` keeps it
                 after = after.full()
             coded, kept = self.code(key, obs, after, tensordict.ndim)
             _put(out, key, coded)

@@ -31,13 +31,14 @@ class ActionFormat:
         self.dtype: np.dtype
         self.nvec: tuple[int, ...]
         self.start: Any = 0  # an int, or one a part
+        self.encoded = False  # the stored column (one-hot) differs from the action in the loop
         if isinstance(space, spaces.Discrete):
             self.kind, self.shape, self.dtype = "discrete", (), np.dtype(np.int64)
-            self.nvec, self.start = (int(space.n),), int(space.start)
+            self.nvec, self.start, self.encoded = (int(space.n),), int(space.start), not categorical
         elif isinstance(space, spaces.MultiDiscrete):
             self.kind, self.shape, self.dtype = "multi_discrete", tuple(space.shape), np.dtype(np.int64)
             self.nvec = tuple(int(n) for n in space.nvec.reshape(-1))
-            self.start = np.asarray(space.start, dtype=np.int64)
+            self.start, self.encoded = np.asarray(space.start, dtype=np.int64), not categorical
         elif isinstance(space, spaces.MultiBinary):
             self.kind, self.shape, self.dtype = "multi_binary", tuple(space.shape), np.dtype(np.int8)
         elif isinstance(space, spaces.Box):
@@ -54,11 +55,6 @@ class ActionFormat:
                 why="rlcli knows Discrete, MultiDiscrete, MultiBinary and Box",
                 fix="Wrap the env so that it offers one of them (gymnasium.wrappers.TransformAction).",
             )
-
-    @property
-    def encoded(self) -> bool:
-        """Say whether the stored column (one-hot) differs from the action in the loop."""
-        return not self.categorical and self.kind in ("discrete", "multi_discrete")
 
     @property
     def stored(self) -> Field:

@@ -189,7 +189,13 @@ class _Quiet:
                 self.kept = os.dup(2) if self.kept is None else os.dup2(2, self.kept, inheritable=False)
             except OSError:  # no descriptor 2 (a daemon): nothing to quieten
                 return
-            self._move_python(self.kept)
+            # the file object under `sys.stderr`, which logging holds too, writes there meanwhile
+            buffer = getattr(sys.__stderr__, "buffer", None)
+            raw = getattr(buffer, "raw", buffer)
+            if type(raw) is io.FileIO and not raw.closed and raw.fileno() == 2:
+                self.moved = raw
+                self._flush()
+                raw.__init__(self.kept, "wb", closefd=False)  # type: ignore[misc]
             sink = os.open(os.devnull, os.O_WRONLY)
             os.dup2(sink, 2)
             os.close(sink)
@@ -207,15 +213,6 @@ class _Quiet:
                 self._flush()
                 self.moved.__init__(2, "wb", closefd=False)  # type: ignore[misc]
                 self.moved = None
-
-    def _move_python(self, to: int) -> None:
-        """Make the file object under `sys.stderr`, which logging holds too, write to another descriptor."""
-        buffer = getattr(sys.__stderr__, "buffer", None)
-        raw = getattr(buffer, "raw", buffer)
-        if type(raw) is io.FileIO and not raw.closed and raw.fileno() == 2:
-            self.moved = raw
-            self._flush()
-            raw.__init__(to, "wb", closefd=False)  # type: ignore[misc]
 
     def _flush(self) -> None:
         with contextlib.suppress(OSError, ValueError):  # nobody reads it any more

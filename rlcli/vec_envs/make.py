@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import gymnasium as gym
 
-from rlcli import arguments
 from rlcli.arguments import refuse
-from rlcli.errors import ConfigError, in_words
+from rlcli.errors import ConfigError
 from rlcli.vec_envs.building import building, need_env, register_known
-from rlcli.vec_envs.observations import number_of
 
 Wrapper = Callable[[gym.Env], gym.Env]
 # engines that env.mode=auto takes from so many envs on: same bits as single envs, resumable, and faster
@@ -48,7 +45,11 @@ class GymRecipe:
             env = self._built(source, self.name)
         else:
             env = self._built_before(source)
-        return env if self.frame_skip == 1 else FrameSkip(env, self.frame_skip)
+        if self.frame_skip == 1:
+            return env
+        from rlcli.vec_envs.wrappers import FrameSkip
+
+        return FrameSkip(env, self.frame_skip)
 
     def _built_before(self, env: Any) -> gym.Env:
         """Return an env that was built already, which `GymVecEnv` refuses where it is none."""
@@ -64,10 +65,11 @@ class GymRecipe:
     def _registered(self, env_id: str) -> gym.Env:
         register_known(env_id)
         settings = dict(self.settings)
-        set_limit(settings, self.max_episode_steps)  # in the place of the registered one
+        if self.max_episode_steps is not None:
+            set_limit(settings, self.max_episode_steps)  # in the place of the registered one
         with building(env_id, settings=bool(settings)):
             env = gym.make(env_id, **settings)
-        return self._wrapped(env, env_id)
+        return self._wrapped(env, env_id) if self.wrappers else env
 
     def _built(self, builder: Callable[..., gym.Env], name: str) -> gym.Env:
         with building(name, settings=bool(self.settings)):
@@ -96,31 +98,6 @@ def _received(spec: Any, *values: Any) -> GymRecipe:
     return GymRecipe(*values)
 
 
-class FrameSkip(gym.Wrapper):
-    """Repeat an action `count` times, or until the episode is over; rewards are summed."""
-
-    def __init__(self, env: gym.Env, skip: int) -> None:
-        super().__init__(env)
-        self.count = arguments.count("frame_skip", skip)
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        total = 0.0
-        for _ in range(self.count):
-            result = self.env.step(action)
-            if not _follows_the_contract(result):
-                return result  # type: ignore[return-value]  # whoever steps this env says what is wrong with it
-            observation, reward, terminated, truncated, info = result
-            total += float(reward)
-            if terminated or truncated:
-                break
-        return observation, total, terminated, truncated, info
-
-
-def _follows_the_contract(result: Any) -> bool:
-    whole = isinstance(result, tuple | list) and len(result) == 5
-    return whole and all(number_of(value) is not None for value in result[1:4])
-
-
 def auto_prefers_native(env_id: str, num: int) -> bool:
     """Say whether `env.mode=auto` takes the engine: by id and number only, so one config gives one run."""
     spec = gym.registry.get(env_id)
@@ -137,62 +114,3 @@ def set_limit(settings: dict[str, Any], max_episode_steps: int | None) -> None:
         f"max_episode_steps is {max_episode_steps} and, among the settings, {settings['max_episode_steps']}",
         where="env.max_episode_steps and env.kwargs", fix="Leave out one of them.", error=ConfigError,
     )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class NamedWrapper:
-    """Hold a wrapper of `env.wrappers` with its arguments."""
-
-    name: str
-    wrap: Callable[..., gym.Env]
-    arguments: Mapping[str, Any]
-
-    def __call__(self, env: gym.Env) -> gym.Env:
-        try:
-            return self._wrapped(env)
-        except TypeError as error:
-            needed = ", ".join(f"{each}: ..." for each in self._wanted())
-            raise ConfigError(
-                f"the wrapper {self.name} does not take these arguments", where="env.wrappers", why=in_words(error),
-                fix=f"Write env.wrappers=[{{{self.name}: {{{needed}}}}}].",
-            ) from error  # fmt: skip
-
-    def _wrapped(self, env: gym.Env) -> gym.Env:
-        """Wrap an env; a list, YAML's only sequence, goes as a tuple where the wrapper refuses it."""
-        try:
-            return self.wrap(env, **self.arguments)
-        except (TypeError, AssertionError):
-            as_tuples = {name: _as_tuple(value) for name, value in self.arguments.items()}
-            if as_tuples == self.arguments:
-                raise
-            return self.wrap(env, **as_tuples)
-
-    def _wanted(self) -> list[str]:
-        """List the arguments that the wrapper requires beside the env; else those that it takes."""
-        try:
-            parameters = list(inspect.signature(self.wrap).parameters.values())[1:]
-        except (TypeError, ValueError):  # nothing is known of it
-            return ["ARGUMENT"]
-        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        needed = [each.name for each in parameters if each.default is each.empty and each.kind in kinds]
-        return needed or [each.name for each in parameters if each.kind in kinds]
-
-
-def _as_tuple(value: Any) -> Any:
-    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
-
-
-@dataclass(frozen=True)
-class AtariFrames:
-    """Preprocess Atari frames; `options` are those of gymnasium's `AtariPreprocessing`."""
-
-    options: Mapping[str, Any]
-    fire_reset: bool
-
-    def __call__(self, env: gym.Env) -> gym.Env:
-        from gymnasium.wrappers import AtariPreprocessing
-
-        from rlcli.vec_envs.wrappers import FireReset
-
-        made = AtariPreprocessing(env, **self.options)
-        return FireReset(made) if self.fire_reset else made

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
+from rlcli import arguments
 from rlcli.arguments import refuse
-from rlcli.errors import ConfigError, EnvError
+from rlcli.errors import ConfigError, EnvError, in_words
 from rlcli.keys import ACTION_MASK, OBSERVATION
 from rlcli.vec_envs.actions import ActionFormat
+from rlcli.vec_envs.observations import number_of
 
 
 class SelectEntries(gym.ObservationWrapper, gym.utils.RecordConstructorArgs):
@@ -156,3 +160,86 @@ class FireReset(gym.Wrapper, gym.utils.RecordConstructorArgs):
             return first
         observation, _, terminated, truncated, info = self.env.step(self._fire)
         return self.env.reset(options=options) if terminated or truncated else (observation, info)
+
+
+class FrameSkip(gym.Wrapper):
+    """Repeat an action `count` times, or until the episode is over; rewards are summed."""
+
+    def __init__(self, env: gym.Env, skip: int) -> None:
+        super().__init__(env)
+        self.count = arguments.count("frame_skip", skip)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        total = 0.0
+        for _ in range(self.count):
+            result = self.env.step(action)
+            if not _follows_the_contract(result):
+                return result  # type: ignore[return-value]  # whoever steps this env says what is wrong with it
+            observation, reward, terminated, truncated, info = result
+            total += float(reward)
+            if terminated or truncated:
+                break
+        return observation, total, terminated, truncated, info
+
+
+def _follows_the_contract(result: Any) -> bool:
+    whole = isinstance(result, tuple | list) and len(result) == 5
+    return whole and all(number_of(value) is not None for value in result[1:4])
+
+
+# ---- wrappers as a configuration names them --------------------------------------------------------------------------
+@dataclass(frozen=True)
+class NamedWrapper:
+    """Hold a wrapper of `env.wrappers` with its arguments."""
+
+    name: str
+    wrap: Callable[..., gym.Env]
+    arguments: Mapping[str, Any]
+
+    def __call__(self, env: gym.Env) -> gym.Env:
+        try:
+            return self._wrapped(env)
+        except TypeError as error:
+            needed = ", ".join(f"{each}: ..." for each in self._wanted())
+            raise ConfigError(
+                f"the wrapper {self.name} does not take these arguments", where="env.wrappers", why=in_words(error),
+                fix=f"Write env.wrappers=[{{{self.name}: {{{needed}}}}}].",
+            ) from error  # fmt: skip
+
+    def _wrapped(self, env: gym.Env) -> gym.Env:
+        """Wrap an env; a list, YAML's only sequence, goes as a tuple where the wrapper refuses it."""
+        try:
+            return self.wrap(env, **self.arguments)
+        except (TypeError, AssertionError):
+            as_tuples = {name: _as_tuple(value) for name, value in self.arguments.items()}
+            if as_tuples == self.arguments:
+                raise
+            return self.wrap(env, **as_tuples)
+
+    def _wanted(self) -> list[str]:
+        """List the arguments that the wrapper requires beside the env; else those that it takes."""
+        try:
+            parameters = list(inspect.signature(self.wrap).parameters.values())[1:]
+        except (TypeError, ValueError):  # nothing is known of it
+            return ["ARGUMENT"]
+        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        needed = [each.name for each in parameters if each.default is each.empty and each.kind in kinds]
+        return needed or [each.name for each in parameters if each.kind in kinds]
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
+
+
+@dataclass(frozen=True)
+class AtariFrames:
+    """Preprocess Atari frames; `options` are those of gymnasium's `AtariPreprocessing`."""
+
+    options: Mapping[str, Any]
+    fire_reset: bool
+
+    def __call__(self, env: gym.Env) -> gym.Env:
+        from gymnasium.wrappers import AtariPreprocessing
+
+        made = AtariPreprocessing(env, **self.options)
+        return FireReset(made) if self.fire_reset else made

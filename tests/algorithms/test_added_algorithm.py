@@ -104,7 +104,7 @@ def test_what_is_no_algorithm_is_refused():
 def test_one_of_ours_is_its_file_and_a_line_of_the_table(name):
     found = registry.find("algorithm", name)
     assert issubclass(found, Algorithm) and found.__module__.startswith("rlcli.algorithms.")
-    assert found.uses == CHOICES["loss"][name].option_keys() and found.off_policy == CHOICES["loss"][name].off_policy
+    assert found.uses == registry.reading("loss", name) and found.off_policy == CHOICES["loss"][name].off_policy
 
 
 def test_an_option_that_no_method_reads_is_refused(capsys):

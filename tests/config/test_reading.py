@@ -7,9 +7,8 @@ import pytest
 from face import VERBS, Config, configure, find_recipes, leaves, refused
 
 from rlcli.config import registry
-from rlcli.config.choices import CHOICES
-from rlcli.config.option import keys_of
-from rlcli.config.schemas import CollectConfig, conditions, read_with, unread
+from rlcli.config.choices import CHOICES, REGISTERED
+from rlcli.config.schemas import CollectConfig, read_with, unread
 from rlcli.errors import ConfigError
 
 STORED = ["storage=tensor", "sampler=random", "collector.frames_per_batch=64"]
@@ -135,20 +134,19 @@ def test_our_recipes_set_nothing_for_nothing(name):
         configure(recipe.verb, [f"recipe={name}", *words])
 
 
-def test_choices_read_options_that_there_are():
-    known = leaves(Config).keys() | leaves(CollectConfig).keys()
-    for options in (*(each for choices in CHOICES.values() for each in choices.values()), *VERBS.values()):
-        keys = keys_of(options.reads) if options in VERBS.values() else options.option_keys()
-        assert not set(keys) - known, options
+def test_options_are_read_by_choices_that_there_are_in_the_order_of_the_tables():
+    names = {group: [*choices, REGISTERED] for group, choices in {**CHOICES, "verb": VERBS}.items()}
+    for key, leaf in {**leaves(Config), **leaves(CollectConfig)}.items():
+        by = leaf.option.read_by
+        assert list(by) == [group for group in names if group in by], key
+        assert all(list(choices) == [name for name in names[group] if name in choices] for group, choices in by.items())
 
 
-def test_what_an_option_is_read_with_is_derived_from_the_choices_that_have_it():
+def test_what_an_option_is_read_by_is_its_own_and_that_of_its_group():
     table = leaves(Config)
-    assert conditions(table["value.lmbda"]) == {
-        "loss": ("ppo_clip", "ppo_kl", "a2c", "reinforce"), "value": ("gae", "td_lambda")
-    }  # fmt: skip
-    assert conditions(table["loss.alpha_init"]) == {"loss": ("sac",)}
-    assert conditions(table["env.num"]) == {}
+    assert table["weights.swap"].option.read_by == {"collector": ("multi_async", "async"), "verb": ("train",)}
+    assert table["env.atari.noop_max"].option.read_by == {"env": ("atari",)}
+    assert table["env.num"].option.read_by == {}
 
 
 def test_a_default_run_reads_what_its_choices_say():

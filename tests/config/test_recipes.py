@@ -4,6 +4,7 @@ import pytest
 from face import Config, configure, find_recipes, leaves, refused
 
 from rlcli.config import guard, registry
+from rlcli.config.choices import CHOICES
 from rlcli.config.compose import plan
 from rlcli.config.option import groups
 from rlcli.config.recipes import choice_file, shipped, tuned_recipe
@@ -155,14 +156,27 @@ CHOSEN = [group for group in groups(Config) if f"{group}.kind" in leaves(Config)
 
 
 @pytest.mark.parametrize("group", CHOSEN)
-def test_every_choice_of_a_group_is_a_file_that_says_what_it_is(group):
+def test_every_choice_of_a_group_is_composed_and_a_file_says_what_it_sets(group):
     files = {path.stem: path for path in (shipped("conf") / group).glob("*.yaml")}
-    assert files.keys() == set(choices(Config, group))
+    assert files.keys() <= set(choices(Config, group))
+    for name in choices(Config, group):
+        assert choice_file(group, name)[0][group]["kind"] == name
     for name, path in files.items():
-        assert path.read_text().startswith("# ") and choice_file(group, name)[0][group]["kind"] == name
+        assert path.read_text().startswith("# ")
         read = guard.read_yaml(path)  # as Hydra has it
         read.pop("defaults", None)
         assert choice_file(group, name)[0] in (read, {group: read})
+
+
+def test_a_choice_that_learns_from_stored_rows_needs_no_file_to_say_so(monkeypatch):
+    new = {"iql": CHOICES["loss"]["dqn"], "sarsa": CHOICES["loss"]["ppo_clip"]}
+    monkeypatch.setitem(CHOICES, "loss", CHOICES["loss"] | new)
+    monkeypatch.setitem(registry._OURS, "algorithm", registry._OURS["algorithm"] | dict.fromkeys(new, "a:b"))
+    choice_file.cache_clear()
+    assert choice_file("loss", "iql") == ({"loss": {"kind": "iql"}}, {"storage": "tensor", "sampler": "random"})
+    assert choice_file("loss", "sarsa") == ({"loss": {"kind": "sarsa"}}, {})
+    cfg = configure("train", ["loss=iql"])
+    assert (cfg.loss.kind, cfg.storage.kind, cfg.sampler.kind) == ("iql", "tensor", "random")
 
 
 @pytest.mark.parametrize("path", sorted(shipped("conf").glob("*/*.yaml")), ids=lambda path: path.stem)

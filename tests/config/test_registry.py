@@ -8,7 +8,7 @@ import pytest
 from face import find_recipes, refusals, refused
 
 from rlcli.config import registry
-from rlcli.config.choices import CHOICES, REGISTERED, readers
+from rlcli.config.choices import CHOICES
 from rlcli.errors import ConfigError
 from rlcli.learning.optimizer import OPTIMIZERS
 
@@ -24,10 +24,7 @@ def test_every_wrapper_of_our_table_exists():
 
 
 OURS = [
-    (kind, name)
-    for kind, group in registry.GROUPS.items()
-    for name in CHOICES[group]
-    if name != REGISTERED and CHOICES[group][name].place
+    (kind, name) for kind, group in registry.GROUPS.items() for name in CHOICES[group] if CHOICES[group][name].place
 ]
 
 
@@ -40,7 +37,7 @@ def test_a_part_of_ours_is_what_the_table_says_of_it(kind, name):
         assert getattr(part, field, getattr(said, field)) == getattr(said, field)
     if kind in ("estimator", "sampler", "storage"):
         group = registry.GROUPS[kind]
-        some_have = {key for other in CHOICES[group].values() for key in other.option_keys() if group in readers(key)}
+        some_have = {key for other in CHOICES[group] for key in registry.reading(group, other)}
         some_have -= {"storage.codes", "memory.frame_stack", "sampler.beta_frames"}  # the buffer's, and the loop's
         taken = {f"{group}.{parameter}" for parameter in inspect.signature(part).parameters}
         assert taken & some_have == set(said.keys) & some_have
@@ -48,10 +45,9 @@ def test_a_part_of_ours_is_what_the_table_says_of_it(kind, name):
 
 @pytest.mark.parametrize("name", sorted(CHOICES["optim"]))
 def test_an_optimizer_takes_the_options_that_the_table_says(name):
-    has = {key.removeprefix("optim.") for key in CHOICES["optim"][name].option_keys() if "optim" in readers(key)}
-    some_have = {key.removeprefix("optim.") for other in CHOICES["optim"].values() for key in other.option_keys()}
-    taken = inspect.signature(OPTIMIZERS[name].func).parameters
-    assert has == {option for option in some_have & set(taken) if "optim" in readers(f"optim.{option}")}
+    some_have = {key for other in CHOICES["optim"] for key in registry.reading("optim", other)}
+    taken = {f"optim.{parameter}" for parameter in inspect.signature(OPTIMIZERS[name].func).parameters}
+    assert set(registry.reading("optim", name)) == some_have & taken
 
 
 def test_a_registered_builder_is_found_by_its_name():

@@ -43,7 +43,7 @@ def known(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("words", RUNS.values(), ids=RUNS)
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_no_run_takes_an_action_that_is_not_allowed(words):
     words = ["env.id=Choices-discrete", "env.mode=serial", *SHORT, "total_frames=512", "run.eval_episodes=4", *words]
     run = rlcli.train(words)

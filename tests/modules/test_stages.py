@@ -67,15 +67,15 @@ def replaced(net: nn.Module) -> nn.Module:
 
 def test_stages_run_in_order_give_what_the_network_gives():
     nested = TensorDictSequential(module("a"), TensorDictSequential(module("b", "a"), module("logits", "b")))
-    parts = take_apart(actor(nested))
-    assert [stage.out_keys for stage in parts.stages] == [("a",), ("b",), ("logits",)]
-    assert parts.head is not None and list(parts.head.in_keys) == ["logits"]
+    stages, head = take_apart(actor(nested))
+    assert [stage.out_keys for stage in stages] == [("a",), ("b",), ("logits",)]
+    assert head is not None and list(head.in_keys) == ["logits"]
     obs = torch.randn(5, 4)
     values, td = {"observation": obs}, nested(TensorDict({"observation": obs}, [5]))
-    for stage in parts.stages:
+    for stage in stages:
         stage.run(values)
     assert all(torch.equal(values[key], td[key]) for key in ("a", "b", "logits"))
-    refused(MissingKeyError, "observation", lambda: parts.stages[0].run({}))
+    refused(MissingKeyError, "observation", lambda: stages[0].run({}))
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_stages_run_in_order_give_what_the_network_gives():
     ids=["a subclass that adds nothing", "an actor in a sequence", "a critic"],
 )
 def test_what_is_plain_is_taken_apart(net):
-    parts = take_apart(net)
-    assert parts is not None and all(stage.layers is not None for stage in parts.stages)
-    assert (parts.head is None) == isinstance(net, ValueOperator)
+    stages, head = take_apart(net)
+    assert all(stage.layers is not None for stage in stages)
+    assert (head is None) == isinstance(net, ValueOperator)
 
 
 @pytest.mark.parametrize(
@@ -152,9 +152,9 @@ def test_outputs_are_as_many_as_their_keys():
 
 
 def test_a_hook_inside_is_run_because_the_module_is_called():
-    (stage,) = take_apart(module(net=hooked(nn.Sequential(nn.Linear(4, 4))))).stages
+    (stage,), _ = take_apart(module(net=hooked(nn.Sequential(nn.Linear(4, 4)))))
     assert stage.layers is None
-    (scale,) = take_apart(module("scale", "loc", StateIndependentScale(2))).stages
+    (scale,), _ = take_apart(module("scale", "loc", StateIndependentScale(2)))
     assert scale.scale is scale.module and scale.layers is None
     hooked(scale.module)
     assert scale.scale is None

@@ -39,7 +39,7 @@ LANES, STEPS, WIDE = 6, 16, 5
         [*PONG, "optim.epochs=1", "memory=exact", "value.compute_dtype=bfloat16"],
     ],
 )
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_the_plan_says_what_is_measured(extra, tmp_path):
     overrides = [*([] if "recipe=ppo_pong" in extra else CARTPOLE), *extra, *QUIET]
     run = rlcli.train([*overrides, f"run.dir={tmp_path / 'run'}"])

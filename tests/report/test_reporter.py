@@ -19,7 +19,7 @@ from rlcli.report.ledger import LedgerEntry
 from rlcli.report.memory import Expected
 from rlcli.report.metrics import read_metrics
 from rlcli.report.peaks import DevicePeaks
-from rlcli.report.reporter import Facts, WatchedMemory
+from rlcli.report.reporter import Facts
 from rlcli.report.tally import Curve, ValueRows
 
 N, T = 2, 10
@@ -37,7 +37,7 @@ def batch(ends: int = 1) -> TensorDict:
 def a_run(folder, batches: int = 3, **options) -> tuple[Reporter, dict]:
     reporter = Reporter(FACTS, folder=folder, **{"console": "off", **options})
     net = torch.nn.Linear(4, 2)
-    reporter.watch(WatchedMemory({"net": net}, torch.optim.Adam(net.parameters())))
+    reporter.watch({"net": net}, torch.optim.Adam(net.parameters()))
     reporter.start("threads 1 (auto)")
     for _ in range(batches):
         with reporter.clock("collect"):

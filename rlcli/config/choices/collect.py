@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
-from rlcli.config.option import Options, Reads, option
+from rlcli.config.choices import ACTING, GRADIENTS, NETWORKS, RECURRENT, REGISTERED, TRAIN
+from rlcli.config.option import Group, option
 from rlcli.config.problem import Problem
 
 START_METHODS = ("auto", "forkserver", "spawn", "fork")
+IN_PROCESSES = {"env": ("gym", "atari", "mujoco")}  # single envs, which processes can step
 
 
-# ---- env ------------------------------------------------------------------------------------------------------------
-class AtariConfig(Options, group="env.atari"):
+# ---- env -------------------------------------------------------------------------------------------------------------
+@dataclass
+class AtariConfig(Group):
     """Frames of the Atari screen before the policy sees them."""
 
     noop_max: int = option(30, "up to this many no-op steps at the start of an episode", ge=0)
@@ -30,7 +34,10 @@ class AtariConfig(Options, group="env.atari"):
     )  # fmt: skip
 
 
-class EnvOptions(Options, group="env"):  # options of every env; alone, those of `env=envpool`
+@dataclass
+class EnvConfig(Group):
+    """The environment, its wrappers, and how many of it are stepped together."""
+
     kind: str = option("gym", "which env choice this is")
     id: str = option("CartPole-v1", "gymnasium id, or a name from the registry")
     num: int = option(8, "environments stepped together (sub-environments)", ge=1, le=1_000_000)
@@ -39,11 +46,6 @@ class EnvOptions(Options, group="env"):  # options of every env; alone, those of
         "serial: one by one; parallel: in processes; native: the env's own vector engine; auto: the engine where it is "
         "faster and resumes exactly, else processes where a trial run of the env shows that they are",
         choices=("auto", "serial", "parallel", "native"),
-    )
-    kwargs: dict[str, Any] = option(
-        {},
-        "arguments for gymnasium.make, added to those that a recipe gives; {}: none of them. In a text, {index} is the "
-        "number of the env, from 0; {5005+index} a port of its own",
     )
     max_episode_steps: int | None = option(None, "truncate episodes here; null keeps the env's own limit", ge=1)
     frame_stack: int | None = option(None, "last k observations, stacked, for the policy", ge=1)
@@ -69,32 +71,41 @@ class EnvOptions(Options, group="env"):  # options of every env; alone, those of
         "takes each action four times",
     )
     transforms: list[Any] = option([], "further transforms of what the envs give, written as wrappers are")
+    workers: int | None = option(
+        None,
+        "worker processes that step the envs; null: as many as env.per_worker makes, with env.mode=parallel",
+        ge=1,
+        read_by=IN_PROCESSES,
+    )
+    per_worker: int | str = option(
+        "auto", "envs per worker process; auto: one process per core", ge=1, words=("auto",), read_by=IN_PROCESSES
+    )
+    caller_steps: str = option(
+        "auto",
+        "the main process steps some of the envs too; auto: unless env.workers is set or failing workers are replaced",
+        choices=("auto", "true", "false"),
+        read_by=IN_PROCESSES,
+    )
+    start_method: str = option(
+        "auto",
+        "how those processes are made; auto: forkserver on Linux, else spawn",
+        choices=START_METHODS,
+        read_by=IN_PROCESSES,
+    )
+    atari: AtariConfig = option(AtariConfig, "preprocessing of Atari frames", read_by={"env": ("atari",)})
+    kwargs: dict[str, Any] = option(
+        {},
+        "arguments for gymnasium.make, added to those that a recipe gives; {}: none of them. In a text, {index} is the "
+        "number of the env, from 0; {5005+index} a port of its own",
+    )
 
     def problems(self) -> Iterator[Problem]:
         if self.kind == "envpool" and self.mode == "serial":
             yield Problem("env=envpool and env.mode=serial contradict each other", "use env.mode=native or env=gym")
         if self.wrappers and (self.mode == "native" or self.kind == "envpool"):
             yield Problem("env.wrappers wrap single envs, and a native engine has none", "use env=gym env.mode=serial")
-
-
-class GymOptions(EnvOptions):  # `env=gym` and `env=mujoco`: single envs, which processes can step
-    workers: int | None = option(
-        None,
-        "worker processes that step the envs; null: as many as env.per_worker makes, with env.mode=parallel",
-        ge=1,
-    )
-    per_worker: int | str = option("auto", "envs per worker process; auto: one process per core", ge=1, words=("auto",))
-    caller_steps: str = option(
-        "auto",
-        "the main process steps some of the envs too; auto: unless env.workers is set or failing workers are replaced",
-        choices=("auto", "true", "false"),
-    )
-    start_method: str = option(
-        "auto", "how those processes are made; auto: forkserver on Linux, else spawn", choices=START_METHODS
-    )
-
-    def problems(self) -> Iterator[Problem]:
-        yield from super().problems()
+        if self.kind == "envpool":
+            return
         if self.mode == "native" and self.kind == "gym" and self.id.startswith("ALE/"):
             what = f"env.mode=native would change the task {self.id}: its engine resizes frames and clips rewards"
             yield Problem(what, "use env=atari, or env.mode=serial")
@@ -116,123 +127,92 @@ class GymOptions(EnvOptions):  # `env=gym` and `env=mujoco`: single envs, which 
         if some == "true" and (workers or 0) >= self.num:
             what = "env.caller_steps=true leaves the workers too few envs"
             yield Problem(what, f"use env.workers={self.num - 1} at most")
-
-
-class EnvConfig(GymOptions):  # `env=atari` has all of them
-    """The environment, its wrappers, and how many of it are stepped together."""
-
-    atari: AtariConfig = option(AtariConfig, "preprocessing of Atari frames")
-
-    def problems(self) -> Iterator[Problem]:
-        yield from super().problems()
-        if not self.id.startswith("ALE/"):
+        if self.kind == "atari" and not self.id.startswith("ALE/"):
             yield Problem(f"env=atari and env.id={self.id} contradict each other", "ids of Atari games begin with ALE/")
 
 
-ENVS: dict[str, type[Options]] = {"gym": GymOptions, "atari": EnvConfig, "mujoco": GymOptions, "envpool": EnvOptions}
+# ---- policy ----------------------------------------------------------------------------------------------------------
+@dataclass
+class PolicyConfig(Group):
+    """The network, or whatever else picks the actions. Layer input sizes follow from the env."""
 
-
-# ---- policy ---------------------------------------------------------------------------------------------------------
-class GradientActor(Options, group="policy"):
-    shared: bool | None = option(
-        None, "one trunk for actor and critic instead of one each; null: where it has convolutions and hidden layers"
+    kind: str = option("auto", "which policy choice this is")
+    action_mask_key: str | None = option(
+        None,
+        "the observation that says which actions are allowed; null: one called action_mask; none: there is none",
+        read_by={"policy": ("mlp", "cnn", "dict", "gru", "lstm", "auto", "random", REGISTERED)},
     )
-    init_std: float = option(1.0, "initial standard deviation of continuous actions", gt=0)
-    state_dependent_std: bool = option(False, "standard deviation as an output of the network, not a free parameter")
-
-
-class GreedyActor(Options, group="policy"):  # an actor that chooses by value
-    dueling: bool = option(False, "dueling network: state value plus advantages")
-    eps_init: float = option(1.0, "initial epsilon of epsilon-greedy exploration", ge=0, le=1)
-    eps_end: float = option(0.05, "final epsilon", ge=0, le=1)
-    eps_frames: int = option(10_000, "frames over which epsilon falls linearly", ge=1)
-
-
-class PolicyOptions(Options, group="policy"):
-    kwargs: dict[str, Any] = option({}, "arguments for a registered policy of your own")
-
-
-class ActingOptions(PolicyOptions):
-    reads: ClassVar[Reads] = ("collector.init_random_frames",)
-
     exploration: str = option(
         "random",
         "how actions are chosen while collecting; random: sampled from the policy",
         choices=("random", "mode", "mean", "deterministic"),
+        read_by=ACTING,
     )
-
-
-class RandomOptions(PolicyOptions):
-    action_mask_key: str | None = option(
-        None, "the observation that says which actions are allowed; null: one called action_mask; none: there is none"
-    )
-
-
-class RegisteredPolicyOptions(ActingOptions, RandomOptions):
-    """A policy that a user's package registers."""
-
-
-class CheckpointOptions(ActingOptions):
-    path: str | None = option(None, "a run folder, RUN:FRAMES, RUN:best, or the folder of a checkpoint")
-
-
-class LayersOptions(RegisteredPolicyOptions):
     hidden: list[int] | None = option(
         None,
         "units of each hidden layer; []: none, a linear network; null: [512] behind convolutions, else [64,64]",
         ge=1,
+        read_by=NETWORKS,
     )
     activation: str = option(
         "auto",
         "between layers; auto: relu behind convolutions, else tanh",
         choices=("auto", "tanh", "relu", "elu", "gelu", "silu", "leaky_relu"),
+        read_by=NETWORKS,
     )
-    orthogonal: bool = option(True, "orthogonal initial weights, small for the last actor layer")
+    orthogonal: bool = option(True, "orthogonal initial weights, small for the last actor layer", read_by=NETWORKS)
     distribution: str = option(
         "auto",
         "of the actions; auto: categorical for discrete spaces, normal for Box (clipped when executed)",
         choices=("auto", "categorical", "multi_categorical", "normal", "tanh_normal"),
+        read_by=NETWORKS,
     )
-
-
-class NetOptions(GradientActor, GreedyActor, LayersOptions):
-    """`policy=mlp`, `cnn`, `dict` and `auto`."""
-
-
-class RecurrentNetOptions(NetOptions):
-    reads = (
-        "collector.init_random_frames", "memory.recurrent_state_stride", "memory.recurrent_recompute"
-    )  # fmt: skip
-
-    recurrent_size: int = option(64, "units of the recurrent layer, which reads the last hidden one", ge=1)
-    recurrent_layers: int = option(1, "recurrent layers on top of each other", ge=1, le=100)
+    dueling: bool = option(False, "dueling network: state value plus advantages", read_by=NETWORKS | {"loss": ("dqn",)})
+    eps_init: float = option(
+        1.0, "initial epsilon of epsilon-greedy exploration", ge=0, le=1, read_by=NETWORKS | {"loss": ("dqn",)}
+    )
+    eps_end: float = option(0.05, "final epsilon", ge=0, le=1, read_by=NETWORKS | {"loss": ("dqn",)})
+    eps_frames: int = option(
+        10_000, "frames over which epsilon falls linearly", ge=1, read_by=NETWORKS | {"loss": ("dqn",)}
+    )
+    shared: bool | None = option(
+        None,
+        "one trunk for actor and critic instead of one each; null: where it has convolutions and hidden layers",
+        read_by=NETWORKS | GRADIENTS,
+    )
+    init_std: float = option(
+        1.0, "initial standard deviation of continuous actions", gt=0, read_by=NETWORKS | GRADIENTS
+    )
+    state_dependent_std: bool = option(
+        False, "standard deviation as an output of the network, not a free parameter", read_by=NETWORKS | GRADIENTS
+    )
+    recurrent_size: int = option(
+        64, "units of the recurrent layer, which reads the last hidden one", ge=1, read_by=RECURRENT
+    )
+    recurrent_layers: int = option(1, "recurrent layers on top of each other", ge=1, le=100, read_by=RECURRENT)
     recurrent_backend: str = option(
         "auto",
         "implementation of sequences; auto: the fastest available",
         choices=("auto", "reference", "pad", "scan", "cpu", "triton"),
+        read_by=RECURRENT,
     )
-
-
-POLICIES: dict[str, type[Options]] = {
-    "mlp": NetOptions, "cnn": NetOptions, "dict": NetOptions, "gru": RecurrentNetOptions, "lstm": RecurrentNetOptions,
-    "auto": NetOptions, "random": RandomOptions, "checkpoint": CheckpointOptions,
-}  # fmt: skip
-
-
-class PolicyConfig(CheckpointOptions, RecurrentNetOptions):
-    """The network, or whatever else picks the actions. Layer input sizes follow from the env."""
-
-    kind: str = option("auto", "which policy choice this is")
+    path: str | None = option(
+        None, "a run folder, RUN:FRAMES, RUN:best, or the folder of a checkpoint", read_by={"policy": ("checkpoint",)}
+    )
     init_from: str | None = option(
-        None, "begin with the trained weights and normalisation of another run: RUN, RUN:FRAMES or RUN:best"
+        None,
+        "begin with the trained weights and normalisation of another run: RUN, RUN:FRAMES or RUN:best",
+        read_by=TRAIN,
     )
     init_strict: bool = option(
-        True, "init_from: layers of other shapes are refused; false: they keep their own weights"
+        True, "init_from: layers of other shapes are refused; false: they keep their own weights", read_by=TRAIN
     )
+    kwargs: dict[str, Any] = option({}, "arguments for a registered policy of your own")
 
 
-# ---- collector and weights ------------------------------------------------------------------------------------------
-class WeightsConfig(Options, group="weights"):
+# ---- collector and weights -------------------------------------------------------------------------------------------
+@dataclass
+class WeightsConfig(Group):
     """How new weights reach the acting policy."""
 
     swap: str = option(
@@ -240,6 +220,7 @@ class WeightsConfig(Options, group="weights"):
         "when weights that are published while a batch is collected take effect: with the next batch, or the next "
         "step; collector=sync and multi_sync learn between batches, where both are the same",
         choices=("rollout", "step"),
+        read_by=TRAIN,
     )
     max_lag: int | None = option(None, "weight versions that a batch may be behind when it is learned from", ge=0)
     on_lag: str = option(
@@ -249,7 +230,10 @@ class WeightsConfig(Options, group="weights"):
     )
 
 
-class SyncOptions(Options, group="collector"):  # `collector=sync`: nothing beyond what every choice has
+@dataclass
+class CollectorConfig(Group):
+    """How batches are collected."""
+
     kind: str = option("sync", "which collector choice this is")
     on_worker_error: str = option(
         "raise",
@@ -270,35 +254,19 @@ class SyncOptions(Options, group="collector"):  # `collector=sync`: nothing beyo
         False, "trajs_per_batch: learn from trajectories that the run's end or a reset cuts short too, as truncated"
     )
     track_traj_ids: bool = option(True, "number the trajectories")
-    init_random_frames: int = option(0, "frames taken with random actions first", ge=0)
-
-
-class AsyncOptions(SyncOptions):
-    reads: ClassVar[Reads] = (WeightsConfig,)
-
+    init_random_frames: int = option(0, "frames taken with random actions first", ge=0, read_by=ACTING)
     start_method: str = option(
-        "auto", "how those processes are made; auto: forkserver on Linux, else spawn", choices=START_METHODS
+        "auto",
+        "how those processes are made; auto: forkserver on Linux, else spawn",
+        choices=START_METHODS,
+        read_by={"collector": ("multi_sync", "multi_async", "async")},
     )
-
-
-class MultiAsyncOptions(AsyncOptions):
     num_workers: int | str = option(
         "auto", "worker processes that collect; auto: as many as there are free cores",
-        ge=1, words=("auto",))  # fmt: skip
-
-
-class CollectorConfig(MultiAsyncOptions):  # `collector=multi_sync` has all of them
-    """How batches are collected."""
-
-    reads = ()
-
+        ge=1, words=("auto",), read_by={"collector": ("multi_sync", "multi_async")},
+    )  # fmt: skip
     preemptive_threshold: float | None = option(
         None,
         "fraction of the workers after which the others cut their batch short; null: wait for all",
-        ge=0, le=1,
+        ge=0, le=1, read_by={"collector": ("multi_sync",)},
     )  # fmt: skip
-
-
-COLLECTORS: dict[str, type[Options]] = {
-    "sync": SyncOptions, "multi_sync": CollectorConfig, "multi_async": MultiAsyncOptions, "async": AsyncOptions
-}  # fmt: skip

@@ -3,76 +3,96 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
-from rlcli.config.choices.collect import GradientActor, GreedyActor
-from rlcli.config.option import Options, Reads, option
+from rlcli.config.choices import BOOTSTRAPPED, GRADIENTS
+from rlcli.config.option import Group, option
 from rlcli.config.problem import Problem
 
 
-# ---- optim -----------------------------------------------------------------------------------------------------------
-class OptimOptions(Options, group="optim"):
+@dataclass
+class OptimConfig(Group):
+    """How gradients become weights."""
+
+    kind: str = option("adam", "which optimizer choice this is")
     lr: float = option(3e-4, "learning rate", gt=0)
     anneal_lr: bool = option(False, "lower the learning rate to 0 over total_frames")
     max_grad_norm: float | None = option(0.5, "clip the gradient norm at this; null: no clipping", gt=0)
     weight_decay: float = option(0.0, "weight decay", ge=0)
     compile: bool = option(False, "torch.compile the update")
-
-
-class EpsOptions(OptimOptions):
-    eps: float = option(1e-5, "epsilon in the denominator", gt=0)
-
-
-class AdamOptions(EpsOptions):
-    betas: list[float] = option([0.9, 0.999], "decay rates of the two moments", ge=0, lt=1)
+    momentum: float = option(0.0, "momentum", ge=0, lt=1, read_by={"optim": ("rmsprop", "sgd")})
+    eps: float = option(1e-5, "epsilon in the denominator", gt=0, read_by={"optim": ("adam", "adamw", "rmsprop")})
+    alpha: float = option(0.99, "smoothing constant of RMSprop", ge=0, lt=1, read_by={"optim": ("rmsprop",)})
+    betas: list[float] = option(
+        [0.9, 0.999], "decay rates of the two moments", ge=0, lt=1, read_by={"optim": ("adam", "adamw")}
+    )
+    epochs: int = option(
+        10, "passes over each batch; with sampler=slice as many rows are drawn", ge=1, read_by=GRADIENTS
+    )
+    updates_per_frame: float = option(1.0, "gradient updates per collected frame", gt=0, read_by=BOOTSTRAPPED)
 
     def problems(self) -> Iterator[Problem]:
-        if len(self.betas) != 2:
+        if self.kind in ("adam", "adamw") and len(self.betas) != 2:
             yield Problem(f"optim.betas is a pair, not {self.betas}", "such as optim.betas=[0.9,0.999]")
 
 
-class SGDOptions(OptimOptions):
-    momentum: float = option(0.0, "momentum", ge=0, lt=1)
+@dataclass
+class ValueConfig(Group):
+    """Advantages and value targets."""
 
-
-class RMSpropOptions(EpsOptions, SGDOptions):
-    alpha: float = option(0.99, "smoothing constant of RMSprop", ge=0, lt=1)
-
-
-OPTIMIZERS: dict[str, type[Options]] = {
-    "adam": AdamOptions, "adamw": AdamOptions, "rmsprop": RMSpropOptions, "sgd": SGDOptions
-}  # fmt: skip
-
-
-class OptimConfig(AdamOptions, RMSpropOptions):
-    """How gradients become weights."""
-
-    kind: str = option("adam", "which optimizer choice this is")
-    epochs: int = option(10, "passes over each batch; with sampler=slice as many rows are drawn", ge=1)
-    updates_per_frame: float = option(1.0, "gradient updates per collected frame", gt=0)
-
-
-# ---- value -----------------------------------------------------------------------------------------------------------
-class Estimates(Options, group="value"):  # how advantages and value targets are estimated, whatever the estimator
-    kind: str = option("gae", "which estimator choice this is")
-    average: bool = option(True, "normalise advantages to mean 0, standard deviation 1")
+    kind: str = option("gae", "which estimator choice this is", read_by=GRADIENTS)
+    average: bool = option(True, "normalise advantages to mean 0, standard deviation 1", read_by=GRADIENTS)
     average_over: str = option(
-        "minibatch",
-        "rows that advantages are normalised over",
-        choices=("batch", "minibatch"),
+        "minibatch", "rows that advantages are normalised over", choices=("batch", "minibatch"), read_by=GRADIENTS
     )
     shifted: bool = option(
-        False, "one value network call for observations and next observations; stores no next observations"
+        False,
+        "one value network call for observations and next observations; stores no next observations",
+        read_by=GRADIENTS,
     )
-    shifted_budget: int = option(1, "shifted: room for so many extra next observations per env and batch", ge=1)
-    normaliser: str = option("none", "normalise value targets", choices=("none", "running", "popart"))
-    two_calls: bool = option(False, "value net on observations and on next observations, one call each")
-    num_chunks: int | None = option(None, "call the value net on so many parts of a batch: less memory", ge=1)
-    value_chunk_size: int | None = option(None, "the same by size: envs, or rows of a flat batch, in a part", ge=1)
+    shifted_budget: int = option(
+        1, "shifted: room for so many extra next observations per env and batch", ge=1, read_by=GRADIENTS
+    )
+    normaliser: str = option(
+        "none", "normalise value targets", choices=("none", "running", "popart"), read_by=GRADIENTS
+    )
+    two_calls: bool = option(
+        False, "value net on observations and on next observations, one call each", read_by=GRADIENTS
+    )
+    num_chunks: int | None = option(
+        None, "call the value net on so many parts of a batch: less memory", ge=1, read_by=GRADIENTS
+    )
+    value_chunk_size: int | None = option(
+        None, "the same by size: envs, or rows of a flat batch, in a part", ge=1, read_by=GRADIENTS
+    )
     compute_dtype: str = option(
-        "float32", "precision the value net is called in for estimates", choices=("float32", "bfloat16", "float16")
+        "float32",
+        "precision the value net is called in for estimates",
+        choices=("float32", "bfloat16", "float16"),
+        read_by=GRADIENTS,
     )
-    backend: str = option("auto", "implementation of the recursion", choices=("auto", "reference", "cpu", "triton"))
+    backend: str = option(
+        "auto", "implementation of the recursion", choices=("auto", "reference", "cpu", "triton"), read_by=GRADIENTS
+    )
+    gamma: float = option(0.99, "discount per step", ge=0, le=1)
+    lmbda: float = option(
+        0.95,
+        "lambda of GAE and TD(lambda): 0 is one-step, 1 Monte Carlo",
+        ge=0,
+        le=1,
+        read_by=GRADIENTS | {"value": ("gae", "td_lambda")},
+    )
+    rho_thresh: float = option(
+        1.0, "upper limit of a step's importance weight", gt=0, read_by=GRADIENTS | {"value": ("vtrace",)}
+    )
+    c_thresh: float = option(
+        1.0,
+        "upper limit of the weight that is carried through a step",
+        gt=0,
+        read_by=GRADIENTS | {"value": ("vtrace",)},
+    )
+    kwargs: dict[str, Any] = option({}, "arguments for a registered estimator of your own")
 
     def problems(self) -> Iterator[Problem]:
         if self.average_over != "minibatch" and not self.average:
@@ -86,123 +106,77 @@ class Estimates(Options, group="value"):  # how advantages and value targets are
         if self.num_chunks is not None and self.value_chunk_size is not None:
             what = "value.num_chunks and value.value_chunk_size are two ways to say one thing"
             yield Problem(what, "give one of them")
-
-
-class TD0Options(Estimates, place="rlcli.objectives.value:TD0Estimator"):
-    gamma: float = option(0.99, "discount per step", ge=0, le=1)
-    kwargs: dict[str, Any] = option({}, "arguments for a registered estimator of your own")
-
-
-class GAEOptions(TD0Options, place="rlcli.objectives.value:GAE"):
-    lmbda: float = option(0.95, "lambda of GAE and TD(lambda): 0 is one-step, 1 Monte Carlo", ge=0, le=1)
-
-
-class VTraceOptions(TD0Options, place="rlcli.objectives.value:VTrace"):
-    rho_thresh: float = option(1.0, "upper limit of a step's importance weight", gt=0)
-    c_thresh: float = option(1.0, "upper limit of the weight that is carried through a step", gt=0)
-
-    def problems(self) -> Iterator[Problem]:
-        yield from super().problems()
-        if self.c_thresh > self.rho_thresh:
+        if self.kind == "vtrace" and self.c_thresh > self.rho_thresh:
             what = f"value.c_thresh={self.c_thresh} is more than value.rho_thresh={self.rho_thresh}"
             yield Problem(what, "use value.c_thresh <= value.rho_thresh")
 
 
-ESTIMATORS: dict[str, type[Options]] = {
-    "gae": GAEOptions, "td0": TD0Options, "td1": TD0Options.at("rlcli.objectives.value:TD1Estimator"),
-    "td_lambda": GAEOptions.at("rlcli.objectives.value:TDLambdaEstimator"), "vtrace": VTraceOptions,
-}  # fmt: skip
-
-
-class ValueConfig(VTraceOptions, GAEOptions):
-    """Advantages and value targets."""
-
-
-# ---- loss ------------------------------------------------------------------------------------------------------------
-class LossOptions(Options, group="loss"):
-    kwargs: dict[str, Any] = option({}, "arguments for a registered algorithm of your own")
-
-
-class PolicyGradientOptions(LossOptions):  # a policy gradient with its value and entropy terms
-    reads: ClassVar[Reads] = (
-        GradientActor, Estimates, "value.lmbda", "value.rho_thresh", "value.c_thresh", "optim.epochs"
-    )  # fmt: skip
-
-    entropy_coeff: float | int | str = option(
-        "auto", "weight of the entropy bonus; auto: 0 for Box actions, otherwise 0.01", ge=0, words=("auto",)
-    )
-    critic_coeff: float = option(0.5, "weight of the value loss", ge=0)
-
-
-class A2COptions(PolicyGradientOptions, place="rlcli.algorithms.one_pass:A2C"):
-    clip_value: float | None = option(None, "clip range of value changes", gt=0)
-
-
-class PPOOptions(A2COptions):
-    target_kl: float | None = option(None, "stop the epochs of a batch once the mean KL divergence exceeds this", gt=0)
-
-
-class ClipPPOOptions(PPOOptions, place="rlcli.algorithms.ppo:ClipPPO"):
-    clip_epsilon: float = option(0.2, "clip range of the probability ratio", gt=0, lt=1)
-    anneal_clip: bool = option(False, "lower clip_epsilon to 0 over total_frames")
-
-
-class PenalisedPPOOptions(PPOOptions, place="rlcli.algorithms.ppo:PenalisedPPO"):
-    kl_target: float = option(0.01, "target KL divergence per batch", gt=0)
-    kl_coeff: float = option(1.0, "initial weight of the KL penalty", ge=0)
-
-
-class ReinforceOptions(PolicyGradientOptions, place="rlcli.algorithms.one_pass:Reinforce"):
-    baseline: bool = option(True, "subtract a learned state value from returns")
-
-    def problems(self) -> Iterator[Problem]:
-        if self.critic_coeff != 0.5 and not self.baseline:
-            what = "loss.critic_coeff has no meaning with loss.baseline=false"
-            yield Problem(what, "use loss.baseline=true, or leave it out")
-
-
-class BootstrappedOptions(LossOptions):  # learning from stored rows towards values that target networks give
-    reads: ClassVar[Reads] = ("optim.updates_per_frame",)
-    off_policy = True
-
-    distance: str = option("smooth_l1", "loss between a value and its target", choices=("smooth_l1", "l2", "l1"))
-    n_steps: int = option(1, "steps of n-step returns", ge=1)
-    tau: float = option(1.0, "Polyak coefficient of the target networks (1: copy)", gt=0, le=1)
-    target_every: int = option(1, "gradient updates between two updates of the target networks", ge=1)
-
-
-class DQNOptions(BootstrappedOptions, place="rlcli.algorithms.dqn:DQN"):
-    reads = ("optim.updates_per_frame", GreedyActor)
-
-    double: bool = option(
-        False, "double DQN: the online network chooses the next action, the target network evaluates it"
-    )
-    start_state: str = option(
-        "stored", "the state that slices begin from, of a recurrent policy", choices=("stored", "zero")
-    )
-
-
-class SACOptions(BootstrappedOptions, place="rlcli.algorithms.sac:SAC"):
-    alpha: float | int | str = option("auto", "entropy coefficient (temperature); auto: learned", gt=0, words=("auto",))
-    alpha_init: float = option(1.0, "initial value of a learned alpha", gt=0)
-    target_entropy: float | int | str = option(
-        "auto", "target entropy of a learned alpha; auto: minus the number of action dims", words=("auto",)
-    )
-
-    def problems(self) -> Iterator[Problem]:
-        learned = {"alpha_init": self.alpha_init != 1, "target_entropy": self.target_entropy != "auto"}
-        for name in (name for name, given in learned.items() if given and self.alpha != "auto"):
-            what = f"loss.{name} has no meaning with loss.alpha={self.alpha}"
-            yield Problem(what, "use loss.alpha=auto, or leave it out")
-
-
-ALGORITHMS: dict[str, type[Options]] = {
-    "ppo_clip": ClipPPOOptions, "ppo_kl": PenalisedPPOOptions, "a2c": A2COptions, "reinforce": ReinforceOptions,
-    "dqn": DQNOptions, "sac": SACOptions,
-}  # fmt: skip
-
-
-class LossConfig(ClipPPOOptions, PenalisedPPOOptions, ReinforceOptions, DQNOptions, SACOptions):  # type: ignore[misc]
+@dataclass
+class LossConfig(Group):
     """What is minimised: a policy gradient with its value and entropy terms, DQN's or SAC's losses."""
 
     kind: str = option("ppo_clip", "which loss choice this is")
+    distance: str = option(
+        "smooth_l1", "loss between a value and its target", choices=("smooth_l1", "l2", "l1"), read_by=BOOTSTRAPPED
+    )
+    n_steps: int = option(1, "steps of n-step returns", ge=1, read_by=BOOTSTRAPPED)
+    tau: float = option(1.0, "Polyak coefficient of the target networks (1: copy)", gt=0, le=1, read_by=BOOTSTRAPPED)
+    target_every: int = option(
+        1, "gradient updates between two updates of the target networks", ge=1, read_by=BOOTSTRAPPED
+    )
+    alpha: float | int | str = option(
+        "auto", "entropy coefficient (temperature); auto: learned", gt=0, words=("auto",), read_by={"loss": ("sac",)}
+    )
+    alpha_init: float = option(1.0, "initial value of a learned alpha", gt=0, read_by={"loss": ("sac",)})
+    target_entropy: float | int | str = option(
+        "auto",
+        "target entropy of a learned alpha; auto: minus the number of action dims",
+        words=("auto",),
+        read_by={"loss": ("sac",)},
+    )
+    double: bool = option(
+        False,
+        "double DQN: the online network chooses the next action, the target network evaluates it",
+        read_by={"loss": ("dqn",)},
+    )
+    start_state: str = option(
+        "stored",
+        "the state that slices begin from, of a recurrent policy",
+        choices=("stored", "zero"),
+        read_by={"loss": ("dqn",)},
+    )
+    entropy_coeff: float | int | str = option(
+        "auto",
+        "weight of the entropy bonus; auto: 0 for Box actions, otherwise 0.01",
+        ge=0,
+        words=("auto",),
+        read_by=GRADIENTS,
+    )
+    critic_coeff: float = option(0.5, "weight of the value loss", ge=0, read_by=GRADIENTS)
+    baseline: bool = option(True, "subtract a learned state value from returns", read_by={"loss": ("reinforce",)})
+    clip_value: float | None = option(
+        None, "clip range of value changes", gt=0, read_by={"loss": ("ppo_clip", "ppo_kl", "a2c")}
+    )
+    target_kl: float | None = option(
+        None,
+        "stop the epochs of a batch once the mean KL divergence exceeds this",
+        gt=0,
+        read_by={"loss": ("ppo_clip", "ppo_kl")},
+    )
+    kl_target: float = option(0.01, "target KL divergence per batch", gt=0, read_by={"loss": ("ppo_kl",)})
+    kl_coeff: float = option(1.0, "initial weight of the KL penalty", ge=0, read_by={"loss": ("ppo_kl",)})
+    clip_epsilon: float = option(
+        0.2, "clip range of the probability ratio", gt=0, lt=1, read_by={"loss": ("ppo_clip",)}
+    )
+    anneal_clip: bool = option(False, "lower clip_epsilon to 0 over total_frames", read_by={"loss": ("ppo_clip",)})
+    kwargs: dict[str, Any] = option({}, "arguments for a registered algorithm of your own")
+
+    def problems(self) -> Iterator[Problem]:
+        if self.kind == "reinforce" and self.critic_coeff != 0.5 and not self.baseline:
+            what = "loss.critic_coeff has no meaning with loss.baseline=false"
+            yield Problem(what, "use loss.baseline=true, or leave it out")
+        if self.kind == "sac" and self.alpha != "auto":
+            learned = {"alpha_init": self.alpha_init != 1, "target_entropy": self.target_entropy != "auto"}
+            for name in (name for name, given in learned.items() if given):
+                what = f"loss.{name} has no meaning with loss.alpha={self.alpha}"
+                yield Problem(what, "use loss.alpha=auto, or leave it out")

@@ -123,9 +123,9 @@ class ReplayBuffer:
 
             if resume(self.ring):
                 self.ring.use_asked_markers()
-                self.sampler.extended(self.ring, len(self.ring))
+                chosen.extended(self.ring, len(self.ring))
         self.storage.belong_to(self.ring)  # last: the parts of a buffer that was refused are free for another
-        self.sampler.belong_to(self.ring)
+        chosen.belong_to(self.ring)
 
     @property
     def sampler(self) -> Sampler:
@@ -167,12 +167,13 @@ class ReplayBuffer:
         if type(batch) is not TensorDict or not batch.batch_size:
             batch = as_batch(batch, objects=self.ring.objects)
         with self._lock:
+            sampler = self.stream.sampler
             written = self._transforms.write(batch) if self._transforms.parts else batch
-            priorities = self._priorities_of(batch, written) if self.sampler.has_priorities else []
+            priorities = self._priorities_of(batch, written) if sampler.has_priorities else []
             rows = self.ring.extend(written)
-            self.sampler.extended(self.ring, len(rows))
+            sampler.extended(self.ring, len(rows))
             for part, priority in priorities:
-                self.sampler.update_priority(self.ring, rows[part], priority)
+                sampler.update_priority(self.ring, rows[part], priority)
         return torch.from_numpy(rows)
 
     def _priorities_of(self, given: Any, written: Any) -> list[tuple[slice, Tensor]]:
@@ -311,7 +312,7 @@ class ReplayBuffer:
         return len(self.ring)
 
     def _size(self, batch_size: int | None) -> int:
-        size = self.batch_size if batch_size is None else arguments.count("batch_size", batch_size)
+        size = self.stream.batch_size if batch_size is None else arguments.count("batch_size", batch_size)
         if size is None:
             raise ArgumentError(
                 "the buffer was given no batch size",

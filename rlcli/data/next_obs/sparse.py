@@ -10,7 +10,6 @@ which rows those are, the difference itself tells. Recurrent states are kept eve
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -99,54 +98,34 @@ def held(column: Tensor) -> Tensor:
     return ~column.flatten(1).isnan().any(1)
 
 
-class SparseColumns:
+class SparseColumns(dict[Key, "_Column"]):
     """Hold the sparse columns of a ring, numbered `step * lanes + lane`, which never wraps."""
-
-    def __init__(self) -> None:
-        self._held: dict[Key, _Column] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._held)
-
-    @property
-    def keys(self) -> tuple[Key, ...]:
-        return tuple(self._held)
-
-    def copy(self) -> SparseColumns:
-        """Return the same columns; what is put into one is not in the other."""
-        return copy.deepcopy(self)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(column.nbytes for column in self._held.values())
 
     def of_keys(self) -> dict[Key, tuple[Field, int]]:
         """Return what a row of each column is, and the bytes that the column takes."""
-        return {key: (Field.of(column.rows), column.nbytes) for key, column in self._held.items()}
+        return {key: (Field.of(column.rows), column.nbytes) for key, column in self.items()}
 
     def take(self, given: dict[Key, Tensor], batch_dims: int) -> dict[Key, Sparse]:
         """Take these columns out of those of a batch."""
-        keys = [key for key, column in given.items() if key in self._held or is_sparse(key, column)]
+        keys = [key for key, column in given.items() if key in self or is_sparse(key, column)]
         return {key: sparse_of(given.pop(key), batch_dims, nothing_of(key)) for key in keys}
 
     def check(self, taken: Mapping[Key, Sparse]) -> None:
         """Refuse states that do not fit those of the rows that are there."""
-        held = {key: Field.of(column.rows) for key, column in self._held.items() if math.isnan(column.nothing)}
+        held = {key: Field.of(column.rows) for key, column in self.items() if math.isnan(column.nothing)}
         check_fit(held, {key: sparse.rows for key, sparse in taken.items() if math.isnan(nothing_of(key))})
 
     def emptied(self) -> SparseColumns:
         """Return the same columns, without a row."""
-        out = SparseColumns()
-        out._held = {key: _Column(column.rows[:0], column.nothing) for key, column in self._held.items()}
-        return out
+        return SparseColumns({key: _Column(column.rows[:0], column.nothing) for key, column in self.items()})
 
     def put(self, taken: Mapping[Key, Sparse], numbers: np.ndarray, base: int) -> None:
         """Replace what rows int64 `[rows]` held by what a batch holds (the last of two); forget rows below `base`."""
         last: np.ndarray | None = None
-        for key in {**self._held, **taken}:
-            if key not in self._held:
-                self._held[key] = _Column(taken[key].rows[:0].detach().cpu(), nothing_of(key))
-            column = self._held[key]
+        for key in {**self, **taken}:
+            if key not in self:
+                self[key] = _Column(taken[key].rows[:0].detach().cpu(), nothing_of(key))
+            column = self[key]
             column.forget(numbers, base)
             if key not in taken or not len(taken[key].at):
                 continue
@@ -158,35 +137,35 @@ class SparseColumns:
 
     def read(self, key: Key, numbers: np.ndarray, device: torch.device) -> Rows:
         """Return the column of some rows, int64 ``[N]``."""
-        at, rows = self._held[key].read(numbers)
-        sparse = Sparse(torch.from_numpy(at).to(device), rows.to(device), self._held[key].nothing)
+        at, rows = self[key].read(numbers)
+        sparse = Sparse(torch.from_numpy(at).to(device), rows.to(device), self[key].nothing)
         return sparse_rows(numbers.shape, sparse)
 
     @property
     def state_key(self) -> Key | None:
         """Return a column of recurrent states; all of them hold something in the same rows."""
-        return next((key for key, column in self._held.items() if math.isnan(column.nothing)), None)
+        return next((key for key, column in self.items() if math.isnan(column.nothing)), None)
 
     def held_before(self, key: Key, numbers: np.ndarray, lanes: int, base: int) -> np.ndarray:
         """Return the steps to a row from its lane's last one (`base` on) that holds something, int64 `[N]`; else -1."""
-        held, back = self._held[key].held, np.empty(len(numbers), np.int64)
+        held, back = self[key].held, np.empty(len(numbers), np.int64)
         kernels.index.read.marked_before(held[np.searchsorted(held, base) :], numbers, lanes, back)
         return back
 
     def state_dict(self, base: int) -> list[list[Any]]:
         """Return key, numbers and rows of every column, the live ones only."""
         out: list[list[Any]] = []
-        for key, column in self._held.items():
+        for key, column in self.items():
             live = column.held[np.searchsorted(column.held, base) :].copy()
             out.append([list(as_tuple(key)), torch.from_numpy(live), column.read(live)[1]])
         return out
 
     def load_state_dict(self, state: Sequence[Sequence[Any]]) -> None:
-        self._held = {}
+        self.clear()
         for path, numbers, rows in state:
             key = unravel(tuple(path))
-            self._held[key] = _Column(rows[:0], nothing_of(key))
-            self._held[key].add(numbers.numpy(), rows)
+            self[key] = _Column(rows[:0], nothing_of(key))
+            self[key].add(numbers.numpy(), rows)
 
 
 class _Column:

@@ -24,7 +24,7 @@ from rlcli.data.next_obs.pairs import Pairs, SidePool, Unfollowed, indices_of
 from rlcli.data.next_obs.sparse import SparseColumns
 from rlcli.data.ring.layout import RingLayout
 from rlcli.data.ring.space import RingSpace
-from rlcli.data.storages.storage import Storage
+from rlcli.data.storages.storage import PlainColumns, Storage
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.kernels.codes import ONE_HOT
 from rlcli.keys import Key, as_tuple, show, under_next, unravel
@@ -118,6 +118,12 @@ class Contents:
         """Return the fields of the storage."""
         return self.stored if self.coded is None else self.coded.stored
 
+    @property
+    def memory(self) -> PlainColumns | None:
+        """Return where rows lie, if that is plain memory just as they are given."""
+        packed = self.coded is not None and self.coded.codes
+        return None if self.stacks or packed else self.storage.memory()
+
     def width(self, key: Key) -> float | None:
         """Return the bytes of a row that the storage holds for a key; None for one that it knows nothing of."""
         field = self.columns.get(key)
@@ -135,8 +141,8 @@ class Contents:
     def nbytes(self) -> int:
         """Return the bytes of rows, and of all that lies beside them."""
         pool = 0 if self.pool is None else self.pool.memory.nbytes
-        stacks = sum(stacks.nbytes for stacks in self.stacks.values())
-        return self.storage.nbytes + self.index.arrays.nbytes + pool + self.sparse.nbytes + stacks
+        stacks, sparse = (sum(each.nbytes for each in beside.values()) for beside in (self.stacks, self.sparse))
+        return self.storage.nbytes + self.index.arrays.nbytes + pool + sparse + stacks
 
     # ---- reading -----------------------------------------------------------------------------------------------
     def read(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
@@ -144,7 +150,7 @@ class Contents:
         asked = None if keys is None else [unravel(key) for key in keys]
         if not self.sparse:
             return self._read(rows, asked)
-        chosen = [key for key in self.sparse.keys if asked is None or key in asked]
+        chosen = [key for key in self.sparse if asked is None or key in asked]
         out = self._read(rows, asked if asked is None else [key for key in asked if key not in chosen])
         return out | self.few(rows, chosen)
 
@@ -242,7 +248,7 @@ class Contents:
     def before(self, rows: np.ndarray | None = None) -> Callable[[], None]:
         """Return what brings back all of this as it is now, with `rows` (int64 `[N]`) about to be written over."""
         index, pool, stacks, unfollowed = copy.deepcopy((self.index, self.pool, self.stacks, self.unfollowed))
-        choices, pairs, sparse, coded = self.choices, self.pairs, self.sparse.copy(), self.coded
+        choices, pairs, sparse, coded = self.choices, self.pairs, copy.deepcopy(self.sparse), self.coded
         written_over = None if rows is None else self.storage.gather(rows)
 
         def bring_back() -> None:

@@ -105,45 +105,15 @@ def is_plain_batch(batch: Any) -> bool:
     )
 
 
-_MOST = 16  # batch sizes that are remembered
+MOST = 16  # batch sizes whose plans a ring remembers
 _LARGEST = 1 << 16  # rows of a batch: a plan holds ten bytes for each, and saves nothing that a larger one would feel
 
 
-class Plans:
-    """Keep the plans of a ring while its contents keep their index: another layout has another one."""
-
-    def __init__(self) -> None:
-        self.writes: dict[torch.Size, WritePlan] = {}
-        self.read: ReadPlan | None = None
-
-    def forget(self) -> None:
-        """Let go of what the plans hold."""
-        self.writes.clear()
-        self.read = None
-
-    def learn(self, contents: Contents, batch: TensorDictBase) -> None:
-        """Remember how batches like this one, which was just written, are written, if a plan can."""
-        plan = None if contents.sparse else WritePlan.of(contents, batch)  # sparse columns are taken out of each batch
-        if plan is not None:
-            if len(self.writes) == _MOST:
-                self.writes.clear()
-            self.writes[batch.batch_size] = plan
-
-    def reading(self, contents: Contents) -> ReadPlan | None:
-        """Return how rows are read; None if no plan can."""
-        if self.read is None or self.read.index is not contents.index:
-            memory = _memory(contents) if contents.layout.fields else None
-            self.read = None if memory is None else ReadPlan(contents, memory)
-        return self.read
-
-
 class WritePlan:
-    """Write batches of one form and size (`lead`); `tensors` are the first one's."""
+    """Write batches of one form and size (`lead`)."""
 
-    def __init__(self, contents: Contents, form: Form, tensors: Mapping[Key, Tensor], lead: torch.Size) -> None:
+    def __init__(self, contents: Contents, form: Form, memory: PlainColumns, lead: torch.Size) -> None:
         storage, pairs, markers = contents.storage, contents.pairs, contents.layout.markers
-        memory = storage.memory()
-        assert memory is not None
         self._form, self._index, self._kernel, self._count = form, contents.index, kernels.rows.write, lead.numel()
         place = {key: i for i, key in enumerate(form.keys)}
         length = self._count // contents.space.lanes
@@ -170,12 +140,9 @@ class WritePlan:
     @classmethod
     def of(cls, contents: Contents, batch: TensorDictBase) -> WritePlan | None:
         """Return how batches like this one, which was just written, are written; None if no plan can."""
-        count = batch.batch_size.numel()
-        if (
-            not 0 < count <= min(contents.space.size, _LARGEST)
-            or _memory(contents) is None
-            or not is_plain_batch(batch)
-        ):
+        count, memory = batch.batch_size.numel(), contents.memory
+        fits = 0 < count <= min(contents.space.size, _LARGEST)
+        if not fits or memory is None or contents.sparse or not is_plain_batch(batch):  # sparse ones are taken out
             return None
         form = Form(batch)
         found = form.tensors(batch)
@@ -183,7 +150,7 @@ class WritePlan:
             return None
         tensors = dict(zip(form.keys, found, strict=True))
         plain = all(x.is_cpu and x.is_contiguous() and not x.is_conj() and not x.is_neg() for x in found)
-        return cls(contents, form, tensors, batch.batch_size) if plain and _can_mark(contents, tensors, count) else None
+        return cls(contents, form, memory, batch.batch_size) if plain and _can_mark(contents, tensors, count) else None
 
     def write(self, contents: Contents, batch: TensorDictBase) -> np.ndarray | None:
         """Write a batch and say in which rows, int64 ``[N]``; None if it is of another form: nothing was written."""
@@ -235,11 +202,6 @@ class ReadPlan:
         places = np.empty((2, count if self._looks else 0), np.int64)
         self._kernel(scalars, runs, lanes, bits, self._columns, targets, rows, places)
         return out
-
-
-def _memory(contents: Contents) -> PlainColumns | None:
-    """Return where rows lie, if that is plain memory just as they are given."""
-    return None if contents.stacks or contents.codes else contents.storage.memory()
 
 
 def _can_mark(contents: Contents, tensors: Mapping[Key, Tensor], count: int) -> bool:

@@ -30,7 +30,7 @@ from rlcli.data.next_obs.rows import Rows
 from rlcli.data.next_obs.sparse import Sparse
 from rlcli.data.ring.contents import Contents
 from rlcli.data.ring.layout import NO_ASK, NOTHING, Asked, Markers, RingLayout, agreed
-from rlcli.data.ring.plans import Plans
+from rlcli.data.ring.plans import MOST, ReadPlan, WritePlan
 from rlcli.data.ring.space import RingSpace, warn_of_left_out
 from rlcli.data.ring.write import overwrite, remark, write
 from rlcli.data.storages.storage import Storage
@@ -66,7 +66,10 @@ class Ring:
         self._asks: dict[str, Asked] = {}  # by whom
         self._who, self._warned = "", False
         # `contents` are new after `clear`, `load_state_dict` and the first write
-        self.contents, self.plans = Contents(storage, NOTHING), Plans()
+        self.contents = Contents(storage, NOTHING)
+        # how batches of a size are written, and rows read, as long as the contents keep their index
+        self.writes: dict[torch.Size, WritePlan] = {}
+        self.reads: ReadPlan | None = None
 
     # ---- what it holds -----------------------------------------------------------------------------------------
     @property
@@ -102,7 +105,7 @@ class Ring:
     @property
     def sparse_keys(self) -> tuple[Key, ...]:
         """Return the columns that are read beside the fields: they hold something in few rows."""
-        return self.contents.sparse.keys
+        return tuple(self.contents.sparse)
 
     def sparse_fields(self) -> dict[Key, tuple[Field, int]]:
         """Return what a row of each of those is, and the bytes that the column takes."""
@@ -173,7 +176,8 @@ class Ring:
         except BaseException:
             self.asked, self._asks = asked, asks
             if contents.index is not index:
-                self.plans.forget()  # rows that are stored may lie elsewhere
+                self.writes.clear()  # rows that are stored may lie elsewhere
+                self.reads = None
                 contents.layout = layout
                 contents.use(index, pool, pairs)
             raise
@@ -197,7 +201,7 @@ class Ring:
     def extend(self, batch: TensorDictBase) -> np.ndarray:
         """Write a batch `[*, T]` after the newest step, or nothing; return where its rows lie, int64 `[rows]`."""
         contents, lead = self.contents, batch.batch_size
-        plan = self.plans.writes.get(lead)
+        plan = self.writes.get(lead)
         rows = None if plan is None else plan.write(contents, batch)
         if rows is not None:
             if contents.layout.exact and not contents.unfollowed.warned:
@@ -206,13 +210,17 @@ class Ring:
         with self._whole_write(lead.numel()):
             given = columns_of(batch)
             sparse = self._few(given, len(lead))
-            if not self.fields:
-                self._begin(given, lead)
-            self.contents.layout.check(given, lead, self.storage.ndim)
-            if lead.numel() > self.space.size and not self._warned:
-                self._warned = warn_of_left_out(lead.numel(), self.space.size)
-            rows = write(self.contents, given, lead, sparse)
-        self.plans.learn(self.contents, batch)
+            if not contents.layout.fields:
+                contents = self._begin(given, lead)
+            contents.layout.check(given, lead, self.storage.ndim)
+            if lead.numel() > contents.space.size and not self._warned:
+                self._warned = warn_of_left_out(lead.numel(), contents.space.size)
+            rows = write(contents, given, lead, sparse)
+        plan = WritePlan.of(contents, batch)
+        if plan is not None:
+            if len(self.writes) == MOST:
+                self.writes.clear()
+            self.writes[lead] = plan
         return rows
 
     def _few(self, given: dict[Key, Tensor], batch_dims: int) -> dict[Key, Sparse]:
@@ -220,17 +228,17 @@ class Ring:
         contents = self.contents
         sparse = contents.sparse.take(given, batch_dims)
         for key in sparse:
-            if key in self.fields:
+            if key in contents.layout.fields:
                 raise ArgumentError(
                     f"the batch keeps {show(key)} in few of its rows, and the rows stored before it in all",
                     fix="Collect all of them with one recurrent_state_stride, and extend by the batches themselves: a "
                     "clone() holds NaN in the others. Or call empty(fields=True) first.",
                 )
-        if self.fields:
+        if contents.layout.fields:
             contents.sparse.check(sparse)
         return sparse
 
-    def _begin(self, columns: Mapping[Key, Tensor], lead: torch.Size) -> None:
+    def _begin(self, columns: Mapping[Key, Tensor], lead: torch.Size) -> Contents:
         """Lay out what a first batch ``[*lead, *F]`` decides."""
         layout = RingLayout.of_batch(columns, lead, self.storage.ndim, self.asked, self.next_obs, self.frame_stack)
         contents = Contents(self.storage, layout)
@@ -239,7 +247,7 @@ class Ring:
 
             apart, traj_key = contents.stacks, layout.markers.traj_key
             contents.pack_by(codes_for(contents.stored, columns, len(lead), apart=apart, traj_key=traj_key))
-        self._declare(contents)
+        return self._declare(contents)
 
     def lay_out(self, layout: RingLayout, codes: Sequence[Code] = ()) -> None:
         """Fix all that batches have in common, and how keys are packed."""
@@ -247,10 +255,11 @@ class Ring:
         contents.pack_by(codes)
         self._declare(contents)
 
-    def _declare(self, contents: Contents) -> None:
+    def _declare(self, contents: Contents) -> Contents:
         self.storage.lanes = contents.space.lanes
         self.storage.declare(contents.columns, contents.space.size)
         self.contents = contents
+        return contents
 
     def overwrite(self, rows: np.ndarray, batch: TensorDictBase) -> None:
         """Write rows int64 `[N]` from a batch `[N]`, the last of two; other observations or keys cut a trajectory."""
@@ -275,7 +284,7 @@ class Ring:
     @contextlib.contextmanager
     def _whole_write(self, count: int, rows: np.ndarray | None = None) -> Iterator[None]:
         """Write in here, `count` rows behind the newest and over `rows`, and commit; all or nothing."""
-        storage, first = self.storage, not self.fields
+        storage, first = self.storage, not self.contents.layout.fields
         due = not first and storage.due(count)
         bring_back = self.contents.before(rows) if due and storage.kept else None
         commits = storage.commits
@@ -298,7 +307,8 @@ class Ring:
         try:
             self.storage.clear()
         finally:  # a storage that cannot take its files away holds no rows either
-            self.plans.forget()
+            self.writes.clear()
+            self.reads = None
             self.contents = Contents(self.storage, NOTHING)
         if not fields and layout.fields:
             self.lay_out(layout, codes)
@@ -311,9 +321,11 @@ class Ring:
 
     def columns(self, rows: np.ndarray, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
         """Read rows without the TensorDict around: key -> ``[N, *F]``."""
-        contents = self.contents
-        plan = None if keys is not None else self.plans.reading(contents)
-        if plan is None:
+        contents, plan = self.contents, self.reads
+        if keys is None and (plan is None or plan.index is not contents.index):
+            memory = contents.memory if contents.layout.fields else None
+            plan = self.reads = None if memory is None else ReadPlan(contents, memory)
+        if keys is not None or plan is None:
             return contents.read(rows, keys)
         return plan.columns(rows) | contents.few(rows, self.sparse_keys) if contents.sparse else plan.columns(rows)
 

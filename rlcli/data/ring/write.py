@@ -43,9 +43,14 @@ def write(
     per_env = lead[-1] if space.lanes == 1 and len(lead) else length
     columns = _flat(given, contents.stored, len(lead), count)
     ids, ends = contents.layout.markers.read(columns, count)
-    form, where = _pointed(contents, columns, given, count)
+    pointed = contents.pairs.point(columns, given, count)
+    if pointed is None:  # a next observation is not one-hot
+        with room_for(count):
+            contents.keep_whole()
+        pointed = contents.pairs.point(columns, given, count)
+    assert pointed is not None
     packed = columns if contents.coded is None else contents.pack(columns)
-    pairs = contents.pairs
+    (form, where), pairs = pointed, contents.pairs
     with uninterrupted():
         for start in range(0, length, space.steps):  # a batch longer than the ring goes in pieces
             stop = min(start + space.steps, length)
@@ -70,19 +75,6 @@ def write(
         if sparse or contents.sparse:
             contents.sparse.put(sparse, space.numbers(first, length), contents.first)
     return space.rows(first, length)
-
-
-def _pointed(
-    contents: Contents, columns: Mapping[Key, Tensor], given: Mapping[Key, Tensor], count: int
-) -> tuple[int, np.ndarray]:
-    """Point `Pairs` at a batch; keep next observations whole from now on where one is not one-hot."""
-    found = contents.pairs.point(columns, given, count)
-    if found is None:
-        with room_for(count):
-            contents.keep_whole()
-        found = contents.pairs.point(columns, given, count)
-    assert found is not None
-    return found
 
 
 def _flat(given: Mapping[Key, Tensor], keys: Iterable[Key], lead: int, count: int) -> dict[Key, Tensor]:

@@ -285,4 +285,4 @@ class RandomSampler(Sampler):
     mixes = True
 
     def sample(self, ring: Ring, batch_size: int) -> Draw:
-        return Draw((ring.base * ring.lanes + self.random.integers(len(ring), batch_size)) % ring.space.size)
+        return Draw((ring.base * ring.space.lanes + self.random.integers(len(ring), batch_size)) % ring.space.size)

@@ -149,7 +149,7 @@ class Storage(ABC):
         ArgumentError
             The rows are those of another ring, whose buffer is in use.
         """
-        if self._of_another(ring):
+        if self._bound is not None and self._of_another(ring):
             gc.collect()  # a buffer that is gone may be part of a cycle, and hold its ring still
             if self._of_another(ring):
                 raise ArgumentError(
@@ -157,7 +157,7 @@ class Storage(ABC):
                 )
 
     def _of_another(self, ring: Any) -> bool:
-        other = None if self._bound is None else self._bound()
+        other = self._bound() if self._bound is not None else None
         return other is not None and other is not ring and other.storage is self  # of a deep copy it is not
 
     def belong_to(self, ring: Any) -> None:

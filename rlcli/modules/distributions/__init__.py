@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rlcli.modules.distributions.discrete import gumbel as gumbel
     from rlcli.modules.distributions.family import Family as Family
     from rlcli.modules.distributions.family import FamilyDistribution as FamilyDistribution
-    from rlcli.modules.distributions.recognise import family_of as family_of
-    from rlcli.modules.distributions.recognise import param_keys as param_keys
+    from rlcli.modules.distributions.family import family_of as family_of
+    from rlcli.modules.distributions.family import param_keys as param_keys
 
 __getattr__, __dir__, __all__ = lazily(__name__)

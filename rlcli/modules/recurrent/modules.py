@@ -290,14 +290,14 @@ class RecurrentModule(TensorDictModuleBase, ABC):
 
     def _begun(self, states: list[Tensor], where: Sequences) -> tuple[list[Tensor], Tensor]:
         """Return the states that trajectories begin with `[S, L, H]`, and which a step begins from `[B, T]`."""
-        source, lazy = where.sources, any(hasattr(s, "full") for s in states)
+        source, lazy = where.sources, any(hasattr(s, "extra") for s in states)
         if (source.is_cuda and not lazy) or (begun := where.begun()) is None:
             return states, source
         rows = source.reshape(-1).index_select(0, begun)
         numbers = torch.full_like(source, -1)
         numbers.view(-1)[begun] = torch.arange(len(rows), device=source.device)
         states = [s.index_select(0, rows) for s in states]
-        states = [s.full() if hasattr(s, "full") else s for s in states]  # of a column that holds few rows
+        states = [s.full() if hasattr(s, "extra") else s for s in states]  # type: ignore[attr-defined]  # of few rows
         if not source.is_meta:
             self._check_kept(states)
         return states, numbers

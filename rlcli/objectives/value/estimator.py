@@ -46,8 +46,7 @@ from rlcli.objectives.value.reading import (
     Read,
     Values,
     check_columns,
-    check_features,
-    check_numbers,
+    check_values,
     ends_of,
     masks_of,
     need,
@@ -156,7 +155,8 @@ class ValueEstimator(KeyedModule, ABC):
         **upstream: Any,
     ) -> None:
         super().__init__()
-        elsewhere(self, upstream, self.upstream_options)
+        if upstream:
+            elsewhere(self, upstream, self.upstream_options)
         arguments.choice("backend", backend, BACKENDS)
         if differentiable and value_norm is not None and value_norm.rescales:
             raise ArgumentError(
@@ -265,16 +265,23 @@ class ValueEstimator(KeyedModule, ABC):
     ) -> tuple[Tensor, Tensor]:
         """Advantage and value target `[*B, F]` from the parts, all `[*B, F]` but the flags `[*B]`."""
 
-    def _estimated(self, source: TensorDictBase, read: Read, time: int) -> tuple[Tensor, Tensor]:
-        reward, ends, values = read.blanked()
-        estimates = self.estimate(source, reward, ends, values, time)
+    def _estimated(self, td: TensorDictBase, target_params: TensorDictBase | None) -> tuple[Read, Tensor, Tensor]:
+        """Return what is read of a batch, its advantage and its value target."""
+        time, masks = self._time(td), masks_of(td)
+        mask = mask_of(masks)
+        if mask is not None and mask.numel() == td.numel() and (self.reads_batch or torch.is_grad_enabled()):
+            td = self._filled(td, mask.reshape(td.shape))
+        read = self._read(td, masks, time, target_params)
+        reward, value, next_value = (zeroed(x, read.mask) for x in (read.reward, *read.values[:2]))
+        values = read.values._replace(value=value, next_value=next_value)
+        estimates = self.estimate(td, reward, read.ends, values, time)
         got = [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in estimates]
         if got != [tuple(reward.shape)] * 2:
             raise ArgumentError(
                 f"{type(self).__name__}.estimate has to return advantage and value target, both of the shape of reward",
                 why=f"reward is {tuple(reward.shape)}, got {got}",
             )
-        return estimates
+        return read, *estimates
 
     def forward(
         self, td: TensorDictBase, *, params: TensorDictBase | None = None, target_params: TensorDictBase | None = None
@@ -295,12 +302,8 @@ class ValueEstimator(KeyedModule, ABC):
         """
         if not td.ndim:
             raise ArgumentError("an estimator needs a batch with a time dim", why="the tensordict has no batch dims")
-        time = self._time(td)
         with torch.set_grad_enabled(self.differentiable and torch.is_grad_enabled()), self._using(params):
-            source = self._source(td)
-            read = self._read(source, time, target_params)
-            advantage, target = self._estimated(source, read, time)
-            return self._write(td, read, advantage, target)
+            return self._write(td, *self._estimated(td, target_params))
 
     def value_estimate(
         self, td: TensorDictBase, *, params: TensorDictBase | None = None, target_params: TensorDictBase | None = None
@@ -309,30 +312,27 @@ class ValueEstimator(KeyedModule, ABC):
 
         Those that `forward` would write, but for a `value_norm`: `forward` counts the batch before it normalises them.
         """
-        time = self._time(td)
         with torch.set_grad_enabled(self.differentiable and torch.is_grad_enabled()), self._using(params):
-            source = self._source(td)
-            read = self._read(source, time, target_params)
-            target = zeroed(self._estimated(source, read, time)[1], read.values.valid)
+            read, _, target = self._estimated(td, target_params)
+            target = zeroed(target, read.values.valid)
             return (target if self.value_norm is None else self.value_norm.normalise(target)).to(_written(read.raw))
 
-    def _source(self, td: TensorDictBase) -> TensorDictBase:
-        """Return the batch, with rows that count in place of those that do not wherever a NaN there could go on."""
-        mask = mask_of(masks_of(td))
-        if mask is None or mask.numel() != td.numel() or not (self.reads_batch or torch.is_grad_enabled()):
-            return td
+    def _filled(self, td: TensorDictBase, mask: Tensor) -> TensorDictBase:
+        """Return the batch, with rows that count in place of those that do not, where a NaN there could go on."""
         source, k = td.copy(), self.tensor_keys
         states = () if self._net is None else self._net.state_keys
         layout = (k.reward, k.done, k.terminated, IS_INIT)  # where rows lie: masked ones too
         for key in (*self.in_keys, *states):
             x = td.get(key, None)
             if x is not None and key not in layout:
-                source.set(key, filled(x, mask.reshape(td.shape)))
+                source.set(key, filled(x, mask))
         return source
 
-    def _read(self, td: TensorDictBase, time: int, target_params: TensorDictBase | None) -> Read:
+    def _read(
+        self, td: TensorDictBase, masks: dict[Key, Tensor], time: int, target_params: TensorDictBase | None
+    ) -> Read:
         """Read and check rewards, ends and values, float32 at least; drops masked rows and those over budget."""
-        k, masks = self.tensor_keys, masks_of(td)
+        k = self.tensor_keys
         observed = [] if self._net is None else self._net.in_keys
         check_columns(td, k, [(key, td.get(under_next(key), None)) for key in observed], masks)
         ends = ends_of(td, k, time, masks)
@@ -350,10 +350,8 @@ class ValueEstimator(KeyedModule, ABC):
 
             masks[SHIFTED_VALID] = values.valid
             ends = cut_at_dropped(ends, values.valid, time)
-        reward = reward.to(dtype)
-        check_features(reward, values, (k.reward, k.value))
-        read = Read(reward, ends, values, raw, mask_of(masks))
-        check_numbers(read.reward, values, ends, read.counts, (k.reward, k.value), time)
+        read = Read(reward.to(dtype), ends, values, raw, mask_of(masks))
+        check_values(read, (k.reward, k.value), time)
         return read._replace(reward=standardise(read.reward, read.counts)) if self.average_rewards else read
 
     def _write(self, td: TensorDictBase, read: Read, advantage: Tensor, target: Tensor) -> TensorDictBase:

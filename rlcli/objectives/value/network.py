@@ -135,8 +135,9 @@ class Observations:
     def __init__(self, td: TensorDictBase, keys: Sequence[Key], states: Sequence[Key] = ()) -> None:
         self.shape = td.shape
         # [N, *shape]: read where a sequence begins
-        self.states = {k: _rows(x, td.ndim) for k in states if (x := td.get(k, None)) is not None}
-        self.root = {k: _rows(need(td, k, "the value network"), td.ndim) for k in keys}  # key -> [N, *shape]
+        self.states = {k: x.flatten(0, td.ndim - 1) for k in states if (x := td.get(k, None)) is not None}
+        # key -> [N, *shape]
+        self.root = {k: need(td, k, "the value network").flatten(0, td.ndim - 1) for k in keys}
         # as the batch keeps them: Tensor, gather tensor or None
         self.following: dict[Key, Any] = {k: next_or_rebuilt(td, k) for k in keys}
 
@@ -178,7 +179,8 @@ class Observations:
 
     def next_rows(self, unused: Tensor | None = None) -> tuple[dict[Key, Tensor], Tensor | None]:
         """Return next observations ``[N, *shape]`` and which ``[N]`` are unknown (replaced by the row's own)."""
-        rows = {k: _rows(x.full() if is_gathered(x) else x, len(self.shape)) for k, x in self.following.items()}
+        full = {k: x.full() if is_gathered(x) else x for k, x in self.following.items()}
+        rows = {k: x.flatten(0, len(self.shape) - 1) for k, x in full.items()}
         if unused is not None:
             rows = {k: torch.where(like(unused, x), self.root[k], x) for k, x in rows.items()}
         unknown = None if self.exact else _fill_value_rows(rows)
@@ -203,10 +205,6 @@ def _fill_value_rows(following: Columns) -> Tensor | None:
     return unknown
 
 
-def _rows(x: Tensor, batch_dims: int) -> Tensor:
-    return x.reshape(-1, *x.shape[batch_dims:])  # [N, *shape]
-
-
 def like(rows: Tensor, x: Tensor) -> Tensor:
     """Return `rows` with the dims of `x` after its own, to broadcast."""
     return rows.reshape(*rows.shape, *(1,) * (x.ndim - rows.ndim))
@@ -225,9 +223,9 @@ def successor_values(
 ) -> Values:
     """Return values of every row and of its successor; with `two_calls` as `full` batches, bit for bit."""
     seen, following = Observations(td, net.in_keys), target or net
-    value = _batch(net(seen.root, chunk_rows), td)
+    value = net(seen.root, chunk_rows).unflatten(0, td.shape)  # [*B, F]
     if not seen.kept:
-        own = value if target is None else _batch(target(seen.root, chunk_rows), td)
+        own = value if target is None else target(seen.root, chunk_rows).unflatten(0, td.shape)
         return _neighbours(value, own, ends, time)
     unused = ends.terminated.reshape(-1) if torch.is_grad_enabled() else None
     gather = None if two_calls or target is not None or net.mixes_rows else seen.common_gather()
@@ -235,11 +233,11 @@ def successor_values(
         pool, extra = value.reshape(-1, value.shape[-1]), seen.extra()
         if next(iter(extra.values())).shape[0]:
             pool = torch.cat([pool, net(extra, chunk_rows)])
-        return Values(value, _batch(pool.index_select(0, gather.reshape(-1)), td), None)
+        return Values(value, pool.index_select(0, gather.reshape(-1)).unflatten(0, td.shape), None)
     rows, unknown = seen.next_rows(unused)
     if unknown is not None:
         unknown = unknown.reshape(td.shape) & ~ends.terminated
-    return Values(value, _batch(following(rows, chunk_rows), td), unknown)
+    return Values(value, following(rows, chunk_rows).unflatten(0, td.shape), unknown)
 
 
 def _neighbours(value: Tensor, following: Tensor, ends: Ends, time: int) -> Values:
@@ -249,7 +247,3 @@ def _neighbours(value: Tensor, following: Tensor, ends: Ends, time: int) -> Valu
     unknown.select(time, last).fill_(True)
     after = torch.cat([following.narrow(time, 1, last), following.narrow(time, last, 1)], time)
     return Values(value, torch.where(like(unknown, value), following, after), unknown & ~ends.terminated)
-
-
-def _batch(x: Tensor, td: TensorDictBase) -> Tensor:
-    return x.reshape(*td.shape, *x.shape[1:])  # [*B, F]

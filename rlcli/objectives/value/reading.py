@@ -19,7 +19,7 @@ from torch import Tensor
 from rlcli.errors import ArgumentError, MissingKeyError, NumericsError
 from rlcli.kernels.scan import Rate
 from rlcli.keys import ACTION, NEXT, SHIFTED_VALID, STEPS_TO_NEXT_OBS, Key, as_tuple, show
-from rlcli.objectives.reduction import MASK_KEYS, expanded, may_ask, zeroed
+from rlcli.objectives.reduction import MASK_KEYS, expanded, may_ask
 
 
 class Values(NamedTuple):
@@ -56,11 +56,6 @@ class Read(NamedTuple):
     def counts(self) -> Tensor | None:
         """Return the mask in the shape of the reward."""
         return None if self.mask is None else expanded(self.mask, self.reward)
-
-    def blanked(self) -> tuple[Tensor, Ends, Values]:
-        """Return reward, ends and values, with zeros in the rows that do not count."""
-        value, next_value = (zeroed(x, self.mask) for x in self.values[:2])
-        return zeroed(self.reward, self.mask), self.ends, self.values._replace(value=value, next_value=next_value)
 
 
 def masks_of(td: TensorDictBase) -> dict[Key, Tensor]:
@@ -125,15 +120,16 @@ def check_columns(
     """Refuse a batch `[*B]` whose rewards, flags, masks or next observations do not fit it."""
     if not math.prod(td.shape):  # td.numel() is at least 1
         raise ArgumentError("the batch has no rows", why=f"its shape is {tuple(td.shape)}")
-    for key in (keys.done, keys.terminated, keys.truncated):
-        flag = td.get(key, None)
-        if flag is not None:
-            _one_a_row(td, key, flag)
-            if flag.dtype is not torch.bool:
-                raise ArgumentError(f"{show(key)} is {flag.dtype}, not bool", fix=f"Use {as_tuple(key)[-1]}.bool().")
-    for key, x in {**masks, keys.traj_ids: td.get(keys.traj_ids, None)}.items():
-        if x is not None:
-            _one_a_row(td, key, x)
+    flags = (keys.done, keys.terminated, keys.truncated)
+    for key in (*flags, *masks, keys.traj_ids):
+        x = td.get(key, None)
+        if x is not None and x.numel() != td.numel():
+            raise ArgumentError(
+                f"{show(key)} does not hold one value a row",
+                why=f"its shape is {tuple(x.shape)}, that of the batch {tuple(td.shape)}",
+            )
+        if x is not None and key in flags and x.dtype is not torch.bool:
+            raise ArgumentError(f"{show(key)} is {x.dtype}, not bool", fix=f"Use {as_tuple(key)[-1]}.bool().")
     reward = td.get(keys.reward, None)
     if reward is not None and reward.ndim != td.ndim + 1:
         raise ArgumentError(
@@ -148,25 +144,6 @@ def check_columns(
                 f"{show(key)} and its next observation differ",
                 why=f"{tuple(now.shape)} {now.dtype} against {tuple(after.shape)} {after.dtype}",
                 fix="Transform both alike.",
-            )
-
-
-def _one_a_row(td: TensorDictBase, key: Key, x: Tensor) -> None:
-    if x.numel() != td.numel():
-        raise ArgumentError(
-            f"{show(key)} does not hold one value a row",
-            why=f"its shape is {tuple(x.shape)}, that of the batch {tuple(td.shape)}",
-        )
-
-
-def check_features(reward: Tensor, values: Values, names: tuple[Key, Key]) -> None:
-    """Refuse values whose shape is not the reward's (`names`): they would broadcast, and pair wrong steps."""
-    for name, x in ((show(names[1]), values.value), (f"next {show(names[1])}", values.next_value)):
-        if x.shape != reward.shape:
-            raise ArgumentError(
-                f"{name} and {show(names[0])} have different shapes",
-                why=f"{tuple(x.shape)} against {tuple(reward.shape)}",
-                fix="Let the value network write as many numbers a row as there are rewards.",
             )
 
 
@@ -200,16 +177,24 @@ def _writer(key: Key) -> str:
     return "the collector writes what the env observes"
 
 
-def check_numbers(
-    reward: Tensor, values: Values, ends: Ends, counts: Tensor | None, names: tuple[Key, Key], time: int
-) -> None:
-    """Refuse rewards and values `[*B, F]` that are not finite in rows that count, by the first such row."""
+def check_values(read: Read, keys: tuple[Key, Key], time: int) -> None:
+    """Refuse values that are not of the reward's shape, and numbers in rows that count that are not finite."""
+    reward, (value, next_value, *_) = read.reward, read.values
+    names = show(keys[0]), show(keys[1]), f"next {show(keys[1])}"
+    for name, x in zip(names[1:], (value, next_value), strict=True):
+        if x.shape != reward.shape:  # they would broadcast, and pair wrong steps
+            raise ArgumentError(
+                f"{name} and {names[0]} have different shapes",
+                why=f"{tuple(x.shape)} against {tuple(reward.shape)}",
+                fix="Let the value network write as many numbers a row as there are rewards.",
+            )
+    counts = read.counts
     if reward.is_meta or not may_ask(reward):
         return
     if counts is not None and not counts.any():
         raise ArgumentError("no row of the batch counts", why="its masks let none through")
-    next_value = values.next_value.masked_fill(ends.terminated.unsqueeze(-1), 0)
-    for name, x in ((show(names[0]), reward), (show(names[1]), values.value), (f"next {show(names[1])}", next_value)):
+    next_value = next_value.masked_fill(read.ends.terminated.unsqueeze(-1), 0)
+    for name, x in zip(names, (reward, value, next_value), strict=True):
         seen = x if counts is None else x.masked_fill(~counts, 0)
         if seen.sum().isfinite() or seen.isfinite().all():
             continue

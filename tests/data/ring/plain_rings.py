@@ -15,7 +15,7 @@ class NoPlans(dict):
 
 
 def plain(ring):
-    ring.plans.writes = NoPlans()
+    ring.writes = NoPlans()
     return ring
 
 

@@ -26,7 +26,7 @@ def test_planned_and_plain_reads_give_the_same(ndim, next_obs, ids):
             planned, oracle = ring.columns(rows), ring.contents.read(rows)
             assert list(planned) == list(oracle) == list(ring.fields)
             same(planned, oracle)
-    assert ring.plans.read is not None
+    assert ring.reads is not None
 
 
 def test_a_plan_follows_the_layout():
@@ -66,7 +66,7 @@ def test_some_keys_and_other_kinds_of_rows_are_read_plainly():
     coded = Ring(LazyTensorStorage(50), codes=True)
     coded.extend(play(rng, (17,)))
     coded.columns(np.arange(17))
-    assert coded.plans.read is None or not coded.contents.codes
+    assert coded.reads is None or not coded.contents.codes
     ring = Ring(LazyTensorStorage(50))
     ring.extend(play(rng, (17,)))
-    assert list(ring.columns(np.arange(3), ["action"])) == ["action"] and ring.plans.read is None
+    assert list(ring.columns(np.arange(3), ["action"])) == ["action"] and ring.reads is None

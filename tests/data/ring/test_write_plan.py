@@ -43,11 +43,11 @@ def test_planned_and_plain_writes_leave_the_same(ndim, next_obs, ids, ends):
     used = 0
     for _ in range(40):
         batch = play(rng, shapes[rng.integers(len(shapes))], ids=ids, ends=ends)
-        used += batch.batch_size in planned.plans.writes
+        used += batch.batch_size in planned.writes
         assert planned.extend(batch).tolist() == oracle.extend(batch).tolist()
         assert_same(planned, oracle)
     check(planned)
-    assert used > 30 and set(planned.plans.writes) == {torch.Size(shape) for shape in shapes}
+    assert used > 30 and set(planned.writes) == {torch.Size(shape) for shape in shapes}
 
 
 @pytest.mark.parametrize("next_obs", ["exact", "full"])
@@ -114,7 +114,7 @@ def test_what_was_refused_before_a_plan_is_refused_with_one():
     planned, oracle = Ring(LazyTensorStorage(40)), plain(Ring(LazyTensorStorage(40)))
     for ring in (planned, oracle):
         ring.extend(base)
-    assert planned.plans.writes
+    assert planned.writes
     for batch in wrong_batches(base):
         said = []
         for ring in (planned, oracle):
@@ -134,7 +134,7 @@ def test_only_plain_rows_in_plain_memory_are_planned(tmp_path):
     ):
         ring.extend(base)
         ring.extend(base)
-        assert not ring.plans.writes or not ring.packs
+        assert not ring.writes or not ring.packs
         check(ring)
 
 
@@ -164,7 +164,7 @@ def test_samplers_see_planned_writes():
         rows = [buffer.extend(batch) for buffer in buffers]
         assert torch.equal(*rows)
         same(*(buffer.sample() for buffer in buffers))
-    assert buffers[0].ring.plans.writes
+    assert buffers[0].ring.writes
 
 
 def test_memory_that_runs_out_is_said_before_anything_is_written(monkeypatch):
