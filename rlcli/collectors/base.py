@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rlcli.collectors.schema import RowSchema
     from rlcli.collectors.trajectories import CompleteTrajectories
     from rlcli.collectors.workers.each import WorkerRecord
-    from rlcli.processes.crew import Crew
+    from rlcli.processes.group import WorkerGroup
     from rlcli.weight_update.tensors import Source
     from rlcli.weight_update.updaters import WeightUpdaterBase, WorkerId
 
@@ -144,7 +144,7 @@ class BaseCollector:
         raise NotImplementedError
 
     @property
-    def processes(self) -> Crew | None:
+    def processes(self) -> WorkerGroup | None:
         """Processes that step the envs; None where this one does."""
         raise NotImplementedError
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from rlcli.collectors.faces import Face
     from rlcli.collectors.finish import Delivered, Filled, TrajectoryPool
     from rlcli.collectors.rollout import Rollout
-    from rlcli.processes.crew import Crew
+    from rlcli.processes.group import WorkerGroup
     from rlcli.weight_update.receiver import ModelsReceiver
     from rlcli.weight_update.updaters import WeightUpdaterBase
 
@@ -395,8 +395,8 @@ class Collector(BaseCollector):
         return self.schema.rows(self.env, lanes, steps)
 
     @property
-    def processes(self) -> Crew | None:
-        return getattr(self._innermost(), "crew", None)
+    def processes(self) -> WorkerGroup | None:
+        return getattr(self._innermost(), "group", None)
 
     @property
     def restarts(self) -> list[tuple[int, int]]:

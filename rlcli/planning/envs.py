@@ -22,7 +22,7 @@ from rlcli.envs import EnvBase
 from rlcli.processes.memory import give_back, grown, resident
 
 if TYPE_CHECKING:
-    from rlcli.processes.crew import Crew
+    from rlcli.processes.group import WorkerGroup
 
 EVALUATION = "evaluation envs"
 # while the memory of an env is measured: how many are made at most, in how many seconds of the processor
@@ -136,7 +136,7 @@ def measured(run: RunEnvs, actor: nn.Module | None = None) -> Envs:
     elif run.workers:
         env = run.one_apart()
         try:
-            shared, (own,), started = _processes(env.vec_env.crew)  # type: ignore[attr-defined]
+            shared, (own,), started = _processes(env.vec_env.group)  # type: ignore[attr-defined]
         finally:
             env.close()
     else:
@@ -152,9 +152,9 @@ def worker_bytes(collector: BaseCollector) -> int:
     return shared + sum(own) + started
 
 
-def _processes(crew: Crew | None) -> tuple[int, list[int], int]:
+def _processes(group: WorkerGroup | None) -> tuple[int, list[int], int]:
     """Return the bytes of the fork server, of each worker, and of processes that envs have started."""
-    workers = [psutil.Process(worker.pid) for worker in crew.workers] if crew is not None else []
+    workers = [psutil.Process(worker.pid) for worker in group.workers] if group is not None else []
     here = psutil.Process()
     forked_from = {p for worker in workers for p in itertools.takewhile(lambda p: p != here, worker.parents())}
     started = [child for worker in workers for child in worker.children(recursive=True)]

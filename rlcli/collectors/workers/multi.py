@@ -46,7 +46,7 @@ from rlcli.collectors.workers.worker import WorkerBatch, WorkerSpec
 from rlcli.data import ReplayBufferEnsemble
 from rlcli.data.next_obs import move
 from rlcli.keys import COLLECTOR_MASK, TRAJ_IDS, Key
-from rlcli.processes.crew import Crew
+from rlcli.processes.group import WorkerGroup
 from rlcli.processes.worker import USUAL_METHOD
 from rlcli.specs.field import CODED
 from rlcli.transforms import NextObservationDelta
@@ -297,7 +297,7 @@ class MultiProcessCollector(BaseCollector):
         return self.group.lanes
 
     @property
-    def processes(self) -> Crew:
+    def processes(self) -> WorkerGroup:
         return self.group.processes
 
     @property
@@ -422,7 +422,7 @@ class MultiProcessCollector(BaseCollector):
             self.background.failure = None
 
     def interrupt_by(self, check: Callable[[], object]) -> None:
-        self.group.processes.check = check
+        self.group.processes.interrupt_by(check)
 
     def _close(self) -> None:
         super()._close()
