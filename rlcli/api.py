@@ -171,8 +171,9 @@ def evaluate(
     >>> rlcli.evaluate(run.path, episodes=3).lengths.shape
     (3,)
     """
-    for name, value in {"episodes": episodes, "seed": seed or 0, "max_steps": max_steps or 0}.items():
-        arguments.count(name, value, None)
+    arguments.count("episodes", episodes)
+    arguments.count("seed", seed or 0, 0, 2**32 - 1)
+    arguments.count("max_steps", 1 if max_steps is None else max_steps)
     with _as_it_was():
         from rlcli.build import evaluate as start
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -37,7 +37,14 @@ def lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]],
     source = spec.loader.get_source(package) if spec and spec.loader else None  # type: ignore[attr-defined]
     if source is None:
         raise ImportError(f"the source of {package} is needed to know its names, and is not installed", name=package)
-    homes = dict(_offered(ast.parse(source)))
+    homes = {
+        alias.name: line.module
+        for node in ast.parse(source).body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for line in node.body
+        if isinstance(line, ast.ImportFrom) and line.module is not None
+        for alias in line.names
+    }
 
     def fetch(name: str) -> Any:
         if name in homes:
@@ -58,12 +65,3 @@ def files(package: str) -> Callable[[str], Any]:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return fetch
-
-
-def _offered(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """(name, module) of all that is imported for type checkers."""
-    for node in tree.body:
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            for line in node.body:
-                if isinstance(line, ast.ImportFrom) and line.module is not None:
-                    yield from ((alias.name, line.module) for alias in line.names)

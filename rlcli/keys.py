@@ -66,6 +66,23 @@ def under_next(key: Key) -> tuple[str, ...]:
     return (NEXT, *as_tuple(key))
 
 
+# a next observation as its difference from the observation: what stands for it under `next`
+DELTA_PARTS = DELTA, DELTA_SCALE, DELTA_KEPT = "delta", "delta_scale", "delta_kept"
+
+
+def delta_key(key: Key) -> tuple[str, ...]:
+    return (NEXT, DELTA, *as_tuple(key))
+
+
+def scale_key(key: Key) -> tuple[str, ...]:
+    return (NEXT, DELTA_SCALE, *as_tuple(key))
+
+
+def kept_key(key: Key) -> tuple[str, ...]:
+    """Return the key of next observations that no difference can stand for; zeros in all other rows."""
+    return (NEXT, DELTA_KEPT, *as_tuple(key))
+
+
 def show(key: Key) -> str:
     """Return a key as a person writes it: `next.observation`."""
     return ".".join(as_tuple(key))

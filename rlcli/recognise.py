@@ -54,11 +54,6 @@ def own(thing: Any, *names: str) -> bool:
     return not any(_set_on(thing, kind, name) for name in names or _methods(kind))
 
 
-def set_on(thing: Any, names: Iterable[str]) -> bool:
-    """Whether somebody has put a function of their own over one of these methods of this very object."""
-    return any(_set_on(thing, type(thing), name) for name in names)
-
-
 def _set_on(thing: Any, kind: type, name: str) -> bool:
     # not by a look at `__dict__`, which would make every attribute of the object slower to read from then on
     method = getattr(kind, name, None)

@@ -18,13 +18,13 @@ from test_layers import PACKAGE, layer_of, modules, nodes, part_of
 
 # room -> lines, files
 ROOMS = {
-    "__main__": (7, 1), "algorithms": (577, 8), "api": (308, 1), "arguments": (64, 1), "bench": (2362, 16),
-    "build": (2512, 15), "cli": (1978, 14), "collectors": (7699, 31), "compat": (85, 1), "config": (4085, 21),
-    "data": (15595, 68), "envs": (2653, 11), "errors": (170, 1), "exports": (69, 1), "imports": (111, 1),
-    "inspection": (786, 4), "jobs": (1054, 6), "kernels": (5252, 31), "keys": (76, 1), "learning": (2248, 11),
-    "modules": (4540, 20), "objectives": (4524, 20), "planning": (1435, 6), "processes": (1783, 12),
-    "recognise": (74, 1), "report": (3029, 14), "rlcli": (53, 1), "runs": (1432, 7), "specs": (953, 6),
-    "transforms": (3024, 13), "typed": (238, 1), "vec_envs": (3923, 18), "weight_update": (1388, 10),
+    "__main__": (7, 1), "algorithms": (577, 8), "api": (309, 1), "arguments": (64, 1), "bench": (2337, 16),
+    "build": (2454, 15), "cli": (1978, 14), "collectors": (7704, 31), "compat": (85, 1), "config": (4041, 19),
+    "data": (15481, 68), "envs": (2652, 11), "errors": (170, 1), "exports": (67, 1), "imports": (111, 1),
+    "inspection": (786, 4), "jobs": (1054, 6), "kernels": (5242, 30), "keys": (93, 1), "learning": (2244, 11),
+    "modules": (4525, 21), "objectives": (4501, 20), "planning": (1414, 6), "processes": (1783, 12),
+    "recognise": (69, 1), "report": (3002, 15), "rlcli": (53, 1), "runs": (1426, 7), "specs": (953, 6),
+    "transforms": (3016, 13), "typed": (238, 1), "vec_envs": (3910, 18), "weight_update": (1388, 10),
 }  # fmt: skip
 MACHINE = 10  # functions by which machines differ: control groups, cores, terminals
 WALKS = {
@@ -44,13 +44,10 @@ PAID: dict[str, str] = {  # bound that was raised -> the feature that pays for i
     "rlcli": "compat.py stands for nine files of aliases",
     "specs": "one Field for vec_envs, transforms, collectors, data and plans, which lost more than it takes",
     "envs, jobs, transforms, vec_envs": "import it, and take a user's pairs of shape and dtype for one",
-    "WALKS, files": "arguments.py, specs/field.py, and next_obs/modes.py, which says what schema.py said of modes; "
-    "build/ and config/choices/, one file a group",
-    "WALKS, functions": "one dataclass a choice: the body of each of the fifty classes is entered once",
+    "WALKS, files": "arguments.py, specs/field.py, and next_obs/modes.py, which says what schema.py said of modes",
     "build, jobs": "RunEnvs and RunStorage: planning is given values, and lost more lines than these take",
     "ROOMS, algorithms, build": "imports of one branch stand in it: what a run does not use is not loaded",
     "ROOMS, modules": "what recurrent layers save for a backward pass is counted by them, not by report",
-    "ROOMS, config": "one dataclass a choice: resolved configurations hold the options of what was chosen alone",
 }
 
 

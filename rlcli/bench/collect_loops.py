@@ -6,7 +6,7 @@ No framework, nothing hidden; read them before believing a ratio.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -21,6 +21,18 @@ class Stored(dict):
     """Key -> tensor `[T, N, *]`."""
 
 
+def _empty(
+    steps: int, lanes: int, seen: Sequence[int], acted: Sequence[int] = (), dtype: torch.dtype = torch.int64
+) -> Stored:
+    """Return rows that are still to be written."""
+    return Stored(
+        obs=torch.empty(steps, lanes, *seen), next_obs=torch.empty(steps, lanes, *seen),
+        action=torch.empty(steps, lanes, *acted, dtype=dtype), log_prob=torch.empty(steps, lanes),
+        reward=torch.empty(steps, lanes), terminated=torch.empty(steps, lanes, dtype=torch.bool),
+        truncated=torch.empty(steps, lanes, dtype=torch.bool),
+    )  # fmt: skip
+
+
 def discrete(
     make: Callable[[], gym.Env], lanes: int, steps: int, net: nn.Module, seed: int = 0
 ) -> Callable[[], Stored]:
@@ -30,13 +42,8 @@ def discrete(
     width = envs.single_observation_space.shape
 
     def collect() -> Stored:
-        obs_rows = torch.empty(steps, lanes, *width)
-        next_rows = torch.empty(steps, lanes, *width)
-        actions = torch.empty(steps, lanes, dtype=torch.int64)
-        log_probs = torch.empty(steps, lanes)
-        rewards = torch.empty(steps, lanes)
-        terminated = torch.empty(steps, lanes, dtype=torch.bool)
-        truncated = torch.empty(steps, lanes, dtype=torch.bool)
+        rows = _empty(steps, lanes, width)
+        obs_rows, next_rows, actions, log_probs, rewards, terminated, truncated = rows.values()
         obs = state["obs"]
         for t in range(steps):
             with torch.no_grad():
@@ -56,10 +63,7 @@ def discrete(
             truncated[t] = torch.as_tensor(trunc)
             obs = following
         state["obs"] = obs
-        return Stored(
-            obs=obs_rows, next_obs=next_rows, action=actions, log_prob=log_probs, reward=rewards,
-            terminated=terminated, truncated=truncated,
-        )  # fmt: skip
+        return rows
 
     return collect
 
@@ -73,13 +77,8 @@ def pooled(env_id: str, lanes: int, steps: int, net: nn.Module, seed: int = 0) -
     width = pool.single_observation_space.shape
 
     def collect() -> Stored:
-        obs_rows = torch.empty(steps, lanes, *width)
-        next_rows = torch.empty(steps, lanes, *width)
-        actions = torch.empty(steps, lanes, dtype=torch.int64)
-        log_probs = torch.empty(steps, lanes)
-        rewards = torch.empty(steps, lanes)
-        terminated = torch.empty(steps, lanes, dtype=torch.bool)
-        truncated = torch.empty(steps, lanes, dtype=torch.bool)
+        rows = _empty(steps, lanes, width)
+        obs_rows, next_rows, actions, log_probs, rewards, terminated, truncated = rows.values()
         done = torch.empty(steps, lanes, dtype=torch.bool)
         counted = torch.empty(steps, lanes, dtype=torch.bool)
         obs, over = state["obs"], state["over"]
@@ -101,10 +100,7 @@ def pooled(env_id: str, lanes: int, steps: int, net: nn.Module, seed: int = 0) -
                 over = terminated[t] | truncated[t]
                 done[t] = over
         state.update(obs=obs, over=over)
-        return Stored(
-            obs=obs_rows, next_obs=next_rows, action=actions, log_prob=log_probs, reward=rewards,
-            terminated=terminated, truncated=truncated, done=done, counted=counted,
-        )  # fmt: skip
+        return Stored(rows, done=done, counted=counted)
 
     return collect
 
@@ -117,13 +113,8 @@ def continuous(make: Callable[[], gym.Env], lanes: int, steps: int, net: nn.Modu
     low, high = envs.single_action_space.low, envs.single_action_space.high
 
     def collect() -> Stored:
-        obs_rows = torch.empty(steps, lanes, *width)
-        next_rows = torch.empty(steps, lanes, *width)
-        actions = torch.empty(steps, lanes, *d)
-        log_probs = torch.empty(steps, lanes)
-        rewards = torch.empty(steps, lanes)
-        terminated = torch.empty(steps, lanes, dtype=torch.bool)
-        truncated = torch.empty(steps, lanes, dtype=torch.bool)
+        rows = _empty(steps, lanes, width, d, torch.float32)
+        obs_rows, next_rows, actions, log_probs, rewards, terminated, truncated = rows.values()
         obs = state["obs"]
         for t in range(steps):
             with torch.no_grad():
@@ -143,10 +134,7 @@ def continuous(make: Callable[[], gym.Env], lanes: int, steps: int, net: nn.Modu
             truncated[t] = torch.as_tensor(trunc)
             obs = following
         state["obs"] = obs
-        return Stored(
-            obs=obs_rows, next_obs=next_rows, action=actions, log_prob=log_probs, reward=rewards,
-            terminated=terminated, truncated=truncated,
-        )  # fmt: skip
+        return rows
 
     return collect
 
@@ -161,14 +149,9 @@ def recurrent(
     width = envs.single_observation_space.shape
 
     def collect() -> Stored:
-        obs_rows = torch.empty(steps, lanes, *width)
-        next_rows = torch.empty(steps, lanes, *width)
+        rows = _empty(steps, lanes, width)
+        obs_rows, next_rows, actions, log_probs, rewards, terminated, truncated = rows.values()
         state_rows = torch.empty(steps, lanes, cell.hidden_size)
-        actions = torch.empty(steps, lanes, dtype=torch.int64)
-        log_probs = torch.empty(steps, lanes)
-        rewards = torch.empty(steps, lanes)
-        terminated = torch.empty(steps, lanes, dtype=torch.bool)
-        truncated = torch.empty(steps, lanes, dtype=torch.bool)
         obs, h = state["obs"], state["h"]
         for t in range(steps):
             state_rows[t] = h
@@ -192,10 +175,7 @@ def recurrent(
             truncated[t] = torch.as_tensor(trunc)
             obs = following
         state.update(obs=obs, h=h)
-        return Stored(
-            obs=obs_rows, next_obs=next_rows, state=state_rows, action=actions, log_prob=log_probs, reward=rewards,
-            terminated=terminated, truncated=truncated,
-        )  # fmt: skip
+        return Stored(rows, state=state_rows)
 
     return collect
 
@@ -293,12 +273,8 @@ def with_bookkeeping(make: Callable[[], gym.Env], lanes: int, steps: int, net: n
     counts, returns = torch.zeros(lanes, dtype=torch.int64), torch.zeros(lanes)
 
     def collect() -> Stored:
-        obs_rows = torch.empty(steps, lanes, *width)
-        next_rows = torch.empty(steps, lanes, *width)
-        actions = torch.empty(steps, lanes, dtype=torch.int64)
-        log_probs, rewards = torch.empty(steps, lanes), torch.empty(steps, lanes)
-        terminated = torch.empty(steps, lanes, dtype=torch.bool)
-        truncated = torch.empty(steps, lanes, dtype=torch.bool)
+        rows = _empty(steps, lanes, width)
+        obs_rows, next_rows, actions, log_probs, rewards, terminated, truncated = rows.values()
         step_count = torch.empty(steps, lanes, dtype=torch.int64)
         episode_reward = torch.empty(steps, lanes)
         obs = state["obs"]
@@ -328,9 +304,6 @@ def with_bookkeeping(make: Callable[[], gym.Env], lanes: int, steps: int, net: n
             returns[over] = 0.0
             obs = following
         state["obs"] = obs
-        return Stored(
-            obs=obs_rows, next_obs=next_rows, action=actions, log_prob=log_probs, reward=rewards,
-            terminated=terminated, truncated=truncated, step_count=step_count, episode_reward=episode_reward,
-        )  # fmt: skip
+        return Stored(rows, step_count=step_count, episode_reward=episode_reward)
 
     return collect

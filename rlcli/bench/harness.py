@@ -239,11 +239,9 @@ def _written(path: Path | str) -> Iterator[None]:
         yield
     except OSError as error:
         raise ResourceError(
-            f"cannot write {path}",
-            where=str(Path(path).absolute().parent),
-            why=error.strerror or str(error),
+            f"cannot write {path}", where=str(Path(path).absolute().parent), why=error.strerror or str(error),
             fix="Run the bench in a folder that can be written.",
-        ) from None
+        ) from None  # fmt: skip
 
 
 def shown(seconds: float) -> str:

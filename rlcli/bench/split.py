@@ -66,11 +66,11 @@ def measure(settings: dict[str, Any]) -> Report:
     report = Report("workers", settings, unit="frame")
     num, words = settings["env.num"], [f"{key}={settings[key]}" for key in ("env", "env.id", "env.num", "policy")]
     words.append(f"threads={settings['threads']}")
-    single = tried(configure("collect", [*words, "env.mode=auto"]))
-    alone = _step_time(single.make)
+    make, native, pace = tried(configure("collect", [*words, "env.mode=auto"]))
+    alone = _step_time(make)
     steps = min(max(round(settings["seconds"] / (num * alone)), 16), 256)
-    asleep, _ = chosen(num, *single.pace)
-    splits = candidates(num, single.native, asleep if asleep > processes(num)[-1] else 0)
+    asleep, _ = chosen(num, *pace)
+    splits = candidates(num, native, asleep if asleep > processes(num)[-1] else 0)
     with ExitStack() as stack:
         sides = {}
         for split in splits:

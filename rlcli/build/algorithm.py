@@ -12,16 +12,9 @@ import torch
 
 from rlcli.algorithms.algorithm import Algorithm, Parts, Setup
 from rlcli.build.collector import build_collector, devices, keys_of, slices_of
-from rlcli.build.policy import (
-    actor_and_critic,
-    gradient_actor,
-    greedy_actor,
-    network_options,
-    optimizer_options,
-    users_policy,
-)
+from rlcli.build.policy import actor_and_critic, gradient_actor, network_options, optimizer_options, users_policy
 from rlcli.config import registry
-from rlcli.config.choices.loss import ValueConfig
+from rlcli.config.choices.learn import ValueConfig
 from rlcli.config.schemas import CollectConfig, Config, by_priority, draws
 from rlcli.data.next_obs.modes import drops
 from rlcli.envs import EnvBase
@@ -80,12 +73,17 @@ def algorithm_of(cfg: Config) -> Algorithm:
     """
     if cfg.loss.kwargs:
         cfg = dataclasses.replace(cfg, loss=dataclasses.replace(cfg.loss, kwargs=Asked(cfg.loss.kwargs)))
-    o, s, v, places = cfg.optim, cfg.sampler, cfg.value, devices(cfg)
+    o, p, s, v, places = cfg.optim, cfg.policy, cfg.sampler, cfg.value, devices(cfg)
+    actor = gradient_actor(cfg)
     beta, scale = Linear(s.beta, 1.0), cfg.total_frames / s.beta_frames
     setup = Setup(
         options=cfg.loss, config=cfg, seed=cfg.seed, total_frames=cfg.total_frames, gamma=v.gamma,
-        network=network_options(cfg), gradient_actor=gradient_actor(cfg), greedy_actor=greedy_actor(cfg),
-        action_mask_key=cfg.policy.action_mask_key, device=places["train_device"],
+        network=network_options(cfg), gradient_actor=actor,
+        greedy_actor={
+            "dueling": p.dueling, "eps_init": p.eps_init, "eps_end": p.eps_end, "eps_frames": p.eps_frames,
+            "recurrence": actor["recurrence"],
+        },
+        action_mask_key=p.action_mask_key, device=places["train_device"],
         storing_device=places["storing_device"], keep=keys_of(cfg.memory.keep),
         next_dropped=drops(cfg.memory.next_obs), whole_trajectories=bool(cfg.collector.trajs_per_batch),
         draws=draws(cfg), batch_size=s.batch_size, slice_len=s.slice_len,

@@ -96,11 +96,9 @@ def clear_rows(folder: Path) -> None:
     ours = [path for pattern in (*ROWS, OF_RUN) for path in rows_folder.glob(pattern)]
     if others := sorted(set(rows_folder.iterdir()).difference(ours)):
         raise ResourceError(
-            "the folder of the buffer holds other files",
-            where=str(folder),
-            why=", ".join(path.name for path in others[:5]),
-            fix="Move them away: a resumed run writes its rows anew.",
-        )
+            "the folder of the buffer holds other files", where=str(folder),
+            why=", ".join(path.name for path in others[:5]), fix="Move them away: a resumed run writes its rows anew.",
+        )  # fmt: skip
     disk.rename(rows_folder, old)
     disk.make_folder(rows_folder)
     disk.remove(old)

@@ -39,7 +39,7 @@ def build_collector(
         mask = find_action_mask(cfg.policy.action_mask_key, env.observation_spec, env.action_spec)
         actor = None if mask is None else RandomPolicy(action_mask_key=mask)
     options: dict[str, Any] = {name: value for name, value in vars(c).items() if name in FIELDS} | {
-        "total_frames": cfg.total_frames, "next_obs": m.next_obs, "delta_dtype": delta_dtype_of(cfg),
+        "total_frames": cfg.total_frames, "next_obs": m.next_obs, "delta_dtype": getattr(torch, m.delta_dtype),
         "on_overflow": m.on_overflow, "keep_keys": keep_keys, "traj_format": "cat" if c.trajs_per_batch else None,
         "exploration_type": EXPLORATION[cfg.policy.exploration], "weights_swap": cfg.weights.swap,
         "storing_device": places["storing_device"], "env_device": places["env_device"],
@@ -133,8 +133,3 @@ def devices(cfg: CollectConfig) -> dict[str, torch.device | None]:
         device = found[name]
         found[name] = None if device is not None and device.type == "cpu" else device
     return found
-
-
-def delta_dtype_of(cfg: CollectConfig) -> torch.dtype:
-    """Return what differences are kept in."""
-    return getattr(torch, cfg.memory.delta_dtype)

@@ -25,7 +25,7 @@ from rlcli.envs.transformed import TransformedEnv
 from rlcli.errors import ConfigError, ResourceError, RlcliError, in_words
 from rlcli.keys import ACTION_MASK, Key, as_tuple, unravel
 from rlcli.processes.memory import free_memory, process_memory, size
-from rlcli.specs import Bounded, TensorSpec
+from rlcli.specs import Bounded
 from rlcli.transforms.base import Transform
 from rlcli.vec_envs.building import beside
 from rlcli.vec_envs.make import GymRecipe, Wrapper, auto_prefers_native, set_limit
@@ -51,7 +51,7 @@ def build_env(
         base = _parallel(cfg, offset, on_worker_error, first)
     else:
         base = _native(cfg, lanes) if wants_native(cfg, lanes) else _serial(cfg, lanes, offset, first, key)
-    base.vec_env.give_up_after(cfg.step_timeout)  # type: ignore[attr-defined]
+    base.vec_env.step_timeout = cfg.step_timeout  # type: ignore[attr-defined]
     if cfg.info_keys:
         base.vec_env.keep_info(cfg.info_keys)  # type: ignore[attr-defined]
     for transform in build_transforms(cfg, base, gamma):
@@ -90,15 +90,8 @@ def evaluation_lanes(cfg: Config, episodes: int) -> int:
 
 
 def _serial(cfg: EnvConfig, lanes: int, offset: int, first: GymEnv | None, key: str) -> EnvBase:
-    pace = Pace(cfg.id, lanes, key)
-    given = [] if first is None else [first]
-
-    def another(make: partial[GymEnv]) -> GymEnv:
-        pace.another()
-        with beside(pace.made - 1):
-            return given.pop() if given else make()
-
-    return SerialEnv(lanes, [partial(another, make) for make in _makers(cfg, lanes, offset)])
+    pace = Pace(cfg.id, lanes, key, first)
+    return SerialEnv(lanes, [partial(pace.another, make) for make in _makers(cfg, lanes, offset)])
 
 
 def _apart(cfg: EnvConfig) -> bool:
@@ -181,7 +174,7 @@ def configured(cfg: EnvConfig, index: int = 0) -> GymRecipe:
     """Return a run's gymnasium env of this number; a `ConfigError` where an id names a module."""
     raise_all(check_env_ids(cfg))
     wrappers: list[Wrapper] = []
-    settings = numbered(cfg.kwargs, index)
+    settings = numbered(cfg.kwargs, index) if cfg.kwargs else {}
     limit = cfg.max_episode_steps
     registered = cfg.id in registry.users_names("env")
     if cfg.kind == "atari":
@@ -256,9 +249,14 @@ def build_transforms(cfg: EnvConfig, env: EnvBase, gamma: float) -> list[Transfo
     """Return the transforms that the configuration names, innermost first."""
     keys = [unravel(key) for key in env.observation_spec.keys(True, True)]
     keys = [key for key in keys if as_tuple(key)[-1] != ACTION_MASK]  # flags stay flags
-    numbers: list[Key] = [key for key in keys if _scalable(env.observation_spec[key])]
     chosen: list[Transform] = []
-    if cfg.normalize_observation:
+    if cfg.normalize_observation:  # of numbers that have a mean: not of choices, bits or bytes
+        specs = {key: env.observation_spec[key] for key in keys}
+        numbers: list[Key] = [
+            key
+            for key, spec in specs.items()
+            if spec.dtype.is_floating_point or (isinstance(spec, Bounded) and spec.dtype is not torch.uint8)
+        ]
         if not numbers:
             raise ConfigError("env.normalize_observation needs observations of numbers other than bytes", where=cfg.id)
         chosen.append(transforms.RunningNorm(numbers))
@@ -275,11 +273,6 @@ def build_transforms(cfg: EnvConfig, env: EnvBase, gamma: float) -> list[Transfo
     if cfg.normalize_reward:
         chosen.append(transforms.RewardNorm(gamma))
     return chosen
-
-
-def _scalable(spec: TensorSpec) -> bool:
-    """Return True if an observation is of numbers that have a mean: not of choices, bits or bytes."""
-    return spec.dtype.is_floating_point or (isinstance(spec, Bounded) and spec.dtype is not torch.uint8)
 
 
 def _transform(name: str, arguments: dict[str, Any]) -> Transform:
@@ -301,20 +294,23 @@ def narrowed(env: EnvBase) -> list[Key]:
 
 # ---- how long it takes -------------------------------------------------------------------------------------------
 class Pace:
-    """Watch `count` (from `key`) envs being made in turn: how long it will take, and whether memory suffices."""
+    """Make `count` (from `key`) envs in turn, or take the `first`; watch how long it takes, and whether they fit."""
 
-    def __init__(self, name: str, count: int, key: str = "env.num") -> None:
-        self.name, self.count, self.key = name, count, key
+    def __init__(self, name: str, count: int, key: str, first: GymEnv | None) -> None:
+        self.name, self.count, self.key, self.first = name, count, key, first
         self.made, self.looked = 0, False
         self.began, self.held = time.monotonic(), process_memory()[0]
 
-    def another(self) -> None:
-        """Note that one more is about to be made; raise ResourceError if the rest would not fit into memory."""
+    def another(self, make: partial[GymEnv]) -> GymEnv:
+        """Make one more; raise ResourceError if the rest would not fit into memory."""
         spent = time.monotonic() - self.began
         if not self.looked and self.made and spent > SURE_AFTER:
             self.looked = True
             self._look(spent)
-        self.made += 1
+        first, self.first = self.first, None
+        with beside(self.made):
+            self.made += 1
+            return make() if first is None else first
 
     def _look(self, spent: float) -> None:
         left = self.count - self.made
@@ -322,12 +318,10 @@ class Pace:
         needed, free = (now - self.held) // self.made * left, free_memory()[0] - now
         if needed > free:
             raise ResourceError(
-                f"{self.count:,} envs do not fit into memory",
-                where=f"{self.key}, {self.name}",
+                f"{self.count:,} envs do not fit into memory", where=f"{self.key}, {self.name}",
                 why=f"the first {self.made:,} took {size(now - self.held)}, so the others would take about "
-                f"{size(needed)}, and {size(max(free, 0))} are free",
-                fix=f"Use a smaller {self.key}.",
-            )
+                f"{size(needed)}, and {size(max(free, 0))} are free", fix=f"Use a smaller {self.key}.",
+            )  # fmt: skip
         seconds = spent / self.made * left
         if seconds > WORTH_A_WORD:
             played = "run.eval_envs=1 makes one, run.eval_episodes=0 none; "

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlcli.build.collector import shares
 from rlcli.build.env import configured, make_single, wants_native
@@ -77,7 +77,7 @@ def settled(cfg: C) -> tuple[C, list[str], First]:
         made = make_single(env)
         first = First(made, random_streams.state())
         try:
-            made.vec_env.give_up_after(env.step_timeout)
+            made.vec_env.step_timeout = env.step_timeout
             with answering(made.vec_env):
                 wall, cpu = made.vec_env.pace(STEPS, MOMENT)  # type: ignore[attr-defined]
             processes, line = chosen(env.num, wall, cpu)
@@ -91,20 +91,11 @@ def settled(cfg: C) -> tuple[C, list[str], First]:
             raise
 
 
-class Tried(NamedTuple):
-    """The env of a run, tried by itself."""
-
-    make: Callable[[], gym.Env]
-    native: bool  # an engine of its own is preferred for all of the run's envs
-    pace: tuple[float, float]  # seconds that a step takes, and those of them in which it computes
-
-
-def tried(cfg: CollectConfig) -> Tried:
-    """Step one env of a run for a moment."""
-    env = make_single(cfg.env)
-    with contextlib.closing(env):
+def tried(cfg: CollectConfig) -> tuple[Callable[[], gym.Env], bool, tuple[float, float]]:
+    """Step one env for a moment; return its maker, whether a run prefers its own engine, and the pace of its steps."""
+    with contextlib.closing(make_single(cfg.env)) as env:
         pace = env.vec_env.pace(STEPS, MOMENT)  # type: ignore[attr-defined]
-    return Tried(configured(cfg.env).make, wants_native(cfg.env, cfg.env.num), pace)
+    return configured(cfg.env).make, wants_native(cfg.env, cfg.env.num), pace
 
 
 def chosen(num: int, wall: float, cpu: float) -> tuple[int, str]:

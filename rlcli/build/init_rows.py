@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from rlcli.build.collector import delta_dtype_of
 from rlcli.collectors.schema import row_specs
 from rlcli.config.schemas import Config, EnvConfig
 from rlcli.data import ReplayBuffer, TensorDictReplayBuffer, open_buffer
@@ -24,7 +23,7 @@ from rlcli.data.next_obs.modes import codes, drops
 from rlcli.data.stored import Place, copy_rows, find, holds_differences
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError
-from rlcli.jobs.learner import InitRows
+from rlcli.jobs.init_policy import InitRows
 from rlcli.keys import Key, show, under_next
 from rlcli.specs.field import Field
 from rlcli.transforms import NextObservationDelta
@@ -46,13 +45,14 @@ def copy_init_rows(cfg: Config, buffer: ReplayBuffer, collector: Any, env: EnvBa
         _refuse(path, _other_keys(wanted, source))
         _refuse(path, _other_lanes(cfg, source))
         rounded = holds_differences(source.ring)
-        coder = NextObservationDelta(delta_dtype=delta_dtype_of(cfg), on_overflow=cfg.memory.on_overflow)
+        m = cfg.memory
+        coder = NextObservationDelta(delta_dtype=getattr(torch, m.delta_dtype), on_overflow=m.on_overflow)
 
         def read(rows: np.ndarray) -> TensorDictBase:
             batch = source[torch.from_numpy(rows)].select(*wanted)
             if rounded:
                 _follow(source, rows, batch)
-            return coder.compress(batch) if codes(cfg.memory.next_obs) else batch
+            return coder.compress(batch) if codes(m.next_obs) else batch
 
         taken = copy_rows(source, buffer, read)
     finally:

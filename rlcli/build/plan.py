@@ -91,7 +91,7 @@ def plan(cfg: CollectConfig, verb: str, limit: int | None = None) -> Plan:
             if wants_tensorboard(cfg.logger.kind):
                 load_tensorboard()
             compiled = grown(built)
-            code = max(first - envs.each, 0) if run.here or run.evaluated else 0
+            code = max(first - envs.each, 0) if run.in_process or run.evaluated else 0
             process = {
                 "after imports": imported[0],
                 "networks, being made": max(networks - parameter_bytes(policy), 0),
@@ -105,10 +105,12 @@ def plan(cfg: CollectConfig, verb: str, limit: int | None = None) -> Plan:
             def forecast(changed: CollectConfig) -> Plan:
                 """What was measured for this configuration, and the tensors of another."""
                 alone, parts, asked = envs, learning, envs_of(changed)
-                more = {"envs": code + envs.each * asked.here, EVALUATION: envs.each * asked.evaluated}
+                more = {"envs": code + envs.each * asked.in_process, EVALUATION: envs.each * asked.evaluated}
                 if run.workers:
                     fewer = run.workers - asked.workers
-                    gone = envs.worker * fewer + envs.each * ((run.num - run.here) - (asked.num - asked.here))
+                    gone = envs.worker * fewer + envs.each * (
+                        (run.num - run.in_process) - (asked.num - asked.in_process)
+                    )
                     alone = dataclasses.replace(envs, workers=envs.workers - gone)
                 if isinstance(changed, Config) and policy is not None:
                     on_cpu = dataclasses.replace(changed, device=here.device)
@@ -160,7 +162,7 @@ def _forecast(
     limit: int | None = None,
 ) -> Plan:
     """Return the plan of a run whose parts exist; `collector` may have fewer envs, `process` in bytes."""
-    run = workload_of(cfg, collector.rows()).beginning_with(init_rows)
+    run = workload_of(cfg, collector.rows(), init_rows)
     rows, entries, peaks = tensors_of(run, collector, learning)
     modes = fit.modes_of(run.storage, rows, partial(estimates_of, run, learning.estimator))
     unknown = [f"the temporary memory of stage {p.stage} is not known: {p.unknown}" for p in peaks if p.unknown]

@@ -9,7 +9,7 @@ from torch.nn.parameter import is_lazy
 
 from rlcli.build.collector import shares_meanwhile
 from rlcli.config import registry
-from rlcli.config.choices.loss import OptimConfig
+from rlcli.config.choices.learn import OptimConfig
 from rlcli.config.schemas import CollectConfig
 from rlcli.envs import EnvBase
 from rlcli.errors import ConfigError, in_words
@@ -35,24 +35,13 @@ def gradient_actor(cfg: CollectConfig) -> dict[str, Any]:
     p = cfg.policy
     return {
         "shared": p.shared, "distribution": p.distribution, "init_std": p.init_std,
-        "state_dependent_std": p.state_dependent_std, "recurrence": recurrence(cfg),
+        "state_dependent_std": p.state_dependent_std, "recurrence": recurrence(cfg) if p.kind in RECURRENT else None,
     }  # fmt: skip
 
 
-def greedy_actor(cfg: CollectConfig) -> dict[str, Any]:
-    """Return what `build_q_actor` takes beside the options of all networks."""
+def recurrence(cfg: CollectConfig) -> Recurrence:
+    """Return the recurrent layer of the policy."""
     p = cfg.policy
-    return {
-        "dueling": p.dueling, "eps_init": p.eps_init, "eps_end": p.eps_end, "eps_frames": p.eps_frames,
-        "recurrence": recurrence(cfg),
-    }  # fmt: skip
-
-
-def recurrence(cfg: CollectConfig) -> Recurrence | None:
-    """Return the recurrent layer of the policy; None where it has none."""
-    p = cfg.policy
-    if p.kind not in RECURRENT:
-        return None
     if p.shared is False:
         raise ConfigError(
             "a recurrent policy has one trunk for actor and critic", where="policy.shared=false",
@@ -102,11 +91,9 @@ def users_policy(cfg: CollectConfig, env: EnvBase) -> ActorCritic:
         policy.state_dict()
     except Exception as error:  # whatever a module of the user's does
         raise ConfigError(
-            f"policy={p.kind} cannot be saved",
-            where="state_dict()",
-            why=in_words(error),
+            f"policy={p.kind} cannot be saved", where="state_dict()", why=in_words(error),
             fix="Leave state_dict to nn.Module, or have it return a dict of tensors.",
-        ) from error
+        ) from error  # fmt: skip
     return policy
 
 

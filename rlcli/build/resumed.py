@@ -18,7 +18,7 @@ from typing import Any
 
 from rlcli.build.collector import devices
 from rlcli.build.policy import cores_to_spare
-from rlcli.build.trained_run import TrainingRun, check_imports
+from rlcli.build.trained_run import TrainingRun, check_imports, with_kept_policy
 from rlcli.config import registry
 from rlcli.config.problem import raise_all
 from rlcli.config.resolved import from_dict, to_dict
@@ -62,8 +62,6 @@ def resume(path: str | PathLike[str], overrides: Sequence[str] = (), *, force: b
     if isinstance(cfg, Config):
         with resumed_run(run) as stop:
             return TrainingRun(_train(run, cfg, overrides, stop, force).path)
-    from rlcli.build.trained_run import with_kept_policy
-
     raise_all(validate(with_kept_policy(cfg, run), set(map(key_of, overrides))))
     with resumed_run(run) as stop:
         return _collect(run, cfg, overrides, stop, force)
@@ -285,10 +283,7 @@ def _scheduled(cfg: CollectConfig) -> list[str]:
     """Return the keys that make a number follow the share of `total_frames` that is done."""
     if not isinstance(cfg, Config):
         return []
-    read = {
-        "optim.anneal_lr": cfg.optim.anneal_lr,
-        "loss.anneal_clip": cfg.loss.anneal_clip and not is_off_policy(cfg),
-    }
+    read = {"optim.anneal_lr": cfg.optim.anneal_lr, "loss.anneal_clip": cfg.loss.anneal_clip and not is_off_policy(cfg)}
     return [key for key, reads in read.items() if reads]
 
 

@@ -25,12 +25,12 @@ from rlcli.config.run_files import RUN
 from rlcli.config.schemas import CollectConfig, Config, EnvConfig, unread
 from rlcli.data.files.state import loading_state
 from rlcli.envs import EnvBase
-from rlcli.errors import ArgumentError, ConfigError, DamagedDataError
+from rlcli.errors import ConfigError, DamagedDataError
 from rlcli.jobs.statistics import learned_by_transforms, restored_transforms
 from rlcli.modules import ActorCritic
 from rlcli.runs import checkpoint, random_streams
 from rlcli.runs.checkpoint import newest
-from rlcli.runs.folder import Run, note_new, open_run, packages_of
+from rlcli.runs.folder import Run, note_new, open_run
 from rlcli.runs.session import released
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def trained(path: str | PathLike[str]) -> tuple[Checkpoint, Config]:
 
 def check_imports(run: Run) -> None:
     """Refuse a run whose packages of the user's own have not been imported, naming them."""
-    missing = [name for name in packages_of(run) if name not in sys.modules]
+    missing = [name for name in run.info.get("packages", []) if name not in sys.modules]
     if missing:
         raise ConfigError(
             f"this run was made with {' and '.join(missing)}, not imported here",
@@ -140,12 +140,6 @@ def evaluate(
 
     The result is shown before the film is made, and says why there is none where that fails.
     """
-    if episodes < 1:
-        raise ArgumentError(f"episodes is {episodes}", fix="Allowed: >= 1.")
-    if max_steps is not None and max_steps < 1:
-        raise ArgumentError(f"max_steps is {max_steps}", fix="Allowed: >= 1.")
-    if seed is not None and not 0 <= seed < 2**32:
-        raise ArgumentError(f"seed is {seed}", fix=f"Allowed: 0 to {2**32 - 1}.")
     from rlcli.learning.evaluation import EVALUATION_SEED, longest_episode, progress_lines
     from rlcli.learning.evaluation import evaluate as play
 

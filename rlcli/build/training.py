@@ -31,7 +31,7 @@ from rlcli.report.peaks import ProcessPeak
 from rlcli.runs import random_streams
 from rlcli.runs.folder import Run, start_command
 from rlcli.runs.provenance import surroundings
-from rlcli.runs.session import Saver, Stateful, new_run
+from rlcli.runs.session import Saver, new_run
 from rlcli.runs.signals import StopSignals
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ def train(cfg: Config, overrides: Sequence[str] = ()) -> TrainingRun:
         with stop.at_once(f"Start it with: {start_command(run, same_folder=True)}"):
             learner = learner_of(cfg, run, stop, first=first, chosen=chosen)
         with learner.reporter:
-            learner.begin()
+            if learner.copy_rows is not None:
+                learner.begin(learner.copy_rows())
             learner.run_to_end()
     from rlcli.build.trained_run import TrainingRun
 
@@ -96,9 +97,8 @@ def learner_of(
     reporter = reporter_of(cfg, run, stop, verb="train", observed=observed, resume_at=resume_at)
     reporter.memory.process = process
     reporter.watch({"policy": policy, "loss": update.loss}, update.optimizer.optimizer, device or "cpu", update.saved)
-    stateful: dict[str, Stateful] = {"update": update, "collector": collector, "reporter": reporter}
     saver = Saver(
-        run, {"policy": StateBeside(policy), **stateful},
+        run, {"policy": StateBeside(policy), "update": update, "collector": collector, "reporter": reporter},
         config=to_dict(cfg), versions=surroundings(threads, places.values(), registry.imported),
         every=cfg.run.checkpoint_every, minutes=cfg.run.checkpoint_minutes, keep=cfg.run.keep,
         keep_best=cfg.run.keep_best, stop=stop, reporter=reporter, buffer=buffer,
@@ -116,7 +116,8 @@ def learner_of(
         play = PeriodicEvaluation(every, evaluator)
     hooks = Hooks(reporter, saver, play)
     loop = algorithm.loop(parts, policy, hooks)
-    refuse_unread(algorithm)
+    if cfg.loss.kwargs:
+        refuse_unread(algorithm)
     saver.parts["loop"] = loop
     if play is not None:
         saver.parts["evaluation"] = play
@@ -125,7 +126,7 @@ def learner_of(
     def memory(init_rows: int) -> Expected:
         load_kernels(cfg, algorithm)  # now, not inside the first batch's timing
         learning = Learning(policy, update.loss, estimator, algorithm.rebuilt(estimator, env))
-        work = workload_of(cfg, collector.rows()).beginning_with(init_rows)
+        work = workload_of(cfg, collector.rows(), init_rows)
         return expected(work, collector, learning, imported, 0 if buffer is None else buffer.ring.nbytes)
 
     copy_rows = None
@@ -133,7 +134,11 @@ def learner_of(
         from rlcli.build.init_rows import copy_init_rows
 
         copy_rows = partial(copy_init_rows, cfg, buffer, collector, env)
-    lines = [f"run {run.path}", _threads_line(cfg, threads, len(shares(cfg)))]
+    lines = [f"run {run.path}", f"threads {threads} ({'auto' if cfg.threads == 'auto' else 'as set'})"]
+    if workers := len(shares(cfg)):
+        each = "1 in a worker" if workers == 1 else f"1 in each of {workers} workers"
+        meanwhile = "in turn" if cfg.collector.kind == "multi_sync" else "at the same time"
+        lines[-1] += f" for learning, {each}, {meanwhile}; {cores()} cores"
     if cfg.recipe is None and (tuned := tuned_recipe(cfg.env.id, cfg.loss.kind)):
         lines.append(f"recipe={tuned} has settings tuned for environments like {cfg.env.id}")
     lines += [*chosen, *notes(cfg, collector, replayable, narrowed(env))]
@@ -142,16 +147,6 @@ def learner_of(
         lines=lines, warnings=[*_warnings(cfg, collector)] if algorithm.one_pass else (), init_policy=begun,
         init_from=cfg.storage.init_from, copy_rows=copy_rows,
     )  # fmt: skip
-
-
-def _threads_line(cfg: Config, threads: int, workers: int) -> str:
-    """Say how threads are dealt out between the learner and the workers."""
-    line = f"threads {threads} ({'auto' if cfg.threads == 'auto' else 'as set'})"
-    if not workers:
-        return line
-    each = "1 in a worker" if workers == 1 else f"1 in each of {workers} workers"
-    meanwhile = "in turn" if cfg.collector.kind == "multi_sync" else "at the same time"
-    return f"{line} for learning, {each}, {meanwhile}; {cores()} cores"
 
 
 def _warnings(cfg: Config, collector: BaseCollector) -> Iterator[tuple[str, str]]:

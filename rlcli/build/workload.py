@@ -7,33 +7,38 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlcli.build.collector import delta_dtype_of, devices, shares, shares_meanwhile, slices_of
+import torch
+
+from rlcli.build.collector import devices, shares, shares_meanwhile, slices_of
 from rlcli.build.env import build_env, evaluation_lanes, lanes_of, stepped
 from rlcli.build.policy import optimizer_options
 from rlcli.collectors.options import AHEAD
 from rlcli.collectors.schema import RowSchema
 from rlcli.config import registry
 from rlcli.config.schemas import CollectConfig, Config, by_priority, draws, draws_slices, is_off_policy, remembers
-from rlcli.planning.envs import RunEnvs
 from rlcli.planning.forecast import Updates, Workload
-from rlcli.planning.tensors import RunStorage
+from rlcli.planning.tensors import RunEnvs, RunStorage
 
 if TYPE_CHECKING:
     from rlcli.data.storages import Storage
 
 
-def workload_of(cfg: CollectConfig, rows: RowSchema | None = None) -> Workload:
-    """Return what a plan is made of; `rows`: what the collector delivers, where that is known."""
+def workload_of(cfg: CollectConfig, rows: RowSchema | None = None, init_rows: int = 0) -> Workload:
+    """Return what a plan is made of.
+
+    `rows`: what the collector delivers, where that is known.
+    `init_rows`: how many the storage begins with.
+    """
     c, m, meanwhile = cfg.collector, cfg.memory, shares_meanwhile(cfg)
     scratch = cfg.storage.scratch_dir if isinstance(cfg, Config) and cfg.storage.kind == "memmap" else None
     device = devices(cfg)["storing_device"]
     return Workload(
         envs=envs_of(cfg), total_frames=cfg.total_frames, frames_per_batch=c.frames_per_batch,
         lanes=max(map(len, meanwhile)) if meanwhile else cfg.env.num, written_ahead=len(meanwhile) * (AHEAD + 1),
-        mode=m.next_obs, delta_dtype=delta_dtype_of(cfg), keeps_overflows=m.on_overflow == "keep",
+        mode=m.next_obs, delta_dtype=getattr(torch, m.delta_dtype), keeps_overflows=m.on_overflow == "keep",
         preemptive=c.preemptive_threshold is not None, trajectories=bool(c.split_trajs or c.trajs_per_batch),
         device=str(device or "cpu"),
-        storage=_storage(cfg, rows) if isinstance(cfg, Config) else None,
+        storage=_storage(cfg, rows, init_rows) if isinstance(cfg, Config) and cfg.storage.kind != "none" else None,
         updates=_updates(cfg) if isinstance(cfg, Config) else None,
         folder=Path(cfg.run.dir or "runs"), scratch=None if scratch is None else Path(scratch), kept=cfg.run.keep,
         recurrent_backend=cfg.policy.recurrent_backend if remembers(cfg) else None,
@@ -43,26 +48,26 @@ def workload_of(cfg: CollectConfig, rows: RowSchema | None = None) -> Workload:
 def envs_of(cfg: CollectConfig) -> RunEnvs:
     """Return how many envs a run has, which process steps them, and how more like them are made."""
     num, collecting, evaluated = cfg.env.num, len(shares(cfg)), 0
-    here, workers = stepped(cfg)
+    in_process, workers = stepped(cfg)
     if isinstance(cfg, Config) and cfg.run.eval_episodes:
-        gone = here if cfg.run.eval_every is None else 0  # the only evaluation comes when those are closed
+        gone = in_process if cfg.run.eval_every is None else 0  # the only evaluation comes when those are closed
         evaluated = max(evaluation_lanes(cfg, cfg.run.eval_episodes) - gone, 0)
     one = dataclasses.replace(cfg.env, num=1)
     apart = dataclasses.replace(one, workers=1, per_worker="auto", caller_steps="false")
     return RunEnvs(
-        num, here, evaluated, collecting or workers, collecting > 0,
+        num, in_process, evaluated, collecting or workers, collecting > 0,
         lambda count: build_env(lanes_of(cfg, count), offset=num),
         partial(build_env, one, offset=num), partial(build_env, apart, offset=num),
     )  # fmt: skip
 
 
-def _storage(cfg: Config, rows: RowSchema | None) -> RunStorage | None:
-    if (s := cfg.storage).kind == "none":
-        return None
+def _storage(cfg: Config, rows: RowSchema | None, init_rows: int) -> RunStorage:
     from rlcli.build.buffer import frame_stacks
 
-    stacks = {} if rows is None else frame_stacks(cfg, rows)
-    return RunStorage(storage_class(s.kind), s.max_size, s.ndim, cfg.total_frames, s.codes, stacks, by_priority(cfg))
+    s, stacks = cfg.storage, {} if rows is None else frame_stacks(cfg, rows)
+    return RunStorage(
+        storage_class(s.kind), s.max_size, s.ndim, init_rows + cfg.total_frames, s.codes, stacks, by_priority(cfg)
+    )
 
 
 def _updates(cfg: Config) -> Updates:

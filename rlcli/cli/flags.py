@@ -30,7 +30,7 @@ class Flags(argparse.ArgumentParser):
         unknown, parsed, waiting = list[str](), list[str](), list(words)
         while waiting:
             word = waiting.pop(0)
-            if self._knows(word) or not _FLAG.match(word):
+            if not _FLAG.match(word) or self._knows(word):
                 parsed.append(word)
             elif os.path.exists(word):
                 parsed.append(f"./{word}")

@@ -28,7 +28,6 @@ from rlcli.collectors.options import FIELDS, CollectorOptions, next_steps, steps
 from rlcli.collectors.schema import RowSchema
 from rlcli.collectors.weights import FollowedWeights
 from rlcli.collectors.wiring import EnvMaker, array_path, make_env, refuse_random_now, wire, with_transforms
-from rlcli.data.next_obs import move
 from rlcli.envs import EnvBase, TransformedEnv
 from rlcli.errors import ArgumentError, in_words
 from rlcli.keys import DONE, POLICY_VERSION, REWARD, TRUNCATED, Key
@@ -313,6 +312,8 @@ class Collector(BaseCollector):
         filled = self.fill(steps, timed=timed)
         batch = filled.assembled(batched=self.batched, delta=self.delta)
         if (storing := self.placement.storing) is not None and self.placement.storing_is_elsewhere:
+            from rlcli.data.next_obs import move
+
             batch = move(batch, storing, non_blocking=self.placement.non_blocking)
             if not self.placement.non_blocking:
                 synchronize(storing)
@@ -475,7 +476,7 @@ class Collector(BaseCollector):
             replayable = self.vec_env.is_replayable()
         if not replayable:
             return False
-        self.vec_env.keep_actions(longest)
+        self.vec_env.history_limit = longest
         return True
 
     # ---- in the background -------------------------------------------------------------------------------------

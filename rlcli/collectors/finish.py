@@ -20,7 +20,6 @@ from tensordict import TensorDict, TensorDictBase
 from rlcli.collectors.batch import FinalObservations, Kept
 from rlcli.collectors.schema import RowSchema
 from rlcli.data.next_obs import build_exact, build_full
-from rlcli.data.next_obs.sparse import Sparse, sparse_rows, sparse_where
 from rlcli.errors import ArgumentError
 from rlcli.keys import DONE, END_FLAGS, REWARD, TERMINATED, TRUNCATED, Key, as_tuple, show, under_next
 from rlcli.specs.dtypes import numpy_dtype
@@ -120,6 +119,8 @@ class Filled:
             if schema.delivers(key):
                 _put(root, as_tuple(key), tensor if batched else tensor[0])
         for key, (places, states) in self.states.items():
+            from rlcli.data.next_obs.sparse import Sparse, sparse_rows
+
             at = torch.from_numpy(places[:, 1] * steps + places[:, 0])
             few = Sparse(at, torch.from_numpy(states), math.nan)
             _put(root, as_tuple(key), sparse_rows(shape if batched else shape[1:], few))
@@ -134,7 +135,11 @@ class Filled:
         size = (lanes, steps) if batched else (steps,)
         names = [None, "time"] if batched else ["time"]
         batch = _tensordict(root, torch.Size(size), names)
-        return batch if delta is None else delta.compress(batch, sparse_where)
+        if delta is None:
+            return batch
+        from rlcli.data.next_obs.sparse import sparse_where
+
+        return delta.compress(batch, sparse_where)
 
     def delivered(self, batch: TensorDictBase, **about: Any) -> Delivered:
         """Return the batch that was assembled, with what `postproc` and hooks may not change."""

@@ -19,20 +19,18 @@ from rlcli.collectors.options import CollectorOptions
 from rlcli.collectors.schema import Kept, RowSchema, always, refuse_unknown, schema_of
 from rlcli.data.next_obs.modes import NEXT
 from rlcli.envs import EnvBase, GymEnv, TransformedEnv
-from rlcli.envs.base import own_stepping
+from rlcli.envs.base import own_methods
 from rlcli.envs.mdp import on_tensordicts
 from rlcli.envs.serial import BatchedEnv
 from rlcli.envs.spaces import ACTIONS, action_format, drawn_alike, from_gym_space
 from rlcli.envs.transformed import keys_of, transforms_on, with_policy_transforms, written_states
 from rlcli.errors import ArgumentError
-from rlcli.keys import IS_INIT, REWARD, Key, as_tuple, show, under_next, unravel
+from rlcli.keys import IS_INIT, REWARD, Key, as_tuple, delta_key, kept_key, scale_key, show, under_next, unravel
 from rlcli.modules.masks import mask_key_of
-from rlcli.recognise import overridden
 from rlcli.specs import Composite
 from rlcli.specs.field import CODED, ROW, SPARSE, Field, Fields
 from rlcli.transforms.base import Transform, planned
 from rlcli.transforms.compose import Compose, Faces, choose_faces
-from rlcli.transforms.delta_codec import delta_key, kept_key, scale_key
 from rlcli.transforms.primer import TensorDictPrimer, state_keys
 from rlcli.vec_envs.actions import ActionFormat
 from rlcli.vec_envs.bounds import Interval
@@ -116,9 +114,9 @@ def transforms_of(env: EnvBase) -> Iterator[Transform]:
 
 def array_path(env: EnvBase) -> tuple[VecEnv, list[Transform]]:
     """Return the env's `VecEnv`, and the transforms that still run on its rows, innermost first."""
-    if not isinstance(env, TransformedEnv) or own_stepping(env):
+    if not isinstance(env, TransformedEnv) or own_methods(env):
         vec_env = getattr(env, "vec_env", None)
-        return (vec_env if isinstance(vec_env, VecEnv) and not own_stepping(env) else _on_tensordicts(env)), []
+        return (vec_env if isinstance(vec_env, VecEnv) and not own_methods(env) else _on_tensordicts(env)), []
     base, transforms = env.base_env, env.transforms
     if not isinstance(base, TransformedEnv) and all(t.has_columns for t in transforms):
         vec_env, _ = array_path(base)
@@ -173,7 +171,7 @@ def wire(
     *, mode: str, delta: NextObservationDelta | None, random_frames: int,
 ) -> Wired:  # fmt: skip
     vec_env, transforms = path
-    refuse(overridden(env, ["maybe_reset"]),
+    refuse(own_methods(env, ["maybe_reset"]),
            f"{type(env).__name__} has its own maybe_reset, which a collector never calls",
            why="the row that begins step t+1 is the one that step t showed, but where an episode ended",
            fix="Override _reset or reset for what is done at resets, _step or step for the rest.")  # fmt: skip
@@ -235,7 +233,7 @@ def _actor(
     if random_frames:
         refuse_own_random(env, vec_env)
     if policy is None and random is None:
-        if not overridden(env, ["rand_action"]) and isinstance(env.action_spec, Composite | None):
+        if not own_methods(env, ["rand_action"]) and isinstance(env.action_spec, Composite | None):
             action_format(env.action_spec, len(env.batch_size))  # refuses it
         from rlcli.collectors.actors.tensordict import TensorDictActor
 
@@ -263,7 +261,7 @@ def _actor(
 def random_actions(env: EnvBase, vec_env: VecEnv) -> ActionFormat | None:
     """Return how random actions are drawn, by the env's `action_spec`; None where only the env can."""
     spec, actions = env.action_spec, vec_env.actions
-    if overridden(env, ["rand_action"]) or not isinstance(spec, ACTIONS) or overridden(spec, spec.drawn_by):
+    if own_methods(env, ["rand_action"]) or not isinstance(spec, ACTIONS) or own_methods(spec, spec.drawn_by):
         return None
     made = from_gym_space(actions.space, categorical=actions.categorical)
     if spec.to("cpu") == made.expand(*env.batch_size, *made.shape):
@@ -272,7 +270,7 @@ def random_actions(env: EnvBase, vec_env: VecEnv) -> ActionFormat | None:
 
 
 def _own_random(env: EnvBase) -> str:
-    overrides = overridden(env, ["rand_action"])
+    overrides = own_methods(env, ["rand_action"])
     return "its own rand_action" if overrides else f"an action_spec of its own, {type(env.action_spec).__name__}"
 
 

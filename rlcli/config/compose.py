@@ -28,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
 from rlcli.config import guard, registry
-from rlcli.config.choices import CHOICES, REGISTERED
+from rlcli.config.choices import CHOICES
 from rlcli.config.option import find, leaves, value_at
 from rlcli.config.overrides import MAX_JOBS, Checked, axes, check_overrides, expand
 from rlcli.config.problem import Problem, raise_all
@@ -120,7 +120,7 @@ def plan(
     aside: list[str] = []
     folders: dict[int, str] = {}  # of the jobs of a sweep
     typed_keys = {item.key for item in ready.sweep or ready.checked}
-    undecided = _undecided(schema, overrides, checked) | ({"recipe"} if bad else set())
+    undecided = (_undecided(schema, overrides, checked) if wrong else set()) | ({"recipe"} if bad else set())
     own = any(item.key == _OWN_FOLDER for item in checked)
     own = own or any(holds(data, _OWN_FOLDER) for data in contents.values())
     for number, texts in enumerate(jobs[:JOBS_CHECKED_AHEAD]):
@@ -155,7 +155,8 @@ def _shared_folder(folders: Mapping[int, str]) -> list[Problem]:
 
 def _undecided(schema: type, overrides: Iterable[str], checked: Iterable[Checked]) -> set[str]:
     """Return the keys that were typed with what cannot be used, a group's choice as its `.kind`."""
-    missing = {*map(key_of, overrides)} - {item.key for item in checked}
+    used = [f"{item.key}." for item in checked]  # of a mapping's value, key by key
+    missing = {key for key in map(key_of, overrides) if not any(name.startswith(f"{key}.") for name in used)}
     kinds = {key: f"{key}.kind" for key in missing if f"{key}.kind" in leaves(schema)}
     return {kinds.get(key, key) for key in missing if key in kinds or find(schema, key)}
 
@@ -280,7 +281,7 @@ def _store(schema: type, verb: str, contents: dict[str, Any], losses: Collection
     conf, kinds = shipped("conf"), registry.KIND_OF
     bare = {
         group: [name for name in (*ours, *(registry.users_names(kinds[group]) if group in kinds else ()))
-                if name != REGISTERED and not (conf / group / f"{name}.yaml").exists()]
+                if not (conf / group / f"{name}.yaml").exists()]
         for group, ours in CHOICES.items()
     }  # fmt: skip
     for group, names in bare.items():

@@ -114,7 +114,7 @@ def check(data: Any, where: str = "", path: str = "") -> list[Problem]:
 
 def check_env_ids(env: Any) -> list[Problem]:
     """The ids in the group `env` that name a module, wherever the group came from."""
-    leaves = _leaves({"id": env.id, "kwargs": env.kwargs}, ("env",))
+    leaves = [(path, x) for path, x in _leaves({"id": env.id, "kwargs": env.kwargs}, ("env",)) if ":" in str(x)]
     return [problem for path, value in leaves for problem in _check_env_id(".".join(map(str, path)), value)]
 
 
@@ -181,7 +181,8 @@ def _check_leaf(path: tuple[Any, ...], value: Any) -> Iterator[Problem]:
             yield Problem(what, "only ${other.key} and ${now:...} are")
         if in_params and "(" in _SWEEP_CALL.sub("", _QUOTED.sub("", text)):  # this alone is read as an override is
             yield Problem(f"{key}: {text!r} looks like a call, and nothing in a configuration runs")
-    yield from _check_env_id(key, value)
+    if ":" in str(value):
+        yield from _check_env_id(key, value)
 
 
 def _check_param(path: tuple[Any, ...], value: Any) -> Iterator[Problem]:

@@ -117,8 +117,8 @@ def lineage(name: str, contents: Mapping[str, Mapping[str, Any]], below: tuple[s
     return list(dict.fromkeys((*order, name)))
 
 
-def folders(extra: Iterable[str | Path] = ()) -> list[Path]:
-    """Recipe folders, the strongest first: given ones, `./recipes`, announced packages, ours."""
+def find_recipes(extra: Iterable[str | Path] = ()) -> dict[str, Recipe]:
+    """Return all recipes by name, each from the first of: given folders, `./recipes`, announced packages, ours."""
     found = [Path(folder) for folder in extra]
     for folder in found:
         if not folder.is_dir():
@@ -131,15 +131,9 @@ def folders(extra: Iterable[str | Path] = ()) -> list[Path]:
             warnings.warn(f"recipes of {package} are left out: {in_words(error)}", stacklevel=2)
             continue
         found += [Path(place) / "recipes" for place in (spec.submodule_search_locations or ())] if spec else []
-    found.append(shipped("recipes"))
-    return list({folder.resolve(): folder for folder in found if folder.is_dir()}.values())
-
-
-def find_recipes(extra: Iterable[str | Path] = ()) -> dict[str, Recipe]:
-    """Return all recipes by name; where two folders hold one name, the stronger folder's."""
     recipes: dict[str, Recipe] = {}
-    for folder in folders(extra):
-        for path in sorted(folder.glob("*.yaml")):
+    for folder in (*found, shipped("recipes")):
+        for path in folder.glob("*.yaml"):
             recipes.setdefault(path.stem, Recipe(path.stem, path))
     return dict(sorted(recipes.items()))
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from rlcli.config.choices import CHOICES, REGISTERED, Part
-from rlcli.config.choices.run import Config
+from rlcli.config.choices.learn import Config
 from rlcli.config.option import leaves
 from rlcli.config.problem import unknown
 from rlcli.errors import ConfigError, RlcliError, in_words, without_display

@@ -6,49 +6,47 @@ A file is written whole or not at all: what a crash or a full disk leaves is the
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlcli.errors import ConfigError, DamagedDataError
-from rlcli.typed import (
-    Check,
-    Misfit,
-    anything,
-    flag,
-    held,
-    listed,
-    mapping,
-    optional,
-    read_json,
-    record,
-    row,
-    some,
-    text,
-    whole,
-)
+
+if TYPE_CHECKING:
+    from rlcli.typed import Check
 
 RUN, CONFIG, SUMMARY, METRICS = "run.json", "config.json", "summary.json", "metrics.jsonl"
 EPISODES = "episodes.csv"
 SEGMENTS, CHECKPOINTS = "data", "checkpoints"  # folders: of a collection's frames, of a training run
 _UNREADABLE = "cannot read a run's file"
-_CHANGE = record(
-    when=text(), frames=whole(), overrides=listed(text()), changed=mapping(row(anything, anything)), forced=flag,
-    said=text(),
-)  # fmt: skip
-_FORMS: dict[str, Check] = {
-    RUN: some(
+
+
+@functools.cache
+def _form(name: str) -> Check:
+    """Return what a file is held to."""
+    from rlcli.typed import anything, flag, listed, mapping, optional, record, row, some, text, whole
+
+    if name == CONFIG:
+        return mapping()
+    if name == SUMMARY:
+        return some(status=text(), frames=whole(), total_frames=whole())
+    change = record(
+        when=text(), frames=whole(), overrides=listed(text()), changed=mapping(row(anything, anything)), forced=flag,
+        said=text(),
+    )  # fmt: skip
+    return some(
         id=text(r"[0-9a-f]{32}"), verb=text(), recipe=optional(text()), seed=optional(whole()), env=optional(text()),
         overrides=listed(text()), command=listed(text()), packages=listed(text()), recipe_dirs=listed(text()),
-        created=text(), versions=mapping(text()), git=optional(mapping()), resumed=listed(_CHANGE),
-    ),
-    CONFIG: mapping(),
-    SUMMARY: some(status=text(), frames=whole(), total_frames=whole()),
-}  # fmt: skip
+        created=text(), versions=mapping(text()), git=optional(mapping()), resumed=listed(change),
+    )  # fmt: skip
 
 
 def read_run_file(folder: Path, name: str) -> dict:
     """One of the files; of a run that has not closed yet, the summary is empty."""
     path = folder / name
+    from rlcli.typed import Misfit, held, read_json  # a new run reads none
+
     try:
         content = read_json(path)
     except FileNotFoundError as error:
@@ -61,7 +59,7 @@ def read_run_file(folder: Path, name: str) -> dict:
         ) from error
     except (OSError, Misfit) as error:
         raise DamagedDataError(_UNREADABLE, where=str(path), why=str(error)) from error
-    return held(_FORMS[name], content, path, what=_UNREADABLE)
+    return held(_form(name), content, path, what=_UNREADABLE)
 
 
 def saved_frames(folder: Path) -> int:

@@ -260,13 +260,8 @@ def _of_packages(env_id: str, known: Mapping[str, Any], near: str) -> str:
 
 def check_devices(cfg: Any) -> list[Problem]:
     """Check that every named device could exist with this torch on this system; using it shows whether it does."""
-    wanted = [
-        (
-            "device",
-            cfg.device.kind,
-            {"split": accelerator(), "auto": "cpu"}.get(cfg.device.kind, cfg.device.kind),
-        )
-    ]
+    kind = cfg.device.kind
+    wanted = [("device", kind, accelerator() if kind == "split" else "cpu" if kind == "auto" else kind)]
     for name in ("env_device", "policy_device", "storing_device", "train_device"):
         if (device := getattr(cfg.device, name)) is not None:
             wanted.append((f"device.{name}", device, device))

@@ -17,10 +17,8 @@ def check_learning(cfg: Any) -> Iterator[Problem]:
         return
     if is_off_policy(cfg):
         yield from _off_policy(cfg)
-        yield from _rows_of_off_policy(cfg)
     else:
         yield from _policy_gradient(cfg)
-        yield from _rows_of_policy_gradient(cfg)
     yield from _slices(cfg)
     if (path := cfg.storage.init_from) is not None and not is_off_policy(cfg):
         yield Problem(
@@ -56,6 +54,10 @@ def _off_policy(cfg: Config) -> Iterator[Problem]:
     if kind == "dqn" and cfg.policy.eps_end > cfg.policy.eps_init:
         what = f"policy.eps_end={cfg.policy.eps_end} is more than policy.eps_init={cfg.policy.eps_init}"
         yield Problem(what, "epsilon falls: use policy.eps_end <= policy.eps_init")
+    if cfg.storage.kind == "none":
+        yield Problem(f"loss={kind} learns from a replay buffer, and storage=none has none", "use storage=tensor")
+    yield from _room(cfg)
+    yield from _draws_of_off_policy(cfg)
 
 
 def _learns_on(cfg: Config) -> tuple[str, str]:
@@ -93,6 +95,15 @@ def _policy_gradient(cfg: Config) -> Iterator[Problem]:
     if v.average and v.average_over == "minibatch" and batch == 1:
         what = "one row has no deviation to normalise its advantage by"
         yield Problem(what, "use sampler.batch_size >= 2, value.average_over=batch or value.average=false")
+    by, storage = f"sampler={cfg.sampler.kind}", cfg.storage.kind
+    if draws_slices(cfg):
+        yield from _gradient_of_slices(cfg)
+    elif draws(cfg) == "rows":
+        what = f"{by} draws single rows, and loss={cfg.loss.kind} values rows along their trajectories"
+        yield Problem(what, "use sampler=slice with a storage, or sampler=minibatch without")
+    elif storage != "none":
+        what = f"{by} learns from each batch once, and would never sample from storage={storage}"
+        yield Problem(what, "use sampler=slice, or storage=none")
 
 
 def check_recurrence(cfg: Any) -> Iterator[Problem]:
@@ -119,14 +130,6 @@ def check_recurrence(cfg: Any) -> Iterator[Problem]:
 
 
 # ---- rows -----------------------------------------------------------------------------------------------------------
-def _rows_of_off_policy(cfg: Config) -> Iterator[Problem]:
-    kind = cfg.loss.kind
-    if cfg.storage.kind == "none":
-        yield Problem(f"loss={kind} learns from a replay buffer, and storage=none has none", "use storage=tensor")
-    yield from _room(cfg)
-    yield from _draws_of_off_policy(cfg)
-
-
 def _draws_of_off_policy(cfg: Config) -> Iterator[Problem]:
     """Single rows, or slices where the policy remembers."""
     kind, policy, sampler = cfg.loss.kind, cfg.policy.kind, cfg.sampler.kind
@@ -149,18 +152,6 @@ def _draws_of_off_policy(cfg: Config) -> Iterator[Problem]:
         yield Problem(
             f"loss.start_state={cfg.loss.start_state} is of a state that policy={policy} lacks", "leave it out"
         )
-
-
-def _rows_of_policy_gradient(cfg: Config) -> Iterator[Problem]:
-    kind, storage, sampler = cfg.loss.kind, cfg.storage.kind, cfg.sampler.kind
-    if draws_slices(cfg):
-        yield from _gradient_of_slices(cfg)
-    elif draws(cfg) == "rows":
-        what = f"sampler={sampler} draws single rows, and loss={kind} values rows along their trajectories"
-        yield Problem(what, "use sampler=slice with a storage, or sampler=minibatch without")
-    elif storage != "none":
-        what = f"sampler={sampler} learns from each batch once, and would never sample from storage={storage}"
-        yield Problem(what, "use sampler=slice, or storage=none")
 
 
 def _gradient_of_slices(cfg: Config) -> Iterator[Problem]:

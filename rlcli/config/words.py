@@ -60,10 +60,12 @@ def each(
             yield cut[1]
         elif (override := read(text)) is None:
             yield unreadable(text, recipes)
-        elif (parts := entries(schema, override)) is not None:
+        elif isinstance(override.value(), dict) and (parts := entries(schema, override)):
             waiting = [*parts, *waiting]
-        elif problem := misused(schema, override):
-            yield problem
+        elif override.package is not None:
+            yield Problem(f"{text!r}: a group cannot be moved with @", f"write {override.key_or_group}=...")
+        elif override.type == OverrideType.DEL:
+            yield _deleted(schema, override.key_or_group, text)
         else:
             yield _as_meant(schema, override)
 
@@ -176,17 +178,12 @@ def key_of(text: str) -> str:
     return text.partition("=")[0].strip().lstrip("+~")
 
 
-def misused(schema: type, override: Override) -> Problem | None:
-    """Say what Hydra can do with a word and no verb of ours does: move a group, or take a key away."""
-    key, text = override.key_or_group, override.input_line
-    if override.package is not None:
-        return Problem(f"{text!r}: a group cannot be moved with @", f"write {key}=...")
-    if override.type == OverrideType.DEL:
-        leaf, fix = find(schema, key), f"give it another value: {key}=..."
-        if leaf is not None and leaf.is_free:
-            fix = f"write {leaf.key}={{}} and what is to stay"
-        return Problem(f"{text!r}: a key cannot be deleted", fix)
-    return None
+def _deleted(schema: type, key: str, text: str) -> Problem:
+    """Return the sentence for a word that takes a key away, which Hydra can and no verb of ours does."""
+    leaf, fix = find(schema, key), f"give it another value: {key}=..."
+    if leaf is not None and leaf.is_free:
+        fix = f"write {leaf.key}={{}} and what is to stay"
+    return Problem(f"{text!r}: a key cannot be deleted", fix)
 
 
 def several(schema: type, override: Override, fix: str) -> Problem:
@@ -212,16 +209,15 @@ def plain(value: Any) -> Any:
     return value
 
 
-def entries(schema: type, override: Override) -> list[str] | None:
-    """Return the overrides that a mapping stands for, None for none: of `env.atari={noop_max:1}` that of `noop_max`."""
-    key, value = override.key_or_group, override.value()
-    if not isinstance(value, dict) or not value or override.is_sweep_override() or override.type == OverrideType.DEL:
-        return None
-    leaf = find(schema, key)
+def entries(schema: type, override: Override) -> list[str]:
+    """Return the overrides that a mapping stands for: of `env.atari={noop_max:1}` that of `noop_max`."""
+    key, leaf = override.key_or_group, find(schema, override.key_or_group)
+    if override.is_sweep_override() or override.type == OverrideType.DEL:
+        return []
     # Hydra merges a mapping with free keys only into keys that are there
     if not (key in branches(schema) and f"{key}.kind" not in leaves(schema)) and not (leaf and leaf.is_free):
-        return None
-    value = plain(value)
+        return []
+    value = plain(override.value())
     _need_names(key, value)
     return [f"{key}.{name}={spell(entry)}" for name, entry in value.items()]
 

@@ -64,19 +64,17 @@ def check_fit(fields: Mapping[Key, Field], columns: Mapping[Key, Tensor], lead: 
         new = [show(key) for key in columns if key not in fields]
         differences = [f"{word} {', '.join(keys)}" for word, keys in (("missing", missing), ("new", new)) if keys]
         raise ArgumentError(
-            "the batch has other keys than the rows stored before it",
-            why="; ".join(differences),
+            "the batch has other keys than the rows stored before it", why="; ".join(differences),
             fix="Give every batch the same keys (batch.select(...)), or call empty(fields=True) on the buffer first.",
-        )
+        )  # fmt: skip
     dims = 1 if lead is None else len(lead)
     for key, field in fields.items():
         column = columns[key]
         if column.dtype is not field.dtype or column.shape[dims:] != field.shape:
             raise ArgumentError(
-                "a batch does not fit the rows stored before it",
-                where=show(key),
+                "a batch does not fit the rows stored before it", where=show(key),
                 why=f"expected {field} a row, got {Field.of(column, dims)}",
-            )
+            )  # fmt: skip
     if lead is None and len({len(column) for column in columns.values()}) > 1:
         sizes = ", ".join(f"{show(key)} {len(column)}" for key, column in columns.items())
         raise ArgumentError("columns differ in length", why=sizes)
@@ -123,10 +121,9 @@ def columns_of(batch: TensorDictBase) -> dict[Key, Tensor]:
         strided = isinstance(x, Tensor) and x.layout is torch.strided
         if not strided or x.is_nested or x.is_meta or x.is_quantized:  # no rows of as many bytes each
             raise ArgumentError(
-                f"{show(key)} is not a tensor whose rows have bytes",
-                why=f"it is {_kind_of(x)}",
+                f"{show(key)} is not a tensor whose rows have bytes", why=f"it is {_kind_of(x)}",
                 fix="Leave the key out (batch.exclude(...), or keep_keys of a collector), or use ListStorage.",
-            )
+            )  # fmt: skip
         if x.is_conj() or x.is_neg():
             columns[key] = x.resolve_conj().resolve_neg()
     return columns

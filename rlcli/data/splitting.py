@@ -82,11 +82,10 @@ def _lengths(td: TensorDictBase, trajectory_key: Key, done_key: Key) -> Tensor:
     for key, marks in ((trajectory_key, ids), (done_key, done)):
         if marks is not None and marks.numel() != lanes * steps:
             raise ArgumentError(
-                "a trajectory is cut where all of it ends, so there is one id or flag a step",
-                where=show(key),
+                "a trajectory is cut where all of it ends, so there is one id or flag a step", where=show(key),
                 why=f"its steps have the shape {list(marks.shape[2:])}",
                 fix='Give a key with one: done_key=("next", "done"), or reduce it (flags.any(-2)).',
-            )
+            )  # fmt: skip
     if ids is not None:
         ids = ids.reshape(lanes, steps).cpu()
         starts[:, 1:] |= ids[:, 1:] != ids[:, :-1]
@@ -118,10 +117,9 @@ def nested_rows(flat: TensorDictBase, lengths: Tensor, layout: torch.layout = to
                 return torch.nested.as_nested_tensor(list(column.split(parts)), layout=torch.strided)
             except NotImplementedError as error:
                 raise ArgumentError(
-                    f"torch has no strided nested tensors of {column.dtype}",
-                    where=name,
+                    f"torch has no strided nested tensors of {column.dtype}", where=name,
                     fix="Use as_nested=True (torch.jagged), or leave the key out (batch.exclude(...)).",
-                ) from error
+                ) from error  # fmt: skip
         on = offsets if offsets.device == column.device else offsets.to(column.device)
         return torch.nested.nested_tensor_from_jagged(column, on, min_seqlen=shortest, max_seqlen=longest)
 

@@ -1,7 +1,8 @@
-"""`policy.init_from`: a training run that begins with another run's trained weights and normalisation statistics.
+"""What a training run begins with: `policy.init_from`, another run's trained weights and normalisation statistics.
 
 They are compared layer by layer, and copied before target networks are made of them. From then on they are the run's
-own: its checkpoints hold them, and the other run, which stays as it is, is needed no more.
+own: its checkpoints hold them, and the other run, which stays as it is, is needed no more. Of rows that its buffer
+begins with (`storage.init_from`) it is said here how many there were.
 """
 
 from __future__ import annotations
@@ -27,6 +28,27 @@ from rlcli.runs import checkpoint
 from rlcli.runs.checkpoint import Checkpoint, newest
 from rlcli.runs.folder import open_run
 from rlcli.transforms import RunningNorm, by_name
+
+
+class InitRows(NamedTuple):
+    """Rows that a run began with: the `path` they came from, the `rows` taken over, and how many there were (`of`)."""
+
+    path: str
+    rows: int
+    of: int
+
+    @property
+    def left_out(self) -> str | None:
+        """Say what a person should know of rows that found no room."""
+        if self.rows == self.of:
+            return None
+        return f"{self.of - self.rows:,} older rows of {self.path} were left out: storage.max_size has no room for more"
+
+    @property
+    def line(self) -> str:
+        """For the start of the run."""
+        which = "all" if self.rows == self.of else "the newest"
+        return f"the buffer begins with {which} {self.rows:,} of {self.of:,} rows of {self.path}"
 
 
 class InitPolicy(NamedTuple):

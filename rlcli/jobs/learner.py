@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -28,34 +28,13 @@ from rlcli.typed import Misfit
 
 if TYPE_CHECKING:
     from rlcli.data.buffer.replay_buffer import ReplayBuffer
-    from rlcli.jobs.init_policy import InitPolicy
+    from rlcli.jobs.init_policy import InitPolicy, InitRows
     from rlcli.learning.evaluation import Evaluation, Played
     from rlcli.learning.update import Update
     from rlcli.objectives.value.estimator import ValueEstimator
     from rlcli.runs.checkpoint import Checkpoint
 
 ANNOUNCED_FROM = 1.0  # seconds: an evaluation that takes longer than this is announced
-
-
-class InitRows(NamedTuple):
-    """Rows that a run began with: the `path` they came from, the `rows` taken over, and how many there were (`of`)."""
-
-    path: str
-    rows: int
-    of: int
-
-    @property
-    def left_out(self) -> str | None:
-        """Say what a person should know of rows that found no room."""
-        if self.rows == self.of:
-            return None
-        return f"{self.of - self.rows:,} older rows of {self.path} were left out: storage.max_size has no room for more"
-
-    @property
-    def line(self) -> str:
-        """For the start of the run."""
-        which = "all" if self.rows == self.of else "the newest"
-        return f"the buffer begins with {which} {self.rows:,} of {self.of:,} rows of {self.path}"
 
 
 @dataclass(eq=False)
@@ -162,11 +141,10 @@ class Learner:
     copy_rows: Callable[[], InitRows] | None = None
     init_rows: InitRows | None = None
 
-    def begin(self) -> None:
-        """Do what a new run does before it starts, and a resumed one does not."""
-        if self.copy_rows is not None:
-            self.init_rows = self.copy_rows()
-            self.loop.begin_with(self.init_rows.rows)
+    def begin(self, rows: InitRows) -> None:
+        """Note the rows that a new run's buffer begins with; a resumed run has them."""
+        self.init_rows = rows
+        self.loop.begin_with(rows.rows)
 
     def run_to_end(self) -> None:
         """Run to the end, and close the report whatever happens."""

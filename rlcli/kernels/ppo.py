@@ -73,8 +73,7 @@ def _numbers(s: Settings, rows: PPORows) -> np.ndarray:
     """Return the settings, and the rows' dtype's epsilon, as one argument."""
     norm, eps = 1.0 if s.normalize else 0.0, _EPS[rows.target.dtype.itemsize]
     return np.array(
-        (1 - s.low, 1 + s.high, s.critic_coeff, s.entropy_coeff, s.clip_value, s.critic_kind, norm, eps),
-        np.float64,
+        (1 - s.low, 1 + s.high, s.critic_coeff, s.entropy_coeff, s.clip_value, s.critic_kind, norm, eps), np.float64
     )
 
 

@@ -10,8 +10,6 @@ gradient to rounding.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
@@ -144,18 +142,12 @@ def _usual_columns(loss: ClipPPOLoss, flat: FlatParameters, columns: Columns) ->
 Outputs = tuple[tuple[Tensor, ...], Tensor]
 
 
-class Nets(Protocol):
-    """Both networks of a loss."""
+def nets_of(loss: PolicyGradientLoss, flat: FlatParameters, columns: Columns) -> Replayed | ByAutograd:
+    """Return the faster way that fits batches like `columns`. The memory of `flat` is taken now.
 
-    def forward(self, batch: Columns) -> Outputs:
-        """Parameters of the action distribution, and the value `[N, 1]`."""
-
-    def backward(self, param_grads: tuple[Tensor, ...], value_grad: Tensor) -> None:
-        """Gradients of the last forward's minibatch; may destroy its arguments."""
-
-
-def nets_of(loss: PolicyGradientLoss, flat: FlatParameters, columns: Columns) -> Nets:
-    """Return the faster way that fits batches like `columns`. The memory of `flat` is taken now."""
+    `forward` gives the parameters of the action distribution, and the value `[N, 1]`; `backward` leaves the gradients
+    of the last forward's minibatch, and may destroy its arguments.
+    """
     replayed = _replayed(loss, flat)
     if replayed is not None and replayed.fits(columns, flat.tensor.dtype):
         return replayed

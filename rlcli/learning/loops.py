@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from rlcli.data.next_obs import move
 from rlcli.learning.update import StateBeside, Update
 from rlcli.modules.nets import one_thread
 from rlcli.report.clock import Clock
@@ -276,7 +275,11 @@ class OnPolicy(Loop):
         """Run the value stage, and count its rows."""
         estimator = self.estimator
         with self.hooks.valuing(batch.numel()):
-            batch = estimator(batch if self.device is None else move(batch, self.device))
+            if self.device is not None:
+                from rlcli.data.next_obs import move
+
+                batch = move(batch, self.device)
+            batch = estimator(batch)
         dropped = estimator.last_dropped if estimator.shifted else None
         self.hooks.valued.add(ValueRows(estimator.last_rows, estimator.last_approximated, dropped))
         return batch

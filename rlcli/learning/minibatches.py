@@ -11,7 +11,6 @@ from torch import Tensor
 
 from rlcli import arguments
 from rlcli.data.next_obs import Rows
-from rlcli.data.next_obs.sparse import held
 from rlcli.errors import MissingKeyError
 from rlcli.keys import IS_INIT, Key, show
 from rlcli.objectives.reduction import begun, mask_of
@@ -108,6 +107,8 @@ def with_slices(columns: Mapping[Key, Tensor], states: Sequence[Key], length: in
             f"slices begin from stored states, and the batch has no {' and '.join(missing) or 'state of the networks'}",
             fix="Keep the states (keep_keys), or train on whole sequences: slice_len=None.",
         )
+    from rlcli.data.next_obs.sparse import held
+
     begins = columns[IS_INIT].reshape(-1).bool()
     kept = torch.stack([begins, *(held(columns[key]).to(begins.device) for key in states)])
     first = _slice_starts(begins.cpu().numpy(), (kept[0] | kept[1:].all(0)).cpu().numpy(), length)

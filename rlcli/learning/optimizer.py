@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from rlcli import arguments
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, DamagedDataError, NumericsError
 
 _ALIGN = 16  # elements
@@ -48,8 +49,7 @@ class FlatParameters:
         self.module = module
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self.version = 0
-        if not self.parameters:
-            raise ArgumentError("there is nothing to train", why="no parameter requires a gradient")
+        refuse(not self.parameters, "there is nothing to train", why="no parameter requires a gradient")
         self._spans, end = spans_of(self.parameters)
         like = self._common(self.parameters)
         self.tensor = nn.Parameter(torch.zeros(end, dtype=like.dtype, device=like.device))

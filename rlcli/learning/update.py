@@ -17,6 +17,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from rlcli import arguments
+from rlcli.arguments import refuse
 from rlcli.data.next_obs.rows import Rows
 from rlcli.errors import ArgumentError
 from rlcli.keys import TD_ERROR, Key
@@ -54,11 +55,10 @@ class Update:
         gradient: str = "auto",
         compile: bool = False,
     ) -> None:
-        if slice_len is not None and not (loss.recurrent and slice_len >= 1):
-            raise ArgumentError(
-                "slice_len cuts the sequences of a recurrent loss into slices of at least one row",
-                why=f"got {slice_len}" if loss.recurrent else "none of its networks is recurrent", fix="Leave it out.",
-            )  # fmt: skip
+        refuse(slice_len is not None and not (loss.recurrent and slice_len >= 1),
+               "slice_len cuts the sequences of a recurrent loss into slices of at least one row",
+               why=f"got {slice_len}" if loss.recurrent else "none of its networks is recurrent",
+               fix="Leave it out.")  # fmt: skip
         self.loss, self.targets, self.flat = loss, targets, FlatParameters(loss)
         self.lr = schedule(lr)
         self.clip_epsilon = None if clip_epsilon is None else schedule(clip_epsilon)

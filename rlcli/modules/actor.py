@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from rlcli.keys import ACTION, Key, under_next, unravel
-from rlcli.modules.distributions.family import Family, Params, family_of, param_keys
+from rlcli.modules.distributions.family import Family, Params
+from rlcli.modules.distributions.lookup import family_of, param_keys
 from rlcli.modules.stages import Stage, read_by, take_apart, take_apart_values
 
 

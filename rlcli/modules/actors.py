@@ -19,6 +19,7 @@ from tensordict.nn import (
 )
 from torch import Tensor, nn
 
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, DamagedDataError
 from rlcli.keys import ACTION, OBSERVATION, SAMPLE_LOG_PROB, STATE_VALUE, Key
 from rlcli.modules.distributions import family_of
@@ -108,12 +109,9 @@ class ProbabilisticActor(ProbabilisticTensorDictSequential):
             **kwargs,
         )
         missing = [key for key in stage.in_keys if key not in module.out_keys and key not in module.in_keys]
-        if missing:
-            raise ArgumentError(
-                f"the actor's distribution reads {missing}, which its module does not write",
-                why=f"the module writes {list(module.out_keys)}",
-                fix="Make in_keys and the module's out_keys the same.",
-            )
+        refuse(missing, f"the actor's distribution reads {missing}, which its module does not write",
+               why=f"the module writes {list(module.out_keys)}",
+               fix="Make in_keys and the module's out_keys the same.")  # fmt: skip
         leaf = spec[outs[0]] if isinstance(spec, Composite) and outs[0] in spec else spec
         family, wanted = family_of(stage), _LAYOUT.get(type(leaf))  # type: ignore[arg-type]
         drawn = "" if family is None else type(family).__name__.removesuffix("Family")

@@ -24,8 +24,9 @@ from tensordict.nn import (
 )
 from torch import nn
 
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, ConfigError
-from rlcli.keys import ACTION_VALUE, OBSERVATION, STATE_ACTION_VALUE, STATE_VALUE, Key, show, unravel
+from rlcli.keys import ACTION_VALUE, OBSERVATION, STATE_ACTION_VALUE, STATE_VALUE, Key, show
 from rlcli.modules import recurrent
 from rlcli.modules.actors import ActorCritic, ActorValueOperator, ProbabilisticActor, ValueOperator
 from rlcli.modules.head import ActionHead, action_head, single_action
@@ -138,7 +139,7 @@ def build_actor_critic(
     ConfigError
         For observations or actions that no network or distribution here fits, with what to use instead.
     """
-    keys = _seen(observation_spec, in_keys, action_mask_key)
+    keys = observation_keys(observation_spec, in_keys, action_mask_key)
     head = action_head(action_spec, len(observation_spec.shape), distribution)
     split = head.continuous and state_dependent_std
     outputs = head.features * (2 if split else 1)
@@ -154,10 +155,8 @@ def build_actor_critic(
         shared = (hidden is None or len(hidden) > 0) and convolves(observation_spec, keys, net)
     with seeded(generator):
         if shared:
-            if hidden is not None and not hidden and recurrence is None:
-                raise ConfigError(
-                    "a shared trunk needs a hidden layer", where="policy.hidden", fix="Set policy.shared=false."
-                )
+            refuse(hidden is not None and not hidden and recurrence is None, "a shared trunk needs a hidden layer",
+                   where="policy.hidden", fix="Set policy.shared=false.", error=ConfigError)  # fmt: skip
             encoder = net_of(None)
             trunk: TensorDictModuleBase = TensorDictModule(encoder, keys, [TRUNK_KEY])
             width: int = encoder.out_features  # type: ignore[assignment]
@@ -176,15 +175,6 @@ def build_actor_critic(
     if action_mask_key is not None:
         pair.actor = with_action_mask(pair.actor, action_mask_key, action_spec)  # type: ignore[arg-type]
     return pair if device is None else pair.to(device)
-
-
-def _seen(observation_spec: Composite, in_keys: Sequence[Key] | None, mask: Key | None) -> list[Key]:
-    """Return what networks read: of all observations the mask is none."""
-    keys = observation_keys(observation_spec, in_keys)
-    seen = [key for key in keys if in_keys or mask is None or unravel(key) != unravel(mask)]
-    if not seen:
-        raise ConfigError("the env shows an action mask and nothing else", where="observation spec")
-    return seen
 
 
 def build_q_actor(
@@ -224,7 +214,7 @@ def build_q_actor(
     """
     from rlcli.modules.values import DuelingHead, EGreedyModule, QValueActor  # of no other policy
 
-    keys = _seen(observation_spec, in_keys, action_mask_key)
+    keys = observation_keys(observation_spec, in_keys, action_mask_key)
     key, spec = single_action(action_spec)
     if not isinstance(spec, Categorical | OneHot):
         raise ConfigError(

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from rlcli.errors import ArgumentError, ConfigError
+from rlcli.arguments import refuse
+from rlcli.errors import ConfigError
 from rlcli.keys import Key, show
 from rlcli.specs import Binary, Bounded, Categorical, MultiCategorical, OneHot, TensorSpec, Unbounded
 
@@ -125,12 +126,9 @@ class NatureCNN(Encoder):
 
     def __init__(self, shape: Sequence[int], scale: float = 1 / 255) -> None:
         super().__init__()
-        if not looks_like_image(shape):
-            raise ArgumentError(
-                f"an observation of shape {tuple(shape)} cannot go through the Nature CNN",
-                why=f"it needs 2 to 4 dims with a height and width of at least {SMALLEST_SIDE} pixels",
-                fix="Resize it in the env, or use policy=mlp.",
-            )
+        refuse(not looks_like_image(shape), f"an observation of shape {tuple(shape)} cannot go through the Nature CNN",
+               why=f"it needs 2 to 4 dims with a height and width of at least {SMALLEST_SIDE} pixels",
+               fix="Resize it in the env, or use policy=mlp.")  # fmt: skip
         self.shape, self.scale = tuple(shape), scale
         self._at = spatial_dims(shape)
         height, width = shape[self._at], shape[self._at + 1]

@@ -12,6 +12,7 @@ from tensordict.nn import InteractionType as ExplorationType
 from tensordict.nn import set_interaction_type as set_exploration_type
 from tensordict.nn.probabilistic import interaction_type as exploration_type
 
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError
 from rlcli.keys import ACTION, Key
 from rlcli.specs import Composite, TensorSpec
@@ -47,14 +48,12 @@ class RandomPolicy:
     ) -> None:
         if isinstance(action_spec, Composite):
             keys = action_spec.keys(True, True)
-            if len(keys) != 1:
-                raise ArgumentError("RandomPolicy takes one action", why=f"the spec has {len(keys)}: {keys}")
+            refuse(len(keys) != 1, "RandomPolicy takes one action", why=f"the spec has {len(keys)}: {keys}")
             action_key, action_spec = keys[0], action_spec[keys[0]]
-        if action_mask_key is not None and action_spec is not None:
-            raise ArgumentError(
-                "RandomPolicy draws from an action spec, or among the actions that a mask allows",
-                why="it was given both", fix="Use RandomPolicy(action_mask_key=...) as the policy of a collector.",
-            )  # fmt: skip
+        refuse(action_mask_key is not None and action_spec is not None,
+               "RandomPolicy draws from an action spec, or among the actions that a mask allows",
+               why="it was given both",
+               fix="Use RandomPolicy(action_mask_key=...) as the policy of a collector.")  # fmt: skip
         self.action_spec, self.action_key, self.generator = action_spec, action_key, generator
         self.action_mask_key = action_mask_key
 

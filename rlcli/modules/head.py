@@ -25,6 +25,7 @@ import torch
 from tensordict.nn import NormalParamExtractor, TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 
+from rlcli.arguments import refuse
 from rlcli.errors import ConfigError
 from rlcli.keys import ACTION, Key, show
 from rlcli.modules import distributions as D
@@ -199,12 +200,10 @@ def action_head(action_spec: TensorSpec, batch_dims: int, distribution: str = "a
         )
     key, spec = single_action(action_spec)
     shape = tuple(spec.shape[batch_dims:])
-    if len(shape) != (0 if isinstance(spec, Categorical) else 1):
-        raise ConfigError(
-            "an inferred policy's action is one index or one vector", where=f"action '{show(key)}'",
-            why=f"it is {type(spec).__name__} of shape {shape}",
-            fix="Reshape it in the env with gymnasium.wrappers.TransformAction.",
-        )  # fmt: skip
+    refuse(len(shape) != (0 if isinstance(spec, Categorical) else 1),
+           "an inferred policy's action is one index or one vector", where=f"action '{show(key)}'",
+           why=f"it is {type(spec).__name__} of shape {shape}",
+           fix="Reshape it in the env with gymnasium.wrappers.TransformAction.", error=ConfigError)  # fmt: skip
     head = _discrete(key, spec) or _continuous(key, spec, shape[0], distribution)
     fits = _NAMES[head.distribution_class.__name__]
     if distribution not in ("auto", fits):

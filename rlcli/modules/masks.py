@@ -18,6 +18,7 @@ import torch
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torch import Tensor, nn
 
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, ConfigError
 from rlcli.keys import ACTION_MASK, Key, as_tuple, show, unravel
 from rlcli.modules.head import single_action
@@ -162,11 +163,9 @@ def find_action_mask(asked: str | None, observation_spec: Composite, action_spec
             "an action mask is for actions that are choices", where=where, why=f"the action is {action_spec!r}",
             fix="Leave policy.action_mask_key out.",
         )  # fmt: skip
-    if len(masks) > 1:
-        raise ConfigError(
-            "several observations are called action_mask", where="policy.action_mask_key",
-            why=", ".join(map(show, masks)), fix=f"Say which: policy.action_mask_key={show(masks[0])}, or none.",
-        )  # fmt: skip
+    refuse(len(masks) > 1, "several observations are called action_mask", where="policy.action_mask_key",
+           why=", ".join(map(show, masks)), fix=f"Say which: policy.action_mask_key={show(masks[0])}, or none.",
+           error=ConfigError)  # fmt: skip
     spec = observation_spec[masks[0]]
     width = math.prod(spec.shape[len(observation_spec.shape) :])
     whole = not spec.dtype.is_floating_point and not spec.dtype.is_complex
@@ -201,12 +200,10 @@ def with_action_mask(
     plain = isinstance(actor, ProbabilisticTensorDictSequential)
     *parts, head = actor.module if plain else [None]
     names = list(head.in_keys) if isinstance(head, ProbabilisticTensorDictModule) else []
-    if len(names) != 1 or not options_of(action_spec):
-        raise ArgumentError(
-            "the policy does not draw its actions from logits, so no action mask can be put before them",
-            where=show(key), why=f"it is a {type(actor).__name__}",
-            fix=f"Read '{show(key)}' in the policy itself, or use policy.action_mask_key=none.",
-        )  # fmt: skip
+    refuse(len(names) != 1 or not options_of(action_spec),
+           "the policy does not draw its actions from logits, so no action mask can be put before them",
+           where=show(key), why=f"it is a {type(actor).__name__}",
+           fix=f"Read '{show(key)}' in the policy itself, or use policy.action_mask_key=none.")  # fmt: skip
     bits = isinstance(single_action(action_spec)[1], Binary)
     mask = TensorDictModule(ActionMask(options_of(action_spec), bits=bits), [names[0], key], names)
     return ProbabilisticTensorDictSequential(*parts, mask, head)

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, ConfigError, in_words
-from rlcli.keys import Key, show
+from rlcli.keys import Key, show, unravel
 from rlcli.specs import Binary, Bounded, Composite, OneHot, Unbounded
 
 if TYPE_CHECKING:
@@ -163,13 +164,10 @@ class MLP(nn.Sequential):
         given = activation_class if activation is None else activation
         make = _activation("tanh" if given is None else given)
         sizes: list[Any] = [in_features, *hidden, *([] if out_features is None else [out_features])]
-        if not all(isinstance(size, Integral) for size in sizes):
-            raise ArgumentError(
-                "the sizes of a network are whole numbers", why=f"they are {sizes}",
-                fix="Say in_features, which is not found out later, and one number as out_features.",
-            )  # fmt: skip
-        if min(sizes) < 1:
-            raise ArgumentError("a layer needs at least one unit", why=f"the sizes are {sizes}")
+        refuse(not all(isinstance(size, Integral) for size in sizes), "the sizes of a network are whole numbers",
+               why=f"they are {sizes}",
+               fix="Say in_features, which is not found out later, and one number as out_features.")  # fmt: skip
+        refuse(min(sizes) < 1, "a layer needs at least one unit", why=f"the sizes are {sizes}")
         layers: list[nn.Module] = []
         for a, b in zip(sizes[: len(hidden)], hidden, strict=True):
             layers += [nn.Linear(a, b), _made(make)]
@@ -197,8 +195,7 @@ def _other_spelling(
     hidden: Sequence[int] | None, num_cells: Sequence[int] | int | None, depth: int | None
 ) -> Sequence[int]:
     """Return the units of hidden layers that are given as `num_cells` and `depth`."""
-    if hidden is not None:
-        raise ArgumentError("num_cells and depth are another spelling of hidden", fix="Give one of them")
+    refuse(hidden is not None, "num_cells and depth are another spelling of hidden", fix="Give one of them")
     if depth is not None and not (isinstance(depth, Integral) and depth >= 0):
         raise ArgumentError("depth is a whole number of layers", why=f"got {depth!r}")
     if num_cells is not None and not isinstance(num_cells, int | Integral):
@@ -223,8 +220,8 @@ def _units(name: str, given: Iterable[int]) -> list[int]:
 NETS = ("auto", "mlp", "cnn", "dict")
 
 
-def observation_keys(spec: Composite, wanted: Sequence[Key] | None = None) -> list[Key]:
-    """The keys a policy reads: those wanted, or all but the counters that transforms add.
+def observation_keys(spec: Composite, wanted: Sequence[Key] | None = None, mask: Key | None = None) -> list[Key]:
+    """The keys a policy reads: those wanted, or all but the action mask and the counters that transforms add.
 
     Raises
     ------
@@ -240,9 +237,11 @@ def observation_keys(spec: Composite, wanted: Sequence[Key] | None = None) -> li
                 why=f"the env has {', '.join(map(show, shown)) or 'none'}",
                 fix=f"Did you mean {near[0]}?" if near else None,
             )  # fmt: skip
-    keys = list(wanted) if wanted else [key for key in shown if not spec[key].counter]
+    others = [key for key in shown if not spec[key].counter and (mask is None or unravel(key) != unravel(mask))]
+    keys = list(wanted) if wanted else others
     if not keys:
-        raise ConfigError("the env has no observation for a policy to read", where="observation spec")
+        shows = "it shows an action mask and nothing else" if mask is not None else None
+        raise ConfigError("the env has no observation for a policy to read", where="observation spec", why=shows)
     return keys
 
 

@@ -16,6 +16,7 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequ
 from torch import Tensor, nn
 
 from rlcli import arguments
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, MissingKeyError, in_words
 from rlcli.keys import ACTION, ACTION_VALUE, CHOSEN_ACTION_VALUE, OBSERVATION, Key, show, unravel
 from rlcli.modules.distributions.family import ArrayParams, Family, Params
@@ -174,11 +175,9 @@ class QValueModule(TensorDictModuleBase):
         self.mask = ActionMask((), fill=LOWEST)
         self.in_keys = [self.action_value_key] + ([] if action_mask_key is None else [action_mask_key])
         self.out_keys = list(out_keys or (ACTION, self.action_value_key, CHOSEN_ACTION_VALUE))
-        if len(self.out_keys) != 3 or unravel(self.out_keys[1]) != self.action_value_key:
-            raise ArgumentError(
-                "out_keys are those of the action, of its values and of the chosen value",
-                why=f"got {self.out_keys}, with values at {show(self.action_value_key)}",
-            )
+        refuse(len(self.out_keys) != 3 or unravel(self.out_keys[1]) != self.action_value_key,
+               "out_keys are those of the action, of its values and of the chosen value",
+               why=f"got {self.out_keys}, with values at {show(self.action_value_key)}")  # fmt: skip
         self.action_space, self.spec = action_space_of(action_space, spec, unravel(self.out_keys[0])), spec
 
     def forward(self, td: TensorDictBase) -> TensorDictBase:

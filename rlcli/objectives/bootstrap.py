@@ -19,6 +19,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 from rlcli import arguments
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.keys import ACTION, PRIORITY_WEIGHT, STEPS_TO_NEXT_OBS, TD_ERROR, Key, show, under_next
 from rlcli.modules.watch import ModuleWatch
@@ -189,11 +190,8 @@ class TargetUpdate(ABC):
 
     def __init__(self, loss_module: HasTargets) -> None:
         pairs = loss_module.target_pairs() if hasattr(loss_module, "target_pairs") else []
-        if not pairs:
-            raise ArgumentError(
-                "there are no target networks to update", where=type(loss_module).__name__,
-                fix="Build the loss with delay_value=True (DQNLoss) or delay_qvalue=True (SACLoss).",
-            )  # fmt: skip
+        refuse(not pairs, "there are no target networks to update", where=type(loss_module).__name__,
+               fix="Build the loss with delay_value=True (DQNLoss) or delay_qvalue=True (SACLoss).")  # fmt: skip
         self.loss_module, self.counter = loss_module, 0
         self._watch: ModuleWatch | None = None
         self._sources: list[Tensor] = []
@@ -255,8 +253,7 @@ class SoftUpdate(TargetUpdate):
         if (eps is None) == (tau is None):
             raise ArgumentError("SoftUpdate takes exactly one of eps and tau", why=f"got eps={eps}, tau={tau}")
         self.tau = float(tau) if eps is None else 1 - float(eps)  # type: ignore[arg-type]
-        if not 0 <= self.tau <= 1:
-            raise ArgumentError("tau must lie in [0, 1]", why=f"got {self.tau}")
+        refuse(not 0 <= self.tau <= 1, "tau must lie in [0, 1]", why=f"got {self.tau}")
 
     @torch.no_grad()
     def step(self) -> None:
@@ -272,10 +269,9 @@ class HardUpdate(TargetUpdate):
 
     def __init__(self, loss_module: HasTargets, *, value_network_update_interval: float = 1000) -> None:
         super().__init__(loss_module)
-        if not (value_network_update_interval >= 1 and math.isfinite(value_network_update_interval)):
-            raise ArgumentError(
-                "value_network_update_interval must be at least 1", why=f"got {value_network_update_interval}"
-            )
+        refuse(not (value_network_update_interval >= 1 and math.isfinite(value_network_update_interval)),
+               "value_network_update_interval must be at least 1",
+               why=f"got {value_network_update_interval}")  # fmt: skip
         self.value_network_update_interval = int(value_network_update_interval)
 
     def step(self) -> None:

@@ -15,6 +15,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
 from rlcli import arguments
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError
 from rlcli.keys import ACTION_VALUE, BURN_IN, IS_INIT, STEPS_TO_NEXT_OBS, TD_ERROR, Key, show, under_next, unravel
 from rlcli.modules.stages import Stage, take_apart_values
@@ -87,11 +88,9 @@ class DQNLoss(BootstrappedLoss):
             raise ArgumentError("double_dqn=True needs delay_value=True", why="without a target network both are one")
         spec = action_space if isinstance(action_space, TensorSpec) else None
         space = None if isinstance(action_space, TensorSpec) else action_space
-        if not isinstance(value_network, nn.Module):
-            raise ArgumentError(
-                "DQNLoss needs a network of action values", why=f"got {type(value_network).__name__}",
-                fix="Use QValueActor(net, spec=env.action_spec).",
-            )  # fmt: skip
+        refuse(not isinstance(value_network, nn.Module), "DQNLoss needs a network of action values",
+               why=f"got {type(value_network).__name__}",
+               fix="Use QValueActor(net, spec=env.action_spec).")  # fmt: skip
         if not isinstance(value_network, TensorDictModuleBase):
             value_network = QValueActor(value_network, spec=spec, action_space=space)
         declared = getattr(value_network, "action_space", None)
@@ -101,11 +100,9 @@ class DQNLoss(BootstrappedLoss):
         if (parts := take_apart_values(value_network)) is not None:
             self.tensor_keys.action_value = parts[1].action_value_key
         self.take_up_networks()
-        if n_steps > 1 and not self.recurrent:
-            raise ArgumentError(
-                "n_steps are those of a recurrent network", why="the batch of another one says how many it has",
-                fix="Use MultiStepTransform(n_steps, gamma) in the buffer.",
-            )  # fmt: skip
+        refuse(n_steps > 1 and not self.recurrent, "n_steps are those of a recurrent network",
+               why="the batch of another one says how many it has",
+               fix="Use MultiStepTransform(n_steps, gamma) in the buffer.")  # fmt: skip
 
     def take_up_networks(self) -> None:
         self.online = self._values_of(self.value_network)

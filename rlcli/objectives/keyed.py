@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError
 from rlcli.keys import NEXT, STEP_RESULTS, Key, as_tuple, under_next, unravel
 
@@ -20,8 +21,7 @@ NETWORKS = ("actor_network", "critic_network", "value_network", "qvalue_network"
 
 def either(name: str, given: T | None, alias: str, other: T | None) -> T | None:
     """Return an argument that has two names, given under at most one of them."""
-    if given is not None and other is not None:
-        raise ArgumentError(f"{alias} is another name of {name}", fix="Give one of them")
+    refuse(given is not None and other is not None, f"{alias} is another name of {name}", fix="Give one of them")
     return other if given is None else given
 
 
@@ -68,8 +68,7 @@ class KeyedModule(nn.Module):
         if value is before:
             super().__setattr__(name, value)
             return
-        if not isinstance(value, nn.Module | None):
-            raise ArgumentError(f"{name} must be a module", why=f"got {type(value).__name__}")
+        refuse(not isinstance(value, nn.Module | None), f"{name} must be a module", why=f"got {type(value).__name__}")
         super().__setattr__(name, value)  # type: ignore[arg-type]
         try:
             self.take_up_networks()

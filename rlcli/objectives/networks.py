@@ -19,6 +19,7 @@ from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor, nn
 
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, RlcliError, in_words
 from rlcli.keys import ACTION_LOG_PROB, SAMPLE_LOG_PROB, STATE_VALUE, Key, show, unravel
 from rlcli.modules import recurrent
@@ -66,12 +67,9 @@ class Lowered:
         find: Callable[[TensorDictModuleBase], tuple[Stage, ...] | None] | None = None,
         name: str = "the value network",
     ) -> None:
-        if not hasattr(module, "in_keys"):
-            raise ArgumentError(
-                "a network of a loss or estimator must work on tensordicts",
-                why=f"{type(module).__name__} has no in_keys",
-                fix='Wrap it: TensorDictModule(net, in_keys=["observation"], out_keys=["state_value"])',
-            )
+        refuse(not hasattr(module, "in_keys"), "a network of a loss or estimator must work on tensordicts",
+               why=f"{type(module).__name__} has no in_keys",
+               fix='Wrap it: TensorDictModule(net, in_keys=["observation"], out_keys=["state_value"])')  # fmt: skip
         self.module, self.name = module, name
         self._find = find or plain_stages
         self._found = ModuleWatch(module, self._look)
@@ -204,11 +202,9 @@ class Density:
     """Give an actor's action distribution as a function of columns: of its `Actor`, else `get_dist(td)`."""
 
     def __init__(self, actor: ProbabilisticTensorDictSequential, mc_samples: int = 1) -> None:
-        if not hasattr(actor, "get_dist"):
-            raise ArgumentError(
-                "the actor has no action distribution", why=f"{type(actor).__name__} has no get_dist",
-                fix="Use ProbabilisticActor, or a ProbabilisticTensorDictSequential",
-            )  # fmt: skip
+        refuse(not hasattr(actor, "get_dist"), "the actor has no action distribution",
+               why=f"{type(actor).__name__} has no get_dist",
+               fix="Use ProbabilisticActor, or a ProbabilisticTensorDictSequential")  # fmt: skip
         self.actor, self.mc_samples = actor, mc_samples
         self.function = ModuleWatch(actor, Actor.of)
 
@@ -297,10 +293,8 @@ def one_a_row(x: Tensor, size: torch.Size, of: Any) -> Tensor:
     return x.squeeze(-1)
 
 
-def also_called(key: Key) -> tuple[Key, ...]:
-    """Return the other name under which a batch may hold the log-probability that is looked for under `key`."""
-    names = (SAMPLE_LOG_PROB, ACTION_LOG_PROB)
-    return tuple(name for name in names if name != key) if key in names else ()
+# the other name under which a batch may hold the log-probability that is looked for under a key
+ALSO_CALLED: dict[Key, tuple[Key, ...]] = {SAMPLE_LOG_PROB: (ACTION_LOG_PROB,), ACTION_LOG_PROB: (SAMPLE_LOG_PROB,)}
 
 
 def log_prob_key(actor: ProbabilisticTensorDictSequential) -> Key:

@@ -16,6 +16,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBas
 from torch import Tensor, no_grad
 
 from rlcli import arguments
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError
 from rlcli.keys import ACTION, ADVANTAGE, SAMPLE_LOG_PROB, STATE_VALUE, VALUE_TARGET, Key, under_next, unravel
 from rlcli.objectives.keyed import Elsewhere, either, elsewhere
@@ -129,8 +130,7 @@ class PolicyGradientLoss(Loss):
             raise ArgumentError("clip_value must be None or a positive number", why=f"got {clip_value!r}")
         actor_network = either("actor_network", actor_network, "actor", actor)
         critic_network = either("critic_network", critic_network, "critic", critic)
-        if actor_network is None:
-            raise ArgumentError("a policy-gradient loss needs an actor", fix="Give it as actor_network.")
+        refuse(actor_network is None, "a policy-gradient loss needs an actor", fix="Give it as actor_network.")
         self.actor_network, self.critic_network = actor_network, critic_network
         self.entropy_bonus, self.entropy_coeff = entropy_bonus, 0.01 if entropy_coeff is None else entropy_coeff
         self._critic_coeff = critic_coeff

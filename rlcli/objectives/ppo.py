@@ -14,11 +14,12 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor
 
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError
 from rlcli.keys import Key
 from rlcli.modules.distributions import Family
 from rlcli.objectives.loss import Terms
-from rlcli.objectives.networks import Columns, also_called
+from rlcli.objectives.networks import ALSO_CALLED, Columns
 from rlcli.objectives.policy_gradient import PolicyGradientLoss
 from rlcli.objectives.reduction import per_row, reduce
 
@@ -69,13 +70,13 @@ class PPOLoss(PolicyGradientLoss):
 
     @property
     def optional_keys(self) -> Sequence[Key]:
-        return [*super().optional_keys, *also_called(self.tensor_keys.sample_log_prob)]
+        return [*super().optional_keys, *ALSO_CALLED.get(self.tensor_keys.sample_log_prob, ())]
 
     def objective(
         self, log_prob: Tensor, advantage: Tensor, columns: Columns, written: Columns, mask: Tensor | None
     ) -> Terms:
         key = self.tensor_keys.sample_log_prob
-        old = self.need(columns, next((k for k in (key, *also_called(key)) if k in columns), key))
+        old = self.need(columns, next((k for k in (key, *ALSO_CALLED.get(key, ())) if k in columns), key))
         log_ratio = log_prob - per_row(old, log_prob.shape, "sample_log_prob")
         terms = self.surrogate(log_ratio, advantage, mask)
         with torch.no_grad():
@@ -195,8 +196,7 @@ class KLPENPPOLoss(PPOLoss):
             ("decrement", decrement, 0 < decrement <= 1),
             ("samples_mc_kl", samples_mc_kl, samples_mc_kl >= 1),
         ):
-            if not good:
-                raise ArgumentError(f"{name} is out of range", why=f"got {x}")
+            refuse(not good, f"{name} is out of range", why=f"got {x}")
         _need_family(self.density.family)
         self.dtarg, self.increment, self.decrement, self.samples_mc_kl = dtarg, increment, decrement, samples_mc_kl
         self.register_buffer("beta", torch.tensor(float(beta)))

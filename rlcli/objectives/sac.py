@@ -16,6 +16,7 @@ import torch
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor, nn
 
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError
 from rlcli.keys import STATE_ACTION_VALUE, TD_ERROR, Key, show, under_next
 from rlcli.modules.distributions.continuous import TanhNormalFamily
@@ -98,8 +99,7 @@ class SACLoss(BootstrappedLoss):
     ) -> None:
         super().__init__(loss_function, gamma, reduction, upstream)
         for name, x in (("alpha_init", alpha_init), ("min_alpha", min_alpha), ("max_alpha", max_alpha)):
-            if x is not None and x <= 0:
-                raise ArgumentError(f"{name} must be above 0", why=f"got {x}")
+            refuse(x is not None and x <= 0, f"{name} must be above 0", why=f"got {x}")
         self.actor_network, self.generator = actor_network, generator
         self.separate_losses, self.num_qvalue_nets = separate_losses, num_qvalue_nets
         self.qvalue_network = nn.ModuleList(_several(qvalue_network, num_qvalue_nets))

@@ -10,38 +10,23 @@ import dataclasses
 import gc
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import psutil
 from torch import nn
 
-from rlcli.collectors import BaseCollector
-from rlcli.envs import EnvBase
 from rlcli.processes.memory import give_back, grown, resident
 
 if TYPE_CHECKING:
+    from rlcli.planning.tensors import RunEnvs
     from rlcli.processes.group import WorkerGroup
 
 EVALUATION = "evaluation envs"
 # while the memory of an env is measured: how many are made at most, in how many seconds of the processor
 # (others may have it meanwhile) and bytes, where one is small
 MANY, MOMENT, SPARE, SMALL = 16384, 0.5, 64 << 20, 1 << 20
-
-
-@dataclass(frozen=True)
-class RunEnvs:
-    """The envs of a run: how many there are, which process steps them, and how more like them are made."""
-
-    num: int
-    here: int  # of them, those that the run's own process steps
-    evaluated: int  # what an evaluation makes beside them
-    workers: int  # processes that step the others
-    collecting: bool  # whether those collect
-    here_too: Callable[[int], EnvBase]  # so many in this process
-    one: Callable[[], EnvBase]  # as a collecting worker has it
-    one_apart: Callable[[], EnvBase]  # stepped by a worker
 
 
 @dataclass(frozen=True)
@@ -74,7 +59,7 @@ def one_more(run: RunEnvs) -> Envs:
     count, memory = 1, Envs(0)
     for again in range(3):  # the first is slower and larger than the others
         began, before = time.process_time(), resident()
-        another = run.here_too(count)
+        another = run.make(count)
         try:
             made = resident()
             another.reset()
@@ -93,13 +78,12 @@ def one_more(run: RunEnvs) -> Envs:
 
 @_by_themselves()
 def to_come(run: RunEnvs, *, reset: bool) -> dict[str, int]:
-    """Return the memory of envs that a run is still to make; nothing of envs that cannot be made twice."""
-    if not (count := run.evaluated):
-        return {}
-    apart = run.workers > 0 and not (run.collecting or run.here)
+    """Return the memory of envs that an evaluation will make; nothing of envs that cannot be made twice."""
+    count = run.evaluated
+    apart = run.workers > 0 and not (run.collecting or run.in_process)
     before = resident()
     try:
-        env = run.here_too(1) if apart else None
+        env = run.make(1) if apart else None
         try:
             first = grown(before)
             envs = one_more(run)
@@ -111,10 +95,7 @@ def to_come(run: RunEnvs, *, reset: bool) -> dict[str, int]:
     if apart:
         # the first brings its code, and is no smaller than the next where the system took pages back meanwhile
         return {EVALUATION: max(first, envs.each) + envs.each * (count - 1)}
-    return {
-        EVALUATION: envs.each * count,
-        "envs, once reset": 0 if reset else envs.at_reset * run.here,
-    }
+    return {EVALUATION: envs.each * count, "envs, once reset": 0 if reset else envs.at_reset * run.in_process}
 
 
 # ---- in processes of their own ---------------------------------------------------------------------------------------
@@ -127,14 +108,15 @@ def measured(run: RunEnvs, actor: nn.Module | None = None) -> Envs:
     if run.collecting:
         from rlcli.collectors import MultiSyncCollector
 
-        with MultiSyncCollector([run.one], actor, frames_per_batch=1) as collector:
+        with MultiSyncCollector([run.make_one], actor, frames_per_batch=1) as collector:
             collector.rollout()
             collector.update_policy_weights_()
             collector.rollout()
-            parent = collector.weights_nbytes
-            shared, (own,), started = _processes(collector.processes)
+            parent, group = collector.weights_nbytes, collector.processes
+            assert group is not None
+            shared, (own,), started = _processes(group)
     elif run.workers:
-        env = run.one_apart()
+        env = run.make_apart()
         try:
             shared, (own,), started = _processes(env.vec_env.group)  # type: ignore[attr-defined]
         finally:
@@ -142,19 +124,19 @@ def measured(run: RunEnvs, actor: nn.Module | None = None) -> Envs:
     else:
         return envs
     alone = max(own - envs.each, 0)
-    workers = shared + run.workers * alone + (run.num - run.here) * (envs.each + started)
+    workers = shared + run.workers * alone + (run.num - run.in_process) * (envs.each + started)
     return dataclasses.replace(envs, workers=workers, worker=alone, parent=parent)
 
 
-def worker_bytes(collector: BaseCollector) -> int:
-    """Return the bytes of the processes that step a collector's lanes, as they are now; 0 where there are none."""
-    shared, own, started = _processes(collector.processes)
+def worker_bytes(group: WorkerGroup) -> int:
+    """Return the bytes of the processes that step a collector's envs, as they are now."""
+    shared, own, started = _processes(group)
     return shared + sum(own) + started
 
 
-def _processes(group: WorkerGroup | None) -> tuple[int, list[int], int]:
+def _processes(group: WorkerGroup) -> tuple[int, list[int], int]:
     """Return the bytes of the fork server, of each worker, and of processes that envs have started."""
-    workers = [psutil.Process(worker.pid) for worker in group.workers] if group is not None else []
+    workers = [psutil.Process(worker.pid) for worker in group.workers]
     here = psutil.Process()
     forked_from = {p for worker in workers for p in itertools.takewhile(lambda p: p != here, worker.parents())}
     started = [child for worker in workers for child in worker.children(recursive=True)]

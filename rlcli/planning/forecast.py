@@ -12,8 +12,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,9 +30,9 @@ from rlcli.learning.gradient import total_of
 from rlcli.learning.minibatches import whole_sequences
 from rlcli.learning.update import watch_saved
 from rlcli.objectives.reduction import MASK_KEYS
-from rlcli.planning.envs import RunEnvs, to_come, worker_bytes
 from rlcli.planning.tensors import (
     META,
+    RunEnvs,
     RunStorage,
     bytes_held,
     copied_to,
@@ -68,20 +69,11 @@ class Peak:
     stage: str
     bytes: int  # at its peak, above what stays
     kept: int  # of them, in blocks that the process keeps
-    rows: int  # of one call of the network
+    rows: int = 0  # of one call of the network
     device: str = "cpu"
     unknown: str = ""  # why it could not be counted
     saved: int = 0  # of `bytes`, saved by recurrent layers for the backward pass
     spared: int = 0  # how much memory.recurrent_recompute saves, set or not
-
-
-class StageMemory(NamedTuple):
-    """Hold the memory of a stage; the fields are those of `Peak`."""
-
-    peak: int
-    kept: int
-    saved: int = 0
-    spared: int = 0
 
 
 def bytes_on(entries: Sequence[LedgerEntry], device: str = "cpu") -> int:
@@ -142,11 +134,6 @@ class Workload:
     kept: int  # checkpoints
     recurrent_backend: str | None  # of a policy of ours with a recurrent layer
 
-    def beginning_with(self, rows: int) -> Workload:
-        """Return the same with rows that its storage begins with."""
-        storage = self.storage
-        return self if storage is None else replace(self, storage=replace(storage, rows=storage.rows + rows))
-
 
 @dataclass(frozen=True)
 class Learning:
@@ -160,21 +147,24 @@ class Learning:
     updates: dict[tuple, Peak] = field(default_factory=dict)
 
 
-def expected(
-    run: Workload,
-    collector: BaseCollector,
-    learning: Learning,
-    imported: int,
-    stored: int = 0,
-) -> Expected:
+def expected(run: Workload, collector: BaseCollector, learning: Learning, imported: int, stored: int = 0) -> Expected:
     """Return the plan of a run about to begin, for its report; `imported` and `stored` in bytes."""
     rows, entries, peaks = tensors_of(run, collector, learning)
     known = {peak.stage: peak for peak in peaks if not peak.unknown}
     values, update = known.get(VALUES), known.get(UPDATE)
-    process = so_far(imported, learning, stored) | noise_of(rows) | to_come(run.envs, reset=collector.frames > 0)
+    process = so_far(imported, learning, stored) | noise_of(rows)
+    workers = 0
+    if run.envs.evaluated:
+        from rlcli.planning.envs import to_come
+
+        process |= to_come(run.envs, reset=collector.frames > 0)
+    if (group := collector.processes) is not None:
+        from rlcli.planning.envs import worker_bytes
+
+        workers = worker_bytes(group)
     saved = None if update is None or not update.saved else update.saved
     return Expected(
-        at_peak(process, entries, peaks), imported, None if values is None else values.bytes, worker_bytes(collector),
+        at_peak(process, entries, peaks), imported, None if values is None else values.bytes, workers,
         saved, update.spared if update is not None and run.updates is not None and run.updates.recompute else 0,
     )  # fmt: skip
 
@@ -253,7 +243,7 @@ def _learned(run: Updates, rows: RowSchema, learning: Learning, peaks: list[Peak
     sequences = step.lanes if loss.recurrent else 0
     together = count if run.off_policy else step.frames
 
-    def tried(place: torch.device) -> StageMemory:
+    def tried(place: torch.device) -> Peak:
         return update_peak(loss, columns_read(loss, step, added, place), device, sequences)
 
     places = _places(loss, step)
@@ -295,11 +285,8 @@ def _values(run: Workload, updates: Updates, learning: Learning, rows: RowSchema
         mode = "full" if codes(mode) or unknown else mode  # what samples hold
     at_once = rows_at_once(estimator, rows, flat)
 
-    def tried(place: torch.device) -> StageMemory:
-        return stage_peak(estimator, rows, mode, flat=flat, unknown=unknown, place=place)
-
-    plain = not (flat or unknown)
-    return _counted(VALUES, at_once, device, tried, _places(estimator, rows) if plain else [META])
+    peak_at = partial(stage_peak, estimator, rows, mode, flat=flat, unknown=unknown)
+    return _counted(VALUES, at_once, device, peak_at, [META] if flat or unknown else _places(estimator, rows))
 
 
 def _places(module: Any, rows: RowSchema) -> list[torch.device]:
@@ -311,16 +298,14 @@ def _places(module: Any, rows: RowSchema) -> list[torch.device]:
 
 
 def _counted(
-    stage: str, rows: int, device: str, count: Callable[[torch.device], StageMemory], places: Sequence[torch.device]
+    stage: str, rows: int, device: str, count: Callable[[torch.device], Peak], places: Sequence[torch.device]
 ) -> Peak:
     """Return a stage's peak, or why not: some networks look at numbers and need memory."""
     for place in places:
         try:
-            memory = count(place)
+            return replace(count(place), rows=rows, device=device)
         except Exception as error:  # a network may raise anything; the plan says so
             unknown = in_words(error, 160)
-        else:
-            return Peak(stage, memory.peak, memory.kept, rows, device, saved=memory.saved, spared=memory.spared)
     return Peak(stage, 0, 0, rows, device, unknown=unknown)
 
 
@@ -340,7 +325,7 @@ def columns_read(
     return {key: x.reshape(-1, *x.shape[2:]) for key, x in loss.columns(batch).items() if key not in MASK_KEYS}
 
 
-def update_peak(loss: Any, columns: Mapping[Key, Tensor], device: str, sequences: int = 0) -> StageMemory:
+def update_peak(loss: Any, columns: Mapping[Key, Tensor], device: str, sequences: int = 0) -> Peak:
     """Return the most that one minibatch step holds: activations, their gradients, temporaries."""
     copied = copied_to(next(iter(columns.values())).device, loss)
     saved = watch_saved(copied)
@@ -349,7 +334,7 @@ def update_peak(loss: Any, columns: Mapping[Key, Tensor], device: str, sequences
         total.backward()
         del terms, total
     if not saved:
-        return StageMemory(live.peak, live.kept)
+        return Peak(UPDATE, live.peak, live.kept)
     for part in copied.modules():
         if hasattr(part, "recurrent_recompute"):
             part.recurrent_recompute = not part.recurrent_recompute  # type: ignore[operator]
@@ -357,7 +342,7 @@ def update_peak(loss: Any, columns: Mapping[Key, Tensor], device: str, sequences
     with _asked(sequences):
         total_of(copied, columns)
     now, otherwise = (sum(part.bytes or 0 for part in watched) for watched in (saved, other))
-    return StageMemory(live.peak, live.kept, now, abs(now - otherwise))
+    return Peak(UPDATE, live.peak, live.kept, saved=now, spared=abs(now - otherwise))
 
 
 def _asked(sequences: int) -> AbstractContextManager[Any]:
@@ -395,11 +380,11 @@ def stage_peak(
     estimator: ValueEstimator,
     rows: RowSchema,
     mode: str,
+    place: torch.device = META,
     *,
     flat: bool = False,
     unknown: bool = False,
-    place: torch.device = META,
-) -> StageMemory:
+) -> Peak:
     """Return the bytes of one batch's value stage, less those that it leaves behind."""
     with torch.no_grad():
         stage, batch = copied_to(place, estimator), trial_batch(rows, mode, device=place)
@@ -408,7 +393,7 @@ def stage_peak(
         with Answers(lambda n: -(-n // _slots(estimator, rows)), ends, unknown), LiveBytes() as live:
             stage(batch)
         left = live.now  # the batch is alive, and with it what was written
-    return StageMemory(live.peak - left, max(live.kept - left, 0))
+    return Peak(VALUES, live.peak - left, max(live.kept - left, 0))
 
 
 def rows_at_once(estimator: ValueEstimator, rows: RowSchema, flat: bool = False) -> int:

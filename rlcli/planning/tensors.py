@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,7 +21,6 @@ from rlcli.data.fields import width_of
 from rlcli.data.next_obs import Rows
 from rlcli.data.next_obs.modes import drops, shared, shares
 from rlcli.data.next_obs.rows import Successors
-from rlcli.data.next_obs.sparse import Sparse, sparse_bytes, sparse_rows
 from rlcli.keys import APPROXIMATED, SHIFTED_VALID, Key, as_tuple, show, unravel
 from rlcli.learning.optimizer import FlatOptimizer, spans_of
 from rlcli.objectives.reduction import MASK_KEYS
@@ -32,6 +31,7 @@ from rlcli.specs.field import Field
 if TYPE_CHECKING:
     from rlcli.data.codes import CodedRows
     from rlcli.data.storages import Storage
+    from rlcli.envs import EnvBase
     from rlcli.objectives.value.estimator import ValueEstimator
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -86,12 +86,15 @@ def trial_batch(
         ends = Successors.trusted(shape, last)
         for key, field in following.items():
             columns[key] = Rows.from_ends(columns[before(key)], ends, column(field, count=rows.lanes))
+    overflows, states = rows.overflows(mode), rows.states
+    if overflows or states:
+        from rlcli.data.next_obs.sparse import Sparse, sparse_rows
     nothing = torch.empty(0, dtype=torch.int64, device=device)
-    for key, field in rows.overflows(mode).items():  # a column is there before anything overflows
+    for key, field in overflows.items():  # a column is there before anything overflows
         columns[key] = sparse_rows(shape, Sparse(nothing, field.empty(0, device)))
-    if rows.states:
+    if states:
         kept = torch.empty(rows.kept_states, dtype=torch.int64, device=device)
-        for key, field in rows.states.items():
+        for key, field in states.items():
             columns[key] = sparse_rows(shape, Sparse(kept, column(field, count=len(kept)), math.nan))
     batch = TensorDict({}, batch_size=shape, device=device)
     for key, x in columns.items():
@@ -100,12 +103,7 @@ def trial_batch(
 
 
 def planned_batch(
-    rows: RowSchema,
-    mode: str,
-    *,
-    added: Mapping[Key, Field] | None = None,
-    index: bool = False,
-    device: str = "cpu",
+    rows: RowSchema, mode: str, *, added: Mapping[Key, Field] | None = None, index: bool = False, device: str = "cpu"
 ) -> list[LedgerEntry]:
     """Return the ledger of one batch; `index`: an `exact` batch is asked where successors lie."""
     batch = trial_batch(rows, mode, added)
@@ -147,7 +145,15 @@ def planned_learner(
 ) -> list[LedgerEntry]:
     """Return the ledger of what a loss trains as one flat tensor, read off tensors without memory."""
     trained = [p for p in loss.parameters() if p.requires_grad]
-    state = _state_of(optimizer, options, spans_of(trained)[1], trained[0].dtype if trained else torch.float32)
+    probe = nn.Parameter(torch.zeros(1, dtype=trained[0].dtype if trained else torch.float32))
+    probe.grad = torch.zeros_like(probe)
+    stepped = FlatOptimizer(optimizer, probe, 0.0, **options)  # its state for one number, for all of them as long
+    stepped.step()
+    elements = spans_of(trained)[1]
+    state = {
+        key: torch.empty(elements if x.ndim else (), dtype=x.dtype, device=META)
+        for key, x in stepped.state_dict().items()
+    }
     bare = _bare(nn.ModuleList([policy, loss]), trained)
     entries = learner_entries({"all": bare}, state, claims=Claims(foretold=True))
     return [replace(entry, device=device, peak=entry.bytes) for entry in entries]
@@ -165,16 +171,6 @@ def _bare(module: nn.Module, trained: Sequence[nn.Parameter]) -> nn.Module:
     return bare
 
 
-def _state_of(name: str, options: Mapping[str, Any], elements: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return an optimizer's state without memory, seen on one parameter and as long as all of them."""
-    probe = nn.Parameter(torch.zeros(1, dtype=dtype))
-    probe.grad = torch.zeros_like(probe)
-    optimizer = FlatOptimizer(name, probe, 0.0, **options)
-    optimizer.step()
-    state = optimizer.state_dict().items()
-    return {key: torch.empty(elements if x.ndim else (), dtype=x.dtype, device=META) for key, x in state}
-
-
 def bytes_held(columns: Mapping[Key, Tensor]) -> int:
     """Return the bytes of columns that share no memory, sparse ones among them."""
     return sum(x.nbytes_held if isinstance(x, Rows) else x.nbytes for x in columns.values())
@@ -185,6 +181,20 @@ def spare_entry(rows: RowSchema, mode: str, device: str, count: int = 1) -> Ledg
     nbytes = count * sum(entry.bytes for entry in planned_batch(rows, mode))
     what = "the previous one, while the next is collected" if count == 1 else f"{count} written ahead by workers"
     return LedgerEntry(SPARE, what, nbytes, device=device, peak=nbytes)
+
+
+@dataclass(frozen=True)
+class RunEnvs:
+    """The envs of a run: how many there are, which process steps them, and how more like them are made."""
+
+    num: int
+    in_process: int  # of them, those that the run's own process steps
+    evaluated: int  # what an evaluation makes beside them
+    workers: int  # processes that step the others
+    collecting: bool  # whether those collect
+    make: Callable[[int], EnvBase]  # so many in this process
+    make_one: Callable[[], EnvBase]  # as a collecting worker has it
+    make_apart: Callable[[], EnvBase]  # stepped by a worker
 
 
 @dataclass(frozen=True)
@@ -233,6 +243,8 @@ def planned_buffer(storage: RunStorage | None, rows: RowSchema, mode: str) -> li
         columns.append(LedgerEntry(BUFFER, show(key), 0, shape, dtype, device, note="exact"))
     for key, field in rows.states.items():  # beside the storage, each with its number and place; zeros are places alone
         kept = min(count, math.ceil(count * rows.share_of_kept_states))
+        from rlcli.data.next_obs.sparse import sparse_bytes
+
         nbytes = sparse_bytes(kept, field)
         shape, dtype, note = (count, *field.shape), dtype_name(field.dtype), f"about; {FEW_ROWS}"
         columns.append(LedgerEntry(BUFFER, show(key), nbytes, shape, dtype, "cpu", nbytes, nbytes / count, note=note))
@@ -240,7 +252,7 @@ def planned_buffer(storage: RunStorage | None, rows: RowSchema, mode: str) -> li
     about = f"about; episodes of {EPISODE} steps"
     columns.append(LedgerEntry(BUFFER, "index", index, device="cpu", peak=index, per_frame=index / count, note=about))
     if storage.priorities:
-        from rlcli.kernels.sum_tree.levels import tree_bytes
+        from rlcli.kernels.sum_tree import tree_bytes
 
         nbytes = tree_bytes(storage.max_size)
         columns.append(LedgerEntry(BUFFER, PRIORITIES, nbytes, device="cpu", peak=nbytes, per_frame=nbytes / count))

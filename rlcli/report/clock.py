@@ -230,12 +230,12 @@ class Compiling:
         forget(self._follow_torch)
         if self._torch is not None:
             self._torch.remove_start_callback(self._torch_begins)
-            self._torch.remove_end_callback(self._torch_ends)
+            self._torch.remove_end_callback(self._leave)
 
     def _follow_torch(self) -> None:
         self._torch = import_module(f"{COMPILER}.callback").callback_handler
         self._torch.register_start_callback(self._torch_begins)
-        self._torch.register_end_callback(self._torch_ends)
+        self._torch.register_end_callback(self._leave)
 
     def notify(self, event) -> None:
         """Take numba's event at either end of a compilation."""
@@ -246,9 +246,6 @@ class Compiling:
 
     def _torch_begins(self, *args: object) -> None:
         self._enter("torch.compile")
-
-    def _torch_ends(self, *args: object) -> None:
-        self._leave()
 
     def _enter(self, who: str) -> None:
         if threading.get_ident() != self._thread:
@@ -261,7 +258,7 @@ class Compiling:
             self._said.add(who)
             self._say(_WORDS[who])
 
-    def _leave(self) -> None:
+    def _leave(self, *args: object) -> None:
         if threading.get_ident() != self._thread or not self._depth:
             return
         self._depth -= 1

@@ -262,16 +262,15 @@ def _evaluation_table(played: Mapping) -> Table:
         return table
     returns, lengths = played["returns"], played["lengths"]
     table.add("episodes", figures.count(len(returns)))
-    for name in ("mean_return", "std_return"):
-        table.add(name.replace("_", " "), figures.number(played[name]))
+    rows = {"mean return": played["mean_return"], "std return": played["std_return"]}
     if returns:
-        table.add("lowest return", figures.number(min(returns)))
-        table.add("highest return", figures.number(max(returns)))
-        table.add("mean length", figures.number(sum(lengths) / len(lengths)))
+        mean = sum(lengths) / len(lengths)
+        rows |= {"lowest return": min(returns), "highest return": max(returns), "mean length": mean}
     if played.get("success_rate") is not None:
-        table.add("success rate", figures.number(played["success_rate"]))
-    for key, value in played.get("info", {}).items():
-        table.add(f"info: {key}", figures.number(value))
+        rows["success rate"] = played["success_rate"]
+    rows |= {f"info: {key}": value for key, value in played.get("info", {}).items()}
+    for name, value in rows.items():
+        table.add(name, figures.number(value))
     return table
 
 

@@ -15,9 +15,8 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.data.next_obs.rows import Rows
-from rlcli.keys import Key, as_tuple, show, under_next, unravel
+from rlcli.keys import DELTA_KEPT, Key, as_tuple, delta_key, scale_key, show, under_next, unravel
 from rlcli.specs.dtypes import dtype_name
-from rlcli.transforms.delta_codec import KEPT, delta_key, scale_key
 
 if TYPE_CHECKING:
     from rlcli.data.buffer.replay_buffer import ReplayBuffer
@@ -82,20 +81,6 @@ class Ledger:
     def saved(self) -> int:
         """Return the bytes that `full` would hold on top."""
         return sum(entry.saved for entry in self.entries)
-
-
-def counted(
-    batch: TensorDictBase,
-    obs_keys: Iterable[Key] = (),
-    *,
-    modules: Mapping[str, torch.nn.Module] | None = None,
-    optimizer: torch.optim.Optimizer | Mapping | None = None,
-    others: Iterable[LedgerEntry] = (),
-) -> list[LedgerEntry]:
-    """Return all lines; `others` are those that a component (a buffer) writes about itself."""
-    claims = Claims()
-    learner = learner_entries(modules, optimizer, claims=claims) if modules else []
-    return [*batch_entries(batch, obs_keys, claims=claims), *learner, *others]
 
 
 class Claims:
@@ -206,7 +191,7 @@ def stored_entries(buffer: ReplayBuffer) -> list[LedgerEntry]:
     index_bytes = ring.nbytes - storage.nbytes - sum(nbytes for _, nbytes in few.values())
     entries.append(entry("index", index_bytes, saved=-index_bytes if ring.exact else 0))
     if (capacity := getattr(buffer.sampler, "max_capacity", None)) is not None:
-        from rlcli.kernels.sum_tree.levels import tree_bytes
+        from rlcli.kernels.sum_tree import tree_bytes
 
         entries.append(entry(PRIORITIES, tree_bytes(capacity)))
     return entries
@@ -227,7 +212,7 @@ def _gathered(key: Key, value: Rows, frames: int, claims: Claims) -> LedgerEntry
 
 def kept_few(key: Key, full: int, nbytes: int) -> tuple[int, str]:
     """Return the bytes saved by a column of which few rows are kept, and its note."""
-    overflows = KEPT in as_tuple(key)  # beside differences: `full` has no such key
+    overflows = DELTA_KEPT in as_tuple(key)  # beside differences: `full` has no such key
     return (-nbytes, "overflows") if overflows else (full - nbytes, FEW_ROWS)
 
 

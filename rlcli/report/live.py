@@ -21,9 +21,9 @@ from rich.text import Text
 
 from rlcli.report import closing, figures
 from rlcli.report.memory import MemoryRow
-from rlcli.report.reporter import View
-from rlcli.report.view import EVALUATION, LEAST, Snapshot
-from rlcli.report.view import cells as cells_of_workers
+from rlcli.report.plain import cells as cells_of_workers
+from rlcli.report.plain import infos
+from rlcli.report.view import EVALUATION, LEAST, Snapshot, View
 
 GAP, LEARNING_WIDTH = 3, 37
 THROUGHPUT_WIDTH = 33  # at least: a stage that comes later must not move its neighbours
@@ -124,7 +124,7 @@ def _learning(snapshot: Snapshot, width: int) -> Block:
         Text(f"best {figure(snapshot.best)}"),
         Text(f"length {figure(snapshot.mean_length)}"),
         Text(f"episodes {figures.count(snapshot.episodes)}"),
-        *map(Text, snapshot.infos_said),
+        *map(Text, infos(snapshot)),
     ]
     for name, x in snapshot.learning.items():
         items.append(Text(f"{name} {figure(x)}"))

@@ -14,10 +14,9 @@ from tensordict import TensorDictBase
 from torch import nn
 from torch.optim import Optimizer
 
-from rlcli.keys import Key, show, under_next
-from rlcli.report.ledger import ROLLOUT, Ledger, LedgerEntry, counted
+from rlcli.keys import Key, delta_key, kept_key, scale_key, show, under_next
+from rlcli.report.ledger import ROLLOUT, Claims, Ledger, LedgerEntry, batch_entries, learner_entries
 from rlcli.report.peaks import DevicePeaks, LargestPeak, ProcessPeak
-from rlcli.transforms.delta_codec import delta_key, kept_key, scale_key
 
 if TYPE_CHECKING:
     from rlcli.modules.recurrent.sequences import LargestSaved
@@ -77,8 +76,9 @@ class MemoryReport:
 
     def read(self, batch: TensorDictBase, others: Iterable[LedgerEntry] = ()) -> None:
         """Take the present state: of a batch, the learner, `others` and the process."""
-        lines = counted(batch, self.obs_keys, modules=self._modules, optimizer=self._optimizer, others=others)
-        self.ledger.read(lines)
+        claims = Claims()
+        learner = learner_entries(self._modules, self._optimizer, claims=claims) if self._modules else []
+        self.ledger.read([*batch_entries(batch, self.obs_keys, claims=claims), *learner, *others])
         self._new = True
         self.process.read()
 

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlcli.config import registry
 from rlcli.config.choices import CHOICES
@@ -226,9 +226,14 @@ def cut_back(path: Path, frames: int) -> None:
     os.truncate(path, keep)
 
 
-def plain(values: Mapping) -> dict:
-    """Return a nested mapping as strict JSON has it: tensors as numbers, non-finite numbers as None."""
-    return {str(key): _plain(value) for key, value in values.items()}
+def plain(value: Any) -> Any:
+    """Return nested values as strict JSON has them: tensors as numbers, non-finite numbers as None."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(x) for key, x in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    value = value.item() if hasattr(value, "item") else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def wants_tensorboard(logger: str) -> bool:
@@ -261,18 +266,6 @@ def _records(path: Path) -> Iterator[tuple[int, dict | None]]:
                 record = None
             usable = isinstance(record, dict) and isinstance(record.get(FRAMES, 0), int | float)
             yield offset, record if usable else None
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Mapping):
-        return plain(value)
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if hasattr(value, "item"):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def cannot_write(path: Path, error: OSError, needed: int = 0) -> ResourceError:

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import weakref
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -75,15 +74,13 @@ class LargestPeak:
                 self._live.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         if self._rows <= self._largest:
             return
         live, self._live = self._live, None
         if live is not None:
-            live.__exit__(kind, error, trace)
-        if kind is not None:
+            live.__exit__(*error)
+        if error[0] is not None:
             return
         cuda, device = self._cuda, self.device
         peak = live.peak - live.now if live else cuda.max_memory_allocated(device) - cuda.memory_allocated(device)

@@ -35,13 +35,13 @@ from rlcli.report.ledger import LedgerEntry
 from rlcli.report.memory import MemoryReport
 from rlcli.report.metrics import EpisodeLog, MetricsWriter, plain
 from rlcli.report.tally import EpisodeStats, Figure, Tally
+from rlcli.report.view import EVALUATION, Snapshot, View, shown
 from rlcli.report.workers import Workers
 from rlcli.vec_envs.vec_env import SUCCESS
 
 if TYPE_CHECKING:
     from rlcli.modules.recurrent.sequences import LargestSaved
     from rlcli.report.events import Logger
-    from rlcli.report.view import Snapshot
     from rlcli.report.workers import WorkerReadings
 
 LEDGER_EVERY = 1.0  # seconds between two readings of the ledger; the first and the last batch are always read
@@ -192,8 +192,6 @@ class Reporter:
             self._episode_log.flush()
 
     def snapshot(self) -> Snapshot:
-        from rlcli.report.view import EVALUATION, Snapshot, shown  # which nobody who is shown nothing waits for
-
         facts, tally, episodes = self.facts, self.tally, self.episodes
         infos = episodes.infos
         return Snapshot(
@@ -321,29 +319,6 @@ class Reporter:
 
 
 # ---- the view ------------------------------------------------------------------------------------------------------
-class View:
-    """Show nothing, as the base of views; `redraws`: a state is drawn over the last one, so at any time."""
-
-    redraws = False
-
-    def due(self) -> bool:
-        return False
-
-    def show(self, snapshot: Snapshot) -> None: ...
-
-    def say(self, text: str) -> None:
-        """Print a line that stays: a checkpoint, a derived value."""
-
-    def warn(self, text: str) -> None:
-        """Print a new warning; a view whose snapshots show warnings need not."""
-
-    def close(self, snapshot: Snapshot | None = None) -> None:
-        """Show the last state and give the terminal back."""
-
-    def report(self, summary: Mapping) -> None:
-        """Print the closing report; after `close`."""
-
-
 VIEWS = ("auto", "live", "plain", "off")
 
 
@@ -362,15 +337,12 @@ def chosen(console: str = "auto", stream: TextIO | None = None) -> str:
 def open_view(console: str = "auto", stream: TextIO | None = None) -> View:
     """Build the view that `console` means on this stream (`sys.stdout` by default)."""
     stream = sys.stdout if stream is None else stream
-    if stream is None:  # a program without a console
+    if stream is None or console == "off":  # no stream: a program without a console
         return View()
-    kind = chosen(console, stream)
-    if kind == "live":
+    if chosen(console, stream) == "live":
         from rlcli.report.live import LiveView
 
         return LiveView(stream)
-    if kind == "plain":
-        from rlcli.report.view import PlainView
+    from rlcli.report.plain import PlainView
 
-        return PlainView(stream)
-    return View()
+    return PlainView(stream)

@@ -96,7 +96,13 @@ class EpisodeStats:
 
         order = np.argsort(last[ended] % steps, kind="stable")
         sums, lengths = sums[ended][order], lengths[ended][order]
-        self._take(sums, lengths)
+        if len(sums):
+            self.episodes += len(sums)
+            highest = float(np.fmax.reduce(sums))
+            if not math.isnan(highest):
+                self.best = highest if self.best is None else max(self.best, highest)
+            self._returns.extend(sums.tolist())
+            self._lengths.extend(lengths.tolist())
         if told:
             ends_at = {(end.t, end.lane): (frames, end) for frames, end in told}
             positions = last[ended][order]
@@ -161,16 +167,6 @@ class EpisodeStats:
         self._infos = {key: deque(values, maxlen=self._window) for key, values in state.get("infos", {}).items()}
         self._open_return = np.array(state["open_return"], np.float64)
         self._open_length = np.array(state["open_length"], np.int64)
-
-    def _take(self, returns: np.ndarray, lengths: np.ndarray) -> None:
-        if not len(returns):
-            return
-        self.episodes += len(returns)
-        highest = float(np.fmax.reduce(returns))
-        if not math.isnan(highest):
-            self.best = highest if self.best is None else max(self.best, highest)
-        self._returns.extend(returns.tolist())
-        self._lengths.extend(lengths.tolist())
 
 
 def boundary_rows(done) -> int:

@@ -1,24 +1,18 @@
-"""Show a run while it goes on: a view for a terminal (`live`), plain lines for pipes and schedulers, or none.
+"""What a view of a run is shown, and what is asked of it; `live` is for a terminal, `plain` for pipes.
 
-A view is shown a snapshot, which holds what there is to show at one moment in plain values. Plain lines are ASCII
-without escape codes, at most `WIDTH` columns, one an interval; now and then the rest of what the live view shows
-follows.
+A snapshot holds what there is to show at one moment in plain values.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, SupportsFloat, TextIO
+from typing import TYPE_CHECKING, SupportsFloat
 
-from rlcli.report import figures
 from rlcli.report.clock import Spent
-from rlcli.report.figures import WIDTH, wrapped
-from rlcli.report.memory import MemoryRow
-from rlcli.report.reporter import View
 
 if TYPE_CHECKING:
+    from rlcli.report.memory import MemoryRow
     from rlcli.report.workers import WorkerRow
 
 # the figures of an update that views show, with their short names; metrics.jsonl holds all of them under its own
@@ -88,12 +82,6 @@ class Snapshot:
         return " · ".join(part for part in parts if part)
 
     @property
-    def infos_said(self) -> list[str]:
-        """Return texts of success rate and `info` of the last episodes."""
-        rate = [] if self.success_rate is None else [f"success {100 * self.success_rate:.0f} %"]
-        return [*rate, *(f"{key} {figures.number(x)}" for key, x in self.infos.items())]
-
-    @property
     def rows_said(self) -> list[str]:
         """Return texts of the value stage's approximated and dropped rows, where there can be any."""
         texts = [f"V(s) in place of V(s') {self.approximated:,}"] if self.approximated else []
@@ -111,144 +99,24 @@ def shown(learned: Mapping[str, SupportsFloat]) -> dict[str, float]:
     return shorter
 
 
-# ---- plain lines -------------------------------------------------------------------------------------------------
-DETAILS_EVERY = 10  # lines
-INDENT = 16  # columns, of details
-_FIRST = (EVALUATION, "kl", "explained variance", "q value", "lag")  # learning figures of every line
+class View:
+    """Show nothing, as the base of views; `redraws`: a state is drawn over the last one, so at any time."""
 
-
-def line(snapshot: Snapshot) -> str:
-    """Return progress and results as one line; groups two spaces apart."""
-    groups = [
-        f"{100 * snapshot.fraction:3.0f}%",
-        f"{figures.count(snapshot.frames)}/{figures.count(snapshot.total_frames)}",
-        f"{figures.rate(snapshot.spent.pace)} frames/s",
-        f"return {figures.number(snapshot.mean_return)}",
-        f"length {figures.number(snapshot.mean_length)}",
-        *snapshot.infos_said,
-        *(f"{name} {figures.number(snapshot.learning[name])}" for name in _FIRST if name in snapshot.learning),
-    ]
-    eta = f"  eta {figures.duration(snapshot.eta)}"
-    while len("  ".join(groups)) + len(eta) > WIDTH:
-        groups.pop()
-    return "  ".join(groups) + eta
-
-
-def details(snapshot: Snapshot) -> list[str]:
-    """Return time, memory, workers and the learning figures that `line` leaves out."""
-    spent = snapshot.spent
-    learning = [
-        f"best {figures.number(snapshot.best)}",
-        f"episodes {figures.count(snapshot.episodes)}",
-        *(f"{name} {figures.number(x)}" for name, x in snapshot.learning.items() if name not in _FIRST),
-        *snapshot.rows_said,
-    ]
-    memory: list[str] = []
-    for row in snapshot.memory:
-        if row.label.startswith(" "):  # about the row before
-            memory[-1] += f" {_memory(row).lstrip()}"
-        else:
-            memory.append(_memory(row))
-    stages = [_stage(spent, name, seconds) for name, seconds in spent.stages().items()]
-    workers = [text.rstrip() for text in cells(snapshot.workers, snapshot.restarts, WIDTH - INDENT)]
-    groups = {
-        "time": [figures.duration(snapshot.elapsed), *stages], "workers": workers, "memory": memory,
-        "learning": learning,
-    }  # fmt: skip
-    return [text for label, parts in groups.items() if parts for text in _packed(label, parts)]
-
-
-def _packed(label: str, parts: list[str]) -> list[str]:
-    lines = [f"      {label:<10}{parts[0]}"]
-    for part in parts[1:]:
-        if len(lines[-1]) + 2 + len(part) > WIDTH:
-            lines.append(f"{'':<{INDENT}}{part}")
-        else:
-            lines[-1] += f"  {part}"
-    return lines
-
-
-def _stage(spent: Spent, name: str, seconds: float) -> str:
-    text = f"{name} {figures.share(seconds, spent.seconds)}%"
-    parts = " ".join(f"{part} {figures.share(s, spent.seconds)}" for part, s in spent.parts(name).items())
-    return f"{text} ({parts})" if parts else text
-
-
-def _memory(row: MemoryRow) -> str:
-    text = f"{row.label} {figures.size(row.now if row.now is not None else row.peak)}"
-    if row.now is not None and row.peak is not None:
-        text += f" peak {figures.size(row.peak)}"
-    if row.saved and row.saved > 0:
-        text += f" saved {figures.size(row.saved)}"
-    return text
-
-
-class PlainView(View):
-    """Write a line every 2 s at first, then every 60th of the time gone, at least once a minute."""
-
-    def __init__(self, stream: TextIO, now: Callable[[], float] = time.monotonic) -> None:
-        self._stream: TextIO | None = stream
-        self._now = now
-        self._began = now()
-        self._next = self._began
-        self._last: Snapshot | None = None
-        self._lines = 0
+    redraws = False
 
     def due(self) -> bool:
-        return self._now() >= self._next
+        return False
 
-    def show(self, snapshot: Snapshot) -> None:
-        now = self._now()
-        self._next = now + min(max(2.0, (now - self._began) / 60), 60.0)
-        self._last = snapshot
-        self._lines += 1
-        self.say("\n".join([line(snapshot), *([] if self._lines % DETAILS_EVERY else details(snapshot))]))
+    def show(self, snapshot: Snapshot) -> None: ...
 
     def say(self, text: str) -> None:
-        if self._stream is None:
-            return
-        encoding = self._stream.encoding or "utf-8"
-        try:
-            self._stream.write(text.encode(encoding, "replace").decode(encoding) + "\n")
-            self._stream.flush()
-        except OSError:  # the reader has gone (`| head`) or its disk is full: the run goes on, metrics.jsonl has it all
-            self._stream = None
+        """Print a line that stays: a checkpoint, a derived value."""
 
     def warn(self, text: str) -> None:
-        self.say(wrapped(f"warning: {text}"))
-
-    def report(self, summary: Mapping) -> None:
-        from rlcli.report import closing
-
-        self.say(closing.to_text(summary))
+        """Print a new warning; a view whose snapshots show warnings need not."""
 
     def close(self, snapshot: Snapshot | None = None) -> None:
-        if snapshot is not None and (self._last is None or self._last.frames != snapshot.frames):
-            self.show(snapshot)
+        """Show the last state and give the terminal back."""
 
-
-# ---- workers -----------------------------------------------------------------------------------------------------
-LINES = 4  # at most, of all workers together: of more than have room on them, only the range is said
-
-
-def cells(rows: Sequence[WorkerRow], restarts: int, room: int) -> list[str]:
-    """Return a text a worker, padded alike, or a range over all where `LINES` of `room` columns do not hold them."""
-    replaced = [f"restarts {restarts}"] if restarts else []
-    if not rows:
-        return replaced
-    rates = [figures.rate(row.rate) if row.rate is not None else figures.NOTHING for row in rows]
-    widest = max(map(len, rates), default=0)
-    texts = []
-    for index, (row, rate) in enumerate(zip(rows, rates, strict=True)):
-        text = f"{index:>{len(str(len(rows) - 1))}} {rate:>{widest}}/s"
-        text += "" if row.lag is None else f" lag {row.lag}"
-        texts.append(text + (f" restarts {row.restarts}" if row.restarts else ""))
-    wide = max(map(len, texts), default=0)
-    if len(rows) <= LINES * max((room + 2) // (wide + 2), 1):
-        return [text.ljust(wide) for text in texts]
-    measured = [row.rate for row in rows if row.rate is not None]
-    lags = [row.lag for row in rows if row.lag is not None]
-    texts = [figures.count(len(rows))]
-    texts += [f"each {figures.rate(min(measured))} to {figures.rate(max(measured))}/s"] if measured else []
-    texts += [f"lag {min(lags)} to {max(lags)}"] if lags else []
-    return texts + replaced
+    def report(self, summary: Mapping) -> None:
+        """Print the closing report; after `close`."""

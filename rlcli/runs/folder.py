@@ -35,7 +35,6 @@ from rlcli.errors import ConfigError, DamagedDataError, ResourceError
 from rlcli.processes.lock import ProcessLock, hold, let_go
 from rlcli.report.metrics import read_metrics
 from rlcli.runs.provenance import git_state, versions
-from rlcli.typed import Misfit, number, read_json, record, text, whole
 
 ROOT = "runs"
 DIFF = "git.diff"
@@ -191,7 +190,7 @@ def create(
         "seed": seed,
         "env": env_id,
         "overrides": list(overrides),
-        "command": sys.argv,
+        "command": list(sys.argv),
         "packages": registry.packages(config),
         "recipe_dirs": list(registry.recipe_dirs),
         "created": datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -199,6 +198,7 @@ def create(
         "git": git,
     }
     run = Run(path)
+    vars(run)["info"] = info  # as it would be read
     try:
         files = {CONFIG: json.dumps(config, indent=2), DIFF: diff, RUN: json.dumps(info, indent=2)}
         for name, content in files.items():
@@ -303,7 +303,7 @@ def run_command(verb: str, run: Run, *more: str, moved: str | None = None) -> st
     shown = str(path.relative_to(cwd) if path.is_relative_to(cwd) else path)
     words = ["rlcli", verb, f"./{shown}" if shown.startswith("-") else shown]
     # without them the run's own env or policy has no name; they need not have been named in a command
-    return shlex.join([*words, *registry.flags([*packages_of(run), *registry.imported]), *more])
+    return shlex.join([*words, *registry.flags([*run.info.get("packages", []), *registry.imported]), *more])
 
 
 def start_command(run: Run, *more: str, same_folder: bool = False) -> str:
@@ -311,7 +311,7 @@ def start_command(run: Run, *more: str, same_folder: bool = False) -> str:
     instead = {word.partition("=")[0] for word in more}
     typed = [word for word in run.info.get("overrides", []) if word.partition("=")[0] not in instead]
     words = [word for word in typed if same_folder or not _names_the_folder(word)]
-    flags = registry.flags(packages_of(run), run.info.get("recipe_dirs", []))
+    flags = registry.flags(run.info.get("packages", []), run.info.get("recipe_dirs", []))
     return shlex.join(["rlcli", str(run.info.get("verb")), *words, *more, *flags])
 
 
@@ -355,13 +355,8 @@ def with_command(fix: str | None, text: str, run: Run) -> str:
     return f"{before}{text}: {resume_command(run)}"
 
 
-def packages_of(run: Run) -> list[str]:
-    return list(run.info.get("packages", []))
-
-
 # ---- who holds it ---------------------------------------------------------------------------------------------------
 # The kernel decides; the text in the file names the holder for people. A crash leaves the text and drops the lock.
-_HOLDER = record(pid=whole(1, 1 << 31), host=text(), started=number(0), since=text())
 
 
 @dataclass(frozen=True)
@@ -432,9 +427,11 @@ class RunLock:
 
 def read_holder(folder: Path | str) -> Holder | None:
     """Return the holder that the lock's text names, dead or alive; None without one."""
+    from rlcli.typed import Misfit, number, read_json, record, text, whole
+
     try:
-        record = read_json(Path(folder) / LOCK)
-        _HOLDER(record)
+        found = read_json(Path(folder) / LOCK)
+        record(pid=whole(1, 1 << 31), host=text(), started=number(0), since=text())(found)
     except (OSError, Misfit):  # nobody computes with it: the kernel knows who holds the folder
         return None
-    return Holder(**record)
+    return Holder(**found)

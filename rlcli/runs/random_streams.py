@@ -44,7 +44,8 @@ def restore(saved: Mapping[str, Any]) -> None:
     torch.set_rng_state(saved["torch"])
     for kind in ACCELERATORS:
         streams = saved.get(kind, ())
-        if streams and _is_here(kind):
+        here = torch.backends.mps if kind == "mps" else getattr(torch, kind)
+        if streams and here.is_available():
             for index, words in enumerate(streams[: getattr(torch, kind).device_count()]):
                 getattr(torch, kind).set_rng_state(words, f"{kind}:{index}")
 
@@ -53,12 +54,8 @@ def _on(kind: str) -> list[torch.Tensor]:
     """Return the stream of each device of a kind; none where nothing was computed on them."""
     module = getattr(torch, kind)
     if kind == "mps":  # one device, and nobody says whether it was used
-        return [module.get_rng_state()] if _is_here(kind) else []
+        return [module.get_rng_state()] if torch.backends.mps.is_available() else []
     return list(module.get_rng_state_all()) if module.is_initialized() else []
-
-
-def _is_here(kind: str) -> bool:
-    return torch.backends.mps.is_available() if kind == "mps" else getattr(torch, kind).is_available()
 
 
 @contextlib.contextmanager

@@ -52,6 +52,12 @@ if TYPE_CHECKING:
     from rlcli.data.buffer.saving import HeldRows
     from rlcli.data.files.row_files import LiveRows
 
+    class Stateful(Protocol):
+        """Anything a checkpoint holds."""
+
+        def state_dict(self) -> Mapping[str, Any]: ...
+
+
 MAY_BE_INFINITE = ("buffer",)  # stored rows: an env's observations may be, and `compact` fills with NaN
 REPLAY_NOTICE = "this env's episodes cannot be replayed: a resumed run begins new ones"
 REPLAY_LOST = "{} unfinished episodes could not be restored and count as truncated"
@@ -154,12 +160,6 @@ def report_lost(reporter: Reporter, lanes: Sequence[int]) -> None:
 def due(every: int, since: int, frames: int) -> bool:
     """Return True if a multiple of `every` lies in (since, frames]."""
     return frames // every > since // every
-
-
-class Stateful(Protocol):
-    """Anything a checkpoint holds."""
-
-    def state_dict(self) -> Mapping[str, Any]: ...
 
 
 class CheckpointContent(NamedTuple):

@@ -22,10 +22,9 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.errors import ArgumentError, MissingKeyError
-from rlcli.keys import NEXT, Key, as_tuple, show, under_next, unravel
+from rlcli.keys import DELTA_PARTS, Key, as_tuple, delta_key, kept_key, scale_key, show, unravel
 from rlcli.specs.dtypes import dtype_name
 
-PARTS = DELTA, SCALE, KEPT = "delta", "delta_scale", "delta_kept"
 LEVELS = 127  # of int8, on either side of 0
 FLOAT_CODES = (torch.float16, torch.bfloat16, torch.int8)
 LONG_INTEGERS = (torch.int32, torch.int64)
@@ -38,23 +37,10 @@ class Coded(NamedTuple):
     scale: Tensor | None
 
 
-def delta_key(key: Key) -> tuple[str, ...]:
-    return (NEXT, DELTA, *as_tuple(key))
-
-
-def scale_key(key: Key) -> tuple[str, ...]:
-    return (NEXT, SCALE, *as_tuple(key))
-
-
-def kept_key(key: Key) -> tuple[str, ...]:
-    """Return the key of next observations that no difference can stand for; zeros in all other rows."""
-    return (NEXT, KEPT, *as_tuple(key))
-
-
 def is_part(key: Key, root_keys: Any) -> bool:
     """Return True if `key` under `next` is part of a difference: an observation so named is among `root_keys`."""
     parts = as_tuple(key)
-    return len(parts) > 1 and parts[0] in PARTS and unravel(parts) not in root_keys
+    return len(parts) > 1 and parts[0] in DELTA_PARTS and unravel(parts) not in root_keys
 
 
 def code_of(dtype: torch.dtype, wanted: torch.dtype) -> torch.dtype | None:
@@ -215,12 +201,6 @@ def rebuilt(batch: TensorDictBase, key: Key) -> Tensor | None:
             fix=f"Keep {'.'.join(as_tuple(key))} (keep_keys) as well.",
         )
     return read(key, obs, Coded(delta, batch.get(scale_key(key), None)), batch.get(kept_key(key), None))
-
-
-def next_or_rebuilt(batch: TensorDictBase, key: Key) -> Tensor | None:
-    """Return `("next", key)` however the batch keeps it, or None."""
-    after = batch.get(under_next(key), None)
-    return rebuilt(batch, key) if after is None else after
 
 
 def remove(tensordict: TensorDictBase, key: Key) -> None:

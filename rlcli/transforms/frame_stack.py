@@ -146,11 +146,7 @@ class FrameStack(CatFrames):
     new_dims = 1
 
     def __init__(
-        self,
-        n: int,
-        ndim: int = 2,
-        in_keys: Sequence[Key] = (OBSERVATION,),
-        out_keys: Sequence[Key] | None = None,
+        self, n: int, ndim: int = 2, in_keys: Sequence[Key] = (OBSERVATION,), out_keys: Sequence[Key] | None = None
     ) -> None:
         super().__init__(n, -1 - ndim, in_keys, out_keys)
 

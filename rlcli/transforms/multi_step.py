@@ -29,11 +29,14 @@ from rlcli.keys import (
     STEPS_TO_NEXT_OBS,
     Key,
     as_tuple,
+    delta_key,
+    kept_key,
+    scale_key,
     under_next,
     unravel,
 )
 from rlcli.transforms.base import Transform
-from rlcli.transforms.delta_codec import Coded, delta_key, is_part, kept_key, read, remove, scale_key, spread
+from rlcli.transforms.delta_codec import Coded, is_part, read, remove, spread
 from rlcli.transforms.stored_rows import BufferRows, ends_of, goes_on
 
 ORIGINAL_REWARD = (NEXT, "original_reward")

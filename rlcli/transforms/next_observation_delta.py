@@ -19,28 +19,35 @@ from torch import Tensor
 
 from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, MissingKeyError, NumericsError
-from rlcli.keys import NEXT, Key, as_tuple, show, under_next, unravel
+from rlcli.keys import (
+    DELTA,
+    DELTA_PARTS,
+    NEXT,
+    Key,
+    as_tuple,
+    delta_key,
+    kept_key,
+    scale_key,
+    show,
+    under_next,
+    unravel,
+)
 from rlcli.specs.dtypes import dtype_name
 from rlcli.transforms.base import Transform
 from rlcli.transforms.delta_codec import (
-    DELTA,
     FLOAT_CODES,
-    PARTS,
     Coded,
     RoundTrips,
     bytes_a_row,
     code_of,
     decode,
-    delta_key,
     encode,
     is_part,
-    kept_key,
     mark,
     marked,
     rebuilt,
     remove,
     saves,
-    scale_key,
     spread,
 )
 
@@ -184,7 +191,7 @@ class NextObservationDelta(Transform):
         nested = tensordict.get("next")
         for key in self.keys:
             remove(nested, key)
-        for name in PARTS:
+        for name in DELTA_PARTS:
             if following.get(name, None) is not None:
                 del following[name]
 
@@ -302,7 +309,7 @@ class NextObservationDelta(Transform):
         if not self.drop_delta:
             return tensordict
         if not self.chosen or set(coded) <= set(self.in_keys):
-            for name in PARTS if coded else ():
+            for name in DELTA_PARTS if coded else ():
                 nested.pop(name, None)
             return tensordict
         for key in self.in_keys:
@@ -332,7 +339,8 @@ def _check_names(keys: Collection[Key]) -> None:
     """Raise ArgumentError for observations that are called as differences are."""
     for key in keys:
         refuse(
-            as_tuple(key)[0] in PARTS, f"NextObservationDelta cannot be used beside an observation called {show(key)}",
+            as_tuple(key)[0] in DELTA_PARTS,
+            f"NextObservationDelta cannot be used beside an observation called {show(key)}",
             why=f"differences are kept under next.{as_tuple(key)[0]}",
             fix="Use memory.next_obs=exact (Collector(next_obs='exact')), or give that observation another name.",
         )  # fmt: skip

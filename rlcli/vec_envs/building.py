@@ -114,11 +114,10 @@ def _other_dtype(torch: Any, before: Any, where: str) -> EnvError:
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(before)
     return EnvError(
-        f"torch's default dtype was changed to {str(dtype).removeprefix('torch.')}",
-        where=where,
+        f"torch's default dtype was changed to {str(dtype).removeprefix('torch.')}", where=where,
         why="an env, a wrapper or a policy called torch.set_default_dtype, and every tensor made after it is another",
         fix="Have it give dtypes where it makes tensors.",
-    )
+    )  # fmt: skip
 
 
 # How ids begin that gymnasium knows only once their package is imported -> that package, which an extra brings
@@ -149,11 +148,7 @@ def _missing(env_id: str, error: BaseException) -> EnvError:
         return EnvError(f"{env_id} is no longer in gymnasium", why=text, fix=f"Use env.id={_newest(env_id)}.")
     for package, command in _BROUGHT_BY.items():
         if package.lower() in text.lower():
-            return EnvError(
-                f"{env_id} needs a package that is not installed",
-                why=text,
-                fix=f"Install it: {command}.",
-            )
+            return EnvError(f"{env_id} needs a package that is not installed", why=text, fix=f"Install it: {command}.")
     return EnvError(f"{env_id} needs a package that is not installed", why=text)
 
 

@@ -24,7 +24,7 @@ class Episodes:
     """Keep the books of n envs' episodes: since when, with which seed, and when each is truncated."""
 
     name: str  # in error sentences
-    history_limit = 0  # longer episodes cannot be replayed
+    history_limit = 0  # steps whose actions are remembered; longer episodes cannot be replayed
     first_lane = 0  # index of env 0 among all envs of the run
 
     def __init__(self, n: int, limits: Sequence[int] | None = None) -> None:
@@ -48,10 +48,6 @@ class Episodes:
     def count_in(self, clock: Any) -> None:
         """Count steps in this memory from now on, 0 until then, before rows are bound."""
         self.clock = clock
-
-    def keep_actions(self, steps: int) -> None:
-        """Remember the actions of open episodes of up to so many steps, to replay them."""
-        self.history_limit = steps
 
     # ---- seeds and limits ----------------------------------------------------------------------------------------
     def seed(

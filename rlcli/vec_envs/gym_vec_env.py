@@ -18,7 +18,6 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from rlcli.arguments import refuse
 from rlcli.errors import EnvError, RlcliError
-from rlcli.recognise import set_on
 from rlcli.vec_envs.actions import ActionFormat
 from rlcli.vec_envs.building import need_env
 from rlcli.vec_envs.episodes import NO_LIMIT, broken, env_raised, named
@@ -326,7 +325,8 @@ def innermost(env: gym.Env) -> gym.Env:
 def strip(env: gym.Env) -> tuple[gym.Env, int, list[Any]]:
     """Take off gymnasium's outermost bookkeeping wrappers; return the env, its limit of steps, and those."""
     wrappers: list[Any] = []
-    while type(env) in (TimeLimit, OrderEnforcing, PassiveEnvChecker) and not set_on(env, ("step", "reset")):
+    # unless somebody has put a function of their own over a method of this very wrapper
+    while type(env) in (TimeLimit, OrderEnforcing, PassiveEnvChecker) and not {"step", "reset"} & vars(env).keys():
         wrappers.append(env)
         env = env.env  # type: ignore[attr-defined]
     limits = [wrapper._max_episode_steps for wrapper in wrappers if type(wrapper) is TimeLimit]

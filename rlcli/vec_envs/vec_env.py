@@ -68,17 +68,13 @@ class VecEnv(Episodes):
         self.name, self.schema, self.actions = name, schema, actions  # without the env dim, of numpy's dtype
         self.outcome = Outcome()
         self.reported_rounding = False  # of rewards
-        self.step_timeout: float | None = None  # see `give_up_after`
+        self.step_timeout: float | None = None  # seconds after which a step or a reset is ended
         self.bounds = Bounds()  # whoever hands observations on looks at them first
         self.info_keys: tuple[str, ...] = (SUCCESS,)
 
     def keep_info(self, keys: Sequence[str]) -> None:
         """Keep these numbers and flags of the `info` of steps that end an episode, beside `is_success`."""
         self.info_keys = tuple(dict.fromkeys((SUCCESS, *keys)))
-
-    def give_up_after(self, seconds: float | None) -> None:
-        """End a step or a reset that has not returned after so many seconds."""
-        self.step_timeout = seconds
 
     def interrupt_by(self, check: Callable[[], object]) -> None:
         """Call `check`, which may raise, while a step waits for other processes."""

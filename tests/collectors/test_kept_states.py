@@ -10,8 +10,7 @@ from face import Config, Recurrence, Rows, Update, refused
 
 from rlcli.build.collector import state_stride
 from rlcli.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from rlcli.config.choices.collect import CollectorConfig
-from rlcli.config.choices.rows import MemoryConfig
+from rlcli.config.choices.collect import CollectorConfig, MemoryConfig
 from rlcli.data.collected.batches import batch_of, layout_of, tensors_of
 from rlcli.data.files.state import flatten, restore
 from rlcli.data.next_obs import concat, move

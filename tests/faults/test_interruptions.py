@@ -113,11 +113,11 @@ def test_a_signal_between_two_envs_that_are_made_ends_the_run_and_leaves_nothing
 
     another = Pace.another
 
-    def asked(self):
-        another(self)
-        if self.made == 3:
+    def asked(self, make):
+        if self.made == 2:
             os.kill(os.getpid(), number)
-        assert self.made <= 3
+        assert self.made < 3
+        return another(self, make)
 
     with monkeypatch.context() as patch:
         patch.setattr(Pace, "another", asked)

@@ -26,7 +26,7 @@ from rlcli.build.workload import envs_of
 from rlcli.collectors.batch import StateClock
 from rlcli.config import registry
 from rlcli.data.samplers import PrioritizedSampler
-from rlcli.kernels.sum_tree.levels import tree_bytes
+from rlcli.kernels.sum_tree import tree_bytes
 from rlcli.keys import DONE
 from rlcli.planning.envs import EVALUATION, one_more, to_come
 from rlcli.planning.plan import MemoryFit, show_plan

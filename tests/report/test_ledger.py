@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 from rlcli.data.next_obs.rows import Successors
 from rlcli.processes.memory import process_memory
-from rlcli.report.ledger import Claims, Ledger, batch_entries, counted, learner_entries
+from rlcli.report.ledger import Claims, Ledger, batch_entries, learner_entries
 from rlcli.report.memory import memory_rows
 
 N, T = 4, 25
@@ -146,8 +146,8 @@ def test_flat_parameters_are_not_counted_beside_their_views():
 
 def test_peaks_keep_the_largest_reading():
     ledger = Ledger()
-    ledger.read(counted(TensorDict({"a": torch.zeros(2, 8)}, [2])))
-    ledger.read(counted(TensorDict({"a": torch.zeros(2, 4)}, [2])))
+    ledger.read(batch_entries(TensorDict({"a": torch.zeros(2, 8)}, [2])))
+    ledger.read(batch_entries(TensorDict({"a": torch.zeros(2, 4)}, [2])))
     assert ledger.component("rollout").bytes == 32 and ledger.component("rollout").peak == 64
 
 
@@ -158,13 +158,14 @@ def test_reading_keeps_no_reference_to_the_batch():
     td = TensorDict({"a": column}, [4])
     before = sys.getrefcount(column)
     ledger = Ledger()
-    ledger.read(counted(td))
+    ledger.read(batch_entries(td))
     assert sys.getrefcount(column) == before
 
 
 def test_the_views_rows_fold_the_ledger_without_losing_a_byte():
     ledger = Ledger()
-    ledger.read(counted(batch(), ["observation"], modules={"net": torch.nn.Linear(4, 2)}))
+    learner = learner_entries({"net": torch.nn.Linear(4, 2)})
+    ledger.read([*batch_entries(batch(), ["observation"]), *learner])
     rows = memory_rows(ledger, ["observation"], {"process": {"now": 10, "peak": 20}}, "compact")
     assert [row.label for row in rows] == [
         "obs",

@@ -19,8 +19,9 @@ from rlcli.report.figures import WIDTH
 from rlcli.report.ledger import Ledger, LedgerEntry
 from rlcli.report.live import LiveView, render
 from rlcli.report.memory import MemoryRow, memory_rows
+from rlcli.report.plain import PlainView, details, line
 from rlcli.report.reporter import Facts, chosen, open_view
-from rlcli.report.view import EVALUATION, PlainView, Snapshot, View, details, line, shown
+from rlcli.report.view import EVALUATION, Snapshot, View, shown
 from rlcli.report.workers import WorkerRow, Workers
 
 

@@ -1,4 +1,6 @@
-"""Options of `env`, `policy`, `collector` and `weights`: what is stepped, what acts, and how batches are collected."""
+"""What both verbs read, and the tree of `rlcli collect`: what is stepped, what acts, how batches are collected and
+stored, where all of it lives, what is shown, and the run's folder.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +8,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rlcli.config.choices import ACTING, GRADIENTS, NETWORKS, RECURRENT, REGISTERED, TRAIN
+from rlcli.config.choices import ACTING, COLLECT, GRADIENTS, NETWORKS, RECURRENT, REGISTERED, STORED, TRAIN
 from rlcli.config.option import Group, option
 from rlcli.config.problem import Problem
 
+_DEVICE = "device for {}; null follows the choice of `device`"
 START_METHODS = ("auto", "forkserver", "spawn", "fork")
 IN_PROCESSES = {"env": ("gym", "atari", "mujoco")}  # single envs, which processes can step
 
 
-# ---- env -------------------------------------------------------------------------------------------------------------
+# ---- env ------------------------------------------------------------------------------------------------------------
 @dataclass
 class AtariConfig(Group):
     """Frames of the Atari screen before the policy sees them."""
@@ -131,7 +134,7 @@ class EnvConfig(Group):
             yield Problem(f"env=atari and env.id={self.id} contradict each other", "ids of Atari games begin with ALE/")
 
 
-# ---- policy ----------------------------------------------------------------------------------------------------------
+# ---- policy ---------------------------------------------------------------------------------------------------------
 @dataclass
 class PolicyConfig(Group):
     """The network, or whatever else picks the actions. Layer input sizes follow from the env."""
@@ -210,7 +213,7 @@ class PolicyConfig(Group):
     kwargs: dict[str, Any] = option({}, "arguments for a registered policy of your own")
 
 
-# ---- collector and weights -------------------------------------------------------------------------------------------
+# ---- collector and weights ------------------------------------------------------------------------------------------
 @dataclass
 class WeightsConfig(Group):
     """How new weights reach the acting policy."""
@@ -270,3 +273,149 @@ class CollectorConfig(Group):
         "fraction of the workers after which the others cut their batch short; null: wait for all",
         ge=0, le=1, read_by={"collector": ("multi_sync",)},
     )  # fmt: skip
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+@dataclass
+class MemoryConfig(Group):
+    """How the next observation is stored, and what else is."""
+
+    kind: str = option("exact", "which memory choice this is")
+    keep: list[Any] = option([], "extra policy outputs to keep in the batch, by key, e.g. logits")
+    next_obs: str = option(
+        "exact",
+        "full: stored twice; compact: dropped; exact: only where the next row does not hold it; "
+        "delta: its difference, rounded",
+        choices=("full", "compact", "exact", "delta"),
+    )
+    fill_value: float | None = option(
+        None,
+        "value read where no next observation is stored; null: NaN, which integers lack",
+        read_by={"memory": ("compact",)} | COLLECT,
+    )
+    frame_stack: str = option(
+        "auto",
+        "stacks of env.frame_stack in a buffer: auto stores one frame a row where next_obs=exact, and puts stacks "
+        "together when they are read; whole stores stacks",
+        choices=("auto", "whole"),
+        read_by=STORED | {"memory": ("exact",)},
+    )
+    delta_dtype: str = option(
+        "float16",
+        "dtype of differences; bfloat16 and int8 cannot overflow",
+        choices=("float16", "bfloat16", "int8"),
+        read_by={"memory": ("delta",)},
+    )
+    on_overflow: str = option(
+        "raise",
+        "a difference too large for delta_dtype: end the run, or store that next observation in full",
+        choices=("raise", "keep"),
+        read_by={"memory": ("delta",)},
+    )
+    recurrent_state_stride: int | str = option(
+        "auto",
+        "recurrent states are stored in the first row of every episode and batch, and in every n-th row of an episode; "
+        "auto: 16 where a policy gradient samples slices, 1 with another loss, sampler.slice_len with "
+        "sampler=minibatch (null: first rows only)",
+        ge=1, words=("auto",), read_by=RECURRENT)  # fmt: skip
+    recurrent_recompute: bool = option(
+        False,
+        "recompute the gates of a recurrent layer in the backward pass instead of storing them",
+        read_by=RECURRENT,
+    )
+    compress: bool = option(False, "compress images with lz4", read_by=COLLECT)
+
+    def problems(self) -> Iterator[Problem]:
+        if self.kind != self.next_obs:
+            what = f"memory={self.kind} and memory.next_obs={self.next_obs} contradict each other"
+            yield Problem(what, f"choose one: memory={self.kind} or memory={self.next_obs}")
+        for entry in self.keep:
+            parts = entry if isinstance(entry, list) and entry else [entry]
+            if not all(isinstance(part, str) and part for part in parts):
+                yield Problem(f"memory.keep holds {entry!r}, which is not a key", "write memory.keep=[logits,[a,b]]")
+
+
+# ---- device, logger, console, run -----------------------------------------------------------------------------------
+@dataclass
+class DeviceConfig(Group):
+    """Where things live. `split` steps envs on the CPU and acts and learns on the accelerator."""
+
+    kind: str = option("auto", "which device choice this is", choices=("auto", "cpu", "cuda", "mps", "split"))
+    env_device: str | None = option(None, _DEVICE.format("env outputs"))
+    policy_device: str | None = option(None, _DEVICE.format("acting"))
+    storing_device: str | None = option(None, _DEVICE.format("the batch"))
+    train_device: str | None = option(None, _DEVICE.format("learning"), read_by=TRAIN)
+    no_cuda_sync: bool = option(False, "do not wait for copies between host and device")
+
+
+@dataclass
+class LoggerConfig(Group):
+    """Where metrics go in addition to `metrics.jsonl`, which is always written."""
+
+    kind: str = option("auto", "auto: tensorboard when it is installed")
+    kwargs: dict[str, Any] = option({}, "arguments for a registered logger of your own")
+
+
+@dataclass
+class ConsoleConfig(Group):
+    """What the terminal shows while a run is going."""
+
+    kind: str = option("auto", "auto: live on a terminal, else plain lines", choices=("auto", "live", "plain", "off"))
+
+
+@dataclass
+class RunConfig(Group):
+    """The run folder, checkpoints, and evaluation along the way."""
+
+    checkpoint_every: int = option(50_000, "frames between checkpoints", ge=1, read_by=TRAIN)
+    checkpoint_minutes: float | None = option(
+        5.0, "minutes between checkpoints; null: by frames alone", gt=0, read_by=TRAIN
+    )
+    keep: int = option(2, "checkpoints kept", ge=2, read_by=TRAIN)
+    keep_best: bool = option(False, "keep the weights of the best evaluation, too: RUN:best", read_by=TRAIN)
+    eval_every: int | None = option(None, "frames between evaluations; null never evaluates", ge=1, read_by=TRAIN)
+    eval_episodes: int = option(20, "episodes of an evaluation; 0: no evaluation at the end", ge=0, read_by=TRAIN)
+    eval_envs: int | None = option(
+        None,
+        "envs of an evaluation, each for one episode after another; null: env.num, 32 at most",
+        ge=1,
+        read_by=TRAIN,
+    )
+    eval_max_steps: int | None = option(
+        None,
+        "steps after which an evaluation cuts an episode off; null: total_frames / 4, from 1,000 to 30,000",
+        ge=1,
+        read_by=TRAIN,
+    )
+    dir: str | None = option(None, "folder of the run; null: runs/<verb>/<recipe, or env>/<date>_<time>_s<seed>")
+    max_replay_steps: int = option(10_000, "longest open episode that a resume replays", ge=0)
+
+    def problems(self) -> Iterator[Problem]:
+        if self.eval_every is not None and not self.eval_episodes:
+            yield Problem("run.eval_every needs run.eval_episodes >= 1", "leave out run.eval_episodes=0")
+        if self.dir is not None and not self.dir.isprintable():
+            yield Problem(f"run.dir={self.dir!r} holds a character that cannot be printed", "choose a plain name")
+        if self.dir == "":
+            yield Problem("run.dir is empty", "name a folder, or leave it out")
+
+
+# ---- all of it ------------------------------------------------------------------------------------------------------
+@dataclass
+class CollectConfig:
+    """Everything `rlcli collect` reads."""
+
+    seed: int = option(0, "every random number of the run derives from it", ge=0, le=2**32 - 1)
+    total_frames: int = option(100_000, "frames to collect, exact to one step of all envs", ge=1, le=10**15)
+    threads: int | str = option("auto", "threads of one torch operation", ge=1, le=1024, words=("auto",))
+    recipe: str | None = option(None, "the recipe this run follows")
+    env: EnvConfig = option(EnvConfig, "the environment")
+    policy: PolicyConfig = option(PolicyConfig, "the policy")
+    collector: CollectorConfig = option(CollectorConfig, "how batches are collected")
+    weights: WeightsConfig = option(
+        WeightsConfig, "how new weights reach the acting policy", read_by={"collector": ("multi_async", "async")}
+    )
+    memory: MemoryConfig = option(MemoryConfig, "how the next observation is stored")
+    device: DeviceConfig = option(DeviceConfig, "devices")
+    logger: LoggerConfig = option(LoggerConfig, "where metrics go")
+    console: ConsoleConfig = option(ConsoleConfig, "what the terminal shows")
+    run: RunConfig = option(RunConfig, "folder, checkpoints, evaluation")

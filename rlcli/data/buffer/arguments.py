@@ -36,10 +36,9 @@ def ring_of(given: Any, next_obs: str, frame_stack: int | Mapping[Key, int] | No
         options = {"next_obs": next_obs != "auto", "frame_stack": frame_stack is not None, "codes": codes}
         if asked := [name for name, given in options.items() if given]:
             raise ArgumentError(
-                f"{', '.join(asked)}: how rows are stored, and a list of objects has no rows",
-                where="storage",
+                f"{', '.join(asked)}: how rows are stored, and a list of objects has no rows", where="storage",
                 fix="Use LazyTensorStorage, or leave them out.",
-            )
+            )  # fmt: skip
         return ObjectRing(storage)
     return Ring(storage, next_obs=next_obs, frame_stack=frame_stack, codes=codes)
 
@@ -74,11 +73,9 @@ def made(name: str, part: Any, kind: type) -> Any:
     made = part() if callable(part) and not isinstance(part, kind) else part
     if not isinstance(made, kind):
         raise ArgumentError(
-            f"a buffer needs a {name}",
-            where=name,
-            why=f"got {'none' if made is None else type(made).__name__}",
+            f"a buffer needs a {name}", where=name, why=f"got {'none' if made is None else type(made).__name__}",
             fix="For instance storage=LazyTensorStorage(100_000)." if name == "storage" else None,
-        )
+        )  # fmt: skip
     return made
 
 
@@ -128,10 +125,7 @@ def _checked(ring: Ring, rows: np.ndarray) -> np.ndarray:
         rows = np.where(rows < 0, rows + len(ring), rows)
     live = ring.space.are_live(rows, ring.cursor)
     if not live.all():
-        raise ArgumentError(
-            "no such row is stored",
-            why=f"row {rows[~live][0]}, in a buffer that holds {len(ring)}",
-        )
+        raise ArgumentError("no such row is stored", why=f"row {rows[~live][0]}, in a buffer that holds {len(ring)}")
     return rows
 
 

@@ -219,10 +219,9 @@ class ReplayBufferEnsemble:
             raise ArgumentError("the ensemble was given no batch size", fix="Use ReplayBufferEnsemble(batch_size=...).")
         if size % self.drawn:
             raise ArgumentError(
-                "a batch is divided evenly among the buffers that are drawn",
-                why=f"{size} rows, {self.drawn} buffers",
+                "a batch is divided evenly among the buffers that are drawn", why=f"{size} rows, {self.drawn} buffers",
                 fix=f"Use batch_size={-(-size // self.drawn) * self.drawn}.",
-            )
+            )  # fmt: skip
         return self._draw(size) if self._ahead is None else self._ahead.next(size)
 
     def _draw(self, size: int) -> Sampled:
@@ -406,8 +405,7 @@ def _checked(p: Sequence[float] | Tensor | None, count: int) -> np.ndarray:
         chances = np.empty(0)
     if chances.shape != (count,) or not (chances >= 0).all() or not 0 < chances.sum() < np.inf:
         raise ArgumentError(
-            "p has a chance for every buffer, from 0 on",
-            where="p",
+            "p has a chance for every buffer, from 0 on", where="p",
             why=f"got {p if p is None or isinstance(p, str) else list(p)} for {count}",
-        )
+        )  # fmt: skip
     return chances

@@ -21,8 +21,7 @@ from rlcli.data.ring.ring import Ring
 from rlcli.data.samplers.sampler import Sampler
 from rlcli.errors import ArgumentError
 from rlcli.keys import END_FLAGS, Key, as_tuple, show, under_next
-from rlcli.recognise import own
-from rlcli.transforms.base import Transform
+from rlcli.transforms.base import Transform, is_ours
 from rlcli.transforms.compose import parts_of
 
 Part = Callable[[Any], Any]
@@ -48,10 +47,9 @@ class Transforms:
             raise ArgumentError("there is no such place", where="index", why=f"got {index}, there are {len(self)}")
         if not callable(transform) or (invert and not isinstance(transform, Transform)):
             raise ArgumentError(
-                "a buffer's transform is a Transform, or a function of a sample",
-                where="transform",
+                "a buffer's transform is a Transform, or a function of a sample", where="transform",
                 why=f"got {type(transform).__name__}" + (", which has no inverse" if invert else ""),
-            )
+            )  # fmt: skip
         parts = parts_of(transform) if isinstance(transform, Transform) else [transform]
         if (
             self._ring is not None
@@ -60,9 +58,8 @@ class Transforms:
         ):
             raise ArgumentError(
                 f"{type(reading[0]).__name__} reads the rows of a buffer, and a list of objects has none",
-                where="transform",
-                fix="Use LazyTensorStorage.",
-            )
+                where="transform", fix="Use LazyTensorStorage.",
+            )  # fmt: skip
         new = self.parts.copy()
         new[index:index] = [(part, invert) for part in (reversed(parts) if invert else parts)]
         if self._ring is not None:
@@ -87,10 +84,9 @@ class Transforms:
             gc.collect()  # a buffer that is gone may be part of a cycle
             if self._of_another(part):
                 raise ArgumentError(
-                    "a transform that reads the rows of a buffer belongs to one buffer",
-                    where=type(part).__name__,
+                    "a transform that reads the rows of a buffer belongs to one buffer", where=type(part).__name__,
                     fix="Make one for each buffer.",
-                )
+                )  # fmt: skip
 
     def _of_another(self, part: Transform) -> bool:
         other = _owners[part]() if part in _owners else None
@@ -125,7 +121,7 @@ class Transforms:
         first = self.parts[0] if self._bound else None
         if first is None or first[1] or not isinstance(first[0], Transform) or self._ring is None:
             return None
-        if not own(first[0], "sampled"):  # of a subclass nobody knows what it looks at
+        if not is_ours(first[0], "sampled"):  # of a subclass nobody knows what it looks at
             return None
         anew = first[0].reads_anew()
         return [key for key in (*self._ring.fields, *self._ring.sparse_keys) if key not in anew] if anew else None
@@ -160,10 +156,9 @@ class Transforms:
         for (part, _), saved in zip(self.parts, state, strict=True):
             if saved.keys() != (part.state_dict().keys() if isinstance(part, Transform) else {}.keys()):
                 raise ArgumentError(
-                    "this state is of a buffer with other transforms",
-                    where=type(part).__name__,
+                    "this state is of a buffer with other transforms", where=type(part).__name__,
                     why=f"got the state of another one, which holds {', '.join(saved) or 'nothing'}",
-                )
+                )  # fmt: skip
         for (part, _), saved in zip(self.parts, state, strict=True):
             if isinstance(part, Transform):
                 part.load_state_dict(saved)
@@ -175,7 +170,7 @@ def _reads_buffer(part: Part) -> bool:
 
 def _belongs(part: Transform) -> bool:
     """Say whether it can serve one buffer only: it reads its rows, or is a user's that may hold on to them."""
-    return _reads_buffer(part) or not own(part, "bind_buffer")
+    return _reads_buffer(part) or not is_ours(part, "bind_buffer")
 
 
 def _need_order(parts: Sequence[tuple[Part, bool]]) -> None:
@@ -197,9 +192,8 @@ def _need_order(parts: Sequence[tuple[Part, bool]]) -> None:
                     ours, theirs = type(part).__name__, type(before).__name__
                     raise ArgumentError(
                         f"{ours} reads the rows as they are stored, and {theirs} before it changes {show(key)}",
-                        where="transform",
-                        fix=f"Put {ours} first: Compose({ours}(...), {theirs}(...)).",
-                    )
+                        where="transform", fix=f"Put {ours} first: Compose({ours}(...), {theirs}(...)).",
+                    )  # fmt: skip
 
 
 def _need_in_time(parts: Sequence[Part], samplers: Sequence[Sampler]) -> None:

@@ -133,10 +133,8 @@ def need_journal(folder: Path) -> None:
     if files:
         raise DamagedDataError(
             "the journal of these segments is missing" if not path.exists() else "the journal has no header",
-            where=str(path),
-            why=f"{len(files)} files are here that it named, such as {files[0].name}",
-            fix=_FIX,
-        )
+            where=str(path), why=f"{len(files)} files are here that it named, such as {files[0].name}", fix=_FIX,
+        )  # fmt: skip
     if (why := missing_of_run(folder, 0)) is not None:
         raise cut_journal(path, why)
 

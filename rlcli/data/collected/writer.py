@@ -15,15 +15,7 @@ from tensordict import TensorDictBase
 
 from rlcli import arguments
 from rlcli.data.collected.batches import as_json, layout_of, tensors_of
-from rlcli.data.collected.folder import (
-    FORMAT,
-    METADATA,
-    VERSION,
-    Leftovers,
-    file_name,
-    need_journal,
-    need_next,
-)
+from rlcli.data.collected.folder import FORMAT, METADATA, VERSION, Leftovers, file_name, need_journal, need_next
 from rlcli.data.collected.reader import SegmentReader
 from rlcli.data.files.disk import Disk
 from rlcli.data.files.journal import JOURNAL, Journal, Record, state_name, states
@@ -86,10 +78,9 @@ class SegmentWriter:
         path = self.folder / JOURNAL
         if not resume and path.exists() and path.stat().st_size:
             raise ResourceError(
-                "the folder holds segments already",
-                where=str(self.folder),
+                "the folder holds segments already", where=str(self.folder),
                 fix="Choose another folder, or go on with it (resume=True).",
-            )
+            )  # fmt: skip
         self.disk.make_folder(self.folder)
         need_journal(self.folder)
         self._journal = Journal(path, self.disk)
@@ -114,10 +105,9 @@ class SegmentWriter:
         layout = layout_of(batch)
         if self._layout is not None and layout != self._layout:
             raise ArgumentError(
-                "this batch does not look like the ones before",
-                where=str(self.folder),
+                "this batch does not look like the ones before", where=str(self.folder),
                 why="; ".join(_differences(self._layout, layout)),
-            )
+            )  # fmt: skip
         sequence = self.count + len(self.pending)
         name, first = file_name(sequence), self._layout is None
         record = {
@@ -215,11 +205,9 @@ class SegmentWriter:
             need_next(record, count, self.frames, self._lanes)
         except Misfit as error:
             raise ArgumentError(
-                "this does not go on from the batches before it",
-                where=str(self.folder),
-                why=str(error),
+                "this does not go on from the batches before it", where=str(self.folder), why=str(error),
                 fix="Append batches [*envs, time] of the same envs, or write to another folder.",
-            ) from error
+            ) from error  # fmt: skip
 
     def close(self) -> None:
         """Acknowledge what is pending, say that nothing is missing, and let go of the folder; once."""
@@ -261,10 +249,9 @@ class SegmentWriter:
         kept = {key: value for key, value in said.metadata.items() if key in (wanted or ())}
         if wanted is not None and kept != wanted:
             raise ArgumentError(
-                "these segments were written with other metadata",
-                where=str(self.folder),
+                "these segments were written with other metadata", where=str(self.folder),
                 why=f"differs in {', '.join(_differences(kept, wanted))}",
-            )
+            )  # fmt: skip
         self.count, self.frames, self.nbytes = len(said), said.frames, said.nbytes
         self._layout, self._lanes = said.layout or None, said.lanes
         if left := Leftovers.of(self.folder, self.count, ()).paths:

@@ -46,12 +46,7 @@ FOLDERS = SealedFolders("dump", "buffer", FORMAT, VERSION, rf"{NAMES}|state\.saf
 
 
 def dump(
-    ring: Ring,
-    folder: Path | str,
-    extra: Mapping[str, Any] | None = None,
-    *,
-    keep: int = 1,
-    disk: Disk | None = None,
+    ring: Ring, folder: Path | str, extra: Mapping[str, Any] | None = None, *, keep: int = 1, disk: Disk | None = None
 ) -> Path:
     """Write a buffer and `extra` beside the dumps in `folder`, keep the newest `keep`, return the new one's folder."""
     storage, disk = ring.storage, disk or Disk()
@@ -112,11 +107,9 @@ def _load(
     ]
     if other:
         raise ArgumentError(
-            "the dump is of a buffer of another shape",
-            where=str(path),
-            why="; ".join(other),
+            "the dump is of a buffer of another shape", where=str(path), why="; ".join(other),
             fix=f"Make the storage with max_size={manifest['max_size']}, ndim={manifest['ndim']}.",
-        )
+        )  # fmt: skip
     state, rows = read_dump(path), SavedRows(path, manifest)
     if take is not None:
         take(state["extra"])
@@ -211,8 +204,7 @@ def _newest(folder: Path) -> tuple[Path, dict[str, Any]]:
         raise ResourceError("there is no such folder", where=str(folder), fix="Give the folder that dumps() wrote.")
     torn = any(path.name.startswith(".tmp_") for path in folder.iterdir())
     raise ResourceError(
-        "this is not the folder of a buffer",
-        where=str(folder),
+        "this is not the folder of a buffer", where=str(folder),
         why="its only dump was never finished" if torn else "it holds no dump",
         fix="Give the folder that dumps() wrote.",
-    )
+    )  # fmt: skip

@@ -52,11 +52,9 @@ def scan(path: Path) -> Scan:
                 break
             if _text(line, digest) is None:
                 raise DamagedDataError(
-                    "a record was altered",
-                    where=f"{path}, line {number + 1}",
-                    why="it does not fit its checksum",
+                    "a record was altered", where=f"{path}, line {number + 1}", why="it does not fit its checksum",
                     fix=_RESTORE,
-                )
+                )  # fmt: skip
             offsets.append(end)
             digest = line[:32].decode()
             end += len(line)
@@ -154,11 +152,10 @@ class Journal:
         if not self._lock.held:
             forked = os.getpid() != self._pid
             raise ResourceError(
-                "this process does not write here",
-                where=str(self.path),
+                "this process does not write here", where=str(self.path),
                 why=f"process {self._pid} does, from which it was forked" if forked else "it was closed",
                 fix="Write in that process, or to another folder." if forked else "Open it again (resume=True).",
-            )
+            )  # fmt: skip
 
     def append(self, *new: Record) -> None:
         """Add records with one write; they are durable on return, and gone if anything is raised."""

@@ -94,10 +94,9 @@ def _flatten(x: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         pairs = x.items()
         return {"$pairs": [[_flatten(k, path, tensors), _flatten(v, f"{path}/{k}", tensors)] for k, v in pairs]}
     raise ArgumentError(
-        f"{type(x).__name__} has no place in a checkpoint",
-        where=path.removeprefix("/") or "the state itself",
+        f"{type(x).__name__} has no place in a checkpoint", where=path.removeprefix("/") or "the state itself",
         fix="Give tensors, arrays, numbers, strings, lists, tuples and dicts of them.",
-    )
+    )  # fmt: skip
 
 
 def _add(path: str, x: Tensor, tensors: dict[str, Tensor]) -> str:

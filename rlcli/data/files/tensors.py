@@ -48,9 +48,7 @@ def encode(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
     for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
         if tensor.dtype not in _NAMES:
             raise ArgumentError(
-                f"{tensor.dtype} cannot be stored",
-                where=name,
-                fix=f"Use one of {', '.join(map(str, _NAMES))}",
+                f"{tensor.dtype} cannot be stored", where=name, fix=f"Use one of {', '.join(map(str, _NAMES))}"
             )
         data = memory_of(tensor)
         header[name] = {

@@ -397,9 +397,7 @@ def check_request(slice_len: int, count: int, span: bool | int | tuple, weightin
     left, right = (most * side if isinstance(side, bool) else int(side) for side in sides)
     if not (0 <= left <= most and 0 <= right <= most):
         raise ArgumentError(
-            "a slice must keep at least one row of its trajectory",
-            where="span",
-            why=f"got {span!r} with slices of {slice_len}",
-            fix=f"Use at most {most}, or True.",
-        )
+            "a slice must keep at least one row of its trajectory", where="span",
+            why=f"got {span!r} with slices of {slice_len}", fix=f"Use at most {most}, or True.",
+        )  # fmt: skip
     return left, right

@@ -20,10 +20,9 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlcli.data.next_obs.rows import Rows, Successors
-from rlcli.keys import TRAJ_IDS, Key, under_next
+from rlcli.keys import TRAJ_IDS, Key, delta_key, kept_key, scale_key, under_next
 from rlcli.specs.base import fill_for
 from rlcli.specs.field import CODED, NONE, OWN, PASS, SHARED, SPARSE, Field, Fields
-from rlcli.transforms.delta_codec import delta_key, encode, kept_key, saves, scale_key, spread
 
 NEXT = {"full": OWN, "exact": SHARED, "compact": NONE, "delta": CODED}  # mode -> how next observations are kept
 MODES = tuple(NEXT)
@@ -72,13 +71,21 @@ def stored(fields: Mapping[Key, Field], mode: str, code: torch.dtype = torch.flo
     ways = {key: next_in(field, mode) for key, field in fields.items()}
     for key in sorted((key for key in fields if ways[key] in (OWN, CODED)), key=lambda k: fields[k].written != PASS):
         field = Field(*fields[key])
-        coded = ways[key] == CODED and saves(field.size, field.dtype, code)
+        coded = ways[key] == CODED and _saves(field, code)
         kept |= _coded(key, field, code) if coded else {under_next(key): field}
     return kept
 
 
+def _saves(field: Field, code: torch.dtype) -> bool:
+    from rlcli.transforms.delta_codec import saves  # of one mode
+
+    return saves(field.size, field.dtype, code)
+
+
 def _coded(key: Key, field: Field, code: torch.dtype) -> Fields:
     """Return the columns of a next observation's difference."""
+    from rlcli.transforms.delta_codec import encode
+
     nothing = field.empty(1).zero_()
     coded = encode(nothing, nothing, code, 1)
     found: Fields = {delta_key(key): Field.of(coded.delta)}
@@ -93,7 +100,7 @@ def shared(fields: Mapping[Key, Field], mode: str) -> Fields:
 def overflows(fields: Mapping[Key, Field], mode: str, code: torch.dtype) -> Fields:
     """Return columns for next observations that no difference can stand for."""
     coded = {key: field for key, field in fields.items() if next_in(field, mode) == CODED}
-    return {kept_key(key): Field(*field) for key, field in coded.items() if saves(field.size, field.dtype, code)}
+    return {kept_key(key): Field(*field) for key, field in coded.items() if _saves(field, code)}
 
 
 def build_full(
@@ -173,13 +180,10 @@ def _ends(lanes: int, steps: int, places: Sequence[tuple[int, int]]) -> tuple[np
 
 
 def with_next(
-    batch: TensorDictBase,
-    keys: Sequence[Key],
-    *,
-    after: TensorDictBase | None = None,
-    fill_value: float | None = None,
+    batch: TensorDictBase, keys: Sequence[Key], *, after: TensorDictBase | None = None, fill_value: float | None = None
 ) -> TensorDictBase:
     """Return a `compact` batch with its next observations; unknown ones are `fill_value` (default NaN)."""
+    from rlcli.transforms.delta_codec import spread
     from rlcli.transforms.stored_rows import ends_of
 
     done, ids = ends_of(batch)

@@ -297,8 +297,7 @@ def _written(func: Any) -> list[tuple[int, str]]:
 
 def _refuse(what: str) -> NoReturn:
     raise ReadOnlyRowsError(
-        what,
-        fix="Take a plain copy first: batch.set(key, batch.get(key).full()), or collect with memory.next_obs=full",
+        what, fix="Take a plain copy first: batch.set(key, batch.get(key).full()), or collect with memory.next_obs=full"
     )
 
 
@@ -317,8 +316,7 @@ class Pool:
             )
         if (obs.requires_grad or extra.requires_grad) and torch.is_grad_enabled():
             raise ArgumentError(
-                "observations that carry a graph cannot be kept as `exact`",
-                fix="Pass obs.detach(), or use `full`",
+                "observations that carry a graph cannot be kept as `exact`", fix="Pass obs.detach(), or use `full`"
             )
         if obs.ndim != extra.ndim:
             count = math.prod(obs.shape[: obs.ndim - len(self.feature)])
@@ -327,9 +325,8 @@ class Pool:
             except RuntimeError as error:
                 raise ArgumentError(
                     "observations must lie one after another to be read as next observations",
-                    why=f"shape {tuple(obs.shape)}, strides {obs.stride()}",
-                    fix="Pass obs.contiguous()",
-                ) from error
+                    why=f"shape {tuple(obs.shape)}, strides {obs.stride()}", fix="Pass obs.contiguous()",
+                ) from error  # fmt: skip
         self.obs, self.extra, self.sparse = obs, extra, False
         self.version = _version(obs, extra)
 
@@ -370,8 +367,7 @@ class Successors:
             len(positions) and not bool((positions[1:] > positions[:-1]).all() & (positions[0] >= 0))
         ):
             raise ArgumentError(
-                "ends must ascend and finish with the last row",
-                why=f"got {positions.tolist()[-5:]} of {count} rows",
+                "ends must ascend and finish with the last row", why=f"got {positions.tolist()[-5:]} of {count} rows"
             )
         self.shape, self.positions = (
             shape,

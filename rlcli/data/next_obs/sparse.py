@@ -21,9 +21,8 @@ from torch import Tensor
 from rlcli import kernels
 from rlcli.data.fields import bytes_of, check_fit
 from rlcli.data.next_obs.rows import Rows
-from rlcli.keys import NEXT, Key, as_tuple, unravel
+from rlcli.keys import DELTA_KEPT, NEXT, Key, as_tuple, unravel
 from rlcli.specs.field import Field
-from rlcli.transforms.delta_codec import KEPT
 
 
 class Sparse(NamedTuple):
@@ -41,7 +40,7 @@ class Sparse(NamedTuple):
 
 def is_sparse(key: Key, column: Tensor | None = None) -> bool:
     """Say whether a key, or what a batch has under it, is one of these columns."""
-    return as_tuple(key)[:2] == (NEXT, KEPT) or (isinstance(column, Rows) and column.sparse)
+    return as_tuple(key)[:2] == (NEXT, DELTA_KEPT) or (isinstance(column, Rows) and column.sparse)
 
 
 def sparse_rows(shape: Sequence[int], sparse: Sparse) -> Rows:

@@ -48,12 +48,7 @@ def _select(index: Tensor, feature: Feature, dim: int, at: int) -> Answer:
 
 
 def _slice(
-    index: Tensor,
-    feature: Feature,
-    dim: int = 0,
-    start: int | None = None,
-    end: int | None = None,
-    step: int = 1,
+    index: Tensor, feature: Feature, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Answer:
     where = _batch_dim(index, feature, dim)
     return None if where is None else aten.slice.Tensor(index, where, start, end, step)

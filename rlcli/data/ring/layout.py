@@ -46,11 +46,7 @@ class Markers:
 
     @classmethod
     def among(
-        cls,
-        fields: Mapping[Key, Field],
-        traj_key: Key | None = None,
-        end_keys: Sequence[Key] = (),
-        some: bool = False,
+        cls, fields: Mapping[Key, Field], traj_key: Key | None = None, end_keys: Sequence[Key] = (), some: bool = False
     ) -> Markers:
         """Return the keys that were asked for, or the usual ones among `fields`; `some`: of `end_keys` any will do."""
         present = [key for key in end_keys if unravel(key) in fields]
@@ -78,18 +74,15 @@ class Markers:
             field = fields[key]
             if field.size != 1:
                 raise ArgumentError(
-                    "a key that tells trajectories apart holds one value a row",
-                    where=show(key),
+                    "a key that tells trajectories apart holds one value a row", where=show(key),
                     why=f"got {field} a row",
                     fix="Store it under another name, or store one for all (done.any(-1, keepdim=True)).",
-                )
+                )  # fmt: skip
             if key == self.traj_key and (field.dtype.is_floating_point or field.dtype.is_complex):
                 raise ArgumentError(
-                    "trajectory ids are whole numbers",
-                    where=show(key),
-                    why=f"got {field} a row",
+                    "trajectory ids are whole numbers", where=show(key), why=f"got {field} a row",
                     fix="Store them as int64 (ids.long()), or under another name.",
-                )
+                )  # fmt: skip
 
     def __bool__(self) -> bool:
         return self.traj_key is not None or bool(self.end_keys)
@@ -186,10 +179,9 @@ def _lane_shape(lead: torch.Size, ndim: int) -> torch.Size:
     """Return the dims before time of a batch; leading ones that a storage has too few dims for are one."""
     if len(lead) < ndim:
         raise ArgumentError(
-            f"a storage with ndim={ndim} takes batches of at least as many dims",
-            why=f"got {list(lead)}",
+            f"a storage with ndim={ndim} takes batches of at least as many dims", why=f"got {list(lead)}",
             fix="Use ndim=1, or keep the env dim of the batch.",
-        )
+        )  # fmt: skip
     if 0 in lead[:-1]:
         raise ArgumentError("a batch has at least one env", why=f"got {list(lead)}")
     if ndim == 1:
@@ -209,9 +201,8 @@ def _stacked(fields: Mapping[Key, Field], frame_stack: int | Mapping[Key, int]) 
     fit = [key for key in among if len(fields[key].shape) > 1 and fields[key].shape[0] % frame_stack == 0]
     if not fit:
         raise ArgumentError(
-            f"no observation is a stack of {frame_stack} frames",
-            where="frame_stack",
+            f"no observation is a stack of {frame_stack} frames", where="frame_stack",
             why=", ".join(f"{show(key)} is {fields[key]} a row" for key in among),
             fix="The first dim must hold the frames; name the key: frame_stack={'pixels': 4}.",
-        )
+        )  # fmt: skip
     return dict.fromkeys(fit, int(frame_stack))

@@ -212,7 +212,8 @@ class Ring:
             sparse = self._few(given, len(lead))
             if not contents.layout.fields:
                 contents = self._begin(given, lead)
-            contents.layout.check(given, lead, self.storage.ndim)
+            else:
+                contents.layout.check(given, lead, self.storage.ndim)
             if lead.numel() > contents.space.size and not self._warned:
                 self._warned = warn_of_left_out(lead.numel(), contents.space.size)
             rows = write(contents, given, lead, sparse)
@@ -346,11 +347,10 @@ class Ring:
         for name, mine in (("max_size", self.storage.max_size), ("ndim", self.storage.ndim)):
             if state[name] != mine:
                 raise ArgumentError(
-                    "the rows were stored in a ring of another shape",
-                    where=f"storage.{name}",
+                    "the rows were stored in a ring of another shape", where=f"storage.{name}",
                     why=f"this one has {mine}, that one {state[name]}",
                     fix=f"Make the buffer with {name}={state[name]}.",
-                )
+                )  # fmt: skip
         contents = Contents(self.storage, layout)
         if layout.fields:
             Markers.among(layout.fields, *self.asked)

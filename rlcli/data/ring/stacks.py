@@ -55,11 +55,9 @@ class FrameStacks:
     def __init__(self, key: Key, field: Field, frames: int, space: RingSpace) -> None:
         if frames < 2 or not field.shape or field.shape[0] % frames:
             raise ArgumentError(
-                "these are no stacks of frames",
-                where=show(key),
-                why=f"frame_stack={frames}, and a row is {field}",
+                "these are no stacks of frames", where=show(key), why=f"frame_stack={frames}, and a row is {field}",
                 fix="The first dim of a row must hold 2 or more frames, oldest first.",
-            )
+            )  # fmt: skip
         each = field.shape[0] // frames
         # `field`: of a stack of `frames` frames, oldest first
         self.key, self.field, self.frames, self.space = key, field, frames, space
@@ -275,11 +273,7 @@ class FrameStacks:
 
     def state_dict(self) -> dict[str, Any]:
         tips = np.array(list(self._tips.items()), np.int64).reshape(-1, 2)
-        return {
-            **self.heads.state_dict(),
-            "tails": torch.from_numpy(self.tails.copy()),
-            "tips": torch.from_numpy(tips),
-        }
+        return {**self.heads.state_dict(), "tails": torch.from_numpy(self.tails.copy()), "tips": torch.from_numpy(tips)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         _STATE(dict(state))

@@ -169,10 +169,9 @@ def room_for(rows: int) -> Iterator[None]:
         yield
     except MemoryError as error:
         raise ResourceError(
-            f"there is no memory to index {rows} more rows",
-            why=str(error) or "the system gives no more",
+            f"there is no memory to index {rows} more rows", why=str(error) or "the system gives no more",
             fix="Lower storage.max_size, or use next_obs=full on storage=memmap; the buffer is as it was.",
-        ) from error
+        ) from error  # fmt: skip
 
 
 @contextlib.contextmanager

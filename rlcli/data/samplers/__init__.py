@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from rlcli.data.samplers.sampler import Sampler as Sampler
     from rlcli.data.samplers.slice_sampler import SliceSampler as SliceSampler
     from rlcli.data.samplers.without_replacement import SamplerWithoutReplacement as SamplerWithoutReplacement
-    from rlcli.data.samplers.without_replacement import (
-        SliceSamplerWithoutReplacement as SliceSamplerWithoutReplacement,
-    )
+    from rlcli.data.samplers.without_replacement import SliceSamplerWithoutReplacement as SliceSamplerWithoutReplacement
 
 __getattr__, __dir__, __all__ = lazily(__name__)

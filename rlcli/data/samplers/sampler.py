@@ -183,12 +183,11 @@ class Sampler:
         if state.keys() != mine:
             other = (("lacks", mine - state.keys()), ("holds", state.keys() - mine))
             raise ArgumentError(
-                "this state is of another sampler",
-                where=type(self).__name__,
+                "this state is of another sampler", where=type(self).__name__,
                 why="; ".join(f"it {word} {', '.join(sorted(keys))}" for word, keys in other if keys),
                 fix="Make the buffer with the sampler that it was saved with, or open its rows alone: "
                 "rlcli.data.open_buffer(folder, sampler=...).",
-            )
+            )  # fmt: skip
         self.random.load_state_dict(state["random"])
 
 
@@ -214,10 +213,9 @@ def need_rows(columns: dict[Key, Tensor], count: int) -> None:
     for key, column in columns.items():
         if not isinstance(column, Tensor) or column.shape[:1] != (count,):
             raise ArgumentError(
-                "what a sampler says beside its rows is a tensor of as many rows",
-                where=show(key),
+                "what a sampler says beside its rows is a tensor of as many rows", where=show(key),
                 why=f"got {list(column.shape) if isinstance(column, Tensor) else type(column).__name__}, {count} rows",
-            )
+            )  # fmt: skip
 
 
 def _need_slices(draw: Draw) -> None:
@@ -229,12 +227,11 @@ def _need_slices(draw: Draw) -> None:
     most = padded or len(draw.rows)
     if rows != len(draw.rows) or len(lengths) != len(given) or (lengths < 1).any() or (lengths > most).any():
         raise ArgumentError(
-            "a sampler of slices says how many rows each has, int64 [slices]",
-            where="Draw.lengths",
+            "a sampler of slices says how many rows each has, int64 [slices]", where="Draw.lengths",
             why=f"{given.reshape(-1)[:9].tolist()} of {len(draw.rows)} rows"
             + (f", padded to {padded}" if padded else ""),
             fix="Their sum is the number of rows; padded slices lie in `padded` rows each.",
-        )
+        )  # fmt: skip
     draw.lengths = lengths
 
 

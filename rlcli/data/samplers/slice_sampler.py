@@ -215,10 +215,9 @@ class SliceSampler(Sampler):
                 if value
             )
             raise ArgumentError(
-                "a batch is a whole number of slices",
-                why=f"batch_size={batch_size} with {given}",
+                "a batch is a whole number of slices", why=f"batch_size={batch_size} with {given}",
                 fix=f"Use batch_size={max(count, 1) * max(length, 1)}, or change the slices.",
-            )
+            )  # fmt: skip
         return count, length
 
     def _check(self, ring: Ring, length: int) -> None:
@@ -233,18 +232,16 @@ class SliceSampler(Sampler):
                 )
         if not ring.markers:
             raise MissingKeyError(
-                "slices need to know where trajectories end",
-                why=f"{', '.join(map(show, MARKERS))} are not stored",
+                "slices need to know where trajectories end", why=f"{', '.join(map(show, MARKERS))} are not stored",
                 fix="Store one of them (keep_keys), or name another key: SliceSampler(traj_key=..., end_key=...).",
-            )
+            )  # fmt: skip
 
     def _check_room(self, ring: Ring, length: int) -> None:
         if length > ring.steps:
             raise ArgumentError(
                 "a slice is longer than what the storage holds of one env",
-                why=f"slice_len {length}, {ring.steps} steps",
-                fix="Lower slice_len, or raise the storage's max_size.",
-            )
+                why=f"slice_len {length}, {ring.steps} steps", fix="Lower slice_len, or raise the storage's max_size.",
+            )  # fmt: skip
 
 
 def _one_of(name, value, other_name, other):

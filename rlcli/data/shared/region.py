@@ -334,11 +334,10 @@ def _lock(folder: Path) -> ProcessLock:
     except BlockingIOError as error:
         pid = holder(folder / LOCK)
         raise ResourceError(
-            "a region has one writer",
-            where=str(folder),
+            "a region has one writer", where=str(folder),
             why=f"process {pid} writes it" if pid else "another process writes it",
             fix="Give each process a buffer of its own: ReplayBufferEnsemble.per_worker(workers, make).",
-        ) from error
+        ) from error  # fmt: skip
     except FileNotFoundError as error:
         raise gone(folder) from error
 

@@ -177,11 +177,10 @@ class SharedRing(Ring):
         for part in transform if isinstance(transform, Compose) else [transform]:
             if invert or (isinstance(part, Transform) and type(part).inv is not Transform.inv):
                 raise ArgumentError(
-                    "a shared buffer's transforms change samples only",
-                    where=type(part).__name__,
+                    "a shared buffer's transforms change samples only", where=type(part).__name__,
                     why="what is written passes through the process that writes it",
                     fix="Let the worker apply it: writer.extend(transform.inv(batch)).",
-                )
+                )  # fmt: skip
 
     def close(self) -> None:
         """End the region: its writer is told at its next write, its files are gone."""
@@ -238,8 +237,6 @@ def _refuse_private(storage: Storage, frame_stack: Any, codes: bool) -> None:
         reason = "codes lay all rows out anew where a value does not fit"
     if reason is not None:
         raise ArgumentError(
-            "this buffer cannot be shared between processes",
-            where="shared",
-            why=reason,
+            "this buffer cannot be shared between processes", where="shared", why=reason,
             fix="Use LazyTensorStorage(max_size) or LazyMemmapStorage(max_size), and no frame_stack or codes.",
-        )
+        )  # fmt: skip

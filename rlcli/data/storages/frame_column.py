@@ -66,10 +66,9 @@ class FrameColumn:
             self.codes.reserve(2 * len(rows), max(self.width, self._room))  # the frames after them are coded too
         except MemoryError as error:
             raise ResourceError(
-                f"there is no memory for {len(rows)} frames more",
-                why=str(error) or "the system gives no more",
+                f"there is no memory for {len(rows)} frames more", why=str(error) or "the system gives no more",
                 fix="Lower storage.max_size, or use storage=memmap; the buffer is as it was.",
-            ) from error
+            ) from error  # fmt: skip
 
     def write(self, rows: np.ndarray, frames: Tensor) -> None:
         """Write frames `[N, *F]` to different rows int64 `[N]`."""

@@ -111,10 +111,9 @@ def _bytes(item: Any) -> int:
 
 def _refuse() -> NoReturn:
     raise ArgumentError(
-        "a list of objects has no columns",
-        why="slices, next observations and dumps need them",
+        "a list of objects has no columns", why="slices, next observations and dumps need them",
         fix="Use LazyTensorStorage, or a sampler that draws single rows.",
-    )
+    )  # fmt: skip
 
 
 class ObjectRing:

@@ -158,11 +158,10 @@ class LazyMemmapStorage(Storage):
         """
         if self._forked and self.fields:
             raise ResourceError(
-                "a forked process cannot write these rows",
-                where=self.where,
+                "a forked process cannot write these rows", where=self.where,
                 why=f"process {self._pid} does, and both would write into the same files",
                 fix="Write them there, or make another buffer in this process.",
-            )
+            )  # fmt: skip
 
     @property
     def _class(self) -> str | None:
@@ -182,11 +181,10 @@ class LazyMemmapStorage(Storage):
             if self._taken_over and self.fields == dict(fields) and self.capacity == capacity:
                 return
             raise ResourceError(
-                "the storage holds rows that this buffer does not know",
-                where=self.where,
+                "the storage holds rows that this buffer does not know", where=self.where,
                 why=f"{self.total - self.first} rows of an earlier process",
                 fix="Give the storage to a new buffer (ReplayBuffer(storage=...)), or call storage.clear().",
-            )
+            )  # fmt: skip
         if self._forked:
             self.clear()
             self._use_folder(self.folder if self.kept else None)
@@ -350,10 +348,9 @@ class LazyMemmapStorage(Storage):
         state = self._owners_state() if state is None else state
         if state is None and self._journal is not None and self._journal.committed.state is not None:
             raise ArgumentError(
-                "rows have to be committed together with the state of their buffer",
-                where=self.where,
+                "rows have to be committed together with the state of their buffer", where=self.where,
                 fix="Pass it: storage.commit(ring.content).",
-            )
+            )  # fmt: skip
         first = max(self.first, self.total - self.capacity)
         gone, mark = self._unnamed + self._files_before(first), self._mark
         try:

@@ -21,17 +21,7 @@ from typing import Any, NamedTuple
 
 from rlcli.data.fields import check_fields, listed_fields, read_fields
 from rlcli.data.files.disk import MISSING, STAMP, Disk, Stamp
-from rlcli.data.files.journal import (
-    JOURNAL,
-    End,
-    Journal,
-    Record,
-    number_of,
-    records,
-    scan,
-    state_name,
-    states,
-)
+from rlcli.data.files.journal import JOURNAL, End, Journal, Record, number_of, records, scan, state_name, states
 from rlcli.data.storages.segment import Segment, SegmentLayout, SegmentPiece, files_in, name_of
 from rlcli.data.storages.storage import MOST_ROWS
 from rlcli.errors import ArgumentError, DamagedDataError, ResourceError
@@ -310,23 +300,20 @@ def check_same(header: Mapping[str, Any], path: Path, **wanted: int) -> None:
     other = [f"{name} is {header[name]} there, {value} here" for name, value in wanted.items() if header[name] != value]
     if other:
         raise ArgumentError(
-            "the folder holds rows of another storage",
-            where=str(path),
-            why="; ".join(other),
+            "the folder holds rows of another storage", where=str(path), why="; ".join(other),
             fix="Give the same sizes, or choose another folder.",
-        )
+        )  # fmt: skip
 
 
 def need_class(header: Mapping[str, Any], path: Path, name: str | None = None) -> None:
     """Refuse to read files through another class than wrote them, if that, by `name`, has a way of its own."""
     if (wrote := header.get("storage")) != name:
         raise ArgumentError(
-            "these rows cannot be read so",
-            where=str(path),
+            "these rows cannot be read so", where=str(path),
             why=f"{wrote or 'LazyMemmapStorage'} wrote them, and {name or 'they would be read as plain bytes'}"
             + (" reads them otherwise" if name else ""),
             fix="Go on with them in a storage of that class (resume=True).",
-        )
+        )  # fmt: skip
 
 
 def check_rows(folder: Path | str) -> Iterator[tuple[Path, str | None]]:
@@ -376,10 +363,9 @@ def unfinished(folder: Path | str) -> list[str]:
 def taken(folder: Path) -> ResourceError:
     """Return the error for a folder in which a storage was begun, where a new one is to begin."""
     return ResourceError(
-        "the folder holds rows already",
-        where=str(folder),
+        "the folder holds rows already", where=str(folder),
         fix="Choose another folder, or go on with it (resume=True).",
-    )
+    )  # fmt: skip
 
 
 def is_taken(folder: Path) -> bool:

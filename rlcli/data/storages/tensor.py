@@ -92,10 +92,9 @@ class LazyTensorStorage(Storage):
             memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
         except (OSError, ValueError) as error:
             raise ResourceError(
-                f"{size} bytes of addresses for {self.capacity} rows cannot be reserved",
-                why=str(error),
+                f"{size} bytes of addresses for {self.capacity} rows cannot be reserved", why=str(error),
                 fix="Lower storage.max_size, or use storage=memmap.",
-            ) from error
+            ) from error  # fmt: skip
         return torch.frombuffer(memory, dtype=field.dtype).view(self.capacity, *field.shape)
 
     # ---- writing -----------------------------------------------------------------------------------------------

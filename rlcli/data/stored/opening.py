@@ -40,10 +40,9 @@ from rlcli.data.storages.row_journal import Committed, need_class
 from rlcli.data.storages.segment import SegmentLayout, damaged_rows, name_of
 from rlcli.data.stored.place import CHECKPOINT, DUMP, FRAMES, KEPT, Place, find, nothing_yet
 from rlcli.errors import ArgumentError, DamagedDataError
-from rlcli.keys import DONE, NEXT, TRUNCATED, Key, as_tuple
+from rlcli.keys import DELTA, DONE, NEXT, TRUNCATED, Key, as_tuple
 from rlcli.specs.field import Field
 from rlcli.transforms import NextObservationDelta, NextStateReconstructor, Transform
-from rlcli.transforms.delta_codec import DELTA
 from rlcli.typed import Misfit
 
 PIECE = 8192  # rows that are copied together
@@ -67,11 +66,9 @@ def copy_rows(source: Any, target: ReplayBuffer, read: Callable[[np.ndarray], Te
     side_by_side = target.storage.ndim > 1
     if side_by_side and ring.storage.ndim == 1:
         raise ArgumentError(
-            "rows of a flat storage cannot be laid side by side again",
-            where="storage.ndim",
-            why=f"the rows have ndim=1, the buffer ndim={target.storage.ndim}",
-            fix="Use storage.ndim=1 (ndim=1).",
-        )
+            "rows of a flat storage cannot be laid side by side again", where="storage.ndim",
+            why=f"the rows have ndim=1, the buffer ndim={target.storage.ndim}", fix="Use storage.ndim=1 (ndim=1).",
+        )  # fmt: skip
     room = target.storage.max_size // ring.lanes * ring.lanes
     if not room:
         raise ArgumentError("the storage is smaller than one step of all envs", why=f"{ring.lanes} envs")
@@ -152,11 +149,9 @@ def _committed_rows(path: Path, said: Committed) -> MappedStorage:
         raise nothing_yet(path)
     if said.state is None:
         raise DamagedDataError(
-            "the rows cannot be told apart",
-            where=str(path),
-            why="no state of a buffer was committed with them",
+            "the rows cannot be told apart", where=str(path), why="no state of a buffer was committed with them",
             fix="Load a dump.",
-        )
+        )  # fmt: skip
     header, fields = said.header, said.fields
     need_class(header, path / JOURNAL)
     layout = SegmentLayout.of(fields, header["segment_rows"])
@@ -269,10 +264,9 @@ def _need_open(place: Place, max_size: int | None, options: Mapping[str, Any]) -
         decided |= {"frame_stack", "codes"} | ({"next_obs"} if place.kind == FRAMES else set())
     if asked := [name for name in options if name in decided and options[name] not in (None, False)]:
         raise ArgumentError(
-            f"{', '.join(asked)}: rows are read as they are stored",
-            where=str(place.path),
+            f"{', '.join(asked)}: rows are read as they are stored", where=str(place.path),
             fix="Leave it out" + ("." if "storage" in asked else ", or copy the rows into memory: max_size=..."),
-        )
+        )  # fmt: skip
 
 
 def _opened(place: Place, options: dict[str, Any]) -> TensorDictReplayBuffer:

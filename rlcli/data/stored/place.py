@@ -78,11 +78,9 @@ def find(path: Path | str) -> Place:
     trained = (folder / "checkpoints").is_dir() or (folder / MANIFEST).is_file()
     why = "the run learns from each batch once, or has saved nothing yet" if trained else "it holds no journal, no dump"
     raise ConfigError(
-        "there are no stored steps here",
-        where=str(path),
-        why=why,
+        "there are no stored steps here", where=str(path), why=why,
         fix="Give a run of rlcli collect, a run that learns from a buffer, or a folder that dumps() wrote.",
-    )
+    )  # fmt: skip
 
 
 def places(folder: Path) -> Iterator[Place]:
@@ -138,12 +136,10 @@ def _journalled(place: Path, run: Path) -> Place:
 def nothing_yet(folder: Path) -> ResourceError:
     """Return the error for a folder whose writer has not committed anything."""
     return ResourceError(
-        "nothing was written here yet",
-        where=str(folder),
-        why="its writer has begun, and has not committed any steps",
+        "nothing was written here yet", where=str(folder), why="its writer has begun, and has not committed any steps",
         fix="Look again after the first commit. Where the writer was stopped, nothing is lost: continue with "
         "rlcli resume RUN or LazyMemmapStorage(..., resume=True), or start again in another folder.",
-    )
+    )  # fmt: skip
 
 
 def _with_config(metadata: dict[str, Any], run: Path) -> dict[str, Any]:

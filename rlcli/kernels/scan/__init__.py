@@ -59,7 +59,10 @@ def scan(
         raise ArgumentError(f"time_dim={time_dim} does not exist", why=f"the tensors have shape {tuple(shape)}")
     time = time_dim % reward.ndim
     lanes = (shape[:time].numel(), shape[time], shape[time + 1 :].numel())  # [B, T, F]
-    rates = [_rate(x, reward, lanes, name) for name, x in (("gamma", gamma), ("decay", decay), ("weight", weight))]
+    rates = [  # numbers, or tensors [B, T, F] whose repeated values are not written out
+        broadcast_rate(name, x, reward).reshape(lanes) if isinstance(x, Tensor) else float(x)
+        for name, x in (("gamma", gamma), ("decay", decay), ("weight", weight))
+    ]
     columns = [reward, terminated, cut, value, next_value]
     if shape != lanes:
         columns = [x.reshape(lanes) for x in columns]
@@ -94,13 +97,6 @@ def reference(
         steps.append(carry)
     accumulated = torch.stack(steps[::-1], 1) if steps else difference
     return accumulated, accumulated + value
-
-
-def _rate(x: Rate, like: Tensor, lanes: tuple[int, int, int], name: str) -> Rate:
-    """Return a number, or a tensor ``[B, T, F]`` whose repeated values are not written out."""
-    if not isinstance(x, Tensor):
-        return float(x)
-    return broadcast_rate(name, x, like).reshape(lanes)
 
 
 def broadcast_rate(name: str, x: Tensor, like: Tensor) -> Tensor:

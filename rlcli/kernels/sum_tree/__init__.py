@@ -1,6 +1,6 @@
 """Rows drawn in proportion to their priority: a tree of sums (Schaul et al., 2016, arXiv:1511.05952, appendix B.2.1).
 
-`cpu.py` has the compiled passes over its arrays.
+`cpu.py` has the compiled passes over its arrays; this file loads no compiler.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import numpy as np
 
 from rlcli import kernels
 from rlcli.exports import files
-from rlcli.kernels.sum_tree.levels import levels
 
 __getattr__ = files(__name__)
 
 LINE = 64  # bytes of a line of cache
+FAN = 8  # children of a node: eight sums are one line
 
 
 class SumTree:
@@ -64,3 +64,16 @@ def _aligned(count: int, value: float) -> np.ndarray:
     memory = memory[start : start + count]
     memory[:] = value
     return memory
+
+
+def levels(size: int) -> list[int]:
+    """Nodes of every level of a tree of `size` rows, leaves first; each level is whole families."""
+    counts = [-(-size // FAN) * FAN]
+    while counts[-1] > FAN:
+        counts.append(-(-counts[-1] // FAN // FAN) * FAN)
+    return counts
+
+
+def tree_bytes(size: int) -> int:
+    """Return the bytes of a `SumTree` of `size` rows: sums and minima, float64."""
+    return 2 * 8 * sum(levels(size))

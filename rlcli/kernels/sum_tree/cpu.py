@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlcli.kernels.compiled import compiled
-from rlcli.kernels.sum_tree.levels import FAN
+from rlcli.kernels.sum_tree import FAN
 
 
 @compiled()

@@ -1,7 +1,7 @@
-"""Several choices side by side, as indices or one-hot vectors, and bits.
+"""One choice as a one-hot vector, several choices side by side, as indices or one-hot vectors, and bits.
 
-One logits vector holds all choices: `a0 a1 a2|b0 b1|c0 c1` for `nvec = (3, 2, 2)`; log-probabilities and entropies are
-sums over them.
+Of several, one logits vector holds all: `a0 a1 a2|b0 b1|c0 c1` for `nvec = (3, 2, 2)`; log-probabilities and
+entropies are sums over them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,79 @@ from torch import Tensor
 from torch.nn.functional import one_hot, softplus
 
 from rlcli.errors import ArgumentError
-from rlcli.modules.distributions.discrete import CATEGORICAL, divergence_of, draw, gumbel, index_of
+from rlcli.modules.distributions.discrete import (
+    CATEGORICAL,
+    CategoricalFamily,
+    OneChoice,
+    divergence_of,
+    draw,
+    gumbel,
+)
 from rlcli.modules.distributions.family import ArrayParams, Family, FamilyDistribution, Params
 from rlcli.specs.dtypes import numpy_dtype
+
+
+def index_of(one_hots: Tensor) -> Tensor:
+    """Return indices `[*B]` of one-hot vectors `[*B, k]` of any dtype."""
+    return (one_hots.byte() if one_hots.dtype == torch.bool else one_hots).argmax(-1)
+
+
+class OneHotCategoricalFamily(CategoricalFamily):
+    """Parameters `logits [*B, k]`; actions int64 `[*B, k]` with a single 1."""
+
+    event_dims = 1
+    index = CATEGORICAL
+
+    def __init__(self) -> None:
+        self._identity: dict[int, np.ndarray] = {}
+
+    def action_shape(self, params: Params) -> torch.Size:
+        return params[0].shape
+
+    def encode(self, index: np.ndarray, k: int, out: np.ndarray | None = None) -> np.ndarray:
+        """One-hot int64 `[*B, k]` of indices `[*B]`."""
+        if k not in self._identity:
+            self._identity[k] = np.eye(k, dtype=np.int64)
+        return self._identity[k].take(index, 0, out, "clip")  # "raise" would copy `out` first
+
+    def log_prob(self, params: Params, action: Tensor) -> Tensor:
+        return super().log_prob(params, index_of(action))
+
+    def log_prob_and_entropy(self, params: Params, action: Tensor) -> tuple[Tensor, Tensor]:
+        return super().log_prob_and_entropy(params, index_of(action))
+
+    def mode(self, params: Params) -> Tensor:
+        return one_hot(super().mode(params), params[0].shape[-1])
+
+    def mean(self, params: Params) -> Tensor:
+        """The probabilities."""
+        return params[0].softmax(-1)
+
+    def sample(self, params: Params, generator: torch.Generator | None = None) -> Tensor:
+        return one_hot(super().sample(params, generator), params[0].shape[-1])
+
+    def mode_rows(self, params: ArrayParams, out: np.ndarray | None = None) -> np.ndarray:
+        return self.encode(params[0].argmax(1), params[0].shape[1], out)
+
+
+ONE_HOT = OneHotCategoricalFamily()
+
+
+class OneHotCategorical(OneChoice):
+    """Distribution over `k` actions given as one-hot int64 vectors.
+
+    Parameters
+    ----------
+    logits, probs : Tensor `[*B, k]`
+        Exactly one: unnormalised log-probabilities, or probabilities that sum to one.
+    """
+
+    family_for = staticmethod(lambda: ONE_HOT)
+
+    @property
+    def variance(self) -> Tensor:
+        """Of every entry."""
+        return self.probs * (1 - self.probs)
 
 
 class MultiCategoricalFamily(Family):

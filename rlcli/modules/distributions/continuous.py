@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from rlcli.errors import ArgumentError
+from rlcli.arguments import refuse
 from rlcli.modules.distributions.family import ArrayParams, Family, FamilyDistribution, Params
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
@@ -160,23 +160,15 @@ class TanhNormalFamily(NormalFamily):
         safe_tanh: bool = True,
         upscale: float | Tensor = 5.0,
     ) -> None:
-        if event_dims not in (None, 1):
-            raise ArgumentError(
-                "the log-probability of a TanhNormal is that of the last dim together",
-                why=f"got event_dims={event_dims}", fix="Use loc.unsqueeze(-1) for one a number.",
-            )  # fmt: skip
-        if tanh_loc or not safe_tanh:
-            raise ArgumentError(
-                "TanhNormal has neither tanh_loc=True nor safe_tanh=False",
-                fix="Limit loc in the network: upscale * (loc / upscale).tanh().",
-            )
+        refuse(event_dims not in (None, 1), "the log-probability of a TanhNormal is that of the last dim together",
+               why=f"got event_dims={event_dims}", fix="Use loc.unsqueeze(-1) for one a number.")  # fmt: skip
+        refuse(tanh_loc or not safe_tanh, "TanhNormal has neither tanh_loc=True nor safe_tanh=False",
+               fix="Limit loc in the network: upscale * (loc / upscale).tanh().")  # fmt: skip
         lo, hi = (np.asarray(b.cpu() if isinstance(b, Tensor) else b) for b in (low, high))
         lo, hi = _float32(lo, np.less), _float32(hi, np.greater)
-        if not (np.isfinite(lo).all() and np.isfinite(hi).all() and (lo < hi).all()):
-            raise ArgumentError(
-                "tanh_normal needs finite bounds with low < high", why=f"got low={lo.tolist()}, high={hi.tolist()}",
-                fix="Use the normal distribution for an unbounded action.",
-            )  # fmt: skip
+        refuse(not (np.isfinite(lo).all() and np.isfinite(hi).all() and (lo < hi).all()),
+               "tanh_normal needs finite bounds with low < high", why=f"got low={lo.tolist()}, high={hi.tolist()}",
+               fix="Use the normal distribution for an unbounded action.")  # fmt: skip
         super().__init__()
         self.low, self.high = np.broadcast_arrays(lo, hi)
         self.centre, self.half = _inside(self.low, self.high)

@@ -1,4 +1,4 @@
-"""One choice of several actions, as an index or a one-hot vector.
+"""One choice of several actions, as an index; as a one-hot vector it is in `choices`.
 
 `argmax(logits + g)` with independent standard Gumbel `g` is a draw from softmax(logits) (Gumbel 1954;
 Maddison et al. 2014), so the noise of a whole batch is drawn ahead in one vectorised call and a step costs
@@ -14,7 +14,6 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from rlcli.errors import ArgumentError
 from rlcli.modules.distributions.family import ArrayParams, Family, FamilyDistribution, Params, logits_of
@@ -51,11 +50,6 @@ def divergence_of(old: Tensor, new: Tensor) -> Tensor:
     a, b = old.log_softmax(-1), new.log_softmax(-1)
     p = a.exp()
     return torch.where(p > 0, p * (a - b), 0.0).sum(-1)
-
-
-def index_of(one_hots: Tensor) -> Tensor:
-    """Return indices `[*B]` of one-hot vectors `[*B, k]` of any dtype."""
-    return (one_hots.byte() if one_hots.dtype == torch.bool else one_hots).argmax(-1)
 
 
 class CategoricalFamily(Family):
@@ -109,7 +103,7 @@ class CategoricalFamily(Family):
 CATEGORICAL = CategoricalFamily()
 
 
-class _Choice(FamilyDistribution):
+class OneChoice(FamilyDistribution):
     """Choose one of `k` actions; `logits` and `probs` as torch's distributions have them."""
 
     family_for: ClassVar[Callable[[], Family]]
@@ -128,7 +122,7 @@ class _Choice(FamilyDistribution):
         return self.params[0].softmax(-1)
 
 
-class Categorical(_Choice):
+class Categorical(OneChoice):
     """Distribution over `k` actions given as an index.
 
     Parameters
@@ -138,61 +132,3 @@ class Categorical(_Choice):
     """
 
     family_for = staticmethod(lambda: CATEGORICAL)
-
-
-class OneHotCategoricalFamily(CategoricalFamily):
-    """Parameters `logits [*B, k]`; actions int64 `[*B, k]` with a single 1."""
-
-    event_dims = 1
-    index = CATEGORICAL
-
-    def __init__(self) -> None:
-        self._identity: dict[int, np.ndarray] = {}
-
-    def action_shape(self, params: Params) -> torch.Size:
-        return params[0].shape
-
-    def encode(self, index: np.ndarray, k: int, out: np.ndarray | None = None) -> np.ndarray:
-        """One-hot int64 `[*B, k]` of indices `[*B]`."""
-        if k not in self._identity:
-            self._identity[k] = np.eye(k, dtype=np.int64)
-        return self._identity[k].take(index, 0, out, "clip")  # "raise" would copy `out` first
-
-    def log_prob(self, params: Params, action: Tensor) -> Tensor:
-        return super().log_prob(params, index_of(action))
-
-    def log_prob_and_entropy(self, params: Params, action: Tensor) -> tuple[Tensor, Tensor]:
-        return super().log_prob_and_entropy(params, index_of(action))
-
-    def mode(self, params: Params) -> Tensor:
-        return one_hot(super().mode(params), params[0].shape[-1])
-
-    def mean(self, params: Params) -> Tensor:
-        """The probabilities."""
-        return params[0].softmax(-1)
-
-    def sample(self, params: Params, generator: torch.Generator | None = None) -> Tensor:
-        return one_hot(super().sample(params, generator), params[0].shape[-1])
-
-    def mode_rows(self, params: ArrayParams, out: np.ndarray | None = None) -> np.ndarray:
-        return self.encode(params[0].argmax(1), params[0].shape[1], out)
-
-
-ONE_HOT = OneHotCategoricalFamily()
-
-
-class OneHotCategorical(_Choice):
-    """Distribution over `k` actions given as one-hot int64 vectors.
-
-    Parameters
-    ----------
-    logits, probs : Tensor `[*B, k]`
-        Exactly one: unnormalised log-probabilities, or probabilities that sum to one.
-    """
-
-    family_for = staticmethod(lambda: ONE_HOT)
-
-    @property
-    def variance(self) -> Tensor:
-        """Of every entry."""
-        return self.probs * (1 - self.probs)

@@ -18,6 +18,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
 from rlcli import arguments
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.kernels.recurrent import BACKENDS, Weights, gru, lstm, unread
 from rlcli.keys import IS_INIT, NEXT, Key, as_tuple, show, unravel
@@ -98,15 +99,12 @@ class RecurrentModule(TensorDictModuleBase, ABC):
         super().__init__()
         name = type(self).__name__
         arguments.choice("recurrent_backend", recurrent_backend, BACKENDS)
-        if recurrent_compute_dtype not in (None, *PRECISIONS):
-            raise ArgumentError(
-                f"{name} has no recurrent_compute_dtype={recurrent_compute_dtype}",
-                fix="Use torch.bfloat16, torch.float32, or None.",
-            )
-        if not isinstance(recurrent_recompute, bool | int | str) or recurrent_recompute not in RECOMPUTE:
-            raise ArgumentError(
-                f"{name} has no recurrent_recompute={recurrent_recompute!r}", fix='Use True ("full") or False ("none").'
-            )
+        refuse(recurrent_compute_dtype not in (None, *PRECISIONS),
+               f"{name} has no recurrent_compute_dtype={recurrent_compute_dtype}",
+               fix="Use torch.bfloat16, torch.float32, or None.")  # fmt: skip
+        refuse(not isinstance(recurrent_recompute, bool | int | str) or recurrent_recompute not in RECOMPUTE,
+               f"{name} has no recurrent_recompute={recurrent_recompute!r}",
+               fix='Use True ("full") or False ("none").')  # fmt: skip
         if layers is None:
             if input_size is None or hidden_size is None:
                 raise ArgumentError(f"{name} needs input_size and hidden_size", fix="Or give it torch's own layers.")
@@ -122,10 +120,8 @@ class RecurrentModule(TensorDictModuleBase, ABC):
                 why=f"it was given a {type(layers).__name__}"
                 + " with a forward of its own" * isinstance(layers, self.kind),
             )
-        if not layers.batch_first:
-            raise ArgumentError(f"{name} reads [*B, T, I]", why="batch_first=False is [T, *B, I]")
-        if layers.bidirectional:
-            raise ArgumentError(f"{name} runs forward in time", why="a policy has not seen what comes later")
+        refuse(not layers.batch_first, f"{name} reads [*B, T, I]", why="batch_first=False is [T, *B, I]")
+        refuse(layers.bidirectional, f"{name} runs forward in time", why="a policy has not seen what comes later")
         if getattr(layers, "proj_size", 0):
             raise ArgumentError(f"{name} has no projections", why=f"proj_size is {layers.proj_size}")
         setattr(self, self.kind.__name__.lower(), layers)

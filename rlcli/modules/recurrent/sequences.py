@@ -25,7 +25,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from rlcli.errors import ArgumentError
+from rlcli.arguments import refuse
 from rlcli.kernels.recurrent import unread
 from rlcli.keys import TRAJ_IDS
 
@@ -141,10 +141,8 @@ class set_recurrent_mode:
     """
 
     def __init__(self, mode: bool | str | None = True) -> None:
-        if not isinstance(mode, bool | str | None) or mode not in _NAMES:
-            raise ArgumentError(
-                f"there is no recurrent mode {mode!r}", fix='Use True ("recurrent"), False ("sequential") or None.'
-            )
+        refuse(not isinstance(mode, bool | str | None) or mode not in _NAMES, f"there is no recurrent mode {mode!r}",
+               fix='Use True ("recurrent"), False ("sequential") or None.')  # fmt: skip
         self.mode = _NAMES[mode]
         self._before: list[bool | None] = []
 

@@ -18,6 +18,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from rlcli import arguments
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, MissingKeyError
 from rlcli.kernels.scan import BACKENDS, Rate
 from rlcli.keys import (
@@ -158,24 +159,19 @@ class ValueEstimator(KeyedModule, ABC):
         if upstream:
             elsewhere(self, upstream, self.upstream_options)
         arguments.choice("backend", backend, BACKENDS)
-        if differentiable and value_norm is not None and value_norm.rescales:
-            raise ArgumentError(
-                "PopArt cannot be used with differentiable=True",
-                why="it rescales the network that a gradient would still have to pass",
-                fix="Use ValueNorm (value.normaliser=running).",
-            )
+        refuse(differentiable and value_norm is not None and value_norm.rescales,
+               "PopArt cannot be used with differentiable=True",
+               why="it rescales the network that a gradient would still have to pass",
+               fix="Use ValueNorm (value.normaliser=running).")  # fmt: skip
         if network_gradient and not differentiable:
             raise ArgumentError("network_gradient=True needs differentiable=True", why="no gradient flows without it")
         shifted = bool(either("shifted", shifted or None, "single_call", single_call))
-        if shifted and two_calls:
-            raise ArgumentError("shifted and two_calls exclude each other", why="one call cannot be two")
+        refuse(shifted and two_calls, "shifted and two_calls exclude each other", why="one call cannot be two")
         self.gamma = need_rate("gamma", gamma)
         self.value_network, self.zero_values = value_network, zero_values
-        if compute_dtype not in (None, torch.float32, *LOWER):
-            raise ArgumentError(
-                f"compute_dtype={compute_dtype} is no lower precision",
-                fix="Use torch.bfloat16, torch.float16, or None.",
-            )
+        refuse(compute_dtype not in (None, torch.float32, *LOWER),
+               f"compute_dtype={compute_dtype} is no lower precision",
+               fix="Use torch.bfloat16, torch.float16, or None.")  # fmt: skip
         self._compute_dtype = compute_dtype if compute_dtype in LOWER else None
         ValueEstimator.take_up_networks(self)  # a subclass takes up its own ones when it has them
         self.shifted, self.shifted_budget = shifted, arguments.count("shifted_budget", shifted_budget)
@@ -315,7 +311,8 @@ class ValueEstimator(KeyedModule, ABC):
         with torch.set_grad_enabled(self.differentiable and torch.is_grad_enabled()), self._using(params):
             read, _, target = self._estimated(td, target_params)
             target = zeroed(target, read.values.valid)
-            return (target if self.value_norm is None else self.value_norm.normalise(target)).to(_written(read.raw))
+            target = target if self.value_norm is None else self.value_norm.normalise(target)
+            return target.to(torch.promote_types(read.raw.dtype, torch.float32))
 
     def _filled(self, td: TensorDictBase, mask: Tensor) -> TensorDictBase:
         """Return the batch, with rows that count in place of those that do not, where a NaN there could go on."""
@@ -362,7 +359,7 @@ class ValueEstimator(KeyedModule, ABC):
             value, target = self.value_norm.updated(value, read.values.value), self.value_norm.normalise(target)
         if self.average:
             advantage = standardise(advantage, read.counts)
-        dtype = _written(value)
+        dtype = torch.promote_types(value.dtype, torch.float32)
         for key, x in ((k.advantage, advantage.to(dtype)), (k.value_target, target.to(dtype)), (k.value, value)):
             td.set(key, zeroed(x, valid))
         for key, flags, none in ((APPROXIMATED, self._approximated, False), (SHIFTED_VALID, valid, True)):
@@ -453,8 +450,3 @@ class ValueEstimator(KeyedModule, ABC):
         if self.num_chunks is not None:
             return -(-shape.numel() // self.num_chunks)
         return None if self.value_chunk_size is None else self.value_chunk_size * shape[1:].numel()
-
-
-def _written(value: Tensor) -> torch.dtype:
-    """Return the dtype of estimates: that of the network's values, float32 at least."""
-    return torch.promote_types(value.dtype, torch.float32)

@@ -25,11 +25,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from rlcli.errors import ArgumentError
-from rlcli.keys import Key, show
+from rlcli.keys import Key, show, under_next
 from rlcli.objectives.networks import Columns, Lowered, value_key
 from rlcli.objectives.reduction import may_ask
 from rlcli.objectives.value.reading import Ends, Values, need
-from rlcli.transforms.delta_codec import next_or_rebuilt
 
 Net = Callable[[Columns], dict[Key, Tensor]]
 LOWER = (torch.bfloat16, torch.float16)
@@ -139,7 +138,11 @@ class Observations:
         # key -> [N, *shape]
         self.root = {k: need(td, k, "the value network").flatten(0, td.ndim - 1) for k in keys}
         # as the batch keeps them: Tensor, gather tensor or None
-        self.following: dict[Key, Any] = {k: next_or_rebuilt(td, k) for k in keys}
+        self.following: dict[Key, Any] = {k: td.get(under_next(k), None) for k in keys}
+        if missing := [k for k, x in self.following.items() if x is None]:
+            from rlcli.transforms.delta_codec import rebuilt  # kept as differences, perhaps
+
+            self.following |= {k: rebuilt(td, k) for k in missing}
 
     @property
     def kept(self) -> bool:

@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError
 from rlcli.imports import COMPILER
 from rlcli.keys import STATE_VALUE, Key, unravel
@@ -52,8 +53,7 @@ class ValueNorm(nn.Module):
 
     def __init__(self, decay: float = 0.995) -> None:
         super().__init__()
-        if not 0 < decay <= 1:
-            raise ArgumentError("decay must be above 0 and at most 1", why=f"got {decay}")
+        refuse(not 0 < decay <= 1, "decay must be above 0 and at most 1", why=f"got {decay}")
         self.decay = decay
         for name in ("mean", "square", "weight"):
             self.register_buffer(name, torch.zeros((), dtype=torch.float64))
@@ -118,8 +118,7 @@ class PopArt(ValueNorm):
 
     def __init__(self, network: nn.Module, decay: float = 0.995, *, layer: nn.Linear | None = None) -> None:
         super().__init__(decay)
-        if not isinstance(network, nn.Module):
-            raise ArgumentError("PopArt needs a value network", why=f"got {type(network).__name__}")
+        refuse(not isinstance(network, nn.Module), "PopArt needs a value network", why=f"got {type(network).__name__}")
         if layer is not None and not isinstance(layer, nn.Linear):
             raise ArgumentError("the layer that PopArt is given is no nn.Linear", why=f"got {type(layer).__name__}")
         if layer is not None and "weight" not in layer._parameters:

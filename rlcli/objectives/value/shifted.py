@@ -16,6 +16,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError
 from rlcli.keys import IS_INIT, STEPS_TO_NEXT_OBS, Key, show, under_next, unravel
 from rlcli.modules.recurrent import RecurrentModule
@@ -170,12 +171,10 @@ class SequenceValues:
         self.module, self._compute_dtype = network, compute_dtype
         keys = [unravel(key) for key in network.in_keys]
         written = [unravel(key) for key in network.out_keys]
-        if IS_INIT not in keys:
-            raise ArgumentError(
-                "a recurrent value network must be told where trajectories start", where=type(network).__name__,
-                why="is_init is not among its in_keys, so that its state would run over their ends",
-                fix="Let it read is_init and start anew where that is set.",
-            )  # fmt: skip
+        refuse(IS_INIT not in keys, "a recurrent value network must be told where trajectories start",
+               where=type(network).__name__,
+               why="is_init is not among its in_keys, so that its state would run over their ends",
+               fix="Let it read is_init and start anew where that is set.")  # fmt: skip
         self.state_keys = tuple(key for key in keys if under_next(key) in written)
         self.in_keys: list[Key] = [key for key in keys if key != IS_INIT and key not in self.state_keys]
         self.key = value_key(network) if key is None else key  # where it writes values

@@ -12,11 +12,12 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor
 
+from rlcli.arguments import refuse
 from rlcli.errors import ArgumentError, NumericsError
 from rlcli.kernels.scan import Rate
 from rlcli.keys import ACTION, IS_INIT, STEPS_TO_NEXT_OBS, Key, show
 from rlcli.objectives.keyed import either
-from rlcli.objectives.networks import Density, also_called, log_prob_key
+from rlcli.objectives.networks import ALSO_CALLED, Density, log_prob_key
 from rlcli.objectives.reduction import may_ask, per_row
 from rlcli.objectives.value.estimator import ValueEstimator
 from rlcli.objectives.value.functional import (
@@ -132,12 +133,9 @@ class VTrace(ValueEstimator):
         for name, limit in (("rho_thresh", rho_thresh), ("c_thresh", c_thresh)):
             if isinstance(limit, Tensor) and limit.numel() != 1:
                 raise ArgumentError(f"{name} must be one number", why=f"got {limit.numel()}")
-            if not float(limit) > 0:
-                raise ArgumentError(f"{name} must be positive", why=f"got {float(limit)}")
-        if float(c_thresh) > float(rho_thresh):
-            raise ArgumentError(
-                "c_thresh must not exceed rho_thresh", why=f"got {float(c_thresh)} and {float(rho_thresh)}"
-            )
+            refuse(not float(limit) > 0, f"{name} must be positive", why=f"got {float(limit)}")
+        refuse(float(c_thresh) > float(rho_thresh), "c_thresh must not exceed rho_thresh",
+               why=f"got {float(c_thresh)} and {float(rho_thresh)}")  # fmt: skip
         self.actor_network = actor_network
         self.take_up_networks()
         self.tensor_keys.sample_log_prob = log_prob_key(actor_network)
@@ -159,7 +157,7 @@ class VTrace(ValueEstimator):
         k = self.tensor_keys
         with torch.no_grad():
             log_pi = self._log_prob(td)
-        names = (k.sample_log_prob, *also_called(k.sample_log_prob))
+        names = (k.sample_log_prob, *ALSO_CALLED.get(k.sample_log_prob, ()))
         log_mu, rows = need(td, next((x for x in names if td.get(x, None) is not None), names[0])), td.shape
         for name, x in (("the action's log-probability", log_pi), (show(k.sample_log_prob), log_mu)):
             if x.numel() != rows.numel():

@@ -1,4 +1,6 @@
-"""Options of `loss`, `value` and `optim`: what is minimised, by which estimates, and how gradients become weights."""
+"""What `rlcli train` reads besides, and its tree: where rows are kept and how they are drawn, what is minimised by what
+estimates, and how gradients become weights.
+"""
 
 from __future__ import annotations
 
@@ -6,37 +8,94 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rlcli.config.choices import BOOTSTRAPPED, GRADIENTS
+from rlcli.config.choices import BOOTSTRAPPED, GRADIENTS, STORED
+from rlcli.config.choices.collect import CollectConfig
 from rlcli.config.option import Group, option
 from rlcli.config.problem import Problem
 
+PRIORITIES = {"sampler": ("prioritized", "prioritized_slice")}
+SLICES = {"sampler": ("slice", "prioritized_slice")}
+
+
+# ---- rows -----------------------------------------------------------------------------------------------------------
+@dataclass
+class StorageConfig(Group):
+    """Where rows are kept between collecting and learning. On-policy runs need none."""
+
+    kind: str = option("none", "tensor: in memory; memmap: on disk; compressed: in memory, images compressed")
+    init_from: str | None = option(
+        None, "rows to begin with: a run of rlcli collect, another run with a buffer, or a folder that holds one"
+    )
+    max_size: int = option(1_000_000, "rows, the oldest overwritten first", ge=1, read_by=STORED)
+    ndim: int = option(1, "batch dims that are stored: 2 stores envs side by side", ge=1, le=2, read_by=STORED)
+    codes: bool = option(True, "store flags and small integers in a few bits each, losslessly", read_by=STORED)
+    scratch_dir: str | None = option(
+        None, "folder for its files, one subfolder per run; null: the run folder", read_by={"storage": ("memmap",)}
+    )
+    kwargs: dict[str, Any] = option({}, "arguments for a registered storage of your own")
+
 
 @dataclass
-class OptimConfig(Group):
-    """How gradients become weights."""
+class SamplerConfig(Group):
+    """How rows are sampled for an update."""
 
-    kind: str = option("adam", "which optimizer choice this is")
-    lr: float = option(3e-4, "learning rate", gt=0)
-    anneal_lr: bool = option(False, "lower the learning rate to 0 over total_frames")
-    max_grad_norm: float | None = option(0.5, "clip the gradient norm at this; null: no clipping", gt=0)
-    weight_decay: float = option(0.0, "weight decay", ge=0)
-    compile: bool = option(False, "torch.compile the update")
-    momentum: float = option(0.0, "momentum", ge=0, lt=1, read_by={"optim": ("rmsprop", "sgd")})
-    eps: float = option(1e-5, "epsilon in the denominator", gt=0, read_by={"optim": ("adam", "adamw", "rmsprop")})
-    alpha: float = option(0.99, "smoothing constant of RMSprop", ge=0, lt=1, read_by={"optim": ("rmsprop",)})
-    betas: list[float] = option(
-        [0.9, 0.999], "decay rates of the two moments", ge=0, lt=1, read_by={"optim": ("adam", "adamw")}
+    kind: str = option(
+        "minibatch",
+        "minibatch: a batch reshuffled every epoch; random, prioritized: rows of a storage; slice, prioritized_slice: "
+        "parts of its trajectories",
     )
-    epochs: int = option(
-        10, "passes over each batch; with sampler=slice as many rows are drawn", ge=1, read_by=GRADIENTS
+    batch_size: int = option(64, "rows per gradient update", ge=1)
+    alpha: float = option(0.6, "exponent of the priorities", ge=0, read_by=PRIORITIES)
+    beta: float = option(0.4, "importance-sampling exponent at the start; rises to 1", ge=0, le=1, read_by=PRIORITIES)
+    beta_frames: int = option(100_000, "frames over which beta rises to 1, linearly", ge=1, read_by=PRIORITIES)
+    slice_len: int | None = option(
+        None,
+        "rows of a slice, at most; null: batch_size / num_slices, or with sampler=minibatch the whole sequences of a "
+        "recurrent policy",
+        ge=1,
+        read_by={"sampler": ("minibatch", "slice", "prioritized_slice")},
     )
-    updates_per_frame: float = option(1.0, "gradient updates per collected frame", gt=0, read_by=BOOTSTRAPPED)
+    num_slices: int | None = option(None, "slices of a sample; null: batch_size / slice_len", ge=1, read_by=SLICES)
+    strict_length: bool = option(
+        False, "only trajectories of at least slice_len rows; false: shorter ones too", read_by=SLICES
+    )
+    burn_in: int = option(
+        0, "extra rows before a slice that only warm up the state of a recurrent policy", ge=0, read_by=SLICES
+    )
+    span: bool = option(
+        False,
+        "slices reach over the ends of trajectories and are cut there; every row is equally likely",
+        read_by={"sampler": ("slice",)},
+    )
+    weighting: str = option(
+        "transition",
+        "a trajectory's chance is in proportion to its rows (transition), or the same for all (trajectory)",
+        choices=("transition", "trajectory"),
+        read_by={"sampler": ("slice",)},
+    )
+    kwargs: dict[str, Any] = option({}, "arguments for a registered sampler of your own")
 
     def problems(self) -> Iterator[Problem]:
-        if self.kind in ("adam", "adamw") and len(self.betas) != 2:
-            yield Problem(f"optim.betas is a pair, not {self.betas}", "such as optim.betas=[0.9,0.999]")
+        if self.kind not in SLICES["sampler"]:
+            return
+        length, number, rows = self.slice_len or 0, self.num_slices or 0, self.batch_size
+        if not length and not number:
+            what = f"sampler={self.kind} needs sampler.slice_len or sampler.num_slices"
+            yield Problem(what, "give one of them")
+        elif length and number and length * number != rows:
+            what = f"sampler.num_slices={number} of sampler.slice_len={length} are not sampler.batch_size={rows} rows"
+            yield Problem(what, f"use sampler.batch_size={length * number}, or give one of the two")
+        elif rows % (each := length or number):
+            what = (
+                f"sampler.batch_size={rows} is no multiple of sampler.{'slice_len' if length else 'num_slices'}={each}"
+            )
+            yield Problem(what, f"use sampler.batch_size={max(1, rows // each) * each}")
+        if self.kind == "slice" and self.span and self.strict_length:
+            what = "sampler.span cuts slices at the ends of trajectories, sampler.strict_length wants whole ones"
+            yield Problem(what, "give one of them")
 
 
+# ---- losses ---------------------------------------------------------------------------------------------------------
 @dataclass
 class ValueConfig(Group):
     """Advantages and value targets."""
@@ -180,3 +239,41 @@ class LossConfig(Group):
             for name in (name for name, given in learned.items() if given):
                 what = f"loss.{name} has no meaning with loss.alpha={self.alpha}"
                 yield Problem(what, "use loss.alpha=auto, or leave it out")
+
+
+@dataclass
+class OptimConfig(Group):
+    """How gradients become weights."""
+
+    kind: str = option("adam", "which optimizer choice this is")
+    lr: float = option(3e-4, "learning rate", gt=0)
+    anneal_lr: bool = option(False, "lower the learning rate to 0 over total_frames")
+    max_grad_norm: float | None = option(0.5, "clip the gradient norm at this; null: no clipping", gt=0)
+    weight_decay: float = option(0.0, "weight decay", ge=0)
+    compile: bool = option(False, "torch.compile the update")
+    momentum: float = option(0.0, "momentum", ge=0, lt=1, read_by={"optim": ("rmsprop", "sgd")})
+    eps: float = option(1e-5, "epsilon in the denominator", gt=0, read_by={"optim": ("adam", "adamw", "rmsprop")})
+    alpha: float = option(0.99, "smoothing constant of RMSprop", ge=0, lt=1, read_by={"optim": ("rmsprop",)})
+    betas: list[float] = option(
+        [0.9, 0.999], "decay rates of the two moments", ge=0, lt=1, read_by={"optim": ("adam", "adamw")}
+    )
+    epochs: int = option(
+        10, "passes over each batch; with sampler=slice as many rows are drawn", ge=1, read_by=GRADIENTS
+    )
+    updates_per_frame: float = option(1.0, "gradient updates per collected frame", gt=0, read_by=BOOTSTRAPPED)
+
+    def problems(self) -> Iterator[Problem]:
+        if self.kind in ("adam", "adamw") and len(self.betas) != 2:
+            yield Problem(f"optim.betas is a pair, not {self.betas}", "such as optim.betas=[0.9,0.999]")
+
+
+# ---- all of it ------------------------------------------------------------------------------------------------------
+@dataclass
+class Config(CollectConfig):
+    """Everything `rlcli train` reads: what collecting reads, and how batches become better weights."""
+
+    storage: StorageConfig = option(StorageConfig, "replay storage")
+    sampler: SamplerConfig = option(SamplerConfig, "how updates sample rows")
+    value: ValueConfig = option(ValueConfig, "advantages")
+    loss: LossConfig = option(LossConfig, "loss and algorithm")
+    optim: OptimConfig = option(OptimConfig, "optimizer")
