@@ -92,10 +92,9 @@ def trial_batch(
     nothing = torch.empty(0, dtype=torch.int64, device=device)
     for key, field in overflows.items():  # a column is there before anything overflows
         columns[key] = sparse_rows(shape, Sparse(nothing, field.empty(0, device)))
-    if states:
-        kept = torch.empty(rows.kept_states, dtype=torch.int64, device=device)
-        for key, field in states.items():
-            columns[key] = sparse_rows(shape, Sparse(kept, column(field, count=len(kept)), math.nan))
+    kept = torch.empty(rows.kept_states if states else 0, dtype=torch.int64, device=device)
+    for key, field in states.items():
+        columns[key] = sparse_rows(shape, Sparse(kept, column(field, count=len(kept)), math.nan))
     batch = TensorDict({}, batch_size=shape, device=device)
     for key, x in columns.items():
         batch.set(key, x)

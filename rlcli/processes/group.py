@@ -76,27 +76,17 @@ class WorkerGroup:
         _share_cores()
 
     def order(
-        self,
-        kind: int,
-        bodies: Sequence[bytes] | bytes = NOTHING,
-        *,
-        only: Sequence[int] | None = None,
-        fd: int | None = None,
-        patience: float | None = None,
-    ) -> list[Any]:
+        self, kind: int, bodies: Sequence[bytes] | bytes = NOTHING, *, only: Sequence[int] | None = None,
+        fd: int | None = None, patience: float | None = None,
+    ) -> list[Any]:  # fmt: skip
         """Send orders, one body for all or one each, and return the answers; raises Lost, or the first failure."""
         self.send(kind, bodies, only=only, fd=fd, patience=patience)
         return self.answers(patience)
 
     def send(
-        self,
-        kind: int,
-        bodies: Sequence[bytes] | bytes = NOTHING,
-        *,
-        only: Sequence[int] | None = None,
-        fd: int | None = None,
-        patience: float | None = None,
-    ) -> None:
+        self, kind: int, bodies: Sequence[bytes] | bytes = NOTHING, *, only: Sequence[int] | None = None,
+        fd: int | None = None, patience: float | None = None,
+    ) -> None:  # fmt: skip
         """Send orders: what this process does before it asks for the `answers`, all do at once."""
         self.settle(patience)
         if any(self._begun):

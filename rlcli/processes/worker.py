@@ -238,10 +238,7 @@ _LOOK = 0.5  # seconds between two looks that count: in a longer time, the paren
 
 
 class Pulse:
-    """Watch processes by their `beats`, a number each; who has stood still for its limit, in seconds, is to end.
-
-    `names` and `limits` (None: only say so) may be set anew, once the processes have told them.
-    """
+    """Watch processes by their `beats`, a number each; `limits`: seconds to stand still, None to only say so."""
 
     def __init__(self, beats: np.ndarray, say: Callable[[str], object]) -> None:
         self._beats, self._say = beats, say
